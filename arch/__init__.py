@@ -28,14 +28,22 @@ __all__ = [
     "generate", "import_reference", "import_transformers", "load_model", "load_pretrained",
     "save_model",
 ]  # fmt: skip
-LATE = (
-    "model", "mixers", "causality", "directory", "sampling", "costs", "convert", "reference",
-    "pretrained",
-)  # fmt: skip
+NAMES = {
+    "causality": "check_causal",
+    "convert": "export_transformers import_transformers",
+    "costs": "Cost Description describe",
+    "directory": "LoadedModel add_to_meta check_model load_model save_model",
+    "mixers": "MIXERS TokenMixer",
+    "model": "Block LanguageModel State count_parameters embedding_scale",
+    "pretrained": "load_pretrained",
+    "reference": "import_reference",
+    "sampling": "check_generates generate",
+}
+"""What is imported late, by the module that has it."""
+MODULES = {name: module for module, names in NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
-    for module in LATE if name in __all__ else ():
-        if name in vars(import_module(f"arch.{module}")):
-            return getattr(import_module(f"arch.{module}"), name)
-    raise AttributeError(f"module 'arch' has no attribute {name!r}")
+    if name not in MODULES:
+        raise AttributeError(f"module 'arch' has no attribute {name!r}")
+    return getattr(import_module(f"arch.{MODULES[name]}"), name)

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from arch import masked_conv
 from arch.config import ModelConfig
 from arch.errors import ModelError, check_count
 from arch.mixers import Rectangular, Triangle
@@ -89,7 +88,7 @@ def _flops(model: LanguageModel, length: int) -> dict[str, int]:
         return 2 * batch * heads * width * length * (length + 1)
 
     operators: dict[Any, Any] = {
-        masked_conv.forward.overloadpacket: triangle,
+        torch.ops.remnant.masked_conv: triangle,
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention,
     }
     counter = FlopCounterMode(display=False, custom_mapping=operators)

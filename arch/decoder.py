@@ -240,7 +240,7 @@ class WholeLayer(TokenMixer):
         """`(N, S, D) -> (N, S, D)`."""
         if self.body.cached:
             return self.body.layer(self.number, x, state[0], Memory.make(*state))
-        before = _repeated(state.values, len(x) // len(state.values))
+        before = _repeated(state, len(x) // len(state))
         return self(torch.cat([before, x], dim=1))[:, -x.shape[1] :]
 
 

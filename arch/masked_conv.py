@@ -4,17 +4,21 @@
 
 Three products make it and its gradients: forward, tril(W) x; dx, tril(W)^T g; dw, tril(g x^T).
 Each is linear in both of its operands, and its gradients are the other two, so that gradients of
-every order exist. Each is an operator of its own: one opaque node on every device, which passes
-`torch.library.opcheck` without a GPU. Eager on a CPU, where an operator in Python costs as much as
-a small product, a convolution is one of torch's own dense products instead.
+every order exist. Each is an operator, on a GPU one which `torch.compile` sees through. Eager on a
+CPU, where an operator in Python costs as much as a small product, a convolution is one of torch's
+own dense products instead.
 
-What lies above the diagonal is never read into a result, NaN included, and its gradient is zero.
-The products are computed in x's dtype, or autocast's, and accumulated in float32; weights and
-biases may be kept in another dtype and get their gradients in it. For float32 on CUDA,
-`torch.backends.cuda.matmul.fp32_precision` decides about TF32. Results are the same bits on every
-run. `implementation` says what computes the products on a device.
+What W holds above the diagonal is never read into a result, NaN included, and its gradient is zero.
+(A NaN or infinity in x may reach earlier rows, as 0 * NaN does in a dense product.) The products
+are computed in x's dtype, or autocast's, and accumulated in float32; weights and biases may be kept
+in another dtype and get their gradients in it. Results are the same bits on every run.
+
+On NVIDIA devices products in float16 and bfloat16 are Triton's, but for shapes at which
+`masked_conv.csv` has a compiled dense product faster: `device` by name, `dtype`, T, D, B, and the
+dense product's time over the kernels', forward and backward. `scripts.bench_kernels` measures it.
 """
 
+import csv
 import logging
 import math
 import platform
@@ -28,11 +32,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._library.custom_ops import CustomOpDef
+from torch.library import custom_op, triton_op
 from torch.nn import functional as F
 
-# Numbers in an operand from which on oneDNN, where it is faster, outweighs its longer calls.
 ONEDNN = 2**18
-TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+"""Use oneDNN from this many numbers in x on; below, its call overhead is larger."""
+TRITON_DTYPES = (torch.float16, torch.bfloat16)
+MEASURED = Path(__file__).with_suffix(".csv")
+GAIN = 1.05
+"""What a dense product must take of the kernels' time for these to be used."""
 
 
 def masked_convolution(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -85,10 +94,11 @@ def implementation(device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
     """Returns what computes the products, "triton" or "dense", and why.
 
     The first call for a device and dtype logs the answer: as a warning where a CUDA device goes
-    without the Triton kernels.
+    without the Triton kernels in half precision.
     """
     name, why = _implementation(device, dtype)
-    level = logging.WARNING if device.type == "cuda" and name != "triton" else logging.INFO
+    lacking = device.type == "cuda" and dtype in TRITON_DTYPES and name != "triton"
+    level = logging.WARNING if lacking else logging.INFO
     message = "masked convolutions on %s in %s: %s (%s)"
     logging.getLogger(__name__).log(level, message, device, dtype, name, why)
     return name, why
@@ -99,14 +109,30 @@ def _implementation(device: torch.device, dtype: torch.dtype) -> tuple[str, str]
         return "dense", f"bmm, and in float32 Conv1d from T = {onednn_length()} on"
     if device.type != "cuda" or torch.version.cuda is None:
         return "dense", "the Triton kernels are for NVIDIA devices"
+    if dtype not in TRITON_DTYPES:
+        return "dense", f"the Triton kernels are for half precision, not {dtype}"
     if find_spec("triton") is None:
         return "dense", "Triton is not installed"
     major, minor = torch.cuda.get_device_capability(device)
     if major < 8:
         return "dense", f"the Triton kernels need sm_80, the device is sm_{major}{minor}"
-    if dtype not in TRITON_DTYPES:
-        return "dense", f"the Triton kernels do not compute in {dtype}"
-    return "triton", f"sm_{major}{minor}"
+    return "triton", f"sm_{major}{minor}, but for shapes at which {MEASURED.name} has dense faster"
+
+
+@cache
+def measured_ratio(device: str, dtype: str, *shape: int) -> float:
+    """Returns a compiled dense product's time over the kernels' at the nearest measured shape.
+
+    Infinity where the device was not measured. `shape` is T, D, B; near by the ratios of sizes.
+    """
+    with MEASURED.open(encoding="utf-8") as file:
+        rows = [r for r in csv.DictReader(file) if (r["device"], r["dtype"]) == (device, dtype)]
+
+    def distance(row: dict[str, str]) -> float:
+        sizes = (int(row[name]) for name in ("length", "width", "batch"))
+        return sum(abs(math.log(a / b)) for a, b in zip(shape, sizes, strict=True))
+
+    return float(min(rows, key=distance)["ratio"]) if rows else math.inf
 
 
 def describe_processor() -> str:
@@ -151,13 +177,31 @@ def _dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.bmm(lower, x) if bias is None else torch.baddbmm(bias[:, None], lower, x)
 
 
-def _forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _operator(name: str) -> Callable[[Callable[..., Tensor]], CustomOpDef]:
+    """Returns what makes a function an operator, which torch.compile sees through on a GPU.
+
+    Elsewhere it is one node: `triton_op` imports the compiler, as long as torch itself takes.
+    """
+
+    def register(compute: Callable[..., Tensor]) -> CustomOpDef:
+        if torch.version.cuda is not None and find_spec("triton"):
+            return triton_op(name, compute, mutates_args=())  # pyright: ignore
+        operator = custom_op(name, compute, mutates_args=())
+        operator.register_fake(compute)
+        return operator
+
+    return register
+
+
+@_operator("remnant::masked_conv")
+def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Returns tril(W) x + bias: x `(B, T, D)`, weight `(H, T, T)`, bias `(H, T)`."""
     kernels = _triton(x)
     return kernels.forward(x, weight, bias) if kernels else _dense(x, weight, bias).contiguous()
 
 
-def _dx(g: Tensor, weight: Tensor) -> Tensor:
+@_operator("remnant::masked_conv_dx")
+def dx(g: Tensor, weight: Tensor) -> Tensor:
     """Returns tril(W)^T g: g `(B, T, D)`, weight `(H, T, T)`."""
     if kernels := _triton(g):
         return kernels.dx(g, weight)
@@ -165,7 +209,8 @@ def _dx(g: Tensor, weight: Tensor) -> Tensor:
     return torch.einsum("hij,bihd->bjhd", lower, groups).flatten(2).contiguous()
 
 
-def _dw(g: Tensor, x: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
+@_operator("remnant::masked_conv_dw")
+def dw(g: Tensor, x: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
     """Returns tril(sum_b g x^T), `(H, T, T)` of `dtype`: g and x `(B, T, D)`."""
     if kernels := _triton(x):
         return kernels.dw(g, x, x.new_zeros(heads, x.shape[1], x.shape[1], dtype=dtype))
@@ -213,48 +258,20 @@ def _dw_backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, ...]:
     return forward(x, u, None) if need_g else None, dx(g, u) if need_x else None, None, None
 
 
-def _operator(
-    name: str, schema: str, compute: Callable, fake: Callable, keep: Callable, backward: Callable
-) -> Any:
-    """Returns a new operator; defined by its parts, a call costs less than one of `custom_op`."""
-    name = f"remnant::{name}"
-    torch.library.define(name, schema)
-    torch.library.impl(name, "default", compute)
-    torch.library.register_fake(name, fake)
-    torch.library.register_autograd(name, backward, setup_context=keep)
-    return getattr(torch.ops.remnant, name.removeprefix("remnant::")).default
-
-
-forward = _operator(
-    "masked_conv",
-    "(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
-    _forward,
-    lambda x, weight, bias: x.new_empty(x.shape),
-    _keep_forward,
-    _backward,
-)
-dx = _operator(
-    "masked_conv_dx",
-    "(Tensor g, Tensor weight) -> Tensor",
-    _dx,
-    lambda g, weight: g.new_empty(g.shape),
-    _keep_two,
-    _dx_backward,
-)
-dw = _operator(
-    "masked_conv_dw",
-    "(Tensor g, Tensor x, int heads, ScalarType dtype) -> Tensor",
-    _dw,
-    lambda g, x, heads, dtype: x.new_empty(heads, x.shape[1], x.shape[1], dtype=dtype),
-    _keep_two,
-    _dw_backward,
-)
+forward.register_autograd(_backward, setup_context=_keep_forward)
+dx.register_autograd(_dx_backward, setup_context=_keep_two)
+dw.register_autograd(_dw_backward, setup_context=_keep_two)
 
 
 def _triton(x: Tensor) -> ModuleType | None:
-    """Returns the Triton kernels where they compute a product of x."""
+    """Returns the Triton kernels where they compute a product of x `(B, T, D)`."""
     if implementation(x.device, x.dtype)[0] != "triton" or not x.numel():
         return None
+    if x.is_cuda:
+        name, (batch, length, width) = torch.cuda.get_device_name(x.device), map(int, x.shape)
+        dtype = str(x.dtype).removeprefix("torch.")
+        if measured_ratio(name, dtype, length, width, batch) < GAIN:
+            return None
     from arch import masked_conv_triton
 
     return masked_conv_triton

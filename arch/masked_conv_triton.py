@@ -1,14 +1,15 @@
-"""Triton kernels of the masked convolution's three products, and what launches them.
+"""Triton kernels of the masked convolution's three products in half precision.
 
 A program of `product_kernel` makes one tile of y: forward or dx, which reads W the other way. Its
 row of W's blocks ends, or begins, at the diagonal; the block on the diagonal is peeled off the
 loop, because a mask inside the loop would take W through registers and leave nothing to overlap
-with the tensor cores. Programs with the most work start first, and those of one sequence stand
-together to share x in L2. `dw_kernel` sums one block of the lower triangle over a part of the
-batch, so that a small triangle still fills the device; a second kernel adds the parts in order. No
-atomics: the same bits on every run.
+with the tensor cores. Programs with the most work start first, and those of one sequence are
+neighbours, which share x in L2. `dw_kernel` sums one block of the lower triangle over a part of the
+batch, so that a small triangle still fills the device; `add_parts_kernel` adds the parts in order.
+Sums are in float32. No atomics: the same bits on every run.
 
-Under TRITON_INTERPRET=1 the same functions take CPU tensors.
+`torch.compile` sees each launch (`wrap_triton`) and what is copied before it. Under
+TRITON_INTERPRET=1 the same functions take CPU tensors.
 """
 
 from typing import Any, NamedTuple
@@ -17,17 +18,23 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.library import wrap_triton
+from torch.nn import functional as F
 
-# What one program of the last sum of a gradient of W holds: entries of a block, and parts of it.
-ENTRIES, AT_ONCE = 256, 16
+ENTRIES, UNROLL = 256, 16
+"""What one program of `add_parts_kernel` adds: entries of a block, and parts at a time."""
+WAVES = 2
+"""Programs for each multiprocessor, at least, where the shape has so many."""
+H100 = ("sm_90", 132)
+"""The device that tensors of a CPU are taken to be on."""
 
 
 @triton.jit(do_not_specialize=["length"])
 def product_kernel(
-    x,
-    weight,  # zero beyond length, up to whole tiles
-    bias,  # (H, T), or None
-    y,
+    x_ptr,
+    w_ptr,  # zero beyond length, up to whole tiles
+    bias_ptr,  # (H, T), if HAS_BIAS
+    y_ptr,
     length,
     width,  # features of a head
     heads,
@@ -38,79 +45,79 @@ def product_kernel(
     w_in,  # from a position of x to the next
     y_batch,
     y_row,
-    UPPER: tl.constexpr,  # tril(W)^T instead of tril(W)
-    WHOLE: tl.constexpr,  # width is a multiple of COLUMNS
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    PRECISION: tl.constexpr,
+    TRANSPOSED: tl.constexpr,  # tril(W)^T instead of tril(W)
+    HAS_BIAS: tl.constexpr,
+    EVEN_N: tl.constexpr,  # width is a multiple of BLOCK_N
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):
     """Write one tile of y = tril(W) x + bias, or of tril(W)^T x."""
-    across = tl.cdiv(width, COLUMNS)
-    down = tl.cdiv(length, ROWS)
+    num_m = tl.cdiv(length, BLOCK_M)
+    num_n = tl.cdiv(width, BLOCK_N)
     program = tl.program_id(0)
-    column_tile = program % (heads * across)
-    program //= heads * across
-    batch = (program // down).to(tl.int64)
-    head = column_tile // across
-    top = (program % down) * ROWS
-    first = top + ROWS
+    column_tile = program % (heads * num_n)
+    program //= heads * num_n
+    batch = (program // num_m).to(tl.int64)
+    head = column_tile // num_n
+    top = (program % num_m) * BLOCK_M
+    first = top + BLOCK_M
     last = length
-    if not UPPER:
-        top = (down - 1) * ROWS - top
+    if not TRANSPOSED:
+        top = (num_m - 1) * BLOCK_M - top
         first = 0
         last = top
 
-    local = tl.arange(0, ROWS)
-    deep = tl.arange(0, DEPTH)
-    feature = (column_tile % across) * COLUMNS + tl.arange(0, COLUMNS)
+    m = tl.arange(0, BLOCK_M)
+    k = tl.arange(0, BLOCK_K)
+    feature = (column_tile % num_n) * BLOCK_N + tl.arange(0, BLOCK_N)
     column = head * width + feature
-    weight += head.to(tl.int64) * w_head + top.to(tl.int64) * w_out
-    x += batch * x_batch
+    w_ptr += head.to(tl.int64) * w_head + top.to(tl.int64) * w_out
+    x_ptr += batch * x_batch
     # Bases move and offsets stay: a tile of moving pointers would cost two registers an entry.
-    left = weight + first * w_in
-    right = x + first * x_row
-    left_offsets = local[:, None] * w_out + deep[None, :] * w_in
-    right_offsets = deep[:, None] * x_row + column[None, :]
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for start in range(first, last, DEPTH):
-        a = tl.load(left + left_offsets)
-        if UPPER:
-            present = start + deep[:, None] < length
-            if not WHOLE:
+    a_ptr = w_ptr + first * w_in
+    b_ptr = x_ptr + first * x_row
+    a_offsets = m[:, None] * w_out + k[None, :] * w_in
+    b_offsets = k[:, None] * x_row + column[None, :]
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(first, last, BLOCK_K):
+        a = tl.load(a_ptr + a_offsets)
+        if TRANSPOSED:
+            present = start + k[:, None] < length
+            if not EVEN_N:
                 present = present & (feature[None, :] < width)
-            b = tl.load(right + right_offsets, mask=present, other=0.0)
-        elif WHOLE:
-            b = tl.load(right + right_offsets)
+            b = tl.load(b_ptr + b_offsets, mask=present, other=0.0)
+        elif EVEN_N:
+            b = tl.load(b_ptr + b_offsets)
         else:
-            b = tl.load(right + right_offsets, mask=feature[None, :] < width, other=0.0)
-        total = tl.dot(a, b, total, input_precision=PRECISION)
-        left += DEPTH * w_in
-        right += DEPTH * x_row
-    left = weight + top * w_in
-    right = x + top.to(tl.int64) * x_row
-    for start in tl.static_range(0, ROWS, DEPTH):
-        a = tl.load(left + left_offsets)
-        if UPPER:
-            a = tl.where(local[:, None] <= start + deep[None, :], a, 0.0)
+            b = tl.load(b_ptr + b_offsets, mask=feature[None, :] < width, other=0.0)
+        acc = tl.dot(a, b, acc)
+        a_ptr += BLOCK_K * w_in
+        b_ptr += BLOCK_K * x_row
+    a_ptr = w_ptr + top * w_in
+    b_ptr = x_ptr + top.to(tl.int64) * x_row
+    for start in tl.static_range(0, BLOCK_M, BLOCK_K):
+        a = tl.load(a_ptr + a_offsets)
+        if TRANSPOSED:
+            a = tl.where(m[:, None] <= start + k[None, :], a, 0.0)
         else:
-            a = tl.where(start + deep[None, :] <= local[:, None], a, 0.0)
-        present = top + start + deep[:, None] < length
-        if not WHOLE:
+            a = tl.where(start + k[None, :] <= m[:, None], a, 0.0)
+        present = top + start + k[:, None] < length
+        if not EVEN_N:
             present = present & (feature[None, :] < width)
-        b = tl.load(right + right_offsets, mask=present, other=0.0)
-        total = tl.dot(a, b, total, input_precision=PRECISION)
-        left += DEPTH * w_in
-        right += DEPTH * x_row
+        b = tl.load(b_ptr + b_offsets, mask=present, other=0.0)
+        acc = tl.dot(a, b, acc)
+        a_ptr += BLOCK_K * w_in
+        b_ptr += BLOCK_K * x_row
 
-    row = top + local
-    if bias is not None:
-        offset = tl.load(bias + head * length + row, mask=row < length, other=0.0)
-        total += offset.to(tl.float32)[:, None]
+    row = top + m
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + head * length + row, mask=row < length, other=0.0)
+        acc += bias.to(tl.float32)[:, None]
     inside = (row[:, None] < length) & (feature[None, :] < width)
-    y += batch * y_batch + top.to(tl.int64) * y_row
-    here = y + (local[:, None] * y_row + column[None, :])
-    tl.store(here, total.to(y.dtype.element_ty), mask=inside)
+    y_ptr += batch * y_batch + top.to(tl.int64) * y_row
+    y_offsets = m[:, None] * y_row + column[None, :]
+    tl.store(y_ptr + y_offsets, acc.to(y_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -129,26 +136,26 @@ def lower_block(index, blocks):
     return i, j
 
 
-@triton.jit(do_not_specialize=["length", "batches", "batches_per_part"])
+@triton.jit(do_not_specialize=["length", "batches", "batches_per_split"])
 def dw_kernel(
-    g,
-    x,
-    parts,  # (splits, H, lower blocks, BLOCK, BLOCK), float32
+    g_ptr,
+    x_ptr,
+    parts_ptr,  # (splits, H, lower blocks, BLOCK, BLOCK), float32
     length,
     width,  # features of a head
     heads,
     batches,
-    batches_per_part,
+    batches_per_split,
     g_batch,
     g_row,
     x_batch,
     x_row,
-    WHOLE: tl.constexpr,  # width is a multiple of DEPTH
+    STEPS: tl.constexpr,  # along the width
+    EVEN_K: tl.constexpr,  # width is a multiple of BLOCK_K
     BLOCK: tl.constexpr,
-    DEPTH: tl.constexpr,
-    PRECISION: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):
-    """Write one block of one part; programs that read the same part of g and x stand together."""
+    """Write one block of one split; neighbours read the same part of g and x."""
     blocks = tl.cdiv(length, BLOCK)
     lower = blocks * (blocks + 1) // 2
     program = tl.program_id(0)
@@ -156,46 +163,45 @@ def dw_kernel(
     program //= lower
     place = program.to(tl.int64) * lower + i * (i + 1) // 2 + j
     head = program % heads
-    part = program // heads
+    split = program // heads
 
-    local = tl.arange(0, BLOCK)
-    deep = tl.arange(0, DEPTH)
+    m = tl.arange(0, BLOCK)
+    k = tl.arange(0, BLOCK_K)
     # Rows beyond the last one are read from it and dropped by the sum: no mask in the loop.
-    row = tl.minimum(local, length - 1 - i * BLOCK)
-    column = tl.minimum(local, length - 1 - j * BLOCK)
-    left = g + (i * BLOCK).to(tl.int64) * g_row + head * width
-    left += row[:, None] * g_row + deep[None, :]
-    right = x + (j * BLOCK).to(tl.int64) * x_row + head * width
-    right += column[:, None] * x_row + deep[None, :]
-    steps = tl.cdiv(width, DEPTH)
-    start = part * batches_per_part
-    total = tl.zeros((BLOCK, BLOCK), tl.float32)
-    for step in range(tl.minimum(batches_per_part, batches - start) * steps):
-        batch = (start + step // steps).to(tl.int64)
-        depth = (step % steps) * DEPTH
-        here = left + (batch * g_batch + depth)
-        there = right + (batch * x_batch + depth)
-        if WHOLE:
-            a = tl.load(here)
-            b = tl.load(there)
+    row = tl.minimum(m, length - 1 - i * BLOCK)
+    column = tl.minimum(m, length - 1 - j * BLOCK)
+    a_ptr = g_ptr + (i * BLOCK).to(tl.int64) * g_row + head * width
+    a_offsets = row[:, None] * g_row + k[None, :]
+    b_ptr = x_ptr + (j * BLOCK).to(tl.int64) * x_row + head * width
+    b_offsets = column[:, None] * x_row + k[None, :]
+    start = split * batches_per_split
+    acc = tl.zeros((BLOCK, BLOCK), tl.float32)
+    for step in range(tl.minimum(batches_per_split, batches - start) * STEPS):
+        batch = (start + step // STEPS).to(tl.int64)
+        depth = (step % STEPS) * BLOCK_K
+        a_tile = a_ptr + (batch * g_batch + depth) + a_offsets
+        b_tile = b_ptr + (batch * x_batch + depth) + b_offsets
+        if EVEN_K:
+            a = tl.load(a_tile)
+            b = tl.load(b_tile)
         else:
-            a = tl.load(here, mask=depth + deep[None, :] < width, other=0.0)
-            b = tl.load(there, mask=depth + deep[None, :] < width, other=0.0)
-        total = tl.dot(a, tl.trans(b), total, input_precision=PRECISION)
-    tl.store(parts + place * BLOCK * BLOCK + local[:, None] * BLOCK + local[None, :], total)
+            a = tl.load(a_tile, mask=depth + k[None, :] < width, other=0.0)
+            b = tl.load(b_tile, mask=depth + k[None, :] < width, other=0.0)
+        acc = tl.dot(a, tl.trans(b), acc)
+    tl.store(parts_ptr + place * BLOCK * BLOCK + m[:, None] * BLOCK + m[None, :], acc)
 
 
 @triton.jit(do_not_specialize=["lower", "heads", "splits"])
 def add_parts_kernel(
-    parts,
-    gradient,  # (H, T, T), zeros
+    parts_ptr,
+    gradient_ptr,  # (H, T, T), zeros
     length,
     lower,
     heads,
     splits,
     BLOCK: tl.constexpr,
     ENTRIES: tl.constexpr,  # of a block, that one program adds
-    AT_ONCE: tl.constexpr,  # parts that it loads together
+    UNROLL: tl.constexpr,  # splits that it loads at a time
 ):
     """Write a stretch of one lower block of the gradient."""
     blocks = tl.cdiv(length, BLOCK)
@@ -207,20 +213,20 @@ def add_parts_kernel(
 
     row = i * BLOCK + entry // BLOCK
     column = j * BLOCK + entry % BLOCK
-    total = tl.zeros((ENTRIES,), tl.float32)
+    acc = tl.zeros((ENTRIES,), tl.float32)
     place = head * lower + i * (i + 1) // 2 + j
-    for start in range(0, splits, AT_ONCE):
-        part = start + tl.arange(0, AT_ONCE)[:, None]
-        source = parts + (part * heads * lower + place) * (BLOCK * BLOCK) + entry[None, :]
-        total += tl.sum(tl.load(source, mask=part < splits, other=0.0), 0)
-    target = gradient + head * length * length + row.to(tl.int64) * length + column
+    for start in range(0, splits, UNROLL):
+        split = start + tl.arange(0, UNROLL)[:, None]
+        source = parts_ptr + (split * heads * lower + place) * (BLOCK * BLOCK) + entry[None, :]
+        acc += tl.sum(tl.load(source, mask=split < splits, other=0.0), 0)
+    target = gradient_ptr + head * length * length + row.to(tl.int64) * length + column
     inside = (row < length) & (column <= row)
-    tl.store(target, total.to(gradient.dtype.element_ty), mask=inside)
+    tl.store(target, acc.to(gradient_ptr.dtype.element_ty), mask=inside)
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Returns tril(W) x + bias: x `(B, T, D)`, weight `(H, T, T)`, bias `(H, T)`."""
-    return _product("forward", x, weight, None if bias is None else bias.contiguous())
+    return _product("forward", x, weight, bias)
 
 
 def dx(g: Tensor, weight: Tensor) -> Tensor:
@@ -236,7 +242,7 @@ def dw(g: Tensor, x: Tensor, gradient: Tensor) -> Tensor:
     tile = tile_of("dw", x, heads)
     blocks = _ceil(length, tile.rows)
     lower = blocks * (blocks + 1) // 2
-    together = _ceil(batch, max(1, min(batch, tile.programs // (lower * heads))))
+    together = _ceil(batch, tile.splits)
     splits = _ceil(batch, together)
     parts = x.new_empty(splits, heads, lower, tile.rows, tile.rows, dtype=torch.float32)
     run(
@@ -245,9 +251,12 @@ def dw(g: Tensor, x: Tensor, gradient: Tensor) -> Tensor:
         *(g, x, parts),
         *(length, width, heads, batch, together),
         *(*g.stride()[:2], *x.stride()[:2]),
-        WHOLE=width % tile.depth == 0,
+        STEPS=_ceil(width, tile.depth),
+        EVEN_K=width % tile.depth == 0,
         BLOCK=tile.rows,
-        **_constants(tile, x.dtype),
+        BLOCK_K=tile.depth,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
     )
     run(
         add_parts_kernel,
@@ -255,7 +264,7 @@ def dw(g: Tensor, x: Tensor, gradient: Tensor) -> Tensor:
         *(parts, gradient, length, lower, heads, splits),
         BLOCK=tile.rows,
         ENTRIES=ENTRIES,
-        AT_ONCE=AT_ONCE,
+        UNROLL=UNROLL,
     )
     return gradient
 
@@ -263,60 +272,90 @@ def dw(g: Tensor, x: Tensor, gradient: Tensor) -> Tensor:
 class Tile(NamedTuple):
     """What one program computes at a time: `rows` positions by `columns` features.
 
-    For "dw", columns are positions too, as many as rows, and `programs` is how many to aim for in
-    splitting the batch. `depth` is the length of one step of the sum, and divides rows; `stages`
-    are the steps in flight.
+    For "dw", columns are positions too, as many as rows, and the batch is split into `splits`.
+    `depth` is the length of one step of the sum, and divides rows; `stages` are the steps in
+    flight.
     """
 
     rows: int
     columns: int
     depth: int
     warps: int
-    stages: int
-    programs: int = 0
+    stages: int = 3
+    splits: int = 1
 
 
-def tile(kernel: str, architecture: str, dtype: torch.dtype, length: int, width: int) -> Tile:
+def tile(
+    kernel: str, architecture: str, processors: int, batch: int, length: int, width: int, heads: int
+) -> Tile:
     """Returns the tile for a launch of "forward", "dx" or "dw", by a fixed rule.
 
     So every process computes the same bits. The rule follows from the roofline of an H100-class
-    device and from what compiles without spilling registers, and was not timed. `architecture` is
-    such as "sm_90", `dtype` that of the products, `width` the features of a head.
+    device, from how many programs fill the device `WAVES` times, and from what compiles without
+    spilling registers; it was not timed.
+
+    Args:
+        kernel: of the three.
+        architecture: such as "sm_90".
+        processors: multiprocessors of the device.
+        batch: sequences.
+        length: positions.
+        width: features of a head.
+        heads: number of triangles.
     """
     # The least a tensor core takes is 16.
-    length, width = (max(16, 1 << (n - 1).bit_length()) for n in (length, width))
+    M, N = (max(16, 1 << (n - 1).bit_length()) for n in (length, width))
     # Whether a multiprocessor shares at least 160 KB of memory among its threads.
     large = architecture in ("sm_80", "sm_90", "sm_100", "sm_103")
-    single = dtype == torch.float32
+    wanted = WAVES * processors
     if kernel == "dw":
-        side = min(length, 128 if large and not single and length > 256 else 64)
-        programs = 108 if architecture == "sm_80" else 132
-        depth = min(width, 32 if single else 64)
-        return Tile(side, side, depth, max(4, side // 16), 3, programs)
-    rows, columns, depth, warps = 64, 64, 32, 8 if single else 4
-    if large and not single:
-        rows, columns, depth, warps = 128, 128, 64, 8
-        if architecture == "sm_90" and length >= 1024:
-            columns = 256
-    rows = min(rows, length)
-    return Tile(rows, min(columns, width), min(depth, rows), warps, 3)
+        side = min(M, 128 if large and M > 256 else 64)
+        blocks = _ceil(length, side)
+        splits = min(batch, _ceil(wanted, heads * blocks * (blocks + 1) // 2))
+        return Tile(side, side, min(N, 64), _warps(side, side), splits=splits)
+    rows, columns = (min(M, 128), 128) if large else (min(M, 64), 64)
+    if architecture == "sm_90" and M >= 1024:
+        columns = 256
+    columns = min(columns, N)
+
+    def programs() -> int:
+        return heads * batch * _ceil(width, columns) * _ceil(length, rows)
+
+    while columns > 32 and programs() < wanted:
+        columns //= 2
+    if rows > 64 and programs() < wanted:
+        rows = 64
+    # The depth, by which sums are ordered, does not follow from the batch.
+    return Tile(rows, columns, min(64 if large else 32, M), _warps(rows, columns))
+
+
+def _warps(rows: int, columns: int) -> int:
+    """One for each 1,024 entries of a tile, up to eight."""
+    return max(1, min(8, rows * columns // 1024))
 
 
 def tile_of(kernel: str, x: Tensor, heads: int) -> Tile:
     """Returns the tile for x `(B, T, D)`."""
-    return tile(kernel, capability(x), x.dtype, x.shape[1], x.shape[2] // heads)
+    batch, length, features = x.shape
+    return tile(kernel, *device_of(x), batch, length, features // heads, heads)
 
 
-def capability(x: Tensor) -> str:
-    """Returns what x's device is called in the rule of tiles, such as "sm_90"."""
-    major, minor = torch.cuda.get_device_capability(x.device) if x.is_cuda else (9, 0)
-    return f"sm_{major}{minor}"
+def device_of(x: Tensor) -> tuple[str, int]:
+    """Returns what the rule of tiles asks of a device: "sm_90", and how many multiprocessors."""
+    if not x.is_cuda:
+        return H100
+    about = torch.cuda.get_device_properties(x.device)
+    return f"sm_{about.major}{about.minor}", about.multi_processor_count
 
 
 def run(kernel: Any, programs: int, first: Tensor, *others: Any, **constants: Any) -> None:
     """Starts a kernel on the first tensor's device."""
+    launcher = wrap_triton(kernel) if isinstance(kernel, triton.JITFunction) else kernel
+    if type(first) is not Tensor:  # traced by the compiler, which chooses the device itself
+        launcher[(programs,)](first, *others, **constants)
+        return
     with torch.cuda.device_of(first):
-        kernel[(programs,)](first, *others, **constants)
+        launcher[(programs,)](first, *others, **constants)
 
 
 def _product(name: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -329,51 +368,38 @@ def _product(name: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
     run(
         product_kernel,
         heads * _ceil(width, tile.columns) * _ceil(length, tile.rows) * len(x),
-        *(x, weight, bias, y),
+        *(x, weight, weight if bias is None else bias.contiguous(), y),
         *(length, width, heads),
         *x.stride()[:2],
         *((head, column, row) if name == "dx" else (head, row, column)),
         *y.stride()[:2],
-        UPPER=name == "dx",
-        WHOLE=width % tile.columns == 0,
-        ROWS=tile.rows,
-        COLUMNS=tile.columns,
-        **_constants(tile, x.dtype),
+        TRANSPOSED=name == "dx",
+        HAS_BIAS=bias is not None,
+        EVEN_N=width % tile.columns == 0,
+        BLOCK_M=tile.rows,
+        BLOCK_N=tile.columns,
+        BLOCK_K=tile.depth,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
     )
     return y
 
 
 def _padded(weight: Tensor, dtype: torch.dtype, rows: int) -> Tensor:
-    """Returns weight in whole tiles of `rows`, cast and with a margin of zeros where it must be.
+    """Returns weight in whole tiles of `rows`, cast, with a margin of zeros.
 
     Without the margin the kernels would need a mask along W's rows, and with a row stride that 16
     does not divide they would load two bytes at a time.
     """
-    heads, length = weight.shape[:2]
-    padded = _ceil(length, rows) * rows
-    aligned = weight.data_ptr() % 16 == 0 and all(s % 16 == 0 for s in weight.stride()[:2])
-    if weight.dtype == dtype and padded == length and weight.stride(2) == 1 and aligned:
-        return weight
-    copy = (weight.new_empty if padded == length else weight.new_zeros)(
-        heads, padded, padded, dtype=dtype
-    )
-    copy[:, :length, :length] = weight
-    return copy
+    length = weight.shape[1]
+    margin = -length % rows
+    weight = weight.to(dtype)
+    return F.pad(weight, (0, margin, 0, margin)) if margin else weight.contiguous()
 
 
 def _rows(x: Tensor) -> Tensor:
     """Returns x with the features of a position side by side, copied only where they are not."""
     return x if x.stride(2) == 1 else x.contiguous()
-
-
-def _constants(tile: Tile, dtype: torch.dtype) -> dict[str, Any]:
-    exact = dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision != "tf32"
-    return {
-        "DEPTH": tile.depth,
-        "PRECISION": "ieee" if exact else "tf32",
-        "num_warps": tile.warps,
-        "num_stages": tile.stages,
-    }
 
 
 def _ceil(length: int, step: int) -> int:

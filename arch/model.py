@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from arch.config import ModelConfig, parse
+from arch.config import ModelConfig
 from arch.errors import ModelError
 from arch.mixers import TokenMixer, Triangle, build_mixer, share_rotary
+from arch.patterns import parse
 
 
 class GELU(nn.Module):

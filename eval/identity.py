@@ -35,7 +35,7 @@ SIZES = ("mixers", "d_model", "n_layers", "context", "parameters", "init", "embe
 NOT_RECIPE = {
     "run", "data", "seed", "resume", "precision", "compile", "checkpoint_activations", "save_steps",
     "save_every", "checkpoint_every", "keep_checkpoints", "validate_every", "validate_tokens",
-    "layout", "log_every", "stop_on_spike", "sample_prompts", "wandb", "wandb_project",
+    "layout", "log_every", "sample_prompts", "wandb", "wandb_project",
     "wandb_group", "wandb_tags", "trainer.accelerator", "trainer.devices", "trainer.strategy",
     "trainer.num_nodes", "trainer.max_steps", "batch.micro", "model.vocab_multiple",
     "tf32", "save_best", "early_stopping", "loggers",

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from arch import ModelConfig
-from scripts.pages import BenchmarkError
+from scripts.bench import BenchmarkError
 from scripts.turns import Turns
 from tokenizer import PackedData
 
@@ -81,35 +81,6 @@ class MaskedConv(nn.Conv1d):
         return super().forward(input)
 
 
-class ParallelConvs(nn.Module):
-    """Masked convolutions side by side, summed."""
-
-    def __init__(self, length: int, branches: int = 2) -> None:
-        super().__init__()
-        self.branches = nn.ModuleList(MaskedConv(length, length, 1) for _ in range(branches))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`(B, T, D) -> (B, T, D)`."""
-        return sum((branch(x) for branch in self.branches), torch.zeros_like(x))
-
-
-class HeadedConvs(nn.Module):
-    """A projection and a masked convolution a head, joined by another projection."""
-
-    def __init__(self, width: int, length: int, heads: int = 4) -> None:
-        super().__init__()
-        self.projections = nn.ModuleList(
-            nn.Linear(width, width // heads, bias=False) for _ in range(heads)
-        )
-        self.convs = nn.ModuleList(MaskedConv(length, length, 1) for _ in range(heads))
-        self.out = nn.Linear(width, width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`(B, T, D) -> (B, T, D)`."""
-        heads = [c(p(x)) for p, c in zip(self.projections, self.convs, strict=True)]
-        return self.out(torch.cat(heads, dim=-1))
-
-
 class ReferenceBlock(nn.Module):
     """Two LayerNorms, two residuals, and a feed-forward part of width 4 D."""
 
@@ -130,8 +101,8 @@ class ReferenceBlock(nn.Module):
 class ReferenceMixer(nn.Module):
     """The reference's language model; called as transformers calls its own.
 
-    Kinds are flat, expanded (by 1: in its code a larger factor is dead weight), parallel (2
-    branches, summed as they are) and headed (4 heads). Every input has the same length.
+    Kinds are flat and expanded (by 1: in its code a larger factor is dead weight). Every input has
+    the same length.
     """
 
     def __init__(self, kind: str, vocab_size: int, length: int, width: int, layers: int) -> None:
@@ -141,8 +112,6 @@ class ReferenceMixer(nn.Module):
             "expanded": lambda: nn.Sequential(
                 MaskedConv(length, length, 1), nn.GELU(), MaskedConv(length, length, 1)
             ),
-            "parallel": lambda: ParallelConvs(length),
-            "headed": lambda: HeadedConvs(width, length),
         }[kind]
         self.wte = nn.Embedding(vocab_size, width)
         self.mixerblocks = nn.ModuleList(ReferenceBlock(width, build()) for _ in range(layers))
@@ -186,21 +155,14 @@ class Training(NamedTuple):
     folder: Path
 
 
-def our_run(turns: Turns, work: Training, recipe: str, kernels: bool = True) -> None:
-    """A run as `python -m train fit --config RECIPE` makes it, of other sizes and with AdamW.
-
-    Without kernels a masked convolution is `tril(W) @ x + b`, as plain PyTorch says it.
-    """
+def our_run(turns: Turns, work: Training, recipe: str) -> None:
+    """A run as `python -m train fit --config RECIPE` makes it, of other sizes and with AdamW."""
     from lightning.pytorch import Callback
 
     from train import read_recipe
     from train.run import Run
     from train.settings import BatchSettings, OptimizerSettings
 
-    if not kernels:
-        from arch.mixers import masked
-
-        masked.masked_convolution = plain_convolution
     flags = {
         "config": recipe,
         "data": work.data,
@@ -256,9 +218,3 @@ def trainer_run(turns: Turns, work: Training, kind: str) -> None:
     made = trainer(model, rows, work.folder, work.batch, ENDLESS, **settings)
     made.add_callback(Steps())
     made.train()
-
-
-def plain_convolution(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`arch.masked_conv.masked_convolution` of one triangle, without it."""
-    y = torch.tril(weight) @ x
-    return y if bias is None else y + bias[:, None]

@@ -10,28 +10,28 @@ All ways of a ratio run in turns in one process; of several turns the fastest co
 """
 
 import argparse
-import resource
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from arch import LanguageModel, ModelConfig
+from eval import RequestError
 from eval.circuit import Circuit
 from eval.inversion.guesses import ReadBack, fit_readbacks
 from eval.inversion.problem import Problem, capture, pose
 from eval.inversion.solvers.alternating import alternating
 from eval.inversion.solvers.descent import descent
-from eval.inversion.solvers.propose import propose
 from eval.inversion.solvers.sweep import sweep
 from eval.models import candidates_at_once, open_checkpoint
 from eval.recovery import Slice
 from eval.text import drawn_prompts, held_out_text
-from scripts import pages
+from scripts import bench
 from tokenizer import CorpusError
 
 STEPS = 20  # of descent; each costs the same
@@ -46,50 +46,36 @@ class Subject(NamedTuple):
     text: Tensor
 
 
-FLAGS = {
-    **pages.DEVICE,
-    **pages.THREADS,
-    "--models": ("model directories", []),
-    "--corpus": ("stories, where --models are given", "toy"),
-    "--d-model": ("width", 128),
-    "--layers": ("blocks", 4),
-    "--turns": ("of which the fastest counts", 3),
-    "--prompts": ("for the search of hidden tokens", 16),
-    "--memory": (argparse.SUPPRESS, False),
-}
-
-
 def main(words: list[str] | None = None) -> int:
     """Measures and prints the page, and saves it where asked; the exit code."""
+    parser = bench.parser(__doc__)
+    add = parser.add_argument
+    add("--models", nargs="+", default=[], help="model directories")
+    add("--corpus", default="toy", help="stories, where --models are given (%(default)s)")
+    add("--d-model", type=bench.natural, default=128, help="width (%(default)s)")
+    add("--layers", type=bench.natural, default=4, help="blocks (%(default)s)")
+    add("--turns", type=bench.natural, default=3, help="of which the fastest counts (%(default)s)")
+    add("--prompts", type=bench.natural, default=16, help="for the search of hidden tokens")
+    options = bench.parse(parser, words)
     with torch.no_grad():
-        return pages.run("inversion", __doc__, FLAGS, measure, words, CorpusError)
+        return bench.run("inversion", options, measure, RequestError, CorpusError)
 
 
-def measure(options: argparse.Namespace) -> pages.Pages:
-    """The page anew after each question, with what is not answered yet; at last the whole one."""
+def measure(options: argparse.Namespace) -> bench.Pages:
+    """The page anew after each question, with what is not answered yet."""
     subjects = _subjects(options)
-    if options.memory:
-        yield _peak(subjects[0], options.device), []
-        return
     start = (
         f"# Inversion\n\n`{options.command}`\n\n"
-        f"{pages.hardware(options.device, options.threads)}, float32. Last layer; the fastest of "
+        f"{bench.hardware(options)}, float32. Last layer; the fastest of "
         f"{options.turns} turns; ratios of seconds.\n\n"
     )
     rows: list[list[str]] = []
     for name, question in QUESTIONS.items():
         print(f"{name} ...", file=sys.stderr, flush=True)
         rows.append([name, *(question(subject, options) for subject in subjects)])
-        start_and_table = start + pages.table(["", *(subject.name for subject in subjects)], rows)
-        remaining = "; ".join([*list(QUESTIONS)[len(rows) :], "memory"])
-        yield f"{start_and_table}\nNot measured: {remaining}.\n", []
-    print("memory ...", file=sys.stderr, flush=True)
-    peak = pages.elsewhere("inversion", options, "--memory", "--d-model", 512, "--layers", 8)
-    about = (
-        "Peak memory of a process that recovers a prompt of 24 tokens at d = 512, n = 8, V = 4096, "
-        "by sweep, by propose and verify, and with three hidden"
-    )
-    yield f"{start_and_table}\n{about}: {peak}.\n", []
+        start_and_table = start + bench.table(["", *(subject.name for subject in subjects)], rows)
+        remaining = "; ".join([*QUESTIONS][len(rows) :])
+        yield start_and_table + (f"\nNot measured: {remaining}.\n" if remaining else ""), []
 
 
 def _problem(subject: Subject, prompts: int, length: int, hidden: int = 0) -> Problem:
@@ -110,7 +96,7 @@ def _chance(count: int) -> list[torch.Generator]:
 
 def batched(subject: Subject, options: argparse.Namespace) -> str:
     """The published protocol on 64 problems at once, over one after the other."""
-    problem, truth = _problem(subject, 64, 16), subject.tokens[:64, :16]
+    problem = _problem(subject, 64, 16)
 
     def together() -> None:
         descent(problem, _chance(64), steps=STEPS)
@@ -119,24 +105,8 @@ def batched(subject: Subject, options: argparse.Namespace) -> str:
         for p in range(8):
             descent(problem.of([p]), _chance(1), steps=STEPS)
 
-    def restated() -> None:
-        for p in range(8):
-            _published(subject.model, truth[p : p + 1], STEPS)
-
-    fast, slow, plain = _fastest([together, one_by_one, restated], options)
-    return f"{8 * slow / fast:.1f} (over a plain restatement {8 * plain / fast:.1f})"
-
-
-def agreement(subject: Subject, options: argparse.Namespace) -> str:
-    """Positions at which the batched protocol and a plain restatement of it decode the same."""
-    truth = subject.tokens[:8, :16]
-    answers = descent(_problem(subject, 8, 16), _chance(8), steps=200)
-    inverse, same = torch.linalg.pinv(subject.model.embedding.weight), 0
-    for p, (answer, chance) in enumerate(zip(answers, _chance(8), strict=True)):
-        start = torch.randn(16, inverse.shape[0], generator=chance)
-        x = _published(subject.model, truth[p : p + 1], 200, start[None].to(inverse))
-        same += int(((x @ inverse)[0].argmax(dim=-1) == answer.tokens).sum())
-    return f"{same} of {truth.numel()}"
+    fast, slow = _fastest([together, one_by_one], options)
+    return f"{8 * slow / fast:.1f}"
 
 
 def products(subject: Subject, options: argparse.Namespace) -> str:
@@ -184,7 +154,6 @@ def hidden(subject: Subject, options: argparse.Namespace) -> str:
 
 
 QUESTIONS: dict[str, Callable[[Subject, argparse.Namespace], str]] = {
-    "published descent, 200 steps: tokens that a plain restatement decodes alike": agreement,
     "published descent, 64 problems of 16 tokens: one by one / batched": batched,
     "exhaustive sweep / bare matrix products": products,
     "one full pass a candidate / cached sweep, 32 tokens": cached,
@@ -219,43 +188,19 @@ def _subjects(options: argparse.Namespace) -> list[Subject]:
     return subjects
 
 
-def _published(
-    model: LanguageModel, tokens: Tensor, steps: int, start: Tensor | None = None
-) -> Tensor:
-    """The protocol as one would write it down: one prompt, gradients by `backward`."""
-    rate = 0.02
-    with torch.enable_grad():
-        layer, e = len(model.blocks), model.embed(tokens)
-        target, x = model.hidden(e, layer), torch.randn_like(e) if start is None else start
-        for i in range(steps):
-            x = x.detach().requires_grad_()
-            torch.sum(torch.abs(model.hidden(x, layer) - target)).backward()
-            assert x.grad is not None
-            x = x - (rate * (steps - i) + rate / 10 * i) / steps * x.grad
-    return x.detach()
-
-
 def _fastest(ways: list[Callable[[], object]], options: argparse.Namespace) -> list[float]:
     """Seconds of each way: the fastest of several turns, after one that does not count."""
-    best = [float("inf")] * len(ways)
-    for turn in range(options.turns + 1):
-        for i, way in enumerate(ways):
-            started = time.perf_counter()
-            way()
-            if options.device != "cpu":
-                torch.cuda.synchronize()
-            if turn:
-                best[i] = min(best[i], time.perf_counter() - started)
-    return best
 
+    def timer(way: Callable[[], object]) -> float:
+        started = time.perf_counter()
+        way()
+        if options.device != "cpu":
+            torch.cuda.synchronize()
+        return time.perf_counter() - started
 
-def _peak(subject: Subject, device: str) -> str:
-    sweep(_problem(subject, 1, 24), [])
-    list(propose([_problem(subject, 1, 24)], []))
-    alternating(_problem(subject, 1, 24, hidden=3), _chance(1), starts=2)
-    if device != "cpu":
-        return f"{torch.cuda.max_memory_allocated() / 2**30:.2f} GiB of the GPU"
-    return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB"
+    timers = {number: partial(timer, way) for number, way in enumerate(ways)}
+    readings = bench.in_turns(timers, options.turns + 1, shuffle=False)
+    return [min(taken[1:]) for taken in readings.values()]
 
 
 if __name__ == "__main__":

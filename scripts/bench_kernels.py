@@ -5,15 +5,15 @@
 
 Every form makes tril(W) x, and its gradients, from the same random operands; the forms take turns
 in one process, each time in another order. On a CPU: one thread, eager. On CUDA: eager and
-compiled, in CUDA graphs, over operands that rotate through more memory than the cache holds.
+compiled, in CUDA graphs, over operands that rotate through more memory than the cache holds; with
+--out, DIR/masked_conv.csv has what `arch/masked_conv.csv` is to hold of the device.
 """
 
 import argparse
-import random
 import sys
 import time
 from collections.abc import Callable, Iterator
-from itertools import product
+from itertools import groupby, product
 from statistics import median
 from typing import Any
 
@@ -21,10 +21,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from arch.masked_conv import implementation, masked_convolution
-from eval.tables import group
-from scripts import pages
-from scripts.pages import By
+from arch.files import write_text
+from arch.masked_conv import MEASURED, implementation, masked_convolution
+from scripts import bench
 
 Form = Callable[[Tensor, Tensor], Tensor]
 Call = Callable[[int], object]  # works on the operands of that number
@@ -37,22 +36,24 @@ DENSE: dict[str, Form] = {
     "einsum": lambda x, w: torch.einsum("ij,bjd->bid", torch.tril(w), x),
     "Conv1d": lambda x, w: functional.conv1d(x, torch.tril(w)[..., None]),
 }
-FLAGS = pages.DEVICE | {
-    "--dtype": ("of operands", By("float32", "bfloat16"), DTYPES),
-    "--lengths": ("T", [64, 128, 256, 512, 1024]),
-    "--widths": ("D", By([256], [512, 256, 1024])),
-    "--tokens": ("B T", By(8192, 65536)),
-    "--rounds": ("turns", By(25, 15)),
-    "--seconds": ("begin nothing after so long", 3600.0),
-}
 
 
 def main(words: list[str] | None = None) -> int:
     """Measures and prints the tables; the exit code."""
-    return pages.run("kernels", __doc__, FLAGS, measure, words)
+    parser = bench.parser(__doc__)
+    add = parser.add_argument
+    add("--dtype", choices=DTYPES, help="of operands; float32, on CUDA bfloat16")
+    add("--lengths", type=bench.natural, nargs="+", default=[64, 128, 256, 512, 1024], help="T")
+    add("--widths", type=bench.natural, nargs="+", help="D; 256, on CUDA 512, 256 and 1024")
+    add("--tokens", type=bench.natural, help="B T; 8192, on CUDA 65536")
+    add("--rounds", type=bench.natural, help="turns; 25, on CUDA 15")
+    add("--seconds", type=float, default=3600.0, help="begin nothing after so long (%(default)s)")
+    both = {"dtype": ("float32", "bfloat16"), "tokens": (8192, 65536), "rounds": (25, 15)}
+    options = bench.parse(parser, words, threads=(1, 1), widths=([256], [512, 256, 1024]), **both)
+    return bench.run("kernels", options, measure)
 
 
-def measure(options: argparse.Namespace) -> pages.Pages:
+def measure(options: argparse.Namespace) -> bench.Pages:
     """The page of all sizes."""
     torch.manual_seed(0)
     rows: list[dict[str, Any]] = []
@@ -66,6 +67,9 @@ def measure(options: argparse.Namespace) -> pages.Pages:
         else:
             sizes = options.dtype, length, width, max(1, options.tokens // length), backward
             rows += timings(*sizes, options.device, options.rounds)
+    if options.out and options.device == "cuda" and rows:
+        found = bench.to_csv(measured(rows, torch.cuda.get_device_name()))
+        write_text(options.out / MEASURED.name, found)
     yield kernels_page(rows, left_out, options), rows
 
 
@@ -82,10 +86,7 @@ def timings(
         (form, mode): graph_timer(call, operands) if device == "cuda" else cpu_timer(call)
         for form, mode, call, operands in calls(dtype, length, width, batch, backward, device)
     }
-    readings: dict[tuple[str, str], list[float]] = {name: [] for name in timers}
-    for _ in range(rounds):
-        for name, timer in random.sample([*timers.items()], len(timers)):
-            readings[name].append(timer())
+    readings = bench.in_turns(timers, rounds)
     about = {"dtype": dtype, "length": length, "width": width, "batch": batch, "backward": backward}
     products = 3 if backward else 1
     flops = products * batch * width * length * (length + 1)
@@ -101,6 +102,18 @@ def timings(
             "tflops": flops / seconds / 1e12,
             "tbs": moved / seconds / 1e12,
         }
+
+
+def measured(rows: list[dict[str, Any]], device: str) -> list[dict[str, Any]]:
+    """The rows of `arch/masked_conv.csv`: the fastest compiled dense form over the kernels."""
+    found = []
+    names = ("dtype", "length", "width", "batch")
+    for sizes, some in groupby(rows, lambda row: tuple(row[name] for name in names)):
+        dense = [r for r in some if r["backward"] and r["mode"] == "compiled" and r["form"] != OURS]
+        if dense:
+            ratio = round(min(row["ratio"] for row in dense), 3)
+            found.append({"device": device, **dict(zip(names, sizes, strict=True)), "ratio": ratio})
+    return found
 
 
 def calls(
@@ -120,7 +133,7 @@ def calls(
 
     for name, form in {OURS: masked_convolution, **DENSE}.items():
         yield name, "eager", lambda number, form=form: call(form, number), sets
-        if device == "cuda" and name != OURS:
+        if device == "cuda":
             compiled = torch.compile(form, dynamic=False)
             yield name, "compiled", lambda number, form=compiled: call(form, number), sets
 
@@ -187,7 +200,7 @@ def kernels_page(
     lines = [
         f"# Masked convolution on {'one CPU thread' if cpu else 'a GPU'}\n",
         f"Measured by `{options.command}`",
-        f"on {pages.hardware(options.device, 1, 'triton')}.\n",
+        f"on {bench.hardware(options, 'triton')}.\n",
         f"`{OURS}` was {name}: {why}.",
         "The forms of a line took turns in one process. A form's column is its time over that of"
         f" `{OURS}`" + (";" if cpu else ", eager / compiled;") + " `least` is the best of them.",
@@ -195,18 +208,19 @@ def kernels_page(
         "TFLOP/s count the lower triangle only; TB/s count each operand once a product.",
     ]
     titles = ["T", "D", "B", "ours, µs", "TFLOP/s", "TB/s", "least", *DENSE]
-    for (dtype, backward), some in group(rows, lambda r: (r["dtype"], r["backward"])).items():
+    rows = sorted(rows, key=lambda row: not row["backward"])
+    for (dtype, backward), some in groupby(rows, lambda r: (r["dtype"], r["backward"])):
         cells = []
-        for ours, *others in group(some, lambda r: (r["length"], r["width"])).values():
-            by_form = group(others, lambda r: r["form"])
+        for _, (ours, *others) in groupby(some, lambda r: (r["length"], r["width"])):
+            dense = {f: [r["ratio"] for r in others if r["form"] == f] for f in DENSE}
             cells.append([
                 *(ours[name] for name in ("length", "width", "batch")),
                 f"{ours['microseconds']:.1f}", f"{ours['tflops']:.3g}", f"{ours['tbs']:.3g}",
-                f"{min(row['ratio'] for row in others):.2f}",
-                *(" / ".join(f"{r['ratio']:.2f}" for r in by_form[form]) for form in DENSE),
+                f"{min(map(min, dense.values())):.2f}",
+                *(" / ".join(f"{ratio:.2f}" for ratio in dense[form]) for form in DENSE),
             ])  # fmt: skip
         lines.append(f"\n## {dtype}, forward{' + backward' if backward else ''}\n")
-        lines.append(pages.table(titles, cells).rstrip())
+        lines.append(bench.table(titles, cells).rstrip())
     if left_out:
         lines += ["\n## Not measured\n", *(f"- {line}" for line in left_out)]
     return "\n".join(lines) + "\n"

@@ -33,47 +33,50 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from arch.files import write_file
-from scripts import pages
+from scripts import bench
 from scripts.baselines import ReferenceMixer, llama, trainer
-from scripts.pages import BenchmarkError, natural
+from scripts.bench import BenchmarkError
 from tokenizer import CorpusError, PackedData
 from train.data import IGNORE, Windows
 from train.settings import RunError
 
 KINDS = ("trainer-llama", "reference-flat", "reference-expanded", "reference-llama")
+LEFT_OUT = ("out", "validate", "validate_at", "words")
 
 
-FLAGS = {
-    "kind": ("", ..., KINDS),
-    "--data": ("packed data to train on", ...),
-    "--validate": ("packed data; default: --data", []),
-    "--out": ("the JSON file to write", ..., Path),
-    "--lr": ("highest rate, Trainer's own", 5e-5),
-    "--seed": ("of the start and the order", 0, int),
-    "--steps": ("of training", ..., natural),
-    "--batch": ("windows a step", 16),
-    "--context": ("tokens of a window", 128),
-    "--d-model": ("width", 128),
-    "--layers": ("blocks", 4),
-    "--heads": ("of a Llama", 4),
-    "--d-ff": ("of a Llama; default: 11/4 d_model, reference 4", None, natural),
-    "--warmup": ("steps; see above", None, int),
-    "--clip": ("the gradient's norm", 1.0),
-    "--validate-at": ("steps", [], int),
-    "--validate-tokens": ("of the split; default: all", None, natural),
-    "--log-every": ("steps", 10),
-    "--device": ("", "cpu", ("cpu", "cuda")),
-    "--precision": ("", "fp32", ("fp32", "bf16", "fp16")),
-    "--threads": ("of PyTorch", 1),
-}
+def flags() -> argparse.ArgumentParser:
+    """What a run is told."""
+    parser, natural = bench.parser(__doc__, "cpu"), bench.natural
+    add = parser.add_argument
+    add("kind", choices=KINDS)
+    add("--data", required=True, help="packed data to train on")
+    add("--validate", nargs="+", default=[], help="packed data; --data unless given")
+    add("--lr", type=float, default=5e-5, help="highest rate (%(default)s, Trainer's own)")
+    add("--seed", type=int, default=0, help="of the start and the order (%(default)s)")
+    add("--steps", type=natural, required=True, help="of training")
+    add("--batch", type=natural, default=16, help="windows a step (%(default)s)")
+    add("--context", type=natural, default=128, help="tokens of a window (%(default)s)")
+    add("--d-model", type=natural, default=128, help="width (%(default)s)")
+    add("--layers", type=natural, default=4, help="blocks (%(default)s)")
+    add("--heads", type=natural, default=4, help="of a Llama (%(default)s)")
+    add("--d-ff", type=natural, help="of a Llama; 11/4 d_model unless given, reference 4")
+    add("--warmup", type=int, help="steps; see above")
+    add("--clip", type=float, default=1.0, help="the gradient's norm (%(default)s)")
+    add("--validate-at", type=int, nargs="+", default=[], help="steps")
+    add("--validate-tokens", type=natural, help="of the split; all unless given")
+    add("--log-every", type=natural, default=10, help="steps (%(default)s)")
+    add("--precision", choices=("fp32", "bf16", "fp16"), default="fp32")
+    return parser
 
 
 def main(words: list[str] | None = None) -> int:
     """Trains, validates, writes; the exit code."""
-    options = pages.read(__doc__, FLAGS, words)
+    options = bench.parse(flags(), words, threads=(1, 1))
     threads = torch.get_num_threads()
     torch.set_num_threads(options.threads)
     try:
+        if options.out is None:
+            raise BenchmarkError("--out is missing; give the JSON file to write")
         result = train_model(options)
         write_file(options.out, json.dumps(result, indent=1).encode())
     except (BenchmarkError, CorpusError, RunError, OSError) as error:
@@ -168,7 +171,7 @@ def train_model(options: argparse.Namespace) -> dict[str, Any]:
     final = next((v for v in validations if v["step"] == options.steps), {})
     names = ("val_loss", "val_bits_per_byte", "val_tokens")
     return {
-        **{k: v for k, v in vars(options).items() if k not in ("out", "validate", "validate_at")},
+        **{k: v for k, v in vars(options).items() if k not in LEFT_OUT},
         "parameters": sum(p.numel() for p in model.parameters()),
         "layout": data.meta["layout"],
         "data_sha256": data.hash,

@@ -3,9 +3,8 @@
     python -m scripts.bench_training --data DIR
     python -m scripts.bench_training --device cuda --seconds 400 --out gpu-check
 
-Races: llama (against transformers' Trainer, eager and compiled), flat, expanded, parallel and
-headed (against the reference's block under the same Trainer), kernels (ours with and without them,
-CUDA only). Without --data all train on toy stories, packed first.
+Races: llama (against transformers' Trainer, eager and compiled) and flat (against the reference's
+block under the same Trainer). Without --data all train on toy stories, packed first.
 """
 
 import argparse
@@ -13,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -20,49 +20,36 @@ from typing import Any, NamedTuple
 import torch
 
 from arch import ModelConfig, describe
-from eval.tables import group
-from scripts import pages
+from scripts import bench
 from scripts.baselines import Training, our_run, trainer_run
-from scripts.pages import BenchmarkError, By
 from scripts.turns import Entrant, end, race
 from tokenizer import CorpusError, PackedData, open_corpus, pack, train_tokenizer
 from train.settings import RunError
 from train.speed import peak_flops
 
-TOGETHER = {"cpu": 3, "cuda": 12}  # contenders that exist at once
 STORIES = 16000  # of the toy corpus: 3.6 M tokens
 OURS = "python -m train"
-TRAINER = "transformers' Trainer"
-REFERENCE = "the reference under Trainer"
+PEERS = {"llama": "transformers' Trainer", "flat": "the reference under Trainer"}
 COMPILED = ", compiled"
-OFF = OURS + ", kernels off"
-MIXERS = {
-    "flat": "flat",
-    "expanded": "expanded(factor=1)",  # as the reference trains it
-    "parallel": "parallel(branches=2)",
-    "headed": "headed(heads=4)",
-}
 LLAMA: dict[str, Any] = {
     "mixers": ("attention(heads=4)",),
     "channel_mixer": "swiglu",
     "norm": "rmsnorm",
 }
-KERNELS = ((512, 512), (512, 2048), (256, 2048))  # width and length
-RACES = ("llama", "flat", "kernels", *list(MIXERS)[1:])
-FLAGS = {
-    **pages.DEVICE,
-    **pages.THREADS,
-    "--only": ("races", [*RACES], RACES),
-    "--eager": ("leave out the compiled contenders", False),
-    "--data": ("packed data, of 4096 tokens; default: toy stories", None),
-    "--seconds": ("in all", By(900.0, 400.0)),
-    "--widths": ("d_model", By([128, 256], [512])),
-    "--layers": ("blocks", By(4, 8)),
-    "--length": ("tokens in a window", By(128, 512)),
-    "--batch": ("windows a step", By(16, 128)),
-    "--turn": ("seconds of a turn", By(3.0, 1.0)),
-    "--rounds": ("at most", By(15, 20)),
-}
+ABOUT = """\
+- **python -m train**: a run as `python -m train fit` makes it, Lightning, memory-mapped data,
+  progress lines and all, on the recipe that comes with the project; on a GPU compiled, in bf16.
+- **transformers' Trainer**: its defaults, on its own `LlamaForCausalLM` of the same shape;
+  `torch_compile=True` where it says compiled.
+- **the reference under Trainer**: its block restated (`scripts/baselines.py`): a `Conv1d` over the
+  positions, masked in place in every forward pass; on a GPU in fp16, as it is published.
+
+All train on the same packed stories, with fused AdamW and the gradient's norm clipped to 1, each in
+a process of its own. They took turns of some steps, round after round; the first steps of a turn do
+not count, nor does compiling. Tokens/s is the median over the turns with the least and the most;
+`ours / it` is our tokens/s over the line's, round by round. Memory is the most that the process
+held, its libraries included, or PyTorch of a GPU. TFLOP/s count the products that the model needs
+(`arch.costs`; of causal and triangular ones the lower half), three times for training."""
 
 
 class Contender(NamedTuple):
@@ -99,104 +86,89 @@ class Race(NamedTuple):
 def main(words: list[str] | None = None) -> int:
     """Measures and writes the page; the exit code, 1 where a contender failed."""
     rows: list[dict[str, Any]] = []
-    code = pages.run(
-        "training", __doc__, FLAGS, lambda o: measure(o, rows), words, RunError, CorpusError
-    )
+    options = read_flags(words)
+    code = bench.run("training", options, lambda o: measure(o, rows), RunError, CorpusError)
     return code or int(any(row["failed"] for row in rows))
 
 
+def read_flags(words: list[str] | None) -> argparse.Namespace:
+    """What a race is told."""
+    parser, natural = bench.parser(__doc__), bench.natural
+    add = parser.add_argument
+    add("--only", nargs="+", choices=[*PEERS], default=[*PEERS], help="races")
+    add("--eager", action="store_true", help="leave out the compiled contenders")
+    add("--data", help="packed data, of 4096 tokens; toy stories unless given")
+    add("--seconds", type=float, help="in all; 900, on CUDA 400")
+    add("--widths", type=natural, nargs="+", help="d_model; 128 and 256, on CUDA 512")
+    add("--layers", type=natural, help="blocks; 4, on CUDA 8")
+    add("--length", type=natural, help="tokens in a window; 128, on CUDA 512")
+    add("--batch", type=natural, help="windows a step; 16, on CUDA 128")
+    add("--turn", type=float, help="seconds of a turn; 3, on CUDA 1")
+    add("--rounds", type=natural, help="at most; 15, on CUDA 20")
+    sizes = {"widths": ([128, 256], [512]), "layers": (4, 8), "length": (128, 512)}
+    times = {"seconds": (900.0, 400.0), "turn": (3.0, 1.0), "rounds": (15, 20)}
+    return bench.parse(parser, words, batch=(16, 128), **sizes, **times)
+
+
 def races(options: argparse.Namespace, vocab_size: int) -> Iterator[Race]:
-    """What to run on data of so many tokens, the most important first."""
+    """What to run on data of so many tokens."""
     cuda = options.device == "cuda"
-
-    def model(width: int, length: int, **more: Any) -> ModelConfig:
-        sizes = {"vocab_size": vocab_size, "context": length, "n_layers": options.layers}
-        return ModelConfig(d_model=width, **sizes, **more)
-
     for name in options.only:
-        if name == "kernels":
-            for width, length in KERNELS if cuda else ():
-                batch = max(1, options.batch * options.length // length)
-                on, off = (
-                    Contender(our_run, ("flat", kernels), "bf16") for kernels in (True, False)
-                )
-                yield Race("flat, kernels", model(width, length), batch, {OURS: on, OFF: off})
-            continue
+        recipe, precision = (name, "bf16") if cuda else (f"{name}-small", "fp32")
+        theirs = "fp16" if cuda and name == "flat" else precision  # as it is published
+        entered = {OURS: Contender(our_run, (recipe,), precision)}
+        if not (cuda or options.eager):
+            entered[OURS + COMPILED] = Contender(our_run, (recipe,), precision, True)
+        entered[PEERS[name]] = Contender(trainer_run, (name,), theirs)
+        if not options.eager:
+            entered[PEERS[name] + COMPILED] = Contender(trainer_run, (name,), theirs, True)
         for width in options.widths:
-            if name == "llama":
-                more = {"d_ff": 4 * width if cuda else width * 11 // 4, **LLAMA}
-            else:
-                more = {"mixers": (MIXERS[name],)}
-            entered = _contenders(name, cuda)
-            if options.eager:
-                entered = {k: v for k, v in entered.items() if not v.compiled}
-            yield Race(name, model(width, options.length, **more), options.batch, entered)
+            more = {"d_ff": 4 * width if cuda else width * 11 // 4, **LLAMA}
+            sizes = {"context": options.length, "d_model": width, "n_layers": options.layers}
+            model = ModelConfig(vocab_size, **sizes, **(more if name == "llama" else {}))
+            yield Race(name, model, options.batch, entered)
 
 
-def _contenders(name: str, cuda: bool) -> dict[str, Contender]:
-    recipe = "llama" if name == "llama" else "flat"
-    precision = "bf16" if cuda else "fp32"
-    entered = {OURS: Contender(our_run, (recipe if cuda else f"{recipe}-small",), precision)}
-    if not cuda:
-        entered[OURS + COMPILED] = Contender(our_run, (f"{recipe}-small",), precision, True)
-    peer = TRAINER if name == "llama" else REFERENCE
-    if cuda and name != "llama":
-        precision = "fp16"  # as it is published
-    entered[peer] = Contender(trainer_run, (name,), precision)
-    entered[peer + COMPILED] = Contender(trainer_run, (name,), precision, True)
-    return entered
-
-
-def measure(options: argparse.Namespace, rows: list[dict[str, Any]]) -> pages.Pages:
-    """Runs the races, filling in the rows; yields the page after each group of them.
+def measure(options: argparse.Namespace, rows: list[dict[str, Any]]) -> bench.Pages:
+    """Runs the races, filling in the rows; yields the page after each of them.
 
     Raises:
-        CorpusError, BenchmarkError: the data cannot be read, or there was no time at all.
+        CorpusError: the data cannot be read.
     """
     deadline = time.monotonic() + options.seconds
     with tempfile.TemporaryDirectory(prefix="bench-training-") as name:
         folder = Path(name)
         data = PackedData(options.data or _toy(folder))
-        peak = _peak(options)
-        groups: list[list[Race]] = [[]]
-        for one in races(options, data.meta["vocab_size"]):
-            together = sum(len(each.contenders) for each in [*groups[-1], one])
-            if groups[-1] and together > TOGETHER[options.device]:
-                groups.append([])
-            groups[-1].append(one)
-        if not groups[0]:
-            raise BenchmarkError("--only kernels: needs --device cuda")
-        left_out: list[str] = []
-        for number, some in enumerate(groups):
+        peak, left_out = _peak(options), []
+        planned = [*races(options, data.meta["vocab_size"])]
+        for number, one in enumerate(planned):
             remaining = deadline - time.monotonic()
             if remaining > 0:
-                until = time.monotonic() + remaining / (len(groups) - number)
-                rows += _run(some, data.path, folder / str(number), until, options)
+                until = time.monotonic() + remaining / (len(planned) - number)
+                rows += _run(one, data.path, folder / str(number), until, options)
             else:
-                left_out += [f"{one.name}: {one.size}" for one in some]
+                left_out.append(f"{one.name}: {one.size}")
             yield training_page(rows, left_out, options, peak), rows
 
 
 def _run(
-    some: list[Race], data: Path, folder: Path, until: float, options: argparse.Namespace
+    one: Race, data: Path, folder: Path, until: float, options: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """The rows of races that take place together."""
+    """The rows of a race."""
+    print(f"{one.name}: {one.size} ...", file=sys.stderr, flush=True)
     entrants: list[Entrant] = []
     try:
-        for one in some:
-            print(f"{one.name}: {one.size} ...", file=sys.stderr, flush=True)
-            for contender in one.contenders.values():
-                place = folder / str(len(entrants))
-                place.mkdir(parents=True)
-                about = (options.device, contender.precision, contender.compiled, data, place)
-                start = (options.device, options.threads, place / "log", contender.work)
-                work = Training(one.model, one.batch, *about)
-                entrants.append(Entrant(*start, work, *contender.arguments))
+        for number, contender in enumerate(one.contenders.values()):
+            place = folder / str(number)
+            place.mkdir(parents=True)
+            about = (options.device, contender.precision, contender.compiled, data, place)
+            start = (options.device, options.threads, place / "log", contender.work)
+            work = Training(one.model, one.batch, *about)
+            entrants.append(Entrant(*start, work, *contender.arguments))
         race(entrants, options.turn, until, (min(3, options.rounds), options.rounds))
     finally:
         end(entrants)
-    order = iter(entrants)
-    return [row for one in some for row in figures(one, [next(order) for _ in one.contenders])]
+    return [*figures(one, entrants)]
 
 
 def figures(one: Race, entrants: list[Entrant]) -> Iterator[dict[str, Any]]:
@@ -229,6 +201,8 @@ FIELDS = (
     *("race", "size", "contender", "precision", "turns", "tokens", "least", "most", "memory"),
     *("flops", "ratio", "ratio_least", "ratio_most", "ratio_work", "failed"),
 )
+TITLES = ("", "tokens/s", "least to most", "peak memory, GiB", "TFLOP/s", "MFU", "ours / it")
+TITLES += ("least to most", "by processor time")
 
 
 def training_page(
@@ -238,56 +212,33 @@ def training_page(
     peak: tuple[float, str],
 ) -> str:
     """The page in Markdown: rows of all races, ours first in each; the peak of the device."""
-    cpu = options.device == "cpu"
+    where = "a CPU" if options.device == "cpu" else "a GPU"
     packages = ("triton", "lightning", "transformers", "accelerate")
     lines = [
-        f"# Training on {'a CPU' if cpu else 'a GPU'}: tokens per second beside other trainers\n",
+        f"# Training on {where}: tokens per second beside other trainers\n",
         f"Measured by `{options.command}`",
-        f"on {pages.hardware(options.device, options.threads, *packages)}.\n",
-        f"- **{OURS}**: a run as `python -m train fit` makes it, Lightning, memory-mapped data,"
-        f" progress lines and all, on the recipe that comes with the project; "
-        + ("eager unless it says compiled." if cpu else "compiled, as the recipes are, in bf16."),
-        "- **transformers' Trainer**: its defaults, on its own `LlamaForCausalLM` of the same"
-        " shape; `torch_compile=True` where it says compiled.",
-        "- **the reference under Trainer**: its block restated (`scripts/baselines.py`):"
-        " a `Conv1d` over the positions, masked in place in every forward pass; "
-        + ("fp32." if cpu else "fp16 autocast, as it is published."),
-        *([] if cpu else ["- **kernels off**: ours, with `tril(W) @ x + b` for every mixing."]),
-        "\nAll train on the same packed stories, with fused AdamW and the gradient's norm clipped"
-        " to 1, each in a process of its own. They took turns of some steps, round after round; the"
-        " first steps of a turn do not count, nor does compiling. Tokens/s is the median over the"
-        " turns with the least and the most; `ours / it` is our tokens/s over the line's, round by"
-        " round. Memory is the most that "
-        + ("the process held, its libraries included." if cpu else "PyTorch held of the GPU."),
-        "\nTFLOP/s count the products that the model needs (`arch.costs`; of causal and triangular"
-        " ones the lower half), three times for training. MFU is their share of"
-        f" {peak[0] / 1e12:.4g} TFLOP/s, {peak[1]}.",
+        f"on {bench.hardware(options, *packages)}.\n\n{ABOUT}",
+        f"MFU is their share of {peak[0] / 1e12:.4g} TFLOP/s, {peak[1]}.",
     ]
-    for title, some in group(rows, lambda row: f"{row['race']}: {row['size']}").items():
-        lines += [f"\n## {title}\n", _table(some, peak[0], cpu).rstrip()]
+    for (name, size), some in groupby(rows, lambda row: (row["race"], row["size"])):
+        lines.append(f"\n## {name}: {size}\n")
+        cells = [[*_cells(row, peak[0]), *[""] * 9][:9] for row in some]
+        lines.append(bench.table(TITLES, cells).rstrip())
     if left_out:
         lines += ["\n## Not measured: no time left\n", *(f"- {name}" for name in left_out)]
     return "\n".join(lines) + "\n"
 
 
-def _table(rows: Sequence[dict[str, Any]], peak: float, cpu: bool) -> str:
-    titles = ["", "tokens/s", "least to most", "peak memory, GiB", "TFLOP/s", "MFU"]
-    titles += ["ours / it", "least to most", *(["by processor time"] if cpu else [])]
-    lines = []
-    for row in rows:
-        cells = [row["contender"], f"failed: {row['failed']}"]
-        if not row["failed"]:
-            cells = [f"{row['contender']} ({row['precision']})", f"{row['tokens']:,.0f}"]
-            cells += [f"{row['least']:,.0f} to {row['most']:,.0f}", f"{row['memory'] / 2**30:.2f}"]
-            cells += [f"{row['flops'] / 1e12:.3g}", f"{row['flops'] / peak:.1%}"]
-            if row["contender"] != OURS and row["ratio"]:
-                cells += [f"{row['ratio']:.2f}"]
-                cells += [f"{row['ratio_least']:.2f} to {row['ratio_most']:.2f}"]
-                cells += [f"{row['ratio_work']:.2f}"] * cpu
-            elif row["contender"] != OURS:
-                cells.append("not measured")  # ours failed
-        lines.append(cells + [""] * (len(titles) - len(cells)))
-    return pages.table(titles, lines)
+def _cells(row: dict[str, Any], peak: float) -> list[str]:
+    if row["failed"]:
+        return [row["contender"], f"failed: {row['failed']}"]
+    cells = [f"{row['contender']} ({row['precision']})", f"{row['tokens']:,.0f}"]
+    cells += [f"{row['least']:,.0f} to {row['most']:,.0f}", f"{row['memory'] / 2**30:.2f}"]
+    cells += [f"{row['flops'] / 1e12:.3g}", f"{row['flops'] / peak:.1%}"]
+    if row["contender"] == OURS or not row["ratio"]:
+        return cells
+    limits = f"{row['ratio_least']:.2f} to {row['ratio_most']:.2f}"
+    return [*cells, f"{row['ratio']:.2f}", limits, f"{row['ratio_work']:.2f}"]
 
 
 def _toy(folder: Path) -> Path:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 
 from tokenizers import Tokenizer
+from tqdm import tqdm
 
 from tokenizer import corpus as sources
 from tokenizer.bpe import (
@@ -41,19 +41,14 @@ EXAMPLES = {
     "pack": """\
   python -m tokenizer pack toy --tokenizer tokenizer.json --out data
   python -m tokenizer pack stories.txt --tokenizer tokenizer.json --out data --valid-fraction 0.1
-  python -m tokenizer pack toy --tokenizer tokenizer.json --out rows --layout rows --context 512
+  python -m tokenizer pack book.txt --tokenizer tokenizer.json --out data --story-tokens 256
 
 a corpus larger than memory; the same command continues it after an interruption:
   python -m tokenizer pack hub:HuggingFaceFW/fineweb-edu:sample-10BT --valid-fraction 0.001 \\
       --tokenizer tokenizer.json --out fineweb
 """,
-    "check": """\
-  python -m tokenizer check data
-""",
-    "inspect": """\
-  python -m tokenizer inspect tokenizer.json
-  python -m tokenizer inspect tokenizer.json --corpus stories.txt --text "Once upon a time"
-""",
+    "check": "  python -m tokenizer check data\n",
+    "inspect": '  python -m tokenizer inspect tokenizer.json --text "Once upon a time"\n',
 }
 SHOWN = 10  # tokens in a table of `inspect`
 
@@ -94,19 +89,25 @@ def _pack(options: argparse.Namespace) -> None:
         os.environ["RAYON_NUM_THREADS"] = str(options.workers)  # read when threads first start
     if kept := complete_shards(options.out):
         print(f"{options.out}: continuing after {kept} complete shards", file=sys.stderr)
-    progress = Meter()
-    data = pack(
-        options.source,
-        options.tokenizer,
-        options.out,
-        Layout(options.layout, options.context, options.pad_side),
-        valid_fraction=options.valid_fraction,
-        limit=options.limit,
-        field=options.field,
-        force=options.force,
-        shard_tokens=options.shard_tokens,
-        report=lambda corpus, done: progress(corpus.split, done, corpus.expected),
-    )
+    with tqdm(unit=" stories", disable=None) as bar:  # None: none in a pipe
+
+        def report(split: str, done: int) -> None:
+            bar.set_description(split)
+            bar.update(done - bar.n if done > bar.n else 0)
+
+        data = pack(
+            options.source,
+            options.tokenizer,
+            options.out,
+            Layout(options.layout, options.context, options.pad_side),
+            valid_fraction=options.valid_fraction,
+            limit=options.limit,
+            field=options.field,
+            force=options.force,
+            shard_tokens=options.shard_tokens,
+            story_tokens=options.story_tokens,
+            report=report,
+        )
     for split in SPLITS:
         counts = data.meta["splits"][split]
         print(
@@ -116,11 +117,10 @@ def _pack(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    data, progress = PackedData(options.data), Meter()
+    data = PackedData(options.data)
     shards = [shard for split in SPLITS for shard in data.shards(split)]
-    for done, shard in enumerate(shards, 1):
+    for shard in tqdm(shards, unit=" files", disable=None):
         shard.verify()
-        progress("files", done, lambda: len(shards))
     print(f"{data.path}: {len(shards):,} files hold what was packed")
 
 
@@ -140,9 +140,7 @@ def _describe(tokenizer: Tokenizer, corpus: Corpus) -> str:
 
     Tokens are shown as the library writes them: `Ġ` for a space, `Ċ` for the end of a line.
     """
-    pieces = token_bytes(tokenizer)
-    used: Counter[int] = Counter()
-    stories = 0
+    pieces, used, stories = token_bytes(tokenizer), Counter[int](), 0
     for batch in encode_stories(tokenizer, ((None, story) for story in corpus)):
         stories += len(batch)
         used.update(chain.from_iterable(ids for _, ids in batch))
@@ -151,16 +149,6 @@ def _describe(tokenizer: Tokenizer, corpus: Corpus) -> str:
     learnt = range(SMALLEST, len(pieces))
     longest = sorted(learnt, key=lambda token: (-len(pieces[token]), token))
     rarest = sorted((t for t in learnt if used[t]), key=lambda token: (used[token], token))
-
-    def table(title: str, listed: list[int]) -> list[str]:
-        return [
-            f"\n{title}\n{'id':>6}{'bytes':>7}{'count':>10}  token",
-            *(
-                f"{t:>6}{len(pieces[t]):>7}{used[t]:>10,}  {tokenizer.id_to_token(t)}"
-                for t in listed[:SHOWN]
-            ),
-        ]
-
     lines = [
         f"entries          {len(pieces):,} ({len(SPECIAL)} special, 256 bytes,"
         f" {len(learnt):,} merges)",
@@ -170,37 +158,13 @@ def _describe(tokenizer: Tokenizer, corpus: Corpus) -> str:
         f"bytes per token  {size / tokens:.3f}",
         f"tokens per story {tokens / stories:.1f}",
         f"merges not used  {sum(not used[token] for token in learnt):,}",
-        *table("longest tokens", longest),
-        *table("rarest tokens", rarest),
     ]
+    for title, listed in (("longest tokens", longest), ("rarest tokens", rarest)):
+        lines.append(f"\n{title}\n{'id':>6}{'bytes':>7}{'count':>10}  token")
+        for t in listed[:SHOWN]:
+            name = tokenizer.id_to_token(t)
+            lines.append(f"{t:>6}{len(pieces[t]):>7}{used[t]:>10,}  {name}")
     return "\n".join(lines)
-
-
-class Meter:
-    """The progress of a task on stderr: a line on a terminal every 2 s, on a pipe every 10 s."""
-
-    def __init__(self) -> None:
-        self.every, self.task = 2.0 if sys.stderr.isatty() else 10.0, ""
-
-    def __call__(self, task: str, done: int, total: Callable[[], int | None]) -> None:
-        """Print that `done` of about `total()` are done, unless that was printed just now.
-
-        What was done at the first call of a task does not count for the time that remains.
-        """
-        now = time.monotonic()
-        if task != self.task:
-            self.task, self.total, self.first = task, None, done
-            self.began = self.printed = now
-        if now - self.printed < self.every:
-            return
-        if self.printed == self.began:
-            self.total = total()
-        self.printed, line = now, f"{task}: {done:,}"
-        if self.total is not None and done > self.first:
-            rate = (now - self.began) / (done - self.first)
-            remaining = max(0.0, rate * (self.total - done))
-            line += f" of about {self.total:,}, {remaining:.0f} s left"
-        print(line, file=sys.stderr, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -246,6 +210,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--pad-side", choices=("left", "right"), help="of a row (right)")
     share = "share set aside for validation if the source sets none aside itself (%(default)s)"
     add("--valid-fraction", type=float, default=VALID_FRACTION, metavar="F", help=share)
+    joined = "join neighbours of a split, such as paragraphs, to stories of N tokens or more"
+    add("--story-tokens", help=joined, **count)
     add("--shard-tokens", default=SHARD, help="tokens in a file (%(default)s)", **count)
     add("--workers", help="threads (all cores)", **count)
     add("--force", action="store_true", help="replace packed data that is there")

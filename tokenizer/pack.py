@@ -5,6 +5,9 @@
 Layout `packed`: all stories in a line, each followed by end-of-text. Layout `rows`: one story a
 row, with its end-of-text, cut at the context and padded on one side.
 
+`--story-tokens N` joins neighbours of a split, such as the paragraphs of a book, to longer stories;
+which split a paragraph is in does not depend on it.
+
 Each split is written as shards: files of whole stories. A shard ends with the first story that
 brings it to the size asked for. Until all are complete they are in `.data.partial` beside `data`.
 The same command, given again after an interruption, counts the stories of the complete shards,
@@ -16,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -42,8 +45,10 @@ from tokenizer.data import BLOCK, DTYPE, SCHEMA, SPLITS, PackedData
 from tokenizer.files import sync, whole_directory
 
 VALID_FRACTION = 0.05
+BETWEEN = "\n\n"  # of stories that are joined
 SHARD = 100_000_000  # tokens
-Report = Callable[[Corpus, int], None]
+Batch = list[tuple[str, list[int]]]
+Report = Callable[[str, int], None]
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,8 @@ def pack(
     field: str = "text",
     force: bool = False,
     shard_tokens: int = SHARD,
-    report: Report = lambda corpus, done: None,
+    story_tokens: int | None = None,
+    report: Report = lambda split, done: None,
 ) -> PackedData:
     """Write a data directory; it is complete or not there.
 
@@ -98,14 +104,17 @@ def pack(
         force: Whether packed data that is already at `out`, or the shards of another packing that
             was interrupted, are replaced.
         shard_tokens: Tokens in a file, pads not counted.
-        report: Called after every batch with the corpus, and how many stories are done.
+        story_tokens: Neighbours of a split are joined to stories of so many tokens or more, by a
+            blank line; not when it is None.
+        report: Called after every batch with the split, and how many stories are done.
 
     Raises:
         CorpusError: Something given cannot be used; the message names it. Complete shards are kept.
     """
     out, layout, loaded = Path(out), layout or Layout(), load_tokenizer(tokenizer)
-    if shard_tokens < 1:
-        raise CorpusError(f"--shard-tokens {shard_tokens}: must be 1 or more")
+    for flag, count in (("shard", shard_tokens), ("story", story_tokens)):
+        if count is not None and count < 1:
+            raise CorpusError(f"--{flag}-tokens {count}: must be 1 or more")
     for special in SPECIAL:
         if loaded.token_to_id(special) is None:
             raise CorpusError(
@@ -125,7 +134,8 @@ def pack(
         "tokenizer_sha256": tokenizer_hash(loaded),
         "source": source,
     }
-    asked = {"shard-tokens": shard_tokens, "valid-fraction": valid_fraction}
+    asked = {"shard-tokens": shard_tokens, "story-tokens": story_tokens}
+    asked["valid-fraction"] = valid_fraction
     asked |= {"limit": limit, "field": field}
     with whole_directory(out, meta | asked, force) as folder, ExitStack() as files:
         options: Any = {"valid_fraction": valid_fraction, "limit": limit, "field": field}
@@ -134,11 +144,16 @@ def pack(
         for writer in writers.values():
             files.callback(writer.close)
         skip = {split: writer.stories for split, writer in writers.items()}
-        for batch in encode_stories(loaded, _stories(corpora, skip)):
+        if story_tokens is None:
+            batches = encode_stories(loaded, _stories(corpora, skip))
+        else:
+            whole = encode_stories(loaded, _stories(corpora, dict.fromkeys(skip, 0)))
+            batches = _joined(whole, story_tokens, loaded.encode(BETWEEN).ids, skip)
+        for batch in batches:
             for split, writer in writers.items():
                 if stories := [ids for of, ids in batch if of == split]:
                     writer.add(stories)
-                    report(corpora[split], writer.stories)
+                    report(split, writer.stories)
         splits = {split: writer.finish() for split, writer in writers.items()}
         # Readers of the source need the fraction too; it is null where the source is divided.
         about = meta | {"valid_fraction": corpora["train"].share, "splits": splits}
@@ -167,6 +182,29 @@ def _stories(corpora: dict[str, Corpus], skip: dict[str, int]) -> Iterator[tuple
                 yield split, story
         elif all(count == train.limit for count in read.values()):
             return
+
+
+def _joined(
+    batches: Iterable[Batch], tokens: int, between: list[int], skip: dict[str, int]
+) -> Iterator[Batch]:
+    """Yield stories of `tokens` tokens or more, of neighbours, but the first `skip` of a split."""
+    pending: dict[str, list[int]] = {split: [] for split in skip}
+    made = dict.fromkeys(skip, 0)
+    last: Batch = []
+    for batch in chain(batches, [last]):
+        whole = []
+        for split, ids in batch:
+            pending[split] += between * bool(pending[split]) + ids
+            if len(pending[split]) >= tokens:
+                whole.append((split, pending[split]))
+                pending[split] = []
+        if batch is last:
+            whole = [(split, ids) for split, ids in pending.items() if ids]
+        kept = []
+        for split, ids in whole:
+            made[split] += 1
+            kept += [(split, ids)] * (made[split] > skip[split])
+        yield kept
 
 
 class _Writer:

@@ -19,13 +19,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from arch import LanguageModel, describe
+from train.busy import busy_machine
 from train.data import Windows
 from train.module import LanguageModule
 from train.progress import clock
 from train.run import build_trainer
 from train.rundir import RunDirectory
 from train.settings import Recipe
-from train.speed import busy_machine, compiles, prepare
+from train.speed import compiles, prepare
 
 CHEAP = 2e11
 """FLOP of a measured step on a CPU, at most: it sees fewer windows if need be."""

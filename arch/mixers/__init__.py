@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from arch.config import parse
 from arch.mixers.attention import Attention, CausalAttention, rotate, share_rotary
 from arch.mixers.base import Identity, SideBySide, TokenMixer
 from arch.mixers.masked import (
@@ -14,6 +13,7 @@ from arch.mixers.masked import (
     Rectangular,
     Triangle,
 )
+from arch.patterns import parse
 
 __all__ = [
     "MIXERS", "CausalAttention", "Rectangular", "TokenMixer", "Triangle", "build_mixer",

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from arch.errors import ModelError
-from arch.mixers.base import Cache, TokenMixer
+from arch.mixers.base import TokenMixer
 
 QK_EPS = 1e-5
 """Added under the root of the norms of queries and keys; as `ModelConfig.norm_eps` by default."""
@@ -17,8 +17,8 @@ QK_EPS = 1e-5
 class KeyValue(NamedTuple):
     """The keys (positions already in them) and values so far, each `(P, T, kv_heads, width)`."""
 
-    keys: Cache
-    values: Cache
+    keys: Tensor
+    values: Tensor
 
 
 class CausalAttention(TokenMixer):
@@ -67,18 +67,20 @@ class CausalAttention(TokenMixer):
         """The state is the key/value cache."""
         if state is None:
             q, k, v = self.place(x, 0)
-            return self._attend(q, k, v), KeyValue(Cache(k), Cache(v))
-        q, k, v = self.place(x, state.keys.length)
-        after = KeyValue(state.keys.append(k), state.values.append(v))
-        return self._attend(q, after.keys.values, after.values.values), after
+            return self._attend(q, k, v), KeyValue(k, v)
+        q, k, v = self.place(x, state.keys.shape[1])
+        pairs = zip(state, (k, v), strict=True)
+        after = KeyValue(*(torch.cat(pair, dim=1) for pair in pairs))
+        return self._attend(q, *after), after
 
     def step(self, x: Tensor, state: KeyValue) -> Tensor:
         """Attends to the shared cache and to the candidate's own positions.
 
         All candidates of a prefix meet its keys in one product; nothing is expanded to N.
         """
-        q, k, v = self.place(x, state.keys.length)
-        (N, S), past_k, past_v = q.shape[:2], state.keys.values, state.values.values
+        past_k, past_v = state
+        q, k, v = self.place(x, past_k.shape[1])
+        N, S = q.shape[:2]
         P, t, kv_heads, width = past_k.shape
         q = q.reshape(P, N // P, S, kv_heads, -1, width) * self.scale
         k, v = (new.reshape(P, N // P, S, kv_heads, width) for new in (k, v))

@@ -1,4 +1,4 @@
-"""The contract of token mixers, their cache, and two mixers: identity, and several side by side."""
+"""The contract of token mixers, and two mixers: identity, and several side by side."""
 
 from typing import Any
 
@@ -6,41 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from arch.errors import ModelError
-
-
-class Cache:
-    """A `(P, T, ...)` tensor to append to; older caches stay valid when newer ones grow.
-
-    Appending costs what is new, not what is there: the storage doubles when full, and caches
-    share it. Only the longest cache of a storage may write behind its end; any other one (a
-    search that tries a second continuation) takes a copy first.
-    """
-
-    def __init__(self, values: Tensor) -> None:
-        self._storage = values
-        self.length = values.shape[1]
-        self._written = [self.length]  # shared by all caches of one storage
-
-    @property
-    def values(self) -> Tensor:
-        """What was appended so far, `(P, T, ...)`."""
-        return self._storage[:, : self.length]
-
-    def append(self, new: Tensor) -> "Cache":
-        """A cache that goes on with `new`, `(P, S, ...)`; this one is left as it is."""
-        if new.requires_grad or self._storage.requires_grad:
-            return Cache(torch.cat([self.values, new], dim=1))  # autograd forbids shared writes
-        length = self.length + new.shape[1]
-        grown = Cache.__new__(Cache)
-        grown._storage, grown._written, grown.length = self._storage, self._written, length
-        if self._written[0] != self.length or length > self._storage.shape[1]:
-            shape = (new.shape[0], 2 * length, *new.shape[2:])
-            grown._storage = new.new_empty(shape)
-            grown._storage[:, : self.length] = self.values
-            grown._written = [self.length]
-        grown._storage[:, self.length : length] = new
-        grown._written[0] = length
-        return grown
 
 
 class TokenMixer(nn.Module):
@@ -64,11 +29,12 @@ class TokenMixer(nn.Module):
     def prefix(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         """Consumes T more positions, `(P, T, D) -> (P, T, D)`; a new state remembers them.
 
-        The state is a cache of the inputs, unless a mixer has something better to remember.
+        The state is the inputs so far, `(P, t, D)`, unless a mixer has something better to
+        remember.
         """
         if state is None:
-            return self(x), Cache(x)
-        return self.step(x, state), state.append(x)
+            return self(x), x
+        return self.step(x, state), torch.cat([state, x], dim=1)
 
     def step(self, x: Tensor, state: Any) -> Tensor:
         """Looks at S further positions, `(N, S, D) -> (N, S, D)`; the state stays as it is."""

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from arch.errors import ModelError, check_count
 from arch.masked_conv import masked_convolution
-from arch.mixers.base import Cache, TokenMixer
+from arch.mixers.base import TokenMixer
 
 Rows = tuple[Tensor, Tensor | None, Tensor, Tensor | None]
 
@@ -100,9 +100,9 @@ class Masked(TokenMixer):
         """`(B, T, D) -> (B, T, D)`."""
         return self.after(x[:, :0], x)
 
-    def step(self, x: Tensor, state: Cache) -> Tensor:
+    def step(self, x: Tensor, state: Tensor) -> Tensor:
         """`(N, S, D) -> (N, S, D)`."""
-        return self.after(state.values, x)
+        return self.after(state, x)
 
 
 class Flat(Masked):
@@ -210,16 +210,16 @@ class Headed(TokenMixer):
         """`(B, T, D) -> (B, T, D)`."""
         return self.o_proj(self.mix(self.in_proj(x)))
 
-    def prefix(self, x: Tensor, state: Cache | None = None) -> tuple[Tensor, Cache]:
+    def prefix(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The state is the projected inputs so far."""
         x = self.in_proj(x)
         if state is None:
-            return self.o_proj(self.mix(x)), Cache(x)
-        return self.o_proj(self.mix.step(x, state.values)), state.append(x)
+            return self.o_proj(self.mix(x)), x
+        return self.o_proj(self.mix.step(x, state)), torch.cat([state, x], dim=1)
 
-    def step(self, x: Tensor, state: Cache) -> Tensor:
+    def step(self, x: Tensor, state: Tensor) -> Tensor:
         """`(N, S, D) -> (N, S, D)`."""
-        return self.o_proj(self.mix.step(self.in_proj(x), state.values))
+        return self.o_proj(self.mix.step(self.in_proj(x), state))
 
 
 class Expanded(TokenMixer):
@@ -240,20 +240,18 @@ class Expanded(TokenMixer):
         return self._after(x, x[:, :0], None)[0]
 
     def prefix(
-        self, x: Tensor, state: tuple[Cache, Cache] | None = None
-    ) -> tuple[Tensor, tuple[Cache, Cache]]:
+        self, x: Tensor, state: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The state is the inputs and the hidden rows so far, `(P, t, D)` and `(P, t, R, D)`."""
-        if state is None:
-            y, hidden = self._after(x, x[:, :0], None)
-            return y, (Cache(x), Cache(torch.stack(hidden, dim=2)))
-        inputs, rows = state
-        y, hidden = self._after(x, inputs.values, rows.values)
-        return y, (inputs.append(x), rows.append(torch.stack(hidden, dim=2)))
+        inputs, rows = state or (x[:, :0], None)
+        y, hidden = self._after(x, inputs, rows)
+        new = torch.stack(hidden, dim=2)
+        rows = new if rows is None else torch.cat([rows, new], dim=1)
+        return y, (torch.cat([inputs, x], dim=1), rows)
 
-    def step(self, x: Tensor, state: tuple[Cache, Cache]) -> Tensor:
+    def step(self, x: Tensor, state: tuple[Tensor, Tensor]) -> Tensor:
         """`(N, S, D) -> (N, S, D)`."""
-        inputs, rows = state
-        return self._after(x, inputs.values, rows.values)[0]
+        return self._after(x, *state)[0]
 
     def rows(self, start: int, count: int) -> Rows:
         """U `(R, S, t)`, c `(R, S)`, V `(R, S, t)`, b `(S,)` of `count` positions."""

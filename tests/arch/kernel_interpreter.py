@@ -13,7 +13,7 @@ import torch
 from arch import masked_conv, masked_conv_triton
 from tests.arch.kernel_cases import MEMBERS, compare
 
-TILE = masked_conv_triton.Tile(rows=32, columns=16, depth=16, warps=4, stages=3, programs=5)
+TILE = masked_conv_triton.Tile(rows=32, columns=16, depth=16, warps=4, splits=2)
 
 # Whole tiles and ragged ends, of positions and of features; heads are the most general case.
 CASES = [

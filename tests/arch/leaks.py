@@ -14,7 +14,7 @@ class Leak(TokenMixer):
         super().__init__()
 
     def step(self, x: Tensor, state) -> Tensor:
-        before = state.values.repeat_interleave(len(x) // len(state.values), 0)
+        before = state.repeat_interleave(len(x) // len(state), 0)
         return self(torch.cat([before, x], dim=1))[:, -x.shape[1] :]
 
 
@@ -162,7 +162,7 @@ class WrongStep(Leak):
         return x.cumsum(1)
 
     def step(self, x, state):
-        before = state.values[:, 1:].sum(1, keepdim=True)
+        before = state[:, 1:].sum(1, keepdim=True)
         return x.cumsum(1) + before.repeat_interleave(len(x) // len(before), 0)
 
 

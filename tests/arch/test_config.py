@@ -98,8 +98,9 @@ def test_a_pattern_that_does_not_fit_says_so(entry, message):
     ],
 )
 def test_a_field_out_of_range_says_so(settings, message):
+    sizes = {"vocab_size": 16, "context": 8, "d_model": 8, "n_layers": 1}
     with one_line(ModelError, message):
-        ModelConfig(**settings)
+        LanguageModel(ModelConfig(**sizes | settings))
 
 
 def test_parameters_of_a_mixers_own_start_decay_and_load_by_rule(tmp_path):

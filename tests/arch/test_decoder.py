@@ -1,6 +1,7 @@
 """Any causal model of transformers, opened by its layers: transformers is the judge."""
 
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -187,3 +188,24 @@ def test_a_gguf_file_needs_its_package(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(ModelError, match="needs the package gguf; fix: pip install gguf"):
         load_pretrained(str(tmp_path / "m.gguf"))
+
+
+def families_table() -> str:
+    """The families that are tried here, as docs/pretrained.md lists them."""
+    lines = ["| family, as `model_type` | a block here is | `prefix` remembers |", "|---|---|---|"]
+    for name in MODELS:
+        model = wrap_model(their_model(name))
+        parts = isinstance(model, PretrainedModel)
+        remembered = parts or (isinstance(model, Decoder) and model.body.cached)
+        block = "its parts" if parts else "a whole layer"
+        lines.append(f"| {name} | {block} | {'keys and values' if remembered else 'inputs'} |")
+    return "\n".join(lines)
+
+
+def test_the_families_that_were_tried_stand_in_the_docs():
+    text = (Path(__file__).parents[2] / "docs" / "pretrained.md").read_text(encoding="utf-8")
+    assert families_table() in text
+
+
+if __name__ == "__main__":
+    print(families_table())

@@ -32,7 +32,11 @@ def causal(query, key, value, products):
 
 COUNTED = {
     **dict.fromkeys(
-        (op.overloadpacket for op in (masked_conv.forward, masked_conv.dx, masked_conv.dw)), lower
+        (
+            op._opoverload.overloadpacket
+            for op in (masked_conv.forward, masked_conv.dx, masked_conv.dw)
+        ),
+        lower,
     ),
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: causal(
         q, k, v, 2

@@ -1,5 +1,6 @@
 """The masked convolution against float64, and as an operator torch can work with."""
 
+import csv
 import logging
 import math
 import re
@@ -262,10 +263,11 @@ def cuda(monkeypatch):
     ("capability", "triton", "dtype", "name", "why"),
     [
         ((9, 0), True, torch.bfloat16, "triton", "sm_90"),
-        ((8, 0), True, torch.float32, "triton", "sm_80"),
+        ((8, 0), True, torch.float16, "triton", "sm_80"),
+        ((9, 0), True, torch.float32, "dense", "for half precision, not torch.float32"),
         ((7, 5), True, torch.float16, "dense", "need sm_80, the device is sm_75"),
         ((9, 0), False, torch.float16, "dense", "Triton is not installed"),
-        ((9, 0), True, torch.float64, "dense", "do not compute in torch.float64"),
+        ((9, 0), True, torch.float64, "dense", "for half precision, not torch.float64"),
     ],
 )
 def test_it_says_once_which_implementation_runs_and_why(
@@ -277,8 +279,38 @@ def test_it_says_once_which_implementation_runs_and_why(
         found, reason = implementation(torch.device("cuda", 0), dtype)
         assert (found, why in reason) == (name, True)
     (record,) = caplog.records
-    assert record.levelno == (logging.INFO if name == "triton" else logging.WARNING)
+    lacking = name == "dense" and dtype.itemsize == 2
+    assert record.levelno == (logging.WARNING if lacking else logging.INFO)
     assert f"cuda:0 in {dtype}: {name} (" in record.getMessage()
+
+
+TABLE = """device,dtype,length,width,batch,ratio
+GPU X,bfloat16,256,512,64,0.9
+GPU X,bfloat16,2048,512,16,1.4
+GPU X,float16,256,512,64,1.2
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "shape", "ratio"),
+    [
+        ("GPU X", "bfloat16", (300, 512, 64), 0.9),
+        ("GPU X", "bfloat16", (1024, 512, 8), 1.4),
+        ("GPU X", "float16", (4096, 16, 1), 1.2),
+        ("GPU Y", "bfloat16", (256, 512, 64), math.inf),
+    ],
+)
+def test_the_nearest_measured_shape_counts(device, dtype, shape, ratio, tmp_path, monkeypatch):
+    (tmp_path / "measured.csv").write_text(TABLE)
+    monkeypatch.setattr(masked_conv, "MEASURED", tmp_path / "measured.csv")
+    assert masked_conv.measured_ratio.__wrapped__(device, dtype, *shape) == ratio
+
+
+def test_the_table_of_measured_shapes_can_be_read():
+    with masked_conv.MEASURED.open() as file:
+        header, *rows = csv.reader(file)
+    assert header == ["device", "dtype", "length", "width", "batch", "ratio"]
+    assert all(float(row[-1]) > 0 for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -299,6 +331,46 @@ def test_the_processor_chooses_the_form(processor, length, monkeypatch):
     assert masked_conv.onednn_length.__wrapped__() == length
 
 
-def test_import_needs_no_triton():
-    program = "import arch.masked_conv, sys; sys.exit('triton' in sys.modules)"
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
+AS_ON_A_GPU = """
+import torch
+torch.version.cuda = "13.0"
+from arch import masked_conv
+torch.version.cuda = None
+x, w, b = (torch.randn(shape, requires_grad=True) for shape in ((2, 9, 4), (2, 9, 9), (2, 9)))
+torch.library.opcheck(masked_conv.forward, (x, w, b))
+torch.library.opcheck(masked_conv.dx, (x, w))
+torch.library.opcheck(masked_conv.dw, (x, x, 2, torch.float32))
+seen = []
+def backend(graph, inputs):
+    from torch._dynamo.backends.common import aot_autograd
+    compiler = lambda made, inputs: seen.append(str(made.graph)) or made.forward
+    return aot_autograd(fw_compiler=compiler)(graph, inputs)
+torch.compile(masked_conv.masked_convolution, backend=backend)(x, w, b).sum().backward()
+assert len(seen) == 2 and not any("remnant" in graph for graph in seen), seen
+"""
+
+
+def test_the_compiler_sees_through_the_operators_of_a_gpu():
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-W", "ignore", "-c", AS_ON_A_GPU]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+WITHOUT_TRITON = """
+import sys
+sys.modules["triton"] = None
+import torch
+from arch import masked_conv
+masked_conv.is_one_node = lambda x: True
+weight = torch.ones(2, 2, requires_grad=True)
+masked_conv.masked_convolution(torch.ones(1, 2, 3), weight).sum().backward()
+"""
+
+
+def test_it_works_without_triton_and_says_nothing():
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TRITON], cwd=root, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -18,7 +18,7 @@ if find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
 KERNELS = ("forward", "dx", "dw")
-BATCH, FEATURES = 2, 512
+FEATURES = 512
 
 
 def _release(package: str) -> tuple[int, ...]:
@@ -50,11 +50,11 @@ class Launch(NamedTuple):
     constants: dict[str, Any]
 
 
-def _calls(length: int, dtype: torch.dtype) -> dict[str, Callable[[], object]]:
+def _calls(length: int, dtype: torch.dtype, batch: int) -> dict[str, Callable[[], object]]:
     """Calls of the host side, by the name of the product."""
     from arch import masked_conv_triton as kernels
 
-    x, g = torch.empty(2, BATCH, length, FEATURES, dtype=dtype)
+    x, g = torch.empty(2, batch, length, FEATURES, dtype=dtype)
     w, b = torch.empty(1, length, length, dtype=dtype), torch.empty(1, length)
     return {
         "forward": lambda: kernels.forward(x, w, b),
@@ -75,10 +75,10 @@ def launches(monkeypatch, tmp_path):
     monkeypatch.setattr(kernels, "run", lambda k, _, *a, **c: recorded.append(Launch(k, a, c)))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
-    def record(call, length, dtype, architecture):
-        monkeypatch.setattr(kernels, "capability", lambda _: architecture)
-        _calls(length, dtype)[call]()
-        return sorted(recorded, key=lambda launch: "DEPTH" in launch.constants)[::-1]
+    def record(call, length, dtype, architecture, batch=64):
+        monkeypatch.setattr(kernels, "device_of", lambda _: (architecture, 132))
+        _calls(length, dtype, batch)[call]()
+        return sorted(recorded, key=lambda launch: "BLOCK_K" in launch.constants)[::-1]
 
     return record
 
@@ -136,10 +136,8 @@ def _spilled(cubin: bytes) -> int:
     return int(found[1])
 
 
-HALF = [(call, length) for call in KERNELS for length in (200, 512, 2048)]
-
-
-@pytest.mark.parametrize(("call", "length"), HALF)
+@pytest.mark.parametrize("call", KERNELS)
+@pytest.mark.parametrize("length", [200, 512, 2048])
 def test_half_precision_on_sm_90_multiplies_asynchronously(call, length, launches):
     code = compiled(launches(call, length, torch.bfloat16, "sm_90")[0], "sm_90")
     assert code.ptx.count("wgmma.mma_async") >= 4
@@ -162,40 +160,70 @@ def _loads_sixteen_bytes_and_spills_nothing(code: Code) -> None:
     assert code.spilled == 0
 
 
+@pytest.mark.parametrize("call", KERNELS)
+@pytest.mark.parametrize("architecture", ["sm_89", "sm_100", "sm_120"])
+@pytest.mark.parametrize(("batch", "length"), [(2, 200), (64, 1024)])
+def test_other_devices_use_tensor_cores_and_spill_nothing(
+    call, architecture, batch, length, launches
+):
+    code = compiled(launches(call, length, torch.bfloat16, architecture, batch)[0], architecture)
+    assert re.search("mma|tcgen05", code.ptx)
+    assert code.spilled == 0
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_90", "sm_120"])
-def test_tiles_are_a_rule_and_fit_every_shape(kernel, architecture):
+def test_tiles_follow_the_shape_and_fill_the_device(kernel, architecture):
     from arch import masked_conv_triton as kernels
 
-    for dtype, length, width in itertools.product(
-        (torch.float16, torch.float32), (1, 16, 100, 512, 8192), (1, 24, 512)
+    for batch, length, width in itertools.product(
+        (1, 64), (1, 16, 100, 512, 2048, 8192), (1, 24, 512)
     ):
-        tile = kernels.tile(kernel, architecture, dtype, length, width)
+        tile = kernels.tile(kernel, architecture, 132, batch, length, width, 1)
         assert min(tile.rows, tile.columns, tile.depth) >= 16
-        assert (kernel == "dw") == (tile.programs > 0)
-        assert tile.rows == tile.columns if tile.programs else tile.rows % tile.depth == 0
-
-
-@pytest.fixture
-def matmul_precision():
-    """Torch's own setting, put back afterwards."""
-    yield torch.backends.cuda.matmul
-    torch.backends.cuda.matmul.fp32_precision = "none"
-
-
-@pytest.mark.parametrize("call", ["forward", "dw"])
-@pytest.mark.parametrize("precision", ["ieee", "tf32"])
-def test_single_precision_uses_tensor_cores_when_asked(call, precision, launches, matmul_precision):
-    matmul_precision.fp32_precision = precision
-    code = compiled(launches(call, 512, torch.float32, "sm_90")[0], "sm_90")
-    assert ("wgmma.mma_async" in code.ptx) == (precision == "tf32")
-    assert code.spilled == 0
+        assert tile.rows % tile.depth == 0 or kernel == "dw"
+        assert tile.warps & (tile.warps - 1) == 0
+        assert 1 <= tile.splits <= batch
+        alone = kernels.tile(kernel, architecture, 132, 1, length, width, 1)
+        assert tile.depth == alone.depth  # sums have one order in every batch
+        blocks = -(-length // tile.rows)
+        if kernel == "dw":
+            programs = tile.splits * blocks * (blocks + 1) // 2
+            assert tile.rows == tile.columns
+            assert programs >= 2 * 132 or tile.splits == batch
+        else:
+            programs = batch * blocks * -(-width // tile.columns)
+            assert programs >= 2 * 132 or (tile.rows <= 64 and tile.columns <= 32)
 
 
 @pytest.mark.parametrize("call", KERNELS)
 def test_a_single_position_compiles(call, launches):
     for launch in launches(call, 1, torch.float16, "sm_90"):
         assert compiled(launch, "sm_90").spilled == 0
+
+
+def test_the_compiler_sees_every_launch(monkeypatch):
+    """On tensors that are not there, of a device that is not there."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from arch import masked_conv
+
+    traced: Any = masked_conv  # a private attribute has what the compiler traces
+    monkeypatch.setattr(masked_conv, "implementation", lambda *_: ("triton", "a test"))
+    monkeypatch.setattr(masked_conv, "measured_ratio", lambda *_: 2.0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a test")
+
+    def products(x, w):
+        y = traced.forward._abstract_fn(x, w, None)
+        gradient = traced.dw._abstract_fn(y, x, 1, torch.float32)
+        return traced.dx._abstract_fn(y, w), gradient
+
+    with FakeTensorMode():
+        x = torch.empty(2, 64, 32, dtype=torch.bfloat16)
+        graph = make_fx(products)(x, torch.empty(1, 64, 64)).graph
+    launches = [node for node in graph.nodes if "triton_kernel_wrapper" in str(node.target)]
+    assert len(launches) == 4
 
 
 def test_interpreted_kernels_are_as_near_to_float64_as_dense_products(interpreter):

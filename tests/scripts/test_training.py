@@ -4,29 +4,26 @@ import csv
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from arch import ModelConfig, describe
-from arch.masked_conv import masked_convolution
-from scripts import bench_training, pages
-from scripts.baselines import Training, our_run, plain_convolution, trainer_run
+from scripts import bench_training
+from scripts.baselines import Training, our_run, trainer_run
 from scripts.bench_training import (
     COMPILED,
     FIELDS,
-    FLAGS,
-    OFF,
     OURS,
-    REFERENCE,
-    TRAINER,
+    PEERS,
     Contender,
     Race,
     figures,
     races,
+    read_flags,
     training_page,
 )
 from scripts.turns import UNCOUNTED, Entrant, Over, Turn, Turns, end, race
 from tests.steady import steady
 
+TRAINER, REFERENCE = PEERS.values()
 LLAMA = {"mixers": ("attention(heads=4)",), "channel_mixer": "swiglu", "norm": "rmsnorm"}
 
 
@@ -48,22 +45,13 @@ def work_of(packed, folder, **model):
     return Training(config, 4, "cpu", "fp32", False, packed.path, folder)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "model", "kernels"),
-    [("llama-small", LLAMA, True), ("flat-small", {}, True), ("flat-small", {}, False)],
-)
-def test_ours_is_a_run_of_the_recipe(recipe, model, kernels, packed, tmp_path, monkeypatch, capsys):
-    from arch.mixers import masked
-
-    monkeypatch.setattr(masked, "masked_convolution", masked.masked_convolution)
+@pytest.mark.parametrize(("recipe", "model"), [("llama-small", LLAMA), ("flat-small", {})])
+def test_ours_is_a_run_of_the_recipe(recipe, model, packed, tmp_path, capsys):
     turns = FewSteps()
     with pytest.raises(Over):
-        our_run(turns, work_of(packed, tmp_path, **model), recipe, kernels)
+        our_run(turns, work_of(packed, tmp_path, **model), recipe)
     assert turns.remaining == 0
     assert "steps of 4 x 16 tokens" in capsys.readouterr().out
-    assert (masked.masked_convolution is plain_convolution) == (not kernels)
-    operands = torch.randn(3, 5, 4), torch.randn(5, 5), torch.randn(5)
-    torch.testing.assert_close(plain_convolution(*operands), masked_convolution(*operands))
 
 
 @pytest.mark.parametrize("kind", ["llama", "flat"])
@@ -118,13 +106,10 @@ def test_the_page_names_what_failed_and_what_there_was_no_time_for():
 
 def test_races_of_a_gpu(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    planned = list(races(pages.read(None, FLAGS, ["--device", "cuda"]), 4096))
-    assert [one.name for one in planned] == [
-        *("llama", "flat", *["flat, kernels"] * 3, "expanded", "parallel", "headed")
-    ]
+    planned = list(races(read_flags(["--device", "cuda"]), 4096))
+    assert [one.name for one in planned] == ["llama", "flat"]
     assert {c.precision for one in planned for c in one.contenders.values()} == {"bf16", "fp16"}
     assert list(planned[1].contenders) == [OURS, REFERENCE, REFERENCE + COMPILED]
-    assert [list(one.contenders) for one in planned[2:5]] == [[OURS, OFF]] * 3
 
 
 @pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tokenizer import PackedData, load_tokenizer, open_corpus
-from tokenizer.__main__ import Meter, main
+from tokenizer.__main__ import main
 
 
 @pytest.fixture(scope="module")
@@ -98,13 +98,3 @@ def test_train_on_a_full_disk_leaves_the_old_file_whole(tmp_path, capsys, full_d
     assert "tokenizer.json: the disk is full; free space" in capsys.readouterr().err
     assert out.read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
-
-
-def test_progress_prints_the_time_left_now_and_then(monkeypatch, capsys):
-    clock = iter([0.0, 0.01, 20.0, 20.1, 40.0])
-    monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    progress = Meter()
-    for done in (1, 2, 200, 201, 400):
-        progress("train", done, lambda: 1000)
-    lines = [f"train: {n} of about 1,000, {left} s left" for n, left in ((200, 80), (400, 60))]
-    assert capsys.readouterr().err.splitlines() == lines

@@ -154,9 +154,7 @@ def test_a_story_that_spells_a_pad_is_only_text(tokenizer, tmp_path):
 
 def test_progress_is_reported(tokenizer, tmp_path):
     seen = []
-    pack(
-        "toy:40", tokenizer, tmp_path / "d", report=lambda corpus, n: seen.append((corpus.split, n))
-    )
+    pack("toy:40", tokenizer, tmp_path / "d", report=lambda *done: seen.append(done))
     assert seen == [("train", 40), ("valid", 2)]
 
 
@@ -208,3 +206,27 @@ def test_a_replacement_that_is_killed_is_finished_by_the_same_command(data, toke
     assert contents(data) != before
     assert PackedData(data).meta["source"] == "toy:6"
     assert [path.name for path in data.parent.iterdir()] == ["data"]
+
+
+def test_neighbours_are_joined_to_longer_stories(tokenizer, tmp_path, monkeypatch):
+    """The splits stay as they are; and a packing that is interrupted goes on to the same files."""
+    source, texts = tmp_path / "book.txt", [f"Paragraph {i} of a book." for i in range(90)]
+    source.write_text("\n\n".join(texts))
+    chosen = {"valid_fraction": 0.3, "story_tokens": 60, "shard_tokens": 150}
+    data = pack(str(source), tokenizer, tmp_path / "data", **chosen)
+    expected = {
+        split: list(open_corpus(str(source), split, valid_fraction=0.3))
+        for split in ("train", "valid")
+    }
+    for split, paragraphs in expected.items():
+        stories = list(data.stories(split))
+        assert "\n\n".join(stories).split("\n\n") == paragraphs
+        *whole, _ = [len(load_tokenizer(tokenizer).encode(story).ids) for story in stories]
+        assert min(whole) >= 60
+    report = iter([None] * 7)
+    monkeypatch.setattr("tokenizer.bpe.BATCH", 8)
+    with pytest.raises(StopIteration):
+        pack(str(source), tokenizer, tmp_path / "again", **chosen, report=lambda *_: next(report))
+    assert list((tmp_path / ".again.partial").glob("*.bin"))
+    again = pack(str(source), tokenizer, tmp_path / "again", **chosen)
+    assert contents(again.path) == contents(data.path)

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.tokenizer.conftest import contents
-from tokenizer import CorpusError, PackedData, open_corpus, pack
+from tokenizer import CorpusError, PackedData, corpus, open_corpus, pack
 from tokenizer.__main__ import main
 from tokenizer.data import Shard, TokenLine, map_shard
 from tokenizer.pack import Layout
@@ -90,16 +90,20 @@ def test_a_divided_source_is_read_once(tokenizer, tmp_path, monkeypatch):
     source, read = tmp_path / "parts", []
     write_parts(source, stories(200))
     one = pack(str(source), tokenizer, tmp_path / "one", valid_fraction=0.2)
-    readers = open_corpus.__globals__["READERS"]
-    original = readers[".parquet"]
-    counted = lambda path, field: read.append(path) or original(path, field)  # noqa: E731
-    monkeypatch.setitem(readers, ".parquet", counted)
+    column = corpus._column
+
+    def counted(*arguments):
+        for text in column(*arguments):
+            read.append(text)
+            yield text
+
+    monkeypatch.setattr(corpus, "_column", counted)
     chosen = {"valid_fraction": 0.2, "shard_tokens": 1500}
     many = pack(str(source), tokenizer, tmp_path / "many", **chosen)
     for split in ("train", "valid"):
         assert len(many.shards(split)) > 3
         np.testing.assert_array_equal(many.tokens(split), one.tokens(split))
-    assert read.count(source / "dump-1" / "003_00000.parquet") == 1
+    assert 200 < len(read) < 300  # each once, and the first ones when a split is opened
     few = pack(str(source), tokenizer, tmp_path / "few", **chosen, limit=7)
     assert [few.meta["splits"][split]["stories"] for split in ("train", "valid")] == [7, 7]
 
@@ -145,7 +149,7 @@ def test_a_dataset_of_the_hub_is_streamed(tokenizer, tmp_path, monkeypatch):
     )
     assert sum(data.meta["splits"][split]["stories"] for split in ("train", "valid")) == 40
     assert not list((tmp_path / "cache").rglob("*.arrow"))  # nothing was copied
-    with pytest.raises(CorpusError, match="no such subset; allowed: small, large"):
+    with pytest.raises(CorpusError, match=r"not found\. Available: ..small., .large"):
         open_corpus(f"hub:{hub}:medium", "train", stream=True)
 
 
@@ -178,13 +182,13 @@ def test_an_interrupted_packing_goes_on_after_its_whole_shards(
 
 
 def test_an_interrupted_packing_of_something_else_is_named(tokenizer, tmp_path):
-    (tmp_path / "train.jsonl").write_text('{"text": "a"}\n' * 3000 + '{"text": 1}\n')
+    (tmp_path / "train.jsonl").write_text('{"text": "a"}\n' * 3000 + '{"text": null}\n')
     (tmp_path / "valid.jsonl").write_text('{"text": "b"}\n' * 3)
     out, before = tmp_path / "data", sorted(tmp_path.iterdir())
-    with pytest.raises(CorpusError, match="line 3001"):
+    with pytest.raises(CorpusError, match="row 3001 holds None"):
         pack(str(tmp_path), tokenizer, out)
     assert sorted(tmp_path.iterdir()) == before  # no shard was complete
-    with pytest.raises(CorpusError, match=r"line 3001 .*; \d\d complete shards are kept"):
+    with pytest.raises(CorpusError, match=r"row 3001 .*; \d\d complete shards are kept"):
         pack(str(tmp_path), tokenizer, out, shard_tokens=200)
     with pytest.raises(
         CorpusError, match=r"source \S+, now toy:9; shard-tokens 200, now 300; ask for"

@@ -4,9 +4,19 @@ import multiprocessing
 import shutil
 
 import pytest
+import torch
 
 from tests.train.cases import fit, pack_toy
 from train.module import LanguageModule
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread():
+    """Threads that wait for each other on a busy machine made minutes of seconds."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

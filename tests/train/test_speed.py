@@ -14,8 +14,8 @@ from arch import ModelConfig
 from arch.costs import describe
 from tests.train.cases import TINY, fit, rows
 from tests.train.forked import measure_growth
+from train import busy, progress, speed
 from train import module as training
-from train import speed
 from train.__main__ import main
 from train.data import IGNORE
 from train.module import LanguageModule, head_loss
@@ -130,7 +130,7 @@ def test_model_and_loss_compile_to_one_graph_that_learns_the_same(small_model, m
 def test_the_share_of_the_peak_is_in_the_step_line_where_the_peak_is_known(
     data, tmp_path, small_model, monkeypatch, capsys
 ):
-    monkeypatch.setattr(speed, "peak_flops", lambda device, precision: 1e9)
+    monkeypatch.setattr(progress, "peak_flops", lambda device, precision: 1e9)
     assert fit(data, tmp_path / "run") == 0
     config = small_model(context=16, d_model=16, embedding_std=None).config
     work = describe(config).cost.training_flops
@@ -294,8 +294,8 @@ def test_a_busy_machine_is_named(data, tmp_path, monkeypatch, capsys, threads, u
         for n in (1, 2, 3, 4)
     ]
     stat = SimpleNamespace(is_file=lambda: True, read_text=lambda: texts.pop(0))
-    monkeypatch.setattr(speed, "STAT", stat)
-    monkeypatch.setattr(speed, "MOMENT", 0)
+    monkeypatch.setattr(busy, "STAT", stat)
+    monkeypatch.setattr(busy, "MOMENT", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     assert fit(data, tmp_path / "run") == 0
     assert plan() == 0
