@@ -5,8 +5,6 @@ An occluded token is replaced by the mean embedding: a pad's vector is never tra
 less than a random one.
 """
 
-from __future__ import annotations
-
 from itertools import combinations
 from typing import Any
 
@@ -18,10 +16,8 @@ from torch.nn.utils.rnn import pad_sequence
 from arch import LanguageModel
 from eval.lenses import markup
 from eval.lenses.charts import Heat, Tables
-from eval.lenses.lens import Request, lens, word_tokens
-from eval.lenses.table import Table
-from eval.lenses.trace import PromptBatch, run_on
-from eval.models import Checkpoint
+from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens, word_tokens
+from eval.lenses.trace import run_on
 
 OWN = "own answer"
 

@@ -11,8 +11,6 @@ difference; a map over features does the same at every position, so reordering p
 last makes none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -32,10 +30,9 @@ from arch.mixers import (
 )
 from eval import RequestError
 from eval.lenses.charts import Bars, Heat, Lines
-from eval.lenses.lens import Request, lens
+from eval.lenses.lens import Checkpoint, PromptBatch, Request, lens
 from eval.lenses.table import Record, Table
-from eval.lenses.trace import SUBLAYERS, PromptBatch, blocks_of
-from eval.models import Checkpoint
+from eval.lenses.trace import SUBLAYERS, blocks_of
 from eval.ranks import effective_rank
 
 PARTS = {Headed: "head", Kernel: "tap", Parallel: "branch"}

@@ -6,8 +6,6 @@ LLMs". Words of several tokens are compared with words of one and with any posit
 classes are the tokens of the text.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -20,11 +18,9 @@ from eval import RequestError
 from eval.artefacts import fitted
 from eval.circuit import Circuit
 from eval.lenses.charts import Lines
-from eval.lenses.lens import Request, lens
+from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens
 from eval.lenses.stories import stories, whole_windows
-from eval.lenses.table import Table
-from eval.lenses.trace import PromptBatch, spaced_layers
-from eval.models import Checkpoint
+from eval.lenses.trace import spaced_layers
 from eval.probes.linear import ProbeFit, outputs_of, pack, unpack
 
 SPACE = ("Ġ", "▁", " ")  # how tokenizers write a space at a token's beginning

@@ -4,8 +4,6 @@ A factor on the final vector is a temperature: its direction says which token, i
 surely. A position's way to its answer is seen on the plane of two tokens' directions.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -17,10 +15,8 @@ from arch import LanguageModel
 from eval import plots
 from eval.lenses import markup
 from eval.lenses.charts import Lines, Tables
-from eval.lenses.lens import Request, lens, word_tokens
-from eval.lenses.table import Table
-from eval.lenses.trace import PromptBatch, readers
-from eval.models import Checkpoint
+from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens, word_tokens
+from eval.lenses.trace import readers
 
 SCALES = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
 TEMPERATURES = (0.001, 0.01, 0.03, 0.1, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 10.0, 100.0, 1000.0)

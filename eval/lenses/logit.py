@@ -7,8 +7,6 @@ Beside it, how far a stream lies along the directions that logits read: the toke
 et al. ("Do Llamas Work in English?", 2402.10588).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial
@@ -22,10 +20,8 @@ from arch import LanguageModel
 from eval import plots
 from eval.lenses import markup
 from eval.lenses.charts import Heat, Lines, Tables
-from eval.lenses.lens import Request, lens, word_tokens
-from eval.lenses.table import Table
-from eval.lenses.trace import PromptBatch, readers
-from eval.models import Checkpoint
+from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens, word_tokens
+from eval.lenses.trace import readers
 
 TOP = 5
 WIDEST = 1 << 25  # numbers of a distribution held at once

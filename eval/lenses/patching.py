@@ -5,8 +5,6 @@ a block at some position changes the stream after that block at this position, a
 it; the rest follows from the stream.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -16,11 +14,9 @@ from torch import Tensor
 from arch import LanguageModel
 from eval import RequestError
 from eval.lenses.charts import Heat
-from eval.lenses.lens import Request, lens, word_tokens
+from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens, word_tokens
 from eval.lenses.stories import swaps
-from eval.lenses.table import Table
-from eval.lenses.trace import PromptBatch, run_on, streams_of
-from eval.models import Checkpoint
+from eval.lenses.trace import run_on, streams_of
 
 SWAPS = 2  # built-in stories for each attribute
 ROWS = 16  # variants of a sweep's pass; in longer prompts several positions are patched together

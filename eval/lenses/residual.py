@@ -10,8 +10,6 @@ it goes when the write is left out and everything after it runs again. A share o
 0 erased, above 1 written again by later layers, below 0 reversed.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -20,18 +18,8 @@ from torch import Tensor
 
 from arch import LanguageModel
 from eval.lenses.charts import Heat, Lines
-from eval.lenses.lens import Request, lens
-from eval.lenses.table import Table
-from eval.lenses.trace import (
-    SUBLAYERS,
-    PromptBatch,
-    Trace,
-    blocks_of,
-    constants,
-    norm_scale,
-    readers,
-)
-from eval.models import Checkpoint
+from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens
+from eval.lenses.trace import SUBLAYERS, Trace, blocks_of, constants, norm_scale, readers
 
 STAYS = ("share still there", "share lost without it")
 

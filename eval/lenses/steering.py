@@ -8,8 +8,6 @@ mood: one word's direction is subtracted, another's added. The figures say wheth
 follows in that attribute, and stays in the others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,7 +18,7 @@ from torch import Tensor
 from arch import LanguageModel, generate
 from eval import RequestError
 from eval.lenses.charts import Lines
-from eval.lenses.lens import Request, lens
+from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens
 from eval.lenses.stories import (
     Story,
     Swap,
@@ -31,9 +29,7 @@ from eval.lenses.stories import (
     swaps,
     tell_story,
 )
-from eval.lenses.table import Table
-from eval.lenses.trace import PromptBatch, blocks_of, run_on, side_by_side, spaced_layers
-from eval.models import Checkpoint
+from eval.lenses.trace import blocks_of, run_on, side_by_side, spaced_layers
 from tokenizer import END_OF_TEXT
 
 CONTEXTS = 8  # stories of each word

@@ -9,8 +9,6 @@ Stories told twice (`retellings.txt`) have the same events in other words and wi
 translations have for a multilingual model.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path

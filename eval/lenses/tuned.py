@@ -7,8 +7,6 @@ D(output || layer) on stories held back, beyond what chance explains. The figure
 part of the text.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch
@@ -17,12 +15,10 @@ from torch import Tensor
 
 from arch import LanguageModel
 from eval.artefacts import fitted
-from eval.lenses.lens import Request, lens
+from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens
 from eval.lenses.logit import Read, add_readings, charts, draw_words, read_layers
 from eval.lenses.stories import stories, whole_windows
-from eval.lenses.table import Table
-from eval.lenses.trace import PromptBatch, streams_of
-from eval.models import Checkpoint
+from eval.lenses.trace import streams_of
 
 HELD = 16  # windows to choose on, and as many to report on
 SURE = 2.0  # standard errors by which a map has to be better than the identity

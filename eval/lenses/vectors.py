@@ -5,8 +5,6 @@ no block at all a model could learn nothing but bigrams (Elhage et al. 2021, "A 
 Framework for Transformer Circuits"), and it would answer from the table W_E W_U'.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 
@@ -15,10 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eval.lenses.charts import Bars, Histogram
-from eval.lenses.lens import Request, lens, word_tokens
-from eval.lenses.table import Table
-from eval.lenses.trace import PromptBatch
-from eval.models import Checkpoint
+from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens, word_tokens
 from eval.ranks import token_ranks
 from eval.text import held_out_text
 
