@@ -112,7 +112,7 @@ def highlight(tables: Tables) -> list[Markup]:
 def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table: Table) -> None:
     """Which tokens a prediction comes from, by gradients and by occlusion."""
     model, words = checkpoint.model, word_tokens(checkpoint, request.words)
-    answers = model.logits(batch.at_last(batch.streams[-1])[:, None])[:, 0].argmax(-1).tolist()
+    answers = batch.logits.argmax(-1).tolist()
     every = [
         attribute(model, tokens[: last + 1], list(words.values()) or [answer])
         for tokens, last, answer in zip(batch.tokens, batch.last.tolist(), answers, strict=True)

@@ -173,7 +173,7 @@ def add_readings(
     """
     layers, followed = range(len(batch.streams)), word_tokens(checkpoint, request.words)
     if not followed:
-        best = checkpoint.model.logits(batch.at_last(batch.streams[-1])).topk(TOP).indices
+        best = batch.logits.topk(TOP).indices
         tokens = list(dict.fromkeys(best.T.flatten().tolist()))[:TOP]
         followed = dict(zip(checkpoint.pieces(tokens), tokens, strict=True))
     seen = read_layers(batch.streams, [*followed.values()], read)

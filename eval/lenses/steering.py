@@ -159,13 +159,10 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
     for attribute, known in words.items():
         asked = [pair for pair in pairs if pair.attribute == attribute]
         told = [pair.story for pair in asked]
-        plain, other = (
-            batch_stories(checkpoint, some) for some in (told, [p.swapped for p in asked])
-        )
-        before, after = (
-            model.logits(b.at_last(b.streams[-1])[:, None])[:, 0] for b in (plain, other)
-        )
-        _add_effect(table, asked, log_odds_change(words, told, before, after), by="text")
+        plain = batch_stories(checkpoint, told)
+        other = batch_stories(checkpoint, [pair.swapped for pair in asked])
+        moved = log_odds_change(words, told, plain.logits, other.logits)
+        _add_effect(table, "swap effect of the text", asked, moved)
         old, start = [one.words[attribute] for one in told], [one.places[attribute] for one in told]
         own = torch.tensor([pair.story.cue == attribute for pair in asked])
         for column, layer in enumerate(layers):
@@ -175,8 +172,8 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
             both = torch.cat([real, noise], dim=1)
             after = logits_after(plain, layer, both, torch.tensor(start).to(plain.last))
             for by, each in zip(("steered", "random"), after.unbind(1), strict=True):
-                moved = log_odds_change(words, told, before, each)
-                _add_effect(table, asked, moved, by=by, layer=layer)
+                moved = log_odds_change(words, told, plain.logits, each)
+                _add_effect(table, "swap effect", asked, moved, by=by, layer=layer)
                 if by == "steered":
                     gained[column] += float(moved.cpu()[own].mean())
     lines = samples(checkpoint, directions, layers[int(gained.argmax())])
@@ -184,14 +181,14 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
     table.say("text written with features swapped", columns, lines)
 
 
-def _add_effect(table: Table, asked: list[Swap], moved: Tensor, by: str, **place: Any) -> None:
+def _add_effect(table: Table, name: str, asked: list[Swap], moved: Tensor, **place: Any) -> None:
     """Changes of log-odds, `(B,)`: in the swapped attribute, and their sizes in the others."""
     own = torch.tensor([pair.story.cue == pair.attribute for pair in asked])
     numbers = torch.tensor([pair.number for pair in asked])
     for measured, changes, kept in (("swapped", moved, own), ("others", moved.abs(), ~own)):
         if kept.any():
-            of = {"by": by, "measured": measured, "attribute": asked[0].attribute, **place}
-            table.add("swap effect", changes.cpu()[kept], story=numbers[kept].tolist(), **of)
+            of = {**place, "measured": measured, "attribute": asked[0].attribute}
+            table.add(name, changes.cpu()[kept], story=numbers[kept].tolist(), **of)
 
 
 def samples(checkpoint: Checkpoint, directions: dict[str, Tensor], layer: int) -> list[list[str]]:

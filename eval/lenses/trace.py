@@ -44,6 +44,11 @@ class PromptBatch:
         return self.trace.streams
 
     @property
+    def logits(self) -> Tensor:
+        """Those after each prompt, `(B, V)`."""
+        return self.model.logits(self.at_last(self.streams[-1])[:, None])[:, 0]
+
+    @property
     def last(self) -> Tensor:
         """The last real position of each prompt, `(B,)`."""
         return self.real.sum(dim=1) - 1

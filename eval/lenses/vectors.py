@@ -138,27 +138,21 @@ def add_round_trips(
 def add_neighbours(
     table: Table, checkpoint: Checkpoint, batch: PromptBatch, both: Tensor, shown: list[int]
 ) -> None:
-    """How often the nearest token by each metric is the model's answer; the nearest of `shown`.
+    """How often the nearest of W_U's rows is the model's answer; the nearest tokens of `shown`.
 
-    Queries are every position's vectors: the token's embedding, the last stream, that after the
-    final norm, which the head multiplies by W_U, and the same with the median length of W_U's rows:
-    |q - k|^2 = |q|^2 - 2 q k + |k|^2, so that for a long query distance is nearly the product.
+    Queries are every position's last stream, that after the final norm, which the head multiplies
+    by W_U, and the same with the median length of W_U's rows: |q - k|^2 = |q|^2 - 2 q k + |k|^2, so
+    that for a long query distance is nearly the product.
     """
     model, stream = batch.model, batch.streams[-1]
     final = model.norm(stream)
     answers = model.head(final).argmax(dim=-1)[batch.real]
-    queries = {
-        "embedding": model.embed(batch.tokens),
-        "last stream": stream,
-        "after norm": final,
-        "as long as tokens": F.normalize(final, dim=-1) * both[1].norm(dim=1).median(),
-    }
+    scaled = F.normalize(final, dim=-1) * both[1].norm(dim=1).median()
+    queries = {"last stream": stream, "after norm": final, "as long as tokens": scaled}
     for query, vectors in queries.items():
         asked = vectors[batch.real].float()
-        found = [[nearest(asked, keys, one)[:, 0] for one in METRICS] for keys in both]
-        agreed = torch.stack([torch.stack(each) for each in found]) == answers
-        place: dict[str, Any] = {"keys": SIDES, "metric": METRICS, "prompt": batch.prompt_of}
-        table.add("agrees", agreed, query=query, **place)
+        agreed = torch.stack([nearest(asked, both[1], one)[:, 0] == answers for one in METRICS])
+        table.add("agrees", agreed, query=query, metric=METRICS, prompt=batch.prompt_of)
     lines = [
         [[piece], metric, checkpoint.pieces(near)]
         for metric in METRICS
@@ -227,10 +221,9 @@ def _add_histogram(
             x="metric",
             y="share",
             column="query",
-            row="keys",
             title="Which likeness agrees with the model?",
-            about="Share of positions whose nearest token, by each measure, is the model's own "
-            "answer (of the embedding: the token itself).",
+            about="Share of positions at which the nearest output vector, by each measure, is that "
+            "of the model's own answer.",
         ),
         Bars(
             of="bigram rank",

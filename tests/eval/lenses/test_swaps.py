@@ -195,7 +195,8 @@ def test_steering_measures_the_swapped_and_the_others():
     places = [(row["attribute"], row["layer"]) for row in rows]
     assert places == [*product(("name", "animal", "mood"), (1, 2))]
     assert all(row["value"] >= 0 and row["n"] == 8 for row in rows)  # sizes
-    kinds = {(row["by"], row.get("layer")) for row in every}
-    assert kinds == {("text", None), *product(("steered", "random"), (1, 2))}
+    assert {(r["by"], r["layer"]) for r in every} == {*product(("steered", "random"), (1, 2))}
+    by_text = figures(found, "swap effect of the text")
+    assert [row["n"] for row in by_text if row["measured"] == "swapped"] == [4] * 3
     swapped = [line[0].split(":")[0] for line in found.texts[0]["lines"]]
     assert swapped == ["nothing", "name", "animal", "mood"]
