@@ -169,9 +169,9 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
             real = swap_vectors(directions[attribute][:, layer], known, old)
             noise = torch.randn(real.shape, generator=generator).to(real)
             noise *= real.norm(dim=-1, keepdim=True) / noise.norm(dim=-1, keepdim=True)
-            both = torch.cat([real, noise], dim=1)
+            both = torch.cat([noise, real], dim=1)
             after = logits_after(plain, layer, both, torch.tensor(start).to(plain.last))
-            for by, each in zip(("steered", "random"), after.unbind(1), strict=True):
+            for by, each in zip(("random", "steered"), after.unbind(1), strict=True):
                 moved = log_odds_change(words, told, plain.logits, each)
                 _add_effect(table, "swap effect", asked, moved, by=by, layer=layer)
                 if by == "steered":
