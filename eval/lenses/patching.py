@@ -16,7 +16,7 @@ from eval import RequestError
 from eval.lenses.charts import Heat
 from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens, word_tokens
 from eval.lenses.stories import swaps
-from eval.lenses.trace import run_on, streams_of
+from eval.lenses.trace import run_on, trace
 
 SWAPS = 2  # built-in stories for each attribute
 ROWS = 16  # variants of a sweep's pass; in longer prompts several positions are patched together
@@ -106,7 +106,7 @@ def causal_trace(
         together; and effects `(n + 1, runs)`, layer 0 the embedding. None for prompts that are
         answered alike, between which nothing moves.
     """
-    streams, others = streams_of(model, torch.stack([target, source])).unbind(1)
+    streams, others = trace(model, torch.stack([target, source])).streams.unbind(1)
     ends = model.logits(torch.stack([streams[-1, -1:], others[-1, -1:]]))[:, 0]
     mine, its = answers = answers or telling_answers(ends[1], ends[0])
     low, high = (ends[:, mine] - ends[:, its]).tolist()

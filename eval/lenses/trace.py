@@ -146,15 +146,6 @@ def trace(model: LanguageModel, tokens: Tensor) -> Trace:
     return Trace(start, torch.stack(streams), torch.stack(writes))
 
 
-@torch.no_grad()
-def streams_of(model: LanguageModel, tokens: Tensor) -> Tensor:
-    """The streams of `(B, T)` tokens alone, as `Trace.streams` has them."""
-    streams = [model.with_positions(model.embed(tokens))]
-    for block in blocks_of(model):
-        streams.append(block(streams[-1]))
-    return torch.stack(streams)
-
-
 def blocks_of(model: LanguageModel) -> list[Any]:
     """The blocks, in order."""
     return list(model.blocks)

@@ -18,7 +18,7 @@ from eval.artefacts import fitted
 from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens
 from eval.lenses.logit import Read, add_readings, charts, draw_words, read_layers
 from eval.lenses.stories import stories, whole_windows
-from eval.lenses.trace import streams_of
+from eval.lenses.trace import trace
 
 HELD = 16  # windows to choose on, and as many to report on
 SURE = 2.0  # standard errors by which a map has to be better than the identity
@@ -69,7 +69,7 @@ def least_squares(model: LanguageModel, windows: Tensor) -> tuple[Tensor, Tensor
     gram = torch.zeros(n, D + 1, D + 1, dtype=torch.float64, device=head.device)
     toward = gram.new_zeros(n, D + 1, D)
     for some in windows.split(max(1, PART // (windows.shape[1] * (n + 1) * D))):
-        streams = streams_of(model, some).flatten(1, 2).double()
+        streams = trace(model, some).streams.flatten(1, 2).double()
         inputs = F.pad(streams[:-1], (0, 1), value=1.0)  # the last feature is the constant
         gram += inputs.mT @ inputs
         toward += inputs.mT @ streams[-1]
@@ -82,7 +82,7 @@ def least_squares(model: LanguageModel, windows: Tensor) -> tuple[Tensor, Tensor
 
 def divergences(model: LanguageModel, weight: Tensor, bias: Tensor, windows: Tensor) -> Tensor:
     """Mean D(output || layer) in bits over every window's positions, `(N, n)`."""
-    found = read_layers(streams_of(model, windows), [], tuned_read(model, weight, bias))
+    found = read_layers(trace(model, windows).streams, [], tuned_read(model, weight, bias))
     return found["divergence"][:-1].mean(-1).T
 
 

@@ -12,8 +12,8 @@ probe that learns nothing is left with those.
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -94,31 +94,22 @@ class Training:
     seed: int = 0
 
 
-@dataclass
-class TokenScore:
-    """How a reader does on tokens of a vocabulary of that size: sums, and the figures of them."""
+def token_figures(parts: Iterable[tuple[Tensor, Tensor]], vocabulary: int) -> dict[str, Any]:
+    """How a reader does on tokens, by its logits `(N, V)` for tokens `(N,)`, part by part.
 
-    vocabulary: int
-    sums: Counter[str] = field(default_factory=Counter)
-
-    def add(self, logits: Tensor, tokens: Tensor) -> None:
-        """Adds `(N, V)` logits for `(N,)` tokens."""
+    Top-1 and top-5 accuracy, cross entropy in nats, and I_e = 1 - CE / ln V. The last two are None,
+    and a `reason` stands beside them, where logits were not finite.
+    """
+    sums: Counter[str] = Counter()
+    for logits, tokens in parts:
         rank, nats = token_ranks(logits, tokens), F.cross_entropy(logits, tokens, reduction="sum")
         hits = {"top1": int((rank == 0).sum()), "top5": int((rank < 5).sum())}
-        self.sums.update(count=len(tokens), **hits, nats=float(nats))  # pyright: ignore
-
-    def record(self) -> dict[str, Any]:
-        """Top-1 and top-5 accuracy, cross entropy in nats, and I_e = 1 - CE / ln V.
-
-        The last two are None, and a `reason` stands beside them, where logits were not finite.
-        """
-        count = self.sums["count"]
-        figures: dict[str, Any] = {n: self.sums[n] / count for n in ("top1", "top5", "nats")}
-        if math.isfinite(figures["nats"]):
-            information = 1 - figures["nats"] / math.log(self.vocabulary)
-            return {"count": count, **figures, "information": information}
-        figures |= {"nats": None, "information": None}
-        return {"count": count, **figures, "reason": "logits are not finite"}
+        sums.update(count=len(tokens), **hits, nats=float(nats))  # pyright: ignore
+    count = sums.pop("count")
+    figures: dict[str, Any] = {"count": count} | {name: sums[name] / count for name in sums}
+    if math.isfinite(figures["nats"]):
+        return figures | {"information": 1 - figures["nats"] / math.log(vocabulary)}
+    return figures | {"nats": None, "information": None, "reason": "logits are not finite"}
 
 
 @torch.no_grad()
@@ -169,25 +160,22 @@ class ProbeFit:
 @torch.no_grad()
 def score_probes(
     outputs: Tensor, windows: Tensor, offset: int, probes: Mapping[str, Classifier]
-) -> dict[str, TokenScore]:
-    """How well probes of a site and an offset read other stories, as in `fit_probes`."""
-    scores = {kind: TokenScore(len(probe.bias)) for kind, probe in probes.items()}
-    x, y = aligned(outputs, windows, offset)
-    step = max(1, SCORED // windows.shape[1])
-    for some, of in zip(x.split(step), y.split(step), strict=True):
-        for kind, probe in probes.items():
-            scores[kind].add(probe(some.flatten(0, 1)), of.flatten())
-    return scores
+) -> dict[str, dict[str, Any]]:
+    """The figures of probes of a site and an offset on other stories, by kind."""
+    asked, of = (part.flatten(0, 1) for part in aligned(outputs, windows, offset))
+    parts = list(zip(asked.split(SCORED), of.split(SCORED), strict=True))
+    return {
+        kind: token_figures(((probe(x), y) for x, y in parts), len(probe.bias))
+        for kind, probe in probes.items()
+    }
 
 
-def score_unigram(train: Tensor, valid: Tensor, vocabulary: int) -> TokenScore:
-    """The score on `valid` of the tokens' frequencies in `train`, without any output."""
+def score_unigram(train: Tensor, valid: Tensor, vocabulary: int) -> dict[str, Any]:
+    """The figures on `valid` of the tokens' frequencies in `train`, without any output."""
     counts = torch.bincount(train.flatten(), minlength=vocabulary).double() + SMOOTHING
     logits = (counts / counts.sum()).log().float()
-    score, tokens = TokenScore(vocabulary), valid.flatten()
-    for some in tokens.split(SCORED):
-        score.add(logits.expand(len(some), -1), some)
-    return score
+    parts = valid.flatten().split(SCORED)
+    return token_figures(((logits.expand(len(some), -1), some) for some in parts), vocabulary)
 
 
 def aligned(outputs: Tensor, windows: Tensor, offset: int) -> tuple[Tensor, Tensor]:
@@ -270,10 +258,9 @@ class ProbeTask:
             probes = {kind: unpack(tensors, kind) for kind in self.kinds}
             scores = score_probes(judged, valid, offset, probes)
             asked = aligned(judged, valid, offset)[1]
-            unigram = score_unigram(train, asked, self.checkpoint.config.vocab_size).record()
+            unigram = score_unigram(train, asked, self.checkpoint.config.vocab_size)
             seconds = round((time.perf_counter() - started) / len(scores), 4)
-            for kind, score in scores.items():
-                figures = score.record()
+            for kind, figures in scores.items():
                 nats = figures["nats"]
                 rows.append(
                     {

@@ -19,7 +19,7 @@ from eval.lenses.circuits import (
     triangles,
     value_maps,
 )
-from eval.lenses.trace import streams_of
+from eval.lenses.trace import trace
 from eval.models import open_checkpoint
 from eval.ranks import effective_rank
 from tests.arch.cases import MIXERS, random_mixer, random_tokens, scramble
@@ -41,7 +41,7 @@ def test_patterns_are_transformers_own(family):
     ours = PretrainedModel(theirs)
     tokens = random_tokens(ours)
     expected = torch.cat(theirs(tokens, output_attentions=True).attentions, dim=1).unbind(1)
-    found = maps_of(ours, streams_of(ours, tokens))
+    found = maps_of(ours, trace(ours, tokens).streams)
     heads, near = len(expected) // len(ours.blocks), 1e-5  # eager's softmax is in float32
     for i, (label, weights) in enumerate(found.items()):
         assert label.split()[0] == str(i // heads + 1)
@@ -80,7 +80,7 @@ def test_triangles_are_what_a_mixer_computes_with(entry):
 
 def test_matrices_of_a_model_are_named():
     model = tiny_model("attention(heads=2)+flat", "expanded(factor=2)", "identity", n_layers=3)
-    found = maps_of(model, streams_of(model, random_tokens(model, length=5)))
+    found = maps_of(model, trace(model, random_tokens(model, length=5)).streams)
     expanded = [f"2 expanded {way} {i}" for way in ("in", "out") for i in range(2)]
     assert [*found] == ["1 attention head 0", "1 attention head 1", "1 flat", *expanded]
     assert found["1 attention head 0"].shape == (2, 5, 5)
@@ -145,7 +145,7 @@ def test_copying_is_that_of_the_whole_map():
 def test_a_part_minds_positions_or_features_or_both(entry, minded, unminded):
     model = tiny_model(entry).double()
     tokens = random_tokens(scramble(model))
-    found = separated(model, streams_of(model, tokens), seed=0)
+    found = separated(model, trace(model, tokens).streams, seed=0)
     sizes = {place: [r["value"] for r in found if (r["part"], r["act"]) == place]
              for place in minded + unminded}  # fmt: skip
     assert min(min(sizes[place]) for place in minded) > 0.01

@@ -12,7 +12,7 @@ from scipy.stats import t
 from eval.lenses import tuned
 from eval.lenses.logit import read_layers, token_energy
 from eval.lenses.markup import visible
-from eval.lenses.trace import readers, streams_of, trace
+from eval.lenses.trace import readers, trace
 from eval.lenses.tuned import HELD, RIDGE, fit_tuned, least_squares, tuned_read
 from eval.models import open_checkpoint
 from tests.eval.lenses.cases import figures, look, of, some_tokens
@@ -74,7 +74,7 @@ def test_maps_are_those_of_ridge_regression(small_model):
     model = small_model(mixers=("attention",))
     (windows,) = texts(model, 40)
     weight, bias = least_squares(model, windows)
-    streams = streams_of(model, windows).flatten(1, 2).double().numpy()
+    streams = trace(model, windows).streams.flatten(1, 2).double().numpy()
     centred = streams - streams.mean(1, keepdims=True)
     for layer in range(2):
         strength = RIDGE * centred[layer].var(0).mean() * windows.numel()

@@ -16,12 +16,12 @@ from eval.classifiers import PRIOR, RIDGE, TokenMoments, calibrated, gaussian, s
 from eval.probes import linear
 from eval.probes.linear import (
     ProbeFit,
-    TokenScore,
     Training,
     aligned,
     outputs_of,
     score_probes,
     score_unigram,
+    token_figures,
 )
 from eval.rows import read_rows
 
@@ -74,20 +74,18 @@ def test_a_factor_makes_probabilities(examples):
 
 def test_scores_are_accuracy_and_cross_entropy():
     logits, y = torch.randn(50, V), torch.randint(V, (50,))
-    score = TokenScore(V)
-    score.add(logits[:20], y[:20])
-    score.add(logits[20:], y[20:])
+    found = token_figures([(logits[:20], y[:20]), (logits[20:], y[20:])], V)
     top, nats = logits.topk(5, dim=1).indices == y[:, None], float(F.cross_entropy(logits, y))
     expected = {"count": 50, "top1": float(top[:, 0].float().mean()), "nats": nats,
                 "top5": float(top.any(1).float().mean()),
                 "information": 1 - nats / np.log(V)}  # fmt: skip
-    assert score.record() == pytest.approx(expected, rel=1e-5)
+    assert found == pytest.approx(expected, rel=1e-5)
 
 
 def test_unigram_knows_the_frequencies_alone():
     train, valid = torch.tensor([[0, 0, 0, 1]]), torch.tensor([[0, 1, 0, 0]])
     share = (np.array([3, 1, 0]) + 0.5) / 5.5
-    found = score_unigram(train, valid, 3).record()
+    found = score_unigram(train, valid, 3)
     assert found["nats"] == pytest.approx(-np.mean(np.log(share[[0, 1, 0, 0]])))
     assert found["top1"] == 0.75
 
@@ -99,8 +97,7 @@ def random_windows(count: int, seed: int = 3) -> Tensor:
 def read(circuit: Circuit, train: Tensor, valid: Tensor, offset: int, training: Any = None) -> Any:
     """The figures of each kind of probe, fitted on some stories and judged on others."""
     fit = ProbeFit(outputs_of(circuit, train), train, circuit.vocabulary, training)
-    scores = score_probes(outputs_of(circuit, valid), valid, offset, fit.fit(offset))
-    return {kind: score.record() for kind, score in scores.items()}
+    return score_probes(outputs_of(circuit, valid), valid, offset, fit.fit(offset))
 
 
 @pytest.mark.parametrize("offset", [-3, -1, 0, 2])
