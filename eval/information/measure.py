@@ -10,6 +10,7 @@ the distance of the nearest wrong candidate over the rounding floor, as a base-2
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,18 +21,15 @@ from eval import RequestError
 from eval.circuit import Circuit
 from eval.information.posterior import (
     QUANTISERS,
-    Bits,
-    bits_of_codes,
-    bits_under_noise,
     entropy,
+    fit_of_codes,
+    fit_under_noise,
+    information,
     joint,
     noise_evidence,
     quantise,
 )
 from eval.models import tokens_at_once
-
-Kinds = dict[str, list[float | None]]
-"""`alone` and `cumulative`: a figure at each reported distance."""
 
 SAMPLED = 10  # the sampled effect is of one candidate in so many
 
@@ -138,37 +136,36 @@ def measure_bits(
     Raises:
         RequestError: the token is no candidate, or the passage is too short for the distances.
     """
-    tokens = candidates.tokens
+    tokens, reported = candidates.tokens, list(question.distances)
     (numbers,) = torch.nonzero(tokens == passage.truth, as_tuple=True)
     if not len(numbers):
         raise RequestError(f"token {passage.truth} is none of the {len(tokens)} candidates")
-    if max(question.distances) >= len(passage.tokens) - passage.place:
+    after = len(passage.tokens) - passage.place - 1
+    if max(reported) > after:
         raise RequestError(
-            f"distance {max(question.distances)}: the passage has "
-            f"{len(passage.tokens) - passage.place - 1} tokens after the one asked about"
+            f"distance {max(reported)}: the passage has {after} tokens after the one asked about"
         )
-    outputs = candidate_outputs(circuit, passage, tokens)
-    number, reported = int(numbers[0]), list(question.distances)
-    truth = outputs[number]
+    outputs, number = candidate_outputs(circuit, passage, tokens), int(numbers[0])
+    truth, effect = outputs[number], spread(outputs)
     rms = truth.square().mean(dim=-1).sqrt()
-    effect = spread(outputs)
     chance = torch.Generator().manual_seed(question.seed * 1_000_003 + passage.index)
     sample = torch.randperm(len(tokens), generator=chance)[: max(2, len(tokens) // SAMPLED)]
     noise = torch.randn(question.draws, *truth.shape, generator=chance).to(outputs)
-    difference = truth - outputs
-    floor = rounding[passage.place :].norm(dim=-1).to(outputs)
-    names, priors = _priors(circuit, passage, candidates)
-    known = noise_evidence(difference, noise)
-    by_precision: dict[str, list[Kinds]] = {}
-    for unit, of in zip(("rms", "effect"), (rms, effect), strict=True):
+    priors = _priors(circuit, passage, candidates)
+    shares, evidence = torch.stack([*priors.values()]), noise_evidence(truth - outputs, noise)
+    bits: dict[str, Tensor] = {}
+    for unit, of in {"rms": rms, "effect": effect}.items():
         for level in question.noise:
             size = (level * of).clamp(min=torch.finfo(of.dtype).tiny ** 0.5)
-            bits = bits_under_noise(known, size, priors, reported)
-            by_precision[f"noise {level:g} {unit}"] = _listed(bits)
+            fit = fit_under_noise(*evidence, size)
+            bits[f"noise {level:g} {unit}"] = information(fit, shares, reported)
     for quantiser in question.quantisers:
         codes = quantise(outputs, quantiser, largest)
         same = (codes == codes[number]).all(dim=-1)
-        by_precision[quantiser] = _listed(bits_of_codes(same, priors, reported))
+        bits[quantiser] = information(fit_of_codes(same), shares, reported)
+    margins = (truth - outputs).norm(dim=-1) / rounding[passage.place :].norm(dim=-1).to(outputs)
+    margins[number] = torch.inf
+    together = joint(margins, lambda x: x.cummax(dim=1).values)
     return {
         "prompt": passage.index,
         "tokens": list(passage.tokens),
@@ -181,11 +178,11 @@ def measure_bits(
         "rms": _rounded(rms[reported]),
         "effect": _rounded((effect / rms)[reported]),
         "effect_sampled": _rounded((spread(outputs[sample]) / rms)[reported]),
-        "prior_bits": dict(zip(names, _rounded(entropy(priors.log())), strict=True)),
-        "margin_bits": _listed(_margin(difference, number, floor, reported))[0],
+        "prior_bits": dict(zip(priors, _rounded(entropy(shares.log())), strict=True)),
+        "margin_bits": _by_shown(x.amin(dim=0)[reported].log2() for x in (margins, together)),
         "bits": {
-            name: {precision: several[i] for precision, several in by_precision.items()}
-            for i, name in enumerate(names)
+            name: {precision: _by_shown(both[:, k]) for precision, both in bits.items()}
+            for k, name in enumerate(priors)
         },
     }
 
@@ -195,30 +192,21 @@ def spread(outputs: Tensor) -> Tensor:
     return outputs.var(dim=0, unbiased=False).mean(dim=-1).sqrt()
 
 
-def _priors(circuit: Circuit, passage: Passage, candidates: Candidates) -> tuple[list[str], Tensor]:
-    """What is known of the candidates before anything is shown: names, `(K, V)` probabilities."""
-    model, tokens = circuit.model, candidates.tokens
-    device = circuit.vocabulary.device
+def _priors(circuit: Circuit, passage: Passage, candidates: Candidates) -> dict[str, Tensor]:
+    """What is known of the candidates before anything is shown, `(V,)` probabilities by name."""
+    tokens, device = candidates.tokens, circuit.vocabulary.device
     uniform = torch.full((len(tokens),), 1 / len(tokens), device=device)
     priors = {"uniform": uniform, "unigram": candidates.unigram.to(device)}
     if passage.place:  # before the first token a model predicts nothing
         before = torch.tensor([passage.tokens[: passage.place]], device=device)
-        logits = model(before)[0, -1].float()
+        logits = circuit.model(before)[0, -1].float()
         priors["model"] = logits[tokens.to(device)].softmax(dim=-1)
-    return list(priors), torch.stack(list(priors.values()))
+    return priors
 
 
-def _margin(difference: Tensor, number: int, floor: Tensor, reported: list[int]) -> Bits:
-    distances = difference.norm(dim=-1) / floor  # (V, S)
-    distances[number] = torch.inf
-    later = joint(distances, lambda x: x.cummax(dim=1).values)
-    return Bits(*(x.amin(dim=0)[None, reported].log2() for x in (distances, later)))
-
-
-def _listed(bits: Bits) -> list[Kinds]:
-    """`(K, R)` figures, as a row holds each of the K."""
-    pairs = zip(bits.alone, bits.cumulative, strict=True)
-    return [{"alone": _rounded(a), "cumulative": _rounded(c)} for a, c in pairs]
+def _by_shown(both: Iterable[Tensor]) -> dict[str, list[float | None]]:
+    """A figure at each reported distance `(R,)`, of one position and of several, for a row."""
+    return dict(zip(("alone", "cumulative"), map(_rounded, both), strict=True))
 
 
 def _rounded(values: Tensor) -> list[float | None]:

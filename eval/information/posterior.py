@@ -5,11 +5,12 @@
   H(posterior) over draws of z.
 - Under quantisation the posterior is the prior restricted to the candidates whose codes equal the
   truth's.
+
+Either is known by the candidates' log-likelihoods, up to a constant, at each position.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,49 +21,12 @@ FLOATS = {
     "fp8": torch.float8_e4m3fn,  # Micikevicius et al. 2022, arXiv 2209.05433
 }
 QUANTISERS = (*FLOATS, *INTEGERS)
-LN2 = math.log(2)
 LOWEST = -1e4  # a finite logarithm for p = 0
-
-
-class Bits(NamedTuple):
-    """Information in bits at each of R reported distances, `(..., R)` each.
-
-    Attributes:
-        alone: of the one position.
-        cumulative: of all positions from distance 1 to this one; of distance 0, of it alone.
-    """
-
-    alone: Tensor
-    cumulative: Tensor
 
 
 def entropy(log_p: Tensor) -> Tensor:
     """Shannon entropy in bits of log probabilities, over the last dimension; p = 0 adds nothing."""
-    return -(log_p.exp() * log_p.clamp(min=LOWEST)).sum(dim=-1) / LN2
-
-
-class Evidence(NamedTuple):
-    """What draws of unit noise say for each candidate, whatever the noise's size.
-
-    Attributes:
-        squares: `(S, V)`, the squared distance of each candidate's output from the truth's.
-        cross: `(draws, S, V)`, the product of that difference with each draw of the noise.
-    """
-
-    squares: Tensor
-    cross: Tensor
-
-
-def noise_evidence(difference: Tensor, noise: Tensor) -> Evidence:
-    """Sums over channels that all sizes of the noise share.
-
-    Args:
-        difference: `(V, S, C)`, the truth's outputs minus each candidate's.
-        noise: `(draws, S, C)`, standard normal.
-    """
-    by_position = difference.transpose(0, 1)  # (S, V, C)
-    cross = by_position @ noise.permute(1, 2, 0)  # (S, V, draws)
-    return Evidence(by_position.square().sum(dim=-1), cross.permute(2, 0, 1).contiguous())
+    return -(log_p.exp() * log_p.clamp(min=LOWEST)).sum(dim=-1) / math.log(2)
 
 
 def joint(alone: Tensor, over: Callable[[Tensor], Tensor]) -> Tensor:
@@ -70,52 +34,53 @@ def joint(alone: Tensor, over: Callable[[Tensor], Tensor]) -> Tensor:
     return torch.cat([alone[:, :1], over(alone[:, 1:])], dim=1)
 
 
-def bits_under_noise(
-    known: Evidence, size: Tensor, priors: Tensor, reported: Sequence[int]
-) -> Bits:
-    """Information at one size of the noise, the mean over its draws.
+def noise_evidence(difference: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums over channels that all sizes of the noise share.
 
     Args:
-        known: of S positions and V candidates.
-        size: `(S,)`, standard deviation of the noise in each channel at each position, above 0.
+        difference: `(V, S, C)`, the truth's outputs minus each candidate's.
+        noise: `(draws, S, C)`, standard normal.
+
+    Returns:
+        `(S, V)`, the squared distance of each candidate's output from the truth's; and
+        `(draws, S, V)`, the product of that difference with each draw of the noise.
+    """
+    by_position = difference.transpose(0, 1)  # (S, V, C)
+    cross = by_position @ noise.permute(1, 2, 0)  # (S, V, draws)
+    return by_position.square().sum(dim=-1), cross.permute(2, 0, 1).contiguous()
+
+
+def fit_under_noise(squares: Tensor, cross: Tensor, size: Tensor) -> Tensor:
+    """Log-likelihoods `(draws, S, V)` at one size of the noise at each position, `(S,)`, above 0.
+
+    From what `noise_evidence` gives.
+    """
+    return -(squares / (2 * size[:, None].square()) + cross / size[:, None])
+
+
+def fit_of_codes(same: Tensor) -> Tensor:
+    """Log-likelihoods `(1, S, V)` of codes: `(V, S)`, whether a candidate's are the truth's."""
+    return torch.zeros(1, *same.T.shape).to(same.device).masked_fill(~same.T, -torch.inf)
+
+
+def information(fit: Tensor, priors: Tensor, reported: Sequence[int]) -> Tensor:
+    """Information in bits, the mean over draws.
+
+    Args:
+        fit: `(draws, S, V)`, the candidates' log-likelihoods at S positions.
         priors: `(K, V)` probabilities.
         reported: positions whose figures are returned, R of them.
 
     Returns:
-        `(K, R)` each.
+        `(2, K, R)`: of the one position; and of all positions from distance 1 to this one, of
+        distance 0 of it alone.
     """
-    fit = -(known.squares / (2 * size[:, None].square()) + known.cross / size[:, None])
-    cumulative = joint(fit, lambda x: x.cumsum(dim=1))
-    log_priors = priors.log()
-
-    def gained(x: Tensor) -> Tensor:
-        x = x[:, list(reported)]
-        rows = [entropy((x + prior).log_softmax(dim=-1)).mean(dim=0) for prior in log_priors]
-        return entropy(log_priors)[:, None] - torch.stack(rows)
-
-    return Bits(gained(fit), gained(cumulative))
-
-
-def bits_of_codes(same: Tensor, priors: Tensor, reported: Sequence[int]) -> Bits:
-    """Information where the codes are known exactly.
-
-    Args:
-        same: `(V, S)`, whether a candidate's codes are all the truth's.
-        priors: `(K, V)` probabilities.
-        reported: positions whose figures are returned, R of them.
-
-    Returns:
-        `(K, R)` each.
-    """
-    cumulative = joint(same, lambda x: x.cumprod(dim=1).bool())
-    log_priors = priors.log()
-
-    def gained(same: Tensor) -> Tensor:
-        shared = same[:, list(reported)].T  # (R, V)
-        log_p = torch.where(shared, log_priors[:, None], -torch.inf).log_softmax(dim=-1)
-        return entropy(log_priors)[:, None] - entropy(log_p)
-
-    return Bits(gained(same), gained(cumulative))
+    log_priors, bits = priors.log(), []
+    for known in (fit, joint(fit, lambda x: x.cumsum(dim=1))):
+        shown = known[:, list(reported)]
+        left = [entropy((shown + prior).log_softmax(dim=-1)).mean(dim=0) for prior in log_priors]
+        bits.append(entropy(log_priors)[:, None] - torch.stack(left))
+    return torch.stack(bits)
 
 
 def quantise(outputs: Tensor, quantiser: str, largest: Tensor) -> Tensor:

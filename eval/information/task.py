@@ -1,6 +1,6 @@
 """Which passages, candidates and calibration texts are measured, and the rows that result."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -22,17 +22,11 @@ CALIBRATION = (16, 64)  # windows of background text whose outputs scale the qua
 
 
 class Sample(NamedTuple):
-    """What all models that share a tokenizer are asked.
+    """What all models that share a tokenizer are asked."""
 
-    Attributes:
-        passages: with the token asked about in each.
-        candidates: what it may be.
-        calibration: `(16, 64)` tokens whose outputs scale the quantisers.
-    """
-
-    passages: list[Passage]
-    candidates: Candidates
-    calibration: Tensor
+    passages: list[Passage]  # with the token asked about in each
+    candidates: Candidates  # what it may be
+    calibration: Tensor  # (16, 64) tokens whose outputs scale the quantisers
 
 
 @dataclass(frozen=True)
@@ -76,9 +70,11 @@ class Design:
         key = tokenizer_hash(text.tokenizer), text.fraction
         if key not in self._drawn:
             candidates = self._candidates(text)
-            passages = self._passages(text, candidates) if self.text is None else [
-                *self._of_text(self.text, checkpoint)
-            ]  # fmt: skip
+            passages = (
+                self._passages(text, candidates)
+                if self.text is None
+                else self._of_text(self.text, checkpoint)
+            )
             calibration = text.windows("background", *CALIBRATION, least=1)
             self._drawn[key] = Sample(passages, candidates, calibration)
         return self._drawn[key]
@@ -108,7 +104,7 @@ class Design:
             "about all differ; ask for fewer"
         )
 
-    def _of_text(self, text: str, checkpoint: Checkpoint) -> Iterator[Passage]:
+    def _of_text(self, text: str, checkpoint: Checkpoint) -> list[Passage]:
         """Each token of a text in its place, if enough tokens stand after it."""
         (prompt,) = text_prompts([text], checkpoint.tokenizer)
         count, least = len(prompt.tokens), min(self.question.distances)
@@ -117,8 +113,7 @@ class Design:
                 f"--text: it has {count} tokens; with --distances {least} and this model's "
                 f"context, give {least + 1} to {checkpoint.config.context}"
             )
-        for place in range(count - least):
-            yield Passage(place, prompt.tokens, place)
+        return [Passage(place, prompt.tokens, place) for place in range(count - least)]
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,8 @@ difference; a map over features does the same at every position, so reordering p
 last makes none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,14 +25,14 @@ from arch.mixers import (
     Headed,
     Kernel,
     Parallel,
+    SideBySide,
     Triangle,
 )
 from eval import RequestError
 from eval.lenses.charts import Bars, Heat, Lines
-from eval.lenses.lens import Request, lens
+from eval.lenses.lens import Checkpoint, PromptBatch, Request, lens
 from eval.lenses.table import Record, Table
-from eval.lenses.trace import SUBLAYERS, PromptBatch, blocks_of, mixer_name, mixers_in, mixers_of
-from eval.models import Checkpoint
+from eval.lenses.trace import SUBLAYERS, blocks_of
 from eval.ranks import effective_rank
 
 PARTS = {Headed: "head", Kernel: "tap", Parallel: "branch"}
@@ -46,26 +44,14 @@ TINY = 1e-30
 Act = Callable[[Tensor], Tensor]
 
 
-class Map(NamedTuple):
-    """A matrix over positions."""
-
-    layer: int  # the block's number, from 1
-    mixer: str  # the token mixer's class, in small letters
-    part: str  # which of its matrices; empty where there is one
-    weights: Tensor  # (T, T), or (B, T, T) where they depend on what is read
-
-    @property
-    def label(self) -> str:
-        """Its name within its model."""
-        return f"{self.layer} {self.mixer} {self.part}".rstrip()
-
-
 @torch.no_grad()
 def attention_pattern(mixer: CausalAttention, x: Tensor) -> Tensor:
     """Weights of each head, `(B, heads, T, T)`, for normed inputs `(B, T, D)`."""
     q, k, _ = (part.transpose(1, 2) for part in mixer.place(x, 0))
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-    return _softmax(mixer.scale * q @ k.transpose(2, 3))
+    scores = mixer.scale * q @ k.transpose(2, 3)
+    future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
+    return scores.masked_fill(future, -torch.inf).softmax(dim=-1)
 
 
 @torch.no_grad()
@@ -75,19 +61,25 @@ def triangles(mixer: TokenMixer, length: int) -> dict[str, Tensor]:
     An expanded mixer has them in two rows, into its hidden positions and out of them.
     Attention has none.
     """
+    stacks = [(PARTS.get(type(mixer), ""), child) for child in mixer.children()]
     if isinstance(mixer, Expanded):
-        return _stack(mixer.expand, length, "in") | _stack(mixer.contract, length, "out")
+        stacks = [("in", mixer.expand), ("out", mixer.contract)]
     parts: dict[str, Tensor] = {}
-    for module in mixer.children():
-        if isinstance(module, Triangle):
-            parts |= _stack(module, length, PARTS.get(type(mixer), ""))
+    for name, triangle in stacks:
+        if isinstance(triangle, Triangle):
+            rows = triangle.rows(0, length)[0].tril()
+            several = {f"{name} {i}": matrix for i, matrix in enumerate(rows)}
+            parts |= several if rows.dim() == 3 else {name if name in ("in", "out") else "": rows}
     return parts
 
 
 @torch.no_grad()
-def maps_of(model: LanguageModel, streams: Tensor) -> list[Map]:
-    """The matrices of every layer for streams `(n + 1, B, T, D)`: patterns, triangles of T."""
-    maps = []
+def maps_of(model: LanguageModel, streams: Tensor) -> dict[str, Tensor]:
+    """The matrices of every layer for streams `(n + 1, B, T, D)`: patterns, triangles of T.
+
+    By a label of layer, mixer and part: `(T, T)`, or `(B, T, T)` where they depend on what is read.
+    """
+    maps = {}
     for layer, (block, x) in enumerate(zip(blocks_of(model), streams, strict=False), start=1):
         read = block.norm_token(x)
         for mixer in mixers_in(block):
@@ -96,8 +88,15 @@ def maps_of(model: LanguageModel, streams: Tensor) -> list[Map]:
                 parts = {f"head {h}": pattern for h, pattern in enumerate(heads)}
             else:
                 parts = triangles(mixer, x.shape[1])
-            maps += [Map(layer, mixer_name(mixer), *part) for part in parts.items()]
+            name = type(mixer).__name__.lower().removeprefix("wrapped")
+            maps |= {f"{layer} {name} {part}".rstrip(): each for part, each in parts.items()}
     return maps
+
+
+def mixers_in(block: Any) -> list[TokenMixer]:
+    """The token mixer of a block, or those that stand side by side in it."""
+    mixer = block.token_mixer
+    return list(mixer.mixers) if isinstance(mixer, SideBySide) else [mixer]  # pyright: ignore
 
 
 def by_lag(weights: Tensor) -> Tensor:
@@ -115,26 +114,25 @@ def value_maps(mixer: TokenMixer, like: Tensor) -> tuple[Tensor, Tensor] | None:
     None of a mixer that is neither attention nor headed: it has no such maps.
 
     Read off what the projections do to every feature alone, so that any kind of them will do;
-    heads that share keys and values have the same W_V. `like` is any tensor `(..., D)` of the
+    heads that share keys and values have the same W_V. `like` is any tensor `(N, D)` of the
     model's dtype and device.
     """
-    D = like.shape[-1]
-    each = torch.eye(D, dtype=like.dtype, device=like.device)[:, None]
-    none = torch.zeros_like(each[:1])
+
+    def slope(affine: Act, size: int) -> Tensor:
+        each = torch.eye(size, dtype=like.dtype, device=like.device)[:, None]
+        return (affine(each) - affine(torch.zeros_like(each[:1])))[:, 0]
+
     if isinstance(mixer, CausalAttention):
-        values = mixer.place(each, 0)[2] - mixer.place(none, 0)[2]
-        heads = mixer.place(none, 0)[0].shape[2]
-        values = values.repeat_interleave(heads // values.shape[2], dim=2)
-        merge = mixer.merge
+        values = slope(lambda x: mixer.project(x)[2], like.shape[-1])
+        heads = mixer.project(torch.zeros_like(like[:1, None]))[0].shape[2]
+        values, merge = values.repeat_interleave(heads // values.shape[1], dim=1), mixer.merge
     elif isinstance(mixer, Headed):
         heads, merge = len(mixer.mix.weight), mixer.o_proj
-        values = (mixer.in_proj(each) - mixer.in_proj(none)).unflatten(-1, (heads, -1))
+        values = slope(mixer.in_proj, like.shape[-1]).unflatten(-1, (heads, -1))
     else:
         return None
-    width = values.shape[-1]
-    wide = torch.eye(heads * width, dtype=like.dtype, device=like.device)[:, None]
-    outputs = merge(wide) - merge(torch.zeros_like(wide[:1]))
-    return values[:, 0].transpose(0, 1), outputs[:, 0].unflatten(0, (heads, width))
+    outputs = slope(merge, heads * values.shape[-1]).unflatten(0, (heads, -1))
+    return values.transpose(0, 1), outputs
 
 
 def copying(values: Tensor, outputs: Tensor) -> Tensor:
@@ -148,9 +146,8 @@ def copying(values: Tensor, outputs: Tensor) -> Tensor:
 
 def singular_values(values: Tensor, outputs: Tensor) -> Tensor:
     """Of W_V W_O, `(H, width)`, by way of its narrow factors."""
-    _, inner = torch.linalg.qr(values)
-    _, outer = torch.linalg.qr(outputs.transpose(1, 2))
-    return torch.linalg.svdvals(inner @ outer.transpose(1, 2))
+    inner, outer = (torch.linalg.qr(factor)[1] for factor in (values, outputs.mT))
+    return torch.linalg.svdvals(inner @ outer.mT)
 
 
 @torch.no_grad()
@@ -164,29 +161,23 @@ def separated(model: LanguageModel, streams: Tensor, seed: int) -> list[Record]:
     """
     rows, D, generator = [], streams.shape[-1], torch.Generator().manual_seed(seed)
     turn = torch.linalg.qr(torch.randn(D, D, generator=generator))[0].to(streams)
-    acts: dict[str, Act] = {
-        "features turned": lambda x: x @ turn,
-        "positions reversed": lambda x: x.flip(-2),
-    }
+    acts = {"features turned": lambda x: x @ turn, "positions reversed": lambda x: x.flip(-2)}
     for layer, (block, x) in enumerate(zip(blocks_of(model), streams, strict=False), start=1):
         read = block.norm_token(x)
         both = (block.token_mixer, block.channel_mixer)
         parts: dict[str, Act] = dict(zip(SUBLAYERS, both, strict=True))
         for mixer in mixers_in(block):
             if isinstance(mixer, CausalAttention):
-                pattern = attention_pattern(mixer, read)
-                both_maps = value_maps(mixer, read)
-                assert both_maps
-                ov = torch.einsum("hdw,hwe->hde", *both_maps)
+                pattern, found = attention_pattern(mixer, read), value_maps(mixer, x[0])
+                assert found
                 parts["A"] = lambda y, pattern=pattern: pattern @ y[:, None]
-                parts["OV"] = lambda y, ov=ov: y[:, None] @ ov
+                parts["OV"] = lambda y, ov=found[0] @ found[1]: y[:, None] @ ov
         for name, part in parts.items():
             nothing = part(torch.zeros_like(read))
             plain = part(read) - nothing
-            size = plain.norm().clamp(min=TINY)
             for act, acting in acts.items():
                 error = part(acting(read)) - nothing - acting(plain)
-                value = float(error.norm() / size)
+                value = float(error.norm() / plain.norm().clamp(min=TINY))
                 rows.append({"layer": layer, "part": name, "act": act, "value": value})
     return rows
 
@@ -239,40 +230,25 @@ def separated(model: LanguageModel, streams: Tensor, seed: int) -> list[Record]:
 )  # fmt: skip
 def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table: Table) -> None:
     """Where every layer looks and how far, and what each head writes for what it reads."""
-    model, shortest = checkpoint.model, int(batch.last.min()) + 1
+    model, streams, shortest = checkpoint.model, batch.streams, int(batch.last.min()) + 1
     if shortest < 2:
         raise RequestError("--text: a prompt has one token; where it looks takes two at least")
-    streams = batch.streams
-    maps = maps_of(model, streams[:, :, :shortest])
-    if maps:
+    if maps := maps_of(model, streams[:, :, :shortest]):
         T = min(int(batch.last[0]) + 1, PICTURED)
-        pictures = [one.weights.view(-1, T, T)[0] for one in maps_of(model, streams[:, :1, :T])]
+        pictures = [one.view(-1, T, T)[0] for one in maps_of(model, streams[:, :1, :T]).values()]
         above = torch.ones(T, T, dtype=torch.bool, device=streams.device).triu(1)
         shown = torch.stack(pictures).float().masked_fill(above, torch.nan)
-        labels = [one.label for one in maps]
-        table.add("maps", shown, rows=False, map=labels, position=range(T), reads=range(T))
-        lags = [by_lag(one.weights.float()).view(-1, shortest).mean(0) for one in maps]
-        name, axes = "weight by distance", {"map": labels, "lag": range(shortest)}
-        table.add(name, torch.stack(lags), rows=False, **axes)
+        table.add("maps", shown, rows=False, map=[*maps], position=range(T), reads=range(T))
+        lags = [by_lag(one.float()).view(-1, shortest).mean(0) for one in maps.values()]
+        axes: dict[str, Any] = {"map": [*maps], "lag": range(shortest)}
+        table.add("weight by distance", torch.stack(lags), rows=False, **axes)
     for record in separated(model, streams[:, :1, : min(shortest, CORNER)], request.seed):
         table.add("commutation error", record.pop("value"), **record)
-    for layer, mixer in mixers_of(model):
-        if found := value_maps(mixer, model.embedding.weight.detach()):
-            values, outputs = (one.float() for one in found)
-            place: dict[str, Any] = {"part": [f"head {h}" for h in range(len(values))]}
-            ranks = effective_rank(singular_values(values, outputs))
-            table.add("OV copying", copying(values, outputs), layer=layer, **place)
-            table.add("OV effective rank", ranks, layer=layer, **place)
-
-
-def _softmax(scores: Tensor) -> Tensor:
-    """Causal softmax of `(..., T, T)` scores."""
-    future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-    return scores.masked_fill(future, -torch.inf).softmax(dim=-1)
-
-
-def _stack(triangle: Triangle, length: int, name: str) -> dict[str, Tensor]:
-    rows = triangle.rows(0, length)[0].tril()
-    if rows.dim() == 2:
-        return {name if name in ("in", "out") else "": rows}
-    return {f"{name} {i}": matrix for i, matrix in enumerate(rows)}
+    for layer, block in enumerate(blocks_of(model), start=1):
+        for mixer in mixers_in(block):
+            if found := value_maps(mixer, model.embedding.weight.detach()):
+                values, outputs = (one.float() for one in found)
+                place: dict[str, Any] = {"part": [f"head {h}" for h in range(len(values))]}
+                ranks = effective_rank(singular_values(values, outputs))
+                table.add("OV copying", copying(values, outputs), layer=layer, **place)
+                table.add("OV effective rank", ranks, layer=layer, **place)

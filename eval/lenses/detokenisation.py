@@ -6,8 +6,6 @@ LLMs". Words of several tokens are compared with words of one and with any posit
 classes are the tokens of the text.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -20,12 +18,10 @@ from eval import RequestError
 from eval.artefacts import fitted
 from eval.circuit import Circuit
 from eval.lenses.charts import Lines
-from eval.lenses.lens import Request, lens
+from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens
 from eval.lenses.stories import stories, whole_windows
-from eval.lenses.table import Table
-from eval.lenses.trace import PromptBatch, spaced_layers
-from eval.models import Checkpoint
-from eval.probes.linear import ProbeFit, Training, outputs_of, pack, unpack
+from eval.lenses.trace import spaced_layers
+from eval.probes.linear import ProbeFit, outputs_of, pack, unpack
 
 SPACE = ("Ġ", "▁", " ")  # how tokenizers write a space at a token's beginning
 APOSTROPHES = ("'", "’")
@@ -110,10 +106,8 @@ def fit_layers(
     model, known = checkpoint.model, torch.searchsorted(classes, windows)
     embedding, tensors = model.embedding.weight.detach()[classes].float(), {}
     for layer in layers:
-        read = partial(outputs_of, Circuit(model, layer))
-        fit = ProbeFit(lambda _, read=read: read(windows), known, embedding, Training(steps=0))
-        probes = {f"{layer} {o}": fit.fit(o)["gaussian"] for o in OFFSETS}
-        tensors |= pack(probes)
+        fit = ProbeFit(outputs_of(Circuit(model, layer), windows), known, embedding)
+        tensors |= pack({f"{layer} {o}": fit.fit(o)["gaussian"] for o in OFFSETS})
     return tensors
 
 
@@ -134,56 +128,39 @@ def fit_layers(
 )
 def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table: Table) -> None:
     """Where a word's tokens can be read from its last one, layer by layer."""
-    context = checkpoint.config.context
+    model, context = checkpoint.model, checkpoint.config.context
     if context <= BACK + AHEAD:
         raise RequestError(
             f"the context of {checkpoint.path} is {context}; probes of words need more than "
             f"{BACK + AHEAD}: use a model with a longer context"
         )
     count = whole_windows(checkpoint, request, 4, "probes of words need")
-    train = stories(checkpoint, request, "fitting", count).tokens
-    valid = stories(checkpoint, request, "evaluation", count // 4).tokens
+    train = stories(checkpoint, request, "fitting", count)
+    valid = stories(checkpoint, request, "evaluation", count // 4)
     classes = torch.unique(torch.cat([train.flatten(), valid.flatten()]))
-    layers = [0, *spaced_layers(len(checkpoint.model.blocks), LAYERS)]
-    about, fit = {"lens": "detokenisation", "layers": layers}, partial(fit_layers, checkpoint)
-    make = partial(fit, layers, train, classes)
-    tensors = fitted(request.store, checkpoint, about, [train, classes], make)
-    known = alphabet(checkpoint.tokenizer, checkpoint.config.vocab_size)
-    length, last = words_of(valid.cpu(), *known)
-    outputs = [outputs_of(Circuit(checkpoint.model, n), valid).flatten(0, 1) for n in layers]
+    layers = [0, *spaced_layers(len(model.blocks), LAYERS)]
+    about, make = {"lens": "detokenisation", "layers": layers}, partial(fit_layers, checkpoint)
+    tensors = fitted(
+        request.store, checkpoint, about, [train, classes], partial(make, layers, train, classes)
+    )
+    length, last = words_of(valid.cpu(), *alphabet(checkpoint.tokenizer, model.config.vocab_size))
+    outputs = [outputs_of(Circuit(model, n), valid).flatten(0, 1) for n in layers]
     truth = torch.searchsorted(classes, valid).flatten()
     for (group, o), places in groups(length, last, request.seed).items():
         if not len(places):
             continue
         at = places.to(valid.device)
-        named = [unpack(tensors, f"{layer} {o}")(x[at]).argmax(dim=1)
-                 for layer, x in zip(layers, outputs, strict=True)]  # fmt: skip
+        probes = (unpack(tensors, f"{layer} {o}") for layer in layers)
+        named = [probe(x[at]).argmax(dim=1) for probe, x in zip(probes, outputs, strict=True)]
         hits = torch.stack(named) == truth[at + o]
         where: dict[str, Any] = {"group": group, "offset": o}
         story = (places // valid.shape[1]).tolist()
         table.add("read", hits, layer=layers, story=story, **where)
         change = hits[-1].float() - hits[len(layers) // 2].float()
         table.add("read at the end less in the middle", change, story=story, **where)
-    _add_words(table, checkpoint, words_of(train.cpu(), *known), valid, (length, last))
-
-
-def _add_words(
-    table: Table,
-    checkpoint: Checkpoint,
-    fitted_on: tuple[Tensor, Tensor],
-    valid: Tensor,
-    judged: tuple[Tensor, Tensor],
-) -> None:
-    """How many words there are, how many of several tokens, and some of those."""
-    length, last = fitted_on
-    story, _ = last.nonzero(as_tuple=True)
-    lengths = length[last]
-    table.add("words", len(lengths))
-    table.add("share of several tokens", lengths > 1, story=story.tolist())
-    table.add("share of three and more", lengths > 2, story=story.tolist())
-    length, last = judged
-    examples: dict[tuple[int, ...], None] = {}
-    for row, end in (last & (length > 1)).nonzero().tolist():
-        examples[tuple(valid[row, end + 1 - int(length[row, end]) : end + 1].tolist())] = None
-    lines = [[checkpoint.pieces(list(word))] for word in list(examples)[:EXAMPLES]]
+    words = [  # each once, some of them
+        tuple(valid[row, end + 1 - int(length[row, end]) : end + 1].tolist())
+        for row, end in (last & (length > 1)).nonzero().tolist()
+    ]
+    lines = [[checkpoint.pieces(list(word))] for word in list(dict.fromkeys(words))[:EXAMPLES]]
     table.say("words of several tokens", ("word",), lines)

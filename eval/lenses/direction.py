@@ -4,8 +4,6 @@ A factor on the final vector is a temperature: its direction says which token, i
 surely. A position's way to its answer is seen on the plane of two tokens' directions.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -17,10 +15,8 @@ from arch import LanguageModel
 from eval import plots
 from eval.lenses import markup
 from eval.lenses.charts import Lines, Tables
-from eval.lenses.lens import Request, lens, word_tokens
-from eval.lenses.table import Table
-from eval.lenses.trace import PromptBatch, readers
-from eval.models import Checkpoint
+from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens, word_tokens
+from eval.lenses.trace import readers
 
 SCALES = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
 TEMPERATURES = (0.001, 0.01, 0.03, 0.1, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 10.0, 100.0, 1000.0)
@@ -33,9 +29,8 @@ ENDS = ("first", "second")
 
 def sharpness(logits: Tensor) -> Tensor:
     """Entropy in bits and the best token's probability of `(..., V)` logits, `(..., 2)`."""
-    logs = logits.float().log_softmax(dim=-1)
-    p = logs.exp()
-    return torch.stack([-(p * logs).sum(dim=-1) / math.log(2), p.amax(dim=-1)], dim=-1)
+    p = logits.float().softmax(dim=-1)
+    return torch.stack([torch.special.entr(p).sum(dim=-1) / math.log(2), p.amax(dim=-1)], dim=-1)
 
 
 @torch.no_grad()
@@ -67,10 +62,9 @@ def plane(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         directions lie on it, `(2, 2)`.
     """
     pair = torch.stack([first, second]).double()
-    along = pair[0] / pair[0].norm()
-    across = pair[1] - (pair[1] @ along) * along
-    basis = torch.stack([along, across / across.norm().clamp(min=1e-30)])
-    return basis, pair @ basis.T
+    basis, where = torch.linalg.qr(pair.T)
+    signs = where.diagonal().sign()
+    return (basis * signs).T, (where * signs[:, None]).T
 
 
 def path(vectors: Tensor, basis: Tensor) -> Tensor:
@@ -82,11 +76,6 @@ def path(vectors: Tensor, basis: Tensor) -> Tensor:
     points = x @ basis.T
     share = points.square().sum(dim=1) / x.norm(dim=1).clamp(min=1e-30).square()
     return torch.column_stack([points, share])
-
-
-def toward(streams: Tensor, directions: Tensor) -> Tensor:
-    """Cosine of streams `(L, N, D)` with the direction of each position `(N, D)`: `(L, N)`."""
-    return F.cosine_similarity(streams.float(), directions[None].float(), dim=-1)
 
 
 def draw_plane(tables: Tables) -> list[plots.Figure]:
@@ -178,10 +167,12 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
     _add_path(table, checkpoint, batch, list(word_tokens(checkpoint, request.words).values())[:2])
     streams, rows = batch.streams, readers(checkpoint.model).float()
     answers = checkpoint.model.logits(streams[-1])[batch.real].argmax(dim=-1)
-    others, kept = answers.roll(len(answers) // 2), streams[:, batch.real]
-    values = torch.stack([toward(kept, rows[tokens]) for tokens in (answers, others)])
-    of, layers = ("its answer", "another's"), range(len(streams))
-    table.add("cosine with answer", values, answer=of, layer=layers, prompt=batch.prompt_of)
+    others, kept = answers.roll(len(answers) // 2), streams[:, batch.real].float()
+    cosines = [F.cosine_similarity(kept, rows[tokens], dim=-1) for tokens in (answers, others)]
+    place: dict[str, Any] = {"layer": range(len(streams)), "prompt": batch.prompt_of}
+    table.add(
+        "cosine with answer", torch.stack(cosines), answer=("its answer", "another's"), **place
+    )
 
 
 def _add_confidence(table: Table, batch: PromptBatch) -> None:
@@ -203,23 +194,21 @@ def _add_confidence(table: Table, batch: PromptBatch) -> None:
         table.add(name, values, prompt=prompts)
     place: dict[str, Any] = {"part": PLACES, "scale": SCALES, "prompt": prompts}
     table.add("entropy by scale", by_scale[..., 0], rows=False, **place)
-    place = {"temperature": TEMPERATURES, "prompt": prompts}
-    table.add("best probability by temperature", heat, rows=False, **place)
+    name, place = "best probability by temperature", {"temperature": TEMPERATURES}
+    table.add(name, heat, rows=False, **place, prompt=prompts)
 
 
 def _add_path(table: Table, checkpoint: Checkpoint, batch: PromptBatch, chosen: list[int]) -> None:
     """Each prompt's last position by layer, and the two tokens of its plane."""
-    model, streams, rows = batch.model, batch.streams, readers(batch.model).float()
-    points, corners, ends = [], [], {}
-    for prompt, last in enumerate(batch.last.tolist()):
-        best = model.logits(streams[-1, prompt, last]).topk(3).indices.tolist()
-        pair = [*chosen, *(token for token in best if token not in chosen)][:2]
-        basis, where = plane(rows[pair[0]], rows[pair[1]])
-        points.append(path(streams[:, prompt, last], basis))
-        corners.append(where)
-        ends[batch.labels[prompt]] = checkpoint.pieces(pair)
-    place: dict[str, Any] = {"prompt": batch.labels, "layer": range(len(streams))}
+    rows, points, corners, pairs = readers(batch.model).float(), [], [], []
+    for way in batch.at_last(batch.streams).unbind(1):
+        best = batch.model.logits(way[-1]).topk(3).indices.tolist()
+        pairs.append([*chosen, *(token for token in best if token not in chosen)][:2])
+        basis, corner = plane(*rows[pairs[-1]])
+        points.append(path(way, basis))
+        corners.append(corner)
+    place: dict[str, Any] = {"prompt": batch.labels, "layer": range(len(batch.streams))}
     table.add("path", torch.stack(points), rows=False, **place, measure=MEASURES)
     place = {"prompt": batch.labels, "end": ENDS, "measure": MEASURES[:2]}
     table.add("corners", torch.stack(corners), rows=False, **place)
-    table.notes["ends"] = ends
+    table.notes["ends"] = dict(zip(batch.labels, map(checkpoint.pieces, pairs), strict=True))

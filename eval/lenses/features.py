@@ -5,8 +5,6 @@ intersection over union of the units active in two texts. Tellings of one story 
 tellings of different stories, and with what would be shared if units were active independently.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -15,11 +13,9 @@ from torch import Tensor, nn
 from arch import LanguageModel
 from eval import RequestError
 from eval.lenses.charts import Lines
-from eval.lenses.lens import Request, lens, token_ids
+from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens, token_ids
 from eval.lenses.stories import retellings
-from eval.lenses.table import Table
-from eval.lenses.trace import PromptBatch, blocks_of
-from eval.models import Checkpoint
+from eval.lenses.trace import blocks_of
 
 OUTPUTS = ("down", "down_proj", "c_proj", "fc_out", "2")
 """What the layer after the hidden units is called, ours first, then in four families."""

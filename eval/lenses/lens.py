@@ -139,10 +139,8 @@ def lens(
             _import_all()  # or a file could take the name of a lens that is not there yet
         before = REGISTER.get(name)
         if before and _file(before.measure) != _file(measure):
-            raise RequestError(
-                f"the name {name} is taken by the lens of {_file(before.measure)}; choose another "
-                "name"
-            )
+            taken = f"the name {name} is taken by the lens of {_file(before.measure)}"
+            raise RequestError(f"{taken}; choose another name")
         about = (inspect.getdoc(measure) or title or name).splitlines()[0].removesuffix(".")
         about = about[:1].lower() + about[1:]
         run = torch.no_grad()(measure)
@@ -169,10 +167,8 @@ def parse_lenses(names: list[str]) -> list[Lens]:
         if name != ALL and name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {near[0]}? " if near else ""
-            raise RequestError(
-                f"--lens {name}: no lens of that name; {hint}use {ALL} or some of "
-                f"{', '.join(known)}"
-            )
+            listed = f"use {ALL} or some of {', '.join(known)}"
+            raise RequestError(f"--lens {name}: no lens of that name; {hint}{listed}")
         chosen |= known if name == ALL else {name: known[name]}
     return list(chosen.values())
 
@@ -183,33 +179,29 @@ def _import_all() -> None:
         importlib.import_module(f"{__package__}.{module.name}")
 
 
+def token_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The tokens of a text, without special ones."""
+    return tokenizer.encode(text, add_special_tokens=False).ids
+
+
 def word_tokens(checkpoint: Checkpoint, words: Iterable[str]) -> dict[str, int]:
     """The one token that each word is.
 
     Raises:
         RequestError: a word that is no token or several, with its split shown.
     """
-    return {word: _token(checkpoint, word) for word in words}
-
-
-def token_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The tokens of a text, without special ones."""
-    return tokenizer.encode(text, add_special_tokens=False).ids
-
-
-def _token(checkpoint: Checkpoint, word: str) -> int:
-    ids, spaced = token_ids(checkpoint.tokenizer, word), f" {word}"
-    if len(ids) == 1:
-        return ids[0]
-    if not ids:
-        raise RequestError(f"--words {word!r}: there is no token in it; give a word")
-    split = " ".join(f'"{piece}"' for piece in checkpoint.pieces(ids))
-    other = (
-        f', or "{spaced}", which is one'
-        if len(token_ids(checkpoint.tokenizer, spaced)) == 1
-        else ""
-    )
-    raise RequestError(f'"{word}" is {len(ids)} tokens here: {split}; choose one of them{other}')
+    known = {}
+    for word in words:
+        ids, spaced = (token_ids(checkpoint.tokenizer, each) for each in (word, f" {word}"))
+        if not ids:
+            raise RequestError(f"--words {word!r}: there is no token in it; give a word")
+        if len(ids) > 1:
+            split = " ".join(f'"{piece}"' for piece in checkpoint.pieces(ids))
+            other = f', or " {word}", which is one' if len(spaced) == 1 else ""
+            said = f'"{word}" is {len(ids)} tokens here: {split}'
+            raise RequestError(f"{said}; choose one of them{other}")
+        known[word] = ids[0]
+    return known
 
 
 def model_name(document: Document) -> str:

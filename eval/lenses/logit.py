@@ -7,24 +7,21 @@ Beside it, how far a stream lies along the directions that logits read: the toke
 et al. ("Do Llamas Work in English?", 2402.10588).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from arch import LanguageModel
 from eval import plots
 from eval.lenses import markup
 from eval.lenses.charts import Heat, Lines, Tables
-from eval.lenses.lens import Request, lens, word_tokens
-from eval.lenses.table import Table
-from eval.lenses.trace import PromptBatch, readers
-from eval.models import Checkpoint
+from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens, word_tokens
+from eval.lenses.trace import readers
 
 TOP = 5
 WIDEST = 1 << 25  # numbers of a distribution held at once
@@ -45,7 +42,7 @@ def token_energy(model: LanguageModel, x: Tensor) -> Tensor:
     Raises:
         RequestError: a final norm that is not known.
     """
-    units = torch.nn.functional.normalize(readers(model).double(), dim=-1)
+    units = F.normalize(readers(model).double(), dim=-1)
     cosines = units.T @ units / len(units)
     squares = x.square().sum(-1).clamp(min=torch.finfo(x.dtype).tiny)
     seen = (x @ cosines.to(x.dtype) * x).sum(-1) / squares
@@ -61,32 +58,30 @@ def read_layers(streams: Tensor, chosen: list[int], read: Read) -> dict[str, Ten
         tokens, and `top probability`, `(S, B, T, k)`; `probability` of K chosen tokens,
         `(S, B, T, K)`.
     """
-    V = read(len(streams) - 1, streams[-1][:1, :1]).shape[-1]
-    rows = max(1, WIDEST // (streams.shape[2] * V))
-    pieces = [_read_some(some, chosen, read) for some in streams.split(rows, dim=1)]
-    return {name: torch.cat([piece[name] for piece in pieces], dim=1) for name in pieces[0]}
+    final = len(streams) - 1
+    V = read(final, streams[-1, :1, :1]).shape[-1]
+    parts = []
+    for some in streams.split(max(1, WIDEST // (streams.shape[2] * V)), dim=1):
+        output, layers = read(final, some[-1]).float().log_softmax(-1), []
+        for layer, stream in enumerate(some):
+            logs = output if layer == final else read(layer, stream).float().log_softmax(-1)
+            layers.append(_describe(logs, output, chosen))
+        parts.append({name: torch.stack([each[name] for each in layers]) for name in layers[0]})
+    return {name: torch.cat([part[name] for part in parts], dim=1) for name in parts[0]}
 
 
-def _read_some(streams: Tensor, chosen: list[int], read: Read) -> dict[str, Tensor]:
-    last = read(len(streams) - 1, streams[-1]).float().log_softmax(-1)
-    likely = last.exp()
-    floor = (likely * last).sum(-1)
-    layers = []
-    for layer, stream in enumerate(streams):
-        known = layer == len(streams) - 1
-        logs = last if known else read(layer, stream).float().log_softmax(-1)
-        shares = likely if known else logs.exp()
-        best = shares.topk(min(TOP, shares.shape[-1]))
-        layers.append(
-            {
-                "entropy": -(shares * logs).sum(-1) / math.log(2),
-                "divergence": (floor - (likely * logs).sum(-1)).clamp(min=0) / math.log(2),
-                "top": best.indices,
-                "top probability": best.values,
-                "probability": shares[..., chosen],
-            }
-        )
-    return {name: torch.stack([each[name] for each in layers]) for name in layers[0]}
+def _describe(logs: Tensor, output: Tensor, chosen: list[int]) -> dict[str, Tensor]:
+    """What `read_layers` gives of one layer, from log-probabilities `(B, T, V)`."""
+    shares = logs.exp()
+    best = shares.topk(min(TOP, shares.shape[-1]))
+    divergence = F.kl_div(logs, output, reduction="none", log_target=True).sum(-1)
+    return {
+        "entropy": torch.special.entr(shares).sum(-1) / math.log(2),
+        "divergence": divergence.clamp(min=0) / math.log(2),
+        "top": best.indices,
+        "top probability": best.values,
+        "probability": shares[..., chosen],
+    }
 
 
 def plain_read(checkpoint: Checkpoint) -> Read:
@@ -105,28 +100,21 @@ def charts(lens: str) -> list[Lines]:
         title="Which token wins, and where?",
         about="Probability of the followed tokens by layer, at the position that the slider picks.",
     )
-    entropy = Lines(
-        of="entropy",
-        y="entropy, bits",
-        title="How unsure is each layer?",
-        about="Entropy of what a layer would say; log2 of the vocabulary's size is every token "
-        "alike. Mean over positions and prompts.",
-    )
-    divergence = Lines(
-        of="divergence",
-        y="KL, bits",
-        title="How far from the answer?",
-        about="Kullback-Leibler divergence of what a layer would say from what the model says in "
-        "the end.",
-    )
-    energy = Lines(
-        of="token energy",
-        y="token energy",
-        title="How near to the tokens' directions?",
-        about="Token energy: how far a vector lies along output embeddings, relative to what their "
-        "own spread allows.",
-    )
-    return [curves, entropy, divergence, *([energy] if lens == "logit" else [])]
+    by_layer = {
+        "entropy": ("entropy, bits", "How unsure is each layer?", "Entropy of what a layer would "
+                    "say; log2 of the vocabulary's size is every token alike. Mean over positions "
+                    "and prompts."),
+        "divergence": ("KL, bits", "How far from the answer?", "Kullback-Leibler divergence of "
+                       "what a layer would say from what the model says in the end."),
+        "token energy": ("token energy", "How near to the tokens' directions?", "Token energy: how "
+                         "far a vector lies along output embeddings, relative to what their own "
+                         "spread allows."),
+    }  # fmt: skip
+    return [curves] + [
+        Lines(of=of, y=y, title=title, about=about)
+        for of, (y, title, about) in by_layer.items()
+        if lens == "logit" or of != "token energy"
+    ]
 
 
 def draw_words(lens: str, tables: Tables) -> list[plots.Figure]:
@@ -178,13 +166,18 @@ def add_readings(
 ) -> None:
     """What the logit and the tuned lens find, by the way in which each reads a layer.
 
+    Without words to follow, those of the model's likeliest answers are followed.
+
     Raises:
         RequestError: a word of several tokens.
     """
-    words, layers = word_tokens(checkpoint, request.words), range(len(batch.streams))
-    followed = words or _answers(checkpoint, batch)
+    layers, followed = range(len(batch.streams)), word_tokens(checkpoint, request.words)
+    if not followed:
+        best = batch.logits.topk(TOP).indices
+        tokens = list(dict.fromkeys(best.T.flatten().tolist()))[:TOP]
+        followed = dict(zip(checkpoint.pieces(tokens), tokens, strict=True))
     seen = read_layers(batch.streams, [*followed.values()], read)
-    where = {"layer": layers, **batch.axes}
+    where: dict[str, Any] = {"layer": layers, **batch.axes}
     entropy, top = batch.masked(seen["entropy"]), seen["top"]
     table.add("entropy", entropy, **where)
     table.add("divergence", batch.masked(seen["divergence"]), **where)
@@ -194,55 +187,33 @@ def add_readings(
         table.add("entropy fall", -entropy.diff(dim=0), **{**where, "layer": layers[1:]})
     likely = batch.masked(seen["probability"].movedim(-1, 0))
     table.add("probability", likely, rows=False, word=[*map(markup.visible, followed)], **where)
-    if words:
-        at_end = batch.at_last(seen["probability"])
-        place: dict[str, Any] = {"layer": layers, "prompt": batch.labels, "word": [*words]}
-        table.add("probability at the end", at_end, **place)
+    if request.words:
+        place: dict[str, Any] = {"layer": layers, "prompt": batch.labels, "word": [*followed]}
+        table.add("probability at the end", batch.at_last(seen["probability"]), **place)
     best = batch.masked(seen["top probability"][..., 0])
     table.add("top probability", best, rows=False, **where)
-    table.notes["top"] = dict(zip(batch.labels, _pieces(checkpoint, top), strict=True))
-    _say_first(checkpoint, batch, seen, table)
+    pieces = {token: checkpoint.pieces([token])[0] for token in top.unique().tolist()}
+    texts = [
+        [[[pieces[token] for token in cell] for cell in row] for row in each]
+        for each in top.transpose(0, 1).tolist()
+    ]  # by prompt, layer, position, rank
+    table.notes["top"] = dict(zip(batch.labels, texts, strict=True))
+    _say_first(batch, seen, table)
 
 
-def _answers(checkpoint: Checkpoint, batch: PromptBatch) -> dict[str, int]:
-    """The model's likeliest tokens after each prompt, the first few."""
-    best = checkpoint.model.logits(batch.at_last(batch.streams[-1])).topk(TOP).indices
-    tokens = list(dict.fromkeys(best.T.flatten().tolist()))[:TOP]
-    return dict(zip(checkpoint.pieces(tokens), tokens, strict=True))
-
-
-def _pieces(checkpoint: Checkpoint, top: Tensor) -> list[Any]:
-    """As tokens read, by prompt, layer, position, rank."""
-    known = {token: checkpoint.pieces([token])[0] for token in top.unique().tolist()}
-
-    def read(tokens: Any) -> Any:
-        return [read(t) for t in tokens] if isinstance(tokens, list) else known[tokens]
-
-    return read(top.transpose(0, 1).tolist())
-
-
-def _say_first(
-    checkpoint: Checkpoint, batch: PromptBatch, seen: dict[str, Tensor], table: Table
-) -> None:
+def _say_first(batch: PromptBatch, seen: dict[str, Tensor], table: Table) -> None:
     """Of the first prompt: the likeliest token at its last positions, and the best at the last."""
     label, last = batch.labels[0], int(batch.last[0])
-    first, layers = max(0, last + 1 - SHOWN), list(reversed(range(len(seen["top"]))))
-    best = table.notes["top"][label]
-    table.say(
-        f"likeliest next token after each of the last tokens of {label}",
-        ["layer", *map(markup.visible, table.pieces[label][first : last + 1])],
-        [[str(n), *([best[n][t][0]] for t in range(first, last + 1))] for n in layers],
-    )
-    lines = []
-    for layer in layers:
-        shares = zip(
-            best[layer][last], seen["top probability"][layer, 0, last].tolist(), strict=True
-        )
-        cells = [f"{markup.visible(piece)} {share:.2f}" for piece, share in shares]
-        lines.append([str(layer), f"{float(seen['entropy'][layer, 0, last]):.2f}", *cells])
-    numbers = map(str, range(1, seen["top"].shape[-1] + 1))
-    table.say(
-        f"after the end of {label}: entropy in bits, tokens, probabilities",
-        ["layer", "bits", *numbers],
-        lines,
-    )
+    shown, best = range(max(0, last + 1 - SHOWN), last + 1), table.notes["top"][label]
+    likeliest, at_end = [], []
+    for layer in reversed(range(len(best))):
+        likeliest.append([str(layer), *([best[layer][t][0]] for t in shown)])
+        shares = seen["top probability"][layer, 0, last].tolist()
+        each = zip(map(markup.visible, best[layer][last]), shares, strict=True)
+        bits = f"{float(seen['entropy'][layer, 0, last]):.2f}"
+        at_end.append([str(layer), bits, *(f"{piece} {share:.2f}" for piece, share in each)])
+    tokens = (markup.visible(table.pieces[label][t]) for t in shown)
+    title = f"likeliest next token after each of the last tokens of {label}"
+    table.say(title, ["layer", *tokens], likeliest)
+    title = f"after the end of {label}: entropy in bits, tokens, probabilities"
+    table.say(title, ["layer", "bits", *map(str, range(1, len(best[0][0]) + 1))], at_end)

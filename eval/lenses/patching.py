@@ -5,37 +5,26 @@ a block at some position changes the stream after that block at this position, a
 it; the rest follows from the stream.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from arch import LanguageModel
 from eval import RequestError
 from eval.lenses.charts import Heat
-from eval.lenses.lens import Request, lens, word_tokens
+from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens, word_tokens
 from eval.lenses.stories import swaps
-from eval.lenses.table import Table
-from eval.lenses.trace import PromptBatch, run_on, streams_of
-from eval.models import Checkpoint
+from eval.lenses.trace import run_on, trace
 
 SWAPS = 2  # built-in stories for each attribute
 ROWS = 16  # variants of a sweep's pass; in longer prompts several positions are patched together
 WHERE = ("changed", "between", "last")
-"""Positions by what they hold: tokens that differ, the last one, and all others."""
+"""Positions by what they hold: tokens that differ, all others, and the last one."""
 
-
-class Answers(NamedTuple):
-    """Two tokens whose logits are compared: the answer to the source, and to the target."""
-
-    source: int
-    target: int
-
-    def difference(self, logits: Tensor) -> Tensor:
-        """By how much the source's answer is above the target's, `(..., V)` to `(...)`."""
-        return logits[..., self.source] - logits[..., self.target]
+Answers = tuple[int, int]
+"""Two tokens whose logits are compared: the answer to the source, and to the target."""
 
 
 def telling_answers(source: Tensor, target: Tensor) -> Answers:
@@ -47,7 +36,7 @@ def telling_answers(source: Tensor, target: Tensor) -> Answers:
     if answer == other:
         difference = source.log_softmax(-1) - target.log_softmax(-1)
         answer, other = int(difference.argmax()), int(difference.argmin())
-    return Answers(answer, other)
+    return answer, other
 
 
 class Pair(NamedTuple):
@@ -71,7 +60,7 @@ def prompt_pairs(checkpoint: Checkpoint, batch: PromptBatch, request: Request) -
     """
     rows = [tokens[: last + 1] for tokens, last in zip(batch.tokens, batch.last, strict=True)]
     words = list(word_tokens(checkpoint, request.words).values())
-    answers = Answers(words[0], words[1]) if len(words) > 1 else None
+    answers = (words[0], words[1]) if len(words) > 1 else None
     named = list(zip(batch.labels, rows, strict=True))
     return [
         Pair(f"{other} in {label}", "prompts", source, target, answers)
@@ -86,7 +75,7 @@ def story_pairs(checkpoint: Checkpoint, seed: int) -> list[Pair]:
     for attribute, number, target, source in swaps(checkpoint.tokenizer, SWAPS, seed):
         fits = len(source.tokens) == len(target.tokens) <= checkpoint.config.context
         if target.cue == attribute and fits:
-            answers = Answers(source.words[attribute], target.words[attribute])
+            answers = (source.words[attribute], target.words[attribute])
             rows = (torch.tensor(one.tokens, device=device) for one in (source, target))
             pairs.append(Pair(f"{attribute} {number}", attribute, *rows, answers=answers))
     return pairs
@@ -117,20 +106,19 @@ def causal_trace(
         together; and effects `(n + 1, runs)`, layer 0 the embedding. None for prompts that are
         answered alike, between which nothing moves.
     """
-    streams, others = streams_of(model, torch.stack([target, source])).unbind(1)
+    streams, others = trace(model, torch.stack([target, source])).streams.unbind(1)
     ends = model.logits(torch.stack([streams[-1, -1:], others[-1, -1:]]))[:, 0]
-    answers = answers or telling_answers(ends[1], ends[0])
-    low, high = answers.difference(ends).tolist()
+    mine, its = answers = answers or telling_answers(ends[1], ends[0])
+    low, high = (ends[:, mine] - ends[:, its]).tolist()
     if abs(high - low) < 1e-6:
         return None
-    runs = spans(len(target), int((source != target).nonzero()[0]), rows)
-    effects = []
+    runs, effects = spans(len(target), int((source != target).nonzero()[0]), rows), []
     for layer, (stream, other) in enumerate(zip(streams, others, strict=True)):
         variants = stream.repeat(len(runs), 1, 1)
         for row, run in enumerate(runs):
             variants[row, run.start : run.stop] = other[run.start : run.stop]
         logits = run_on(model, variants, layer)
-        effects.append((answers.difference(logits) - low) / (high - low))
+        effects.append((logits[:, mine] - logits[:, its] - low) / (high - low))
     return answers, runs, torch.stack(effects)
 
 
@@ -154,7 +142,7 @@ def causal_trace(
 )
 def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table: Table) -> None:
     """Which layer and position a prediction passes through, by patching."""
-    model, layers = checkpoint.model, range(len(checkpoint.model.blocks) + 1)
+    layers = range(len(checkpoint.model.blocks) + 1)
     pairs = prompt_pairs(checkpoint, batch, request) + story_pairs(checkpoint, request.seed)
     if not pairs:
         raise RequestError(
@@ -165,30 +153,26 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
     lines = []
     for pair in pairs:
         other = checkpoint.tokenizer.decode(pair.source.tolist())
-        traced = causal_trace(model, pair.source, pair.target, pair.answers)
+        traced = causal_trace(checkpoint.model, pair.source, pair.target, pair.answers)
         if traced is None:
             lines.append([pair.label, other, "answered alike: left out"])
             continue
-        answers, runs, effects = traced
-        different, T = pair.source != pair.target, len(pair.target)
-        values = torch.zeros(len(layers), T)
-        total = {where: torch.zeros(len(layers)) for where in WHERE}
-        for run, effect in zip(runs, effects.T.cpu(), strict=True):
-            values[:, run.start : run.stop] = effect[:, None]
-            changed = bool(different[run.start : run.stop].any())
-            total["last" if run.stop == T else "changed" if changed else "between"] += effect
-        position = range(T)
-        table.add("effect", values, rows=False, pair=pair.label, layer=layers, position=position)
+        (mine, its), runs, effects = traced[0], traced[1], traced[2].cpu()
+        different, T = (pair.source != pair.target).cpu(), len(pair.target)
+        of = [2 if r.stop == T else int(not different[r.start : r.stop].any()) for r in runs]
+        total = effects @ F.one_hot(torch.tensor(of), len(WHERE)).to(effects)
+        sums.setdefault(pair.kind, {})[pair.label] = total
+        each = effects.repeat_interleave(torch.tensor([*map(len, runs)]), dim=1)
+        values = F.pad(each, (runs[0].start, 0))
+        table.add("effect", values, rows=False, pair=pair.label, layer=layers, position=range(T))
         table.pieces[pair.label] = checkpoint.pieces(pair.target.tolist())
-        sums.setdefault(pair.kind, {})[pair.label] = torch.stack([*total.values()])
-        lines.append([pair.label, other, checkpoint.pieces([answers.target, answers.source])])
+        lines.append([pair.label, other, checkpoint.pieces([its, mine])])
     if not sums:
         raise RequestError(
             "the two prompts of every pair are answered alike; give two that differ in their answer"
         )
-    for kind, each in sums.items():
-        stacked = torch.stack([*each.values()])
-        place = {"pair": [*each], "where": WHERE, "layer": layers, "pairs": kind}
-        table.add("patching effect", stacked, **place)
+    for kind, totals in sums.items():
+        place = {"pair": [*totals], "layer": layers, "where": WHERE, "pairs": kind}
+        table.add("patching effect", torch.stack([*totals.values()]), **place)
     columns = ("pair", "patched from", "answers: its own, the other's")
     table.say("pairs of prompts", columns, lines)

@@ -8,16 +8,16 @@ derived from it; a lens that has its document is not run again.
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 
 from arch.files import write_text
 from eval import RequestError
 from eval.lenses.lens import FOLDER, Document, Lens, Request
-from eval.lenses.table import Record, Table
+from eval.lenses.table import Table
 from eval.models import Checkpoint
 from eval.rows import Results, Row, row_key
 from eval.schema import SCHEMA
@@ -104,14 +104,11 @@ class LensTask:
             "look": document["key"],
         }
         rows = []
-        for figure in map(_finite, Table.read(document).figures()):
+        for figure in Table.read(document).figures():
+            wrong = [n for n, v in figure.items() if isinstance(v, float) and not isfinite(v)]
+            if wrong:  # null in strict JSON, and the reason beside it
+                reason = ", ".join(f"{name} is {figure[name]}" for name in wrong)
+                figure = figure | dict.fromkeys(wrong) | {"reason": reason}
             place = {name: value for name, value in figure.items() if name not in MEASURED}
             rows.append({"key": row_key(document["key"], place), **common, **figure})
         return rows
-
-
-def _finite(figure: Record) -> Record:
-    """With None for NaN and infinite values, as in strict JSON, and the reason beside it."""
-    wrong = [n for n, v in figure.items() if isinstance(v, float) and not math.isfinite(v)]
-    reason = ", ".join(f"{name} is {figure[name]}" for name in wrong)
-    return figure | dict.fromkeys(wrong) | ({"reason": reason} if wrong else {})

@@ -1,17 +1,14 @@
 """The residual stream: how alike its layers are, what each sublayer adds, and how long it stays.
 
-The stream is a sum of writes, and the final norm with its scale held fixed is linear
-(`trace.fixed_norm`), so that a logit is a sum of one number for each write and of constants
-(Elhage et al., "A Mathematical Framework for Transformer Circuits", 2021; nostalgebraist's direct
-logit attribution).
+The stream is a sum of writes, and the final norm with its scale held fixed is linear, so that a
+logit is a sum of one number for each write and of constants (Elhage et al., "A Mathematical
+Framework for Transformer Circuits", 2021; nostalgebraist's direct logit attribution).
 
 Whether a later stream still has a write is measured twice: by the stream's projection on the
 write's direction, as a share of the write (others may have written there too), and by how much of
 it goes when the write is left out and everything after it runs again. A share of 1 is untouched,
 0 erased, above 1 written again by later layers, below 0 reversed.
 """
-
-from __future__ import annotations
 
 from typing import Any
 
@@ -21,18 +18,15 @@ from torch import Tensor
 
 from arch import LanguageModel
 from eval.lenses.charts import Heat, Lines
-from eval.lenses.lens import Request, lens
-from eval.lenses.table import Table
-from eval.lenses.trace import SUBLAYERS, PromptBatch, Trace, blocks_of, constants, fixed_norm
-from eval.models import Checkpoint
+from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens
+from eval.lenses.trace import SUBLAYERS, Trace, blocks_of, constants, norm_scale, readers
+
+STAYS = ("share still there", "share lost without it")
 
 
 @torch.no_grad()
 def contributions(
-    model: LanguageModel,
-    stream: Tensor,
-    parts: dict[str, Tensor],
-    targets: Tensor,
+    model: LanguageModel, stream: Tensor, parts: dict[str, Tensor], targets: Tensor
 ) -> tuple[list[str], Tensor]:
     """The direct contribution of every part of the last stream to K logits of every position.
 
@@ -44,44 +38,40 @@ def contributions(
     Raises:
         RequestError: a final norm that is not known.
     """
-    scaled = fixed_norm(model.norm, stream, torch.stack([*parts.values()]))
-    rows = model.head.weight[targets] - model.head.weight.mean(dim=0)
-    fixed = constants(model)
-    biases = [bias[targets] - bias.mean() for bias in fixed.values()]
-    written = torch.einsum("pbtd,btkd->pbtk", scaled, rows)
-    return [*parts, *fixed], torch.cat([written, *(bias[None] for bias in biases)])
+    rows, fixed = readers(model), constants(model)
+    above = rows[targets] - rows.mean(dim=0)
+    written = torch.einsum("pbtd,btkd->pbtk", torch.stack([*parts.values()]), above)
+    biases = [(bias - bias.mean())[targets][None] for bias in fixed.values()]
+    return [*parts, *fixed], torch.cat([written * norm_scale(model.norm, stream), *biases])
 
 
 @torch.no_grad()
-def survival(model: LanguageModel, traced: Trace) -> tuple[dict[str, Tensor], Tensor]:
+def survival(model: LanguageModel, traced: Trace) -> tuple[Tensor, Tensor]:
     """Follows the embedding and every sublayer's write; all are left out in one walk together.
 
     A write is left out at all positions at once. Writes are in order: the embedding's is in every
     stream, those of block l in the streams from l on.
 
     Returns:
-        Measures of every write, by the layer of a later stream, `(W, n + 1, B, T)`, NaN before it
-        is written: `share still there`, along the write, which the stream has; `share lost without
-        it`, which the stream loses. And squared lengths of the writes, `(W, B, T)`: means are
-        weighted by them, since the shares of a tiny write can be anything.
+        By the layer of a later stream, `(2, W, n + 1, B, T)`, NaN before a write is made: `STAYS`,
+        the share that the stream has along the write, and the share that it loses without it. And
+        squared lengths of the writes, `(W, B, T)`: means are weighted by them, since the shares of
+        a tiny write can be anything.
     """
     writes = torch.cat([traced.start["embedding"][None], traced.writes.flatten(0, 1)])
     squares = writes.square().sum(-1).clamp(min=torch.finfo(writes.dtype).tiny)
-    without, shares = traced.streams[0][None] - writes[:1], []
+    without, shares = traced.streams[:1] - writes[:1], []
     for layer, stream in enumerate(traced.streams):
         if layer:
             x, (mixed, _) = traced.streams[layer - 1], traced.writes[layer - 1]
             block = blocks_of(model)[layer - 1]
             older = block(without.flatten(0, 1)).view_as(without)
-            new = torch.stack([block.combine(x, torch.zeros_like(mixed)), x + mixed])
-            without = torch.cat([older, new])
-        written, square = writes[: len(without)], squares[: len(without)]
-        along = torch.stack([stream * written, (stream - without) * written]).sum(-1)
-        share = along / square
-        missing = (0, 0, 0, 0, 0, len(writes) - len(without))
-        shares.append(F.pad(share, missing, value=torch.nan))
-    names = ("share still there", "share lost without it")
-    return dict(zip(names, torch.stack(shares, dim=2), strict=True)), squares
+            new = block.combine(x, torch.zeros_like(mixed)), x + mixed
+            without = torch.cat([older, torch.stack(new)])
+        along = torch.stack([stream.expand_as(without), stream - without]) * writes[: len(without)]
+        share = along.sum(-1) / squares[: len(without)]
+        shares.append(F.pad(share, (0, 0) * 2 + (0, len(writes) - len(without)), value=torch.nan))
+    return torch.stack(shares, dim=2), squares
 
 
 def similarity(streams: Tensor, batch: PromptBatch) -> Tensor:
@@ -96,10 +86,9 @@ def update_shares(traced: Trace) -> Tensor:
     Of each block: its token mixer, its channel mixer, and both together.
     """
     before, (mixed, changed) = traced.streams[:-1], traced.writes.unbind(1)
-    added = torch.stack([mixed, changed, mixed + changed], dim=1)
-    stood = torch.stack([before, before + mixed, before], dim=1)
-    norm = added.norm(dim=-1)
-    return norm / stood.norm(dim=-1).clamp(min=torch.finfo(norm.dtype).tiny)
+    added = torch.stack([mixed, changed, mixed + changed], dim=1).norm(dim=-1)
+    stood = torch.stack([before, before + mixed, before], dim=1).norm(dim=-1)
+    return added / stood.clamp(min=torch.finfo(stood.dtype).tiny)
 
 
 @lens(
@@ -158,13 +147,12 @@ def update_shares(traced: Trace) -> Tensor:
 )
 def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table: Table) -> None:
     """The stream by layer: likeness, updates, direct contributions."""
-    model, streams = checkpoint.model, batch.streams
+    model, traced, streams = checkpoint.model, batch.trace, batch.streams
     layers, later = range(len(streams)), range(1, len(streams))
     pair: dict[str, Any] = {"layer": layers, "other layer": layers, "prompt": batch.labels}
     table.add("similarity", similarity(streams, batch), rows=False, **pair)
-    for name, other in (("the layer before", streams[:-1]), ("layer 0", streams[:1])):
-        cosine = F.cosine_similarity(streams[1:], other, dim=-1)
-        table.add(f"cosine to {name}", batch.masked(cosine), layer=later, **batch.axes)
+    cosine = F.cosine_similarity(streams[1:], streams[:-1], dim=-1)
+    table.add("cosine to the layer before", batch.masked(cosine), layer=later, **batch.axes)
     norms = batch.masked(streams.norm(dim=-1))
     table.add("norm", norms, layer=layers, **batch.axes)
     if norms.shape[-1] > 1:
@@ -172,30 +160,22 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
         table.add(
             "norm after the first position", norms[..., 1:], rows=False, layer=layers, **where
         )
-    shares, parts = batch.masked(update_shares(batch.trace)), (*SUBLAYERS, "block")
+    shares, parts = batch.masked(update_shares(traced)), (*SUBLAYERS, "block")
     table.add("update share", shares, layer=later, part=parts, **batch.axes)
     answers = model.logits(streams[-1]).argmax(-1)[..., None]
-    labels, written = contributions(model, streams[-1], batch.trace.parts, answers)
-    values = batch.masked(written[..., 0])
-    table.add("contribution to the answer", values, part=labels, **batch.axes)
-    _add_survival(table, model, batch)
-
-
-def _add_survival(table: Table, model: LanguageModel, batch: PromptBatch) -> None:
-    """Of each prompt the shares of its writes, weighted by their squared lengths."""
-    measures, squares = survival(model, batch.trace)
+    labels, written = contributions(model, streams[-1], traced.parts, answers)
+    table.add(
+        "contribution to the answer", batch.masked(written[..., 0]), part=labels, **batch.axes
+    )
+    shares, squares = survival(model, traced)
     weight = (squares * batch.real)[:, None]
-    depth, prompt = len(batch.streams) - 1, batch.labels
-    writes = ["embedding", *[*batch.trace.parts][len(batch.trace.start) :]]
-    for name, share in measures.items():
-        mean = (share * weight).sum(-1) / weight.sum(-1)  # (W, n + 1, B)
-        if name == "share still there":
-            chart, layers = "share of a write still there", range(depth + 1)
-            table.add(chart, mean, rows=False, write=writes, layer=layers, prompt=prompt)
-        by_distance = torch.stack(
-            [  # the writes of block l are in the streams from l on
-                torch.stack([mean[1 + part :: 2, 1:].diagonal(d).mean(-1) for d in range(depth)])
-                for part in range(len(SUBLAYERS))
-            ]
-        )
-        table.add(name, by_distance, part=SUBLAYERS, distance=range(depth), prompt=prompt)
+    means = (shares * weight).sum(-1) / weight.sum(-1)  # (2, W, n + 1, B), of each prompt
+    place: dict[str, Any] = {"layer": layers, "prompt": batch.labels}
+    writes = ["embedding", *[*traced.parts][len(traced.start) :]]
+    table.add("share of a write still there", means[0], rows=False, write=writes, **place)
+    for name, mean in zip(STAYS, means[:, 1:, 1:], strict=True):
+        # The writes of block l are in the streams from l on.
+        far = [[mean[part::2].diagonal(d).mean(-1) for d in range(len(later))] for part in (0, 1)]
+        by_distance = torch.stack([torch.stack(each) for each in far])
+        place = {"part": SUBLAYERS, "distance": range(len(later)), "prompt": batch.labels}
+        table.add(name, by_distance, **place)

@@ -8,8 +8,6 @@ mood: one word's direction is subtracted, another's added. The figures say wheth
 follows in that attribute, and stays in the others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,7 +18,7 @@ from torch import Tensor
 from arch import LanguageModel, generate
 from eval import RequestError
 from eval.lenses.charts import Lines
-from eval.lenses.lens import Request, lens
+from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens
 from eval.lenses.stories import (
     Story,
     Swap,
@@ -31,45 +29,37 @@ from eval.lenses.stories import (
     swaps,
     tell_story,
 )
-from eval.lenses.table import Table
-from eval.lenses.trace import PromptBatch, blocks_of, run_on, side_by_side, spaced_layers
-from eval.models import Checkpoint
+from eval.lenses.trace import blocks_of, run_on, side_by_side, spaced_layers
 from tokenizer import END_OF_TEXT
 
-PLACES = ("word", "last")
-"""Where a word's direction is read: where the word stands, and at the cue that asks for it."""
 CONTEXTS = 8  # stories of each word
 LAYERS = 3  # at most so many, evenly spaced
 TOKENS = 2500  # of the request for each held-out story
 NEW = 40  # tokens of a sample
-EFFECTS = ("steered", "random")
-
-Directions = dict[tuple[str, str], Tensor]
-"""Mean streams by attribute and place, each `(words, layers, D)`, layer 0 the first.
-
-The difference of two words' means is the direction from one to the other.
-"""
 
 
-def batch_stories(checkpoint: Checkpoint, stories: list[Story]) -> PromptBatch:
+def batch_stories(checkpoint: Checkpoint, told: Sequence[Story]) -> PromptBatch:
     """Stories as one batch on the model's device.
 
     Raises:
         RequestError: one that is longer than the model's context.
     """
     context = checkpoint.config.context
-    length = max(len(one.tokens) for one in stories)
+    length = max(len(one.tokens) for one in told)
     if length > context:
         raise RequestError(
             f"the built-in stories have up to {length} tokens, more than the model's context of "
             f"{context}; use a model with a longer context"
         )
-    return side_by_side(checkpoint, [one.tokens for one in stories], [one.text for one in stories])
+    return side_by_side(checkpoint, [one.tokens for one in told], [one.text for one in told])
 
 
 @torch.no_grad()
-def learn_directions(checkpoint: Checkpoint, seed: int = 0) -> Directions:
-    """Means over the same contexts for every word of an attribute, so that only the word differs.
+def learn_directions(checkpoint: Checkpoint, seed: int = 0) -> dict[str, Tensor]:
+    """Mean streams where each word stands, by attribute, `(words, layers, D)`, layer 0 the first.
+
+    Over the same contexts for every word, so that only the word differs: the difference of two
+    words' means is the direction from one to the other.
 
     Raises:
         RequestError: stories longer than the model's context.
@@ -77,17 +67,14 @@ def learn_directions(checkpoint: Checkpoint, seed: int = 0) -> Directions:
     tokenizer, means = checkpoint.tokenizer, {}
     frames = contexts(tokenizer, CONTEXTS, held_out=False, seed=seed)
     for attribute, words in attribute_words(tokenizer).items():
-        stories = [
+        told = [
             tell_story(tokenizer, frame, attribute, chosen | {attribute: word})
             for word in words
             for frame, chosen in frames
         ]
-        batch = batch_stories(checkpoint, stories)
-        streams = batch.streams
-        rows, places = range(len(stories)), [one.places[attribute] for one in stories]
-        for place, position in (("word", places), ("last", batch.last)):
-            read = streams[:, rows, position].unflatten(1, (len(words), len(frames)))
-            means[attribute, place] = read.mean(2).transpose(0, 1)
+        rows, places = range(len(told)), [one.places[attribute] for one in told]
+        read = batch_stories(checkpoint, told).streams[:, rows, places]
+        means[attribute] = read.unflatten(1, (len(words), len(frames))).mean(2).transpose(0, 1)
     return means
 
 
@@ -108,17 +95,16 @@ def steered(model: LanguageModel, layer: int, vector: Tensor) -> Iterator[Langua
 
 
 def log_odds_change(
-    words: dict[str, dict[str, int]], stories: list[Story], before: Tensor, after: Tensor
+    words: dict[str, dict[str, int]], told: Sequence[Story], before: Tensor, after: Tensor
 ) -> Tensor:
     """By how much log-odds move from a word to the next one of the cue's attribute, `(B,)`.
 
     Where the cue asks for a swapped attribute, that is from the old word to the new. Logits after
     the stories are `(B, V)`.
     """
-    rows, moved = range(len(stories)), after - before
-    old = [s.words[s.cue] for s in stories]
-    new = [following(words[s.cue], s.words[s.cue]) for s in stories]
-    return moved[rows, new] - moved[rows, old]
+    rows, moved = range(len(told)), after - before
+    old = [s.words[s.cue] for s in told]
+    return moved[rows, [following(words[s.cue], s.words[s.cue]) for s in told]] - moved[rows, old]
 
 
 def swap_vectors(means: Tensor, words: dict[str, int], old: Sequence[int]) -> Tensor:
@@ -128,7 +114,7 @@ def swap_vectors(means: Tensor, words: dict[str, int], old: Sequence[int]) -> Te
     """
     tokens = list(words.values())
     places = [tokens.index(token) for token in old]
-    return (means[[(i + 1) % len(tokens) for i in places]] - means[places])[:, None]
+    return (means.roll(-1, dims=0) - means)[places, None]
 
 
 @torch.no_grad()
@@ -154,7 +140,6 @@ def logits_after(batch: PromptBatch, layer: int, vectors: Tensor, start: Tensor)
             y="change of log-odds, nats",
             colour="measured",
             dash="by",
-            where={"place": "word"},
             name="swap",
             title="Does a swapped feature change what is said, and only that?",
             about="One attribute's direction subtracted and another's added at the word: the "
@@ -170,51 +155,43 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
     layers = spaced_layers(len(model.blocks), LAYERS)
     pairs = swaps(checkpoint.tokenizer, max(4, request.tokens // TOKENS), request.seed)
     generator = torch.Generator().manual_seed(request.seed)
-    plain = batch_stories(checkpoint, [p.story for p in pairs if p.attribute == pairs[0].attribute])
-    other = batch_stories(checkpoint, [pair.swapped for pair in pairs])
-    before = model.logits(plain.at_last(plain.streams[-1])[:, None])[:, 0]
-    swapped = model.logits(other.at_last(other.streams[-1])[:, None])[:, 0]
     gained = torch.zeros(len(layers))
-    for a, (attribute, known) in enumerate(words.items()):
+    for attribute, known in words.items():
         asked = [pair for pair in pairs if pair.attribute == attribute]
-        originals = [pair.story for pair in asked]
-        after = swapped[a * len(asked) :][: len(asked)]
-        _add_effect(table, asked, log_odds_change(words, originals, before, after)[None], by="text")
-        old = [one.words[attribute] for one in originals]
-        at_word = torch.tensor([one.places[attribute] for one in originals]).to(plain.last)
-        for place, start in zip(PLACES, (at_word, plain.last), strict=True):
-            means = directions[attribute, place]
-            for column, layer in enumerate(layers):
-                real = swap_vectors(means[:, layer], known, old)
-                noise = torch.randn(real.shape, generator=generator).to(real)
-                noise *= real.norm(dim=-1, keepdim=True) / noise.norm(dim=-1, keepdim=True)
-                after = logits_after(plain, layer, torch.cat([real, noise], dim=1), start)
-                moved = [
-                    log_odds_change(words, originals, before, each) for each in after.unbind(1)
-                ]
-                _add_effect(table, asked, torch.stack(moved), by=EFFECTS, place=place, layer=layer)
-                own = torch.tensor([pair.story.cue == attribute for pair in asked])
-                gained[column] += float(moved[0].cpu()[own].mean()) * (place == "word")
+        told = [pair.story for pair in asked]
+        plain = batch_stories(checkpoint, told)
+        other = batch_stories(checkpoint, [pair.swapped for pair in asked])
+        moved = log_odds_change(words, told, plain.logits, other.logits)
+        _add_effect(table, "swap effect of the text", asked, moved)
+        old, start = [one.words[attribute] for one in told], [one.places[attribute] for one in told]
+        own = torch.tensor([pair.story.cue == attribute for pair in asked])
+        for column, layer in enumerate(layers):
+            real = swap_vectors(directions[attribute][:, layer], known, old)
+            noise = torch.randn(real.shape, generator=generator).to(real)
+            noise *= real.norm(dim=-1, keepdim=True) / noise.norm(dim=-1, keepdim=True)
+            both = torch.cat([noise, real], dim=1)
+            after = logits_after(plain, layer, both, torch.tensor(start).to(plain.last))
+            for by, each in zip(("random", "steered"), after.unbind(1), strict=True):
+                moved = log_odds_change(words, told, plain.logits, each)
+                _add_effect(table, "swap effect", asked, moved, by=by, layer=layer)
+                if by == "steered":
+                    gained[column] += float(moved.cpu()[own].mean())
     lines = samples(checkpoint, directions, layers[int(gained.argmax())])
     columns = ("swapped", "goes on with")
     table.say("text written with features swapped", columns, lines)
 
 
-def _add_effect(table: Table, asked: list[Swap], moved: Tensor, by: Any, **place: Any) -> None:
-    """Changes of log-odds `(by, stories)`: in the swapped attribute, and their sizes in others."""
+def _add_effect(table: Table, name: str, asked: list[Swap], moved: Tensor, **place: Any) -> None:
+    """Changes of log-odds, `(B,)`: in the swapped attribute, and their sizes in the others."""
     own = torch.tensor([pair.story.cue == pair.attribute for pair in asked])
     numbers = torch.tensor([pair.number for pair in asked])
-    moved = moved if len(moved) > 1 else moved[0]
     for measured, changes, kept in (("swapped", moved, own), ("others", moved.abs(), ~own)):
         if kept.any():
-            axes = {} if isinstance(by, str) else {"by": by}
-            axes |= {"story": numbers[kept].tolist()}
-            axes |= {"by": by} if isinstance(by, str) else {}
-            about = {"measured": measured, "attribute": asked[0].attribute, **place}
-            table.add("swap effect", changes.cpu()[..., kept], **axes, **about)
+            of = {**place, "measured": measured, "attribute": asked[0].attribute}
+            table.add(name, changes.cpu()[kept], story=numbers[kept].tolist(), **of)
 
 
-def samples(checkpoint: Checkpoint, directions: Directions, layer: int) -> list[list[str]]:
+def samples(checkpoint: Checkpoint, directions: dict[str, Tensor], layer: int) -> list[list[str]]:
     """One held-out story told on as it is, and with each attribute swapped at every position."""
     tokenizer, words = checkpoint.tokenizer, attribute_words(checkpoint.tokenizer)
     ((frame, chosen),) = contexts(tokenizer, 1, True)
@@ -224,7 +201,7 @@ def samples(checkpoint: Checkpoint, directions: Directions, layer: int) -> list[
         old = known[chosen[attribute]]
         names = {token: word for word, token in known.items()}
         labels.append(f"{attribute}: {names[old]} to {names[following(known, old)]}")
-        vectors.append(swap_vectors(directions[attribute, "word"][:, layer], known, [old]))
+        vectors.append(swap_vectors(directions[attribute][:, layer], known, [old]))
     prompt = torch.tensor([start.tokens] * len(labels), device=vectors[0].device)
     end = tokenizer.token_to_id(END_OF_TEXT)
     with steered(checkpoint.model, layer, torch.cat(vectors)) as model:

@@ -9,30 +9,21 @@ Stories told twice (`retellings.txt`) have the same events in other words and wi
 translations have for a multilingual model.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import product
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from arch import LanguageModel
 from eval import RequestError
 from eval.lenses.lens import Request, token_ids
-from eval.lenses.trace import streams_of
 from eval.models import Checkpoint
 from eval.text import Use, held_out_text
 
 WINDOW = 128  # tokens, or the context
-PART = 1 << 22  # numbers of streams that are computed at once: more are no faster
-KEPT = 1 << 27  # numbers of streams that are held; of more text they are computed anew
 WORDS = {
     "name": "Lily Tom Max Ben Mia Sam Lucy Tim Anna Jack Sue Bob Amy Spot Sara Billy",
     "animal": "dog cat bird bear rabbit frog fish duck mouse lion fox pig bunny cow horse monkey",
@@ -49,61 +40,18 @@ FRAMES = (
 MOST = 6  # words of an attribute
 
 
-class StoryWindows:
-    """Windows of stories, tokens `(N, T)`, with the streams that a model has of them."""
-
-    def __init__(self, model: LanguageModel, tokens: Tensor) -> None:
-        self.model, self.tokens = model, tokens
-
-    def streams(self, rows: slice | Tensor) -> Tensor:
-        """Of some windows, layers 0 ... n: `(n + 1, B, T, D)`."""
-        if self._all is None:
-            return streams_of(self.model, self.tokens[rows])
-        return self._all[:, rows]
-
-    def batches(
-        self, tokens: int | None = None, stop: int | None = None
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Windows `(B, T)` with their streams, in order, before window `stop`.
-
-        As many at a time as have about so many tokens, or as are computed at once.
-        """
-        stop = len(self.tokens) if stop is None else stop
-        size = self._fitting if tokens is None else max(1, tokens // self.tokens.shape[1])
-        for start in range(0, stop, size):
-            rows = slice(start, min(start + size, stop))
-            yield self.tokens[rows], self.streams(rows)
-
-    @cached_property
-    def _all(self) -> Tensor | None:
-        if self.tokens.numel() * self._width > KEPT:
-            return None
-        parts = self.tokens.split(self._fitting)
-        return torch.cat([streams_of(self.model, part) for part in parts], dim=1)
-
-    @property
-    def _width(self) -> int:
-        """Numbers of a token."""
-        return (len(self.model.blocks) + 1) * self.model.config.d_model
-
-    @property
-    def _fitting(self) -> int:
-        """Windows that are computed at once."""
-        return max(1, PART // (self.tokens.shape[1] * self._width))
-
-
-def stories(checkpoint: Checkpoint, request: Request, use: Use, count: int) -> StoryWindows:
-    """The first `count` windows of a request's text; every lens of a model is given the same ones.
+def stories(checkpoint: Checkpoint, request: Request, use: Use, count: int) -> Tensor:
+    """The first `count` windows of a request's text, `(count, T)` tokens, the same for every lens.
 
     Raises:
         RequestError: there are fewer, or a directory packed by another tokenizer.
         CorpusError: the corpus cannot be read.
     """
 
-    def cut() -> StoryWindows:
+    def cut() -> Tensor:
         length = min(WINDOW, checkpoint.config.context)
         windows = held_out_text(checkpoint, request.corpus).windows(use, count, length)
-        return StoryWindows(checkpoint.model, windows.to(checkpoint.model.embedding.weight.device))
+        return windows.to(checkpoint.model.embedding.weight.device)
 
     return checkpoint.keep(("stories", request.corpus, use, count), cut)
 
@@ -163,8 +111,7 @@ def require_words(tokenizer: Tokenizer) -> dict[str, dict[str, int]]:
     if words := attribute_words(tokenizer):
         return words
     shown = []
-    for words in WORDS.values():
-        word = words.split()[0]
+    for word in (words.split()[0] for words in WORDS.values()):
         pieces = [tokenizer.decode([i]) for i in token_ids(tokenizer, f" {word}")]
         shown.append(f"{word} = {' + '.join(map(repr, pieces))}")
     raise RequestError(

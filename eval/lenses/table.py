@@ -61,47 +61,31 @@ class Numbers:
 
         With `low` and `high` where there are several clusters.
         """
+        import pandas as pd
+
         places = [axis for axis in self.axes if axis not in SAMPLES]
-        samples = [axis for axis in self.axes if axis in SAMPLES]
-        if not samples:
+        frame = pd.DataFrame(self.records(), dtype=object)
+        if len(places) == len(self.axes) or frame.empty:
             yield from self.records()
             return
-        order, shape = list(self.axes), [len(self.axes[axis]) for axis in samples]
-        turned = self.values.transpose([order.index(axis) for axis in (*places, *samples)])
-        flat = turned.reshape(math.prod(turned.shape[: len(places)]), -1)
-        cluster = next((axis for axis in CLUSTERS if axis in samples), "position")
-        number = np.unique(np.array(self.axes[cluster]), return_inverse=True)[1]
-        along = [-1 if axis == cluster else 1 for axis in samples]
-        number = np.broadcast_to(number.reshape(along), shape).ravel()
-        member = np.eye(number.max(initial=-1) + 1)[number]
-        there = ~np.isnan(flat)
-        with np.errstate(invalid="ignore"):
-            sums = np.where(there, flat, 0.0) @ member
-        counts = there.astype(float) @ member
-        labels = product(*(self.axes[axis] for axis in places))
-        for place, own, count in zip(labels, sums, counts, strict=True):
-            if n := int(count.sum()):
-                kept = count > 0
-                figure = mean_interval(own[kept], count[kept], self.share)
-                yield dict(zip(places, place, strict=True)) | figure | {"n": n}
+        cluster = next((axis for axis in CLUSTERS if axis in self.axes), "position")
+        values = frame.groupby([*places, cluster], sort=False)["value"]
+        each = values.agg(["sum", "count"]).astype(float)
+        for place, some in each.groupby(places, sort=False) if places else [((), each)]:
+            sums, counts = some["sum"].to_numpy(), some["count"].to_numpy()
+            figure = mean_interval(sums, counts, self.share)
+            yield dict(zip(places, place, strict=True)) | figure | {"n": int(counts.sum())}
 
     def plain(self) -> dict[str, Any]:
         """For JSON, to six significant digits; NaN is null, and an infinite number its text."""
-        return {
-            "name": self.name,
-            "axes": self.axes,
-            "values": [_short(value) for value in self.values.ravel().tolist()],
-            "rows": self.rows,
-            "share": self.share,
-        }
+        return vars(self) | {"values": [_short(value) for value in self.values.ravel().tolist()]}
 
     @classmethod
     def read(cls, plain: Mapping[str, Any]) -> Numbers:
         """Reads what `plain` made."""
-        axes = plain["axes"]
         flat = [math.nan if value is None else float(value) for value in plain["values"]]
-        values = np.array(flat).reshape([len(labels) for labels in axes.values()])
-        return cls(plain["name"], values, axes, plain["rows"], plain["share"])
+        shape = [len(labels) for labels in plain["axes"].values()]
+        return cls(**{**plain, "values": np.array(flat).reshape(shape)})
 
 
 def mean_interval(sums: np.ndarray, counts: np.ndarray, share: bool) -> dict[str, float]:
@@ -197,14 +181,11 @@ class Table:
 
     def plain(self) -> dict[str, Any]:
         """For JSON."""
-        numbers = [one.plain() for one in self.numbers]
-        return {
-            "numbers": numbers, "pieces": self.pieces, "texts": self.texts, "notes": self.notes
-        }  # fmt: skip
+        return vars(self) | {"numbers": [one.plain() for one in self.numbers]}
 
     @classmethod
     def read(cls, plain: Mapping[str, Any]) -> Table:
-        """Reads what `plain` made."""
+        """Reads what `plain` made, from a document too."""
         numbers = [Numbers.read(one) for one in plain["numbers"]]
         return cls(numbers, plain["pieces"], plain["texts"], plain["notes"])
 

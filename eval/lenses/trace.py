@@ -1,8 +1,7 @@
 """A prompt's way through a model: its streams, what every sublayer writes, what logits read.
 
 A norm divides by a number that depends on the whole vector. With that number held fixed, LayerNorm
-(a subtraction of the mean, a division, weights, biases) and RMSNorm are linear: a sum of vectors is
-read as the sum of their readings.
+and RMSNorm are linear: a sum of vectors is read as the sum of their readings.
 """
 
 from __future__ import annotations
@@ -10,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
-from arch import LanguageModel, TokenMixer
-from arch.mixers import SideBySide
+from arch import LanguageModel
 from eval import RequestError
 from eval.models import Checkpoint
 from eval.text import Prompt
@@ -45,6 +44,11 @@ class PromptBatch:
         return self.trace.streams
 
     @property
+    def logits(self) -> Tensor:
+        """Those after each prompt, `(B, V)`."""
+        return self.model.logits(self.at_last(self.streams[-1])[:, None])[:, 0]
+
+    @property
     def last(self) -> Tensor:
         """The last real position of each prompt, `(B,)`."""
         return self.real.sum(dim=1) - 1
@@ -68,8 +72,7 @@ class PromptBatch:
         return values.masked_fill(~self.real, torch.nan)
 
 
-@dataclass(frozen=True)
-class Trace:
+class Trace(NamedTuple):
     """The streams and the writes of one forward pass: each stream is the sum of all writes before.
 
     Attributes:
@@ -86,12 +89,8 @@ class Trace:
     @property
     def parts(self) -> dict[str, Tensor]:
         """Every write by name, `(B, T, D)` each; their sum is the last stream."""
-        named = {
-            f"{layer} {name}": write
-            for layer, writes in enumerate(self.writes, start=1)
-            for name, write in zip(SUBLAYERS, writes, strict=True)
-        }
-        return self.start | named
+        names = (f"{n} {part}" for n in range(1, len(self.streams)) for part in SUBLAYERS)
+        return self.start | dict(zip(names, self.writes.flatten(0, 1), strict=True))
 
 
 def gather(checkpoint: Checkpoint, prompts: Sequence[Prompt]) -> PromptBatch:
@@ -119,10 +118,9 @@ def side_by_side(
 ) -> PromptBatch:
     """Token ids of several texts as one batch on the model's device."""
     device = checkpoint.model.embedding.weight.device
-    length = max(map(len, rows))
-    tokens = torch.tensor([[*row, *[0] * (length - len(row))] for row in rows], device=device)
+    tokens = pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(device)
     sizes = torch.tensor([len(row) for row in rows], device=device)
-    real = torch.arange(length, device=device) < sizes[:, None]
+    real = torch.arange(tokens.shape[1], device=device) < sizes[:, None]
     return PromptBatch(checkpoint.model, tokens, real, labels)
 
 
@@ -148,35 +146,9 @@ def trace(model: LanguageModel, tokens: Tensor) -> Trace:
     return Trace(start, torch.stack(streams), torch.stack(writes))
 
 
-@torch.no_grad()
-def streams_of(model: LanguageModel, tokens: Tensor) -> Tensor:
-    """The streams of `(B, T)` tokens alone, as `Trace.streams` has them."""
-    streams = [model.with_positions(model.embed(tokens))]
-    for block in blocks_of(model):
-        streams.append(block(streams[-1]))
-    return torch.stack(streams)
-
-
 def blocks_of(model: LanguageModel) -> list[Any]:
     """The blocks, in order."""
     return list(model.blocks)
-
-
-def mixers_in(block: Any) -> list[TokenMixer]:
-    """The token mixer of a block, or those that stand side by side in it."""
-    mixer = block.token_mixer
-    return list(mixer.mixers) if isinstance(mixer, SideBySide) else [mixer]  # pyright: ignore
-
-
-def mixers_of(model: LanguageModel) -> list[tuple[int, TokenMixer]]:
-    """Every token mixer with its layer."""
-    blocks = enumerate(blocks_of(model), start=1)
-    return [(layer, mixer) for layer, block in blocks for mixer in mixers_in(block)]
-
-
-def mixer_name(mixer: TokenMixer) -> str:
-    """The class of a token mixer, in small letters."""
-    return type(mixer).__name__.lower().removeprefix("wrapped")
 
 
 def spaced_layers(depth: int, most: int) -> list[int]:
@@ -200,23 +172,41 @@ def run_on(model: LanguageModel, x: Tensor, layer: int = 0, last: Tensor | None 
     return torch.cat(ends)
 
 
-def fixed_norm(norm: Any, x: Tensor, writes: Tensor) -> Tensor:
-    """What a norm makes of parts of x, its scale as x sets it and its bias left out.
+def readers(model: LanguageModel) -> Tensor:
+    """The direction of the stream that each token's logit reads, `(V, D)`.
 
-    The parts `(..., D)` broadcast against x; if they sum to x, the results sum to `norm(x) - bias`.
+    A logit is the stream's product with it, times `norm_scale`, plus the `constants`. It is a row
+    of the output embedding, times the final norm's weights; under a LayerNorm, which takes the mean
+    away, without its own mean.
+
+    Raises:
+        RequestError: a final norm that is not known.
+    """
+    rows, norm = model.head.weight.detach(), cast(Any, model.norm)
+    norm_scale(norm, rows[:1])  # refuses
+    if getattr(norm, "weight", None) is not None:
+        rows = rows * norm.weight
+    return rows - rows.mean(-1, keepdim=True) if isinstance(norm, nn.LayerNorm) else rows
+
+
+def norm_scale(norm: Any, x: Tensor) -> Tensor:
+    """What a norm multiplies x `(..., D)` by, its weights aside, `(..., 1)`.
 
     Raises:
         RequestError: neither LayerNorm, RMSNorm of torch or transformers, nor identity.
     """
     if isinstance(norm, nn.Identity):
-        return writes
+        return torch.ones_like(x[..., :1])
     if isinstance(norm, nn.LayerNorm):
-        scale = torch.rsqrt(x.var(-1, keepdim=True, unbiased=False) + norm.eps)
-        writes = writes - writes.mean(-1, keepdim=True)
-    else:
-        scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + _eps(norm, x))
-    writes = writes * scale
-    return writes if norm.weight is None else writes * norm.weight
+        return torch.rsqrt(x.var(-1, keepdim=True, unbiased=False) + norm.eps)
+    if "RMSNorm" not in type(norm).__name__:
+        raise RequestError(
+            f"the final norm is a {type(norm).__name__}; only LayerNorm, RMSNorm and none can be "
+            "read part by part"
+        )
+    eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    return torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
 
 def constants(model: LanguageModel) -> dict[str, Tensor]:
@@ -225,33 +215,3 @@ def constants(model: LanguageModel) -> dict[str, Tensor]:
     if biases["norm bias"] is not None:
         biases["norm bias"] = model.head.weight @ biases["norm bias"]
     return {name: bias for name, bias in biases.items() if bias is not None}
-
-
-def readers(model: LanguageModel) -> Tensor:
-    """The direction of the stream that each token's logit reads, `(V, D)`.
-
-    The rows of the output embedding, times the final norm's weights; under a LayerNorm, which
-    takes the mean away, their own mean taken away.
-
-    Raises:
-        RequestError: a final norm that is not known.
-    """
-    rows, norm = model.head.weight.detach(), cast(Any, model.norm)
-    if isinstance(norm, nn.Identity):
-        return rows
-    centred = isinstance(norm, nn.LayerNorm)
-    if not centred:
-        _eps(norm, rows)
-    if norm.weight is not None:
-        rows = rows * norm.weight
-    return rows - rows.mean(-1, keepdim=True) if centred else rows
-
-
-def _eps(norm: nn.Module, x: Tensor) -> float:
-    if "RMSNorm" not in type(norm).__name__:
-        raise RequestError(
-            f"the final norm is a {type(norm).__name__}; only LayerNorm, RMSNorm and none can be "
-            "read part by part"
-        )
-    eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
-    return torch.finfo(x.dtype).eps if eps is None else eps

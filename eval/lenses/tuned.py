@@ -7,153 +7,99 @@ D(output || layer) on stories held back, beyond what chance explains. The figure
 part of the text.
 """
 
-from __future__ import annotations
-
-import math
-from collections.abc import Sequence
 from functools import partial
-from itertools import product
-from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from arch import LanguageModel
 from eval.artefacts import fitted
-from eval.lenses.lens import Request, lens
-from eval.lenses.logit import WIDEST, add_readings, charts, draw_words
-from eval.lenses.stories import StoryWindows, stories, whole_windows
-from eval.lenses.table import Table
-from eval.lenses.trace import PromptBatch
-from eval.models import Checkpoint
+from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens
+from eval.lenses.logit import Read, add_readings, charts, draw_words, read_layers
+from eval.lenses.stories import stories, whole_windows
+from eval.lenses.trace import trace
 
 HELD = 16  # windows to choose on, and as many to report on
 SURE = 2.0  # standard errors by which a map has to be better than the identity
-EXAMPLES = 32  # tokens for each feature, at most, for least squares
 RIDGE = 1e-3  # of the mean variance of a feature
+PART = 1 << 22  # numbers of streams that are computed at once
 
 
-class Tuned(NamedTuple):
-    """Affine maps `x @ weight + bias` of the streams of layers 0 ... n - 1; the last is itself."""
+def tuned_read(model: LanguageModel, weight: Tensor, bias: Tensor) -> Read:
+    """Logits of a layer's stream after its map, `weight` `(n, D, D)` and `bias` `(n, D)`.
 
-    weight: Tensor  # (n, D, D)
-    bias: Tensor  # (n, D)
+    The last layer has none.
+    """
 
-    def read(self, model: LanguageModel, layer: int, stream: Tensor) -> Tensor:
-        """Logits of a layer's stream, `(..., D) -> (..., V)`."""
-        if layer < len(self.weight):
-            stream = stream @ self.weight[layer] + self.bias[layer]
-        return model.logits(stream)
+    def read(layer: int, stream: Tensor) -> Tensor:
+        mapped = stream @ weight[layer] + bias[layer] if layer < len(weight) else stream
+        return model.logits(mapped)
 
-    @classmethod
-    def plain(cls, model: LanguageModel) -> Tuned:
-        """The identity everywhere."""
-        weight = model.head.weight
-        n, D = len(model.blocks), weight.shape[1]
-        return cls(torch.eye(D).to(weight).repeat(n, 1, 1), weight.new_zeros(n, D))
+    return read
 
 
 def fit_tuned(
-    model: LanguageModel, windows: Sequence[StoryWindows]
-) -> tuple[Tuned, dict[str, Tensor]]:
-    """Fits on the first windows, chooses on the second, and reports on the third.
+    model: LanguageModel, train: Tensor, choice: Tensor, report: Tensor
+) -> dict[str, Tensor]:
+    """Fits on the first windows `(N, T)`, chooses on the second, and reports on the third.
 
     Returns:
-        The maps; which layers have `learnt` one that is not the identity, `(n,)`, and
+        `weight` and `bias`; which layers have `learnt` a map that is not the identity, `(n,)`; and
         D(output || layer) of the `plain` and the `tuned` lens in bits, by window, `(N, n)`.
     """
-    train, choice, report = windows
-    identity, mapped = Tuned.plain(model), least_squares(model, train)
-    plain, tuned = divergences(model, (identity, mapped), choice)
-    gain = plain - tuned
+    weight, bias = least_squares(model, train)
+    same = torch.eye(weight.shape[-1]).to(weight).expand_as(weight), torch.zeros_like(bias)
+    gain = divergences(model, *same, choice) - divergences(model, weight, bias, choice)
     learnt = gain.mean(0) > SURE * gain.std(0) / len(gain) ** 0.5
-    best = Tuned(
-        torch.where(learnt[:, None, None], mapped.weight, identity.weight),
-        torch.where(learnt[:, None], mapped.bias, identity.bias),
-    )
-    plain, tuned = divergences(model, (identity, best), report)
-    return best, {"plain": plain, "tuned": tuned, "learnt": learnt}
+    weight = torch.where(learnt[:, None, None], weight, same[0])
+    bias = bias * learnt[:, None]
+    plain, tuned = divergences(model, *same, report), divergences(model, weight, bias, report)
+    return {"weight": weight, "bias": bias, "learnt": learnt, "plain": plain, "tuned": tuned}
 
 
 @torch.no_grad()
-def least_squares(model: LanguageModel, text: StoryWindows) -> Tuned:
-    """The affine map of each stream that comes nearest to the last one (ridge regression)."""
-    n, D = len(model.blocks), model.head.weight.shape[1]
-    device, count = model.head.weight.device, 0
-    total = torch.zeros(n + 1, D, dtype=torch.float64, device=device)
-    products = torch.zeros(n, D, 2 * D, dtype=torch.float64, device=device)
-    near = text.streams(slice(8)).flatten(1, 2).mean(1)  # of the means, for precision
-    for windows, streams in text.batches():
-        streams = streams.flatten(1, 2) - near[:, None]
-        total += streams.sum(1)
-        turned = streams[:-1].transpose(1, 2)
-        products += torch.cat([turned @ streams[:-1], turned @ streams[-1]], dim=-1)
-        count += windows.numel()
-        if count >= EXAMPLES * D:
-            break
-    mean = total / count
-    covariance = products[..., :D] / count - mean[:-1, :, None] * mean[:-1, None]
-    toward = products[..., D:] / count - mean[:-1, :, None] * mean[-1]
-    ridge = RIDGE * covariance.diagonal(dim1=1, dim2=2).mean(-1).clamp(min=1e-12)
-    eye = torch.eye(D, dtype=torch.float64, device=device)
-    root = torch.linalg.cholesky(covariance + ridge[:, None, None] * eye)
-    weight = torch.cholesky_solve(toward, root)
-    mean = mean + near
-    bias = mean[-1] - (mean[:-1, None] @ weight)[:, 0]
-    dtype = model.head.weight.dtype
-    return Tuned(weight.to(dtype), bias.to(dtype))
+def least_squares(model: LanguageModel, windows: Tensor) -> tuple[Tensor, Tensor]:
+    """The affine map of each stream that comes nearest to the last one (ridge regression).
 
-
-@torch.no_grad()
-def divergences(model: LanguageModel, lenses: Sequence[Tuned], text: StoryWindows) -> Tensor:
-    """Mean D(output || layer) in bits over every window's positions, of L lenses, `(L, N, n)`."""
-    parts = []
-    for _, streams in text.batches(WIDEST // model.config.vocab_size):
-        output = model.logits(streams[-1]).float().log_softmax(-1)
-        share = output.exp()
-        floor = (share * output).sum(-1)
-        means = []
-        for maps, layer in product(lenses, range(len(streams) - 1)):
-            logs = maps.read(model, layer, streams[layer]).float().log_softmax(-1)
-            means.append((floor - (share * logs).sum(-1)).mean(1))
-        parts.append(torch.stack(means).unflatten(0, (len(lenses), -1)).mT / math.log(2))
-    return torch.cat(parts, dim=1)
-
-
-def split_stories(
-    checkpoint: Checkpoint, request: Request
-) -> tuple[StoryWindows, StoryWindows, StoryWindows]:
-    """Windows to fit on and to choose on, of stories for fitting; to report on, for evaluation.
-
-    Raises:
-        RequestError: too few tokens.
-        CorpusError: the corpus cannot be read.
+    Of `(N, T)` tokens; weights `(n, D, D)`, biases `(n, D)`.
     """
-    count = whole_windows(checkpoint, request, 2, "the tuned lens needs")
-    choice = stories(checkpoint, request, "fitting", count + HELD).tokens[count:]
-    return (
-        stories(checkpoint, request, "fitting", count),
-        StoryWindows(checkpoint.model, choice),
-        stories(checkpoint, request, "evaluation", HELD),
-    )
+    head, n = model.head.weight, len(model.blocks)
+    D, N = head.shape[1], windows.numel()
+    gram = torch.zeros(n, D + 1, D + 1, dtype=torch.float64, device=head.device)
+    toward = gram.new_zeros(n, D + 1, D)
+    for some in windows.split(max(1, PART // (windows.shape[1] * (n + 1) * D))):
+        streams = trace(model, some).streams.flatten(1, 2).double()
+        inputs = F.pad(streams[:-1], (0, 1), value=1.0)  # the last feature is the constant
+        gram += inputs.mT @ inputs
+        toward += inputs.mT @ streams[-1]
+    squares, sums = gram.diagonal(dim1=1, dim2=2)[:, :D], gram[:, D, :D]
+    variance = (squares / N - (sums / N).square()).mean(-1, keepdim=True)
+    squares += N * RIDGE * variance.clamp(min=1e-12)
+    maps = torch.linalg.solve(gram, toward).to(head.dtype)
+    return maps[:, :D], maps[:, D]
+
+
+def divergences(model: LanguageModel, weight: Tensor, bias: Tensor, windows: Tensor) -> Tensor:
+    """Mean D(output || layer) in bits over every window's positions, `(N, n)`."""
+    found = read_layers(trace(model, windows).streams, [], tuned_read(model, weight, bias))
+    return found["divergence"][:-1].mean(-1).T
 
 
 @lens("tuned", "The tuned lens", order=3, charts=charts("tuned"), draw=partial(draw_words, "tuned"))
 def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table: Table) -> None:
     """The logit lens after an affine map of each layer, fitted by least squares."""
-    model, windows = checkpoint.model, split_stories(checkpoint, request)
-
-    def fit() -> dict[str, Tensor]:
-        best, report = fit_tuned(model, windows)
-        return best._asdict() | report
-
-    tensors = fitted(request.store, checkpoint, {"lens": "tuned"}, [w.tokens for w in windows], fit)
-    best = Tuned(tensors["weight"], tensors["bias"])
-    add_readings(checkpoint, batch, request, table, partial(best.read, model))
-    methods, layers = ("plain", "tuned"), range(len(best.weight))
-    judged, name = torch.stack([tensors[one] for one in methods]), "divergence on other stories"
+    model, count = checkpoint.model, whole_windows(checkpoint, request, 2, "the tuned lens needs")
+    text = stories(checkpoint, request, "fitting", count + HELD)
+    text = text[:count], text[count:], stories(checkpoint, request, "evaluation", HELD)
+    fit = partial(fit_tuned, model, *text)
+    found = fitted(request.store, checkpoint, {"lens": "tuned"}, text, fit)
+    read = tuned_read(model, found["weight"], found["bias"])
+    add_readings(checkpoint, batch, request, table, read)
+    methods, layers = ("plain", "tuned"), range(len(model.blocks))
+    judged, name = torch.stack([found[one] for one in methods]), "divergence on other stories"
     table.add(name, judged, method=methods, story=range(HELD), layer=layers)
-    kept = [str(layer) for layer, learnt in enumerate(tensors["learnt"].tolist()) if not learnt]
+    kept = [str(layer) for layer, learnt in enumerate(found["learnt"].tolist()) if not learnt]
     if kept:
         table.say(
             "layers that keep the identity, as no map was better", ["layers"], [[" ".join(kept)]]

@@ -11,9 +11,10 @@ probe that learns nothing is left with those.
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from functools import cached_property, partial
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -93,46 +94,22 @@ class Training:
     seed: int = 0
 
 
-@dataclass
-class TokenScore:
-    """How a reader does on tokens: sums, and the figures made of them.
+def token_figures(parts: Iterable[tuple[Tensor, Tensor]], vocabulary: int) -> dict[str, Any]:
+    """How a reader does on tokens, by its logits `(N, V)` for tokens `(N,)`, part by part.
 
-    Attributes:
-        count: tokens asked for.
-        vocabulary: V.
+    Top-1 and top-5 accuracy, cross entropy in nats, and I_e = 1 - CE / ln V. The last two are None,
+    and a `reason` stands beside them, where logits were not finite.
     """
-
-    vocabulary: int
-    count: int = 0
-    _sums: dict[str, float] = field(
-        default_factory=lambda: dict.fromkeys(("top1", "top5", "nats"), 0.0)
-    )
-
-    def add(self, logits: Tensor, tokens: Tensor) -> None:
-        """Adds `(N, V)` logits for `(N,)` tokens."""
-        rank = token_ranks(logits, tokens)
-        self.count += len(tokens)
-        self._sums["top1"] += int((rank == 0).sum())
-        self._sums["top5"] += int((rank < 5).sum())
-        self._sums["nats"] += float(F.cross_entropy(logits, tokens, reduction="sum"))
-
-    def record(self) -> dict[str, Any]:
-        """Top-1 and top-5 accuracy, cross entropy in nats, and I_e = 1 - CE / ln V.
-
-        The last two are None, and a `reason` stands beside them, where logits were not finite.
-        """
-        figures: dict[str, Any] = {name: total / self.count for name, total in self._sums.items()}
-        if not math.isfinite(figures["nats"]):
-            figures |= {"nats": None, "information": None}
-            return {"count": self.count, **figures, "reason": "logits are not finite"}
-        information = 1 - figures["nats"] / math.log(self.vocabulary)
-        return {"count": self.count, **figures, "information": information}
-
-    def beside(self, nothing: "TokenScore") -> dict[str, Any]:
-        """The record, with that of a reader who looks at no output, and the gain over it, nats."""
-        unigram, figures = nothing.record(), self.record()
-        gain = None if figures["nats"] is None else unigram["nats"] - figures["nats"]
-        return {**figures, "unigram": unigram, "gain": gain}
+    sums: Counter[str] = Counter()
+    for logits, tokens in parts:
+        rank, nats = token_ranks(logits, tokens), F.cross_entropy(logits, tokens, reduction="sum")
+        hits = {"top1": int((rank == 0).sum()), "top5": int((rank < 5).sum())}
+        sums.update(count=len(tokens), **hits, nats=float(nats))  # pyright: ignore
+    count = sums.pop("count")
+    figures: dict[str, Any] = {"count": count} | {name: sums[name] / count for name in sums}
+    if math.isfinite(figures["nats"]):
+        return figures | {"information": 1 - figures["nats"] / math.log(vocabulary)}
+    return figures | {"nats": None, "information": None, "reason": "logits are not finite"}
 
 
 @torch.no_grad()
@@ -149,79 +126,56 @@ def outputs_of(circuit: Circuit, windows: Tensor) -> Tensor:
     return outputs
 
 
-@dataclass
 class ProbeFit:
-    """Fits the probes of a site; what its offsets share is computed once, when it is needed.
+    """Fits the probes of a site; the second moment, which its offsets share, is summed once."""
 
-    Attributes:
-        read: gives the site's outputs for stories, `(N, T)` to `(N, T, F)`.
-        windows: the stories, `(N, T)`, N at least 2.
-        embedding: of the vocabulary, `(V, D)`.
-        training: of the softmax probe.
-    """
+    def __init__(
+        self, outputs: Tensor, windows: Tensor, embedding: Tensor, training: Training | None = None
+    ) -> None:
+        """Takes a site's outputs `(N, T, F)` of stories, `(N, T)` tokens, N at least 2.
 
-    read: Callable[[Tensor], Tensor]
-    windows: Tensor
-    embedding: Tensor
-    training: Training
-
-    @cached_property
-    def outputs(self) -> Tensor:
-        """Of the site, `(N, T, F)`."""
-        return self.read(self.windows)
-
-    @cached_property
-    def held(self) -> int:
-        """Windows, the first ones, that set the factor of the Gaussian scores."""
-        return max(1, round(HELD_BACK * len(self.windows)))
-
-    @cached_property
-    def second(self) -> Tensor:
-        """Second moment of the outputs that are fitted on, `(F, F)`."""
-        return second_moment(self.outputs[self.held :])
+        Further the embedding of the vocabulary, `(V, D)`, and how the softmax probe is trained, if
+        it is. The first windows set the factor of the Gaussian scores.
+        """
+        self.held = max(1, round(HELD_BACK * len(windows)))
+        self.outputs, self.windows, self.embedding = outputs, windows, embedding
+        self.training, self.second = training, second_moment(outputs[self.held :])
 
     def fit(self, offset: int) -> dict[str, Classifier]:
         """Classifiers that give logits of the token at t + offset, by kind."""
-        asked, y = aligned(self.outputs, self.windows, offset)
-        x, y, T = asked[self.held :], y[self.held :], asked.shape[1]
-        rest = self.outputs[self.held :]
+        x, y = aligned(self.outputs, self.windows, offset)
+        known = x[: self.held].flatten(0, 1)[:FACTOR_EXAMPLES], y[: self.held].flatten()
+        x, y, T, rest = x[self.held :], y[self.held :], x.shape[1], self.outputs[self.held :]
         edge = rest[:, T:] if offset > 0 else rest[:, : rest.shape[1] - T]
         second = self.second - second_moment(edge)
         moments = TokenMoments.of(x, y, len(self.embedding), second)
-        known = (part[: self.held].flatten(0, 1)[:FACTOR_EXAMPLES]
-                 for part in aligned(self.outputs, self.windows, offset))  # fmt: skip
-        gauss = gaussian(moments, self.embedding)
-        start = calibrated(gauss, moments.log_share().float(), *known)
-        if not self.training.steps:
+        scores, share = gaussian(moments, self.embedding), moments.log_share().float()
+        start = calibrated(scores, share, known[0], known[1][:FACTOR_EXAMPLES])
+        if not self.training:
             return {"gaussian": start}
-        return {
-            "gaussian": start,
-            "softmax": _train(x, y, moments.covariance, start, self.training),
-        }
+        softmax = _train(x, y, moments.covariance, start, self.training)
+        return {"gaussian": start, "softmax": softmax}
 
 
 @torch.no_grad()
 def score_probes(
     outputs: Tensor, windows: Tensor, offset: int, probes: Mapping[str, Classifier]
-) -> dict[str, TokenScore]:
-    """How well probes of a site and an offset read other stories, as in `fit_probes`."""
-    scores = {kind: TokenScore(len(probe.bias)) for kind, probe in probes.items()}
-    x, y = aligned(outputs, windows, offset)
-    step = max(1, SCORED // windows.shape[1])
-    for some, of in zip(x.split(step), y.split(step), strict=True):
-        for kind, probe in probes.items():
-            scores[kind].add(probe(some.flatten(0, 1)), of.flatten())
-    return scores
+) -> dict[str, dict[str, Any]]:
+    """The figures of probes of a site and an offset on other stories, by kind."""
+    asked, of = (part.flatten(0, 1) for part in aligned(outputs, windows, offset))
+    parts = list(zip(asked.split(SCORED), of.split(SCORED), strict=True))
+    return {
+        kind: token_figures(((probe(x), y) for x, y in parts), len(probe.bias))
+        for kind, probe in probes.items()
+    }
 
 
-def score_unigram(train: Tensor, valid: Tensor, vocabulary: int) -> TokenScore:
-    """The score on `valid` of the tokens' frequencies in `train`, without any output."""
+def score_unigram(train: Tensor, valid: Tensor, vocabulary: int) -> dict[str, Any]:
+    """The figures on `valid` of the tokens' frequencies in `train`, without any output."""
     counts = torch.bincount(train.flatten(), minlength=vocabulary).double() + SMOOTHING
     logits = (counts / counts.sum()).log().float()
-    score, tokens = TokenScore(vocabulary), valid.flatten()
-    for some in tokens.split(SCORED):
-        score.add(logits.expand(len(some), -1), some)
-    return score
+    parts = valid.flatten().split(SCORED)
+    return token_figures(((logits.expand(len(some), -1), some) for some in parts), vocabulary)
 
 
 def aligned(outputs: Tensor, windows: Tensor, offset: int) -> tuple[Tensor, Tensor]:
@@ -287,39 +241,43 @@ class ProbeTask:
     def run(self, results: Results) -> list[Row]:
         """One row per offset and kind of probe; fits are kept, or read where they were kept."""
         train, valid = self.stories.load(self.checkpoint)
-        circuit = Circuit(self.checkpoint.model, self.layer)
-        read = partial(outputs_of, circuit)
-        fit, judged, rows = (
-            ProbeFit(read, train, circuit.vocabulary, self.training),
-            read(valid),
-            [],
-        )
+        circuit, training = Circuit(self.checkpoint.model, self.layer), self.training
+
+        @cache
+        def fit() -> ProbeFit:
+            softmax = training if training.steps else None
+            return ProbeFit(outputs_of(circuit, train), train, circuit.vocabulary, softmax)
+
+        judged, rows = outputs_of(circuit, valid), []
         for offset in self.offsets:
             started = time.perf_counter()
             about = {"probe": "linear", "layer": self.layer, "offset": offset}
-            about |= asdict(self.training) if self.training.steps else {}
-            make = partial(lambda o: pack(fit.fit(o)), offset)
+            about |= asdict(training) if training.steps else {}
+            make = partial(lambda o: pack(fit().fit(o)), offset)
             tensors = fitted(results.directory, self.checkpoint, about, [train], make)
             probes = {kind: unpack(tensors, kind) for kind in self.kinds}
             scores = score_probes(judged, valid, offset, probes)
             asked = aligned(judged, valid, offset)[1]
-            nothing = score_unigram(train, asked, self.checkpoint.config.vocab_size)
+            unigram = score_unigram(train, asked, self.checkpoint.config.vocab_size)
             seconds = round((time.perf_counter() - started) / len(scores), 4)
-            rows += [
-                {
-                    "key": self._key(offset, kind),
-                    "kind": "probe",
-                    "checkpoint": self.checkpoint.provenance,
-                    "site": {"layer": self.layer, "part": "block"},
-                    "offset": offset,
-                    "method": kind,
-                    "settings": self._settings(kind),
-                    **score.beside(nothing),
-                    "tokens_at_once": tokens_at_once(self.checkpoint.model),
-                    "seconds": seconds,
-                }
-                for kind, score in scores.items()
-            ]
+            for kind, figures in scores.items():
+                nats = figures["nats"]
+                rows.append(
+                    {
+                        "key": self._key(offset, kind),
+                        "kind": "probe",
+                        "checkpoint": self.checkpoint.provenance,
+                        "site": {"layer": self.layer, "part": "block"},
+                        "offset": offset,
+                        "method": kind,
+                        "settings": self._settings(kind),
+                        **figures,
+                        "unigram": unigram,
+                        "gain": None if nats is None else unigram["nats"] - nats,
+                        "tokens_at_once": tokens_at_once(self.checkpoint.model),
+                        "seconds": seconds,
+                    }
+                )
         return rows
 
     def _settings(self, kind: str) -> dict[str, Any]:

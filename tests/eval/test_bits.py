@@ -22,9 +22,10 @@ from eval.information.measure import (
     spread,
 )
 from eval.information.posterior import (
-    bits_of_codes,
-    bits_under_noise,
     entropy,
+    fit_of_codes,
+    fit_under_noise,
+    information,
     noise_evidence,
     quantise,
 )
@@ -112,10 +113,10 @@ def test_two_candidates_are_the_binary_channel(signal):
     expected = 1 - quad(density, -10, 10)[0]
     outputs = torch.tensor([[[signal]], [[-signal]]])
     noise = torch.randn(20_000, 1, 1, generator=torch.Generator().manual_seed(0))
-    known = noise_evidence(outputs[0] - outputs, noise)
-    bits = bits_under_noise(known, torch.ones(1), torch.full((1, 2), 0.5), [0])
-    assert float(bits.alone) == pytest.approx(expected, abs=0.02)
-    assert torch.equal(bits.alone, bits.cumulative)
+    fit = fit_under_noise(*noise_evidence(outputs[0] - outputs, noise), torch.ones(1))
+    alone, cumulative = information(fit, torch.full((1, 2), 0.5), [0])
+    assert float(alone) == pytest.approx(expected, abs=0.02)
+    assert torch.equal(alone, cumulative)
 
 
 def test_integers_and_floats_are_torchs_own():
@@ -139,9 +140,9 @@ def test_candidates_of_one_code_are_counted_one_by_one():
         same = (codes[..., :channels] == codes[7, :, :channels]).all(dim=-1)
         alone = sum(bool(same[v, s]) for v in range(V))
         joint = sum(all(same[v, t] for t in later) for v in range(V))
-        bits = bits_of_codes(same, torch.full((1, V), 1 / V), [s])
-        assert float(bits.alone) == pytest.approx(math.log2(V / alone), abs=1e-5)
-        assert float(bits.cumulative) == pytest.approx(math.log2(V / joint), abs=1e-5)
+        bits = information(fit_of_codes(same), torch.full((1, V), 1 / V), [s]).flatten()
+        expected = [math.log2(V / alone), math.log2(V / joint)]
+        assert bits.tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def test_more_is_known_of_more_positions_and_of_finer_codes(circuit, passage):

@@ -72,30 +72,22 @@ def rows_about(*models: str | Path) -> list[Row]:
     return rows
 
 
-def models_of(rows: list[Row], out: Path) -> dict[str, list[int]]:
-    """What each reader makes of rows: how many training seeds each model has."""
+def seeds_of(rows: list[Row], out: Path) -> list[int]:
+    """How many training seeds each model has, which every reader of rows says alike."""
     recoveries = [row for row in rows if row["kind"] == "recovery"]
-    records = sum_up(recoveries)
     Results(out).append(rows)
     page = Page(render_page(recoveries))
     count = re.search(r"rows of evidence: (\d+) model", page.words)
     titles = " ".join(str(value) for name, value in page.attributes if name == "title")
     assert count
-    return {
-        "summary": sorted(record["models"] for record in records),
-        "page": [int(n) for n in re.findall(r" x (\d+) training", titles)][:1]
-        or [1] * int(count[1]),
-        "compare": sorted(record["seeds"] for record in compared(out)),
-    }
-
-
-def separate(count: int) -> dict[str, list[int]]:
-    apart = [1] * count
-    return {"summary": apart, "page": apart, "compare": apart}
-
-
-def pooled(count: int) -> dict[str, list[int]]:
-    return {"summary": [count], "page": [count], "compare": [count]}
+    pooled = [int(n) for n in re.findall(r" x (\d+) training", titles)][:1]
+    found = [
+        sorted(record["models"] for record in sum_up(recoveries)),
+        pooled or [1] * int(count[1]),
+        sorted(record["seeds"] for record in compared(out)),
+    ]
+    assert found == [found[0]] * 3
+    return found[0]
 
 
 # All readers.
@@ -104,31 +96,31 @@ def pooled(count: int) -> dict[str, list[int]]:
 @pytest.mark.parametrize(
     ("second", "expected"),
     [
-        ({"run": "b/flat-s1", "seed": 7, "trainer": {"devices": 4}}, pooled(2)),
-        ({"run": "b/flat-s1", "tf32": True, "save_best": True}, pooled(2)),
-        ({"run": "b/flat-s1", "init_from": "runs/flat"}, separate(2)),
-        ({"run": "b/flat-s1", "lr": 2e-3}, separate(2)),
-        ({"run": "b/flat-s1", "data": "other"}, separate(2)),
-        ({"run": "b/flat-s1", "batch": {"size": 64}}, separate(2)),
-        ({"run": "b/flat-cold-s0"}, separate(2)),
+        ({"run": "b/flat-s1", "seed": 7, "trainer": {"devices": 4}}, [2]),
+        ({"run": "b/flat-s1", "tf32": True, "save_best": True}, [2]),
+        ({"run": "b/flat-s1", "init_from": "runs/flat"}, [1, 1]),
+        ({"run": "b/flat-s1", "lr": 2e-3}, [1, 1]),
+        ({"run": "b/flat-s1", "data": "other"}, [1, 1]),
+        ({"run": "b/flat-s1", "batch": {"size": 64}}, [1, 1]),
+        ({"run": "b/flat-cold-s0"}, [1, 1]),
     ],
     ids=str,
 )
 def test_seeds_of_one_recipe_are_pooled_and_others_apart(save, tmp_path, second, expected):
     models = [save("a/flat-s0"), save(**second)]
-    assert models_of(rows_about(*models), tmp_path / "out") == expected
+    assert seeds_of(rows_about(*models), tmp_path / "out") == expected
 
 
 @pytest.mark.parametrize(
     ("places", "expected"),
     [
-        (("theirs/gpt2", "mine/gpt2", "gpt2-mine"), separate(3)),
-        (("small-seed1", "small-seed2"), pooled(2)),  # published together
+        (("theirs/gpt2", "mine/gpt2", "gpt2-mine"), [1, 1, 1]),
+        (("small-seed1", "small-seed2"), [2]),  # published together
     ],
 )
 def test_a_fine_tuned_copy_is_another_model(save_theirs, tmp_path, places, expected):
     models = [f"hf:{save_theirs(place)}" for place in places]
-    assert models_of(rows_about(*models), tmp_path / "out") == expected
+    assert seeds_of(rows_about(*models), tmp_path / "out") == expected
 
 
 def test_the_same_weights_elsewhere_are_the_same_model(save_theirs, tmp_path):
@@ -141,8 +133,9 @@ def test_steps_of_one_run_are_one_model(save, tmp_path):
     steps = [save("flat-s0", step=step, trainer={"max_steps": step}) for step in (0, 10, 20)]
     rows = rows_about(*steps)
     assert len({row["checkpoint"]["model_id"] for row in rows}) == 1
-    assert models_of(rows, tmp_path / "out")["compare"] == [1, 1, 1]
-    assert {record["model"] for record in compared(tmp_path / "out")} == {"flat-s0"}
+    Results(tmp_path / "out").append(rows)
+    records = compared(tmp_path / "out")
+    assert [(record["model"], record["seeds"]) for record in records] == [("flat-s0", 1)] * 3
     assert len({record["model"] for record in sum_up(rows)}) == 1
 
 

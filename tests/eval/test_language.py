@@ -1,21 +1,24 @@
 """The loss of a model: over windows, by story, with its interval, and as rows."""
 
+import json
 import math
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tokenizers import Tokenizer
 
 from arch import load_model
 from eval import RequestError, language
 from eval.__main__ import main
 from eval.language import PARTS, measure_loss
 from eval.measurements import frame
-from eval.models import open_checkpoint
+from eval.models import Checkpoint, open_checkpoint
 from eval.rows import read_rows
 from eval.statistics import clustered
 from eval.summary import summarise
+from tests.arch.cases import byte_tokenizer
 from tests.eval.report.cases import about, every_kind
 from tokenizer import load_tokenizer
 
@@ -48,6 +51,19 @@ def test_loss_is_the_mean_over_windows_and_by_story(model_directory, tmp_path):
     assert loss["parts"]["tokens"] == counts
     assert loss["parts"]["bytes"] == [len(story.encode()) for story in stories]
     assert loss["stories"] == 3
+
+
+def test_stories_are_joined_without_an_end_of_text_where_there_is_none(small_model, tmp_path):
+    """A tokenizer of bytes, with no special token at all, as of some pretrained models."""
+    (tmp_path / "valid.txt").write_text("One cat.<|endoftext|>Two dogs.", "utf-8")
+    (tmp_path / "train.txt").write_text("Some.", "utf-8")
+    model = small_model()
+    plain = Tokenizer.from_str(
+        json.dumps({**json.loads(byte_tokenizer().to_str()), "added_tokens": []})
+    )
+    checkpoint = Checkpoint(model, model.config, plain, {"name": "m"}, tmp_path)
+    loss = measure_loss(checkpoint, str(tmp_path))
+    assert (loss["tokens"], loss["bytes"], loss["stories"]) == (16, 17, 2)
 
 
 def test_loss_holds_few_logits_at_once(model_directory, tmp_path, monkeypatch):

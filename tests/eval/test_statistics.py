@@ -11,7 +11,7 @@ from scipy import stats
 from scipy.stats import bootstrap, t
 
 from eval.inversion.scoring import rank_tally
-from eval.probes.linear import TokenScore
+from eval.probes.linear import token_figures
 from eval.ranks import token_ranks
 from eval.statistics import (
     Interval,
@@ -241,9 +241,7 @@ def test_scores_that_say_nothing_rank_as_chance_and_are_never_right(value):
     figures = rank_tally(found, list(range(V)))
     assert figures is not None
     assert figures["top1"] == figures["top5"] == 1 / V
-    score = TokenScore(50)
-    score.add(torch.full((20, 50), value), torch.arange(20))
-    found = score.record()
+    found = token_figures([(torch.full((20, 50), value), torch.arange(20))], 50)
     assert found["top1"] == found["top5"] == 0
     if math.isnan(value):
         assert found["nats"] is found["information"] is None

@@ -201,8 +201,8 @@ LENSES: dict[str, Entry] = {
     ),
     "tuned": (
         "the translation is left out",
-        "tuned:Tuned.read",
-        instead(lambda self, model, layer, stream: model.logits(stream)),
+        "tuned:tuned_read",
+        takes(lambda model, weight, bias: (model, weight, 0 * bias)),
     ),
     "vectors": (
         "every metric is the inner product",

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from eval.inversion.scoring import verdicts
 from eval.inversion.solvers.alternating import COMBINED, _End, _Search, alternating
 from eval.inversion.turns import Turns
 from tests.eval.inversion.search_cases import (
@@ -21,7 +20,6 @@ from tests.eval.inversion.search_cases import (
     sharpened,
     solve,
     tokens_of,
-    with_twins,
 )
 
 HEADS = "attention(heads=2)"
@@ -76,21 +74,6 @@ def test_a_search_ends_at_its_budget(small_model):
     assert solve("alternating", problem, starts=3)[0].evaluations == spent[2][1]  # the same again
 
 
-@pytest.mark.parametrize(("shown", "at"), [("[:, 1:, :]", 0), ("[:, :3+4:6+7:, :]", 3)])
-def test_a_hidden_token_with_a_twin_is_ambiguous(small_model, shown, at):
-    """In a hole it leaves what follows unproved."""
-    truth = prompts(1, 9)
-    one = int(truth[0, at])
-    model = with_twins(small_model(d_model=64), one, 11)
-    (answer,) = solve("alternating", posed(model, truth, shown))
-    assert answer.collisions == {at: sorted({11, one})}
-    assert answer.certificate == "residual"
-    others = [t for t in range(9) if t != at]
-    assert answer.tokens[others].equal(truth[0, others])
-    said = verdicts(answer.tokens.tolist(), truth[0].tolist(), answer.collisions, True)
-    assert said == ["ambiguous" if t == at else "recovered" for t in range(9)]
-
-
 def test_a_hidden_token_and_the_next_one_held_wrong_together(small_model):
     """One start comes to rest beside the truth; with one more token hidden it does not."""
     model, truth = sharpened(small_model(mixers=("flat",), d_model=64)), prompts(4, 8, seed=14)
@@ -125,21 +108,20 @@ def test_rivals_of_a_single_hidden_token_are_checked_at_every_position(small_mod
 )
 def test_no_false_accept(small_model, mixers, count):
     """A search cut short is often wrong: whatever it certifies is the truth."""
-    certified = wrong = 0
-    short: dict[str, Any] = {"starts": 1, "rounds": 1}
+    certified, wrong = [], 0
     for mixer in mixers:
         model = sharpened(small_model(mixers=(mixer,)), 3.0)
         for layer, k in ((1, 1), (2, 3)):
             truth = prompts(count, 9, seed=layer)
             problem = posed(model, truth, f"[:, {k}:, :]", layer)
-            answers = solve("alternating", problem, **short)
-            right = (tokens_of(answers) == truth).all(dim=1).tolist()
-            said = [answer.certificate is not None for answer in answers]
-            assert not any(s and not r for s, r in zip(said, right, strict=True))
-            assert said == problem.residual(tokens_of(answers))[1].tolist()
-            certified += sum(said)
-            wrong += len(right) - sum(right)
-    assert certified > 0
+            answers = solve("alternating", problem, starts=1, rounds=1)
+            right = (tokens_of(answers) == truth).all(dim=1)
+            said = torch.tensor([answer.certificate is not None for answer in answers])
+            assert right[said].all()
+            assert said.equal(problem.residual(tokens_of(answers))[1])
+            certified.append(bool(said.any()))
+            wrong += int((~right).sum())
+    assert any(certified)
     assert wrong > 0  # or nothing was tested
 
 

@@ -95,32 +95,30 @@ def test_a_limit_ends_early_and_no_resume_refuses_what_is_there(model_directory,
     assert (out / "rows.jsonl").read_text() == before
 
 
-def test_a_suite_of_ones_own(model_directory, tmp_path):
-    """Its entries are calls; flags replace what all of them say."""
-    path = tmp_path / "mine.yaml"
+def test_a_suite_of_ones_own(model_directory, tmp_path, capsys):
+    """Its entries are calls; flags replace what all of them say; what fits no model is left out."""
+    path, out = tmp_path / "mine.yaml", tmp_path / "out"
     path.write_text(
         "joined: {layers: [1, '1+2'], methods: [sweep, adam], count: 2, length: 5,\n"
         "    prompts: [story, random], set_: [adam.objective=l1, adam.steps=3]}\n"
         "hidden: {layers: last, slices: '[:, 1:, :]', methods: chance, seeds: [0, 1], count: 2}\n"
+        "masked: {without: mask, methods: adam, count: 1}\n"
     )
     asked = [model_directory(), "--suite", path]
-    assert invert(*asked, "--out", tmp_path / "out") == 0
-    rows = read_rows([tmp_path / "out"])
-    assert len(rows) == 2 * 4 * 2 + 2 * 2
+    for _ in range(2):  # nothing is asked twice
+        assert invert(*asked, "--out", out) == 0
+        said = capsys.readouterr().err
+        assert re.search(r"^left out: masked \(.*--without mask", said, re.MULTILINE)
+        rows = read_rows([out])
+        assert len(rows) == 2 * 4 * 2 + 2 * 2
     assert {row["method"] for row in rows} == {"sweep", "adam", "chance"}
     settings = next(row["settings"] for row in rows if row["method"] == "adam")
     assert (settings["objective"], settings["steps"]) == ("l1", 3)
     assert {row["prompts"] for row in rows} == {"story", "random"}
-    assert invert(*asked, "--out", tmp_path / "few", "--methods", "chance", "--count", 1) == 0
-    rows = read_rows([tmp_path / "few"])
-    assert {(row["method"], row["prompt"]) for row in rows} == {("chance", 0)}
-
-
-def test_an_entry_that_a_model_cannot_be_asked_is_left_out(model_directory, tmp_path, capsys):
-    path = tmp_path / "mine.yaml"
-    path.write_text(
-        "plain: {methods: chance, count: 1}\nmasked: {without: mask, methods: chance, count: 1}\n"
-    )
-    assert invert(model_directory(), "--suite", path, "--out", tmp_path / "out") == 0
-    assert "left out: masked (" in capsys.readouterr().err
-    assert len(read_rows([tmp_path / "out"])) == 2
+    few = tmp_path / "few"
+    assert invert(*asked, "--out", few, "--methods", "chance", "--count", 1) == 0
+    assert {(row["method"], row["prompt"]) for row in read_rows([few])} == {("chance", 0)}
+    path.write_text("all: {method: sweep}")
+    capsys.readouterr()
+    assert invert(*asked, "--out", out) == 2
+    assert re.search(r"mine.yaml, all: unknown key", complaint(capsys))

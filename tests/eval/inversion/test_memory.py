@@ -74,7 +74,6 @@ def test_floors_are_measured_in_passes_that_the_memory_bears(small_model, monkey
 
 LENGTH, COUNT = 6, 4
 FEW: dict[str, dict[str, Any]] = {
-    "gcg": {"steps": 20},
     "alternating": {"starts": 2, "rounds": 1},
     "snap": {"steps": 20, "resolve": 20},
 }
@@ -88,14 +87,9 @@ def test_answers_keep_ranks_and_no_scores(small_model, name, monkeypatch):
     shown = f"[:, {method.hidden[0] if method.hidden else 0}:, :]"
     problem = replace(posed(model, truth, shown, 1), readbacks=lambda c: list(map(readback, c)))
     (answers,) = ask_solver(method.configured(settings), [problem], chance(COUNT), truth)
-    kept = {}
-    for each in answers:
-        for field in fields(each):
-            value = getattr(each, field.name)
-            if isinstance(value, torch.Tensor):
-                storage = value.untyped_storage()
-                kept[storage.data_ptr()] = storage.nbytes()
-        assert all(len(tokens) <= COLLISIONS for tokens in each.collisions.values())
+    values = [getattr(each, field.name) for each in answers for field in fields(each)]
+    storages = [v.untyped_storage() for v in values if isinstance(v, torch.Tensor)]
+    kept = {storage.data_ptr(): storage.nbytes() for storage in storages}
     # tokens, ranks and distances of each token; not the 1,600 bytes of its scores
     vectors = 4 * COUNT * LENGTH * 32 * (name == "descent")
     assert sum(kept.values()) <= 8 * 3 * COUNT * LENGTH + vectors
@@ -105,18 +99,19 @@ def test_answers_keep_ranks_and_no_scores(small_model, name, monkeypatch):
         assert each.tokens.equal(whole.tokens)
         assert each.ranks is not None
         assert each.ranks.equal(token_ranks(whole.scores, tokens, whole.tokens))
+        assert all(len(tokens) <= COLLISIONS for tokens in each.collisions.values())
 
 
-PROMPTS, DEEP = 100, 3
+PROMPTS, LAYERS = 100, (1, 2, 3)
 
 
 @pytest.mark.parametrize("done", [0, 90])
 def test_layers_share_passes_at_many_prompts(model_directory, tmp_path, done):
     """Tokens that enter the first block, less those of measuring, which a control needs too."""
-    checkpoint = open_checkpoint(model_directory(n_layers=DEEP))
+    checkpoint = open_checkpoint(model_directory(n_layers=3))
     drawn = prompts(PROMPTS, 2, seed=3).tolist()
     asked = [Prompt("random", i, tuple(tokens)) for i, tokens in enumerate(drawn)]
-    results, entered, every = Results(tmp_path), [], tuple(range(1, DEEP + 1))
+    results, entered = Results(tmp_path), []
     block: Any = checkpoint.model.blocks[0]
     block.channel_mixer.register_forward_hook(
         lambda module, inputs, output: entered.append(inputs[0].shape[0] * inputs[0].shape[1])
@@ -136,10 +131,10 @@ def test_layers_share_passes_at_many_prompts(model_directory, tmp_path, done):
 
     there = {
         task.key(site, asked)
-        for task in planned("propose", every)
+        for task in planned("propose", LAYERS)
         for site in task.sites
         for asked in task.asked
         if asked.prompt.index >= PROMPTS - done and site.layers == (1,)
     }
-    one = tokens("propose", (DEEP,)) - tokens("chance", (DEEP,))
-    assert tokens("propose", every, there) - tokens("chance", every) < 1.6 * one
+    one = tokens("propose", (3,)) - tokens("chance", (3,))
+    assert tokens("propose", LAYERS, there) - tokens("chance", LAYERS) < 1.6 * one

@@ -1,11 +1,12 @@
 """Objectives, decoders and the figures of a row, against torch's own functions and by hand."""
 
 import itertools
+from math import nan
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import functional
 
 from eval.circuit import Circuit
 from eval.inversion.objectives import (
@@ -21,46 +22,41 @@ SHOWN, TARGET = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
-    return functional.cosine_embedding_loss(a, b, torch.ones(len(a)), reduction="none")
+    pair = a.flatten()[None], b.flatten()[None]
+    return F.cosine_embedding_loss(*pair, torch.ones(1), reduction="none")[0]
 
 
-@pytest.mark.parametrize(
-    ("name", "one"),
-    [
-        ("l1", lambda s, t: functional.l1_loss(s, t, reduction="sum")),
-        ("l2", lambda s, t: functional.pairwise_distance(s.flatten(), t.flatten(), eps=0)),
-        ("cosine", lambda s, t: cosine(s.flatten()[None], t.flatten()[None])[0]),
-        ("relative", lambda s, t: ((s - t).norm(dim=1) / t.norm(dim=1)).square().sum()),
-        ("huber", lambda s, t: functional.huber_loss(s, t)),
-        (
-            "mixed(1.0, 0.01)",
-            lambda s, t: (
-                cosine(s.flatten()[None], t.flatten()[None])[0]
-                + 0.01 * functional.l1_loss(s, t, reduction="sum")
-            ),
-        ),
-    ],
-)
-def test_objectives_are_torchs(name, one):
-    losses = OBJECTIVES[name](SHOWN, TARGET)
-    expected = torch.stack([one(s, t) for s, t in zip(SHOWN, TARGET, strict=True)])
-    assert torch.allclose(losses, expected, atol=1e-5)
+def l1(a: Tensor, b: Tensor) -> Tensor:
+    return F.l1_loss(a, b, reduction="sum")
+
+
+PLAIN = {
+    "l1": l1,
+    "l2": lambda s, t: F.pairwise_distance(s.flatten(), t.flatten(), eps=0),
+    "cosine": cosine,
+    "relative": lambda s, t: ((s - t).norm(dim=1) / t.norm(dim=1)).square().sum(),
+    "huber": F.huber_loss,
+    "mixed(1.0, 0.01)": lambda s, t: cosine(s, t) + 0.01 * l1(s, t),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_objectives_are_torchs(name):
+    expected = torch.stack([PLAIN[name](s, t) for s, t in zip(SHOWN, TARGET, strict=True)])
+    assert torch.allclose(OBJECTIVES[name](SHOWN, TARGET), expected, atol=1e-5)
 
 
 def test_decoders_are_their_formulas(small_model):
     model = small_model()
-    circuit, W = Circuit(model, 2), model.embedding.weight
+    circuit, W, norm = Circuit(model, 2), model.embedding.weight, model.blocks[0].norm_token
     x = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(0))
-    norm = model.blocks[0].norm_token
-    normed, tokens = norm(x), norm(W)  # pyright: ignore
-    expected = {
+    truth = torch.tensor([[5, 17, 300], [1, 2, 3]])
+    for decode, scores in {
         by_pseudo_inverse: x @ torch.linalg.pinv(W),
         by_distance: -(x[:, :, None] - W).norm(dim=-1),
-        by_normed_direction: functional.cosine_similarity(normed[:, :, None], tokens, dim=-1),
-    }
-    for decode, scores in expected.items():
+        by_normed_direction: F.cosine_similarity(norm(x)[:, :, None], norm(W), dim=-1),
+    }.items():
         assert torch.allclose(decode(circuit, x), scores, atol=1e-3), decode
-        truth = torch.tensor([[5, 17, 300], [1, 2, 3]])
         assert decode(circuit, model.embed(truth)).argmax(dim=-1).equal(truth), decode
 
 
@@ -86,9 +82,8 @@ def test_set_recall_counts_a_multiset(tokens, truth, recall):
 
 def test_any_other_order_is_permuted():
     truth = [10, 11, 12, 13]
-    for places in itertools.permutations(range(4)):
-        tokens = [truth[place] for place in places]
-        assert is_permuted(tokens, truth, [0, 1, 2, 3]) == (tokens != truth)
+    for tokens in itertools.permutations(truth):
+        assert is_permuted([*tokens], truth, [0, 1, 2, 3]) == ([*tokens] != truth)
     assert is_permuted([5, 5, 6], [5, 5, 6], [0, 1, 2]) is False  # equal tokens are not exchanged
     assert is_permuted([1, 9], [1, 2], [0, 1]) is False
     assert is_permuted([1, 2], [1, 2], [0]) is None
@@ -100,12 +95,10 @@ def test_any_other_order_is_permuted():
         ([8.0], [1.0], (8.0, 1.0, 3.0)),
         ([8.0, 64.0], [2.0, 32.0], (64.0, 32.0, 1.0)),  # neither the least margin nor any mean
         ([0.5, 9.0], [1.0, 1.0], (0.5, 1.0, 0.0)),  # never negative
-        ([1.0, 4.0], [0.0, 1.0], (None, None, None)),
-        ([float("nan"), 4.0], [1.0, 1.0], (None, None, None)),
-        ([], [], (None, None, None)),
-        (None, [1.0], (None, None, None)),
+        *((given, floor, (None, None, None)) for given, floor in (
+            ([1.0, 4.0], [0.0, 1.0]), ([nan, 4.0], [1.0, 1.0]), ([], []), (None, [1.0]))),
     ],
-)
+)  # fmt: skip
 def test_nearest_rival_is_the_one_with_the_fewest_floors_at_its_own_position(
     runner_up, floor, expected
 ):

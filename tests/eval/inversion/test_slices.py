@@ -73,35 +73,36 @@ def test_unknown_slices_are_refused(text):
         Slice.parse(text)
 
 
-NOTHING = "shows nothing of a prompt of 5 tokens"
-CHANNELS = "of a site's 32 channels; give bounds within 32"
 BEYOND = {
-    NOTHING: ("[:, 5:, :]", "[:, 7, :]", "[:, 3:3, :]", "[:, :0, :]"),
-    CHANNELS: ("[:, :, 32:]", "[:, :, :33]", "[:, :, 40]", "[:, :, :0]"),
+    "shows nothing of a prompt of 5 tokens":
+        ("[:, 5:, :]", "[:, 7, :]", "[:, 3:3, :]", "[:, :0, :]"),
+    "of a site's 32 channels; give bounds within 32":
+        ("[:, :, 32:]", "[:, :, :33]", "[:, :, 40]", "[:, :, :0]"),
     "a prompt of 33 tokens is longer than the model's context": ("[:, :, :]",),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("message", "text"), [(m, text) for m in BEYOND for text in BEYOND[m]])
 def test_what_is_beyond_the_site_is_refused(small_model, message, text):
-    length = 33 if "33" in message else 5
     with pytest.raises(RequestError, match=message):
-        posed(small_model(), prompts(length=length), text, 1)
+        posed(small_model(), prompts(length=33 if "33" in message else 5), text, 1)
 
 
 @pytest.mark.parametrize(
-    ("text", "site", "shape"),
-    [("[:, 2:, :]", (2,), (3, 6, 32)), ("[:, -1, :]", (2,), (3, 1, 32)),
-     ("[:, :4, 3:9]", (2,), (3, 4, 6)), ("[:, 1:3, -1]", (2,), (3, 2, 1)),
-     ("[:, :2+5:, :4]", (2,), (3, 5, 4)), ("[:, :, 30:40]", ((1, 2),), (3, 8, 10)),
-     ("[:, :, :]", (2, "block", frozenset({"mask"})), (3, 8, 32))],
+    ("text", "site", "shape", "size"),
+    [("[:, 2:, :]", (2,), (3, 6, 32), (8, 2)), ("[:, -1, :]", (2,), (3, 1, 32), (8, 7)),
+     ("[:, :4, 3:9]", (2,), (3, 4, 6), (4, 0)), ("[:, 1:3, -1]", (2,), (3, 2, 1), (3, 1)),
+     ("[:, 3, :]", (2,), (3, 1, 32), (4, 3)), ("[:, :2+4:6, :]", (2,), (3, 4, 32), (6, 2)),
+     ("[:, :2+5:, :4]", (2,), (3, 5, 4), (8, 3)), ("[:, :, 30:40]", ((1, 2),), (3, 8, 10), (8, 0)),
+     ("[:, :, :]", (2, "block", frozenset({"mask"})), (3, 8, 32), (8, 0))],
 )  # fmt: skip
 @pytest.mark.parametrize("noise", [0.0, 0.1])
-def test_what_is_shown_is_the_slice(small_model, text, site, shape, noise):
+def test_what_is_shown_is_the_slice(small_model, text, site, shape, size, noise):
     truth = prompts()
     problem = posed(small_model(mixers=("attention",)), truth, text, *site, noise=noise)
     expected = Slice.parse(text).select(problem.circuit.of_tokens(truth))
     truth = truth[:, : problem.length]
+    assert (problem.length, problem.hidden) == size
     assert problem.target.shape == expected.shape == shape
     assert problem.floor.shape == problem.limit.shape == expected.shape[:2]
     if not noise:
@@ -115,16 +116,6 @@ def test_what_is_shown_is_the_slice(small_model, text, site, shape, noise):
     assert parts.residual(truth[[2, 0]])[1].all()
 
 
-def test_a_short_problem_is_the_same_problem(small_model):
-    model, truth = small_model(mixers=("attention",)), prompts()
-    for text, length, hidden in (("[:, 2:5, 1:9]", 5, 2), ("[:, -1, :]", 8, 7),
-                                 ("[:, 3, :]", 4, 3), ("[:, :2+4:6, :]", 6, 2)):  # fmt: skip
-        short = posed(model, truth, text)
-        assert short.length == length
-        assert short.hidden == hidden
-        assert short.residual(truth[:, :length])[1].all()
-
-
 def test_floors_of_a_slice_are_of_its_channels_alone(small_model):
     """A channel slice's floor is measured on those channels, not on the whole width."""
     circuit, truth = Circuit(small_model(), 2), prompts()
@@ -134,9 +125,6 @@ def test_floors_of_a_slice_are_of_its_channels_alone(small_model):
     assert (few < whole).any()
     outputs = circuit.of_tokens(truth)[..., :2]
     assert (few >= 0.99 * torch.finfo(torch.float32).eps * outputs.norm(dim=-1)).all()
-    for size in (1, 5, 31):  # computed in another batch, the truth still lies within the limit
-        again = circuit.of_tokens(truth.repeat(size, 1))[:3, :, :2]
-        assert ((again - outputs).norm(dim=-1) <= ACCEPT * few).all()
 
 
 def test_noise_is_as_large_as_promised_and_allowed_for(small_model):
@@ -150,8 +138,6 @@ def test_noise_is_as_large_as_promised_and_allowed_for(small_model):
     assert float(relative.mean()) == pytest.approx(0, abs=0.01)
     assert (noisy.distances(circuit.of_tokens(truth)) <= noisy.limit).all()
     assert (noisy.limit < 2 * noise * scale * 32**0.5).all()
-    again = posed(model, truth, noise=noise)
-    assert again.target.equal(noisy.target)
     ((outputs, rounding),) = capture([circuit], truth[3:4])
     one = pose(circuit, outputs, rounding, Slice(), noise, [chance(16)[3]])
     torch.testing.assert_close(one.target, noisy.target[3:4])

@@ -19,11 +19,11 @@ from eval.lenses.table import Table
 from eval.models import Checkpoint
 from eval.text import Prompt
 from tests.arch.cases import byte_tokenizer
-from tests.arch.test_pretrained import FAMILIES, their_model
+from tests.arch.test_pretrained import their_model
 from tokenizer import train_tokenizer
 
 VOCAB = 370
-OURS: dict[str, dict[str, Any]] = {
+MODELS: dict[str, dict[str, Any]] = {
     "flat": {"mixers": ("flat",)},
     "llama": {
         "mixers": ("attention(heads=4, kv_heads=2)",),
@@ -39,34 +39,34 @@ OURS: dict[str, dict[str, Any]] = {
         "mixers": ("attention(heads=2, bias=true)+parallel(branches=2)",),
         "final_norm": False,
     },
+    "gpt2": {},
+    "gptj": {},
 }
-ALL = (*OURS, *FAMILIES)
+"""The models of every test: ours, and of transformers with learnt positions and parallel blocks."""
 
 
 def any_model(name: str, small_model: Any) -> LanguageModel:
-    """One of `ALL` in float32, its norms and biases drawn, so that none is one or nothing."""
-    if name in FAMILIES:
+    """One of `MODELS` in float32, its norms and biases drawn, so that none is one or nothing."""
+    if not MODELS[name]:
         return wrapped(name)
-    return shaken(small_model(**OURS[name]))
+    model = small_model(**MODELS[name])
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            nn.init.uniform_(parameter, 0.5, 1.5)
+    return model
 
 
 @lru_cache
 def wrapped(family: str) -> LanguageModel:
+    """A small random model of transformers."""
     return PretrainedModel(their_model(family, dtype=torch.float32))
 
 
 @lru_cache
 def wrapped_checkpoint(family: str) -> Checkpoint:
+    """The same, with a tokenizer of bytes."""
     model = wrapped(family)
     return Checkpoint(model, model.config, byte_tokenizer(), {"name": "x"}, Path("x"))
-
-
-def shaken(module: Any) -> Any:
-    """With norms and biases drawn."""
-    for parameter in module.parameters():
-        if parameter.dim() == 1:
-            nn.init.uniform_(parameter, 0.5, 1.5)
-    return module
 
 
 def some_tokens(model: LanguageModel, rows: int = 2, length: int = 12, seed: int = 3) -> Tensor:

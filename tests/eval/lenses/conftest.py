@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.eval.lenses.cases import ALL, any_model
+from tests.eval.lenses.cases import MODELS, any_model
 
 
-@pytest.fixture(params=ALL)
+@pytest.fixture(params=MODELS)
 def model(request, small_model):
     return any_model(request.param, small_model)

@@ -3,10 +3,8 @@
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from scipy.stats import t
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from eval import RequestError
@@ -30,37 +28,45 @@ def plain_words(text, spans):
 def test_words_are_those_of_the_text(small_tokenizer):
     text = "the elephant and a hippopotamus went walking (slowly) to Constantinople again"
     encoded = small_tokenizer.encode(text)
-    ids = torch.tensor([encoded.ids])
     known = alphabet(small_tokenizer, small_tokenizer.get_vocab_size())
-    lengths, last = words_of(ids, *known)
+    lengths, last = words_of(torch.tensor([encoded.ids]), *known)
     ends = last[0].nonzero()[:, 0].tolist()
     expected = plain_words(text, encoded.offsets)
-    assert expected[-1][0] == ids.shape[1] - 1  # it may go on after the window
+    assert expected[-1][0] == len(encoded.ids) - 1  # it may go on after the window
     assert list(zip(ends, lengths[0, ends].tolist(), strict=True)) == expected[:-1]
     assert max(length for _, length in expected) >= 3
 
 
-def test_a_sentencepiece_tokenizer_has_words_too():
+def sentencepiece() -> tuple[torch.Tensor, torch.Tensor]:
     pieces = ["▁un", "happ", "y", "▁dog", ",", "s", "<0x0A>"]
     tokenizer = Tokenizer(models.BPE(vocab={p: i for i, p in enumerate(pieces)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
-    known = alphabet(tokenizer, len(pieces))
-    length, last = words_of(torch.tensor([[0, 1, 2, 3, 4, 5, 6, 5, 3, 4]]), *known)
-    assert length.tolist() == [[1, 2, 3, 1, 0, 1, 0, 1, 1, 0]]
-    assert last[0].nonzero()[:, 0].tolist() == [2, 3, 5, 7, 8]
+    return alphabet(tokenizer, len(pieces))
 
 
 KNOWN = torch.tensor([True, False, False]), torch.tensor([True, True, False])
 """Of a beginning, a continuation, a comma: whether it begins a word, and has letters."""
 
 
-def test_words_of_tokens_and_what_is_asked_around_them():
-    length, last = words_of(torch.tensor([[1, 1, 0, 1, 1, 2, 1, 0, 0, 1]]), *KNOWN)
-    assert length.tolist() == [[1, 2, 1, 2, 3, 0, 1, 1, 1, 2]]
-    assert last.long().tolist() == [[0, 1, 0, 0, 1, 0, 1, 1, 0, 0]]
+@pytest.mark.parametrize(
+    ("known", "tokens", "lengths", "ends"),
+    [
+        (sentencepiece, [0, 1, 2, 3, 4, 5, 6, 5, 3, 4], [1, 2, 3, 1, 0, 1, 0, 1, 1, 0],
+         [2, 3, 5, 7, 8]),
+        (lambda: KNOWN, [1, 1, 0, 1, 1, 2, 1, 0, 0, 1], [1, 2, 1, 2, 3, 0, 1, 1, 1, 2],
+         [1, 4, 6, 7]),
+    ],
+)  # fmt: skip
+def test_words_of_tokens(known, tokens, lengths, ends):
+    length, last = words_of(torch.tensor([tokens]), *known())
+    assert length[0].tolist() == lengths
+    assert last[0].nonzero()[:, 0].tolist() == ends
+
+
+def test_what_is_asked_around_words():
     found = groups(*words_of(torch.tensor([[0, 0, 1, 0, 1, 1, 2, 0, 0, 2]]), *KNOWN), seed=0)
     several, one, any_place = GROUPS
     for group, offset, expected in (
@@ -78,48 +84,30 @@ def test_the_lens_reads_what_a_layer_has_and_nothing_else(model_directory):
         mixer.mix.weight.copy_(torch.eye(32).roll(1, 0).tril())  # the token before, and it alone
         mixer.mix.bias.zero_()
     found = look("detokenisation", checkpoint, range(30, 50), tokens=6000)
-    place = {"group": "any position"}
-    read = {(row["layer"], row["offset"]): row
-            for row in figures(found, "read") if row.items() >= place.items()}  # fmt: skip
-    assert [o for o in (-2, -1, 0, 1) if read[0, o]["value"] > 0.6] == [0]
-    assert [o for o in (-2, -1, 0, 1) if read[1, o]["value"] > 0.6] == [-1, 0]
-    for change in figures(found, "read at the end less in the middle"):
-        if change.items() >= place.items():  # the middle of layers 0 and 1 is the last
-            assert change["value"] == 0
+    read = {(row["layer"], row["offset"]): row["value"]
+            for row in figures(found, "read") if row["group"] == "any position"}  # fmt: skip
+    assert [o for o in (-2, -1, 0, 1) if read[0, o] > 0.6] == [0]
+    assert [o for o in (-2, -1, 0, 1) if read[1, o] > 0.6] == [-1, 0]
+    assert all(len(line[0]) > 1 for line in found.texts[0]["lines"])
 
 
 def test_intervals_are_between_stories(model_directory):
-    """Of 256 positions in few windows; Wilson's would take each position for a trial."""
+    """Of many positions in few windows; a loss is not above zero by construction."""
     found = look("detokenisation", open_checkpoint(model_directory()), range(30, 50), tokens=2000)
-    read = found.of("read")
-    assert all(len(set(one.axes["story"])) < len(one.axes["story"]) for one in read)
-    for one in read:
-        row = next(one.means())
-        G = len(set(one.axes["story"]))
-        if 0 < row["value"] < 1:
-            sums, counts = np.zeros(G), np.zeros(G)
-            numbers = np.unique(one.axes["story"], return_inverse=True)[1]
-            np.add.at(sums, numbers, one.values[0, : len(numbers)].ravel()[: len(numbers)])
-            np.add.at(counts, numbers, 1)
-            apart = (sums - row["value"] * counts) / counts.sum()
-            half = t.ppf(0.975, G - 1) * math.sqrt(G / (G - 1) * np.square(apart).sum())
-            assert row["high"] == pytest.approx(min(1.0, row["value"] + half))
+    assert all(len(set(one.axes["story"])) < len(one.axes["story"]) for one in found.of("read"))
     signs = [r["value"] for r in figures(found, "read at the end less in the middle")]
-    assert min(signs) < 0 < max(signs)  # not above zero by construction
+    assert min(signs) < 0 < max(signs)
 
 
 def test_outputs_that_are_not_finite_are_refused(model_directory):
     checkpoint = open_checkpoint(model_directory(mixers=("attention+flat",)))
-    found = look("detokenisation", checkpoint, range(30, 50), tokens=2000)
-    assert all(len(line[0]) > 1 for line in found.texts[0]["lines"])
-    checkpoint.kept.clear()
     with torch.no_grad():
         checkpoint.model.blocks[1].norm_channel.weight[0] = torch.nan  # pyright: ignore
     with pytest.raises(RequestError, match="layer 2 gives numbers that are not finite"):
         look("detokenisation", checkpoint, range(30, 50), tokens=2000)
 
 
-@pytest.mark.parametrize("context", [4, 5, 32, 128])
+@pytest.mark.parametrize("context", [4, 32, 128])
 def test_too_little_text_is_refused_and_what_is_enough_is_enough(model_directory, context):
     checkpoint = open_checkpoint(model_directory(context=context))
     least = 4 * context
@@ -127,8 +115,8 @@ def test_too_little_text_is_refused_and_what_is_enough_is_enough(model_directory
     with pytest.raises(RequestError, match=refusal):
         look("detokenisation", checkpoint, range(60, 64), tokens=least - 1)
     rows = list(look("detokenisation", checkpoint, range(60, 64), tokens=least).figures())
-    assert rows
     assert all(math.isfinite(row["value"]) for row in rows)
+    assert rows
     short = open_checkpoint(model_directory("short", context=3))
     with pytest.raises(RequestError, match="is 3; probes of words need more than 3: use a model"):
         look("detokenisation", short, (60, 61))

@@ -8,36 +8,15 @@ from torch import nn
 
 from arch.families import ParallelBlock
 from eval import RequestError
-from eval.lenses.residual import (
-    contributions,
-    similarity,
-    survival,
-    update_shares,
-)
-from eval.lenses.trace import PromptBatch, readers, trace
+from eval.lenses.residual import contributions, similarity, survival, update_shares
+from eval.lenses.trace import PromptBatch, readers, spaced_layers, trace
 from eval.models import open_checkpoint
 from tests.eval.lenses.cases import figures, look, of, some_tokens
 
 
-def assert_sums(found, logits):
-    near = 1e-5 * float(logits.abs().max().clamp(min=1))
-    torch.testing.assert_close(found.sum(0), logits, atol=near, rtol=0)
-
-
-def test_contributions_sum_to_the_logits(model):
-    tokens = some_tokens(model)
-    logits = model(tokens)
-    targets = torch.randint(logits.shape[-1], (2, 12, 3))
-    traced = trace(model, tokens)
-    labels, found = contributions(model, traced.streams[-1], traced.parts, targets)
-    assert found.shape == (len(set(labels)), 2, 12, 3)
-    assert_sums(found, (logits - logits.mean(-1, keepdim=True)).gather(-1, targets))
-
-
 def test_a_trace_is_the_models_own_way(model):
     tokens = some_tokens(model)
-    traced = trace(model, tokens)
-    embeddings = model.embed(tokens)
+    traced, embeddings = trace(model, tokens), model.embed(tokens)
     assert torch.equal(traced.streams[0], model.with_positions(embeddings))
     for layer in range(1, len(traced.streams)):
         assert torch.equal(traced.streams[layer], model.hidden(embeddings, layer))
@@ -50,12 +29,19 @@ def test_a_trace_is_the_models_own_way(model):
     torch.testing.assert_close(traced.writes[0, 1], changed, atol=1e-4, rtol=1e-4)
 
 
-def test_readers_read_the_logits(model):
+def test_contributions_sum_to_the_logits_that_readers_read(model):
     """Logits of two streams of one length, without a mean, differ as the readers say."""
+    tokens = some_tokens(model)
+    logits, traced = model(tokens), trace(model, tokens)
+    targets = torch.randint(logits.shape[-1], (2, 12, 3))
+    labels, found = contributions(model, traced.streams[-1], traced.parts, targets)
+    assert found.shape == (len(set(labels)), 2, 12, 3)
+    near = 1e-5 * float(logits.abs().max().clamp(min=1))
+    above = (logits - logits.mean(-1, keepdim=True)).gather(-1, targets)
+    torch.testing.assert_close(found.sum(0), above, atol=near, rtol=0)
     x = torch.randn(2, model.config.d_model)
     x = x - x.mean(-1, keepdim=True)
-    x = x / x.std(-1, keepdim=True, unbiased=False)
-    first, second = model.logits(x)
+    first, second = model.logits(x := x / x.std(-1, keepdim=True, unbiased=False))
     expected = (x[0] - x[1]) @ readers(model).T
     torch.testing.assert_close(first - second, expected, atol=2e-4, rtol=2e-4)
 
@@ -84,34 +70,30 @@ def test_streams_are_compared_where_prompts_are_and_updates_with_what_they_chang
 def test_a_write_is_lost_whole_at_its_own_layer(model):
     """A channel mixer's write, and the embedding's, at once; later ones by running it by hand."""
     traced = trace(model, some_tokens(model))
-    removed = survival(model, traced)[0]["share lost without it"]
-    n = len(traced.writes)
+    (_, lost), n = survival(model, traced)[0], len(traced.writes)
     births = [0, *(layer for layer in range(1, n + 1) for _ in range(2))]
     for write, born in enumerate(births):
-        assert removed[write, :born].isnan().all()
-        assert removed[write, born:].isfinite().all()
+        assert lost[write, :born].isnan().all()
+        assert lost[write, born:].isfinite().all()
         if write % 2 == 0:
-            torch.testing.assert_close(removed[write, born], torch.ones(2, 12), atol=1e-3, rtol=0)
+            torch.testing.assert_close(lost[write, born], torch.ones(2, 12), atol=1e-3, rtol=0)
     block: Any = model.blocks[1]
     own = traced.writes[0, 1]
-    lost = traced.streams[2] - block(traced.streams[1] - own)
-    expected = (lost * own).sum(-1) / own.square().sum(-1)
-    torch.testing.assert_close(removed[2, 2], expected, atol=1e-3, rtol=1e-3)
+    change = traced.streams[2] - block(traced.streams[1] - own)
+    expected = (change * own).sum(-1) / own.square().sum(-1)
+    torch.testing.assert_close(lost[2, 2], expected, atol=1e-3, rtol=1e-3)
 
 
 def test_nothing_touches_a_write_where_later_blocks_add_nothing(small_model):
     model = small_model(n_layers=3)
-    for layer in (1, 2):
-        block: Any = model.blocks[layer]
+    for block in model.blocks[1:]:
         for parameter in (*block.token_mixer.parameters(), *block.channel_mixer.parameters()):
             parameter.zero_()
-    stays, size = survival(model, traced := trace(model, some_tokens(model)))
+    shares, size = survival(model, traced := trace(model, some_tokens(model)))
     torch.testing.assert_close(size[2], traced.writes[0, 1].square().sum(-1))
-    for share in stays.values():
-        torch.testing.assert_close(share[2, 1], share[2, 2])
-        torch.testing.assert_close(share[2, 1], share[2, 3])
-    lost = stays["share lost without it"][2, 3]
-    torch.testing.assert_close(lost, torch.ones(2, 12), atol=1e-4, rtol=0)
+    for share in shares:
+        torch.testing.assert_close(share[2, 1].expand(2, -1, -1), share[2, 2:])
+    torch.testing.assert_close(shares[1, 2, 3], torch.ones(2, 12), atol=1e-4, rtol=0)
 
 
 def test_what_is_found_fits_together(model_directory):
@@ -125,18 +107,20 @@ def test_what_is_found_fits_together(model_directory):
     lost = {(f["part"], f["distance"]): f["value"] for f in figures(found, "share lost without it")}
     assert [*lost] == [(part, d) for part in ("token mixer", "channel mixer") for d in range(2)]
     assert lost["channel mixer", 0] == pytest.approx(1, abs=1e-4)
-    every = [f["value"] for f in figures(found, "contribution to the answer")]
-    shown = of(found, "contribution to the answer")
-    torch.testing.assert_close(torch.tensor(every), shown.flatten(1).nanmean(1))
 
 
 def test_the_model_is_run_once_for_all_lenses(model_directory):
-    checkpoint = open_checkpoint(model_directory())
-    passes: list[int] = []
-    handle = checkpoint.model.blocks[0].token_mixer.register_forward_hook(  # pyright: ignore
-        lambda *call: passes.append(len(call))
-    )
+    checkpoint, passes = open_checkpoint(model_directory()), []
+    mixer: Any = checkpoint.model.blocks[0].token_mixer
+    mixer.register_forward_hook(lambda *call: passes.append(len(call)))
     for lens in ("logit", "vectors", "direction"):
         look(lens, checkpoint, (40, 41, 42), (50, 51), tokens=900)
-    handle.remove()
     assert len(passes) == 1
+
+
+@pytest.mark.parametrize(
+    ("depth", "most", "layers"),
+    [(3, 3, [1, 2, 3]), (8, 3, [3, 5, 8]), (8, 4, [2, 4, 6, 8]), (10, 4, [2, 5, 8, 10])],
+)
+def test_layers_are_spaced_to_the_last(depth, most, layers):
+    assert spaced_layers(depth, most) == layers

@@ -23,12 +23,10 @@ def only(table: Table, name: str) -> dict:
 def test_a_mean_of_stories_has_students_interval():
     table, values = Table(), torch.randn(9, dtype=torch.float64)
     table.add("size", values, story=range(9))
-    row = only(table, "size")
     theirs = ttest_1samp(values.numpy(), 0).confidence_interval(0.95)
-    assert row == {
-        "figure": "size", "n": 9, "value": pytest.approx(float(values.mean())),
-        "low": pytest.approx(theirs.low), "high": pytest.approx(theirs.high),
-    }  # fmt: skip
+    limits = {"low": pytest.approx(theirs.low), "high": pytest.approx(theirs.high)}
+    value = pytest.approx(float(values.mean()))
+    assert only(table, "size") == {"figure": "size", "n": 9, "value": value, **limits}
 
 
 def test_positions_of_a_prompt_are_one_cluster_however_they_are_given():
@@ -36,12 +34,10 @@ def test_positions_of_a_prompt_are_one_cluster_however_they_are_given():
     values = torch.tensor([[1.0, 2.0, 6.0], [3.0, torch.nan, torch.nan], [5.0, 7.0, torch.nan]])
     table, labels = Table(), ["a", "b", "c"]
     table.add("grid", values, prompt=labels, position=range(3))
-    flat = values[~values.isnan()]
-    table.add("flat", flat, prompt=["a", "a", "a", "b", "c", "c"])
+    table.add("flat", values[~values.isnan()], prompt=["a", "a", "a", "b", "c", "c"])
     table.add("twice", values.repeat(1, 2), prompt=labels, position=range(6))
     sums, counts = np.array([9.0, 3.0, 12.0]), np.array([3.0, 1.0, 2.0])
-    apart = (sums - 4.0 * counts) / 6
-    half = t.ppf(0.975, 2) * math.sqrt(1.5 * np.square(apart).sum())
+    half = t.ppf(0.975, 2) * math.sqrt(1.5 * np.square((sums - 4.0 * counts) / 6).sum())
     for name, n in (("grid", 6), ("flat", 6), ("twice", 12)):
         limits = {"value": 4.0, "low": pytest.approx(4 - half), "high": pytest.approx(4 + half)}
         assert only(table, name) == {"figure": name, "n": n, **limits}
@@ -77,39 +73,29 @@ def test_coverage_with_few_clusters():
 
 
 def test_places_are_kept_apart_and_numbers_without_samples_are_alone():
-    table = Table()
-    table.add(
-        "norm", torch.tensor([[1.0, 3.0], [torch.nan, torch.nan]]), layer=[0, 1], prompt=["a", "b"]
-    )
-    table.add("scores", torch.tensor([2.0, torch.nan]), head=[0, 1], layer=3)
+    table, nan = Table(), torch.nan
+    table.add("norm", torch.tensor([[1.0, 3.0], [nan, nan]]), layer=[0, 1], prompt=["a", "b"])
+    table.add("scores", torch.tensor([2.0, nan]), head=[0, 1], layer=3)
     table.add("loss", 0.5)
     table.add("aside", torch.ones(2), rows=False, layer=[0, 1])
-    rows = list(table.figures())
-    assert [row["figure"] for row in rows] == ["norm", "scores", "loss"]
-    assert (rows[0]["layer"], rows[0]["value"], rows[0]["n"]) == (0, 2.0, 2)
-    assert rows[1] == {"figure": "scores", "head": 0, "layer": 3, "value": 2.0}
-    assert rows[2] == {"figure": "loss", "value": 0.5}
+    norm, *rows = table.figures()
+    assert (norm["figure"], norm["layer"], norm["value"], norm["n"]) == ("norm", 0, 2.0, 2)
+    scores = {"figure": "scores", "head": 0, "layer": 3, "value": 2.0}
+    assert rows == [scores, {"figure": "loss", "value": 0.5}]
     with pytest.raises(ValueError, match="do not fit"):
         table.add("norm", torch.ones(2, 3), layer=[0, 1])
     with pytest.raises(RequestError, match="norm: no number is finite"):
-        table.add("norm", torch.full((2,), torch.nan), layer=[0, 1])
+        table.add("norm", torch.full((2,), nan), layer=[0, 1])
 
 
 def test_what_is_written_is_read_again():
     table = Table(pieces={"text 0": [" a", "b"]}, notes={"top": [1]})
-    values = torch.tensor([1 / 3, torch.nan, torch.inf])
-    table.add("x", values, layer=range(3), model="m")
+    table.add("x", torch.tensor([1 / 3, torch.nan, torch.inf]), layer=range(3), model="m")
     table.add("hit", torch.tensor([True, False]), story=[4, 4])
     table.say("words", ["one", "two"], [["a", [" b", "c"]]])
     again = Table.read(json.loads(json.dumps(table.plain(), allow_nan=False)))
     assert again.plain() == table.plain()
     assert [row["value"] for row in again.figures()] == [0.333333, math.inf, 0.5]
-
-
-def drawn(chart: Any, **tables: Table) -> Any:
-    figure = chart.draw("some", tables)
-    menus = [p["name"].removeprefix("chosen_") for p in figure.spec.get("params", [])]
-    return figure, menus, json.dumps(figure.spec)
 
 
 def test_a_chart_offers_the_places_that_it_does_not_name():
@@ -118,10 +104,8 @@ def test_a_chart_offers_the_places_that_it_does_not_name():
     table.add("size of it", torch.rand(2, 2, 1, 2), part=["x", "y"], **place)
     table.add("bars", torch.rand(2, 2), row=[0, 1], part=["x", "y"])
     words: Any = {"title": "Why?", "about": "About it."}
-    figure, menus, _ = drawn(Lines(of="size of it", y="length", **words), a=table, b=table)
-    assert (figure.name, figure.title, menus) == ("some-size-of-it", "Why?", ["part"])
-    heat = Heat(of="size of it", x="position", y="layer", value="v", **words)
     part: Any = {"part": "x"}
+    heat = Heat(of="size of it", x="position", y="layer", value="v", **words)
     for chart, expected in (
         (Lines(of="size of it", y="length", colour="part", **words), ["model"]),
         (Lines(of="size of it", each=True, where=part, **words), ["prompt", "position"]),
@@ -129,6 +113,13 @@ def test_a_chart_offers_the_places_that_it_does_not_name():
         (Bars(of="bars", x="part", row="row", **words), ["model"]),
         (Histogram(of="bars", x="row", colour="part", **words), ["model"]),
     ):
-        assert drawn(chart, one=table)[1] == expected
-    assert "0 \\u00b7a" in drawn(heat, one=table)[2]
+        figure = chart.draw("some", {"one": table})
+        assert figure
+        menus = [p["name"].removeprefix("chosen_") for p in figure.spec.get("params", [])]
+        assert (figure.name, figure.title, menus) == (
+            f"some-{chart.of}".replace(" ", "-"),
+            "Why?",
+            expected,
+        )
+    assert "0 \\u00b7a" in json.dumps(heat.draw("some", {"one": table}).spec)  # pyright: ignore
     assert Lines(of="other", **words).draw("some", {"one": table}) is None

@@ -3,11 +3,10 @@
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from eval.__main__ import main
 from eval.circuit import Circuit
-from eval.probes.jacobian import jacobian, linearise, local_geometry
+from eval.probes.jacobian import jacobian, local_geometry
 from eval.rows import read_rows
 
 
@@ -16,7 +15,9 @@ def prompt(length: int = 6) -> Tensor:
 
 
 @pytest.mark.parametrize("k", [2, 4])  # by columns, and by rows
-@pytest.mark.parametrize("mixer", ["flat", "attention(heads=2)", "attention+flat"])
+@pytest.mark.parametrize(
+    "mixer", ["flat", "expanded", "headed(heads=2)", "attention(heads=2)", "attention+flat"]
+)
 def test_jacobian_is_what_finite_differences_give(small_model, mixer, k):
     circuit = Circuit(small_model(mixers=(mixer,), d_model=8).double(), 2)
     embeddings, step = circuit.model.embed(prompt()), 1e-5
@@ -39,9 +40,9 @@ def test_jacobian_is_what_finite_differences_give(small_model, mixer, k):
 def test_what_norms_remove_is_found(small_model, norm, layer, each):
     """A mean is removed at any depth; a length in the first block, where nothing is added to it."""
     figures = local_geometry(Circuit(small_model(norm=norm), layer), prompt(), 2)
-    assert (figures.inputs, figures.removed) == (2 * 32, 2 * each)
-    assert figures.sigma_min > 1e-4 * figures.sigma_max
-    assert figures.condition == pytest.approx(figures.sigma_max / figures.sigma_min)
+    assert (figures["inputs"], figures["removed"]) == (2 * 32, 2 * each)
+    assert figures["sigma_min"] > 1e-4 * figures["sigma_max"]
+    assert figures["condition"] == pytest.approx(figures["sigma_max"] / figures["sigma_min"])
 
 
 def test_figures_are_those_of_the_singular_values(small_model):
@@ -58,7 +59,7 @@ def test_figures_are_those_of_the_singular_values(small_model):
         "sigma_min": float(values[-1]),
         "effective_rank": float((-(share * share.log()).sum()).exp()),
     }
-    assert {name: getattr(figures, name) for name in expected} == pytest.approx(expected)
+    assert {name: figures[name] for name in expected} == pytest.approx(expected)
 
 
 def test_units_are_the_models_own(small_model):
@@ -71,15 +72,15 @@ def test_units_are_the_models_own(small_model):
         with torch.no_grad():
             model.embedding.weight.mul_(length)
         figures.append(local_geometry(Circuit(model, 1, part="mixer"), prompt(), 1))
-    assert figures[0].sigma_max == pytest.approx(figures[1].sigma_max, rel=1e-6)
-    assert figures[0].sigma_min == pytest.approx(figures[1].sigma_min, rel=1e-6)
+    assert figures[0]["sigma_max"] == pytest.approx(figures[1]["sigma_max"], rel=1e-6)
+    assert figures[0]["sigma_min"] == pytest.approx(figures[1]["sigma_min"], rel=1e-6)
 
 
 def test_tokens_that_nothing_shows(small_model):
     model = small_model(mixers=("identity",))
     figures = local_geometry(Circuit(model, 2), prompt(), 1)
-    assert figures.sigma_max == figures.effective_rank == 0.0
-    assert figures.condition is None
+    assert figures["sigma_max"] == figures["effective_rank"] == 0.0
+    assert figures["condition"] is None
     assert {p.dtype for p in model.parameters()} == {torch.float32}  # it stays as it is
 
 
@@ -97,22 +98,3 @@ def test_geometry_writes_rows(model_directory, tmp_path, capsys):
     rows = read_rows([out])
     assert [row["kind"] for row in rows] == ["geometry"] * 2 * 2 * 2  # layers x hidden x prompts
     assert all(row["inputs"] == 16 * row["hidden"] for row in rows)
-
-
-@pytest.mark.parametrize("mixer", ["flat", "expanded", "headed(heads=2)", "attention(heads=2)"])
-def test_products_of_a_model_are_exact(small_model, mixer):
-    """J' by plain backward passes, entry for entry, is the oracle of J."""
-    model = small_model(mixers=(mixer,), d_model=8).double()
-    x = model.embed(torch.arange(6)[None]).detach()
-
-    def function(x):
-        return model.hidden(x, 2).flatten()
-
-    leaf = x.clone().requires_grad_()
-    with sdpa_kernel(SDPBackend.MATH):
-        values = function(leaf)
-    rows = [torch.autograd.grad(v, leaf, retain_graph=True)[0].flatten() for v in values]
-    J, near = torch.stack(rows), linearise(function, x)
-    p, u = torch.randn_like(x), torch.randn(len(J), dtype=torch.float64)
-    torch.testing.assert_close(near.forward(p), J @ p.flatten())
-    torch.testing.assert_close(near.backward(u).flatten(), u @ J)
