@@ -22,9 +22,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from arch.masked_conv import implementation, masked_convolution
-from eval.tables import group
 from scripts import pages
-from scripts.pages import By
+from scripts.pages import By, group
 
 Form = Callable[[Tensor, Tensor], Tensor]
 Call = Callable[[int], object]  # works on the operands of that number

@@ -20,10 +20,9 @@ from typing import Any, NamedTuple
 import torch
 
 from arch import ModelConfig, describe
-from eval.tables import group
 from scripts import pages
 from scripts.baselines import Training, our_run, trainer_run
-from scripts.pages import BenchmarkError, By
+from scripts.pages import BenchmarkError, By, group
 from scripts.turns import Entrant, end, race
 from tokenizer import CorpusError, PackedData, open_corpus, pack, train_tokenizer
 from train.settings import RunError

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -23,6 +23,7 @@ from arch.files import write_file
 from eval import RequestError
 from eval.tables import Table, markdown, to_csv
 
+Item = TypeVar("Item")
 Pages = Iterable[tuple[str, Sequence[dict[str, Any]]]]
 """A page and its rows, anew whenever there is more."""
 
@@ -186,3 +187,11 @@ def processor() -> str:
 def table(titles: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
     """A Markdown table, its last line ended."""
     return markdown(Table([str(t) for t in titles], [[str(c) for c in row] for row in rows]))
+
+
+def group(rows: Iterable[Item], key: Callable[[Item], Any]) -> dict[Any, list[Item]]:
+    """Rows by key, in the order of first appearance."""
+    groups: dict[Any, list[Item]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups

@@ -15,7 +15,8 @@ from eval.identity import NOT_RECIPE, labels
 from eval.inversion.controls import derive
 from eval.models import open_checkpoint
 from eval.report.page import render_page
-from eval.report.tables import summary_table
+from eval.report.recoveries import asked
+from eval.report.recoveries import recoveries as figures
 from eval.rows import Results, Row
 from eval.summary import sum_up
 from tests.arch.cases import byte_tokenizer
@@ -78,13 +79,11 @@ def models_of(rows: list[Row], out: Path) -> dict[str, list[int]]:
     records = sum_up(recoveries)
     Results(out).append(rows)
     page = Page(render_page(recoveries))
-    count = re.search(r"rows of evidence: (\d+) model", page.words)
     titles = " ".join(str(value) for name, value in page.attributes if name == "title")
-    assert count
     return {
         "summary": sorted(record["models"] for record in records),
         "page": [int(n) for n in re.findall(r" x (\d+) training", titles)][:1]
-        or [1] * int(count[1]),
+        or [1] * page.classes["table", "shares"],
         "compare": sorted(record["seeds"] for record in compared(out)),
     }
 
@@ -226,7 +225,7 @@ def test_seeds_have_the_name_without_the_seed(tmp_path, one, two, label):
     Results(tmp_path).append(rows)
     entries = [(record["model"], record["seeds"]) for record in compared(tmp_path)]
     assert sorted(entries) == ([(label, 2)] if label else [(one, 1), (two, 1)])
-    assert {record["model"] for record in summary_table(rows)} == {name for name, _ in entries}
+    assert {record["model"] for record in figures(asked(rows))} == {name for name, _ in entries}
 
 
 def test_runs_of_a_sweep_pool_and_seeds_alone_are_called_by_their_mixers(tmp_path):
