@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from eval import plots
 from eval.lenses.markup import STYLE
-from eval.measurements import frame
+from eval.measurements import Frame, frame
 from eval.report.numbers import number_tables
 from eval.report.prompts import choose_example, draw_prompts
 from eval.report.recoveries import AFTER, BEFORE, BETWEEN, asked, deepest, recoveries
@@ -60,7 +60,7 @@ def render_page(
     context: dict[str, Any] = dict.fromkeys(("example", "training", "prompts", "curves", "solvers"))
     recovered = not lines.empty and (lines["kind"] == "recovery").any()
     if recovered or (lines.empty and not lenses):
-        context |= _of_recoveries(rows)
+        context |= _of_recoveries(rows, asked(lines))
     return (
         _environment()
         .get_template("page.html")
@@ -79,9 +79,8 @@ def render_page(
     )
 
 
-def _of_recoveries(rows: Sequence[Row]) -> Record:
+def _of_recoveries(rows: Sequence[Row], lines: Frame) -> Record:
     """The first four sections."""
-    lines = asked(rows)
     records = recoveries(lines)
     ends = [record for record in deepest(records) if record["phase"] != BETWEEN]
     plain = [r for r in ends if not r["departs"] and r["family"] != "control"]

@@ -5,7 +5,7 @@ hidden. A question is plain where all channels are shown, without noise, ablatio
 pads.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from eval import RequestError
@@ -26,19 +26,21 @@ ANSWERS = 8
 """Answers that a terminal shows in full, at most."""
 
 
-def asked(rows: Iterable[Row]) -> Frame:
+def asked(lines: Frame) -> Frame:
     """The share of each recovery that counts: a line each, with its `phase` of training.
+
+    Args:
+        lines: of `eval.measurements.frame`.
 
     Raises:
         RequestError: there are no recoveries, or none with a token.
     """
-    rows = [row for row in rows if row["kind"] == "recovery"]
-    if not rows:
-        raise RequestError("no rows: there is nothing to report; run `python -m eval invert` first")
-    lines = frame(rows)
-    lines = lines[lines["quantity"].isin(["self", "nonself"])]
+    lines = lines if lines.empty else lines[lines["kind"] == "recovery"]
     if lines.empty:
-        raise RequestError(f"{len(rows)} rows, but none has a scored token; run the eval anew")
+        raise RequestError("no rows: there is nothing to report; run `python -m eval invert` first")
+    count, lines = lines["key"].nunique(), lines[lines["quantity"].isin(["self", "nonself"])]
+    if lines.empty:
+        raise RequestError(f"{count} rows, but none has a scored token; run the eval anew")
     lines = lines.sort_values("quantity", kind="stable").drop_duplicates("row").sort_values("row")
     trained = lines["trained"].astype(bool)
     last = lines["step"].where(trained).groupby([lines["model_id"], lines["name"]])
@@ -130,7 +132,7 @@ def terminal_text(rows: Sequence[Row]) -> str:
     Raises:
         RequestError: there are no recoveries, or none with a token.
     """
-    records = recoveries(asked(rows), over="step")
+    records = recoveries(asked(frame(rows)), over="step")
     order = dict.fromkeys(r["solver"] for r in sorted(records, key=lambda r: r["rank"]))
     fields = {"tokens": "tokens asked for", "site": "layer", "departs": "with"}
     renamed = [record | {words: record[name] for name, words in fields.items()}

@@ -13,6 +13,7 @@ from arch import save_model
 from eval.gather import gather_models
 from eval.identity import NOT_RECIPE, labels
 from eval.inversion.controls import derive
+from eval.measurements import frame
 from eval.models import open_checkpoint
 from eval.report.page import render_page
 from eval.report.recoveries import asked
@@ -225,7 +226,8 @@ def test_seeds_have_the_name_without_the_seed(tmp_path, one, two, label):
     Results(tmp_path).append(rows)
     entries = [(record["model"], record["seeds"]) for record in compared(tmp_path)]
     assert sorted(entries) == ([(label, 2)] if label else [(one, 1), (two, 1)])
-    assert {record["model"] for record in figures(asked(rows))} == {name for name, _ in entries}
+    records = figures(asked(frame(rows)))
+    assert {record["model"] for record in records} == {name for name, _ in entries}
 
 
 def test_runs_of_a_sweep_pool_and_seeds_alone_are_called_by_their_mixers(tmp_path):

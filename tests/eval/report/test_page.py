@@ -7,6 +7,7 @@ import pytest
 from arch.files import write_text
 from eval import RequestError
 from eval.__main__ import main
+from eval.measurements import frame
 from eval.report.page import curves, render_page, training_tables
 from eval.report.prompts import choose_example, draw_prompts
 from eval.report.recoveries import ANSWERS, asked, deepest, recoveries, terminal_text
@@ -30,13 +31,17 @@ QUESTIONS = {"all tokens shown": ("self", 0), "1 hidden token": ("nonself", 1),
              "3 hidden tokens": ("nonself", 3)}  # fmt: skip
 
 
-def found(rows, *names, over="phase"):
+def figures(rows):
+    return recoveries(asked(frame(rows)))
+
+
+def found(rows, *names):
     """Fields of the figures of rows."""
-    return [tuple(record[name] for name in names) for record in recoveries(asked(rows), over)]
+    return [tuple(record[name] for name in names) for record in figures(rows)]
 
 
 def test_every_figure_is_counted_from_ranks():
-    records = recoveries(asked(ROWS))
+    records = figures(ROWS)
     assert len(records) == 2 * 2 * 3 * 3 * 3
     for r in records:
         kind, k = QUESTIONS[r["tokens"]]
@@ -110,11 +115,11 @@ def test_everything_from_rows_is_escaped_and_any_text_is_written(tmp_path):
 
 
 def test_rows_of_which_there_is_nothing_to_say_are_one_clear_line():
-    for function in (render_page, asked, terminal_text):
+    for function in (render_page, figures, terminal_text):
         with pytest.raises(RequestError, match=r"no rows: .* run `python -m eval invert` first"):
             function([])
     with pytest.raises(RequestError, match="1 rows, but none has a scored token"):
-        asked([make_row(self=None, nonself=None)])
+        asked(frame([make_row(self=None, nonself=None)]))
 
 
 PARTIAL = {
@@ -171,10 +176,10 @@ def test_figures_are_told_apart_by(rows, names, expected):
 def test_the_deepest_layer_is_of_each_question_and_blocks_come_first():
     rows = [make_row(layer=2), make_row(layer=4, hidden=1), make_row(layer=3),
             make_row(key="m", site={"layer": 4, "part": "mixer"})]  # fmt: skip
-    kept = deepest(recoveries(asked(rows)))
+    kept = deepest(figures(rows))
     assert [(r["hidden"], r["site"]) for r in kept] == [(1, "4"), (3, "3")]
     wide = make_row(key="w", checkpoint=checkpoint_of(make_row()["checkpoint"], d_model=512))
-    names = [table["model"] for table in training_tables(recoveries(asked([make_row(), wide])))]
+    names = [table["model"] for table in training_tables(figures([make_row(), wide]))]
     assert names == ["llama (d_model 128)", "llama (d_model 512)"]
 
 
@@ -185,8 +190,8 @@ def test_layers_noise_and_channels_are_curves_and_count_in_nothing_else():
         for noise in (0.01, 1.0):
             rows.append(row | {"key": f"{row['key']} {noise}", "noise": noise})
         rows.append(row | {"key": f"{row['key']} :8", "slice": "[:, 0:, :8]"})
-    records = recoveries(asked(rows))
-    assert [r for r in records if not r["departs"]] == recoveries(asked(plain))
+    records = figures(rows)
+    assert [r for r in records if not r["departs"]] == figures(plain)
     for field, values in {
         "layer": "24",
         "noise": ("0", "0.01", "1"),
@@ -197,11 +202,11 @@ def test_layers_noise_and_channels_are_curves_and_count_in_nothing_else():
         assert panel.svg.count("<title>") == len(values) * 2 * 3
         assert "sweep, after training: 100 % (34–100), 2 prompts" in panel.svg
         assert all(f">{value}</text>" in panel.svg for value in values)
-    assert curves(recoveries(asked([make_row()])), "layer") == []
+    assert curves(figures([make_row()]), "layer") == []
 
 
 def drawn(rows):
-    lines = asked(rows)
+    lines = asked(frame(rows))
     return draw_prompts(rows, lines, recoveries(lines))
 
 
