@@ -228,7 +228,7 @@ def checkpoint_table(records: Sequence[Record]) -> Table:
     headings = [figure.heading + " %" * figure.share for figure in FIGURES]
     validation = any(record["bits_per_byte_of"] == "validation" for record in records)
     note = f"{VALIDATION} of training's own validation" if validation else ""
-    return Table(["model", "step", "tokens", *headings], lines, shared=note)
+    return Table(["model", "step", "tokens", *headings], lines, note=note)
 
 
 def paired_records(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval import RequestError, drawing, plots
+from eval import RequestError, plots
 from eval.comparison import BITS, FIGURES, Figure
 from eval.summary import Record
 
@@ -39,6 +39,8 @@ def write_plot(
         RequestError: no figure was measured at two steps of a model.
         OSError: the file cannot be written.
     """
+    import altair as alt
+
     panels = {figure: plot_data(records, curves, figure, axis) for figure in PANELS}
     points = Counter((p["model"], figure) for figure, panel in panels.items() for p in panel)
     if max(points.values(), default=0) < 2:
@@ -48,13 +50,13 @@ def write_plot(
         )
     names = list(dict.fromkeys(record["model"] for record in records))
     drawn = [_panel(figure, panel, names, axis) for figure, panel in panels.items()]
-    drawing.write_chart(path, {"concat": drawn, "columns": 2, "spacing": 26})
+    plots.write_chart(path, alt.concat(*drawn, columns=2, spacing=26))
 
 
 def plot_data(
     records: Sequence[Record], curves: Sequence[Record], figure: Figure, axis: str = "step"
 ) -> list[dict[str, Any]]:
-    """The points of a panel: model, x, value, low, high (shares in per cent) and n.
+    """The points of a panel: model, x, value, low, high and n.
 
     Bits per byte are those of `curves`, of the models that have such.
     """
@@ -63,7 +65,7 @@ def plot_data(
         models = {record["model"] for record in known}
         records = [*(record for record in records if record["model"] not in models), *known]
     field, _, unit, _ = AXES[axis]
-    scale, points = 100 if figure.share else 1, []
+    points = []
     for record in records:
         value = record[figure.name]
         if value is None or record[field] is None:
@@ -71,28 +73,18 @@ def plot_data(
         ends = (record[f"{figure.name}_{end}"] for end in ("low", "high"))
         low, high = (value if end is None else end for end in ends)
         points.append({
-            "model": record["model"], "x": record[field] / unit, "value": scale * value,
-            "low": scale * low, "high": scale * high, "n": record[f"{figure.name}_n"],
+            "model": record["model"], "x": record[field] / unit, "value": value,
+            "low": low, "high": high, "n": record[f"{figure.name}_n"],
         })  # fmt: skip
     start = SKIPPED * max((point["x"] for point in points), default=0)
     return [point for point in points if figure is not BITS or point["x"] > start]
 
 
-def _panel(figure: Figure, points: list[Record], names: list[str], axis: str) -> drawing.Chart:
+def _panel(figure: Figure, points: list[Record], names: list[str], axis: str) -> plots.Chart:
     _, title, _, ticks = AXES[axis]
-    whole = plots.whole_ticks((point["x"] for point in points), steps=5)
-    x_axis = {"title": title, "tickCount": 4, "format": ticks, "grid": False}
+    along = {"title": title, "tickCount": 4, "format": ticks}
     chart = plots.lines(
-        points,
-        "x",
-        None,
-        "model",
-        axis=x_axis | ({"values": whole} if whole else {}),
-        upright={"scale": {"zero": False, "nice": True}, "axis": {"tickCount": 5}},
-        share=figure.share,
-        series={name: i for i, name in enumerate(names)},
-        legend={"title": None, "orient": "top", "columns": 3, "symbolSize": 90},
-        size=(WIDTH, HEIGHT),
+        points, "x", "", "model", names=names, share=figure.share, axis=along, size=(WIDTH, HEIGHT)
     )
     heading = figure.heading + " %" * figure.share
-    return {**chart, "title": heading if points else f"{heading}: not measured"}
+    return chart.properties(title=heading if points else f"{heading}: not measured")

@@ -81,7 +81,7 @@ def loss(
         limits = {"bits_per_byte_low": low, "bits_per_byte_high": high}
         about = {"model": row["checkpoint"]["name"], "step": row["checkpoint"]["step"]}
         records.append(about | {name: row[name] for name, *_ in FIGURES} | limits)
-    table = lay_out(records, FIGURES)
+    table = lay_out(records, ["model", "step"], FIGURES)
     return Result(rows, terminal(table), note)
 
 

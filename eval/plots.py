@@ -1,54 +1,73 @@
-"""Charts: lines, cells, bars and dots of records, as Vega-Lite specifications.
+"""Charts: lines, cells, bars and dots of records, by Altair, and what they are drawn into.
 
-A specification is a dictionary; `eval.drawing` has their common style, and draws them.
+One style for pages and for files, in light and in dark. Charts have the colours of `LIGHT`; the
+style rules of `colours`, in the page or in the file, replace them by those of `DARK` where the
+reader prefers that. Records have `value`, `low` and `high` where there is an interval, and `tip`,
+which is shown when the mark is pointed at.
 """
 
-import csv
-import io
-import itertools
 import json
+import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from eval.drawing import LIGHT, MARKS, SERIES, Chart, plain
-from eval.drawing import Figure as Figure  # what lenses draw
+from markupsafe import Markup, escape
+
+from arch.files import write_file, write_text
+from eval import RequestError
 
 Record = dict[str, Any]
+Chart = Any
+"""An Altair chart, or a Vega-Lite specification."""
+LIGHT = {
+    "card": "#ffffff", "ink": "#1b2430", "muted": "#5d6875", "line": "#dde2e7",
+    "c0": "#0b63b5", "c1": "#b86e00", "c2": "#00795c", "c3": "#8e3b8c", "c4": "#a5243d",
+    "c5": "#6a727d",
+}  # fmt: skip
+"""Colours by their names in style sheets; c0 to c5 are those of series."""
+DARK = {
+    "card": "#181e25", "ink": "#e6eaee", "muted": "#9aa6b3", "line": "#2e3844",
+    "c0": "#62aef7", "c1": "#f0a33c", "c2": "#3fc8a0", "c3": "#d18ccf", "c4": "#f08096",
+    "c5": "#a3acb7",
+}  # fmt: skip
+SERIES = [LIGHT[f"c{i}"] for i in range(6)]
+MARKS = ["diamond", "square", "triangle-up", "cross", "triangle-down", "circle"]
 DASHES = [[1, 0], [4, 3], [2, 2], [8, 3, 2, 3]]
-WIDTH, HEIGHT = 620, 240
-FEW = 5
-"""Points of a line whose intervals are upright lines; those of more points are a band."""
-APART = 0.014
-"""Between lines that would cover each other, as a share of either axis."""
-LISTED = 20
-"""Lines in a column of a legend; of more that are ordered by colour, so many are listed."""
-ROW = 9
-"""Height of a row of cells, at least, unless rows are all one size."""
-SLIDING = "position"
-LABELS = {"model": "checkpoint", "group": "at"}
-"""Of menus, where they are not called as their field."""
-DIVERGING = {"scheme": "blueorange", "reverse": True, "domainMid": 0}
-"""Colours of a scale: blue above 0 and orange below, as in the highlighted texts."""
-APART_LABELS = {"labelOverlap": "parity"}
-"""Of an axis whose labels may be too many: those that would cover others are left out."""
-PLACE = {"labelAngle": -60, "title": None, "labelLimit": 90}
-"""Of an axis whose values are tokens."""
+FORMATS = ("svg", "png")
+FONT = "system-ui, sans-serif"
+SIZE = (230, 130)
+"""Width and height inside the axes: a chart fits a telephone, four stand beside each other."""
+MARKED = 20
+"""Points of a line that have marks, at most."""
 
 
-def whole_ticks(values: Iterable[float], steps: int = 12) -> list[int] | None:
-    """At most `steps` + 1 whole ticks of an axis over whole numbers; None for other values.
+@dataclass(frozen=True)
+class Figure:
+    """Charts with their words.
 
-    Vega would put ticks between them, and write those rounded: 1, 2, 2, 3, 3.
+    Attributes:
+        name: short, of letters, digits and dashes; its file's name.
+        title: above it.
+        about: a sentence about it; screen readers say it.
+        panels: a chart under each heading; the heading of a single one may be empty.
     """
-    values = list(values)
-    if not values or any(value != int(value) for value in values):
-        return None
-    low, high = int(min(values)), int(max(values))
-    powers = (10**power for power in itertools.count())
-    sizes = (digit * power for power in powers for digit in (1, 2, 5))
-    step = next(size for size in sizes if high - low <= steps * size)
-    return list(range(-(-low // step) * step, high + 1, step))
+
+    name: str
+    title: str
+    about: str
+    panels: Mapping[str, Chart]
+
+    @property
+    def chart(self) -> Chart:
+        """All panels as one chart."""
+        alt = _altair()
+
+        headed = [panel.properties(title=heading) for heading, panel in self.panels.items()]
+        return alt.concat(*headed, columns=4).properties(description=self.about)
 
 
 def options(records: Sequence[Record], field: str) -> list[Any]:
@@ -56,296 +75,374 @@ def options(records: Sequence[Record], field: str) -> list[Any]:
     return list(dict.fromkeys(record[field] for record in records))
 
 
-def chosen(chart: Any, records: list[Record], *fields: str) -> Chart | None:
-    """The chart with a menu for each field, a slider for positions; the last value at first.
-
-    A menu offers the values that go with the choices before it: `usermeta` has them for the page's
-    script. None without records.
-    """
-    if not records:
-        return None
-    remaining, params, filters = records, [], []
-    for field in fields:
-        values, label = options(records, field), f"{LABELS.get(field, field)} "
-        if field == SLIDING:
-            bind = {"input": "range", "min": 0, "max": max(values), "step": 1, "name": label}
-            value = max(options(remaining, field))
-        else:
-            bind = {"input": "select", "options": values, "name": label}
-            value = options(remaining, field)[-1]
-        remaining = [r for r in remaining if r[field] == value]
-        params.append({"name": f"chosen_{field}", "value": value, "bind": bind})
-        filters.append({"filter": f"datum[{json.dumps(field)}] == chosen_{field}"})
-    menus = [field for field in fields if field != SLIDING]
-    ends: dict[tuple[Any, ...], int] = {}
-    for record in records:
-        place = tuple(record[field] for field in menus)
-        ends[place] = max(ends.get(place, 0), record.get(SLIDING, 0))
-    there = [[*place, end] for place, end in ends.items()]
-    asked = {"params": params, "transform": filters, "usermeta": {"menus": menus, "there": there}}
-    return {**plain(chart), **asked}
-
-
-def by_model(chart: Any, records: list[Record]) -> Chart | None:
-    """With a menu of checkpoints."""
-    return chosen(chart, records, "model")
-
-
 def lines(
-    records: list[Record],
+    records: Sequence[Record],
     x: str,
-    y: str | None,
+    y: str,
     colour: str,
     dash: str = "",
     *,
-    states: Sequence[str] = (),
-    ordered: bool = False,
-    x_scale: Record | None = None,
-    axis: Record | None = None,
-    upright: Record | None = None,
+    names: Sequence[Any] = (),
     share: bool = False,
-    series: Mapping[str, int] | None = None,
-    legend: Record | None = None,
-    named: bool = False,
-    band: bool | None = None,
-    size: tuple[int, int] = (WIDTH, HEIGHT),
+    ordered: bool = False,
+    even: bool = False,
+    stepped: bool = False,
+    scale: Mapping[str, Any] | None = None,
+    axis: Mapping[str, Any] | None = None,
+    size: tuple[int, int] = SIZE,
 ) -> Chart:
-    """Lines with points over `x`, of `value` under the title `y`.
-
-    Records with `low` and `high` have these intervals, as upright lines or as bands; lines that
-    would cover each other are then drawn side by side. A `tip` is shown when its point is pointed
-    at, a `text` stands above its point.
+    """Lines with points over `x`, of `value` under the title `y`, intervals as upright lines.
 
     Args:
         records: the points.
         x: field, and the axis' title.
         y: the title of the values.
         colour: field of the lines; each has a mark of its own, too.
-        dash: another: lines of its last value are whole and their marks filled.
-        states: all values of that field; default: in order of appearance.
+        dash: another: lines of its last value are whole, and their marks filled.
+        names: all values of `colour`, in the order of colours; default: as they come.
+        share: whether values are shares, shown in per cent from 0 to 100.
         ordered: whether the lines have an order, such as depth, that colours should show.
-        x_scale: of an axis that is not linear.
-        axis: of x, where it is not as by default.
-        upright: scale and axis of y, where they are not as by default.
-        share: whether values are per cent, from 0 to 100.
-        series: numbers of the lines' colours and marks; default: in order of appearance.
-        legend: of the lines, where it is not as by default.
-        named: whether lines have their names at the right end, in the place of a legend; of shares,
-            or of one line.
-        band: whether intervals are bands; default: where a line has more than `FEW` points.
+        even: whether values of x are evenly spaced.
+        stepped: whether lines are steps, without marks: counts over the middles of bins.
+        scale: of x, where it is not linear.
+        axis: of x, where it is not as usual.
         size: width and height.
     """
-    numbers = series or {name: i for i, name in enumerate(options(records, colour))}
-    names, states = list(numbers), states or (options(records, dash) if dash else [])
-    most = max(Counter((r[colour], r.get(dash)) for r in records).values(), default=0)
-    limits = any(r["low"] < r["high"] for r in records if "low" in r)
-    band = most > FEW if band is None else band
-    axis = axis or ({} if x_scale else _axis(x, records))
-    across, height = x, "value"
-    if limits and not band:
-        records, across, height = _apart(records, x, colour, dash, share), "across", "height"
+    alt = _altair()
 
-    def styled(styles: Sequence[Any], shown: bool = True) -> Record:
-        """The channel by which lines are told apart."""
-        used = {"domain": names, "range": [styles[i % len(styles)] for i in numbers.values()]}
-        some = {"values": names[:: 1 + len(names) // LISTED]} if ordered else {"symbolLimit": 60}
-        given = legend or {"columns": 1 if ordered else 1 + len(names) // LISTED} | some
-        return {
-            "field": colour,
-            "type": "ordinal" if ordered else "nominal",
-            "sort": names,
-            "scale": {"scheme": "viridis", "domain": names} if ordered else used,
-            "legend": given if shown and not named else None,
-        }
-
-    ticks = [0, 50, 100] if size[1] < 180 else [0, 25, 50, 75, 100]
-    along_y: Record = {"field": height, "type": "quantitative", "title": y, **(upright or {})}
-    if share:
-        labels = {} if y else {"labelExpr": "datum.label + (datum.value == 100 ? ' %' : '')"}
-        along_y |= {"scale": {"domain": [0, 100]}, "axis": {"values": ticks, **labels}}
-    line: Record = {"y": along_y}
-    point: Record = {"y": along_y} | ({} if ordered else {"shape": styled(MARKS)})
+    names = list(names) or options(records, colour)
+    kind = "ordinal" if even else "quantitative"
+    places = [r[x] for r in records]
+    ticks: Record = {"tickCount": 6}
+    if not even and all(isinstance(place, int) for place in places):
+        low, high = min(places, default=0), max(places, default=0)
+        ticks["format"] = ",d"
+        if high - low <= 12:  # Vega would put ticks between whole numbers
+            ticks["values"] = list(range(low, high + 1, 1 + (high - low) // 8))
+    along = (
+        {"grid": False, "labelAngle": 0, "labelOverlap": True, "labelSeparation": 6}
+        | ticks
+        | dict(axis or {})
+    )
+    linear = {} if even else {"zero": False, "nice": False, "padding": 8}
+    upright: Record = {"title": y, "type": "quantitative"}
+    upright |= {"scale": alt.Scale(domain=[0, 1] if share else alt.Undefined, zero=stepped)}
+    upright |= {"axis": alt.Axis(format="%", tickCount=5) if share else alt.Axis(tickCount=5)}
+    base = alt.Chart(_data(records, "value"), width=size[0], height=size[1]).encode(
+        x=alt.X(field=x, type=kind, scale=alt.Scale(**(scale or linear)), axis=alt.Axis(**along)),
+        y=alt.Y(field="value", **upright),
+        color=_told(alt.Color, records, colour, names, SERIES, ordered),
+    )
+    line = base
     if dash:
-        patterns = {"domain": states, "range": DASHES[: len(states)][::-1]}
-        title = {"title": dash} if (legend or {}).get("title") else {}
-        key = None if named else {"symbolType": "stroke", **(legend or {}), **title}
-        line["strokeDash"] = {"field": dash, "type": "nominal", "scale": patterns, "legend": key}
-        whole = f"datum[{json.dumps(dash)}] == {json.dumps([*states, ''][len(states) - 1])}"
-        inside = {"test": whole, **styled(SERIES, shown=False)}
-        point["fill"] = {"condition": inside, "value": LIGHT["card"]}
+        states = options(records, dash)[::-1]
+        line = base.encode(strokeDash=_told(alt.StrokeDash, records, dash, states, DASHES))
     elif len(names) > len(SERIES) and not ordered:
-        line["strokeDash"] = styled([d for d in DASHES for _ in SERIES], shown=False)
-    if records and "tip" in records[0]:
-        point["description"] = {"field": "tip", "type": "nominal"}
-    else:
-        point["tooltip"] = [*_tips(records), _value(y)]
-    layers: list[Record] = [
-        {"mark": {"type": "line", "aria": False}, "encoding": line},
-        {
-            "mark": {"type": "point", "filled": not dash, "strokeWidth": 1.5, "opacity": 1,
-                     "size": 40 if most <= 25 and size[0] > 150 else 14},
-            "encoding": point,
-        },
-    ]  # fmt: skip
-    if limits:
-        ends = {"y": along_y | {"field": "low"}, "y2": {"field": "high"}}
-        ends |= {"detail": {"field": dash, "type": "nominal"}} if dash else {}
-        rule = {"type": "rule", "strokeWidth": 1.2, "opacity": 0.35, "aria": False}
-        mark = {"type": "area", "opacity": 0.13, "aria": False} if band else rule
-        layers.insert(0, {"mark": mark, "encoding": ends})
-    written = {"type": "text", "fontWeight": 600, "aria": False}
-    if records and "text" in records[0]:
-        encoding = {"y": along_y, "text": {"field": "text", "type": "nominal"}}
-        layers.append({"mark": {**written, "dy": -12}, "encoding": encoding})
-    if named:
-        encoding = {"y": along_y, "text": {"field": colour, "type": "nominal"}}
-        at_ends = data(_ends(records, across, height, colour, size[1]))
-        mark = {**written, "align": "left", "dx": 12, "fontSize": 12}
-        layers.append({"data": at_ends, "mark": mark, "encoding": encoding})
-    along = {"field": across, "type": "quantitative", "title": x, "scale": x_scale or {}}
-    return {
-        "data": data(records),
-        "width": size[0],
-        "height": size[1],
-        "encoding": {"x": along | {"axis": axis}, "color": styled(SERIES)},
-        "layer": layers,
-    }
+        dashes = [dash for dash in DASHES for _ in SERIES]
+        line = base.encode(strokeDash=_told(alt.StrokeDash, records, colour, names, dashes))
+    if stepped:
+        return line.mark_line(interpolate="step", aria=False)
+    layers = [line.mark_line(aria=False)]
+    if any(_has_limits(r) for r in records):
+        limits = base.transform_filter("datum.low < datum.high").mark_rule(aria=False, opacity=0.4)
+        layers.append(limits.encode(y=alt.Y(field="low", **upright), y2=alt.Y2(field="high")))
+    if max(Counter((r[colour], r.get(dash)) for r in records).values(), default=0) > MARKED:
+        return alt.layer(*layers)
+    if not ordered:
+        base = base.encode(shape=_told(alt.Shape, records, colour, names, MARKS))
+    base = base.encode(description=alt.Description(field="tip", type="nominal"))
+    last = [options(records, dash)[-1]] if dash else []
+    for state in options(records, dash) if dash else [None]:
+        of = base.transform_filter(_equals(dash, state)) if dash else base
+        layers.append(of.mark_point(filled=not dash or state in last, opacity=1, size=32))
+    return alt.layer(*layers)
 
 
-def _apart(records: list[Record], x: str, colour: str, dash: str, share: bool) -> list[Record]:
-    """The records with places to be drawn at, `across` and `height`, a little off for each line."""
-    order = [options(records, field) if field else [None] for field in (colour, dash)]
-    there = {(r[colour], r.get(dash)) for r in records}
-    drawn = [line for line in itertools.product(*order) if line in there]
-    span = max(r[x] for r in records) - min(r[x] for r in records)
-    moved = []
-    for r in records:
-        off = APART * (drawn.index((r[colour], r.get(dash))) - (len(drawn) - 1) / 2)
-        height = r["value"] + (100 * off if share else 0)
-        moved.append({**r, "across": r[x] + span * off, "height": height})
-    return moved
-
-
-def _ends(records: list[Record], x: str, y: str, colour: str, height: int) -> list[Record]:
-    """Where the names of lines go: beside their last points, so that none covers another."""
-    space, last = 1300 / height, {r[colour]: r[y] for r in sorted(records, key=lambda r: r[x])}
-    names, places = sorted(last, key=lambda name: -last[name]), []
-    for name in names:
-        places.append(min([last[name], *(place - space for place in places[-1:])]))
-    up, right = max(0.0, -min(places, default=0.0)), max((r[x] for r in records), default=0)
-    return [{colour: n, x: right, y: place + up} for n, place in zip(names, places, strict=True)]
-
-
-def heat(
-    records: list[Record],
+def cells(
+    records: Sequence[Record],
     x: str,
     y: str,
-    what: str,
-    scale: Record | None = None,
-    sort_x: Any = None,
-    sort_y: Any = None,
-    size: tuple[int, int | Record] = (WIDTH, HEIGHT),
+    value: str,
+    *,
+    diverging: bool = False,
+    domain: Sequence[float] | None = None,
+    text: str = "",
+    facet: str = "",
+    descending: bool = False,
+    size: tuple[int, int] = (230, 150),
 ) -> Chart:
-    """A cell for each record, coloured by its value; `what` is the value's title.
+    """A cell for each record, coloured by its value, whose title is `value`.
 
-    `scale` is of the colours. Along, the order is that of positions unless `sort_x` gives another;
-    `sort_y` is the order from the top. Labels that would cover others are left out, and the cells
-    of many rows make the chart higher.
+    Args:
+        records: the cells.
+        x: field along; words in the order of appearance.
+        y: field upright, from the top; from the bottom where `descending`.
+        value: the title of the values.
+        diverging: whether 0 is the middle of the colours: blue above, orange below.
+        domain: the least and the largest value; default: of the records.
+        text: field of words that stand in the cells.
+        facet: a field: small ones beside each other for each of its values.
+        descending: whether the first value of y is at the bottom.
+        size: width and height, at least.
     """
-    across = {"field": x, "type": "ordinal", "sort": sort_x or {"field": "position"}}
-    upright = {"field": y, "type": "ordinal", "axis": APART_LABELS}
-    upright |= {"sort": sort_y} if sort_y else {}
-    if isinstance(size[1], int):
-        size = size[0], max(size[1], ROW * len(options(records, y)))
-    colour = {"field": "value", "type": "quantitative", "title": what}
-    encoding = {
-        "x": across | {"axis": APART_LABELS | _axis(x)},
-        "y": upright,
-        "color": colour | {"scale": scale or {"scheme": "viridis"}},
-        "tooltip": [*_tips(records), _value(what)],
-    }
-    return _chart(records, {"type": "rect"}, encoding, size)
+    alt = _altair()
 
-
-def histogram(records: list[Record], field: str, colour: str) -> Chart:
-    """Steps of counts over the middles of bins, areas that lie on each other."""
-    encoding = {
-        "x": {"field": field, "type": "quantitative"},
-        "y": {"field": "value", "type": "quantitative", "title": "tokens", "stack": None},
-        "color": _sorted(records, colour),
-        "tooltip": [{"field": colour}, {"field": field, "format": ".3f"}, {"field": "value"}],
-    }
-    mark = {"type": "area", "interpolate": "step", "opacity": 0.45, "line": True}
-    return _chart(records, mark, encoding, (WIDTH, 200))
+    scheme = {"scheme": "blues"} if text else {"scheme": "viridis"}
+    if diverging:
+        scheme = {"scheme": "blueorange", "reverse": True, "domainMid": 0}
+    columns = 3 if facet else 1
+    width, height = (side // columns - 4 * bool(facet) for side in size)
+    height, up = width if facet else height, options(records, y)
+    base = alt.Chart(
+        _data(records, "value"), width=width, height=max(height, 9 * len(up) // columns)
+    )
+    order = sorted(up) if all(isinstance(label, int | float) for label in up) else up
+    words, upright = (any(isinstance(r[axis], str) for r in records) for axis in (x, y))
+    labels = {"labelOverlap": True, "labelLimit": 100, "labels": not facet, "ticks": not facet}
+    titles = [None if facet or wordy else axis for wordy, axis in ((words, x), (upright, y))]
+    width -= 60 * upright  # the room that words take
+    base = alt.Chart(_data(records, "value"), width=width, height=height).encode(
+        x=alt.X(field=x, type="ordinal", sort=options(records, x) if words else None,
+                axis=alt.Axis(labelAngle=-60 * words, title=titles[0], **labels)),
+        y=alt.Y(field=y, type="ordinal", sort=order[::-1] if descending else order,
+                axis=alt.Axis(title=titles[1], **labels)),
+    )  # fmt: skip
+    legend = alt.Legend(orient="bottom", direction="horizontal", gradientLength=140, title=value)
+    drawn = base.mark_rect(aria=False).encode(
+        color=alt.Color(
+            field="value",
+            type="quantitative",
+            scale=alt.Scale(domain=list(domain) if domain else alt.Undefined, **scheme),
+            legend=legend,
+        )
+    )
+    if text:  # by the cell, which is the same on a dark page; `LIGHT` changes there
+        ink = alt.condition("datum.value > 0.75", alt.value("white"), alt.value("black"))
+        written = base.mark_text(fontSize=10, aria=False)
+        drawn += written.encode(text=alt.Text(field=text, type="nominal"), color=ink)
+    if facet:
+        header = alt.Header(title=None, labelFontSize=9, labelPadding=2, labelLimit=width + 6)
+        by = alt.Facet(field=facet, type="nominal", sort=options(records, facet), header=header)
+        drawn = drawn.facet(facet=by, columns=columns, spacing=8)
+    return drawn
 
 
 def bars(
-    records: list[Record],
+    records: Sequence[Record],
     x: str,
-    y: str | None,
-    column: str | None = None,
-    row: str | None = None,
-    size: tuple[int, int] = (150, 130),
-    angle: int = 0,
+    y: str,
+    group: str = "",
+    row: str = "",
+    *,
+    names: Sequence[Any] = (),
+    size: tuple[int, int] = SIZE,
 ) -> Chart:
-    """Bars by `x` and coloured so, a panel for each value of `column`, and of `row`."""
-    across = _sorted(records, x, axis={"labelAngle": angle, "title": None} | APART_LABELS)
-    panels = {"column": column, "row": row}
-    encoding = {
-        "x": across,
-        "y": {"field": "value", "type": "quantitative", "title": y},
-        "color": _sorted(records, x, legend=None),
-        "tooltip": [{"field": f} for f in (x, column, row) if f] + [_value(None, ".3f")],
-        **{name: _sorted(records, of, title=None) for name, of in panels.items() if of},
-    }
-    return _chart(records, {"type": "bar"}, encoding, size)
+    """Bars of `value` under the title `y`, coloured by `x`, with intervals as upright lines.
+
+    Those of one `group` stand together; each value of `row` has bars below those of the one before.
+    `names` are all values of `x`, in the order of colours.
+    """
+    alt = _altair()
+
+    names = list(names) or options(records, x)
+    slant = {"labelAngle": -40, "labelLimit": 110, "title": None, "labelOverlap": True}
+    base = alt.Chart(_data(records, "value"), width=size[0], height=size[1]).encode(
+        x=alt.X(field=group or x, type="nominal", sort=options(records, group or x),
+                axis=alt.Axis(**slant)),
+        y=alt.Y(field="value", type="quantitative", title=y, axis=alt.Axis(tickCount=4)),
+        color=_told(alt.Color, records, x, names, SERIES) if group else alt.value(SERIES[0]),
+        description=alt.Description(field="tip", type="nominal"),
+    )  # fmt: skip
+    if group:
+        base = base.encode(xOffset=alt.XOffset(field=x, type="nominal", sort=names))
+    drawn = base.mark_bar()
+    if any(_has_limits(r) for r in records):
+        ends = {"y": alt.Y(field="low", type="quantitative"), "y2": alt.Y2(field="high")}
+        drawn += base.mark_rule(aria=False).encode(color=alt.value(LIGHT["ink"]), **ends)
+    if row:
+        header = alt.Header(title=None, labelAngle=0, labelOrient="top", labelAnchor="start")
+        by = alt.Row(field=row, type="nominal", sort=options(records, row), header=header)
+        drawn = drawn.facet(row=by, spacing=6).resolve_scale(y="independent")
+    return drawn
 
 
-def data(records: list[Record]) -> Record:
-    """Records as a chart's data: as CSV, which is a fifth of JSON, numbers to five digits."""
-    fields = list(dict.fromkeys(field for record in records for field in record))
-    text = io.StringIO()
-    rows = csv.DictWriter(text, fields, lineterminator="\n")
-    rows.writeheader()
-    for record in records:
-        rows.writerow({k: f"{v:.5g}" if isinstance(v, float) else v for k, v in record.items()})
-    numbers = {
-        field
-        for field in fields
-        if all(isinstance(r[field], int | float) for r in records if r.get(field) is not None)
-    }
-    kinds = {field: "number" if field in numbers else "string" for field in fields}
-    return {"values": text.getvalue(), "format": {"type": "csv", "parse": kinds}}
+def dots(
+    records: Sequence[Record],
+    x: str,
+    y: str,
+    colour: str,
+    text: str = "",
+    *,
+    joined: Any = None,
+    size: tuple[int, int] = (230, 180),
+) -> Chart:
+    """Points in a plane, coloured by a field, with the words of `text` above.
+
+    Those whose colour is `joined` are joined by a line, in their order.
+    """
+    alt = _altair()
+
+    records = [{**record, "order": i} for i, record in enumerate(records)]
+    base = alt.Chart(_data(records, x, y), width=size[0], height=size[1]).encode(
+        x=alt.X(field=x, type="quantitative", scale=alt.Scale(padding=14)),
+        y=alt.Y(field=y, type="quantitative", scale=alt.Scale(padding=14)),
+        color=_told(alt.Color, records, colour, options(records, colour), SERIES),
+    )
+    along = base.transform_filter(_equals(colour, joined)).mark_line(aria=False)
+    points = base.mark_point(filled=True, size=50, opacity=1).encode(
+        description=alt.Description(field="tip", type="nominal"),
+        shape=_told(alt.Shape, records, colour, options(records, colour), MARKS[::-1]),
+    )
+    drawn = along.encode(order=alt.Order(field="order", type="quantitative")) + points
+    if text:
+        above = base.mark_text(dy=-11, aria=False, fontWeight=600)
+        drawn += above.encode(text=alt.Text(field=text, type="nominal"))
+    return drawn
 
 
-def _chart(records: list[Record], mark: Record, encoding: Record, size: tuple[int, Any]) -> Chart:
-    drawn = {"data": data(records), "mark": mark, "encoding": encoding}
-    return drawn | {"width": size[0], "height": size[1]}
+def theme() -> Record:
+    """Vega-Lite's `config`: colours that the colour-blind tell apart, and marks beside them."""
+    muted, line = LIGHT["muted"], LIGHT["line"]
+    words = {"labelColor": muted, "titleColor": muted, "labelFontSize": 11, "titleFontSize": 11}
+    return {
+        "background": LIGHT["card"],
+        "font": FONT,
+        "view": {"stroke": None},
+        "title": {"color": LIGHT["ink"], "fontSize": 12, "fontWeight": 600, "anchor": "start"},
+        "axis": {**words, "titleFontWeight": 400, "gridColor": line, "domainColor": line,
+                 "tickColor": line},
+        "legend": {**words, "titleFontWeight": 400, "symbolStrokeWidth": 2, "symbolOpacity": 1,
+                   "labelLimit": 110, "orient": "bottom", "columns": 2, "columnPadding": 16,
+                   "gradientThickness": 9, "offset": 8},
+        "header": words,
+        "text": {"color": LIGHT["ink"]},
+        "rule": {"color": muted},
+        "line": {"strokeWidth": 2, "strokeJoin": "round"},
+        "mark": {"color": SERIES[0]},
+        "range": {"category": SERIES},
+    }  # fmt: skip
 
 
-def _sorted(records: list[Record], field: str, **more: Any) -> Record:
-    """A channel of words, in the order of appearance."""
-    return {"field": field, "type": "nominal", "sort": options(records, field), **more}
+def colours() -> str:
+    """Style rules by which charts follow the reader's light or dark setting; paper is light."""
+
+    def variables(values: Mapping[str, str]) -> str:
+        return ":root{" + "".join(f"--{name}:{value};" for name, value in values.items()) + "}"
+
+    dark = f"@media screen and (prefers-color-scheme: dark){{{variables(DARK)}}}"
+    painted = "".join(
+        f'svg [{paint}="{value}"]{{{paint}:var(--{name})}}'
+        for name, value in LIGHT.items()
+        for paint in ("fill", "stroke")
+    )
+    return variables(LIGHT) + dark + painted
 
 
-def _axis(field: str, records: Sequence[Record] = ()) -> Record:
-    """Of a field; of one that is drawn to scale, with the records that it is drawn for."""
-    if field == "place":
-        return PLACE
-    if field in ("method", "with"):
-        return {"labelAngle": -30, "title": None, "labelLimit": 220}
-    values = [record.get(field) for record in records]
-    numbers = [value for value in values if isinstance(value, int | float)]
-    ticks = whole_ticks(numbers) if len(numbers) == len(values) else None
-    return {"labelAngle": 0} | ({"values": ticks, "format": ",d"} if ticks else {})
+def inline(chart: Chart, label: str) -> Markup:
+    """A chart as an SVG within a page that has the rules of `colours`.
+
+    Marks show their `tip`; `label` describes the chart for those who cannot see it.
+    """
+    import vl_convert
+
+    text = vl_convert.vegalite_to_svg(_spec(chart), config=theme() | {"background": None})
+    said = re.compile(r'<path aria-label="([^"]*)" role="[^"]*" aria-roledescription="\w*"(.*?)/>')
+    text = said.sub(r"<path\2><title>\1</title></path>", text)
+    _, text = text.split(' version="1.1"', 1)  # in a page, SVG needs no namespaces
+    for pattern, short in _SHORTER:
+        text = pattern.sub(short, text)
+    return Markup(f'<svg role="img" aria-label="{escape(label)}"{text}')
 
 
-def _tips(records: list[Record]) -> list[Record]:
-    hidden = {"value", "place", "figure", "across", "height"}
-    fields = [field for field in (records[0] if records else {}) if field not in hidden]
-    return [{"field": field, "type": "nominal"} for field in fields]
+_SHORTER: list[tuple[re.Pattern[str], Any]] = [
+    (re.compile(r' (?:aria-[a-z]+|pointer-events|role|class|font-family|stroke-miterlimit)="[^"]*"'
+                r'| opacity="1"| stroke-width="1"'), ""),
+    (re.compile(r"\d+\.\d{3,}"), lambda found: f"{float(found[0]):.2f}"),
+    (re.compile(r"rgb\((\d+), (\d+), (\d+)\)"),
+     lambda found: "#{:02x}{:02x}{:02x}".format(*map(int, found.groups()))),
+    (re.compile(r'<path d="[^"]*"(?: display="none")?/>'), ""),
+    (re.compile(r"<g[^>]*></g>"), ""),
+    (re.compile(r"<g[^>]*></g>"), ""),
+]  # fmt: skip
+"""What shows nothing in a page, two thirds of Vega's text: patterns, and what they become."""
 
 
-def _value(title: str | None, form: str = ".4g") -> Record:
-    shown = {"field": "value", "type": "quantitative", "format": form}
-    return shown | ({"title": title} if title else {})
+def write_chart(path: str | Path, chart: Chart) -> None:
+    """Writes a chart as its suffix says: .svg, or .png, which is light.
+
+    Raises:
+        OSError: it cannot be written; what was there stays as it was.
+    """
+    import vl_convert
+
+    path = Path(path)
+    if path.suffix == ".png":
+        write_file(path, vl_convert.vegalite_to_png(_spec(chart), config=theme(), scale=2))
+    else:
+        start, rest = vl_convert.vegalite_to_svg(_spec(chart), config=theme()).split(">", 1)
+        style = f"<style>{colours()}:root{{background:var(--card)}}</style>"
+        write_text(path, f"{start}>{style}{rest}")
+
+
+def write_figures(directory: str | Path, figures: Sequence[Figure], kind: str) -> list[Path]:
+    """Every figure as a file of its own; `kind` is one of `FORMATS`.
+
+    Raises:
+        RequestError: another format.
+        OSError: a figure cannot be written; one that was there stays as it was.
+    """
+    if kind not in FORMATS:
+        raise RequestError(f"figures as {kind}: allowed are {' and '.join(FORMATS)}")
+    paths = []
+    for figure in figures:
+        name = re.sub(r"[^a-z0-9]+", "-", figure.name.lower()).strip("-")
+        paths.append(Path(directory, f"{name}.{kind}"))
+        write_chart(paths[-1], figure.chart)
+    return paths
+
+
+def _altair() -> Any:
+    """Altair, without the types of its arguments, which leave out what a dictionary holds."""
+    import altair
+
+    return altair
+
+
+def _spec(chart: Chart) -> Record:
+    """The specification of an Altair chart."""
+    whole = chart.to_dict(validate=False) if hasattr(chart, "to_dict") else chart
+    return {name: value for name, value in whole.items() if name != "config"}
+
+
+def _data(records: Iterable[Record], *needed: str) -> Any:
+    """Records that have a finite number in each field that is needed."""
+    alt = _altair()
+
+    numbers = [{k: v for k, v in record.items() if not isinstance(v, float) or math.isfinite(v)}
+               for record in records]  # fmt: skip
+    return alt.Data(values=[record for record in numbers if record.keys() >= {*needed}])
+
+
+def _told(
+    channel: Any, records: Sequence[Record], field: str, names: Sequence[Any],
+    styles: Sequence[Any], ordered: bool = False,
+) -> Any:  # fmt: skip
+    """The channel by which values of a field are told apart; the legend has those of records."""
+    alt = _altair()
+
+    kind, known = "ordinal" if ordered else "nominal", set(options(records, field))
+    used = {"range": [styles[i % len(styles)] for i in range(len(names))]}
+    bright = {"scheme": alt.SchemeParams(name="viridis", extent=[0.25, 0.9])}
+    scale = alt.Scale(domain=list(names), **(bright if ordered else used))
+    some = names[:: 1 + len(names) // 6] if ordered else [n for n in names if n in known]
+    legend = alt.Legend(title=field if ordered else None, values=some) if len(names) > 1 else None
+    return channel(field=field, type=kind, sort=list(names), scale=scale, legend=legend)
+
+
+def _equals(field: str, value: Any) -> str:
+    return f"datum[{json.dumps(field)}] === {json.dumps(value)}"
+
+
+def _has_limits(record: Record) -> bool:
+    low, high = record.get("low"), record.get("high")
+    return low is not None and high is not None and low < high

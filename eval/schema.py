@@ -6,6 +6,8 @@ A row answers one question: a dictionary whose `kind` says which of the types be
 from typing import Any, TypedDict
 
 SCHEMA = 2
+SHUFFLED = "shuffled"
+"""The control whose target belongs to another prompt, so that its truth explains nothing."""
 
 Row = dict[str, Any]
 """A row of any kind, as JSON gives it: one of the types of `KINDS`, by its `kind`."""

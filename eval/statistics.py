@@ -21,6 +21,7 @@ class Interval(NamedTuple):
     high: float
 
 
+@lru_cache(maxsize=4096)
 def wilson(successes: int, n: int) -> Interval:
     """Wilson's two-sided score interval of a share (Wilson 1927), for n >= 1 independent trials."""
     from scipy.stats import binomtest

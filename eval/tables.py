@@ -7,58 +7,34 @@ records of figures also go into CSV. A number reads the same in all.
 import csv
 import io
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 NONE = "–"
 PIPE = 160
 """Characters of a line where no terminal says how wide it is."""
-LEAST = 60
-"""Characters of a line, at least."""
 LINES = 23
 """Lines of the tables that a command prints, at most; with its notes they are 25."""
-ACROSS = 12
-"""Columns of a table that has one for each layer or offset, at most."""
-UNSHOWN = ("mixers", "d_model", "n_layers", "context", "hidden", "family", "lengths", "name",
-           "model_id", "rows", "prompts", "models")  # fmt: skip
-"""Fields of a record that tables do not show unasked: files have them."""
-WORDS = {"prompt_kind": "prompts of"}
 
 Record = dict[str, Any]
-Item = TypeVar("Item")
 Column = tuple[str, str, bool]
 """A figure in a table: its name in records, its heading, whether it is shown in per cent."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table in words.
-
-    Attributes:
-        headings: of the columns.
-        lines: the cells of each line.
-        title: stands above it.
-        shared: what all lines have in common, said once.
-    """
+    """A table in words: headings, the cells of each line, a title above and a note below."""
 
     headings: list[str]
     lines: list[list[str]]
     title: str = ""
-    shared: str = ""
+    note: str = ""
 
     def numeric(self, column: int) -> bool:
         """Whether a column holds numbers, which are aligned to the right."""
         cells = {line[column] for line in self.lines} - {"", NONE}
         return all(cell.lstrip("<>-(")[:1].isdigit() for cell in cells)
-
-
-def group(items: Iterable[Item], key: Callable[[Item], Any]) -> dict[Any, list[Item]]:
-    """Items by key, in the order of first appearance."""
-    groups: dict[Any, list[Item]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return groups
 
 
 def share_text(share: float, digits: int = 1) -> str:
@@ -122,53 +98,37 @@ def cell(record: Record, name: str, share: bool = False) -> str:
 
 
 def lay_out(
-    records: Sequence[Record],
-    columns: Iterable[Column],
-    title: str = "",
-    places: Iterable[str] | None = None,
+    records: Iterable[Record], fields: Sequence[str], columns: Sequence[Column], title: str = ""
 ) -> Table:
-    """Records as lines; a field that is the same in all is said once, an empty figure not at all.
-
-    Args:
-        records: of `eval.summary`: at least one.
-        columns: the figures, in order.
-        title: stands above.
-        places: the fields that name a line; all that are no figure when not given.
-    """
-    columns = list(columns)
-    figures = {heading + " %" * share: [cell(record, name, share) for record in records]
-               for name, heading, share in columns}  # fmt: skip
-    named = {name + end for name, _, _ in columns for end in ("", "_low", "_high")}
-    fields = [n for n in places or records[0] if n not in {*named, *UNSHOWN}]
-    if len({(r.get("method"), r.get("settings")) for r in records}) == len(
-        {record.get("method") for record in records}
-    ):
-        fields = [name for name in fields if name != "settings"]
-    cells = {WORDS.get(n, n): [_place(record, n) for record in records] for n in fields}
-    constant = {heading: column[0] for heading, column in cells.items() if len(set(column)) == 1}
-    shown = {heading: column for heading, column in cells.items() if heading not in constant}
-    shown |= {heading: column for heading, column in figures.items() if set(column) != {NONE}}
-    shared = "; ".join(f"{heading}: {value}" for heading, value in constant.items() if value)
-    lines = [list(line) for line in zip(*shown.values(), strict=True)]
-    return Table(list(shown), lines, title, shared)
+    """Records as lines: `fields` that name a line, then figures between their limits."""
+    headings = [*fields, *(heading + " %" * share for _, heading, share in columns)]
+    lines = [
+        [
+            *("" if record.get(name) is None else text(record[name]) for name in fields),
+            *(cell(record, name, share) for name, _, share in columns),
+        ]
+        for record in records
+    ]
+    return Table(headings, lines, title)
 
 
 def across(
     records: Iterable[Record],
-    places: Sequence[str],
+    fields: Sequence[str],
     over: str,
     columns: Sequence[Column],
     title: str = "",
+    order: Sequence[Any] = (),
 ) -> Table:
     """Records as a table with a column for each value of one field: a layer, an offset.
 
     Args:
-        records: each has its place, and some figures.
-        places: fields that tell the lines apart.
-        over: the field that tells the columns apart: numbers by size, then words as they come; of
-            more than `ACROSS` values as many are shown, evenly spaced.
+        records: each has its fields, and some figures.
+        fields: they tell the lines apart.
+        over: the field that tells the columns apart.
         columns: the figures of a cell, side by side; a single one stands between its limits.
         title: stands above.
+        order: of the columns; default: numbers by size, then words as they come.
     """
     lines: dict[tuple[Any, ...], dict[Any, str]] = {}
     values: dict[Any, None] = {}
@@ -177,28 +137,25 @@ def across(
         shown = [text(record.get(name), share) for name, _, share in columns]
         if len(columns) == 1:
             shown = [cell(record, columns[0][0], columns[0][2])]
-        lines.setdefault(tuple(record.get(n) for n in places), {})[record[over]] = " ".join(shown)
-    named = [value for value in values if isinstance(value, str)]
-    order = [*sorted(values.keys() - named), *named]
-    last = len(order) - 1
-    if last >= ACROSS:
-        order = [order[round(i * last / (ACROSS - 1))] for i in range(ACROSS)]
-    body = [[*(text(v) if v is not None else "" for v in place), *(line.get(v, "") for v in order)]
-            for place, line in lines.items()]  # fmt: skip
-    return Table([*places, *(text(value) for value in order)], body, title)
+        lines.setdefault(tuple(record.get(n) for n in fields), {})[record[over]] = " ".join(shown)
+    words = [value for value in values if isinstance(value, str)]
+    order = order or [*sorted(values.keys() - words), *words]
+    body = [["" if value is None else text(value) for value in named]
+            + [line.get(value, "") for value in order]
+            for named, line in lines.items()]  # fmt: skip
+    return Table([*fields, *map(text, order)], body, title)
 
 
 def terminal(*parts: Table | str, width: int | None = None, most: int = LINES) -> str:
     """Tables and lines as a terminal of some width shows them; its own width when not given.
 
-    At most `most` lines, which the tables share.
+    At most `most` lines, which the tables share: of each the first ones are shown.
     """
     from rich.console import Console
 
     console = Console(markup=False, highlight=False, width=width)
     if width is None and not console.is_terminal:
         console.width = PIPE
-    console.width = max(console.width, LEAST)
     lines: list[str] = []
     for each in range(most, 0, -1):
         with console.capture() as capture:
@@ -208,17 +165,31 @@ def terminal(*parts: Table | str, width: int | None = None, most: int = LINES) -
         lines = [line.rstrip() for line in capture.get().rstrip().splitlines()]
         if len(lines) <= most:
             return "\n".join(lines)
-    left = f"... and {len(lines) - most + 1} more lines in the rows"
-    return "\n".join([*lines[: most - 1], left])
+    return "\n".join([*lines[: most - 1], f"... and {len(lines) - most + 1} more lines"])
+
+
+def _rich(table: Table, most: int) -> list[Any]:
+    from rich import box
+    from rich import table as rich
+
+    drawn = rich.Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    for i, heading in enumerate(table.headings):
+        justify = "right" if table.numeric(i) else "left"
+        drawn.add_column(heading, justify=justify, overflow="fold")
+    for line in table.lines if len(table.lines) <= most + 1 else table.lines[:most]:
+        drawn.add_row(*line)
+    more = len(table.lines) - drawn.row_count
+    left = f"... and {more} more lines in the rows" * (more > 0)
+    return [part for part in (table.title, drawn, left, table.note) if part != ""]
 
 
 def markdown(table: Table) -> str:
-    """A Markdown table below its title and the values that all lines share."""
+    """A Markdown table below its title, and its note."""
     rule = ["---:" if table.numeric(i) else "---" for i in range(len(table.headings))]
     lines = [f"### {table.title}", ""] if table.title else []
-    lines += [f"{table.shared}.", ""] if table.shared else []
-    lines += [_line(cells) for cells in (table.headings, rule, *table.lines)]
-    return "\n".join(lines) + "\n"
+    lines += ["| " + " | ".join(one.replace("|", "\\|").replace("\n", " ") for one in line) + " |"
+              for line in (table.headings, rule, *table.lines)]  # fmt: skip
+    return "\n".join([*lines, *(["", f"{table.note}."] if table.note else [])]) + "\n"
 
 
 def to_csv(records: Sequence[Record]) -> str:
@@ -229,30 +200,3 @@ def to_csv(records: Sequence[Record]) -> str:
     writer.writeheader()
     writer.writerows(records)
     return out.getvalue()
-
-
-def _place(record: Record, name: str) -> str:
-    value = record.get(name)
-    if name == "trained":
-        return "" if value == (record["step"] > 0) else "no"
-    return "" if value is None or (name == "noise" and not value) else text(value)
-
-
-def _rich(table: Table, most: int) -> list[Any]:
-    """A table's title, shared values, first lines, and how many more there are."""
-    from rich import box
-    from rich import table as rich
-
-    drawn = rich.Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
-    for i, heading in enumerate(table.headings):
-        numeric = table.numeric(i)
-        drawn.add_column(heading, justify="right" if numeric else "left", overflow="fold")
-    for line in table.lines if len(table.lines) <= most + 1 else table.lines[:most]:
-        drawn.add_row(*line)
-    more = len(table.lines) - drawn.row_count
-    left = f"... and {more} more lines in the rows" if more else ""
-    return [part for part in (table.title, table.shared, drawn, left) if part != ""]
-
-
-def _line(cells: list[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"

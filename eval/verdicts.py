@@ -10,17 +10,18 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from eval.measurements import Frame, Quantity, counted
-from eval.recovery import (
-    SHUFFLED,
+from eval.measurements import (
+    Frame,
+    Quantity,
     accepted,
+    coordinates,
+    counted,
     hidden_positions,
     is_false_accept,
     prompt_of,
-    recovery_coordinates,
     weights,
 )
-from eval.schema import Row
+from eval.schema import SHUFFLED, Row
 from eval.statistics import at_most
 
 OF_SOLVER = ("method", "family", "settings")
@@ -81,7 +82,7 @@ def join_rows(rows: Iterable[Row]) -> list[Joined]:
 
 def question(row: Row) -> tuple[Hashable, ...]:
     """Equal for rows that differ in their method, its settings and its seed only."""
-    where = {n: value for n, value in recovery_coordinates(row).items() if n not in OF_SOLVER}
+    where = {n: value for n, value in coordinates(row).items() if n not in OF_SOLVER}
     return (row["checkpoint"]["name"], weights(row), *where.values(), prompt_of(row), row["prompt"])
 
 

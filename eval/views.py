@@ -2,20 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from eval import RequestError
 from eval.flags import AboveZero, Places, Plugins, listed
 from eval.result import Result, command, run_plugins
 
 if TYPE_CHECKING:
-    from eval.measurements import Frame, Quantity
-    from eval.tables import Table
     from eval.verdicts import Accepts
-
-BRIEF = ("self", "nonself", "exact", "set_recall", "margin_bits", "at_floor", "false_accepts",
-         "evaluations", "seconds")  # fmt: skip
-"""Figures of recoveries that a line of a terminal has room for."""
 
 
 @command
@@ -29,6 +23,7 @@ def summary(results: Places, csv: str | None = None, markdown: str | None = None
     """
     from arch.files import write_text
     from eval.measurements import frame
+    from eval.report.numbers import number_tables, of_kind
     from eval.rows import read_rows
     from eval.tables import markdown as markdown_text
     from eval.tables import terminal, to_csv
@@ -38,50 +33,17 @@ def summary(results: Places, csv: str | None = None, markdown: str | None = None
     lines = frame(rows)
     if lines.empty:
         raise RequestError("no rows: there is nothing to sum up; run `python -m eval invert` first")
-    brief: list[Table] = []
-    full: list[Table] = []
-    records: list[dict[str, Any]] = []
-    lenses = lines["lens"] if "lens" in lines else lines["kind"]
-    groups = lines.groupby([lines["kind"] != "recovery", "kind", lenses], dropna=False)
-    for (_, kind, name), some in groups:
-        title = f"{kind} {name if kind == 'lens' else ''}".strip().capitalize()
-        found, few, every = _figures(some, title * (groups.ngroups > 1))
-        brief.append(few)
-        full.append(every)
-        records += [{"kind": kind, **record} for record in found]
+    tables = list(number_tables(lines))
+    records = [{"kind": one.kind, **record} for one in tables for record in one.records]
     verdicts = verdict_lines(lines, rows)
     if len(verdicts):
-        _, table, _ = _figures(verdicts, "Verdicts across methods", QUANTITIES)
-        brief.append(table)
-        full.append(table)
+        tables.append(of_kind(verdicts, "Verdicts across methods", QUANTITIES))
     accepted = _accepts_text(accepts(rows)) if (lines["kind"] == "recovery").any() else ""
     if csv:
         write_text(csv, to_csv(records))
     if markdown:
-        write_text(markdown, "\n".join([*map(markdown_text, full), accepted, ""]))
-    return Result(records, terminal(*brief), accepted)
-
-
-def _figures(
-    lines: "Frame", title: str, known: "Sequence[Quantity]" = ()
-) -> "tuple[list[dict[str, Any]], Table, Table]":
-    """Lines of one kind as records, as a table of the main figures, and as one of all."""
-    from eval.measurements import quantities
-    from eval.summary import COUNTS, wide
-    from eval.tables import lay_out
-
-    records = wide(lines, known)
-    kind, known = lines["kind"].iloc[0], known or quantities(lines)
-    places = [name for name in lines if name in records[0]]
-    main = [q for q in known if (q.name in BRIEF if kind == "recovery" else q.main)] or known
-    few, every = (
-        lay_out(records, [*((q.name, q.words, q.share) for q in some), *counts], title, places)
-        for some, counts in (
-            (main, [(name, name, False) for name in COUNTS[1:]]),
-            (known, [(name, name, False) for name in COUNTS]),
-        )
-    )
-    return records, few, every
+        write_text(markdown, "\n".join([*(markdown_text(t.full) for t in tables), accepted, ""]))
+    return Result(records, terminal(*(one.brief for one in tables)), accepted)
 
 
 def _accepts_text(accepts: "Accepts") -> str:
@@ -203,8 +165,8 @@ def report(
         wandb_project: of W&B
     """
     from arch.files import write_text
-    from eval.drawing import write_figures
     from eval.lenses.lens import read_documents
+    from eval.plots import write_figures
     from eval.report.page import render_page
     from eval.rows import read_rows
     from eval.tracking import track_results

@@ -29,7 +29,7 @@ from eval.inversion.solvers.alternating import alternating
 from eval.inversion.solvers.descent import descent
 from eval.inversion.solvers.sweep import sweep
 from eval.models import candidates_at_once, open_checkpoint
-from eval.recovery import Slice
+from eval.slices import Slice
 from eval.text import drawn_prompts, held_out_text
 from scripts import bench
 from tokenizer import CorpusError

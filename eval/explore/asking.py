@@ -18,7 +18,7 @@ from eval.inversion.solver import solvers
 from eval.lenses.lens import lenses
 from eval.lenses.markup import visible
 from eval.models import PRETRAINED, Checkpoint, open_model
-from eval.recovery import Slice
+from eval.slices import Slice
 from eval.tasks import SoFar, watching
 from eval.text import choose_corpus, common_corpus, text_prompts
 from eval.verdicts import AMBIGUOUS

@@ -23,8 +23,8 @@ from starlette.routing import Route
 
 from arch import ModelError
 from eval import RequestError
-from eval.drawing import colours
 from eval.explore.jobs import BusyError, Jobs, QueuedWork
+from eval.plots import colours
 from tokenizer import CorpusError
 
 if TYPE_CHECKING:

@@ -28,8 +28,9 @@ from eval.inversion.scoring import (
 )
 from eval.inversion.solver import Answer, Solver, ask_solver
 from eval.models import Checkpoint, candidates_at_once, rows_at_once
-from eval.recovery import SHUFFLED, Slice
 from eval.rows import Results, Row, finite_or_none, row_key
+from eval.schema import SHUFFLED
+from eval.slices import Slice
 from eval.text import Prompt, held_out_text
 
 ALL, LAST = "all", "last"

@@ -9,7 +9,7 @@ from torch import Tensor
 from eval.circuit import Circuit
 from eval.inversion.problem import ACCEPT, Problem, capture
 from eval.inversion.stored import Stored
-from eval.recovery import Slice
+from eval.slices import Slice
 from eval.text import held_out_text
 
 if TYPE_CHECKING:

@@ -114,7 +114,7 @@ def invert(
     """
     arguments = dict(locals())
     from eval.models import open_models
-    from eval.report.tables import answer_lines, terminal_table
+    from eval.report.recoveries import terminal_text
     from eval.tasks import open_results, rows_of, run_tasks
 
     run_plugins(plugin)
@@ -137,8 +137,7 @@ def invert(
         rows = rows_of(tasks, results)
     if not rows:  # of a shard or a limit
         return Result(rows, "no rows yet", _next(results, out))
-    answers = answer_lines(rows)
-    return Result(rows, "\n\n".join([*answers, terminal_table(rows)]), _next(results, out))
+    return Result(rows, terminal_text(rows), _next(results, out))
 
 
 def read_suite(name: str) -> dict[str, dict[str, Any]]:
@@ -259,7 +258,7 @@ class Opened:
 
     def _with_controls(self, controls: list[str]) -> "Iterator[tuple[Checkpoint, str]]":
         from eval.inversion.controls import derive
-        from eval.recovery import SHUFFLED
+        from eval.schema import SHUFFLED
 
         for number, (model, corpus) in enumerate(self.models):
             yield model, corpus
@@ -279,7 +278,8 @@ def _question(asked: dict[str, Any]) -> "Question":
     """
     from eval.inversion.ask import Question
     from eval.inversion.solver import parse_solvers
-    from eval.recovery import SHUFFLED, Slice
+    from eval.schema import SHUFFLED
+    from eval.slices import Slice
 
     methods = _settings(listed(asked["methods"] or ()), listed(asked["set_"] or ()))
     if not methods:

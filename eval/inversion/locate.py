@@ -20,7 +20,7 @@ from eval.inversion.problem import ACCEPT, Problem
 from eval.inversion.reading import Reading
 from eval.inversion.stored import Stored
 from eval.models import rows_at_once
-from eval.recovery import Slice
+from eval.slices import Slice
 from eval.text import held_out_text
 
 if TYPE_CHECKING:

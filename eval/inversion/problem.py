@@ -10,7 +10,7 @@ from torch import Tensor
 from eval import RequestError
 from eval.circuit import Circuit, join, precision
 from eval.models import rows_at_once
-from eval.recovery import Slice
+from eval.slices import Slice
 
 if TYPE_CHECKING:
     from eval.inversion.guesses import ReadBack

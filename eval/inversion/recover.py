@@ -24,7 +24,7 @@ from eval.inversion.problem import ACCEPT, Problem, capture
 from eval.inversion.solver import ask_solver, parse_solvers
 from eval.inversion.stored import Stored, read_stored
 from eval.models import open_models
-from eval.recovery import Slice
+from eval.slices import Slice
 from eval.text import choose_corpus
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from eval.circuit import uncertified
 from eval.inversion.objectives import OBJECTIVES, VARIABLES, restrict
 from eval.inversion.problem import Chance, Problem
 from eval.ranks import token_ranks
-from eval.recovery import Slice
+from eval.slices import Slice
 
 PACKAGE = "eval.inversion.solvers"
 FAMILIES = ("gradient", "prior", "search", "control")

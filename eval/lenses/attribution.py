@@ -102,7 +102,6 @@ def highlight(tables: Tables) -> list[Markup]:
             y="with",
             value="rank correlation",
             diverging=True,
-            size=(420, 300),
             name="agreement",
             title="Do methods agree?",
             about="Rank correlation of two methods' scores over the tokens of a prompt, averaged.",

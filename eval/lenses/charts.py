@@ -1,7 +1,8 @@
 """The charts of lenses, declared: which numbers they show, and along which axes.
 
 A chart of means has the intervals of the rows; one with an axis of samples, or of `each` one, has
-the numbers themselves. Of every axis that a chart does not name its reader chooses a label.
+the numbers themselves. Each checkpoint has a panel, unless checkpoints are the lines. Of every
+axis that a chart does not name the last label is shown, and the panel's heading says which.
 """
 
 from __future__ import annotations
@@ -13,9 +14,14 @@ from typing import Any
 from eval import plots
 from eval.lenses import markup
 from eval.lenses.table import SAMPLES, Record, Table
+from eval.tables import interval_text
 
 Tables = Mapping[str, Table]
 """What one lens found, by checkpoint."""
+VALUES = {"value", "low", "high", "n", "token", "place", "tip"}
+"""Fields of records that are no axes."""
+LAST = 16
+"""Positions of small charts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,16 +56,13 @@ class Chart:
     def draw(self, lens: str, tables: Tables) -> plots.Figure | None:
         """The figure of all checkpoints; None without numbers."""
         rows = self.records(tables)
-        if not rows:
-            return None
-        shown = {*self.fields, *self.where, "value", "low", "high", "n", "token", "place"}
-        menus = [
-            name for name in dict.fromkeys(n for row in rows for n in row) if name not in shown
-        ]
-        chart = self.chart(rows)
-        drawn = plots.chosen(chart, rows, *menus) if menus else chart
+        models = dict.fromkeys(row["model"] for row in rows)
+        panels = {}
+        for model in models if "model" not in self.fields else [""]:
+            kept, said = _choose([r for r in rows if model in ("", r["model"])], self._shown)
+            panels[": ".join(filter(None, [model, said]))] = self.chart(kept, rows)
         name = f"{lens}-{self.name or self.of}".replace(" ", "-").lower()
-        return plots.Figure(name, self.title, self.about, drawn)
+        return plots.Figure(name, self.title, self.about, panels) if rows else None
 
     def records(self, tables: Tables) -> list[Record]:
         """Its numbers, each with its `model`; positions of a text with `token` and `place`."""
@@ -71,8 +74,12 @@ class Chart:
                     rows.append({"model": model, **record, **_token(table, record)})
         return rows
 
-    def chart(self, rows: list[Record]) -> plots.Chart:
-        """The drawing, without menus."""
+    @property
+    def _shown(self) -> set[str]:
+        return {"model", *self.fields, *self.where, *VALUES}
+
+    def chart(self, rows: list[Record], every: list[Record]) -> plots.Chart:
+        """A panel of some records; `every` are those of all panels, whose scale it has."""
         raise NotImplementedError
 
 
@@ -93,63 +100,73 @@ class Lines(Chart):
         """The axes that it names."""
         return (self.x, self.colour, self.dash)
 
-    def chart(self, rows: list[Record]) -> plots.Chart:
-        """The drawing, without menus."""
-        scale = dict(self.x_scale) or None
-        rows = [{name: v for name, v in row.items() if name != "place"} for row in rows]
+    def chart(self, rows: list[Record], every: list[Record]) -> plots.Chart:
+        """A panel."""
+        names = plots.options(every, self.colour)
         return plots.lines(
-            rows, self.x, self.y, self.colour, self.dash, ordered=self.ordered, x_scale=scale
-        )
+            _with_tips(rows), self.x, self.y, self.colour, self.dash, ordered=self.ordered,
+            scale=self.x_scale, names=names,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Heat(Chart):
     """A cell for each pair of labels, coloured by its value, whose title is `value`.
 
-    Of a `diverging` scale 0 is the middle. `up` puts the first label of y at the bottom.
+    Of a `diverging` scale 0 is the middle. `up` puts the first label of y at the bottom. `text` is
+    a field whose words stand in the cells, `facet` an axis with small charts beside each other, of
+    the last positions alone.
     """
 
     value: str
     diverging: bool = False
     up: bool = False
-    size: tuple[int, int] = (plots.WIDTH, plots.HEIGHT)
+    text: str = ""
+    facet: str = ""
 
-    def chart(self, rows: list[Record]) -> plots.Chart:
-        """The drawing, without menus."""
-        scale = plots.DIVERGING if self.diverging else None
-        x = "place" if "place" in rows[0] and self.x == "position" else self.x
-        order = plots.options(rows, self.y)
-        if all(isinstance(label, int) for label in order):
-            order = "descending" if self.up else "ascending"
-        along = None if x == "place" else plots.options(rows, x)
-        return plots.heat(rows, x, self.y, self.value, scale, along, order, self.size)
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The axes that it names."""
+        return (self.x, self.y, self.facet)
+
+    def chart(self, rows: list[Record], every: list[Record]) -> plots.Chart:
+        """A panel."""
+        x, y = ("place" if "place" in rows[0] and axis == "position" and not self.facet else axis
+                for axis in (self.x, self.y))  # fmt: skip
+        if self.facet:
+            ends = {axis: max(row[axis] for row in rows) - LAST for axis in (x, y)}
+            rows = [row for row in rows if all(row[axis] > end for axis, end in ends.items())]
+        values = [row["value"] for row in every]
+        return plots.cells(
+            rows, x, y, self.value, diverging=self.diverging, domain=(min(values), max(values)),
+            text=self.text, facet=self.facet, descending=self.up,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bars(Chart):
-    """Bars along x, a panel for each label of `column` and of `row`."""
+    """Bars of x; those of a label of `column` stand together, those of one of `row` in a row."""
 
     column: str = ""
     row: str = ""
-    size: tuple[int, int] = (150, 130)
-    angle: int = 0
 
     @property
     def fields(self) -> tuple[str, ...]:
         """The axes that it names."""
         return (self.x, self.column, self.row)
 
-    def chart(self, rows: list[Record]) -> plots.Chart:
-        """The drawing, without menus."""
-        named = self.y or None, self.column or None, self.row or None
-        chart = plots.bars(rows, self.x, *named, self.size, self.angle)
-        own = {"resolve": {"scale": {"y": "independent"}}} if self.row and not self.y else {}
-        return {**plots.plain(chart), **own}
+    def chart(self, rows: list[Record], every: list[Record]) -> plots.Chart:
+        """A panel."""
+        size = (plots.SIZE[0], 60) if self.row else plots.SIZE
+        names = plots.options(every, self.x)
+        return plots.bars(
+            _with_tips(rows), self.x, self.y, self.column, self.row, names=names, size=size
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Histogram(Chart):
-    """Counts over the middles of bins, areas of the labels of `colour`."""
+    """Counts over the middles of bins, steps of the labels of `colour`."""
 
     colour: str
 
@@ -158,9 +175,34 @@ class Histogram(Chart):
         """The axes that it names."""
         return (self.x, self.colour)
 
-    def chart(self, rows: list[Record]) -> plots.Chart:
-        """The drawing, without menus."""
-        return plots.histogram(rows, self.x, self.colour)
+    def chart(self, rows: list[Record], every: list[Record]) -> plots.Chart:
+        """A panel."""
+        names = plots.options(every, self.colour)
+        return plots.lines(rows, self.x, "tokens", self.colour, names=names, stepped=True)
+
+
+def _choose(rows: list[Record], shown: set[str]) -> tuple[list[Record], str]:
+    """Records at the last label of each axis that is not shown, and these labels in words."""
+    said = []
+    for name in [
+        name for name in dict.fromkeys(n for row in rows for n in row) if name not in shown
+    ]:
+        last = plots.options(rows, name)[-1]
+        said.append(last if isinstance(last, str) else f"{name} {last}")
+        rows = [row for row in rows if row[name] == last]
+    return rows, ", ".join(said)
+
+
+def _with_tips(rows: list[Record]) -> list[Record]:
+    """Records that say their labels and their number."""
+    return [
+        row | {"tip": ", ".join([
+            *(label if isinstance(label, str) else f"{name} {label}"
+              for name, label in row.items() if name not in {"model", *VALUES}),
+            interval_text(row["value"], row.get("low"), row.get("high")),
+        ])}
+        for row in rows
+    ]  # fmt: skip
 
 
 def _token(table: Table, record: Record) -> Record:

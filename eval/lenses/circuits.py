@@ -193,7 +193,7 @@ def separated(model: LanguageModel, streams: Tensor, seed: int) -> list[Record]:
             y="position",
             value="weight",
             diverging=True,
-            size=(420, 420),
+            facet="map",
             title="Where does each position look?",
             about="Attention patterns on the first prompt, and the triangles of masked mixers: how "
             "much a position takes of each before it.",
@@ -213,9 +213,7 @@ def separated(model: LanguageModel, streams: Tensor, seed: int) -> list[Record]:
                 of=f"OV {of}",
                 x="part",
                 y=of,
-                row="layer",
-                size=(620, 60),
-                angle=-60,
+                column="layer",
                 title=title,
                 about=about,
             )

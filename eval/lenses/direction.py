@@ -25,6 +25,7 @@ PLACES = ("after norm", "before norm")
 POSITIONS = 64  # of the prompts, evenly spaced
 MEASURES = ("x", "y", "share")
 ENDS = ("first", "second")
+WAY = "after each layer"
 
 
 def sharpness(logits: Tensor) -> Tensor:
@@ -79,47 +80,29 @@ def path(vectors: Tensor, basis: Tensor) -> Tensor:
 
 
 def draw_plane(tables: Tables) -> list[plots.Figure]:
-    """The last position's way, on the plane of its answer and the runner-up."""
-    rows: list[plots.Record] = []
+    """The last position's way, on the plane of its answer and the runner-up, of the last prompt."""
+    panels = {}
     for model, table in tables.items():
-        for step in _points(table, "path", "layer"):
-            rows.append({"model": model} | step | {"mark": str(step["layer"])})
-        for end in _points(table, "corners", "end"):
-            piece = table.notes["ends"][end["prompt"]][ENDS.index(end["end"])]
-            rows.append({"model": model} | end | {"end": markup.visible(piece)})
-    share = {"field": "share", "type": "quantitative", "format": ".3f"}
-    way = {
-        "order": {"field": "layer", "type": "quantitative"},
-        "tooltip": [{"field": "layer"}, share | {"title": "share in the plane"}],
-    }
-    corner = {"tooltip": [{"field": name} for name in ("end", "x", "y")]}
-    on_way, at_ends = ([{"filter": f"isValid(datum.{of})"}] for of in ("layer", "end"))
-    diamond = {"type": "point", "shape": "diamond", "size": 120, "filled": True,
-               "color": plots.SERIES[1]}  # fmt: skip
-    named = {"type": "text", "dy": 16, "fontWeight": "bold"}
-    layers = [
-        (on_way, {"type": "line", "point": {"size": 50}}, way),
-        (on_way, {"type": "text", "dy": -10}, way | {"text": {"field": "mark"}}),
-        (at_ends, diamond, corner),
-        (at_ends, named, corner | {"text": {"field": "end"}}),
-    ]
-    chart = {
-        "data": plots.data(rows),
-        "width": 420,
-        "height": 420,
-        "encoding": {
-            "x": {"field": "x", "type": "quantitative", "title": "along the first token"},
-            "y": {"field": "y", "type": "quantitative", "title": "across it"},
-        },
-        "layer": [{"transform": t, "mark": m, "encoding": e} for t, m, e in layers],
-    }
+        prompt = table.samples("path")[-1]["prompt"]
+        way, corners = (
+            [one for one in _points(table, *names) if one["prompt"] == prompt]
+            for names in (("path", "layer"), ("corners", "end"))
+        )
+        rows: list[plots.Record] = []
+        for step in way:
+            tip = f"layer {step['layer']}: {step['share']:.3f} of it in the plane"
+            rows.append(step | {"what": WAY, "mark": str(step["layer"]), "tip": tip})
+        for end in corners:
+            piece = markup.visible(table.notes["ends"][prompt][ENDS.index(end["end"])])
+            rows.append(end | {"what": "token", "mark": piece, "tip": piece})
+        panels[f"{model}: {prompt}"] = plots.dots(rows, "x", "y", "what", "mark", joined=WAY)
     return [
         plots.Figure(
             "direction-plane",
             "How does the last position get to its answer?",
-            "Its vector after each layer, on the plane of two tokens' output directions "
-            "(diamonds): the answer and the runner-up.",
-            plots.chosen(chart, rows, "model", "prompt"),
+            "Its vector after each layer, on the plane of two tokens' output directions: the "
+            "answer, along which x goes, and the runner-up.",
+            panels,
         )
     ]
 

@@ -19,15 +19,14 @@ from torch import Tensor
 from arch import LanguageModel
 from eval import plots
 from eval.lenses import markup
-from eval.lenses.charts import Heat, Lines, Tables
+from eval.lenses.charts import Lines, Tables
 from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens, word_tokens
 from eval.lenses.trace import readers
 
 TOP = 5
 WIDEST = 1 << 25  # numbers of a distribution held at once
 SHOWN = 8  # last positions in the table
-CELL = 54  # of the figure of words, in pixels
-PICTURED = 18  # positions of that figure, the last ones
+PICTURED = 14  # positions of that figure, the last ones
 
 Read = Callable[[int, Tensor], Tensor]
 """Layer and its stream `(B, T, D)` to logits `(B, T, V)`."""
@@ -98,7 +97,7 @@ def charts(lens: str) -> list[Lines]:
         each=True,
         name="curves",
         title="Which token wins, and where?",
-        about="Probability of the followed tokens by layer, at the position that the slider picks.",
+        about="Probability of the followed tokens by layer, at a prompt's last position.",
     )
     by_layer = {
         "entropy": ("entropy, bits", "How unsure is each layer?", "Entropy of what a layer would "
@@ -118,37 +117,27 @@ def charts(lens: str) -> list[Lines]:
 
 
 def draw_words(lens: str, tables: Tables) -> list[plots.Figure]:
-    """The likeliest token in every cell of layers and positions."""
-    cells = Heat(
-        of="top probability", title="", about="", x="position", y="layer", value="probability"
-    )
-    rows = []
-    for row in cells.records(tables):
-        table, prompt = tables[row["model"]], row["prompt"]
-        if row["position"] >= len(table.pieces[prompt]) - PICTURED:
-            best = table.notes["top"][prompt][row["layer"]][row["position"]]
-            says = [markup.visible(text) for text in best]
-            rows.append(row | {"says": says[0][:9], "likeliest": ", ".join(says)})
-    picture = plots.heat(
-        rows, "place", "layer", "probability", {"scheme": "blues", "domain": [0, 1]},
-        sort_y="descending", size=(CELL * PICTURED, {"step": 26}),
-    )  # fmt: skip
-    dark = {"test": "datum.value > 0.75", "value": "white"}
-    words = {  # by the cell, which is the same on a dark page; `LIGHT` changes there
-        "text": {"field": "says"},
-        "color": {"condition": dark, "value": "black"},
-    }
-    inside = {name: picture.pop(name) for name in ("mark", "encoding")}
-    along = {name: inside["encoding"].pop(name) for name in ("x", "y", "tooltip")}
-    texts = {"mark": {"type": "text", "fontSize": 10}, "encoding": words}
-    chart = picture | {"encoding": along, "layer": [inside, texts]}
+    """The likeliest token in every cell of layers and positions, of the last prompt."""
+    panels = {}
+    for model, table in tables.items():
+        *_, prompt = table.notes["top"]
+        pieces, rows = table.pieces[prompt], []
+        for row in table.samples("top probability"):
+            at = row["position"]
+            if row["prompt"] == prompt and at >= len(pieces) - PICTURED:
+                best = markup.visible(table.notes["top"][prompt][row["layer"]][at][0])
+                place = f"{at} {markup.visible(pieces[at])}"
+                rows.append(row | {"place": place, "says": best[:9]})
+        panels[f"{model}: {prompt}"] = plots.cells(
+            rows, "layer", "place", "probability", text="says", domain=(0, 1), size=(230, 280)
+        )
     return [
         plots.Figure(
             f"{lens}-words",
             "What would each layer say?",
             f"The likeliest next token by layer and position (the last {PICTURED}), coloured by "
-            "its probability. The line below names the token that is read there.",
-            plots.chosen(chart, rows, "model", "prompt"),
+            "its probability. On the left the token that is read there.",
+            panels,
         )
     ]
 

@@ -102,7 +102,6 @@ def update_shares(traced: Trace) -> Tensor:
             y="other layer",
             value="cosine",
             up=True,
-            size=(280, 280),
             title="How alike are the streams of two layers?",
             about="Cosine similarity of a position's vector after one layer and after another, "
             "averaged over positions and prompts.",

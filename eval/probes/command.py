@@ -160,4 +160,5 @@ def geometry(
     ]
     rows, note = answered(tasks, out, "measuring", shard)
     records = sum_up(rows, "geometry", every_seed=True)
-    return Result(rows, terminal(lay_out(records, columns("geometry"), JACOBIAN)), note)
+    fields = ["model", "step", "layer", "part", "hidden"]
+    return Result(rows, terminal(lay_out(records, fields, columns("geometry"), JACOBIAN)), note)

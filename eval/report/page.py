@@ -1,33 +1,40 @@
-"""The page of evidence: one HTML file that needs nothing but itself."""
+"""The page of evidence: one HTML file that needs nothing but itself.
+
+Its sections are fixed: an example, before and after training, layer by layer, the prompts, the
+lenses, and where the numbers come from. A section about which there is nothing is left out.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
-from eval.cells import cells, figures_table
-from eval.drawing import colours, theme, vega_script
+from eval import plots
 from eval.lenses.markup import STYLE
-from eval.recovery import weights
-from eval.report import evidence, figures, strips, tables
-from eval.report.evidence import AFTER, BEFORE, BEST, Placed, headline, once, plain_questions
+from eval.measurements import Frame, frame
+from eval.report.numbers import number_tables
+from eval.report.prompts import choose_example, draw_prompts
+from eval.report.recoveries import AFTER, BEFORE, BETWEEN, asked, deepest, recoveries
 from eval.schema import Row
-from eval.tables import duration_text, group, percent, text
-from eval.verdicts import SHORT, join_rows, question
+from eval.tables import Record, percent, text
 
 LENSES_TITLE = "Inside a language model"
 TITLE = "What is left of a prompt inside a language model"
-OPEN = 2  # prompts drawn unfolded; the rest open on a click
-COLLISIONS = 60  # lines of that table
-WORDS = (
-    evidence.method, evidence.prompt_set, evidence.site_label, evidence.task_kind,
-    evidence.task_label, evidence.variation_label, percent, duration_text, text,
-)  # fmt: skip
-"""Functions that templates call."""
-LINES = 300  # of the table of every number, which the summary command prints in full
-VARIED = 120  # of the table of variations
-FOLD = 40  # lines beyond which a table of variations opens on a click
+OVER = {"layer": "layer", "noise": "noise / RMS", "channels": "channels shown"}
+"""What the panels of the third section are over, and the titles of their axes."""
+QUESTIONS = 40
+"""Questions of a model in the table of the second section, at most."""
+LINES = 300
+"""Lines of a table of every number, which `summary --csv` writes in full."""
+
+
+class Panel(NamedTuple):
+    """A chart under its heading."""
+
+    title: str
+    svg: Markup
 
 
 def render_page(
@@ -36,69 +43,134 @@ def render_page(
     """The page for rows of evidence, as HTML.
 
     Args:
-        rows: of any kinds.
+        rows: of any kinds; of equal keys the last counts.
         title: the page's; a sentence of its own when not given.
         documents: of lenses (`eval.lenses.lens.read_documents`).
 
     Raises:
         RequestError: there is nothing to show.
     """
-    summed, inside = cells(rows), []
+    rows = list({row["key"]: row for row in rows}.values())
+    lenses: list[Any] = []
     if documents:
         from eval.report.inside import lens_sections  # which imports torch
 
-        inside = lens_sections(documents, rows)
-    shared: dict[str, Any] = {"inside": inside, "measured": figures.sections(summed)}
-    shared |= {"title": title or TITLE, "colours": colours()}
-    if inside:
-        shared |= {"theme": theme(), "library": vega_script(), "inside_style": STYLE}
-    recovered = [cell for cell in summed if cell.kind == "recovery"]
-    if (inside or shared["measured"]) and not recovered:
-        shared["title"] = title or LENSES_TITLE
-        return _environment().get_template("lenses.html").render(shared)
-    every = evidence.place_rows(rows)
-    main = plain_questions(every)
-    placed = headline(main)
-    joined: strips.Verdicts = {question(j.rows[0]): j for j in join_rows(s.row for s in once(main))}
-    lines = tables.pivot(tables.at_deepest(placed))
-    by_layer, departing = tables.by_layer(placed), headline(every)
-    varied = tables.varied(every) if len(main) < len(every) else []
-    columns = evidence.column_order({s.column for s in placed})
-    looking = [s for s in placed if s.family != "control"] or placed
-    sample = strips.sample(once(looking), joined)
-    return _environment().get_template("page.html").render(
-        verdicts=list(SHORT),
-        sentences=strips.sentences(lines, placed),
-        example=strips.example(sample.prompts),
-        phases=[p for p in (BEFORE, AFTER) if any(p in cell for r in lines for cell in r["cells"])],
-        columns=columns,
-        colour_of={c: figures.colour(c, columns) for c in columns},
-        several_prompt_sets=len({s.prompts for s in placed}) > 1,
-        steps=_steps(placed),
-        summary=tables.nested(lines),
-        by_layer=tables.nested(tables.pivot(by_layer)),
-        outcomes=tables.outcomes(lines, main, joined),
-        by_method=tables.by_method(lines, main) if BEST in columns else [],
-        varied=varied,
-        varied_methods=evidence.column_order({m for line in varied for (m,) in line["cells"]}),
-        varied_lines=VARIED,
-        fold=FOLD,
-        every_number=figures_table(recovered, ("prompts", "models")),
-        lines=LINES,
-        layer_panels=figures.recovery(by_layer, "layer"),
-        step_panels=figures.recovery(tables.by_step(placed), "step"),
-        noise_panels=figures.recovery(tables.by_value(departing, "noise"), "noise"),
-        channel_panels=figures.recovery(tables.by_value(departing, "channels"), "channels"),
-        margin_panels=figures.margins(by_layer),
-        sample=sample,
-        open=OPEN,
-        collisions=tables.collision_lines(every),
-        limit=COLLISIONS,
-        checkpoints=tables.checkpoint_lines(every),
-        methods=tables.method_lines(every),
-        totals=tables.totals(every),
-        **shared,
-    )  # fmt: skip
+        lenses = lens_sections(documents, rows)
+    lines = frame(rows)
+    context: dict[str, Any] = dict.fromkeys(("example", "training", "prompts", "curves", "solvers"))
+    recovered = not lines.empty and (lines["kind"] == "recovery").any()
+    if recovered or (lines.empty and not lenses):
+        context |= _of_recoveries(rows, asked(lines))
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            title=title or (TITLE if context["training"] else LENSES_TITLE),
+            colours=plots.colours(),
+            lenses=lenses,
+            lens_style=STYLE if lenses else "",
+            checkpoints=_checkpoints(rows),
+            tables=[]
+            if lines.empty
+            else [n.full for n in number_tables(lines) if n.kind != "lens"],
+            most=LINES,
+            **context,
+        )
+    )
+
+
+def _of_recoveries(rows: Sequence[Row], lines: Frame) -> Record:
+    """The first four sections."""
+    records = recoveries(lines)
+    ends = [record for record in deepest(records) if record["phase"] != BETWEEN]
+    plain = [r for r in ends if not r["departs"] and r["family"] != "control"]
+    prompts, known = draw_prompts(rows, lines, plain or ends)
+    return {
+        "example": choose_example(prompts),
+        "training": training_tables(ends),
+        "curves": {field: panels for field in OVER if (panels := curves(records, field))},
+        "prompts": prompts,
+        "undrawn": known - len(prompts),
+        "solvers": _solver_words(records),
+    }
+
+
+def training_tables(records: Sequence[Record]) -> list[Record]:
+    """A table for each model: by question, and within it by solver, the figures of each phase."""
+    models: dict[str, dict[Any, dict[str, dict[str, Record]]]] = {}
+    for record in records:
+        asked = (record["tokens"], record["departs"], record["site"], record["prompts"])
+        solvers = models.setdefault(record["model"], {}).setdefault(asked, {})
+        solvers.setdefault(record["solver"], {})[record["phase"]] = record
+    return [
+        {
+            "model": model,
+            "seeds": max(r["models"] for r in records if r["model"] == model),
+            "questions": list(questions.items())[:QUESTIONS],
+            "left": max(0, len(questions) - QUESTIONS),
+        }
+        for model, questions in models.items()
+    ]
+
+
+def curves(records: Sequence[Record], field: str) -> list[Panel]:
+    """Shares over layers, noise or channels: a panel for each model and question asked at several.
+
+    Noise and channels are evenly spaced, and are of the deepest layer.
+    """
+    if field != "layer":
+        known = [r | {"departs": ""} for r in records if r["departures"].keys() <= {field}]
+        records = [r for r in deepest(known) if r[field] is not None]
+    else:
+        records = [r for r in records if not r["departs"]]
+    panels: dict[str, dict[Any, list[Record]]] = {}
+    for record in records:
+        if record["phase"] != BETWEEN:
+            part = "" if record["part"] == "block" else f", {record['part']}"
+            heading = f"{record['model']}: {record['tokens']}{part}"
+            line = record["phase"], record["solver"]
+            panels.setdefault(heading, {}).setdefault(line, []).append(record)
+    drawn = []
+    for heading, series in panels.items():
+        several = [r for line in series.values() if len({r[field] for r in line}) > 1 for r in line]
+        if several:
+            points = sorted(map(_point, several), key=lambda p: (p["phase"] != BEFORE, p[field]))
+            chart = plots.lines(
+                points, field, "", "solver", "phase", names=_solvers(several), share=True,
+                even=field != "layer", axis={"title": OVER[field]},
+            )  # fmt: skip
+            drawn.append(Panel(heading, plots.inline(chart, f"tokens recovered, {heading}")))
+    return drawn
+
+
+def _solver_words(records: Sequence[Record]) -> list[tuple[str, str, list[str]]]:
+    """Each solver's name, its description and its settings."""
+    from eval.inversion.solver import solvers
+
+    known = solvers()
+    settings: dict[str, list[str]] = {}
+    for record in sorted(records, key=lambda r: r["rank"]):
+        settings.setdefault(record["method"], []).append(record["settings"])
+    return [(name, known[name].text if name in known else "", list(dict.fromkeys(some)))
+            for name, some in settings.items()]  # fmt: skip
+
+
+def _solvers(records: Sequence[Record]) -> list[str]:
+    return list(dict.fromkeys(r["solver"] for r in sorted(records, key=lambda r: r["rank"])))
+
+
+def _point(record: Record) -> Record:
+    ends = percent(record["low"]), percent(record["high"])
+    said = f"{percent(record['value'])} % ({ends[0]}–{ends[1]}), {record['prompts']} prompts"
+    point = {name: record[name] for name in (*OVER, "value", "low", "high", "solver")}
+    when = f"{record['phase']} training"
+    return point | {"phase": when, "tip": f"{record['solver']}, {when}: {said}"}
+
+
+def _checkpoints(rows: Sequence[Row]) -> list[Record]:
+    """Every checkpoint asked about, once."""
+    known = [row["checkpoint"] for row in rows if "checkpoint" in row]
+    return list({about["weights_sha256"]: about for about in known}.values())
 
 
 def _environment() -> Environment:
@@ -109,18 +181,6 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals |= {word.__name__: word for word in WORDS}
+    words = {"percent": percent, "text": text}
+    environment.globals |= words | {"BEFORE": BEFORE, "AFTER": AFTER, "inline": plots.inline}
     return environment
-
-
-def _steps(placed: list[Placed]) -> dict[str, str]:
-    """The first and the last step of each model, and how many training seeds it has."""
-    ends = [s for s in placed if s.phase in (BEFORE, AFTER)]
-    texts = {}
-    for model, several in group(ends, lambda s: s.model).items():
-        seeds = max(
-            len({weights(s.row) for s in at}) for at in group(several, lambda s: s.step).values()
-        )
-        steps = " → ".join(f"{step:,}" for step in sorted({s.step for s in several}))
-        texts[model] = steps + (f", {seeds} seeds" if seeds > 1 else "")
-    return texts

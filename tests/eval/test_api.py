@@ -13,7 +13,7 @@ import pandas
 import pytest
 
 import eval as evals
-from eval import RequestError, comparison_plot, drawing
+from eval import RequestError, comparison_plot, plots
 from eval.__main__ import COMMANDS, LINES, command_function, main
 from eval.flags import flag_name, read_arguments
 from eval.information.posterior import QUANTISERS
@@ -55,7 +55,7 @@ def test_choices_are_those_of_the_modules():
         ("invert", "prompts", SETS),
         ("bits", "quantisers", QUANTISERS),
         ("compare", "x", tuple(comparison_plot.AXES)),
-        ("report", "format", drawing.FORMATS),
+        ("report", "format", plots.FORMATS),
         ("report", "wandb", MODES),
     ):
         with pytest.raises(RequestError, match=f"is not one of {', '.join(allowed)}"):

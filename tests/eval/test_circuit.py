@@ -11,7 +11,7 @@ from torch import Tensor
 from eval import RequestError
 from eval.circuit import CACHED, PARTS, Circuit
 from eval.inversion.solver import solvers
-from eval.recovery import Slice
+from eval.slices import Slice
 
 MIXERS = ["flat", "expanded(factor=2)", "attention(heads=2, kv_heads=1)", "attention+flat"]
 WITHOUT = [

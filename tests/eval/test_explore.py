@@ -59,7 +59,7 @@ def test_a_page_and_a_lens_can_be_opened(port):
         assert events(port, answer["job"])[-1] == {"type": "end"}
         status, page = send(port, f"/jobs/{answer['job']}/page")
         assert status == 200
-        assert "<figure" in page
+        assert "<section" in page
 
 
 def test_the_copied_command_and_python_give_the_same(port, tmp_path, monkeypatch):

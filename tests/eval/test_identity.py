@@ -13,9 +13,11 @@ from arch import save_model
 from eval.gather import gather_models
 from eval.identity import NOT_RECIPE, labels
 from eval.inversion.controls import derive
+from eval.measurements import frame
 from eval.models import open_checkpoint
 from eval.report.page import render_page
-from eval.report.tables import summary_table
+from eval.report.recoveries import asked
+from eval.report.recoveries import recoveries as figures
 from eval.rows import Results, Row
 from eval.summary import sum_up
 from tests.arch.cases import byte_tokenizer
@@ -77,13 +79,11 @@ def seeds_of(rows: list[Row], out: Path) -> list[int]:
     recoveries = [row for row in rows if row["kind"] == "recovery"]
     Results(out).append(rows)
     page = Page(render_page(recoveries))
-    count = re.search(r"rows of evidence: (\d+) model", page.words)
     titles = " ".join(str(value) for name, value in page.attributes if name == "title")
-    assert count
     pooled = [int(n) for n in re.findall(r" x (\d+) training", titles)][:1]
     found = [
         sorted(record["models"] for record in sum_up(recoveries)),
-        pooled or [1] * int(count[1]),
+        pooled or [1] * page.classes["table", "shares"],
         sorted(record["seeds"] for record in compared(out)),
     ]
     assert found == [found[0]] * 3
@@ -219,7 +219,8 @@ def test_seeds_have_the_name_without_the_seed(tmp_path, one, two, label):
     Results(tmp_path).append(rows)
     entries = [(record["model"], record["seeds"]) for record in compared(tmp_path)]
     assert sorted(entries) == ([(label, 2)] if label else [(one, 1), (two, 1)])
-    assert {record["model"] for record in summary_table(rows)} == {name for name, _ in entries}
+    records = figures(asked(frame(rows)))
+    assert {record["model"] for record in records} == {name for name, _ in entries}
 
 
 def test_runs_of_a_sweep_pool_and_seeds_alone_are_called_by_their_mixers(tmp_path):

@@ -9,13 +9,13 @@ import pytest
 
 from eval import RequestError
 from eval.__main__ import main
-from eval.measurements import coordinates, frame
-from eval.recovery import is_false_accept
+from eval.measurements import coordinates, frame, is_false_accept
 from eval.report.page import render_page
 from eval.rows import Results, read_rows
 from eval.statistics import at_most, clustered, wilson
 from eval.summary import columns, sum_up, summarise, wide
 from eval.tables import (
+    Table,
     duration_text,
     interval_text,
     lay_out,
@@ -290,14 +290,14 @@ def test_csv_holds_every_figure_in_full():
         assert line["nonself"] == ("" if record["nonself"] is None else str(record["nonself"]))
 
 
-def test_markdown_says_once_what_is_always_so():
+def test_markdown_has_a_line_for_each_record():
     records = sum_up(ROWS)
-    text = markdown(lay_out(records, columns("recovery")))
-    shared, _, heading, rule, *lines = text.splitlines()
-    assert "part: block" in shared
-    assert "part" not in heading
+    heading, rule, *lines = markdown(lay_out(records, ["part"], columns("recovery"))).splitlines()
     assert len(lines) == len(records)
     assert {line.count("|") for line in (heading, rule, *lines)} == {heading.count("|")}
+    assert markdown(Table(["a|b"], [["1\n2"]], "T", "n")) == (
+        "### T\n\n| a\\|b |\n| ---: |\n| 1 2 |\n\nn.\n"
+    )
 
 
 def test_words_for_shares_and_numbers():
@@ -327,7 +327,7 @@ def test_command_prints_and_writes(tmp_path, capsys):
     for count in ("0 of 36 answers", "(576 tokens)", "0 of 4 pairs", "52.7 %"):
         assert count in printed.splitlines()[-1]
     assert len(files[0].read_text().splitlines()) == 1 + 2 * 3 * 3 * 3
-    assert "model: flat" in files[1].read_text()  # there is one model, and it is said above
+    assert files[1].read_text().count("\n| flat |") == 2 * 3 * 3 * 3 + 2 * 3 * 3
     wrongly = [wrong(1), wrong(None, exact=True, key="b"), wrong(1, key="c", noise=0.1)]
     Results(tmp_path / "wrong").append(wrongly)
     assert main(["summary", str(tmp_path / "wrong")]) == 0

@@ -100,7 +100,7 @@ MIXERS: dict[str, Entry] = {
 SEARCH: dict[str, Entry] = {
     "the slice shows one channel too many": (
         "channels",
-        "recovery:Slice.narrow",
+        "slices:Slice.narrow",
         instead(lambda self, outputs: outputs[..., self.low : self.high and self.high + 1]),
     ),
     "the layer below is read": (

@@ -13,7 +13,7 @@ from eval.circuit import Circuit
 from eval.inversion.guesses import ReadBack, fit_readbacks
 from eval.inversion.problem import Problem, capture, pose
 from eval.inversion.solver import Answer, ask_solver, solvers
-from eval.recovery import Slice
+from eval.slices import Slice
 
 MIXERS = ["flat", "attention(heads=2, kv_heads=1)", "attention+flat"]
 WAITING = {

@@ -13,8 +13,8 @@ from eval.inversion.problem import ACCEPT, capture
 from eval.inversion.solver import COLLISIONS, ask_solver, parse_solvers, solvers
 from eval.models import open_checkpoint
 from eval.ranks import token_ranks
-from eval.recovery import Slice
 from eval.rows import Results
+from eval.slices import Slice
 from eval.tasks import run_tasks
 from eval.text import Prompt, random_prompts
 from tests.eval.inversion.search_cases import chance, posed, prompts, readback

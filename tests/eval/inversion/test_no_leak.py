@@ -5,7 +5,8 @@ import pytest
 from eval.inversion.ask import Question, plan
 from eval.inversion.solver import solvers
 from eval.models import open_checkpoint
-from eval.recovery import SHUFFLED, Slice
+from eval.schema import SHUFFLED
+from eval.slices import Slice
 from eval.text import Prompt
 from tests.eval.inversion.search_cases import QUICK, prompts
 

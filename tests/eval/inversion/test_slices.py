@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from eval import RequestError
 from eval.circuit import Circuit
 from eval.inversion.problem import ACCEPT, capture, pose
-from eval.recovery import Slice
+from eval.slices import Slice
 from tests.eval.inversion.search_cases import chance, posed, prompts
 
 

@@ -152,7 +152,7 @@ class Page(HTMLParser):
             self.cells = True
 
     def handle_startendtag(self, tag, attrs):
-        assert tag in ("path", "line", "circle"), tag
+        assert tag in ("path", "line", "stop"), tag
         self.handle_starttag(tag, attrs)
         self.open.pop()
 
@@ -171,9 +171,6 @@ class Page(HTMLParser):
     def words(self):
         return " ".join("".join(self.text).split())
 
-    def table(self, heading):
-        return next(t for t in self.tables if t[0][0] == heading)
-
 
 def expected_share(rows, kind, k, **place):
     """Counted from the ranks alone."""
@@ -188,22 +185,6 @@ def expected_share(rows, kind, k, **place):
         for r in (row["rank"][k:] if kind == "self" else row["rank"][:k])
     ]  # fmt: skip
     return sum(r == 0 for r in ranks) / len(ranks)
-
-
-QUESTIONS = [("self", 0), ("nonself", 1), ("nonself", 3)]
-
-
-def expected_lines(rows, layer):
-    """Per model and question, the six shares of the summary."""
-    return [
-        [
-            expected_share(rows, kind, k, model=model, step=step, layer=layer, method=method)
-            for step in (0, 300)
-            for method in ("descent", "adam", "alternating" if k else "sweep")
-        ]
-        for model in ("flat", "llama")
-        for kind, k in QUESTIONS
-    ]
 
 
 def tick_labels(svg):

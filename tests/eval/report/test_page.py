@@ -1,0 +1,273 @@
+"""The page and the terminal's table of recoveries, on made-up rows."""
+
+import re
+
+import pytest
+
+from arch.files import write_text
+from eval import RequestError
+from eval.__main__ import main
+from eval.measurements import frame
+from eval.report.page import curves, render_page, training_tables
+from eval.report.prompts import choose_example, draw_prompts
+from eval.report.recoveries import ANSWERS, asked, deepest, recoveries, terminal_text
+from eval.rows import Results
+from eval.tables import percent, share_text
+from tests.eval.report.cases import (
+    Page,
+    about,
+    bits_row,
+    checkpoint_of,
+    every_kind,
+    expected_share,
+    make_row,
+    make_rows,
+    renamed,
+)
+
+ROWS = make_rows()
+HTML = render_page(ROWS)
+QUESTIONS = {"all tokens shown": ("self", 0), "1 hidden token": ("nonself", 1),
+             "3 hidden tokens": ("nonself", 3)}  # fmt: skip
+
+
+def figures(rows):
+    return recoveries(asked(frame(rows)))
+
+
+def found(rows, *names):
+    """Fields of the figures of rows."""
+    return [tuple(record[name] for name in names) for record in figures(rows)]
+
+
+def test_every_figure_is_counted_from_ranks():
+    records = figures(ROWS)
+    assert len(records) == 2 * 2 * 3 * 3 * 3
+    for r in records:
+        kind, k = QUESTIONS[r["tokens"]]
+        step = {"before": 0, "after": 300}[r["phase"]]
+        place = {"model": r["model"], "step": step, "layer": r["layer"], "method": r["solver"]}
+        assert r["top1"] == pytest.approx(expected_share(ROWS, kind, k, **place))
+        assert (r["prompts"], r["models"]) == (8, 1)
+        assert r["top1_low"] <= r["top1"] <= r["top1_high"]
+
+
+def test_the_page_has_them_at_the_deepest_layer_before_and_after_training():
+    tables = [t for t in Page(HTML).tables if t[0][0] == "tokens asked for"]
+    assert len(tables) == 2
+    for model, table in zip(("flat", "llama"), tables, strict=True):
+        lines = iter(line for line in table[1:] if line)
+        for kind, k in QUESTIONS.values():
+            for method in ("descent", "adam", "alternating" if k else "sweep"):
+                place = {"model": model, "layer": 4, "method": method}
+                shares = [expected_share(ROWS, kind, k, step=step, **place) for step in (0, 300)]
+                name, *shown = next(lines)[-3:]
+                assert (name, *(cell.split()[0] for cell in shown)) == (
+                    method, *map(percent, shares),
+                )  # fmt: skip
+
+
+def test_the_terminal_has_them_by_step_in_few_lines():
+    rows = make_rows(models=("flat",), layers=(4,), count=8)
+    text = terminal_text(rows)
+    lines = [line.split() for line in text.splitlines() if "flat" in line]
+    assert len(lines) == 6
+    for line, (kind, k) in zip(lines[::2], QUESTIONS.values(), strict=True):
+        share = expected_share(rows, kind, k, model="flat", step=0, layer=4, method="adam")
+        assert share_text(share) in line
+    assert text.startswith("Tokens recovered, % (top-1)")
+    assert len(terminal_text(ROWS).splitlines()) <= 23
+    assert max(map(len, terminal_text(ROWS).splitlines())) <= 160
+    few = [make_row("flat", prompt=p, method="adam", share=(1.0, 0.0)) for p in range(ANSWERS)]
+    answers = [line for line in terminal_text(few).splitlines() if "adam  " in line]
+    assert len(answers) == ANSWERS
+    assert all("[" in line.split("adam")[1] for line in answers)
+    assert "[b]flat" in terminal_text([renamed(make_row("flat"), "[b]flat")])
+
+
+def test_the_page_is_well_formed_small_and_needs_nothing_else():
+    page = Page(HTML)
+    assert len(HTML.encode()) < 1_000_000
+    assert not [word for word in ("http", "url(", "@import") if word in HTML]
+    assert not {"src"} & {name for name, _ in page.attributes}
+    ids = {value for name, value in page.attributes if name == "id"}
+    links = [value for name, value in page.attributes if name == "href"]
+    assert links == ["#example", "#training", "#layers", "#prompts", "#numbers"]
+    assert {link.removeprefix("#") for link in links} <= ids
+    assert "prefers-color-scheme: dark" in HTML
+    for words in ("runs/llama/models/step-000300", "steps=500 rate=0.02", "1,234,567"):
+        assert words in page.words  # where it comes from
+
+
+def test_everything_from_rows_is_escaped_and_any_text_is_written(tmp_path):
+    evil = "<script>alert('x')</script>\"><b onmouseover=x>"
+    row = make_row(method="alternating", prompts=evil, settings={evil: evil})
+    row = renamed(row, evil)
+    row["checkpoint"] |= {"path": evil, "mixers": [evil], "weights_sha256": evil}
+    row |= {"truth_text": [evil] * 16, "found_text": [evil] * 16, "text": evil}
+    row["site"] = {"layer": 4, "part": evil}
+    html = render_page([row, row | {"key": "other", "method": evil}], title=evil)
+    assert html.count("<script>") == 1  # our own
+    assert not any(name.startswith("on") for name, _ in Page(html).attributes)
+    path = tmp_path / "deep" / "page.html"
+    write_text(path, render_page([make_row(text="\ud800 lone")]))
+    assert path.stat().st_size > 1000
+
+
+def test_rows_of_which_there_is_nothing_to_say_are_one_clear_line():
+    for function in (render_page, figures, terminal_text):
+        with pytest.raises(RequestError, match=r"no rows: .* run `python -m eval invert` first"):
+            function([])
+    with pytest.raises(RequestError, match="1 rows, but none has a scored token"):
+        asked(frame([make_row(self=None, nonself=None)]))
+
+
+PARTIAL = {
+    "one row": [make_row()],
+    "untrained only": make_rows(steps=(0,), count=1),
+    "no floor": [make_row(method="alternating", floor=0.0)],
+    "a method of tomorrow": [make_row(method="adam"), make_row() | {"method": "beam", "key": "b"}],
+    "last position only": [make_row(slice="[:, -1, :]", hidden=15)],
+    "prompt sets": make_rows(models=("flat",), count=2, prompts=("random", "story", "mine")),
+    "long prompt": [make_row(length=200)],
+    "several seeds": [make_row(seed=seed) for seed in range(3)],
+    "all hidden": [make_row(hidden=16, length=16)],
+    "no plain question": [make_row(noise=0.5), make_row(control="shuffled", verdict=None, key="b")],
+    "chance alone": [make_row() | {"method": "chance", "family": "control"}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", PARTIAL.values(), ids=PARTIAL)
+def test_partial_input_gives_a_whole_page(rows):
+    page = Page(render_page(rows))
+    assert "Before and after training" in page.words
+    assert "The prompts" in page.words
+    assert terminal_text(rows)
+
+
+@pytest.mark.parametrize(
+    ("rows", "names", "expected"),
+    [
+        ([make_row(step=0), make_row(step=100), make_row()], "phase",
+         [("before",), ("between",), ("after",)]),
+        ([make_row(), renamed(make_row(step=100), "llama-s1")], "phase models", [("after", 2)]),
+        ([make_row(site={"layer": 2, "part": "mixer"})], "site", [("2 mixer",)]),
+        ([make_row(site={"layer": [1, 3], "part": "block"})], "site", [("3 block 1+3",)]),
+        ([make_row(slice="[:, :3+4:, :]", hidden=1)], "tokens",
+         [("1 hidden token of [:, :3+4:, :]",)]),
+        ([make_row(prompts="random")], "tokens", [("3 hidden tokens, random",)]),
+        ([make_row(method="adam"), make_row(method="adam", settings={"steps": 9}, key="b")],
+         "solver", [("adam steps=300 rate=0.2",), ("adam steps=9",)]),
+        ([make_row(noise=0.5, padded=True), make_row(slice="[:, 3:, :8]", key="b"),
+          make_row(control="shuffled", key="c")], "departs",
+         [("channels :8",), ("control: shuffled",), ("noise 0.5, padded",)]),
+        ([make_row(share=(0.0, 0.0)), make_row(share=(1.0, 1.0))], "top1", [(1.0,)]),
+        ([make_row(method=m, hidden=0) | {"family": f} for m, f in
+          (("chance", "control"), ("sweep", "search"), ("descent", "gradient"))
+          if m != "chance"], "solver", [("descent",), ("sweep",)]),
+    ],
+    ids=["phases", "seeds that ended apart", "part", "joined layers", "slice", "prompts",
+         "settings", "departures", "equal keys", "order of solvers"],
+)  # fmt: skip
+def test_figures_are_told_apart_by(rows, names, expected):
+    assert found(rows, *names.split()) == expected
+
+
+def test_the_deepest_layer_is_of_each_question_and_blocks_come_first():
+    rows = [make_row(layer=2), make_row(layer=4, hidden=1), make_row(layer=3),
+            make_row(key="m", site={"layer": 4, "part": "mixer"})]  # fmt: skip
+    kept = deepest(figures(rows))
+    assert [(r["hidden"], r["site"]) for r in kept] == [(1, "4"), (3, "3")]
+    wide = make_row(key="w", checkpoint=checkpoint_of(make_row()["checkpoint"], d_model=512))
+    names = [table["model"] for table in training_tables(figures([make_row(), wide]))]
+    assert names == ["llama (d_model 128)", "llama (d_model 512)"]
+
+
+def test_layers_noise_and_channels_are_curves_and_count_in_nothing_else():
+    plain = make_rows(models=("flat",), layers=(2, 4), hidden=(0,), count=2)
+    rows = list(plain)
+    for row in plain:
+        for noise in (0.01, 1.0):
+            rows.append(row | {"key": f"{row['key']} {noise}", "noise": noise})
+        rows.append(row | {"key": f"{row['key']} :8", "slice": "[:, 0:, :8]"})
+    records = figures(rows)
+    assert [r for r in records if not r["departs"]] == figures(plain)
+    for field, values in {
+        "layer": "24",
+        "noise": ("0", "0.01", "1"),
+        "channels": ("8", "128"),
+    }.items():
+        (panel,) = curves(records, field)
+        assert panel.title == "flat: all tokens shown"
+        assert panel.svg.count("<title>") == len(values) * 2 * 3
+        assert "sweep, after training: 100 % (34–100), 2 prompts" in panel.svg
+        assert all(f">{value}</text>" in panel.svg for value in values)
+    assert curves(figures([make_row()]), "layer") == []
+
+
+def drawn(rows):
+    lines = asked(frame(rows))
+    return draw_prompts(rows, lines, recoveries(lines))
+
+
+def test_tokens_have_their_marks():
+    row = make_row(method="descent", length=5, hidden=2) | {
+        "truth": [1, 2, 3, 4, 5],
+        "found": [1, 9, 3, 8, 5],
+        "truth_text": ["Once", " upon", "\n", "\x07", ""],
+        "found_text": ["Once", " cat", "\n", " dog", ""],
+        "verdict": ["recovered", "not found", "ambiguous", "not found", "recovered"],
+    }
+    ((prompt,), known) = drawn([row])
+    (sheet,) = prompt.sheets
+    assert [text for text, _ in sheet.truth] == ["Once", "·upon", "⏎", "\\x07", "∅"]
+    (strip,) = sheet.strips
+    assert (known, strip.solver, strip.phase, strip.right) == (1, "descent", "after", 3)
+    assert [text for text, _ in strip.tokens] == ["Once", "·cat", "⏎", "·dog", "∅"]
+    assert [marks.split() for _, marks in strip.tokens] == [["k"], ["w", "k"], ["a"], ["w"], []]
+    assert '<i class="w k">·cat</i>' in render_page([row])
+    tail = make_row(length=4, slice="[:, :2, :]", hidden=2, share=(1.0, 1.0))
+    ((prompt,), _) = drawn([tail])
+    assert [marks for _, marks in prompt.sheets[0].truth] == ["", "", "k", "k"]
+
+
+def test_prompts_are_drawn_as_far_as_there_is_room():
+    rows = [make_row(length=256, prompt=p, method="adam") for p in range(80)]
+    prompts, known = drawn(rows)
+    assert (len(prompts), known) == (15_000 // 256, 80)
+    html = render_page(rows)
+    assert f"{80 - len(prompts)} more are not drawn" in html
+    assert len(html) < 1_000_000
+    several = [make_row(hidden=k, prompt=p) for k in (0, 3, 1) for p in range(2)]
+    example = choose_example(drawn(several)[0])
+    assert example
+    assert (example.hidden, example.question) == (3, "3 hidden tokens")
+
+
+def test_many_rows_give_a_page_of_reasonable_size():
+    rows = []
+    for seed in range(2):
+        for row in make_rows(layers=(1, 2, 3, 4), steps=(0, 100, 300), count=4):
+            own = row["checkpoint"] | {"name": f"{row['checkpoint']['name']}-s{seed}",
+                                       "weights_sha256": f"{row['key']} {seed}"}  # fmt: skip
+            own["weights_sha256"] = f"{own['name']}{own['step']}"
+            rows.append(row | {"checkpoint": own, "key": f"{row['key']} {seed}"})
+    html = render_page(rows)
+    assert len(html.encode()) < 1_500_000
+    assert "flat, 2 training seeds" in Page(html).words
+    assert "4 prompts x 2 training seeds" in html
+
+
+def test_rows_of_every_kind_have_their_numbers(tmp_path):
+    rows = [r for step in (0, 100) for r in every_kind(about(step))]
+    rows += [bits_row(about(100), 0, 2.0)]
+    Results(tmp_path / "results").append(rows)
+    path = tmp_path / "page.html"
+    assert main(["report", str(tmp_path / "results"), "--out", str(path)]) == 0
+    page = Page(path.read_text())
+    tables = {" ".join(table[0]): table for table in page.tables}
+    (loss,) = [table for head, table in tables.items() if "bits/byte" in head]
+    assert loss[1][:4] == ["flat", "0", "toy", "2"]
+    assert re.match(r"2\.525 \(", loss[1][4])
+    assert {"Probe: 2 lines", "Geometry: 2 lines"} <= set(re.findall(r"\w+: \d+ lines", page.words))
+    assert "The prompts" not in page.words
