@@ -25,7 +25,7 @@ from train.progress import clock
 from train.run import build_trainer
 from train.rundir import RunDirectory
 from train.settings import Recipe
-from train.speed import busy_machine, compiles, prepare
+from train.speed import compiles, prepare
 
 CHEAP = 2e11
 """FLOP of a measured step on a CPU, at most: it sees fewer windows if need be."""
@@ -87,8 +87,6 @@ def print_plan(recipe: Recipe, measure: bool) -> None:
     if not measure:
         print("speed    not measured; leave out --measure false")
     else:
-        if busy := busy_machine(trainer):
-            print(f"busy     {busy}")
         speed, source = measured(recipe, trainer, micro)
         validations = "validations not counted: give --data"
         if data is not None:

@@ -23,11 +23,11 @@ from tokenizer import tokenizer_hash
 from train.data import PackedDataModule
 from train.log import Log
 from train.module import LanguageModule
-from train.progress import Progress, StepBar, TimeBudget, Watch, has_terminal
+from train.progress import Progress, StepBar, TimeBudget, has_terminal
 from train.rundir import AtomicCheckpointIO, RunDirectory, changed_settings
 from train.saving import Saving, StopOnSignal, StopWhenStalled, since_best
 from train.settings import Recipe, RunError
-from train.speed import busy_machine, prepare, use_machine, utilisation_of
+from train.speed import prepare, use_machine
 
 HUB = "hf:"
 LIGHTNING_ADVICE = (
@@ -82,14 +82,9 @@ class Run:
         check_causal(model)
         self.module = LanguageModule(model, recipe.optimizer, schedule, self.total)
         self.log = Log(self.directory, settings, recipe.plain())
-        progress = Progress(
-            self.log,
-            Watch(self.directory, settings.stop_on_spike, schedule.warmup_steps, done),
-            every,
-            data.bytes_per_token("train"),
-            lambda speed: self._utilisation(speed),
-        )
-        self.saving = Saving(self.directory, recipe, data, identity, progress, self.start)
+        size = data.bytes_per_token("train")
+        progress = Progress(self.log, self.directory, every, size)
+        self.saving = Saving(self.directory, recipe, data, identity, progress, self.log, self.start)
         callbacks += [progress, self.saving]
         if settings.early_stopping:
             callbacks.append(StopWhenStalled(self.directory, settings.early_stopping, self.log))
@@ -99,9 +94,9 @@ class Run:
         if has_terminal():
             self.trainer.callbacks.insert(0, StepBar(refresh_rate=every * parts))  # pyright: ignore
         prepare(self.module, settings, self.trainer)
-        flops = describe(recipe.model).cost.training_flops * recipe.model.context
-        self.module.flops_per_batch = flops * micro  # for `ThroughputMonitor`
-        self._utilisation = utilisation_of(self.module, self.trainer)
+        work = describe(recipe.model).cost.training_flops
+        self.module.flops_per_token = work
+        self.module.flops_per_batch = work * recipe.model.context * micro  # for `ThroughputMonitor`
 
     def fit(self) -> int | None:
         """Trains to the last step.
@@ -154,8 +149,7 @@ class Run:
                 f"{path.name} cannot be read ({reason}) and is now called "
                 f"{path.with_suffix('.unreadable').name}; going on from the one before"
             )
-        busy = busy_machine(self.trainer)
-        for line in (self._describe(), busy, *changed_settings(start.history), self._initial):
+        for line in (self._describe(), *changed_settings(start.history), self._initial):
             if line is not None:
                 self.log.say(line)
         self.saving.drop_samples(self.module.model)

@@ -29,6 +29,7 @@ from arch import (
     save_model,
 )
 from tokenizer import END_OF_TEXT, PackedData
+from train.identity import model_id
 from train.log import Log
 from train.module import LanguageModule, ends_step
 from train.progress import Progress
@@ -60,6 +61,7 @@ class Saving(ModelCheckpoint):
         data: PackedData,
         identity: dict[str, Any],
         progress: Progress,
+        log: Log,
         start: Start,
     ) -> None:
         super().__init__(
@@ -75,7 +77,7 @@ class Saving(ModelCheckpoint):
         self.opening, self._saved = False, 0
         self._directory, self._settings, self._data = directory, recipe.run, data
         self._identity, self._progress, self._start = identity, progress, start
-        self._log = progress.run_log
+        self._log = log
         self._tokenizer = Tokenizer.from_str(data.tokenizer_json)
         self._prompts = _prompts(self._tokenizer, recipe)
         self._recorded = {"recipe": start.recipe, "history": start.history}
@@ -85,6 +87,7 @@ class Saving(ModelCheckpoint):
             "rates": highest_rates(start),
             "data": str(data.path),
             "data_sha256": data.hash,
+            "model_id": model_id(recipe.model, start.recipe, data.hash),
             "data_source": data.meta.get("source"),
             "valid_fraction": data.meta.get("valid_fraction"),
             "git_commit": git_commit(),
@@ -120,22 +123,20 @@ class Saving(ModelCheckpoint):
         model, validate = self._due(step, last)
         validate = validate and (last or not stop)  # who stops a run may not wait: see `opens`
         regular = not (last or stop) and _every(self._settings.checkpoint_every, step)
-        if regular and self._progress.rising(trainer):
-            self._log.say(f"step {step}  the loss is jumping: no checkpoint is taken")
-            regular = False
         if validate:
             trainer.val_check_batch = 1
         elif stop:
             trainer.limit_val_batches = 0
         if not (model or validate or regular or last or stop):
             return
-        with self._progress.paused():
-            self._save_step(trainer, pl_module, step, model)
-            if regular:
-                super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-            elif last or stop:  # off the grid of `ModelCheckpoint`
-                self._saved = step
-                trainer.save_checkpoint(self._directory.checkpoint(step))
+        self._progress.pause()
+        self._save_step(trainer, pl_module, step, model)
+        if regular:
+            super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        elif last or stop:  # off the grid of `ModelCheckpoint`
+            self._saved = step
+            trainer.save_checkpoint(self._directory.checkpoint(step))
+        self._progress.resume()
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]

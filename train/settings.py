@@ -74,9 +74,6 @@ class RunSettings:
     """Minutes of training, instead of trainer.max_steps: as many steps as they are enough for."""
     log_every: int = 10
     """Steps between lines of progress."""
-    stop_on_spike: float | None = None
-    """Nats, such as 2, by which the loss of 10 steps or more may rise above its lowest so far
-    before the run is stopped; when not given, it is not stopped. Ignored during the warm-up."""
     sample_prompts: list[str] = field(default_factory=lambda: ["Once upon a time"])
     """How the texts begin that the model writes at every validation; [] writes none."""
     loggers: list[Literal["csv", "tensorboard"]] = field(default_factory=list)
@@ -95,7 +92,7 @@ class RunSettings:
         _check("", self, "at least 1", *counts, "validate_tokens", "early_stopping")
         _check("", self, "at least 2", "keep_checkpoints")
         _check("", self, "at least 0", "seed", "save_steps")
-        _check("", self, "above 0", "stop_on_spike", "minutes")
+        _check("", self, "above 0", "minutes")
         _check("", self, f"at most {SEEDS}", "seed")
 
 
@@ -181,6 +178,12 @@ class ScheduleSettings:
         _check("schedule.", self, "at most 1", "floor")
         _check("schedule.", self, "at least 1", "decay_steps")
         _unused("schedule.", self, "decay", "wsd", decay_steps=None)
+
+    def shortest(self) -> int:
+        """The fewest steps that the warm-up and the fall leave room for."""
+        wsd = self.decay == "wsd"
+        fall = self.decay_steps or self.warmup_steps // 4 + 1
+        return self.warmup_steps + (fall if wsd else 1)
 
     def cooldown(self, total: int) -> int:
         """Steps of wsd's fall at the end of `total`.

@@ -85,3 +85,12 @@ def test_mkl_is_not_free_to_choose_its_threads(data, tmp_path):
     mkl.mkl_serv_set_dynamic(1)
     assert fit(data, tmp_path / "run") == 0
     assert mkl.mkl_serv_get_dynamic() == 0
+
+
+def test_a_model_directory_says_the_model_that_it_is_a_step_of(data, whole, finished):
+    run = finished("another-s1")
+    assert resume(data, run, 7, "--optimizer.lr", "0.02") == 0
+    paths = [*(whole / "models").iterdir(), *(run / "models").iterdir()]
+    opened = [open_checkpoint(path) for path in paths]
+    assert len({one.meta["model_id"] for one in opened}) == 1
+    assert {one.model_id.rpartition("-")[2] for one in opened} == {opened[0].meta["model_id"]}

@@ -36,7 +36,6 @@ VALUES = """
 --save_steps 200
 --save_steps [-1]
 --sample_prompts x
---stop_on_spike 0.0
 --wandb maybe
 --trainer.strategy fsdp
 --compile maybe

@@ -1,19 +1,12 @@
-"""What a run shows while it trains, and when it stops because it has gone wrong."""
+"""What a run shows while it trains."""
 
-import math
 import re
 import sys
 from types import SimpleNamespace
 
-import numpy as np
-import pytest
-
 from tests.train.cases import fit, rows, weights
 from train import progress
 from train.module import LanguageModule
-from train.progress import Watch
-from train.rundir import RunDirectory
-from train.settings import RunError
 
 
 def test_a_pipe_shows_a_line_every_so_many_steps(data, tmp_path, capsys):
@@ -70,75 +63,3 @@ def test_samples_are_shown_kept_and_change_no_weight(data, tmp_path, capsys):
     assert all(row["text"] for row in samples)
     assert (tmp_path / "without" / "samples.jsonl").read_text() == ""
     assert weights(tmp_path / "with") == weights(tmp_path / "without")
-
-
-@pytest.fixture
-def watch(tmp_path):
-    """A watch over a run that has checkpoints of steps 100, 200 and 300."""
-    (tmp_path / "checkpoints").mkdir()
-    for step in (100, 200, 300):
-        (tmp_path / "checkpoints" / f"step-{step:06d}.ckpt").touch()
-    return lambda limit=2.0, after=0, start=0: Watch(RunDirectory(tmp_path), limit, after, start)
-
-
-def feed(watch, losses, first=1):
-    for step, loss in enumerate(losses, start=first):
-        watch.see(step, 1, loss, 1.0)
-
-
-def noisy():
-    """Twenty times as noisy as batches of 2,048 tokens are; and single batches that are odd."""
-    chance = np.random.default_rng(0)
-    losses = 2.5 + 6 * np.exp(-np.arange(5000) / 300) + chance.normal(0, 0.6, 5000)
-    losses[chance.integers(0, 5000, 20)] += 8
-    return losses.tolist()
-
-
-@pytest.mark.parametrize(
-    ("limit", "after", "losses"),
-    [
-        (2.0, 0, noisy()),
-        (2.0, 50, [3.0] * 20 + [9.0] * 50),  # in the warm-up, and level after it
-        (None, 0, [3.0] * 50 + [300.0] * 50),
-    ],
-)
-def test_a_training_as_it_should_be_is_never_stopped(watch, limit, after, losses):
-    seeing = watch(limit, after)
-    feed(seeing, losses)
-    assert seeing.lowest <= max(losses[after:])
-
-
-@pytest.mark.parametrize(
-    ("calm", "after", "message"),
-    [
-        (250, [8.0] * 100, r"the loss jumped: .* \(--stop_on_spike 2\); the last good"),
-        (250, [3.0 + 0.05 * i for i in range(100)], "the loss jumped: "),
-        (250, [4.0 + 3 * (i % 2) for i in range(100)], "the loss jumped: "),
-        (297, [5.5] * 50, r"good checkpoint is \S+step-000200\.ckpt; go on from it w"),
-    ],
-)
-def test_a_jump_or_a_slow_climb_is_a_reason_to_stop(watch, calm, after, message):
-    seeing = watch()
-    feed(seeing, [3.0] * calm)
-    with pytest.raises(RunError, match=message):
-        feed(seeing, after, first=calm + 1)
-
-
-def test_a_resumed_run_remembers_the_lowest_and_starts_from_a_good_checkpoint(watch):
-    first, second = watch(), watch(start=200)
-    feed(first, [3.0] * 20)
-    second.lowest = first.lowest
-    message = r"over steps 201 to 210, 3\.000 above its lowest .* good checkpoint is \S+step-000200"
-    with pytest.raises(RunError, match=message):
-        feed(second, [6.0] * 20, first=201)
-
-
-def test_a_checkpoint_is_not_taken_while_the_loss_may_be_jumping(watch):
-    seeing = watch()
-    assert not seeing.rising(3, 1e9)  # nothing is known yet
-    feed(seeing, [3.0] * 20)
-    rising = [seeing.rising(*each) for each in ((0, 0.0), (3, 3.9), (3, 4.1), (1, math.nan))]
-    assert rising == [False, False, True, True]
-    feed(seeing, [4.5], first=21)
-    assert seeing.rising(0, 0.0)
-    assert not watch(limit=None).rising(1, math.nan)  # checkpoints are taken as ever

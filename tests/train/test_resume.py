@@ -164,34 +164,6 @@ def test_what_is_no_number_ends_the_run_at_the_last_good_checkpoint(
     assert names(run / "checkpoints") == [f"step-{each:06d}.ckpt" for each in kept]
 
 
-def test_a_jump_of_the_loss_ends_the_run_at_the_checkpoint_before_it(
-    data, tmp_path, monkeypatch, capsys
-):
-    original = LanguageModule.training_step
-
-    def training_step(self, batch, batch_idx):
-        loss = original(self, batch, batch_idx)
-        return loss + 5 if self.trainer.global_step >= 23 else loss
-
-    monkeypatch.setattr(LanguageModule, "training_step", training_step)
-    run, flags = tmp_path / "run", "--trainer.max_steps 60 --log_every 5 --checkpoint_every 3"
-    assert fit(data, run, *flags.split(), "--stop_on_spike", "2") == 2
-    captured = capsys.readouterr()
-    skipped = re.findall(r"step (\d+)  the loss is jumping: no checkpoint is taken", captured.out)
-    assert skipped == ["24", "27", "30", "33"]
-    pattern = (
-        r"error: the loss jumped: \d+\.\d{3} over steps 26 to 35, \d\.\d{3} above its lowest "
-        r"\(--stop_on_spike 2\); the last good checkpoint is (\S+); go on from it with "
-        r"--resume \1, a lower --optimizer.lr and another --run\n"
-    )
-    found = re.fullmatch(pattern, captured.err)
-    assert found
-    assert found[1] == str(run / "checkpoints" / "step-000018.ckpt")
-    assert names(run / "checkpoints") == ["step-000018.ckpt", "step-000021.ckpt"]
-    more = ["--resume", found[1], "--trainer.max_steps", "40"]
-    assert fit(data, tmp_path / "again", *more) == 0
-
-
 def test_a_model_is_saved_before_it_is_validated(data, whole, tmp_path, monkeypatch, capsys):
     original = LanguageModule.validation_step
 

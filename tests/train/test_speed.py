@@ -1,10 +1,7 @@
 """What makes training faster or smaller, and the plan of what a run takes."""
 
 import json
-import os
 import re
-import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +12,7 @@ from arch.costs import describe
 from tests.train.cases import TINY, fit, rows
 from tests.train.forked import measure_growth
 from train import module as training
-from train import speed
+from train import progress, speed
 from train.__main__ import main
 from train.data import IGNORE
 from train.module import LanguageModule, head_loss
@@ -130,7 +127,7 @@ def test_model_and_loss_compile_to_one_graph_that_learns_the_same(small_model, m
 def test_the_share_of_the_peak_is_in_the_step_line_where_the_peak_is_known(
     data, tmp_path, small_model, monkeypatch, capsys
 ):
-    monkeypatch.setattr(speed, "peak_flops", lambda device, precision: 1e9)
+    monkeypatch.setattr(progress, "peak_flops", lambda device, precision: 1e9)
     assert fit(data, tmp_path / "run") == 0
     config = small_model(context=16, d_model=16, embedding_std=None).config
     work = describe(config).cost.training_flops
@@ -279,27 +276,3 @@ def test_a_speed_that_is_not_measured_is_not_told(capsys):
     assert "speed    not measured; leave out --measure false" in shown
     assert "tokens/s" not in shown
     assert "time  " not in shown
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells")
-@pytest.mark.parametrize(
-    ("threads", "used", "said"),
-    [(1, 0, None), (2, 0, None), (2, 90, "OMP_NUM_THREADS=1 may be"), (1, 90, "it will be slow")],
-)
-def test_a_busy_machine_is_named(data, tmp_path, monkeypatch, capsys, threads, used, said):
-    """`used` of a hundred ticks, on each core that this process may use."""
-    cores = os.sched_getaffinity(0)
-    texts = [
-        "\n".join(f"cpu{i} {n * used} 0 0 {n * (100 - used)} 0 0 0 0 0 0" for i in cores)
-        for n in (1, 2, 3, 4)
-    ]
-    stat = SimpleNamespace(is_file=lambda: True, read_text=lambda: texts.pop(0))
-    monkeypatch.setattr(speed, "STAT", stat)
-    monkeypatch.setattr(speed, "MOMENT", 0)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    assert fit(data, tmp_path / "run") == 0
-    assert plan() == 0
-    assert not texts
-    lines = [line for line in capsys.readouterr().out.splitlines() if "machine is busy" in line]
-    assert len(lines) == (2 if said else 0)
-    assert all(said in line for line in lines)

@@ -1,0 +1,47 @@
+"""Which model a step is of: what the steps and the seeds of one recipe share."""
+
+import dataclasses
+import hashlib
+import json
+from typing import Any
+
+from arch import ModelConfig
+
+NOT_RECIPE = {
+    "seed", "precision", "compile", "checkpoint_activations", "save_steps", "save_every",
+    "checkpoint_every", "keep_checkpoints", "validate_every", "validate_tokens", "layout",
+    "log_every", "sample_prompts", "wandb", "wandb_project", "wandb_group", "wandb_tags",
+    "trainer.accelerator", "trainer.devices", "trainer.strategy", "trainer.num_nodes",
+    "trainer.max_steps", "batch.micro", "vocab_multiple", "tf32", "save_best", "early_stopping",
+    "loggers", "machine.threads", "machine.instructions", "machine.torch",
+}  # fmt: skip
+"""Settings that steps and seeds of one model need not share: how often a run is saved and reported,
+how long it is, and how a device computes a step."""
+
+
+def model_id(config: ModelConfig, settings: dict[str, Any], data_sha256: str) -> str:
+    """Ten hexadecimal digits, equal for the steps and the seeds of one recipe on the same data.
+
+    Fields of the configuration at their defaults do not count, so that a field that is added
+    changes no id.
+
+    Args:
+        config: of the model.
+        settings: that the run began with; sections are dictionaries.
+        data_sha256: of the packed data.
+    """
+    built, defaults = dataclasses.asdict(config), dataclasses.asdict(ModelConfig())
+    facts = {
+        f"model.{name}": value
+        for name, value in built.items()
+        if value != defaults[name] and name not in NOT_RECIPE
+    }
+    for section, value in settings.items():
+        flags = (
+            {f"{section}.{name}": each for name, each in value.items()}
+            if (isinstance(value, dict) and value)
+            else {section: value}
+        )
+        facts |= {name: each for name, each in flags.items() if name not in NOT_RECIPE}
+    text = json.dumps(facts | {"data": data_sha256}, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
