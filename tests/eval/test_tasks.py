@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -117,7 +118,8 @@ def test_two_processes_share_the_work_at_once(ask, tmp_path, capsys):
 
 def test_a_row_is_on_the_disk_before_its_task_computes_the_next(tmp_path):
     class Slow:
-        checkpoint, keys, cost = None, ("a", "b"), 1.0
+        checkpoint: Any = None
+        keys = ("a", "b")
 
         def run(self, results):
             yield {"key": "a", "kind": "loss"}
