@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from eval.captures import activations as activations
     from eval.information.command import bits as bits
     from eval.inversion.invert import invert as invert
-    from eval.inversion.invert import list_solvers as list_solvers
+    from eval.inversion.listing import list_solvers as list_solvers
     from eval.inversion.recover import recover as recover
     from eval.language import generate as generate
     from eval.language import loss as loss
@@ -36,7 +36,7 @@ _MODULES = {
     "invert": "inversion.invert",
     "lens": "lenses.command",
     "list_lenses": "lenses.command",
-    "list_solvers": "inversion.invert",
+    "list_solvers": "inversion.listing",
     "loss": "language",
     "probe": "probes.command",
     "recover": "inversion.recover",

@@ -9,7 +9,7 @@ import yaml
 
 import eval as evals
 from eval import RequestError, invert
-from eval.inversion.invert import read_suite
+from eval.inversion.suites import read_suite
 
 ROOT = Path(__file__).resolve().parents[3]
 MODELS = ROOT / "tests" / "golden" / "models"
