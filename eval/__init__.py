@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from eval.captures import activations as activations
     from eval.information.command import bits as bits
     from eval.inversion.invert import invert as invert
+    from eval.inversion.listing import list_solvers as list_solvers
     from eval.inversion.recover import recover as recover
     from eval.language import generate as generate
     from eval.language import loss as loss
     from eval.lenses.command import lens as lens
+    from eval.lenses.command import list_lenses as list_lenses
     from eval.models import open_model as open_model
     from eval.probes.command import geometry as geometry
     from eval.probes.command import probe as probe
@@ -33,6 +35,8 @@ _MODULES = {
     "geometry": "probes.command",
     "invert": "inversion.invert",
     "lens": "lenses.command",
+    "list_lenses": "lenses.command",
+    "list_solvers": "inversion.listing",
     "loss": "language",
     "probe": "probes.command",
     "recover": "inversion.recover",

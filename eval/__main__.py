@@ -27,7 +27,7 @@ COMMANDS = {
     "generate": "eval.language:generate",
     "invert": "eval.inversion.invert:invert",
     "recover": "eval.inversion.audit:recover_file",
-    "solvers": "eval.inversion.invert:list_solvers",
+    "solvers": "eval.inversion.listing:list_solvers",
     "bits": "eval.information.command:bits",
     "probe": "eval.probes.command:probe",
     "geometry": "eval.probes.command:geometry",
@@ -39,23 +39,6 @@ COMMANDS = {
     "explore": "eval.explore.command:explore",
 }
 """The function of each command."""
-LINES = {
-    "loss": "nats/token, bits/byte and perplexity of held-out stories",
-    "generate": "continues a prompt",
-    "invert": "recovers input tokens from a layer's outputs, by search or gradients",
-    "recover": "recovers the text behind tensors in a file, captured anywhere",
-    "solvers": "lists the solvers of invert, with their settings",
-    "bits": "what outputs say of one token at a given precision, exactly",
-    "probe": "linear probes: how well outputs name the tokens around them",
-    "geometry": "how outputs move with hidden tokens: singular values of the Jacobian",
-    "lens": "looks inside a model: logits by layer, attention, steering, and more",
-    "lenses": "lists the lenses",
-    "summary": "prints results as tables with intervals",
-    "compare": "a line for each checkpoint; two of them paired on the same prompts",
-    "report": "writes one HTML page from results; sends it to W&B if asked",
-    "explore": "serves a page: type a sentence, hide tokens, watch solvers recover them",
-}
-"""What `--help` says of each."""
 EXAMPLES = """\
   python -m eval loss runs/* --corpus data/tinystories
   python -m eval invert runs/flat@0 runs/flat --out results/flat
@@ -72,7 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
     name, *words = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("-h", "--help"):
         print("usage: python -m eval COMMAND ... [--help]\n")
-        print("\n".join(f"  {command:10}{line}" for command, line in LINES.items()))
+        for command in COMMANDS:
+            print(f"  {command:10}{(command_function(command).__doc__ or '').splitlines()[0]}")
         print(f"\nexamples:\n{EXAMPLES}", end="")
         return 0
     try:

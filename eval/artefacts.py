@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
 from arch.files import write_file
-from eval import RequestError
 from eval.rows import row_key
 
 if TYPE_CHECKING:
@@ -36,31 +34,19 @@ def fitted(
         fit: fits them.
 
     Raises:
-        RequestError: the file of an earlier fit is damaged.
-        OSError: it cannot be written.
+        OSError: the file cannot be read or written.
     """
     seen = hashlib.sha256()
     for tokens in text:
         seen.update(repr(tuple(tokens.shape)).encode() + tokens.cpu().numpy().tobytes())
     about = {**about, "text_sha256": seen.hexdigest()}
-
-    def fit_contiguous() -> dict[str, Tensor]:  # laid out as they are read again: the same bits
-        return {name: tensor.detach().clone(memory_format=torch.contiguous_format)
-                for name, tensor in fit().items()}  # fmt: skip
-
-    if directory is None:
-        return fit_contiguous()
-    key = row_key(*checkpoint.identity, about)
-    path = Path(directory) / "artefacts" / f"{key}.safetensors"
-    if path.exists():
-        try:
-            return load_file(path, device=str(checkpoint.model.embedding.weight.device))
-        except SafetensorError as error:
-            raise RequestError(
-                f"{path}: a damaged file ({error}); delete it, and it is fitted again"
-            ) from None
-    tensors = fit_contiguous()
-    facts = about | {"checkpoint": checkpoint.provenance}
-    content = {name: tensor.cpu() for name, tensor in tensors.items()}
-    write_file(path, save(content, {"fit": json.dumps(facts)}))
+    path = Path(directory or "", "artefacts", f"{row_key(*checkpoint.identity, about)}.safetensors")
+    if directory is not None and path.exists():
+        return load_file(path, device=str(checkpoint.model.embedding.weight.device))
+    tensors = {name: tensor.detach().clone(memory_format=torch.contiguous_format)
+               for name, tensor in fit().items()}  # fmt: skip
+    if directory is not None:  # laid out as they are read again: the same bits
+        facts = about | {"checkpoint": checkpoint.provenance}
+        content = {name: tensor.cpu() for name, tensor in tensors.items()}
+        write_file(path, save(content, {"fit": json.dumps(facts)}))
     return tensors

@@ -1,6 +1,7 @@
 """Finds models and runs in directories: what training wrote of them."""
 
 import fnmatch
+import hashlib
 import json
 import math
 import os
@@ -10,13 +11,19 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from arch import Cost, ModelConfig, describe
 from arch.directory import check_weights
 from arch.files import read_json
-from eval import RequestError, identity
+from eval import RequestError
+from eval.identity import model_id
+from eval.models import file_sha256
 from eval.rows import SHARDS, Row, read_rows
 
 METRICS = "metrics.jsonl"
+SIZES = ("d_model", "n_layers", "context", "init", "embedding_std")
+"""What a record says of a model's configuration, beside its mixers."""
 UNSEARCHED = {"wandb", "checkpoints", "__pycache__"}
 
 
@@ -143,8 +150,20 @@ def _walk(place: Path) -> Iterator[Path]:
 def _run(path: Path, runs: dict[Path, RunRecord]) -> RunRecord:
     key = path.resolve()
     if key not in runs:
-        runs[key] = RunRecord(path, identity.run_settings(path), list(_metrics(path / METRICS)))
+        runs[key] = RunRecord(path, _settings(path), list(_metrics(path / METRICS)))
     return runs[key]
+
+
+def _settings(run: Path) -> dict[str, Any]:
+    """The settings of a run directory; empty where it has no config.yaml."""
+    file = run / "config.yaml"
+    try:
+        settings = (yaml.safe_load(file.read_text("utf-8")) if file.is_file() else None) or {}
+        if isinstance(settings, dict):
+            return settings
+    except (yaml.YAMLError, UnicodeDecodeError):
+        pass
+    raise RequestError(f"{file}: not YAML of settings; is it the config of a run?")
 
 
 def _metrics(path: Path) -> Iterator[dict[str, Any]]:
@@ -165,11 +184,10 @@ def _of_directory(path: Path, runs: dict[Path, RunRecord]) -> Saved:
     meta = read_json(path / "meta.json")
     above = path.resolve().parent.parent
     run = _run(above, runs) if (above / METRICS).is_file() else None
-    name, step = str(meta.get("name", path.name)), int(meta.get("step", 0))
-    recipe = identity.recipe(
-        meta, config, lambda: identity.file_sha256(weights) if weights.is_file() else ""
-    )
-    return Saved(_checkpoint(name, step, config, recipe), meta, path, config, run)
+    meta = {"name": path.name, "step": 0} | meta
+    known = meta.get("model_id") or not weights.is_file()
+    return Saved(_checkpoint(meta, config, "" if known else file_sha256(weights)), meta, path,
+                 config, run)  # fmt: skip
 
 
 def _last(run: RunRecord) -> Saved | None:
@@ -179,17 +197,16 @@ def _last(run: RunRecord) -> Saved | None:
         return None
     last, known = judged[-1], run.settings.get("model")
     config = ModelConfig.from_json(json.dumps(known), str(run.path)) if known else None
-    name = run.path.resolve().name
-    recipe = identity.recipe({"name": name, "recipe": run.settings}, config, str)
-    return Saved(_checkpoint(name, last["step"], config, recipe), last, None, config, run)
+    sections = {n: v for n, v in run.settings.items() if isinstance(v, dict) and n != "trainer"}
+    recipe = hashlib.sha256(json.dumps(sections, sort_keys=True, default=str).encode()).hexdigest()
+    about = {"name": run.path.resolve().name, "step": last["step"]}
+    return Saved(_checkpoint(about, config, recipe), last, None, config, run)
 
 
-def _checkpoint(
-    name: str, step: int, config: ModelConfig | None, recipe: dict[str, Any]
-) -> dict[str, Any]:
-    about = {"name": name, "step": step, "model_id": identity.model_id(name, recipe)}
+def _checkpoint(meta: dict[str, Any], config: ModelConfig | None, digest: str) -> dict[str, Any]:
+    about = {"name": meta["name"], "step": int(meta["step"]), "model_id": model_id(meta, digest)}
     about |= {"mixers": list(config.mixers) if config else []}
-    about |= {n: getattr(config, n, None) for n in identity.SIZES if n not in about}
+    about |= {n: getattr(config, n, None) for n in SIZES}
     return about | ({"parameters": _cost(config.to_json()).parameters} if config else {})
 
 

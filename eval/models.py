@@ -30,8 +30,7 @@ from arch import (
 from arch.directory import drop_padding
 from arch.files import read_json
 from arch.pretrained import check_tokenizer, load_pretrained, wrap_model
-from eval import RequestError
-from eval import identity as identities
+from eval import RequestError, identity
 
 PRETRAINED = "hf:"
 GPU = 16
@@ -64,18 +63,12 @@ class Checkpoint:
 
     @cached_property
     def kept(self) -> dict[Any, Any]:
-        """The results of `keep`; `eval.tasks` drops them when the tasks of the model are done."""
+        """The results of `keep`; they go with the checkpoint, or when another is at work."""
         return {}
 
-    @cached_property
-    def lasting(self) -> set[Hashable]:
-        """Keys that `release` leaves in `kept`, for a caller that asks the same model again."""
-        return set()
-
     def release(self) -> None:
-        """Drops what was computed of the model, all but `lasting`."""
-        for key in self.kept.keys() - self.lasting:
-            del self.kept[key]
+        """Drops what was computed of the model."""
+        self.kept.clear()
         self.model.kept.clear()
 
     def keep(self, key: Hashable, make: Callable[[], Kept]) -> Kept:
@@ -91,14 +84,13 @@ class Checkpoint:
             return self.weights
         file = self.path / "model.safetensors"
         if (self.path / "meta.json").is_file() and file.is_file():
-            return identities.file_sha256(file)
+            return file_sha256(file)
         return weights_hash(self.model)
 
     @cached_property
     def model_id(self) -> str:
         """Equal for the training steps and seeds of one model; see `eval.identity`."""
-        facts = identities.recipe(self.meta, self.config, lambda: self.weights_sha256)
-        return identities.model_id(self.meta["name"], facts)
+        return identity.model_id(self.meta, self.weights_sha256)
 
     @cached_property
     def identity(self) -> tuple[str, int, str]:
@@ -195,6 +187,12 @@ def model_directory(path: str | Path) -> Path:
     return path
 
 
+def find_models(place: str | Path) -> list[Path]:
+    """The model directories at or below a place, by path."""
+    found = (path.parent for path in Path(place).rglob("model.safetensors"))
+    return sorted(path for path in found if (path / "meta.json").is_file())
+
+
 def open_model(
     model: str | Path | nn.Module,
     device: str = "auto",
@@ -278,6 +276,15 @@ def draw(build: Callable[[], Built], seed: int) -> Built:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build().eval().requires_grad_(False)
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file's bytes, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def weights_hash(model: nn.Module) -> str:

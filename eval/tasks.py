@@ -83,7 +83,7 @@ class Task(Protocol):
 
     @property
     def checkpoint(self) -> "Checkpoint":
-        """The model that it is about; what was computed of it goes when a task is of another."""
+        """The model that it is about; what was computed of it goes when the next is of another."""
         ...
 
     @property
@@ -176,5 +176,5 @@ def run_tasks(tasks: Sequence[Task], results: Results, what: str, limit: int | N
         rows = task.run(results)
         for some in [rows] if isinstance(rows, list) else ([row] for row in rows):
             results.append(some)
-        if following is None or following.checkpoint is not task.checkpoint:
+        if following and following.checkpoint is not task.checkpoint:
             task.checkpoint.release()

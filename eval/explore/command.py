@@ -35,8 +35,7 @@ def explore(
         device: where to compute; auto takes a GPU that is in reach
         seconds: that one question may take
     """
-    from eval.explore.asking import OpenModels
-    from eval.explore.jobs import Jobs
+    from eval.explore.questions import Library
     from eval.models import PRETRAINED, device_of
 
     try:
@@ -47,21 +46,21 @@ def explore(
         ) from None
 
     device_of(device)
-    places = listed(runs) or [DEMO]
+    places = list(map(str, listed(runs))) or [DEMO]
     if not runs and not Path(DEMO).is_dir():
         raise RequestError(
             f"no models given, and no {DEMO}/ here: `make demo` makes two in minutes, or give "
             "model directories, as in: python -m eval explore runs"
         )
-    for place in map(str, places):
+    for place in places:
         if not place.startswith(PRETRAINED) and not Path(place).exists():
             raise RequestError(f"{place}: no such directory; give model directories or runs")
-    library = OpenModels(places, corpus, device)
+    library = Library(places, corpus, device)
     with listen(host, port) as at:
         library.warm()
         address = f"[{host}]" if ":" in host else host
         url = f"http://{address}:{at.getsockname()[1]}/"
         print(f"{len(library.paths)} checkpoints at {url}  (Ctrl-C ends it)", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
-            server(Explorer(library, host, Jobs(seconds=seconds))).run(sockets=[at])
+            server(Explorer(library, host, seconds=seconds)).run(sockets=[at])
     return Result([], "the explorer has ended")

@@ -1,16 +1,23 @@
 """The explorer's server: a page, what it asks, and what comes back while solvers work.
 
 It answers to its own names only (`Host`), to pages of its own only (`Origin`), takes short JSON
-bodies, and gives no file but the page's own. Work waits in a bounded queue (`eval.explore.jobs`).
+bodies, and gives no file but the page's own. One question is at work at a time, in the order in
+which they came; it ends when its page is gone.
 """
 
 import asyncio
 import ipaddress
 import json
+import secrets
 import socket
+import sys
+import threading
 import time
+import traceback
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -18,28 +25,25 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
+from starlette.responses import StreamingResponse as Stream
 from starlette.routing import Route
 
 from arch import ModelError
 from eval import RequestError
-from eval.explore.jobs import BusyError, Jobs, QueuedWork
-from eval.plots import colours
 from tokenizer import CorpusError
 
 if TYPE_CHECKING:
-    from eval.explore.asking import OpenModels
+    from eval.explore.questions import Library, Question
+    from eval.result import Result
 
 STATIC = Path(__file__).parent / "static"
-STYLE = Path(__file__).parent.parent / "report" / "templates" / "style.css"
-BODY = 16_384
-"""Bytes of a question, at most."""
-TOGETHER = 64
-"""Questions that are read at once; of more, those that come last are told to come again."""
-EVERY = 0.03
-"""Seconds between looks at a job's events."""
-PATIENCE = 15.0
-"""Seconds after which a silent connection gets a comment, so that a lost one is noticed."""
+FILES = {"/": "page.html", "/explore.js": "explore.js", "/style.css": "explore.css"}
+BODY, KEPT = 16_384, 24
+"""Bytes of a question, and results whose page can be opened, at most."""
+SECONDS_BETWEEN_LOOKS = 0.03
+"""At a question's events."""
+REFUSED = (RequestError, ModelError, CorpusError, OSError)
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -49,39 +53,90 @@ OF_EVIDENCE = (
     "script-src 'unsafe-inline' 'unsafe-eval'; img-src data: blob:; frame-ancestors 'self'"
 )
 """The policy of a page of evidence: it may draw, and reach nothing. Vega compiles expressions."""
+INSIDE = """<style>h1{display:none}main{padding-top:0}</style><script>
+addEventListener("load", () => dispatchEvent(new Event("beforeprint")));
+new ResizeObserver(() => parent.postMessage(document.body.scrollHeight, "*")).observe(document.body)
+</script></body>"""
+"""Makes a page of evidence a part of the explorer's: no title, as high as all that it draws."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
+class StoppedError(Exception):
+    """The question is to end."""
+
+
+class Work:
+    """A question that waits or is at work in a thread of its own.
+
+    Attributes:
+        events: what the page shows, in order; the last is of type "end".
+        stopping: why it is to end; empty while it is not.
+    """
+
+    def __init__(self, question: "Question", seconds: float) -> None:
+        self.question, self.seconds = question, seconds
+        self.events: SimpleQueue[dict[str, Any]] = SimpleQueue()
+        self.thread = threading.Thread(target=self._run, daemon=True, name="explore")
+        self.stopping, self.result, self.until = "", None, float("inf")
+
+    def check(self) -> None:
+        """Ends the work where it was stopped or takes too long, by a `StoppedError`."""
+        if time.monotonic() > self.until:
+            self.stopping = f"stopped after {self.seconds:g} s"
+        if self.stopping:
+            raise StoppedError(self.stopping)
+
+    def _run(self) -> None:
+        self.until, end = time.monotonic() + self.seconds, {}
+        try:
+            self.result = self.question.run(self.events.put, self.check)
+        except StoppedError as error:
+            end = {"stopped": str(error)}
+        except REFUSED as error:
+            end = {"error": str(error)}
+        except Exception:
+            traceback.print_exc(file=sys.stderr)
+            end = {"error": "the server met a fault of its own; its terminal says more"}
+        self.events.put({"type": "end", **end})
+
+    def news(self) -> list[dict[str, Any]]:
+        """What happened since the last look; of tokens that follow each other the last."""
+        events: list[dict[str, Any]] = []
+        while True:
+            try:
+                event = self.events.get_nowait()
+            except Empty:
+                return events
+            if events and event["type"] == events[-1]["type"] == "tokens":
+                events.pop()
+            events.append(event)
+
+
 class Explorer:
     """The routes over one library of models.
 
-    Attributes:
-        names: the hosts that it answers to, beside addresses if it is open to others.
+    Args:
+        host: the address that it is served on.
+        waiting: questions that may wait, beside the one at work.
+        seconds: that one question may take.
     """
 
     def __init__(
-        self, library: "OpenModels", host: str = LOOPBACK[1], jobs: Jobs | None = None
+        self, library: "Library", host: str = LOOPBACK[1], waiting: int = 8, seconds: float = 600
     ) -> None:
-        self.library, self.jobs = library, jobs or Jobs()
-        self.local = host in LOOPBACK
-        self.names = {*LOOPBACK, host}
-        self._reading = 0
+        self.library, self.most, self.seconds = library, waiting + 1, seconds
+        self.local, self.names = host in LOOPBACK, {*LOOPBACK, host}
+        self.queue: list[Work] = []
+        self.results: OrderedDict[str, Result] = OrderedDict()
 
     def app(self) -> Starlette:
         """The application."""
-        read = {
-            "/": self._file("text/html", "page.html"),
-            "/explore.js": self._file("text/javascript", "explore.js"),
-            "/style.css": self._style,
-            "/models": self._models,
-            "/jobs/{name}/events": self._events,
-            "/jobs/{name}/page": self._page,
-        }
-        posted = {"/look": self._look, "/jobs": self._ask, "/jobs/{name}/stop": self._stop}
+        read: dict[str, Endpoint] = {path: self._file(name) for path, name in FILES.items()}
+        read |= {"/models": self._models, "/results/{name}": self._page}
         routes = [Route(path, self._guarded(endpoint)) for path, endpoint in read.items()]
-        for path, answer in posted.items():
+        for path, answer in {"/look": self._look, "/ask": self._ask}.items():
             routes.append(Route(path, self._guarded(self._posted(answer)), methods=["POST"]))
         return Starlette(routes=routes)
 
@@ -107,97 +162,87 @@ class Explorer:
 
         return answer
 
-    def _posted(self, endpoint: Callable[[Request, Any], Awaitable[Response]]) -> Endpoint:
-        """An endpoint that takes JSON; what it refuses is said in one line."""
+    def _posted(self, endpoint: Callable[[Request, "Question"], Awaitable[Response]]) -> Endpoint:
+        """An endpoint that takes a question as JSON; what it refuses is said in one line."""
 
         async def answer(request: Request) -> Response:
             if request.headers.get("content-type", "").partition(";")[0] != "application/json":
                 return _failed("the question must be application/json", 415)
-            if self._reading >= TOGETHER:
-                return _failed("busy: too many questions at once; try again soon", 503)
-            self._reading += 1
             try:
-                return await endpoint(request, await _read(request))
-            except BusyError as error:
-                return _failed(str(error), 503)
-            except (RequestError, ModelError, CorpusError, OSError) as error:
+                given = await _read(request)
+                return await endpoint(
+                    request, await run_in_threadpool(self.library.question, given)
+                )
+            except REFUSED as error:
                 return _failed(str(error), 400)
-            finally:
-                self._reading -= 1
 
         return answer
 
-    def _file(self, kind: str, name: str) -> Endpoint:
+    def _file(self, name: str) -> Endpoint:
         async def answer(request: Request) -> Response:
-            return Response((STATIC / name).read_bytes(), media_type=kind)
+            return FileResponse(STATIC / name)
 
         return answer
-
-    async def _style(self, request: Request) -> Response:
-        files = [path.read_text(encoding="utf-8") for path in (STYLE, STATIC / "explore.css")]
-        return Response("\n".join([colours(), *files]), media_type="text/css")
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse(self.library.about())
 
-    async def _look(self, request: Request, given: Any) -> Response:
-        ask = await run_in_threadpool(self.library.inquiry, given)
-        return JSONResponse(await run_in_threadpool(ask.look))
+    async def _look(self, request: Request, question: "Question") -> Response:
+        return JSONResponse(await run_in_threadpool(question.look))
 
-    async def _ask(self, request: Request, given: Any) -> Response:
-        ask = await run_in_threadpool(self.library.inquiry, given)
-        job = self.jobs.add(lambda job: ask.run(job.emit, job.check))
-        return JSONResponse({"job": job.name, "models": ask.models, "asked": ask.asked})
+    async def _ask(self, request: Request, question: "Question") -> Response:
+        if len(self.queue) >= self.most:
+            waiting = self.most - 1
+            return _failed(f"busy: {waiting} questions wait already; try again soon", 503)
+        work = Work(question, self.seconds)
+        self.queue.append(work)
+        return Stream(self._stream(work), media_type="application/x-ndjson")
 
-    async def _stop(self, request: Request, given: Any) -> Response:
-        if job := self.jobs.get(request.path_params["name"]):
-            job.stopping = "stopped"
-            return JSONResponse({})
-        return _failed("there is no such question any more", 404)
-
-    async def _events(self, request: Request) -> Response:
-        job = self.jobs.get(request.path_params["name"])
-        if job is None:
-            return _failed("there is no such question any more", 404)
-        last = request.headers.get("last-event-id", "")
-        first = int(last) + 1 if last.isascii() and last.isdigit() and len(last) < 9 else 0
-        return StreamingResponse(self._stream(job, first), media_type="text/event-stream")
-
-    async def _stream(self, job: QueuedWork, number: int) -> AsyncIterator[str]:
-        """The job's events from a number on, as server-sent events."""
-        job.listeners += 1
-        before, silent = None, 0.0
+    async def _stream(self, work: Work) -> AsyncIterator[str]:
+        """The events of a question, a line each, while its page is there."""
+        name, before, ended = secrets.token_urlsafe(9), 0, False
+        about = {"models": work.question.models, "asked": work.question.asked, "name": name}
         try:
-            while True:
-                if job.started is None and (now := self.jobs.before(job)) != before:
-                    before, event = now, {"type": "waiting", "before": now}
-                    yield f"data: {json.dumps(event)}\n\n"
-                while number < len(job.events):
-                    event, silent = job.events[number], 0.0
-                    yield f"id: {number}\ndata: {json.dumps(event)}\n\n"
-                    number += 1
-                    if event["type"] == "end":
-                        return
-                if job.ended:
-                    return
-                await asyncio.sleep(EVERY)
-                silent += EVERY
-                if silent > PATIENCE:
-                    silent = 0.0
-                    yield ": still at work\n\n"
+            yield _line({"type": "question", **about})
+            while now := self.queue.index(work):
+                if now != before:
+                    before = now
+                    yield _line({"type": "waiting", "before": now})
+                await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+            work.thread.start()
+            while not ended:
+                for event in work.news():
+                    ended = event["type"] == "end"
+                    if ended and work.result:
+                        self._keep(name, work.result)
+                    yield _line(event)
+                await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
         finally:
-            job.listeners -= 1
-            job.alone_since = time.monotonic()
+            work.stopping = work.stopping or "its page is gone"
+            threading.Thread(target=self._leave, args=(work,), daemon=True).start()
+
+    def _leave(self, work: Work) -> None:
+        """Lets the next question begin, when this one's thread has ended."""
+        if work.thread.ident is not None:
+            work.thread.join()
+        self.queue.remove(work)
+
+    def _keep(self, name: str, result: "Result") -> None:
+        self.results[name] = result
+        while len(self.results) > KEPT:
+            self.results.popitem(last=False)
 
     async def _page(self, request: Request) -> Response:
-        """Rows and documents of a job as a page of evidence, or what a lens drew."""
-        job = self.jobs.get(request.path_params["name"])
-        if job is None or job.made is None:
-            return _failed("there is nothing to show; ask first", 404)
+        """What came of a question as a page of evidence; `?inside` for a part of the explorer's."""
+        result = self.results.get(request.path_params["name"])
+        if result is None:
+            return _failed("there is nothing to show any more; ask again", 404)
         try:
-            html = await run_in_threadpool(job.made.html)
+            html = await run_in_threadpool(result.html)
         except RequestError as error:
             return _failed(str(error), 400)
+        if "inside" in request.query_params:
+            html = html.rpartition("</body>")[0] + INSIDE
         return HTMLResponse(html, headers={"Content-Security-Policy": OF_EVIDENCE})
 
 
@@ -216,6 +261,10 @@ async def _read(request: Request) -> Any:
         return json.loads(body)
     except (ValueError, RecursionError):
         raise RequestError("the question is no JSON") from None
+
+
+def _line(event: dict[str, Any]) -> str:
+    return json.dumps(event) + "\n"
 
 
 def _failed(text: str, status: int) -> Response:

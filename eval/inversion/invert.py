@@ -1,13 +1,9 @@
-"""The commands `invert` and `solvers`: which tokens can be recovered from which layer."""
+"""The command `invert`: which tokens can be recovered from which layer."""
 
-import inspect
-import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
-from textwrap import indent, wrap
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from eval import RequestError
@@ -23,26 +19,15 @@ from eval.flags import (
     Shard,
     Words,
     listed,
-    nearest,
-    read_arguments,
 )
+from eval.inversion.suites import read_entries
 from eval.result import Result, command, run_plugins
 
 if TYPE_CHECKING:
     from eval.inversion.ask import Question, Task
-    from eval.inversion.solver import Solver
     from eval.models import Checkpoint
     from eval.rows import Results
     from eval.text import Prompt
-
-SUITES = Path(__file__).parent.parent / "suites"
-WIDTH = 100
-QUICK = "quick"
-NOT_OF_AN_ENTRY = {
-    *("models", "out", "suite", "device", "plugin", "corpus"),
-    *("batch", "limit", "resume", "shard"),
-}
-"""Parameters of `invert` that are the same for all entries of a suite."""
 
 PromptSet: TypeAlias = Literal["story", "inside", "random"]
 
@@ -51,7 +36,7 @@ PromptSet: TypeAlias = Literal["story", "inside", "random"]
 def invert(
     models: Models,
     out: Out = None,
-    suite: str = QUICK,
+    suite: str = "quick",
     device: str = "auto",
     layers: Layers = None,
     parts: Words = None,
@@ -118,7 +103,7 @@ def invert(
     from eval.tasks import open_results, rows_of, run_tasks
 
     run_plugins(plugin)
-    entries = _complete(suite, read_suite(suite), arguments)
+    entries = read_entries(suite, invert, arguments)
     opened = Opened(
         open_models(models, device), corpus, any(e["prompts"] for e in entries.values())
     )
@@ -138,78 +123,6 @@ def invert(
     if not rows:  # of a shard or a limit
         return Result(rows, "no rows yet", _next(results, out))
     return Result(rows, terminal_text(rows), _next(results, out))
-
-
-def read_suite(name: str) -> dict[str, dict[str, Any]]:
-    """The entries of a suite: arguments of `eval.invert`, by the entry's name.
-
-    Args:
-        name: of a file in `eval/suites`, or a path.
-
-    Raises:
-        RequestError: no such suite or file, or not a YAML mapping of names to mappings.
-    """
-    import yaml
-
-    known = sorted(path.stem for path in SUITES.glob("*.yaml"))
-    path = SUITES / f"{name}.yaml" if name in known else Path(name)
-    if not path.is_file():
-        raise RequestError(
-            f"--suite {name}: no such suite or file; use {', '.join(known)} or a YAML file"
-        )
-    try:
-        entries = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise RequestError(f"--suite {path}: not YAML ({str(error).splitlines()[0]})") from None
-    if (
-        not entries
-        or not isinstance(entries, dict)
-        or not all(isinstance(entry, dict) for entry in entries.values())
-    ):
-        raise RequestError(
-            f"--suite {path}: must name calls of `eval invert`, as in "
-            "'shown: {layers: all, methods: [sweep, adam]}'"
-        )
-    return entries
-
-
-def _complete(
-    suite: str, entries: dict[str, dict[str, Any]], arguments: dict[str, Any]
-) -> dict[str, dict[str, Any]]:
-    """The arguments of each entry of a suite: its own, flags in their place, else the defaults.
-
-    Raises:
-        RequestError: an entry has another key, or a value that its flag refuses.
-    """
-    defaults: dict[str, Any] = {
-        name: parameter.default
-        for name, parameter in inspect.signature(invert).parameters.items()
-        if name not in NOT_OF_AN_ENTRY
-    }
-    given = {name: arguments[name] for name in defaults if arguments[name] != defaults[name]}
-    if "set_" in given and "methods" not in given:
-        raise RequestError("--set: needs --methods, to say which solvers are asked")
-    if "methods" in given:
-        given.setdefault("set_", None)
-    complete = {}
-    for name, entry in entries.items():
-        where = f"--suite {suite}, {name}"
-        if unknown := [key for key in entry if key not in defaults]:
-            raise RequestError(
-                f"{where}: unknown key {unknown[0]!r}; {nearest(unknown[0], defaults)}"
-            )
-        try:
-            own = read_arguments(invert, entry)
-        except RequestError as error:
-            raise RequestError(f"{where}: {error}") from None
-        asked = defaults | own | given
-        asked |= {"count": asked["count"] or 8, "length": asked["length"] or 16}
-        asked["named"] = not given.keys().isdisjoint({"methods", "slices"})
-        asked["least"] = None if "count" in given else 1  # prompts that will do
-        if not asked["prompts"] and not asked["text"]:
-            asked["prompts"] = ["story"]
-        complete[name] = asked
-    return complete
 
 
 class Opened:
@@ -379,37 +292,3 @@ def _tokens(text: str | None, checkpoint: "Checkpoint") -> tuple[int, ...] | Non
     if not tokens:
         raise RequestError(f"--allowed {text!r}: there is no token in it; give some text")
     return tokens
-
-
-@command
-def list_solvers(names: Words = None, plugin: Plugins = ()) -> Result:
-    """Lists the solvers, with their settings and defaults.
-
-    Args:
-        names: solvers; default: all
-        plugin: a Python file of yours that registers more (docs/extending.md); may be given several
-            times. It is run as your own code, with all your rights: give only files that you trust
-    """
-    from eval.inversion.solver import solvers
-
-    run_plugins(plugin)
-    known, wanted = solvers(), listed(names or ())
-    for name in wanted:
-        if name not in known:
-            raise RequestError(f"--names {name}: there is no such solver; use {', '.join(known)}")
-    chosen = [known[name] for name in wanted or known]
-    fields = ("name", "family", "title", "text", "slices", "random", "settings")
-    rows = [
-        {name: getattr(each, name) for name in fields} | {"settings_text": each.setting_texts}
-        for each in chosen
-    ]
-    return Result(rows, "\n\n".join(map(_described, chosen)))
-
-
-def _described(solver: "Solver") -> str:
-    lines = [f"{solver.name} ({solver.family}; {solver.slices})"]
-    lines.append(indent("\n".join(wrap(solver.text, WIDTH - 4)), "    "))
-    for name, default in solver.settings.items():
-        about = f"{solver.name}.{name}={json.dumps(default)}: {solver.setting_texts[name]}"
-        lines.append(indent("\n".join(wrap(about, WIDTH - 6, subsequent_indent="    ")), "      "))
-    return "\n".join(lines)

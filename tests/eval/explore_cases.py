@@ -12,8 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from arch import LanguageModel, save_model
-from eval.explore.asking import OpenModels
-from eval.explore.jobs import Jobs
+from eval.explore.questions import Library
 from eval.explore.server import Explorer, listen, server
 
 
@@ -26,10 +25,10 @@ def two_steps(place: Path, model: Callable[[], LanguageModel], tokenizer: Tokeni
 
 
 @contextmanager
-def running(places: list[str], jobs: Jobs | None = None) -> Iterator[int]:
+def running(places: list[str], **limits: Any) -> Iterator[int]:
     """The port of an explorer that is there for the time of the block."""
     with listen("127.0.0.1", 0) as at:
-        works = server(Explorer(OpenModels(places, "toy", "cpu"), jobs=jobs))
+        works = server(Explorer(Library(places, "toy", "cpu"), **limits))
         thread = threading.Thread(target=works.run, kwargs={"sockets": [at]}, daemon=True)
         thread.start()
         while not works.started:
@@ -39,30 +38,30 @@ def running(places: list[str], jobs: Jobs | None = None) -> Iterator[int]:
         thread.join(10)
 
 
-def send(port: int, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
-    """Posts JSON, or bytes as they are; gets where there is no body: the status and the answer."""
+def begin(
+    port: int, path: str, body: Any = None, **headers: str
+) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    """Posts JSON, or bytes as they are; gets where there is no body: what is answered, unread."""
     with_body = body if isinstance(body, bytes | None) else json.dumps(body).encode()
     given = {"Content-Type": "application/json"} if body is not None else {}
     given |= {name.replace("_", "-"): value for name, value in headers.items()}
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET" if body is None else "POST", path, with_body, given)
+    return connection, connection.getresponse()
+
+
+def send(port: int, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+    """The status and the content of what is answered to `begin`."""
+    connection, response = begin(port, path, body, **headers)
     try:
-        connection.request("GET" if body is None else "POST", path, with_body, given)
-        response = connection.getresponse()
-        text = response.read()
-        kind = response.headers["content-type"]
+        text, kind = response.read(), response.headers["content-type"]
         return response.status, json.loads(text) if kind == "application/json" else text.decode()
     finally:
         connection.close()
 
 
-def events(port: int, job: str) -> list[dict[str, Any]]:
-    """All that a job says, when it has ended."""
-    _, text = send(port, f"/jobs/{job}/events")
-    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
-
-
 def asked(port: int, **question: Any) -> list[dict[str, Any]]:
-    """What comes of a question."""
-    status, answer = send(port, "/jobs", question)
-    assert status == 200, answer
-    return events(port, answer["job"])
+    """All that comes of a question, when it has ended."""
+    status, text = send(port, "/ask", question)
+    assert status == 200, text
+    return [json.loads(line) for line in text.splitlines()]

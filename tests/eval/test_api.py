@@ -14,7 +14,7 @@ import pytest
 
 import eval as evals
 from eval import RequestError, comparison_plot, plots
-from eval.__main__ import COMMANDS, LINES, command_function, main
+from eval.__main__ import COMMANDS, command_function, main
 from eval.flags import flag_name, read_arguments
 from eval.information.posterior import QUANTISERS
 from eval.result import Result
@@ -47,7 +47,6 @@ def test_the_help_of_a_command_says_what_every_parameter_is(name, capsys):
     for parameter in signature(command_function(name)).parameters.values():
         positional = parameter.default is parameter.empty or parameter.name == "runs"
         assert positional or f"{flag_name(parameter.name)}" in said
-    assert name in LINES
 
 
 def test_choices_are_those_of_the_modules():

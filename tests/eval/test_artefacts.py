@@ -1,11 +1,9 @@
-"""Tensors that were fitted: kept once, read again, and refused in one line where damaged."""
+"""Tensors that were fitted: kept once, and read again."""
 
 import torch
 
-from eval import RequestError
 from eval.artefacts import fitted
 from eval.models import open_model
-from tests.said import one_line
 
 TEXT = [torch.arange(6)[None]]
 
@@ -26,12 +24,3 @@ def test_a_fit_is_kept_by_model_question_and_text(model_directory, tmp_path):
             assert len(fits) == times
             assert all(torch.equal(found[name], tensor) for name, tensor in kept.items())
     assert len(list(tmp_path.glob("artefacts/*"))) == len(asked)
-
-
-def test_a_damaged_file_is_refused_in_one_line(model_directory, tmp_path):
-    model = open_model(model_directory("flat", 0, d_model=16), "cpu")
-    fitted(tmp_path, model, {}, TEXT, lambda: {"a": torch.zeros(2)})
-    (file,) = tmp_path.glob("artefacts/*")
-    file.write_bytes(file.read_bytes()[:20])
-    with one_line(RequestError, str(file)):
-        fitted(tmp_path, model, {}, TEXT, dict)

@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,9 +11,8 @@ import pytest
 import eval as evals
 from eval import watching
 from eval.__main__ import main
-from eval.explore.asking import OpenModels
-from eval.explore.jobs import Jobs
-from tests.eval.explore_cases import asked, events, running, send, two_steps
+from eval.explore.questions import Library
+from tests.eval.explore_cases import asked, begin, running, send, two_steps
 from tests.said import complaint
 
 TEXT = "Once upon a time there was a dog."
@@ -45,21 +45,24 @@ def test_solvers_are_watched_until_they_are_right(port, hidden, solver):
 
 
 def test_a_second_question_fits_no_read_back(models):
-    library = OpenModels([str(models)], "toy", "cpu")
+    library = Library([str(models)], "toy", "cpu")
     library.warm()
     (guesses,) = library.checkpoint(FLAT).kept["readbacks", "toy"].values()
-    question = library.inquiry({"text": TEXT, "models": [FLAT]})
+    question = library.question({"text": TEXT, "models": [FLAT]})
     question.run(lambda event: None, lambda: None)
     assert [*library.checkpoint(FLAT).kept["readbacks", "toy"].values()] == [guesses]
 
 
 def test_a_page_and_a_lens_can_be_opened(port):
     for question in ({"text": TEXT}, {"text": TEXT, "kind": "lens", "lens": "logit"}):
-        _, answer = send(port, "/jobs", question)
-        assert events(port, answer["job"])[-1] == {"type": "end"}
-        status, page = send(port, f"/jobs/{answer['job']}/page")
-        assert status == 200
-        assert "<section" in page
+        first, *_, last = asked(port, **question)
+        assert last == {"type": "end"}
+        for inside in (False, True):
+            status, page = send(port, f"/results/{first['name']}{'?inside' * inside}")
+            assert status == 200
+            assert "<figure" in page
+            assert ("h1{display:none}" in page) == inside
+    assert send(port, "/results/other")[0] == 404
 
 
 def test_the_copied_command_and_python_give_the_same(port, tmp_path, monkeypatch):
@@ -94,12 +97,12 @@ def test_what_is_asked_is_looked_at_first(port):
         (b"x" * 20_000, "longer than"),
         ([], "no JSON object"),
         ({"text": 1}, "not str"),
-        ({"text": ""}, "nothing to recover"),
+        ({"text": " "}, "type a sentence"),
         ({"text": "a" * 1001}, "1000 at most"),
         ({"text": "a b " * 60}, "at most"),
         ({"text": TEXT, "models": ["../../etc/passwd"]}, "there is no"),
         ({"text": TEXT, "models": [[]]}, "there is no"),
-        ({"text": TEXT, "models": []}, "choose one"),
+        ({"text": TEXT, "models": [FLAT, "flat, step 0", 3]}, "there is no '3' here"),
         ({"text": TEXT, "kind": "claims"}, "there is no"),
         ({"text": TEXT, "solvers": ["os.system"]}, "there is no"),
         ({"text": TEXT, "lens": "/etc"}, "there is no"),
@@ -107,12 +110,12 @@ def test_what_is_asked_is_looked_at_first(port):
         ({"text": TEXT, "layer": True}, "not int"),
         ({"text": TEXT, "noise": 1e400}, "between 0 and 16"),
         ({"text": TEXT, "hidden": [99]}, "no token 99; give numbers from 0 to"),
-        ({"text": TEXT, "hidden": ["1"]}, "'1' is not the number of a token"),
+        ({"text": TEXT, "hidden": ["1"]}, "there is no token 1; give numbers"),
         ({"text": "a", "hidden": [0]}, "show one at least"),
     ],
 )
 def test_what_is_wrong_gets_one_line_and_the_server_lives_on(port, question, says):
-    for path in ("/look", "/jobs"):
+    for path in ("/look", "/ask"):
         status, answer = send(port, path, question)
         assert status == 400
         assert says in answer["error"]
@@ -138,32 +141,31 @@ def test_other_hosts_and_origins_are_refused_and_no_other_file_is_given(port):
         assert send(port, "/look", {"text": TEXT}, **headers)[0] == status
         assert send(port, "/", **headers)[0] == status
     assert send(port, "/look", {"text": TEXT}, Content_Type="text/plain")[0] == 415
-    for path in ("/../asking.py", "/%2e%2e/asking.py", "/static/page.html", "/jobs"):
+    for path in ("/../questions.py", "/%2e%2e/questions.py", "/static/page.html", "/ask"):
         assert send(port, path)[0] in (404, 405)
 
 
 def test_every_one_of_200_requests_is_answered(models):
-    with running([str(models)], Jobs(waiting=4)) as port:
-        first = send(port, "/jobs", SLOW)[1]["job"]
-
-        def ask(_):
-            return send(port, "/jobs", SLOW)
-
+    with running([str(models)], waiting=4) as port:
         with ThreadPoolExecutor(200) as pool:
-            answers = list(pool.map(ask, range(200)))
-        taken = [answer["job"] for status, answer in answers if status == 200]
-        refused = [answer["error"] for status, answer in answers if status == 503]
-        assert len(taken) + len(refused) == 200
-        assert 3 <= len(taken) <= 5
-        assert all("busy" in text for text in refused)
-        for job in (first, *taken):
-            assert send(port, f"/jobs/{job}/stop", {})[0] == 200
-        assert events(port, first)[-1]["stopped"] == "stopped"
-        assert asked(port, text="a b", models=[FLAT])[-1] == {"type": "end"}
+            answers = list(pool.map(lambda _: begin(port, "/ask", SLOW), range(200)))
+        taken = [each for each in answers if each[1].status == 200]
+        refused = [json.loads(response.read())["error"] for _, response in answers
+                   if response.status == 503]  # fmt: skip
+        assert (len(taken), len(refused)) == (5, 195)
+        assert all("busy: 4 questions wait" in text for text in refused)
+        for connection, _ in answers:  # the pages are gone
+            connection.close()
+        for _ in range(200):
+            status, text = send(port, "/ask", {"text": "a b", "models": [FLAT]})
+            if status == 200:
+                break
+            time.sleep(0.1)
+        assert json.loads(text.splitlines()[-1]) == {"type": "end"}
 
 
-def test_a_job_ends_when_its_time_is_over(models):
-    with running([str(models)], Jobs(seconds=0.5)) as port:
+def test_a_question_ends_when_its_time_is_over(models):
+    with running([str(models)], seconds=0.5) as port:
         assert "stopped after 0.5 s" in asked(port, models=[FLAT], **SLOW)[-1]["stopped"]
 
 
@@ -187,7 +189,7 @@ def test_watching_sees_the_answer_grow_and_can_end_the_work(models):
     [
         ("", "make demo"),
         ("nowhere", "no such directory"),
-        (".", "nothing to compare here"),
+        (".", "no model directories; `make demo`"),
         ("MODELS --port 99999999", "--port 99999999"),
         ("MODELS --host 203.0.113.7", "--host 203.0.113.7"),
         ("MODELS --device tpu", "--device tpu"),

@@ -119,7 +119,7 @@ def test_two_processes_share_the_work_at_once(ask, tmp_path, capsys):
 def test_a_row_is_on_the_disk_before_its_task_computes_the_next(tmp_path):
     class Slow:
         checkpoint: Any = None
-        keys, cost = ("a", "b"), 1.0
+        keys = ("a", "b")
 
         def run(self, results):
             yield {"key": "a", "kind": "loss"}

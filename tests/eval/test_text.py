@@ -13,7 +13,7 @@ import eval as evals
 import eval.__main__ as evaluation
 import tokenizer.__main__ as tokenizers
 from eval import RequestError
-from eval.explore.asking import OpenModels
+from eval.explore.questions import Library
 from eval.language import measure_loss
 from eval.models import open_checkpoint
 from eval.text import HeldOutText, Use, drawn_prompts, held_out_text
@@ -204,18 +204,18 @@ def test_models_of_different_data_are_asked_apart(trained, model_directory, caps
     assert [line.split(",")[0] for line in said(capsys)] == ["corpus: data-one", "corpus: data-two"]
 
 
-def test_the_explorer_asks_models_about_their_own_data(trained, capsys):
+def test_the_explorer_asks_models_about_their_own_data(trained):
     models = [str(trained("one")), str(trained("two", source="toy:60"))]
-    library = OpenModels(models, None, "cpu")
+    library = Library(models, None, "cpu")
     library.warm()
-    assert [line.split(",")[0] for line in said(capsys)] == ["corpus: data-one", "corpus: data-two"]
     one, two = library.paths
-    look = library.inquiry({"text": "Once upon", "models": [one]}).look()
+    look = library.question({"text": "Once upon", "models": [one]}).look()
+    assert look["corpus"] == "data-one"
     assert "--corpus data-one" in look["command"]
     assert "corpus='data-one'" in look["python"]
     with one_line(RequestError, "--corpus: the models were trained on different data ("):
-        library.inquiry({"text": "Once upon", "models": [one, two]})
-    asked = OpenModels(models, "toy:40", "cpu").inquiry({"text": "Once upon", "models": [one, two]})
+        library.question({"text": "Once upon", "models": [one, two]})
+    asked = Library(models, "toy:40", "cpu").question({"text": "Once upon", "models": [one, two]})
     assert "--corpus toy:40" in asked.look()["command"]
 
 

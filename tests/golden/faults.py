@@ -256,7 +256,7 @@ READERS: dict[str, Entry] = {
     ),
     "loss: ends of text count as bytes": (
         "readers: loss",
-        "commands.language:_tokens",
+        "language:_tokens",
         gives(lambda counts: (counts[0], counts[1], counts[2] + 13)),
     ),
     "summary: intervals are half as wide": (

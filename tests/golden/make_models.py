@@ -6,6 +6,7 @@ The results are committed, so that no change of a recipe, of the toy stories or 
 moves the golden rows. Run it only to add a model: it leaves those that are there as they are.
 """
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,8 @@ def make_ours(
         return
     torch.manual_seed(seed)
     model = LanguageModel(ModelConfig(vocab_size=VOCAB, n_layers=2, **settings))
-    about = {"name": name, "seed": seed}
+    digest = hashlib.sha256(repr(settings).encode()).hexdigest()[:10]
+    about = {"name": name, "seed": seed, "model_id": digest}
     if name == "flat":
         save_model(MODELS / name / "step-000000", model, tokenizer.to_str(), about | {"step": 0})
     loss = fit(model, text, model.config.context)

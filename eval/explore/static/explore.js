@@ -7,64 +7,56 @@ const made = (tag, set = {}, ...inside) => {
   return element;
 };
 const state = {
-  text: "Once upon a time there was a little dog.",
-  models: [], layer: null, hidden: [],
-  solvers: [], noise: 0, kind: "invert", lens: "logit", precision: "noise 1 rms", ran: false,
+  text: "Once upon a time there was a little dog.", models: [], layer: null, hidden: [], solvers: [],
+  noise: 0, kind: "invert", lens: "logit", precision: "noise 1 rms", ran: false,
 };
-let known, seen = null, source = null, running = null, asking = 0;
+let known, seen = null, running = null, asking = 0, measured = [];
 
 // ---- the address
 
+const LISTS = { model: "models", solver: "solvers", hidden: "hidden" };
+
 const read = () => {
   const given = new URLSearchParams(location.hash.slice(1));
-  const number = (name) => (given.get(name) ? Number(given.get(name)) : null);
-  state.text = given.get("text") ?? state.text;
-  state.models = given.getAll("model").filter((name) => known.models.includes(name)).slice(0, 2);
-  state.solvers = given.getAll("solver").filter((n) => known.solvers.some((s) => s.name === n));
-  state.layer = number("layer");
-  state.hidden = given.getAll("hidden").map(Number);
-  state.noise = number("noise") ?? 0;
-  for (const name of ["kind", "lens", "precision"]) state[name] = given.get(name) ?? state[name];
+  for (const name of ["text", "kind", "lens", "precision"]) state[name] = given.get(name) ?? state[name];
+  for (const [word, name] of Object.entries(LISTS)) state[name] = given.getAll(word);
+  state.models = state.models.filter((name) => known.models.includes(name)).slice(0, 2);
+  state.solvers = state.solvers.filter((name) => known.solvers.some((one) => one.name === name));
+  state.hidden = state.hidden.map(Number);
+  state.layer = given.has("layer") ? Number(given.get("layer")) : null;
+  state.noise = Number(given.get("noise") ?? 0);
   state.ran = given.has("ran");
   if (!state.models.length) state.models = suggested();
 };
 
-const suggested = () => {
+const suggested = () => { // the last model, and the first step of its run
   const last = known.models.at(-1);
-  const run = last.replace(/, step.*/, "");
-  const first = known.models.find((name) => name.startsWith(`${run}, step`));
+  const first = known.models.find((name) => name.startsWith(last.replace(/, step.*/, ", step")));
   return first === last ? [last] : [first, last];
 };
 
 const write = () => {
-  const lines = [["text", state.text], ...state.models.map((m) => ["model", m])];
-  if (state.layer !== null) lines.push(["layer", state.layer]);
-  lines.push(...state.hidden.map((i) => ["hidden", i]));
-  lines.push(...state.solvers.map((name) => ["solver", name]));
-  if (state.noise) lines.push(["noise", state.noise]);
-  lines.push(["kind", state.kind]);
-  if (state.kind === "lens") lines.push(["lens", state.lens]);
-  if (state.kind === "bits") lines.push(["precision", state.precision]);
+  const lines = [["text", state.text]];
+  for (const [word, name] of Object.entries(LISTS)) lines.push(...state[name].map((one) => [word, one]));
+  for (const name of ["layer", "noise", "kind", "lens", "precision"]) {
+    if (state[name] || state[name] === 0 && name === "layer") lines.push([name, state[name]]);
+  }
   if (state.ran) lines.push(["ran", 1]);
   history.replaceState(null, "", `#${new URLSearchParams(lines)}`);
 };
 
 const question = () => {
   const { text, models, layer, hidden, solvers, noise, kind, lens } = state;
-  return { text, models, layer, hidden, solvers, noise, kind, lens };
+  return JSON.stringify({ text, models, layer, hidden, solvers, noise, kind, lens });
 };
 
-const post = async (path, body) => {
-  let response;
-  try {
-    const headers = { "Content-Type": "application/json" };
-    response = await fetch(path, { method: "POST", headers, body: JSON.stringify(body) });
-  } catch {
-    throw new Error("the server does not answer; is it still running?");
-  }
-  const answer = await response.json();
-  if (!response.ok) throw new Error(answer.error);
-  return answer;
+const post = async (path, body, signal) => {
+  const headers = { "Content-Type": "application/json" };
+  const response = await fetch(path, { method: "POST", headers, body, signal }).catch((error) => {
+    throw signal?.aborted ? error : new Error("the server does not answer; is it still running?");
+  });
+  if (!response.ok) throw new Error((await response.json()).error);
+  return response;
 };
 
 const say = (text, wrong = false) => {
@@ -76,64 +68,69 @@ const say = (text, wrong = false) => {
 
 const changed = () => {
   state.ran = false;
+  at("copied").hidden = true;
   write();
   clearTimeout(asking);
   asking = setTimeout(look, 120);
 };
 
 const look = async () => {
-  const asked = JSON.stringify(question());
+  const asked = question();
   try {
-    const answer = await post("/look", question());
-    if (asked !== JSON.stringify(question())) return;
+    const answer = await (await post("/look", asked)).json();
+    if (asked !== question()) return;
     seen = answer;
     if (!running) say("");
     draw();
   } catch (error) {
-    if (asked === JSON.stringify(question())) say(error.message, true);
-  }
-};
-
-const draw = () => {
-  at("layer").max = seen.layers;
-  at("layer").value = state.layer ?? seen.layers;
-  const layer = at("layer").value;
-  at("layer-is").textContent = layer === "0" ? "0, the embedding" : `${layer} of ${seen.layers}`;
-  drawTokens();
-  const count = state.hidden.length;
-  at("shown").textContent = count
-    ? `${count} of ${seen.tokens.length} hidden: ${seen.slice}.`
-    : `All ${seen.tokens.length} tokens are shown.`;
-  if (isHidden(seen.tokens.length - 1)) {
-    at("shown").textContent += " Later tokens leave no trace in earlier vectors: those hidden at the end cannot be recovered.";
-  }
-  at("chosen").textContent = seen.asked
-    .map((name) => known.solvers.find((solver) => solver.name === name).title).join("; ");
-  for (const box of at("solvers").querySelectorAll("input")) {
-    const reason = seen.refusals[box.value];
-    box.checked = seen.asked.includes(box.value);
-    box.parentElement.classList.toggle("cannot", Boolean(reason));
-    box.parentElement.querySelector("small").textContent = reason ?? "";
+    if (asked !== question()) return;
+    seen = null;
+    draw();
+    say(error.message, true);
   }
 };
 
 const isHidden = (i) => state.hidden.includes(i);
+const lastShown = () => seen.tokens.findLastIndex((_, i) => !isHidden(i));
+
+const draw = () => {
+  for (const id of ["invert", "bits", "look"]) at(id).disabled = !seen;
+  drawTokens();
+  if (!seen) return at("shown").replaceChildren();
+  at("layer").max = seen.layers;
+  at("layer").value = state.layer ?? seen.layers;
+  const layer = at("layer").value;
+  at("layer-is").textContent = layer === "0" ? "0, the embedding" : `${layer} of ${seen.layers}`;
+  const after = seen.tokens.length - 1 - lastShown();
+  const lost = after ? " Later tokens leave no trace in earlier outputs: those hidden at the end cannot be known." : "";
+  at("shown").replaceChildren(
+    state.hidden.length ? `${state.hidden.length} of ${seen.tokens.length} tokens hidden.` : `All ${seen.tokens.length} tokens are shown.`,
+    lost, ` As a slice: ${seen.slice}. Corpus: ${seen.corpus}.`);
+  at("chosen").textContent = seen.asked.join(", ");
+  for (const box of at("solvers").querySelectorAll("input")) {
+    const reason = seen.refusals[box.value];
+    box.checked = seen.asked.includes(box.value);
+    box.parentElement.classList.toggle("cannot", Boolean(reason));
+    box.parentElement.querySelector("small").textContent = reason ?? box.parentElement.title.replace(/\. .*/, ".");
+  }
+};
 
 const drawTokens = () => {
+  const tokens = seen?.tokens ?? [];
   const buttons = [...at("tokens").children];
-  if (buttons.map((button) => button.textContent).join("\n") !== seen.tokens.join("\n")) {
+  if (buttons.map((button) => button.textContent).join("\n") !== tokens.join("\n")) {
     const focused = buttons.indexOf(document.activeElement);
-    const drawn = seen.tokens.map((piece, i) => {
+    const drawn = tokens.map((piece, i) => {
       const button = made("button", { type: "button", textContent: piece, tabIndex: i ? -1 : 0 });
       button.addEventListener("click", () => toggle(i));
       return button;
     });
     at("tokens").replaceChildren(...drawn);
-    if (focused >= 0) drawn[Math.min(focused, drawn.length - 1)].focus();
+    if (focused >= 0) drawn[Math.min(focused, drawn.length - 1)]?.focus();
   } // else the same buttons stay, so that a press that has begun is not lost
   [...at("tokens").children].forEach((button, i) => {
     button.setAttribute("aria-pressed", isHidden(i));
-    button.setAttribute("aria-label", `${seen.tokens[i]}, ${isHidden(i) ? "hidden" : "shown"}`);
+    button.setAttribute("aria-label", `${tokens[i]}, ${isHidden(i) ? "hidden" : "shown"}`);
   });
 };
 
@@ -145,13 +142,13 @@ const toggle = (i) => {
   drawTokens();
 };
 
-const moves = { ArrowRight: 1, ArrowLeft: -1, Home: -Infinity, End: Infinity };
+const MOVES = { ArrowRight: 1, ArrowLeft: -1, Home: -Infinity, End: Infinity };
 const move = (event) => {
   const buttons = [...at("tokens").children];
   const now = buttons.indexOf(document.activeElement);
-  if (!(event.key in moves) || now < 0) return;
+  if (!(event.key in MOVES) || now < 0) return;
   event.preventDefault();
-  const next = Math.max(0, Math.min(buttons.length - 1, now + moves[event.key]));
+  const next = Math.max(0, Math.min(buttons.length - 1, now + MOVES[event.key]));
   buttons.forEach((button, i) => { button.tabIndex = i === next ? 0 : -1; });
   buttons[next].focus();
 };
@@ -159,123 +156,113 @@ const move = (event) => {
 // ---- what comes back
 
 const ask = async (kind) => {
+  if (!seen) return;
   stop();
-  state.kind = kind;
-  state.ran = true;
+  const mine = running = new AbortController();
+  Object.assign(state, { kind, ran: true });
   write();
   say("asking …");
-  try {
-    const answer = await post("/jobs", question());
-    at("results").replaceChildren();
-    show[kind].prepare(answer);
-    follow(answer.job, kind);
-  } catch (error) {
-    say(error.message, true);
-  }
-};
-
-const follow = (job, kind) => {
-  running = job;
-  at("stop").disabled = false;
   const started = performance.now();
-  source = new EventSource(`/jobs/${job}/events`);
-  source.onmessage = ({ data }) => {
-    const event = JSON.parse(data);
-    if (event.type === "waiting") say(event.before ? `waiting; ${event.before} before you` : "");
-    if (event.type === "begin") say("at work …");
-    if (event.type === "refused") refused(event);
-    show[kind][event.type]?.(event, job);
-    if (event.type !== "end") return;
-    ended();
-    const seconds = ((performance.now() - started) / 1000).toFixed(1);
-    if (event.error) say(event.error, true);
-    else if (event.stopped) say(`${event.stopped} after ${seconds} s`);
-    else {
-      say(`done in ${seconds} s`);
-      show[kind].done?.(job);
+  const seconds = () => `${((performance.now() - started) / 1000).toFixed(1)} s`;
+  at("stop").disabled = false;
+  try {
+    const response = await post("/ask", question(), mine.signal);
+    for await (const event of lines(response.body)) {
+      if (running !== mine) return;
+      if (event.type === "question") { at("results").replaceChildren(); show[kind].prepare(event); }
+      if (event.type === "waiting") say(event.before ? `waiting; ${event.before} before you` : "");
+      if (event.type === "begin") say("at work …");
+      if (event.type === "refused") refused(event);
+      show[kind][event.type]?.(event);
+      if (event.type === "end") say(event.error ?? (event.stopped ? `${event.stopped} after ${seconds()}` : `done in ${seconds()}`), Boolean(event.error));
     }
-  };
-  source.onerror = () => {
-    if (source?.readyState === EventSource.CLOSED) {
-      ended();
-      say("the connection was lost; ask again", true);
-    }
-  };
-};
-
-const ended = () => {
-  source?.close();
-  source = running = null;
+  } catch (error) {
+    if (running !== mine) return;
+    say(mine.signal.aborted ? `stopped after ${seconds()}` : error.message, !mine.signal.aborted);
+  }
+  if (running !== mine) return;
+  running = null;
   at("stop").disabled = true;
 };
 
-const stop = () => {
-  if (!running) return;
-  post(`/jobs/${running}/stop`, {}).catch(() => {});
-};
+async function* lines(body) {
+  let rest = "";
+  const decoder = new TextDecoder();
+  const reader = body.getReader();
+  for (let { done, value } = await reader.read(); !done; { done, value } = await reader.read()) {
+    const parts = (rest + decoder.decode(value, { stream: true })).split("\n");
+    rest = parts.pop();
+    yield* parts.map(JSON.parse);
+  }
+}
 
+const stop = () => running?.abort();
+
+const sides = (models, name) => {
+  const cards = models.map((model, i) =>
+    made("article", { className: "card", id: `side-${i}` }, made("h2", { textContent: model })));
+  at("results").append(made("div", { className: `sides ${name}` }, ...cards));
+  return cards;
+};
+const block = ({ model, solver }) => document.querySelector(`#side-${model} [data-solver="${solver}"]`);
 const refused = (event) => {
   const place = block(event);
   if (place) place.querySelector(".figures").textContent = event.text;
   else say(event.text, true);
 };
-
-const sides = (models, name) => {
-  const cards = models.map((model, i) =>
-    made("article", { className: "card side", id: `side-${i}` }, made("h2", { textContent: model })));
-  at("results").append(made("div", { className: `sides ${name}` }, ...cards));
-};
-const block = ({ model, solver }) => document.querySelector(`#side-${model} [data-solver="${solver}"]`);
 const number = (value) => (value === null || value === undefined ? "unknown" : value && Math.abs(value) < 1e-3 ? value.toExponential(2) : Number(value.toPrecision(3)).toString());
 
-const cell = (piece, i, right, extra) => {
-  const marks = [right ? "" : "w", isHidden(i) ? "k" : "", extra].filter(Boolean).join(" ");
-  const element = made("b", { className: `t ${marks}`, textContent: piece });
-  if (!right && seen) element.title = `the sentence has ${seen.tokens[i]} here`;
-  return element;
+const cell = (piece, i, right, mark) => {
+  const marks = ["t", right ? "" : "wrong", isHidden(i) ? "hid" : "", mark].filter(Boolean).join(" ");
+  const title = right ? "" : `the sentence has ${seen.tokens[i]} here`;
+  return made("b", { className: marks, textContent: piece.replaceAll("\ufffd", "▯"), title });
 };
 
 const PROOFS = {
   enumerated: "proved: every other choice was tried, and none fits",
-  residual: "consistent: its vectors are those kept, to rounding",
+  residual: "consistent: its outputs are those kept, to rounding",
 };
 
 const show = {
   invert: {
     prepare({ models, asked }) {
-      sides(models, "recovered");
-      models.forEach((_, i) => asked.forEach((name) => {
-        const title = known.solvers.find((solver) => solver.name === name).title;
-        const section = made("section", { className: "solver" }, made("h3", { textContent: title }),
-          made("p", { className: "strips wrap found" }), made("p", { className: "note figures" }));
-        section.dataset.solver = name;
-        at(`side-${i}`).append(section);
-      }));
+      for (const card of sides(models, "recovered")) for (const solver of asked) {
+        const section = made("section", {}, made("h3", { textContent: solver }),
+          made("p", { className: "strip found" }), made("p", { className: "note figures" }));
+        section.dataset.solver = solver;
+        card.append(section);
+      }
     },
     tokens(event) {
       const place = block(event);
       place.querySelector(".found").replaceChildren(...event.found.map((piece, i) =>
-        cell(piece, i, event.right[i], event.settled?.[i] ? "" : "u")));
+        cell(piece, i, event.right[i], event.settled?.[i] ? "" : "open")));
       const settled = event.settled?.filter(Boolean).length ?? 0;
       const margin = event.margin === null ? "" : `; the next best is ${number(event.margin)} bits above the floor`;
-      place.querySelector(".figures").textContent = `${settled} tokens settled so far${margin}`;
+      place.querySelector(".figures").textContent = `${settled} of ${event.found.length} tokens stand so far${margin}`;
     },
     answer(event) {
       const place = block(event);
       const { right, ambiguous, found } = event;
-      place.dataset.done = "yes";
-      place.querySelector(".found").replaceChildren(...found.map((piece, i) =>
-        cell(piece, i, right[i] || ambiguous[i], ambiguous[i] ? "a" : "")));
-      const proof = event.uncertified ?? PROOFS[event.certificate] ?? (event.at_floor ? PROOFS.residual : "not found: its vectors are not those kept");
-      const margin = event.margin_bits === null ? [] : [`the nearest wrong token is ${number(event.margin_bits)} bits above the floor`];
+      const lost = seen.tokens.length - found.length;
+      const cells = found.map((piece, i) => cell(piece, i, right[i] || ambiguous[i], ambiguous[i] ? "same" : ""));
+      for (let i = 0; i < lost; i++) {
+        cells.push(made("b", { className: "t lost", textContent: "?", title: "cannot be known: no output after it is kept" }));
+      }
+      place.querySelector(".found").replaceChildren(...cells);
+      const proof = event.uncertified ?? PROOFS[event.certificate] ?? (event.at_floor ? PROOFS.residual : "not found: its outputs are not those kept");
       place.querySelector(".figures").textContent = [
         `${right.filter(Boolean).length} of ${found.length} tokens right`, proof,
-        `residual ${number(event.residual)}, floor ${number(event.floor)}`, ...margin,
+        ...(lost ? [`${lost} cannot be known`] : []),
+        `residual ${number(event.residual)}, floor ${number(event.floor)}`,
+        ...(event.margin_bits === null ? [] : [`the nearest wrong token is ${number(event.margin_bits)} bits above the floor`]),
         `${event.evaluations.toLocaleString("en")} tokens run in ${number(event.seconds)} s`,
       ].join("; ");
     },
-    done(job) {
-      const link = made("a", { href: `/jobs/${job}/page`, target: "_blank", rel: "noopener", textContent: "The same as a page of evidence" });
+    question({ name }) { state.result = name; },
+    end(event) {
+      if (event.error || event.stopped) return;
+      const link = made("a", { href: `/results/${state.result}`, target: "_blank", rel: "noopener", textContent: "The same as a page of evidence" });
       at("results").append(made("p", { className: "note" }, link));
     },
   },
@@ -283,12 +270,10 @@ const show = {
     prepare({ models }) {
       const menu = made("select", { id: "precision" });
       menu.addEventListener("change", () => { state.precision = menu.value; write(); drawBits(); });
-      const label = made("label", { className: "switch" }, "Outputs known as ", menu);
-      label.append(made("span", { textContent: "The upper bar is what the token's own output says of it; the lower one is what the outputs after it, up to eight, say together." }));
+      const about = "One token at a time is asked about, with all others given: hidden ones as well. The upper bar is what its own output says of it, the lower one what the outputs after it say, up to eight.";
       measured = [];
-      at("results").append(label);
-      sides(models, "bits");
-      models.forEach((_, i) => at(`side-${i}`).append(made("p", { className: "strips wrap found" })));
+      at("results").append(made("label", { className: "switch" }, "Outputs known as ", menu, made("span", { id: "most", textContent: about })));
+      for (const card of sides(models, "bits")) card.append(made("p", { className: "strip found" }));
     },
     bits(event) {
       measured.push(event);
@@ -297,33 +282,31 @@ const show = {
         const names = Object.keys(event.bits);
         menu.append(...names.map((name) => made("option", { value: name, textContent: name })));
         menu.value = state.precision = names.includes(state.precision) ? state.precision : names[0];
+        at("most").append(` A full bar is ${event.prior.toFixed(1)} bits.`);
       }
       drawBits();
     },
   },
   lens: {
     prepare() {},
-    done(job) {
-      at("results").replaceChildren(made("iframe", { src: `/jobs/${job}/page`, title: "what the lens shows" }));
+    question({ name }) { state.result = name; },
+    end(event) {
+      if (event.error || event.stopped) return;
+      at("results").replaceChildren(made("iframe", { src: `/results/${state.result}?inside`, title: "what the lens shows" }));
     },
   },
 };
 
-let measured = [];
 const drawBits = () => {
   for (const place of document.querySelectorAll(".bits .found")) place.replaceChildren();
   for (const event of measured) {
-    const [own, later] = event.bits[state.precision];
-    const bar = (value, colour) => {
+    const bars = event.bits[state.precision].flatMap((value) => {
       const inside = made("i");
       inside.style.width = `${Math.max(0, Math.min(100, (100 * (value ?? 0)) / event.prior))}%`;
-      return made("span", { className: `bar ${colour}` }, inside);
-    };
-    const text = (value) => made("small", { textContent: value === null ? "–" : value.toFixed(1) });
-    const token = made("span", { className: "token" }, made("b", { className: "t", textContent: seen.tokens[event.place] }),
-      bar(own, "c0"), text(own), bar(later, "c1"), text(later));
-    token.title = `of ${event.prior.toFixed(1)} bits; margin ${number(event.margin)} bits`;
-    document.querySelector(`#side-${event.model} .found`).append(token);
+      return [made("span", { className: "bar" }, inside), made("small", { textContent: value === null ? "–" : value.toFixed(1) })];
+    });
+    const token = cell(seen.tokens[event.place], event.place, true, "");
+    document.querySelector(`#side-${event.model} .found`).append(made("span", { className: "token" }, token, ...bars));
   }
 };
 
@@ -341,12 +324,16 @@ const copy = async (text) => {
 };
 
 const fill = () => {
-  at("text").value = state.text;
-  at("text").maxLength = known.limits.letters;
-  at("noise").value = state.noise;
-  at("noise").max = known.limits.noise;
-  at("lens").value = state.lens;
+  for (const name of ["text", "noise", "lens"]) at(name).value = state[name];
   [at("first").value, at("second").value] = [state.models[0], state.models[1] ?? ""];
+};
+
+const again = async () => {
+  read();
+  fill();
+  const ran = state.ran;
+  await look();
+  if (ran && seen) ask(state.kind);
 };
 
 const start = async () => {
@@ -355,20 +342,17 @@ const start = async () => {
   at("first").append(...known.models.map(option));
   at("second").append(made("option", { value: "", textContent: "none" }), ...known.models.map(option));
   at("lens").append(...known.lenses.map(({ name, title }) => made("option", { value: name, textContent: title })));
-  at("solvers").append(...known.solvers.map(({ name, title, text }) => {
-    const box = made("input", { type: "checkbox", value: name });
-    return made("label", { title: text }, box, ` ${title}`, made("small"));
-  }));
-  const models = () => { state.models = [...new Set([at("first").value, at("second").value])].filter(Boolean); changed(); };
-  const numeric = (id) => () => { state[id] = Number(at(id).value) || 0; changed(); };
-  at("text").addEventListener("input", () => { Object.assign(state, { text: at("text").value, hidden: [] }); changed(); });
-  for (const id of ["first", "second"]) at(id).addEventListener("change", models);
-  for (const id of ["layer", "noise"]) at(id).addEventListener("input", numeric(id));
-  at("lens").addEventListener("change", () => { state.lens = at("lens").value; changed(); });
-  at("solvers").addEventListener("change", () => {
-    state.solvers = [...at("solvers").querySelectorAll(":checked")].map((box) => box.value);
-    changed();
-  });
+  at("solvers").append(...known.solvers.map(({ name, text }) =>
+    made("label", { title: text }, made("input", { type: "checkbox", value: name }), ` ${name}`, made("small"))));
+  at("text").maxLength = known.limits.letters;
+  at("noise").max = known.limits.noise;
+  const set = (id, event, change) => at(id).addEventListener(event, () => { Object.assign(state, change()); changed(); });
+  set("text", "input", () => ({ text: at("text").value, hidden: [] }));
+  const models = () => ({ models: [...new Set([at("first").value, at("second").value])].filter(Boolean) });
+  for (const id of ["first", "second"]) set(id, "change", models);
+  for (const id of ["layer", "noise"]) set(id, "input", () => ({ [id]: Number(at(id).value) || 0 }));
+  set("lens", "change", () => ({ lens: at("lens").value }));
+  set("solvers", "change", () => ({ solvers: [...at("solvers").querySelectorAll(":checked")].map((box) => box.value) }));
   at("tokens").addEventListener("keydown", move);
   at("form").addEventListener("submit", (event) => { event.preventDefault(); ask("invert"); });
   at("text").addEventListener("keydown", (event) => {
@@ -377,21 +361,17 @@ const start = async () => {
   at("bits").addEventListener("click", () => ask("bits"));
   at("look").addEventListener("click", () => ask("lens"));
   at("stop").addEventListener("click", stop);
-  const current = async (field) => { seen = await post("/look", question()); copy(seen[field]); };
-  for (const field of ["command", "python"]) {
-    at(`copy-${field}`).addEventListener("click", () => current(field).catch((error) => say(error.message, true)));
+  const fields = async (name) => copy((await (await post("/look", question())).json())[name]);
+  for (const name of ["command", "python"]) {
+    at(`copy-${name}`).addEventListener("click", () => fields(name).catch((error) => say(error.message, true)));
   }
   at("copy-link").addEventListener("click", () => { write(); copy(location.href); });
-  addEventListener("hashchange", () => { read(); fill(); again(); });
-  read();
-  fill();
+  addEventListener("hashchange", again);
+  addEventListener("message", ({ source, data }) => { // the height of what a lens shows
+    const frame = document.querySelector("iframe");
+    if (frame && source === frame.contentWindow) frame.style.height = `${Number(data) + 40}px`;
+  });
   await again();
-};
-
-const again = async () => {
-  const ran = state.ran;
-  await look();
-  if (ran && seen) ask(state.kind);
 };
 
 start().catch((error) => say(`the page could not begin: ${error.message}`, true));

@@ -32,7 +32,14 @@ def test_a_deep_model_is_inverted_once(model_directory, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.linalg, "pinv", lambda x: inverses.append(x) or inverse(x))
     run_tasks(jobs(checkpoint, {"descent": {"steps": 2}}), Results(tmp_path), "inverting")
     assert len(inverses) == 1
-    assert not checkpoint.kept
+
+
+def test_what_is_kept_of_a_model_goes_when_the_next_is_asked(model_directory, tmp_path):
+    first, second = (open_checkpoint(model_directory(step=step)) for step in (0, 5))
+    asked = [job for each in (first, second) for job in jobs(each, {"propose": {}})]
+    run_tasks(asked, Results(tmp_path), "inverting")
+    assert not first.kept
+    assert second.kept  # a caller that asks it again finds its read-backs
 
 
 @pytest.mark.parametrize("name", ["adam", "propose"])

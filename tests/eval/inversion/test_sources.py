@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from eval import invert
-from eval.inversion.invert import read_suite
+from eval.inversion.suites import read_suite
 
 ROOT = Path(__file__).resolve().parents[3]
 MODELS = ROOT / "tests" / "golden" / "models"

@@ -7,7 +7,9 @@ from collections import Counter
 from html.parser import HTMLParser
 from typing import Any
 
-from eval.identity import model_id, sizes
+from eval.gather import SIZES
+from eval.identity import model_id
+from eval.rows import row_key
 
 STORY = (
     "Once _upon _a _time _there _was _a _little _fox . _The _fox _lived _near _the _river _and _had"
@@ -35,7 +37,8 @@ SETTINGS = {
 def checkpoint_of(about: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """The `checkpoint` of a row, with the id of a model of that name and those sizes."""
     about = about | changes
-    return about | {"model_id": model_id(about["name"], sizes(about))}
+    digest = row_key(*(about.get(name) for name in ("mixers", "parameters", *SIZES)))
+    return about | {"model_id": model_id({"name": about["name"]}, digest)}
 
 
 def make_row(

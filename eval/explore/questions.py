@@ -1,4 +1,4 @@
-"""Questions of the page: checked, answered by functions of `eval`, and written as commands.
+"""Questions of the explorer's page: checked, asked by the functions of `eval`, written as commands.
 
 The page names models, solvers and lenses by names that the server gave it, never by a path.
 """
@@ -7,45 +7,39 @@ import shlex
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import eval as evals
+from arch.files import read_json
 from eval import RequestError
-from eval.gather import gather_models
 from eval.inversion.solver import solvers
 from eval.lenses.lens import lenses
 from eval.lenses.markup import visible
-from eval.models import PRETRAINED, Checkpoint, open_model
+from eval.models import PRETRAINED, Checkpoint, find_models, open_model
 from eval.slices import Slice
 from eval.tasks import SoFar, watching
-from eval.text import choose_corpus, common_corpus, text_prompts
+from eval.text import common_corpus, text_prompts
 from eval.verdicts import AMBIGUOUS
 
 if TYPE_CHECKING:
     from eval.result import Result
 
-LETTERS = 1000
-TOKENS = 64
-NOISE = 16.0
-OPEN = 4
-"""Models that are in memory at once."""
-MODELS = 2
-"""Models that are asked side by side."""
+LETTERS, TOKENS, NOISE = 1000, 64, 16.0
+"""Of a sentence, and added to outputs, at most."""
+OPEN, MODELS = 4, 2
+"""Models in memory at once, and asked side by side."""
 SUGGESTED = ("propose", "sweep", "alternating", "adam")
 """Solvers, of which the first that can answer is asked when none is chosen; `propose` of outputs
 without noise alone: its first token within the limit need not be the nearest."""
-DISTANCES = [0, 1, 2, 4, 8]
 PRECISION = {"noise": [0.25, 1.0, 4.0], "quantisers": ["int8", "int4", "int2"], "draws": 4}
 """What bits are measured at, and at the noise that the page asks for."""
-COMMANDS = ("invert", "bits", "lens")
-"""Functions of `eval`."""
 
 Emit = Callable[[dict[str, Any]], None]
 
 
-class OpenModels:
+class Library:
     """The models that the page may ask, by name; a few of them are kept open.
 
     Attributes:
@@ -60,11 +54,10 @@ class OpenModels:
     def __init__(self, places: Sequence[str], corpus: str | None, device: str) -> None:
         self.corpus, self.device = corpus, device
         self.paths: dict[str, str] = {p: p for p in places if p.startswith(PRETRAINED)}
-        saved = [p for p in places if not p.startswith(PRETRAINED)]
-        for each in gather_models(saved):
-            if each.path is not None:
-                name = "{name}, step {step}".format(**each.checkpoint)
-                self.paths[f"{name} ({each.path})" if name in self.paths else name] = str(each.path)
+        for path in (each for p in places if p not in self.paths for each in find_models(p)):
+            meta = read_json(path / "meta.json")
+            name = f"{meta['name']}, step {meta.get('step', 0)}"
+            self.paths[f"{name} ({path})" if name in self.paths else name] = str(path)
         if not self.paths:
             raise RequestError(f"{' '.join(places)}: no model directories; `make demo` makes some")
         self._open: OrderedDict[str, Checkpoint] = OrderedDict()
@@ -74,9 +67,7 @@ class OpenModels:
         """The model of that name, opened when it is first asked for."""
         with self._lock:
             if name not in self._open:
-                self._open[name] = model = open_model(self.paths[name], self.device)
-                corpus = choose_corpus([model], self.corpus)
-                model.lasting.update((what, corpus) for what in ("readbacks", "held-out text"))
+                self._open[name] = open_model(self.paths[name], self.device)
             self._open.move_to_end(name)
             while len(self._open) > OPEN:
                 self._open.popitem(last=False)
@@ -85,33 +76,47 @@ class OpenModels:
     def warm(self) -> None:
         """Asks the last models a small question, which loads libraries and fits read-backs."""
         for name in list(self.paths)[-MODELS:]:
-            inquiry = Inquiry.read(self, {"text": "a a", "models": [name]})
-            inquiry.run(lambda event: None, lambda: None)
-
-    def inquiry(self, given: Any) -> "Inquiry":
-        """A question of a browser, checked: see `Inquiry.read`."""
-        return Inquiry.read(self, given)
+            self.question({"text": "a a", "models": [name]}).run(lambda event: None, lambda: None)
 
     def about(self) -> dict[str, Any]:
         """Models, solvers, lenses and limits, for the page."""
         return {
             "models": list(self.paths),
-            "solvers": [
-                {"name": s.name, "title": s.title, "text": s.text, "family": s.family}
-                for s in solvers().values()
-            ],
+            "solvers": [{"name": n, "text": one.text} for n, one in solvers().items()],
             "lenses": [{"name": n, "title": one.title or n} for n, one in lenses().items()],
-            "limits": {"letters": LETTERS, "tokens": TOKENS, "noise": NOISE},
+            "limits": {"letters": LETTERS, "noise": NOISE},
         }
 
+    def question(self, given: Any) -> "Question":
+        """Checks what a browser sent.
 
-@dataclass(frozen=True)
-class Inquiry:
+        Raises:
+            RequestError: it is not of the form of a `Question`, beyond the limits, or not to be
+                asked of its models.
+        """
+        if not isinstance(given, dict):
+            raise RequestError("the question is no JSON object")
+        question = Question(self)
+        for each in fields(Question)[1:]:
+            value, default = given.get(each.name), getattr(question, each.name)
+            if value is None:
+                continue
+            kind = {"layer": int, "noise": int | float}.get(each.name, type(default))
+            if not isinstance(value, kind) or isinstance(value, bool):
+                name = getattr(kind, "__name__", "number")
+                raise RequestError(f"{each.name}: {str(value)[:80]!r} is not {name}")
+            setattr(question, each.name, value)
+        question.check()
+        return question
+
+
+@dataclass
+class Question:
     """One question of the page.
 
     Attributes:
-        kind: invert, bits or lens.
-        models: their names in the library.
+        kind: the function of `eval` that is called.
+        models: their names in the library; none: the last.
         layer: None for the last.
         hidden: the positions whose outputs are not kept.
         solvers: for `invert`; none: one that can answer.
@@ -119,83 +124,48 @@ class Inquiry:
         lens: for `lens`.
     """
 
-    library: OpenModels
-    kind: str
-    models: tuple[str, ...]
-    text: str
-    layer: int | None
-    hidden: tuple[int, ...]
-    solvers: tuple[str, ...]
-    noise: float
-    lens: str
-
-    @classmethod
-    def read(cls, library: "OpenModels", given: Any) -> "Inquiry":
-        """Checks what a browser sent.
-
-        Raises:
-            RequestError: it is not of this form, or beyond the limits.
-        """
-        if not isinstance(given, dict):
-            raise RequestError("the question is no JSON object")
-        known = list(library.paths)
-        default: dict[str, Any] = {
-            "kind": "invert",
-            "models": known[-1:],
-            "text": "",
-            "layer": None,
-            "hidden": [],
-            "solvers": [],
-            "noise": 0.0,
-            "lens": "logit",
-        }
-        fields = default | {name: value for name, value in given.items() if name in default}
-        for name, value in fields.items():
-            kind = int if name == "layer" else type(default[name])
-            fits = isinstance(value, (kind, int) if kind is float else kind)
-            if (not fits or isinstance(value, bool)) and (name, value) != ("layer", None):
-                raise RequestError(f"{name}: {str(value)[:80]!r} is not {kind.__name__}")
-        for name, allowed, most in (
-            ("kind", COMMANDS, 1),
-            ("models", known, MODELS),
-            ("solvers", list(solvers()), len(solvers())),
-            ("lens", list(lenses()), 1),
-        ):
-            values = fields[name] if isinstance(fields[name], list) else [fields[name]]
-            for value in values:
-                if value not in allowed:
-                    raise RequestError(f"{name}: there is no {str(value)[:80]!r} here")
-            if len(values) > most:
-                raise RequestError(f"{name}: {len(values)} chosen; {most} at most")
-        if len(fields["text"]) > LETTERS:
-            raise RequestError(f"text: {len(fields['text'])} letters; give {LETTERS} at most")
-        if not 0 <= fields["noise"] <= NOISE:
-            raise RequestError(f"noise: {fields['noise']} is not between 0 and {NOISE:g}")
-        for place in fields["hidden"]:
-            if type(place) is not int:
-                raise RequestError(f"hidden: {str(place)[:80]!r} is not the number of a token")
-        several: dict[str, Any] = {
-            name: tuple(dict.fromkeys(fields[name])) for name in ("models", "solvers")
-        }
-        several |= {"hidden": tuple(fields["hidden"]), "noise": float(fields["noise"])}
-        ask = cls(library, **(fields | several))
-        ask.check()
-        return ask
+    library: Library
+    kind: str = "invert"
+    models: list[str] = field(default_factory=list)
+    text: str = ""
+    layer: int | None = None
+    hidden: list[int] = field(default_factory=list)
+    solvers: list[str] = field(default_factory=list)
+    noise: float = 0.0
+    lens: str = "logit"
 
     def check(self) -> None:
         """Opens the models and reads the sentence.
 
         Raises:
-            RequestError: a sentence that is empty, too long, or read otherwise by the other model;
-                a layer that one has not; nothing shown; models of different data.
+            RequestError: a name that is not here; a sentence that is empty, too long, or read
+                otherwise by the other model; a layer that one has not; nothing shown; models of
+                different data.
         """
-        if not self.models:
-            raise RequestError("models: choose one")
+        known = list(self.library.paths)
+        self.models = list(dict.fromkeys(map(str, self.models))) or known[-1:]
+        self.solvers = list(dict.fromkeys(map(str, self.solvers)))
+        for name, values, allowed in (
+            ("kind", [self.kind], ("invert", "bits", "lens")),
+            ("models", self.models, known),
+            ("solvers", self.solvers, solvers()),
+            ("lens", [self.lens], lenses()),
+        ):
+            for value in values:
+                if value not in allowed:
+                    raise RequestError(f"{name}: there is no {value[:80]!r} here")
+        if len(self.models) > MODELS:
+            raise RequestError(f"models: {len(self.models)} chosen; {MODELS} at most")
+        if not self.text.strip():
+            raise RequestError("type a sentence first")
+        if len(self.text) > LETTERS:
+            raise RequestError(f"text: {len(self.text)} letters; give {LETTERS} at most")
+        if not 0 <= self.noise <= NOISE:
+            raise RequestError(f"noise: {self.noise} is not between 0 and {NOISE:g}")
         for checkpoint in self.checkpoints:
-            most = min(TOKENS, checkpoint.config.context)
-            tokens = self._tokens(checkpoint)
+            most, tokens = min(TOKENS, checkpoint.config.context), self._tokens(checkpoint)
             if len(tokens) > most:
-                raise RequestError(f"text: {len(tokens)} tokens; give {most} at most")
+                raise RequestError(f"the sentence has {len(tokens)} tokens; give {most} at most")
             if tokens != self.tokens:
                 raise RequestError(
                     "models: their tokenizers cut the sentence differently; ask them one by one"
@@ -203,11 +173,10 @@ class Inquiry:
             if self.layer is not None:
                 checkpoint.check_layer(self.layer)
         last = len(self.tokens) - 1
-        for place in self.hidden:
-            if not 0 <= place <= last:
-                raise RequestError(
-                    f"hidden: there is no token {place}; give numbers from 0 to {last}"
-                )
+        for position in self.hidden:
+            if type(position) is not int or not 0 <= position <= last:
+                known_to = f"there is no token {str(position)[:80]}; give numbers from 0 to {last}"
+                raise RequestError(f"hidden: {known_to}")
         if len(set(self.hidden)) > last:
             raise RequestError("hidden: all tokens are; show one at least")
         _ = self.corpus  # models of different data are refused here
@@ -243,11 +212,10 @@ class Inquiry:
         return {name: one.refusal(self.shown, length, True) for name, one in solvers().items()}
 
     @cached_property
-    def asked(self) -> tuple[str, ...]:
+    def asked(self) -> list[str]:
         """The solvers that are asked."""
         suggested = SUGGESTED[bool(self.noise) :]
-        able = [name for name in suggested if not self.refusals[name]]
-        return self.solvers or tuple(able[:1])
+        return self.solvers or [name for name in suggested if not self.refusals[name]][:1]
 
     def look(self) -> dict[str, Any]:
         """What the page shows before anything is computed."""
@@ -255,10 +223,10 @@ class Inquiry:
         return {
             "tokens": [visible(piece) for piece in checkpoints[0].pieces(list(self.tokens))],
             "layers": min(one.config.n_layers for one in checkpoints),
-            "vocabulary": max(one.config.vocab_size for one in checkpoints),
             "slice": str(self.shown),
             "refusals": self.refusals,
             "asked": self.asked,
+            "corpus": self.corpus,
             "command": self.command(),
             "python": self.python(),
         }
@@ -274,12 +242,11 @@ class Inquiry:
         if self.kind == "lens":
             return {"lens": self.lens, **shared}
         if self.kind == "bits":
-            distances = [d for d in DISTANCES if d < len(self.tokens)]
+            distances = [d for d in (0, 1, 2, 4, 8) if d < len(self.tokens)]
             noise = sorted({*PRECISION["noise"], *([self.noise] if self.noise else [])})
-            precision = PRECISION | {"noise": noise}
-            return {"layers": layer, "distances": distances, **precision, **shared}
+            return {"layers": layer, "distances": distances, **PRECISION, "noise": noise, **shared}
         noise = {"noise": self.noise} if self.noise else {}
-        chosen = {"layers": layer, "slices": str(self.shown), "methods": list(self.asked)}
+        chosen = {"layers": layer, "slices": str(self.shown), "methods": self.asked}
         return chosen | noise | shared
 
     def command(self) -> str:
@@ -309,7 +276,7 @@ class Inquiry:
         """
         whole: Result | None = None
         for number, checkpoint in enumerate(self.checkpoints):
-            for solver in self.asked if self.kind == "invert" else ("",):
+            for solver in self.asked if self.kind == "invert" else [""]:
                 check()
                 place = {"model": number, "solver": solver}
                 emit({"type": "begin", **place})
@@ -341,24 +308,20 @@ class Inquiry:
         if progress.row:
             emit({"type": "bits", **place} | information(progress.row))
         elif progress.tokens is not None:
-            tokens = progress.tokens[0].tolist()
-            settled = progress.settled
-            emit(
-                {
-                    "type": "tokens",
-                    **place,
-                    "found": [visible(piece) for piece in checkpoint.pieces(tokens)],
-                    "right": [a == b for a, b in zip(tokens, self.tokens, strict=False)],
-                    "settled": None if settled is None else settled[0].tolist(),
-                    "margin": None if progress.margins is None else float(progress.margins[0]),
-                }
-            )
+            tokens, settled = progress.tokens[0].tolist(), progress.settled
+            found = {
+                "found": [visible(piece) for piece in checkpoint.pieces(tokens)],
+                "right": [a == b for a, b in zip(tokens, self.tokens, strict=False)],
+                "settled": None if settled is None else settled[0].tolist(),
+                "margin": None if progress.margins is None else float(progress.margins[0]),
+            }
+            emit({"type": "tokens", **place} | found)
 
 
 def shown_answer(row: dict[str, Any]) -> dict[str, Any]:
-    """What the page shows of a row of recovery."""
+    """What the page shows of a row of recovery; it ends at the last position shown."""
     shared = ("residual", "floor", "margin_bits", "at_floor", "certificate", "uncertified",
-              "seconds", "evaluations", "diverged")  # fmt: skip
+              "seconds", "evaluations")  # fmt: skip
     return {
         "found": [visible(piece) for piece in row["found_text"]],
         "right": [a == b for a, b in zip(row["found"], row["truth"], strict=True)],
@@ -373,7 +336,6 @@ def information(row: dict[str, Any]) -> dict[str, Any]:
     return {
         "place": row["place"],
         "prior": row["prior_bits"]["uniform"],
-        "margin": row["margin_bits"]["alone"][0],
         "bits": {
             precision: [kinds["alone"][0], kinds["cumulative"][-1] if later else None]
             for precision, kinds in row["bits"]["uniform"].items()
