@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from arch import LanguageModel, describe
+from train.busy import busy_machine
 from train.data import Windows
 from train.module import LanguageModule
 from train.progress import clock
@@ -87,6 +88,8 @@ def print_plan(recipe: Recipe, measure: bool) -> None:
     if not measure:
         print("speed    not measured; leave out --measure false")
     else:
+        if busy := busy_machine(trainer):
+            print(f"busy     {busy}")
         speed, source = measured(recipe, trainer, micro)
         validations = "validations not counted: give --data"
         if data is not None:

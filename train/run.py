@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from arch import LanguageModel, check_causal, count_parameters, describe
 from arch.convert import download, open_directory
 from tokenizer import tokenizer_hash
+from train.busy import busy_machine
 from train.data import PackedDataModule
 from train.log import Log
 from train.module import LanguageModule
@@ -149,7 +150,8 @@ class Run:
                 f"{path.name} cannot be read ({reason}) and is now called "
                 f"{path.with_suffix('.unreadable').name}; going on from the one before"
             )
-        for line in (self._describe(), *changed_settings(start.history), self._initial):
+        busy = busy_machine(self.trainer)
+        for line in (self._describe(), busy, *changed_settings(start.history), self._initial):
             if line is not None:
                 self.log.say(line)
         self.saving.drop_samples(self.module.model)
