@@ -12,7 +12,7 @@ import os
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from tyro.conf import Positional, UseAppendAction, arg
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
@@ -60,6 +60,8 @@ AboveZero: TypeAlias = Annotated[float, _number("a number above 0", lambda n: 0 
 Words: TypeAlias = str | Sequence[str] | None
 Out: TypeAlias = Annotated[str | None, arg(metavar="DIR")]
 Shard: TypeAlias = Annotated[str | None, arg(metavar="I/N")]
+Part: TypeAlias = Literal["block", "mixer", "stream", "key", "rotated_key", "value"]
+"""Of a layer: `eval.circuit.PARTS`."""
 File: TypeAlias = Annotated[str, Positional, arg(metavar="FILE")]
 Settings: TypeAlias = Annotated[Words, arg(name="set")]
 """Of a parameter `set_`, whose flag is `--set`."""

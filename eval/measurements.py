@@ -403,7 +403,8 @@ KINDS = {
         split=_parts,
     ),
     "bits": Kind(
-        ("layer", "corpus", "place", "candidates", "prior", "precision", "shown", "distance"),
+        ("layer", "part", "corpus", "place", "candidates", "prior", "precision", "shown",
+         "distance"),
         tuple(
             Quantity(name, "mean", partial(_named, name), title, main=name in ("bits", "effect"))
             for name, title in (

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 from eval import RequestError
-from eval.flags import AboveZero, Models, Natural, Out, Positive, Shard, listed
+from eval.flags import AboveZero, Models, Natural, Out, Part, Positive, Shard, listed
 from eval.result import Result, command
 
 Quantiser: TypeAlias = Literal["bf16", "fp8", "int8", "int6", "int4", "int2"]
@@ -17,6 +17,7 @@ def bits(
     out: Out = None,
     corpus: str | None = None,
     layers: int | Sequence[int] | None = None,
+    part: Part = "block",
     count: Positive = 40,
     skip: Natural = 0,
     text: str | None = None,
@@ -45,6 +46,7 @@ def bits(
             in those for fitting, quantisers are calibrated on those for background; default: the
             data that the models were trained on
         layers: 0 is the embedding; default: the last block
+        part: of the layer
         count: passages, whose tokens asked about all differ
         skip: passages left out before the first that is taken
         text: is asked about token by token, in place of passages of the corpus
@@ -81,7 +83,9 @@ def bits(
     corpus = choose_corpus(checkpoints, corpus)
     design = Design(corpus, question, count, before, skip, candidates, tokens, text)
     wanted = None if layers is None else listed(layers)
-    tasks = [task for checkpoint in checkpoints for task in plan_bits(checkpoint, wanted, design)]
+    tasks = [
+        task for checkpoint in checkpoints for task in plan_bits(checkpoint, wanted, design, part)
+    ]
     rows, note = answered(tasks, out, "bits", shard)
     return Result(rows, bits_tables(rows, prior), note)
 
@@ -94,7 +98,7 @@ def bits_tables(rows: Sequence[dict[str, Any]], prior: str = "uniform") -> str:
     records = sum_up(rows, "bits")
     whole = [r for r in records if r.get("prior", prior) == prior]
     apart = [n for n in ("corpus", "place", "candidates") if len({r[n] for r in whole}) > 1]
-    places = ["model", "step", "layer", *apart]
+    places = ["model", "step", "layer", "part", *apart]
     alone, cumulative = (
         [r for r in whole if r.get("shown") == shown] for shown in ("alone", "cumulative")
     )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from eval import RequestError
+from eval.captures import open_site
 from eval.circuit import Circuit
 from eval.information.measure import Candidates, Passage, Question, measure_bits
 from eval.inversion.problem import capture
@@ -122,6 +123,7 @@ class BitsTask:
 
     checkpoint: Checkpoint
     layer: int
+    part: str
     design: Design
 
     @cached_property
@@ -139,13 +141,13 @@ class BitsTask:
         design, about = self.design, self.checkpoint.identity
         asked = design.question, design.corpus, design.candidates, design.counted
         return [
-            row_key(*about, "bits", self.layer, passage.tokens, passage.place, *asked)
+            row_key(*about, "bits", self.layer, self.part, passage.tokens, passage.place, *asked)
             for passage in self.sample.passages
         ]
 
     def run(self, results: Results) -> Iterable[Row]:
         """A row for each passage that has none."""
-        circuit, text = Circuit(self.checkpoint.model, self.layer), self.design.text
+        circuit, text = Circuit(self.checkpoint.model, self.layer, self.part), self.design.text
         device, context = circuit.vocabulary.device, circuit.model.config.context
         passages, candidates, calibration = self.sample
         largest = circuit.of_tokens(calibration[:, :context].to(device)).abs().amax(dim=(0, 1))
@@ -162,7 +164,7 @@ class BitsTask:
                 "key": key,
                 "kind": "bits",
                 "checkpoint": self.checkpoint.provenance,
-                "site": {"layer": self.layer, "part": "block"},
+                "site": {"layer": self.layer, "part": self.part},
                 "corpus": self.design.corpus,
                 "prompts": "inside" if text is None else "text",
                 **measure_bits(circuit, passage, candidates, largest, at, question),
@@ -171,11 +173,14 @@ class BitsTask:
             yield row
 
 
-def plan_bits(checkpoint: Checkpoint, layers: list[int] | None, design: Design) -> list[BitsTask]:
+def plan_bits(
+    checkpoint: Checkpoint, layers: list[int] | None, design: Design, part: str = "block"
+) -> list[BitsTask]:
     """The tasks of a checkpoint: one for each layer, the last block if none is given.
 
     Raises:
-        RequestError: a layer that does not exist, or passages longer than the model's context.
+        RequestError: a layer or part that does not exist, or passages longer than the model's
+            context.
     """
     context = checkpoint.config.context
     if design.text is None and design.length > context:
@@ -185,5 +190,5 @@ def plan_bits(checkpoint: Checkpoint, layers: list[int] | None, design: Design) 
         )
     layers = layers or [checkpoint.config.n_layers]
     for layer in layers:
-        checkpoint.check_layer(layer)
-    return [BitsTask(checkpoint, layer, design) for layer in sorted(set(layers))]
+        open_site(checkpoint, [layer], part)
+    return [BitsTask(checkpoint, layer, part, design) for layer in sorted(set(layers))]

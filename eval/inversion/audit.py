@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from eval import RequestError
-from eval.flags import File, Natural, Plugins, Words, listed
+from eval.flags import File, Natural, Part, Plugins, Words, listed
 from eval.result import Result, command, run_plugins
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def recover_file(
     model: str,
     tensor: Words = None,
     layer: Natural | Sequence[Natural] | None = None,
-    part: Literal["block", "mixer", "stream", "key", "rotated_key", "value"] | None = None,
+    part: Part | None = None,
     positions: Natural | Sequence[Natural] | None = None,
     stored: Literal["fp32", "bf16", "fp16", "int8"] | None = None,
     scale: str | None = None,

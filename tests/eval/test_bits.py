@@ -3,6 +3,7 @@
 import copy
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -205,6 +206,17 @@ def test_the_command_writes_rows_and_a_refusal_no_directory(trained, tmp_path, c
     assert len({row["truth"][0] for row in rows}) == 3  # the same of both steps
     assert main(["bits", trained[0], "--corpus", "toy:40", "--out", str(tmp_path / "a/b")]) == 2
     assert not (tmp_path / "a").exists()
+
+
+def test_keys_and_values_are_asked_as_blocks_are(model_directory):
+    path = model_directory(mixers=("attention(heads=4, kv_heads=2)",))
+    asked: dict[str, Any] = {"corpus": "toy:400", "count": 1, "candidates": 20, "distances": [0, 1]}
+    for part in ("key", "rotated_key", "value"):
+        (row,) = bits(path, layers=2, part=part, **asked).rows
+        assert row["site"] == {"layer": 2, "part": part}
+        assert row["margin_bits"]["alone"][0] > 5
+    with pytest.raises(RequestError, match="Flat"):
+        bits(model_directory("other"), layers=2, part="key", **asked)
 
 
 def test_the_summary_has_the_mean_of_passages_by_distance(trained, tmp_path):
