@@ -36,7 +36,7 @@ LIGHTNING_ADVICE = (
     "Checkpoint directory .* exists and is not empty",  # `RunDirectory.start_from` has looked
     "Be aware that when using `ckpt_path`, callbacks",  # a budget, or another one's callback
 )
-VOCABULARY = ("embedding.weight", "head.weight")
+PADDED_WEIGHTS = ("embedding.weight", "head.weight")
 
 
 class Run:
@@ -215,7 +215,7 @@ def start_from_weights(model: LanguageModel, source: str, tokenizer_json: str) -
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
             weights = state.get(name)
-            target = tensor[: model.config.vocab_size] if name in VOCABULARY else tensor
+            target = tensor[: model.config.vocab_size] if name in PADDED_WEIGHTS else tensor
             if weights is None or weights.shape != target.shape:
                 kept.append(name)
             else:
