@@ -26,7 +26,7 @@ from train.log import Log
 from train.module import LanguageModule
 from train.progress import Progress, StepBar, TimeBudget, has_terminal
 from train.rundir import AtomicCheckpointIO, RunDirectory, changed_settings
-from train.saving import Saving, StopOnSignal, StopWhenStalled, since_best
+from train.saving import Saving, StopOnSignal, since_best
 from train.settings import Recipe, RunError
 from train.speed import prepare, use_machine
 
@@ -87,8 +87,6 @@ class Run:
         progress = Progress(self.log, self.directory, every, size)
         self.saving = Saving(self.directory, recipe, data, identity, progress, self.log, self.start)
         callbacks += [progress, self.saving]
-        if settings.early_stopping:
-            callbacks.append(StopWhenStalled(self.directory, settings.early_stopping, self.log))
         self.trainer = build_trainer(recipe, self.directory, callbacks, self.total)
         micro, parts = recipe.batch.split(self.trainer.world_size)
         self.trainer.accumulate_grad_batches = parts
