@@ -30,14 +30,14 @@ EXACT = 1e-3  # of the stream's size: what two ways of computing it may differ b
 Forward = Callable[..., Any]
 
 
-class Given(NamedTuple):
+class LayerArguments(NamedTuple):
     """What the body hands to one layer beside the stream."""
 
     arguments: tuple[Any, ...]
     options: dict[str, Any]
 
 
-class Body:
+class LayerRunner:
     """A transformers causal model, in evaluation mode, whose layers can be stepped over.
 
     Raises:
@@ -59,11 +59,11 @@ class Body:
             raise ModelError(f"{self.kind} has no list of its {count} layers; it cannot be opened")
         self.layers: Sequence[nn.Module] = list(stacks[0])
         self._shape: tuple[Any, ...] | None = None
-        self._given: list[Given] = []
+        self._given: list[LayerArguments] = []
         self._rest: list[tuple[Any, ...] | None] = [None] * count
-        self.norm = self._look()
+        self.norm = self._find_norm()
 
-    def enter(self, embeddings: Tensor, start: int) -> Tensor:
+    def embed_positions(self, embeddings: Tensor, start: int) -> Tensor:
         """What the first layer reads of `(B, T, D)` embeddings at positions start ... start + T."""
         return self._step_over(embeddings, start, until=0)[0]
 
@@ -78,8 +78,8 @@ class Body:
                 _, self._given = self._step_over(x.new_zeros(()).expand(x.shape), start)
             self._shape = shape
         given = self._given[number]
-        arguments = [memory if isinstance(v, Memory) else v for v in given.arguments]
-        options = {k: memory if isinstance(v, Memory) else v for k, v in given.options.items()}
+        arguments = [memory if isinstance(v, FixedCache) else v for v in given.arguments]
+        options = {k: memory if isinstance(v, FixedCache) else v for k, v in given.options.items()}
         return _stream(self.layers[number](x, *arguments, **options))
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -90,30 +90,32 @@ class Body:
     def _run(self, embeddings: Tensor, start: int) -> Tensor:
         options: dict[str, Any] = {"use_cache": self.cached}
         if self.cached:
-            options["past_key_values"] = Memory.make(start)
+            options["past_key_values"] = FixedCache.make(start)
         return self.model(inputs_embeds=embeddings, **options).logits
 
     def _step_over(
         self, embeddings: Tensor, start: int, until: int | None = None
-    ) -> tuple[Tensor, list[Given]]:
+    ) -> tuple[Tensor, list[LayerArguments]]:
         """The first layer's input, and what each layer up to `until` is given beside the stream."""
         last = len(self.layers) - 1 if until is None else until
         seen: list[Tensor] = []
-        given: list[Given] = []
+        given: list[LayerArguments] = []
 
-        def note(number: int, x: Tensor, rest: Given) -> Tensor:
+        def note(number: int, x: Tensor, rest: LayerArguments) -> Tensor:
             seen.append(x)
             given.append(rest)
             if number == last:
-                raise _Enough
+                raise StopForward
             return x
 
-        with self._stepped_over(note), suppress(_Enough):
+        with self._stepped_over(note), suppress(StopForward):
             self._run(embeddings, start)
         return seen[0], given
 
     @contextmanager
-    def _stepped_over(self, answer: Callable[[int, Tensor, Given], Tensor]) -> Iterator[None]:
+    def _stepped_over(
+        self, answer: Callable[[int, Tensor, LayerArguments], Tensor]
+    ) -> Iterator[None]:
         """The body's layers return what `answer` says instead of computing."""
 
         def stand_in(number: int) -> Forward:
@@ -123,7 +125,7 @@ class Body:
                     if arguments
                     else (options.pop("hidden_states"), ())
                 )
-                output = answer(number, x, Given(arguments, options))
+                output = answer(number, x, LayerArguments(arguments, options))
                 rest = self._rest[number]
                 return output if rest is None else (output, *rest)
 
@@ -137,7 +139,7 @@ class Body:
             for layer in self.layers:
                 del layer.forward
 
-    def _look(self) -> nn.Module:
+    def _find_norm(self) -> nn.Module:
         """Runs the model once: what layers return beside the stream, and the norm after them."""
         outputs: dict[int, Any] = {}
         after: list[nn.Module] = []
@@ -166,7 +168,7 @@ class Body:
         return after[0] if after else nn.Identity()
 
 
-class Memory:
+class FixedCache:
     """Stands for a transformers cache, of which one layer writes and reads one place."""
 
     start: int
@@ -176,17 +178,17 @@ class Memory:
     @staticmethod
     def make(start: int, keys: Tensor | None = None, values: Tensor | None = None) -> Any:
         """A cache that holds `start` positions, `(P, heads, start, width)`."""
-        memory = _memory_class()()
+        memory = _cache_class()()
         memory.start, memory.keys, memory.values = start, keys, values
         return memory
 
 
 @lru_cache
-def _memory_class() -> type[Any]:
+def _cache_class() -> type[Any]:
     """The class that models take for a cache of theirs; made late, as it needs transformers."""
     from transformers import Cache
 
-    class Recalled(Memory, Cache):
+    class TransformersCache(FixedCache, Cache):
         """Repeats what each prefix left for the candidates that go on from it."""
 
         def __init__(self) -> None:
@@ -213,33 +215,33 @@ def _memory_class() -> type[Any]:
         def is_compileable(self) -> bool:
             return False
 
-    return Recalled
+    return TransformersCache
 
 
 class WholeLayer(TokenMixer):
     """A layer of a transformers model, its residuals and norms included."""
 
-    def __init__(self, body: Body, number: int) -> None:
+    def __init__(self, runner: LayerRunner, number: int) -> None:
         super().__init__()
-        self.layer, self.number, self.body = body.layers[number], number, body
+        self.layer, self.number, self.runner = runner.layers[number], number, runner
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, T, D) -> (B, T, D)`."""
-        memory = Memory.make(0) if self.body.cached else None
-        return self.body.layer(self.number, x, memory=memory)
+        memory = FixedCache.make(0) if self.runner.cached else None
+        return self.runner.layer(self.number, x, memory=memory)
 
     def prefix(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         """Keys and values are remembered, or the inputs where the layer has none."""
-        if not self.body.cached:
+        if not self.runner.cached:
             return super().prefix(x, state)
-        memory = Memory.make(*state) if state else Memory.make(0)
-        y = self.body.layer(self.number, x, memory.start, memory)
+        memory = FixedCache.make(*state) if state else FixedCache.make(0)
+        y = self.runner.layer(self.number, x, memory.start, memory)
         return y, (memory.start + x.shape[1], memory.keys, memory.values)
 
     def step(self, x: Tensor, state: Any) -> Tensor:
         """`(N, S, D) -> (N, S, D)`."""
-        if self.body.cached:
-            return self.body.layer(self.number, x, state[0], Memory.make(*state))
+        if self.runner.cached:
+            return self.runner.layer(self.number, x, state[0], FixedCache.make(*state))
         before = _repeated(state, len(x) // len(state))
         return self(torch.cat([before, x], dim=1))[:, -x.shape[1] :]
 
@@ -274,24 +276,24 @@ class Decoder(LanguageModel):
 
     def __init__(self, model: Any) -> None:
         nn.Module.__init__(self)  # the parts are there already: build none
-        self.body = Body(model.eval())
+        self.runner = LayerRunner(model.eval())
         self.whole = model
         self.embedding = _rows(model.get_input_embeddings())
         self.blocks = nn.ModuleList(
-            WholeBlock(WholeLayer(self.body, i)) for i in range(len(self.body.layers))
+            WholeBlock(WholeLayer(self.runner, i)) for i in range(len(self.runner.layers))
         )
-        self.norm, self.head = self.body.norm, model.get_output_embeddings()
+        self.norm, self.head = self.runner.norm, model.get_output_embeddings()
         if self.head is None:
             raise ModelError(
-                f"{self.body.kind} has no head to logits; give a causal language model"
+                f"{self.runner.kind} has no head to logits; give a causal language model"
             )
         self.config = PretrainedConfig(
             vocab_size=self.embedding.num_embeddings,
             context=_context(model.config.get_text_config()),
             d_model=self.embedding.embedding_dim,
             n_layers=len(self.blocks),
-            mixers=(self.body.kind,),
-            channel_mixer=self.body.kind,
+            mixers=(self.runner.kind,),
+            channel_mixer=self.runner.kind,
             norm="layernorm" if isinstance(self.norm, nn.LayerNorm) else "rmsnorm",
             tied=self.head.weight is self.embedding.weight,
         )
@@ -299,11 +301,11 @@ class Decoder(LanguageModel):
 
     def with_positions(self, embeddings: Tensor, start: int = 0) -> Tensor:
         """What the first layer reads: with positions, a norm or a scale, as the model has them."""
-        return self.body.enter(embeddings, start)
+        return self.runner.embed_positions(embeddings, start)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The last layer's output to next-token logits, `(B, T, D) -> (B, T, V)`."""
-        return self.body.logits(hidden)[..., : self.config.vocab_size]
+        return self.runner.logits(hidden)[..., : self.config.vocab_size]
 
 
 def _context(config: Any) -> int:
@@ -315,7 +317,7 @@ def _context(config: Any) -> int:
     return next((n for n in limits if n), UNLIMITED)
 
 
-class _Enough(Exception):
+class StopForward(Exception):
     """Ends a run of the body at the last layer that is needed."""
 
 
@@ -345,23 +347,25 @@ def _check(model: Decoder) -> None:
     Raises:
         ModelError: what the parts give is not what the model gives, or a later token changes it.
     """
-    body, T = model.body, min(CHECKED, model.config.context)
+    runner, T = model.runner, min(CHECKED, model.config.context)
     V, device = model.embedding.num_embeddings, model.embedding.weight.device
     tokens = (torch.arange(2 * T, device=device).view(2, T) * 7 + 1) % V
     embeddings = model.embed(tokens)
-    whole = body.model(inputs_embeds=embeddings, use_cache=False).logits
+    whole = runner.model(inputs_embeds=embeddings, use_cache=False).logits
     changed = tokens.clone()
     changed[:, -1] = (changed[:, -1] + 1) % V
-    after = body.model(inputs_embeds=model.embed(changed), use_cache=False).logits
+    after = runner.model(inputs_embeds=model.embed(changed), use_cache=False).logits
     if not _near(after[:, :-1], whole[:, :-1]):
-        raise ModelError(f"{body.kind} is not causal: a later token changes earlier outputs")
-    for cached in (True, False) if body.cached else (False,):
-        body.cached = cached
+        raise ModelError(f"{runner.kind} is not causal: a later token changes earlier outputs")
+    for cached in (True, False) if runner.cached else (False,):
+        runner.cached = cached
         # An error, too, says that the layers keep something else than keys and values.
         with suppress(AttributeError, IndexError, TypeError, ValueError, RuntimeError):
             if _near(model(tokens), whole) and _resumes(model, embeddings):
                 return
-    raise ModelError(f"{body.kind}: its layers, one by one, are not the model; it cannot be opened")
+    raise ModelError(
+        f"{runner.kind}: its layers, one by one, are not the model; it cannot be opened"
+    )
 
 
 def _resumes(model: Decoder, embeddings: Tensor) -> bool:

@@ -95,7 +95,7 @@ class WrappedAttention(CausalAttention):
         return self.output(y)
 
 
-class Anatomy(NamedTuple):
+class ModelParts(NamedTuple):
     """The parts of a model."""
 
     embedding: nn.Embedding
@@ -141,7 +141,7 @@ FAMILIES = {
 }
 
 
-def anatomy(model: Any) -> Anatomy:
+def take_apart(model: Any) -> ModelParts:
     """Takes a transformers causal model apart.
 
     Raises:
@@ -182,7 +182,7 @@ def anatomy(model: Any) -> Anatomy:
     # Within its window, a model with a sliding window is like any other; further we do not go.
     limits = config.max_position_embeddings, getattr(config, "sliding_window", None)
     positions = getattr(body, names.positions) if names.positions else None
-    return Anatomy(
+    return ModelParts(
         embedding=getattr(body, names.embedding),
         blocks=[block(layer) for layer in getattr(body, names.layers)],
         norm=getattr(body, names.norm) or nn.Identity(),

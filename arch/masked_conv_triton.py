@@ -25,8 +25,7 @@ ENTRIES, UNROLL = 256, 16
 """What one program of `add_parts_kernel` adds: entries of a block, and parts at a time."""
 WAVES = 2
 """Programs for each multiprocessor, at least, where the shape has so many."""
-H100 = ("sm_90", 132)
-"""The device that tensors of a CPU are taken to be on."""
+H100 = ("sm_90", 132)  # the device that tensors of a CPU are taken to be on
 
 
 @triton.jit(do_not_specialize=["length"])
@@ -239,7 +238,7 @@ def dw(g: Tensor, x: Tensor, gradient: Tensor) -> Tensor:
     heads, length = gradient.shape[:2]
     g, x = _rows(g), _rows(x)
     batch, width = len(x), x.shape[2] // heads
-    tile = tile_of("dw", x, heads)
+    tile = choose_tile("dw", *device_of(x), batch, length, width, heads)
     blocks = _ceil(length, tile.rows)
     lower = blocks * (blocks + 1) // 2
     together = _ceil(batch, tile.splits)
@@ -285,7 +284,7 @@ class Tile(NamedTuple):
     splits: int = 1
 
 
-def tile(
+def choose_tile(
     kernel: str, architecture: str, processors: int, batch: int, length: int, width: int, heads: int
 ) -> Tile:
     """Returns the tile for a launch of "forward", "dx" or "dw", by a fixed rule.
@@ -334,12 +333,6 @@ def _warps(rows: int, columns: int) -> int:
     return max(1, min(8, rows * columns // 1024))
 
 
-def tile_of(kernel: str, x: Tensor, heads: int) -> Tile:
-    """Returns the tile for x `(B, T, D)`."""
-    batch, length, features = x.shape
-    return tile(kernel, *device_of(x), batch, length, features // heads, heads)
-
-
 def device_of(x: Tensor) -> tuple[str, int]:
     """Returns what the rule of tiles asks of a device: "sm_90", and how many multiprocessors."""
     if not x.is_cuda:
@@ -361,7 +354,7 @@ def run(kernel: Any, programs: int, first: Tensor, *others: Any, **constants: An
 def _product(name: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     heads, length = weight.shape[:2]
     width = x.shape[2] // heads
-    tile = tile_of(name, x, heads)
+    tile = choose_tile(name, *device_of(x), len(x), length, width, heads)
     y = x.new_empty(x.shape)
     x, weight = _rows(x), _padded(weight, x.dtype, tile.rows)
     head, row, column = weight.stride()

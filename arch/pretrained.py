@@ -25,7 +25,7 @@ from arch.convert import from_transformers
 from arch.decoder import Decoder, PretrainedConfig
 from arch.directory import LoadedModel, drop_padding
 from arch.errors import ModelError
-from arch.families import anatomy
+from arch.families import take_apart
 from arch.model import LanguageModel
 
 GGUF = ".gguf"
@@ -39,7 +39,7 @@ class PretrainedModel(LanguageModel):
 
     def __init__(self, model: Any) -> None:
         nn.Module.__init__(self)  # the parts are there already: build none
-        parts = anatomy(model)
+        parts = take_apart(model)
         self.embedding, self.norm, self.head = parts.embedding, parts.norm, parts.head
         self.blocks = nn.ModuleList(parts.blocks)
         self.positions, self.first_position = parts.positions, parts.first_position

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 UNCOUNTED = 2  # steps at the start of every turn
-PATIENCE = 240.0  # seconds that a contender may take to answer, compilation included
+ANSWER_TIMEOUT = 240.0  # seconds that a contender may take to answer, compilation included
 
 
 class Turn(NamedTuple):
@@ -108,7 +108,7 @@ class Entrant:
         """The turn that was asked for, or None once it has failed."""
         if self.failed is None:
             try:
-                answer = self.line.recv() if self.line.poll(PATIENCE) else "no answer"
+                answer = self.line.recv() if self.line.poll(ANSWER_TIMEOUT) else "no answer"
             except (EOFError, OSError):
                 text = self.log.read_text(errors="replace") if self.log.is_file() else ""
                 answer = [line for line in ["it ended", *text.split("\n")] if line.strip()][-1]

@@ -284,6 +284,8 @@ def _column(about: str, rows: Any, field: str) -> Iterator[str]:
         CorpusError: There is no such column, a row holds no text, or it cannot be read.
     """
     number = 0
+    if field in (rows.column_names or ()):  # known before they are read: the others stay unread
+        rows = rows.select_columns([field])
     try:
         for batch in rows.with_format("arrow").iter(batch_size=1000):
             if field not in batch.column_names:

@@ -169,9 +169,9 @@ class PackedDataModule(LightningDataModule):
         """Counts what is about to be trained on, before it leaves the host."""
         assert self.trainer is not None
         if self.trainer.training:
-            inputs, _, per_part = batch
+            inputs, _, loss_denominator = batch
             self.samples_seen += len(inputs) * self.trainer.world_size
-            self._tokens += per_part * self.trainer.world_size
+            self._tokens += loss_denominator * self.trainer.world_size
         return batch
 
     def state_dict(self) -> dict[str, int]:
@@ -214,12 +214,12 @@ class TrainBatches:
             tokenizer.CorpusError: the data cannot be read any more.
         """
         for step in count(self._first, self._size):
-            per_part = self._windows.targets(step, self._size) / self._shares
+            loss_denominator = self._windows.targets(step, self._size) / self._shares
             for place in self._places:
                 inputs, targets = self._windows.batch(step + place, self._micro)
                 if self._pin:
                     inputs, targets = inputs.pin_memory(), targets.pin_memory()
-                yield inputs, targets, per_part
+                yield inputs, targets, loss_denominator
 
 
 @dataclass(frozen=True)

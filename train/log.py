@@ -12,7 +12,6 @@ import re
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,6 @@ class Log:
         self, directory: RunDirectory, settings: RunSettings, config: dict[str, Any]
     ) -> None:
         self._directory, self._settings, self._config = directory, settings, config
-        self._files: dict[str, FileIO] = {}
         self._trainer: Trainer | None = None
         for kind in settings.loggers:
             try:
@@ -64,8 +62,7 @@ class Log:
         for name, rows in (("metrics", metrics), ("samples", samples)):
             path = self._path(name)
             with self._directory.writing(path):
-                write_file(path, b"".join(_line(row) for row in rows))
-                self._files[name] = path.open("ab", buffering=0)
+                write_file(path, b"".join(map(_line, rows)))
         run = self._directory.path
         loggers: list[Logger] = [FILES[kind](run, name=kind) for kind in self._settings.loggers]
         if self._settings.wandb != "disabled":
@@ -108,15 +105,12 @@ class Log:
 
     def flush(self) -> None:
         """Forces the rows to the disk: a checkpoint must not be there without those before it."""
-        for name, file in self._files.items():
-            with self._directory.writing(self._path(name)):
+        for path in (self._path("metrics"), self._path("samples")) if self._trainer else ():
+            with self._directory.writing(path), path.open("ab") as file:
                 os.fsync(file.fileno())
 
     def close(self, failed: bool = False) -> None:
-        """Ends the files and W&B; Lightning has ended its own."""
-        for file in self._files.values():
-            file.close()
-        self._files = {}
+        """Ends W&B; Lightning has ended its own loggers."""
         for logger in self._wandb_loggers():
             logger.close(failed)
 
@@ -128,10 +122,9 @@ class Log:
         return self._directory.path / f"{name}.jsonl"
 
     def _append(self, name: str, rows: list[dict[str, Any]]) -> None:
-        content = b"".join(_line(row) for row in rows)
-        with self._directory.writing(self._path(name)):
-            while content:
-                content = content[self._files[name].write(content) :]
+        path = self._path(name)
+        with self._directory.writing(path), path.open("ab") as file:
+            file.write(b"".join(map(_line, rows)))
 
 
 class TolerantWandbLogger(WandbLogger):

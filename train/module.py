@@ -67,8 +67,8 @@ class LanguageModule(LightningModule):
 
         Where a step has several parts, the mean over them is the mean over the step.
         """
-        inputs, targets, per_part = batch
-        return self._sum(inputs, targets) / per_part
+        inputs, targets, loss_denominator = batch
+        return self._sum(inputs, targets) / loss_denominator
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Summed cross entropy in nats, and over how many targets: `(2,)`."""

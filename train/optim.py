@@ -64,7 +64,7 @@ def build_optimizer(model: LanguageModel, settings: OptimizerSettings) -> Optimi
         {"params": triangles, "weight_decay": 0.0, "triangular": True},
     ]
     lr = settings.lr if settings.muon_lr is None else settings.muon_lr
-    return Together(adamw, Muon(stacks, lr, settings.muon_momentum))
+    return CombinedOptimizer(adamw, Muon(stacks, lr, settings.muon_momentum))
 
 
 def rate(step: int, total: int, settings: ScheduleSettings) -> float:
@@ -139,7 +139,7 @@ class Muon(Optimizer):
         torch._foreach_add_(parameters, steps, alpha=-lr * 0.2 * largest**0.5)
 
 
-class Together(Optimizer):
+class CombinedOptimizer(Optimizer):
     """Several optimisers as one: one step, one state, the groups of all.
 
     Lightning steps, schedules and saves it as any other, by automatic optimisation.

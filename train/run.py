@@ -26,7 +26,7 @@ from train.log import Log
 from train.module import LanguageModule
 from train.progress import Progress, StepBar, TimeBudget, has_terminal
 from train.rundir import AtomicCheckpointIO, RunDirectory, changed_settings
-from train.saving import Saving, StopOnSignal, StopWhenStalled, since_best
+from train.saving import Saving, StopOnSignal, since_best
 from train.settings import Recipe, RunError
 from train.speed import prepare, use_machine
 
@@ -36,7 +36,7 @@ LIGHTNING_ADVICE = (
     "Checkpoint directory .* exists and is not empty",  # `RunDirectory.start_from` has looked
     "Be aware that when using `ckpt_path`, callbacks",  # a budget, or another one's callback
 )
-VOCABULARY = ("embedding.weight", "head.weight")
+PADDED_WEIGHTS = ("embedding.weight", "head.weight")
 
 
 class Run:
@@ -87,8 +87,6 @@ class Run:
         progress = Progress(self.log, self.directory, every, size)
         self.saving = Saving(self.directory, recipe, data, identity, progress, self.log, self.start)
         callbacks += [progress, self.saving]
-        if settings.early_stopping:
-            callbacks.append(StopWhenStalled(self.directory, settings.early_stopping, self.log))
         self.trainer = build_trainer(recipe, self.directory, callbacks, self.total)
         micro, parts = recipe.batch.split(self.trainer.world_size)
         self.trainer.accumulate_grad_batches = parts
@@ -215,7 +213,7 @@ def start_from_weights(model: LanguageModel, source: str, tokenizer_json: str) -
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
             weights = state.get(name)
-            target = tensor[: model.config.vocab_size] if name in VOCABULARY else tensor
+            target = tensor[: model.config.vocab_size] if name in PADDED_WEIGHTS else tensor
             if weights is None or weights.shape != target.shape:
                 kept.append(name)
             else:

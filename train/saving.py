@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from tokenizers import Tokenizer
 
@@ -195,8 +195,10 @@ class Saving(ModelCheckpoint):
     def _record(self, trainer: Trainer, module: LanguageModule, step: int, model: bool) -> None:
         path, figures = self._directory.model(step), module.validation
         meta, nats = self._meta(trainer, step), figures["val_loss"]
+        # As they are on record: a checkpoint is older than the validation of its step.
         earlier = [loss for at, loss in self._directory.validations().items() if at < step]
-        best = nats < min(trainer.strategy.broadcast(earlier), default=math.inf)
+        losses = [*trainer.strategy.broadcast(earlier), nats]
+        without = since_best(losses)
         if model:
             self._write(trainer, path, lambda: add_to_meta(path, figures))
         if trainer.is_global_zero:
@@ -205,7 +207,7 @@ class Saving(ModelCheckpoint):
             self._log.add_samples(step, samples)
             if model:
                 self._log.add_model(path, meta)
-        if self._settings.save_best and best:
+        if self._settings.save_best and not without:
             self._save_model(trainer, module, self._directory.best, meta)
         # Last, as this row says that the step is done with: see `opens`.
         self._log.add(meta)
@@ -213,6 +215,12 @@ class Saving(ModelCheckpoint):
             f"step {step}  valid loss {nats:.3f}  bits/byte {meta['val_bits_per_byte']:.3f} over "
             f"{meta['val_tokens']:,} tokens" + (f"  -> {path}" if model else "")
         )
+        if self._settings.early_stopping and without >= self._settings.early_stopping:
+            trainer.should_stop = True
+            self._log.say(
+                f"step {step}  stopping early: {without} validations without a lower loss than "
+                f"{min(losses):.3f}"
+            )
 
     def _save_model(
         self, trainer: Trainer, module: LanguageModule, path: Path, meta: dict[str, Any]
@@ -227,35 +235,6 @@ class Saving(ModelCheckpoint):
             with self._directory.writing(path):
                 write()
         trainer.strategy.barrier()
-
-
-class StopWhenStalled(EarlyStopping):
-    """Lightning's early stopping, from the validations on record.
-
-    A checkpoint is older than the validation of its step: a resumed run would forget that one.
-    """
-
-    def __init__(self, directory: RunDirectory, patience: int, log: Log) -> None:
-        super().__init__("val_loss", patience=patience, check_on_train_epoch_end=False)
-        self._directory, self._run_log = directory, log
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing: see above."""
-        return {}
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Takes in the validations so far."""
-        losses = trainer.strategy.broadcast([*self._directory.validations().values()])
-        if losses:
-            self.best_score, self.wait_count = torch.tensor(min(losses)), since_best(losses)
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Says why the run has ended, if this is why."""
-        if self.wait_count >= self.patience:
-            self._run_log.say(
-                f"step {trainer.global_step}  stopping early: {self.wait_count} validations "
-                f"without a lower loss than {self.best_score:.3f}"
-            )
 
 
 class StopOnSignal(Callback):

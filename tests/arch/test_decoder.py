@@ -93,7 +93,7 @@ def test_streams_and_logits_are_transformers_own(pair, tokens):
 
 def test_keys_and_values_are_remembered_where_a_model_has_them(pair):
     name, _, ours = pair
-    assert ours.body.cached == (name in CACHED)
+    assert ours.runner.cached == (name in CACHED)
 
 
 def test_prefix_and_step_give_what_whole_sequences_give(pair, tokens):
@@ -196,7 +196,7 @@ def families_table() -> str:
     for name in MODELS:
         model = wrap_model(their_model(name))
         parts = isinstance(model, PretrainedModel)
-        remembered = parts or (isinstance(model, Decoder) and model.body.cached)
+        remembered = parts or (isinstance(model, Decoder) and model.runner.cached)
         block = "its parts" if parts else "a whole layer"
         lines.append(f"| {name} | {block} | {'keys and values' if remembered else 'inputs'} |")
     return "\n".join(lines)

@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from arch import masked_conv
 from arch.masked_conv import implementation, masked_convolution
 from tests.arch.kernel_cases import (
     LENGTHS,
@@ -96,3 +97,24 @@ def test_second_device_of_two():
     if torch.cuda.device_count() < 2:
         pytest.skip("one device only")
     compare("flat", 77, torch.bfloat16, "cuda:1", features=FEATURES)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler about torch
+@pytest.mark.parametrize("name", MEMBERS)
+def test_compiled_for_the_device_it_gives_the_same(name):
+    inputs = arguments(name, 200, torch.bfloat16, device="cuda", features=FEATURES)
+    slope = torch.randn_like(inputs[0])
+    torch.compiler.reset()
+    compiled = torch.compile(masked_convolution, fullgraph=True)
+    expected = gradients(masked_convolution, inputs, slope)
+    for ours, eager in zip(gradients(compiled, inputs, slope), expected, strict=True):
+        torch.testing.assert_close(ours, eager, rtol=0.02, atol=0.02)
+
+
+def test_operators_pass_opcheck_in_bfloat16():
+    x, w, b = arguments("headed", 40, torch.bfloat16, device="cuda", features=FEATURES)
+    for tensor in (x, w, b):
+        tensor.requires_grad_()
+    torch.library.opcheck(masked_conv.forward, (x, w, b))
+    torch.library.opcheck(masked_conv.dx, (x, w))
+    torch.library.opcheck(masked_conv.dw, (x, x, 3, torch.float32))

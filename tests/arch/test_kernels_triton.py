@@ -179,12 +179,12 @@ def test_tiles_follow_the_shape_and_fill_the_device(kernel, architecture):
     for batch, length, width in itertools.product(
         (1, 64), (1, 16, 100, 512, 2048, 8192), (1, 24, 512)
     ):
-        tile = kernels.tile(kernel, architecture, 132, batch, length, width, 1)
+        tile = kernels.choose_tile(kernel, architecture, 132, batch, length, width, 1)
         assert min(tile.rows, tile.columns, tile.depth) >= 16
         assert tile.rows % tile.depth == 0 or kernel == "dw"
         assert tile.warps & (tile.warps - 1) == 0
         assert 1 <= tile.splits <= batch
-        alone = kernels.tile(kernel, architecture, 132, 1, length, width, 1)
+        alone = kernels.choose_tile(kernel, architecture, 132, 1, length, width, 1)
         assert tile.depth == alone.depth  # sums have one order in every batch
         blocks = -(-length // tile.rows)
         if kernel == "dw":

@@ -178,10 +178,10 @@ def test_the_parts_of_a_step_share_its_targets_evenly(rows, micro, devices):
         for step in range(2):
             targets = windows.batch(24 + 12 * step, 12)[1]
             for _ in range(parts):
-                inputs, _, per_part = next(stream)
+                inputs, _, loss_denominator = next(stream)
                 assert len(inputs) == each
                 whole = int((targets != IGNORE).sum())
-                assert per_part * parts * devices == pytest.approx(whole, rel=1e-12)
+                assert loss_denominator * parts * devices == pytest.approx(whole, rel=1e-12)
 
 
 def test_the_reference_recipe_runs_on_rows(rows, tmp_path):
