@@ -41,6 +41,8 @@ FORMATS = ("svg", "png")
 FONT = "system-ui, sans-serif"
 SIZE = (230, 130)
 """Width and height inside the axes: a chart fits a telephone, four stand beside each other."""
+LISTED = 6
+"""Names that a legend lists, whether they are in its chart or in one beside it."""
 MARKED = 20
 """Points of a line that have marks, at most."""
 
@@ -434,7 +436,8 @@ def _told(
     used = {"range": [styles[i % len(styles)] for i in range(len(names))]}
     bright = {"scheme": alt.SchemeParams(name="viridis", extent=[0.25, 0.9])}
     scale = alt.Scale(domain=list(names), **(bright if ordered else used))
-    some = names[:: 1 + len(names) // 6] if ordered else [n for n in names if n in known]
+    some = [n for n in names if n in known or len(names) <= LISTED]
+    some = names[:: 1 + len(names) // LISTED] if ordered else some
     legend = alt.Legend(title=field if ordered else None, values=some) if len(names) > 1 else None
     return channel(field=field, type=kind, sort=list(names), scale=scale, legend=legend)
 
