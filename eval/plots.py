@@ -194,10 +194,8 @@ def cells(
         scheme = {"scheme": "blueorange", "reverse": True, "domainMid": 0}
     columns = 3 if facet else 1
     width, height = (side // columns - 4 * bool(facet) for side in size)
-    height, up = width if facet else height, options(records, y)
-    base = alt.Chart(
-        _data(records, "value"), width=width, height=max(height, 9 * len(up) // columns)
-    )
+    up = options(records, y)
+    height = width if facet else max(height, 9 * len(up))
     order = sorted(up) if all(isinstance(label, int | float) for label in up) else up
     words, upright = (any(isinstance(r[axis], str) for r in records) for axis in (x, y))
     labels = {"labelOverlap": True, "labelLimit": 100, "labels": not facet, "ticks": not facet}
