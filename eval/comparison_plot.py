@@ -50,7 +50,10 @@ def write_plot(
         )
     names = list(dict.fromkeys(record["model"] for record in records))
     drawn = [_panel(figure, panel, names, axis) for figure, panel in panels.items()]
-    plots.write_chart(path, alt.concat(*drawn, columns=2, spacing=26))
+    chart = alt.concat(*drawn, columns=2, spacing=26)
+    if len(names) > plots.LISTED:
+        chart = chart.resolve_scale(color="independent", shape="independent")
+    plots.write_chart(path, chart)
 
 
 def plot_data(

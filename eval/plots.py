@@ -41,6 +41,8 @@ FORMATS = ("svg", "png")
 FONT = "system-ui, sans-serif"
 SIZE = (230, 130)
 """Width and height inside the axes: a chart fits a telephone, four stand beside each other."""
+LISTED = 6
+"""Names that a legend lists, whether they are in its chart or in one beside it."""
 MARKED = 20
 """Points of a line that have marks, at most."""
 
@@ -192,10 +194,8 @@ def cells(
         scheme = {"scheme": "blueorange", "reverse": True, "domainMid": 0}
     columns = 3 if facet else 1
     width, height = (side // columns - 4 * bool(facet) for side in size)
-    height, up = width if facet else height, options(records, y)
-    base = alt.Chart(
-        _data(records, "value"), width=width, height=max(height, 9 * len(up) // columns)
-    )
+    up = options(records, y)
+    height = width if facet else max(height, 9 * len(up))
     order = sorted(up) if all(isinstance(label, int | float) for label in up) else up
     words, upright = (any(isinstance(r[axis], str) for r in records) for axis in (x, y))
     labels = {"labelOverlap": True, "labelLimit": 100, "labels": not facet, "ticks": not facet}
@@ -434,7 +434,8 @@ def _told(
     used = {"range": [styles[i % len(styles)] for i in range(len(names))]}
     bright = {"scheme": alt.SchemeParams(name="viridis", extent=[0.25, 0.9])}
     scale = alt.Scale(domain=list(names), **(bright if ordered else used))
-    some = names[:: 1 + len(names) // 6] if ordered else [n for n in names if n in known]
+    some = [n for n in names if n in known or len(names) <= LISTED]
+    some = names[:: 1 + len(names) // LISTED] if ordered else some
     legend = alt.Legend(title=field if ordered else None, values=some) if len(names) > 1 else None
     return channel(field=field, type=kind, sort=list(names), scale=scale, legend=legend)
 

@@ -149,23 +149,27 @@ def across(
 def terminal(*parts: Table | str, width: int | None = None, most: int = LINES) -> str:
     """Tables and lines as a terminal of some width shows them; its own width when not given.
 
-    At most `most` lines, which the tables share: of each the first ones are shown.
+    At most `most` lines: the longest part is cut first, and says how long it is.
     """
     from rich.console import Console
 
     console = Console(markup=False, highlight=False, width=width)
     if width is None and not console.is_terminal:
         console.width = PIPE
-    lines: list[str] = []
-    for each in range(most, 0, -1):
+    texts = []
+    for part in parts:
         with console.capture() as capture:
-            for part in parts:
-                for drawn in _rich(part, each) if isinstance(part, Table) else [part]:
-                    console.print(drawn, soft_wrap=isinstance(drawn, str))
-        lines = [line.rstrip() for line in capture.get().rstrip().splitlines()]
-        if len(lines) <= most:
-            return "\n".join(lines)
-    return "\n".join([*lines[: most - 1], f"... and {len(lines) - most + 1} more lines"])
+            for drawn in _rich(part, most) if isinstance(part, Table) else [part]:
+                console.print(drawn, soft_wrap=isinstance(drawn, str))
+        texts.append([line.rstrip() for line in capture.get().rstrip().splitlines()] + [""])
+    room = [len(text) for text in texts]
+    while sum(room) > most + 1 and max(room) > 2:
+        room[room.index(max(room))] -= 1
+    lines: list[str] = []
+    for part, text, left in zip(parts, texts, room, strict=True):
+        count = len(part.lines if isinstance(part, Table) else text)
+        lines += text if left == len(text) else [*text[: left - 2], f"... of {count} lines", ""]
+    return "\n".join(lines[:most]).rstrip()
 
 
 def _rich(table: Table, most: int) -> list[Any]:
@@ -176,11 +180,9 @@ def _rich(table: Table, most: int) -> list[Any]:
     for i, heading in enumerate(table.headings):
         justify = "right" if table.numeric(i) else "left"
         drawn.add_column(heading, justify=justify, overflow="fold")
-    for line in table.lines if len(table.lines) <= most + 1 else table.lines[:most]:
+    for line in table.lines[:most]:
         drawn.add_row(*line)
-    more = len(table.lines) - drawn.row_count
-    left = f"... and {more} more lines in the rows" * (more > 0)
-    return [part for part in (table.title, drawn, left, table.note) if part != ""]
+    return [part for part in (table.title, drawn, table.note) if part != ""]
 
 
 def markdown(table: Table) -> str:

@@ -23,7 +23,7 @@ def summary(results: Places, csv: str | None = None, markdown: str | None = None
     """
     from arch.files import write_text
     from eval.measurements import frame
-    from eval.report.numbers import number_tables, of_kind
+    from eval.report.numbers import lens_overview, number_tables, of_kind
     from eval.rows import read_rows
     from eval.tables import markdown as markdown_text
     from eval.tables import terminal, to_csv
@@ -43,7 +43,10 @@ def summary(results: Places, csv: str | None = None, markdown: str | None = None
         write_text(csv, to_csv(records))
     if markdown:
         write_text(markdown, "\n".join([*(markdown_text(t.full) for t in tables), accepted, ""]))
-    return Result(records, terminal(*(one.brief for one in tables)), accepted)
+    shown = [one.brief for one in tables if one.kind != "lens"]
+    if len(shown) < len(tables):
+        shown.append(lens_overview(lines))
+    return Result(records, terminal(*shown), accepted)
 
 
 def _accepts_text(accepts: "Accepts") -> str:

@@ -56,7 +56,10 @@ def lens(
     from eval.lenses.lens import ALL, FOLDER, Request, parse_lenses, word_tokens
     from eval.lenses.questions import LensTask
     from eval.lenses.trace import gather
+    from eval.measurements import frame
     from eval.models import open_models
+    from eval.report.numbers import lens_overview
+    from eval.tables import terminal
     from eval.tasks import open_results, run_tasks
     from eval.text import choose_corpus
 
@@ -79,7 +82,10 @@ def lens(
         answers = [answer for look in looks if (answer := look.read(results))[0]]
     documents = [document for document, _ in answers]
     rows = [row for _, some in answers for row in some]
-    shown = _shown(*answers[0]) if len(answers) == 1 else _overview(answers)
+    if len(answers) == 1:
+        shown = _shown(*answers[0])
+    else:
+        shown = terminal(lens_overview(frame(rows, every_seed=True))) if rows else ""
     notes = f"{results.note}, documents: {results.directory / FOLDER}" if out else ""
     return Result(rows, shown, notes, documents)
 
@@ -99,19 +105,6 @@ def list_lenses(plugin: Plugins = ()) -> Result:
     width = max(map(len, known))
     rows = [{"name": one.name, "title": one.title, "about": one.about} for one in known.values()]
     return Result(rows, "\n".join(f"{name:{width}}  {one.about}" for name, one in known.items()))
-
-
-def _overview(answers: "list[tuple[dict[str, Any], list[Row]]]") -> str:
-    """How many figures each lens found in each checkpoint; `summary` and `report` show them."""
-    from eval.lenses.lens import model_name
-    from eval.tables import across, terminal
-
-    found = [
-        {"lens": document["lens"], "checkpoint": model_name(document), "figures": len(rows)}
-        for document, rows in answers
-    ]
-    title = "Figures found; --lens NAME of one checkpoint, summary and report show them"
-    return terminal(across(found, ["lens"], "checkpoint", [("figures", "figures", False)], title))
 
 
 def _shown(document: dict[str, Any], rows: "list[Row]") -> str:

@@ -4,12 +4,11 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from eval.measurements import KINDS, Frame, Quantity, quantities
-from eval.report.recoveries import departures, site
+from eval.report.recoveries import departures, site, solver_names
 from eval.summary import COUNTS, MODEL, wide
-from eval.tables import Record, Table, lay_out
+from eval.tables import Record, Table, across, lay_out
 
-BRIEF = ("self", "nonself", "exact", "set_recall", "margin_bits", "at_floor", "false_accepts",
-         "evaluations", "seconds")  # fmt: skip
+BRIEF = ("self", "nonself", "exact", "margin_bits", "false_accepts", "evaluations", "seconds")
 """Figures of recoveries that a line of a terminal has room for."""
 
 
@@ -50,9 +49,13 @@ def of_kind(lines: Frame, title: str, known: Sequence[Quantity] = ()) -> Numbers
     known = known or quantities(lines)
     main = [q for q in known if (q.name in BRIEF if kind == "recovery" else q.main)] or known
     if kind == "recovery":
-        fields = ["model", "step", "layer", "slice", "with", "method", "settings"]
-        shown = [r | {"layer": site(r), "with": ", ".join(departures(r).values())}
-                 for r in records]  # fmt: skip
+        of_solvers = "method" in records[0]  # verdicts are of all together
+        fields = ["model", "step", "layer", "slice", "with", *["solver"] * of_solvers]
+        names = solver_names(records) if of_solvers else [""] * len(records)
+        shown = [
+            r | {"layer": site(r), "with": ", ".join(departures(r).values()), "solver": name}
+            for r, name in zip(records, names, strict=True)
+        ]
     else:
         found = (name for record in records for name in record if name in lines)
         named = KINDS[kind].coordinates or [n for n in dict.fromkeys(found) if n not in MODEL]
@@ -60,8 +63,17 @@ def of_kind(lines: Frame, title: str, known: Sequence[Quantity] = ()) -> Numbers
     brief, full = (
         lay_out(shown, fields, [*((q.name, q.words, q.share) for q in some), *counts], title)
         for some, counts in (
-            (main, [(name, name, False) for name in COUNTS[1:]]),
+            (main, [("prompts", "prompts", False)]),
             (known, [(name, name, False) for name in COUNTS]),
         )
     )
     return Numbers(kind, records, brief, full)
+
+
+def lens_overview(lines: Frame) -> Table:
+    """How many figures each lens found in each checkpoint."""
+    counts = lines[lines["kind"] == "lens"].groupby(["lens", "model", "step"], sort=False).size()
+    records = [{"lens": lens, "checkpoint": f"{model} at {step}", "figures": count}
+               for (lens, model, step), count in counts.items()]  # fmt: skip
+    title = "Figures that lenses found; report draws them, summary --csv writes them"
+    return across(records, ["lens"], "checkpoint", [("figures", "figures", False)], title)

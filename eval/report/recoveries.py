@@ -5,6 +5,7 @@ hidden. A question is plain where all channels are shown, without noise, ablatio
 pads.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ QUESTION = ("model", "d_model", "layer", "part", "slice", "hidden", "prompt_kind
             "noise", "control", "padded", "method", "family", "settings")  # fmt: skip
 """The coordinates that tell figures apart, beside the phase or the step."""
 POOLED = ("step", "trained", "phase", "observed")
-ANSWERS = 8
+ANSWERS = 6
 """Answers that a terminal shows in full, at most."""
 
 
@@ -66,7 +67,6 @@ def recoveries(lines: Frame, over: str = "phase") -> list[Record]:
 
     by = [*QUESTION, over]
     found = summarise(lines, by, [name for name in POOLED if name not in by])
-    settings = found.groupby("method")["settings"].nunique()
     models, known = list(dict.fromkeys(lines["model"])), list(solvers())
 
     def rank(record: Record) -> tuple[int, int, str]:
@@ -74,16 +74,15 @@ def recoveries(lines: Frame, over: str = "phase") -> list[Record]:
         number = known.index(name) if name in known else len(known)
         return FAMILIES.index(family) if family in FAMILIES else 1, number, record["settings"]
 
-    records = []
-    for record in found.to_dict("records"):
+    records, summed = [], found.to_dict("records")
+    for record, name in zip(summed, solver_names(summed), strict=True):
         departs = departures(record)
-        several = settings[record["method"]] > 1
         records.append(record | {
             "top1": record["value"], "top1_low": record["low"], "top1_high": record["high"],
             "prompts": record["n"], "tokens": _tokens(record), "departures": departs,
             "departs": ", ".join(departs.values()), "site": site(record),
             "channels": _first_channels(record),
-            "solver": f"{record['method']} {record['settings']}" if several else record["method"],
+            "solver": name,
             "rank": rank(record),
         })  # fmt: skip
 
@@ -105,6 +104,14 @@ def deepest(records: Sequence[Record]) -> list[Record]:
         sites[key] = max(sites.get(key, site), site)
         placed.append((record, key, site))
     return [record for record, key, site in placed if sites[key] == site]
+
+
+def solver_names(records: Sequence[Record]) -> list[str]:
+    """The solver of each record, with its settings where one was asked with several."""
+    asked = {(record["method"], record["settings"]) for record in records}
+    several = {name for name, count in Counter(name for name, _ in asked).items() if count > 1}
+    return [f"{r['method']} {r['settings']}" if r["method"] in several else r["method"]
+            for r in records]  # fmt: skip
 
 
 def site(record: Record) -> str:
@@ -140,7 +147,8 @@ def terminal_text(rows: Sequence[Row]) -> str:
     shown = ["model", "step", "layer", "tokens asked for", "with", "prompts"]
     title = "Tokens recovered, % (top-1)"
     table = across(renamed, shown, "solver", [("top1", "", True)], title, list(order))
-    return terminal(*answer_lines(rows), table)
+    answers = "\n".join(answer_lines(rows))
+    return terminal(*[answers] * bool(answers), table)
 
 
 def answer_lines(rows: Sequence[Row]) -> list[str]:
