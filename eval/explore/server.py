@@ -49,15 +49,14 @@ POLICY = (
     "frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 OF_EVIDENCE = (
-    "sandbox allow-scripts allow-downloads; default-src 'none'; style-src 'unsafe-inline'; "
-    "script-src 'unsafe-inline' 'unsafe-eval'; img-src data: blob:; frame-ancestors 'self'"
+    "sandbox allow-scripts; default-src 'none'; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline'; img-src data:; frame-ancestors 'self'"
 )
-"""The policy of a page of evidence: it may draw, and reach nothing. Vega compiles expressions."""
+"""The policy of a page of evidence: it may reach nothing."""
 INSIDE = """<style>h1{display:none}main{padding-top:0}</style><script>
-addEventListener("load", () => dispatchEvent(new Event("beforeprint")));
 new ResizeObserver(() => parent.postMessage(document.body.scrollHeight, "*")).observe(document.body)
 </script></body>"""
-"""Makes a page of evidence a part of the explorer's: no title, as high as all that it draws."""
+"""Makes a page of evidence a part of the explorer's: no title, as high as what it holds."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 Endpoint = Callable[[Request], Awaitable[Response]]
