@@ -36,17 +36,11 @@ SAMPLED = 10  # the sampled effect is of one candidate in so many
 
 @dataclass(frozen=True)
 class Passage:
-    """One token in its place.
+    """One token in its place."""
 
-    Attributes:
-        index: the passage's number among those drawn.
-        tokens: `(T,)` token ids: the tokens before, the one asked about, those after it.
-        place: the position of the token asked about.
-    """
-
-    index: int
-    tokens: tuple[int, ...]
-    place: int
+    index: int  # the passage's number among those drawn
+    tokens: tuple[int, ...]  # the T tokens before, asked about and after
+    place: int  # the position of the token asked about
 
     @property
     def truth(self) -> int:
@@ -56,45 +50,26 @@ class Passage:
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of a passage.
+    """What is asked of a passage."""
 
-    Attributes:
-        distances: positions after the token asked about that are reported; 0 is its own.
-        noise: standard deviations, in both units.
-        quantisers: some of `QUANTISERS`.
-        draws: of the noise.
-        seed: of the draws, and of the candidates of the sampled effect.
-    """
-
-    distances: tuple[int, ...] = (0, 1, 2, 4, 8, 15)
-    noise: tuple[float, ...] = (1 / 64, 1 / 16, 1 / 4, 1.0, 4.0)
+    distances: tuple[int, ...] = (0, 1, 2, 4, 8, 15)  # positions after it that are reported
+    noise: tuple[float, ...] = (1 / 64, 1 / 16, 1 / 4, 1.0, 4.0)  # deviations, in both units
     quantisers: tuple[str, ...] = QUANTISERS
-    draws: int = 16
-    seed: int = 0
+    draws: int = 16  # of the noise
+    seed: int = 0  # of the draws, and of the candidates of the sampled effect
 
 
 class Candidates(NamedTuple):
-    """The values that the token may take.
+    """The values that the token may take."""
 
-    Attributes:
-        tokens: `(V,)` ids, each once.
-        unigram: `(V,)` probabilities, by counts in a text of their own.
-    """
-
-    tokens: Tensor
-    unigram: Tensor
+    tokens: Tensor  # (V,) ids, each once
+    unigram: Tensor  # (V,) probabilities, by counts in a text of their own
 
 
 def candidate_outputs(circuit: Circuit, passage: Passage, candidates: Tensor) -> Tensor:
-    """Outputs from the token's position on, for every candidate in its place.
+    """Outputs from the token's position on, for every one of `(V,)` candidates in its place.
 
-    Args:
-        circuit: the site, S = T - place positions of it.
-        passage: the text around the token.
-        candidates: `(V,)` token ids.
-
-    Returns:
-        `(V, S, width)`, in fp32 at least.
+    Of S = T - place positions, `(V, S, width)`, in fp32 at least.
     """
     device = circuit.vocabulary.device
     tokens = torch.tensor(passage.tokens, device=device)

@@ -32,27 +32,16 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Design:
-    """What is drawn, once for each tokenizer.
+    """What is drawn, once for each tokenizer."""
 
-    Attributes:
-        corpus: the source of all text.
-        question: what is asked of each passage.
-        count: passages, from inside stories for evaluation, whose tokens asked about all differ.
-        before: tokens before the one asked about.
-        skip: passages left out before the first that is taken.
-        candidates: the commonest tokens, so many; None for the whole vocabulary.
-        counted: tokens of text for fitting in which they are counted.
-        text: asked about token by token, in place of passages of the corpus.
-    """
-
-    corpus: str
-    question: Question
-    count: int = 40
-    before: int = 12
-    skip: int = 0
-    candidates: int | None = None
-    counted: int = 65_536
-    text: str | None = None
+    corpus: str  # the source of all text
+    question: Question  # what is asked of each passage
+    count: int = 40  # passages from inside stories for evaluation; their tokens all differ
+    before: int = 12  # tokens before the one asked about
+    skip: int = 0  # passages left out before the first that is taken
+    candidates: int | None = None  # the commonest tokens, so many, or the whole vocabulary
+    counted: int = 65_536  # tokens of text for fitting in which they are counted
+    text: str | None = None  # asked about token by token, in place of the corpus' passages
     _drawn: dict[tuple[str, float], Sample] = field(default_factory=dict, repr=False)
 
     @property

@@ -83,18 +83,14 @@ def draw_plane(tables: Tables) -> list[plots.Figure]:
     """The last position's way, on the plane of its answer and the runner-up, of the last prompt."""
     panels = {}
     for model, table in tables.items():
-        prompt = table.samples("path")[-1]["prompt"]
-        way, corners = (
-            [one for one in _points(table, *names) if one["prompt"] == prompt]
-            for names in (("path", "layer"), ("corners", "end"))
-        )
-        rows: list[plots.Record] = []
-        for step in way:
-            tip = f"layer {step['layer']}: {step['share']:.3f} of it in the plane"
-            rows.append(step | {"what": WAY, "mark": str(step["layer"]), "tip": tip})
-        for end in corners:
-            piece = markup.visible(table.notes["ends"][prompt][ENDS.index(end["end"])])
-            rows.append(end | {"what": "token", "mark": piece, "tip": piece})
+        (numbers,) = table.of("path")
+        prompt, rows = numbers.axes["prompt"][-1], []
+        for point, (x, y, share) in zip(numbers.axes["point"], numbers.values[-1], strict=True):
+            what, mark, tip = WAY, str(point), f"layer {point}: {share:.3f} of it in the plane"
+            if point in ENDS:
+                what, mark = "token", markup.visible(table.notes["ends"][prompt][ENDS.index(point)])
+                tip = mark
+            rows.append({"x": x, "y": y, "what": what, "mark": mark, "tip": tip})
         panels[f"{model}: {prompt}"] = plots.dots(rows, "x", "y", "what", "mark", joined=WAY)
     return [
         plots.Figure(
@@ -105,15 +101,6 @@ def draw_plane(tables: Tables) -> list[plots.Figure]:
             panels,
         )
     ]
-
-
-def _points(table: Table, name: str, label: str) -> list[plots.Record]:
-    """A record for each prompt and label, which has all measures."""
-    points: dict[tuple[str, Any], plots.Record] = {}
-    for r in table.samples(name):
-        point = points.setdefault((r["prompt"], r[label]), {"prompt": r["prompt"], label: r[label]})
-        point[r["measure"]] = r["value"]
-    return list(points.values())
 
 
 @lens(
@@ -183,15 +170,12 @@ def _add_confidence(table: Table, batch: PromptBatch) -> None:
 
 def _add_path(table: Table, checkpoint: Checkpoint, batch: PromptBatch, chosen: list[int]) -> None:
     """Each prompt's last position by layer, and the two tokens of its plane."""
-    rows, points, corners, pairs = readers(batch.model).float(), [], [], []
+    rows, points, pairs = readers(batch.model).float(), [], []
     for way in batch.at_last(batch.streams).unbind(1):
         best = batch.model.logits(way[-1]).topk(3).indices.tolist()
         pairs.append([*chosen, *(token for token in best if token not in chosen)][:2])
-        basis, corner = plane(*rows[pairs[-1]])
-        points.append(path(way, basis))
-        corners.append(corner)
-    place: dict[str, Any] = {"prompt": batch.labels, "layer": range(len(batch.streams))}
+        basis, corners = plane(*rows[pairs[-1]])
+        points.append(torch.cat([path(way, basis), F.pad(corners, (0, 1), value=1.0)]))
+    place: dict[str, Any] = {"prompt": batch.labels, "point": [*range(len(batch.streams)), *ENDS]}
     table.add("path", torch.stack(points), rows=False, **place, measure=MEASURES)
-    place = {"prompt": batch.labels, "end": ENDS, "measure": MEASURES[:2]}
-    table.add("corners", torch.stack(corners), rows=False, **place)
     table.notes["ends"] = dict(zip(batch.labels, map(checkpoint.pieces, pairs), strict=True))

@@ -76,26 +76,19 @@ Measure = Callable[[Checkpoint, PromptBatch, Request, Table], None]
 class Lens:
     """A lens as it is registered.
 
-    Attributes:
-        name: as on the command line.
-        about: in a line.
-        measure: runs without autograd. Raises RequestError for a model or a request that it cannot
-            look at.
-        title: of its section of the page.
-        charts: of the numbers that it adds.
-        draw: makes figures that cannot be declared, of the tables of all checkpoints.
-        html: makes texts of those, for the page.
-        order: its place in lists and on the page, the smallest first.
+    `measure` runs without autograd, and raises RequestError for a model or a request that it cannot
+    look at. `draw` makes figures that cannot be declared, and `html` texts for the page, of the
+    tables of all checkpoints.
     """
 
-    name: str
-    about: str
+    name: str  # as on the command line
+    about: str  # in a line
     measure: Measure
-    title: str
-    charts: tuple[Chart, ...] = ()
+    title: str  # of its section of the page
+    charts: tuple[Chart, ...] = ()  # of the numbers that it adds
     draw: Callable[[Tables], list[Figure]] = lambda tables: []
     html: Callable[[Tables], list[Markup]] = lambda tables: []
-    order: float = 100.0
+    order: float = 100.0  # its place in lists and on the page, the smallest first
 
     def find(self, checkpoint: Checkpoint, request: Request) -> Table:
         """What it finds in a checkpoint.

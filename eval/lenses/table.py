@@ -34,20 +34,14 @@ Cell = str | list[str]
 class Numbers:
     """A tensor under a name.
 
-    Attributes:
-        name: as figures and charts call it.
-        values: in float64, NaN where there is nothing, as past a prompt's end.
-        axes: the name of each axis in order, with its labels. Labels of samples may be repeated:
-            equal ones of a cluster's axis are one cluster.
-        rows: whether its means become rows, or are for charts alone.
-        share: whether they are of truth values.
+    Labels of samples may be repeated: equal ones of a cluster's axis are one cluster.
     """
 
-    name: str
-    values: np.ndarray
-    axes: dict[str, list[Label]]
-    rows: bool = True
-    share: bool = False
+    name: str  # as figures and charts call it
+    values: np.ndarray  # in float64, NaN where there is nothing, as past a prompt's end
+    axes: dict[str, list[Label]]  # the name of each axis in order, with its labels
+    rows: bool = True  # whether its means become rows, or are for charts alone
+    share: bool = False  # whether they are of truth values
 
     def records(self) -> Iterator[Record]:
         """A record for each number that is there: the labels of its axes, and `value`."""
@@ -114,11 +108,9 @@ def mean_interval(sums: np.ndarray, counts: np.ndarray, share: bool) -> dict[str
 class Table:
     """All that a lens finds in one checkpoint.
 
-    Attributes:
-        numbers: the tensors.
-        pieces: the tokens of prompts, and of whatever else positions are of, by label.
-        texts: small tables of words, as `say` adds them: `title`, `columns`, `lines`.
-        notes: what the lens's own charts are drawn of beside numbers, as JSON holds it.
+    Pieces are the tokens of prompts, and of whatever else positions are of, by label; texts small
+    tables of words, as `say` adds them; notes what the lens's own charts are drawn of beside
+    numbers, as JSON holds it.
     """
 
     numbers: list[Numbers] = field(default_factory=list)

@@ -75,16 +75,12 @@ class PromptBatch:
 class Trace(NamedTuple):
     """The streams and the writes of one forward pass: each stream is the sum of all writes before.
 
-    Attributes:
-        start: what the stream begins with, by name, each `(B, T, D)`: the embedding, and a wrapped
-            model's learnt positions.
-        streams: the stream at layers 0 ... n, `(n + 1, B, T, D)`; the first block reads layer 0.
-        writes: what each block's token mixer and channel mixer added, `(n, 2, B, T, D)`.
+    A stream begins with the embedding, and a wrapped model's learnt positions.
     """
 
-    start: dict[str, Tensor]
-    streams: Tensor
-    writes: Tensor
+    start: dict[str, Tensor]  # what it begins with, by name, (B, T, D) each
+    streams: Tensor  # at layers 0 ... n, (n + 1, B, T, D); the first block reads layer 0
+    writes: Tensor  # what each block's token and channel mixer added, (n, 2, B, T, D)
 
     @property
     def parts(self) -> dict[str, Tensor]:

@@ -62,14 +62,14 @@ def nearest(queries: Tensor, keys: Tensor, metric: str, count: int = 1) -> Tenso
     return near.topk(count).indices
 
 
-def rank_pairs(table: Tensor, first: Tensor, second: Tensor) -> Tensor:
+def rank_pairs(both: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """Ranks of tokens `(N,)` in the rows of first ones, in shares of V - 1; 0 is the top.
 
-    `table` is W_E and W_U, `(2, V, D)`.
+    The rows are those of W_E W_U', from both matrices `(2, V, D)`.
     """
     parts = zip(first.split(PAIRS), second.split(PAIRS), strict=True)
-    ranks = [token_ranks((table[0, some] @ table[1].T).cpu(), after) for some, after in parts]
-    return torch.cat(ranks) / (table.shape[1] - 1)
+    ranks = [token_ranks((both[0, some] @ both[1].T).cpu(), after) for some, after in parts]
+    return torch.cat(ranks) / (both.shape[1] - 1)
 
 
 def add_lengths(table: Table, checkpoint: Checkpoint, both: Tensor, counts: Tensor) -> None:

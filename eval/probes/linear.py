@@ -46,19 +46,12 @@ DECAY = 0.01  # of the weights, in AdamW
 
 @dataclass(frozen=True)
 class ProbeText:
-    """Where the text comes from, and how much of it is used.
+    """Where the text comes from, and how much of it is used."""
 
-    Attributes:
-        corpus: whose held-out stories are read.
-        length: tokens of a window.
-        train: windows of stories for fitting.
-        valid: windows of stories for evaluation.
-    """
-
-    corpus: str
-    length: int
-    train: int
-    valid: int
+    corpus: str  # whose held-out stories are read
+    length: int  # tokens of a window
+    train: int  # windows of stories for fitting
+    valid: int  # windows of stories for evaluation
 
     def load(self, checkpoint: Checkpoint) -> tuple[Tensor, Tensor]:
         """Windows to fit on and windows to judge on, `(N, length)`, on the model's device.
@@ -79,19 +72,12 @@ class ProbeText:
 
 @dataclass(frozen=True)
 class Training:
-    """Softmax regression: AdamW at a rate that falls linearly to zero.
+    """Softmax regression: AdamW at a rate that falls linearly to zero."""
 
-    Attributes:
-        steps: number of steps; 0 leaves it out.
-        windows: windows of a batch.
-        rate: the first rate, in whitened features.
-        seed: of the order of the windows.
-    """
-
-    steps: int = 200
-    windows: int = 4
-    rate: float = 3e-3
-    seed: int = 0
+    steps: int = 200  # 0 leaves it out
+    windows: int = 4  # of a batch
+    rate: float = 3e-3  # the first rate, in whitened features
+    seed: int = 0  # of the order of the windows
 
 
 def token_figures(parts: Iterable[tuple[Tensor, Tensor]], vocabulary: int) -> dict[str, Any]:

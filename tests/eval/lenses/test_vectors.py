@@ -118,7 +118,7 @@ def test_lenses_of_our_models(model_directory, small_tokenizer, tied):
     (entropy,) = figures(way, "entropy at length 0")
     assert entropy["value"] == pytest.approx(math.log2(checkpoint.config.vocab_size))
     assert figures(way, "confidence rises with length")[0]["value"] == 1
-    assert of(way, "path").shape == (2, 3, 3)
+    assert of(way, "path").shape == (2, 5, 3)  # three layers and two tokens
     assert [pair[0] for pair in way.notes["ends"].values()] == [" a", " a"]
     with pytest.raises(RequestError, match=r"is \d+ tokens here"):
         look("vectors", checkpoint, ids, words=("zebra crossing",))
