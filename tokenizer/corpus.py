@@ -268,6 +268,7 @@ def _load(about: str, *arguments: Any, **options: Any) -> Any:
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
 
+    logging.getLogger("datasets").setLevel(logging.CRITICAL)  # its errors are raised as well
     try:
         return load_dataset(*arguments, **options)
     except (OSError, ValueError, DatasetsError) as error:

@@ -168,3 +168,9 @@ def test_validation_sums_nats_and_counts_targets(small_model):
 
 def test_one_bit_per_byte_is_ln_2_nats_per_byte():
     assert bits_per_byte(4 * 0.6931471805599453, 4.0) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 3, 7, 100, 999])
+def test_the_shortest_schedule_has_room_for_its_fall(warmup):
+    settings = ScheduleSettings(warmup_steps=warmup, decay="wsd")
+    assert warmup + settings.cooldown(settings.shortest()) <= settings.shortest()
