@@ -62,7 +62,7 @@ def loss(
         shard: this process is the I-th of N that share the work, each with a rows file of its own
     """
     from eval.models import open_models
-    from eval.statistics import bits_of_text
+    from eval.summary import sum_up
     from eval.tables import lay_out, terminal
     from eval.tasks import answered
     from eval.text import choose_corpus
@@ -74,13 +74,7 @@ def loss(
         Measurement(checkpoint, corpus, stories, batch_size, texts) for checkpoint in checkpoints
     ]
     rows, note = answered(tasks, out, "predicting", shard)
-    records = []
-    for row in rows:
-        interval = bits_of_text([row["parts"]], [0])
-        low, high = interval[1:] if interval else (None, None)
-        limits = {"bits_per_byte_low": low, "bits_per_byte_high": high}
-        about = {"model": row["checkpoint"]["name"], "step": row["checkpoint"]["step"]}
-        records.append(about | {name: row[name] for name, *_ in FIGURES} | limits)
+    records = sum_up(rows, "loss", every_seed=True) if rows else []
     table = lay_out(records, ["model", "step"], FIGURES)
     return Result(rows, terminal(table), note)
 

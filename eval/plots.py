@@ -200,7 +200,7 @@ def cells(
     words, upright = (any(isinstance(r[axis], str) for r in records) for axis in (x, y))
     labels = {"labelOverlap": True, "labelLimit": 100, "labels": not facet, "ticks": not facet}
     titles = [None if facet or wordy else axis for wordy, axis in ((words, x), (upright, y))]
-    width -= 60 * upright  # the room that words take
+    width -= 60 * (upright and not text)  # the room that words take
     base = alt.Chart(_data(records, "value"), width=width, height=height).encode(
         x=alt.X(field=x, type="ordinal", sort=options(records, x) if words else None,
                 axis=alt.Axis(labelAngle=-60 * words, title=titles[0], **labels)),
@@ -221,7 +221,7 @@ def cells(
         written = base.mark_text(fontSize=10, aria=False)
         drawn += written.encode(text=alt.Text(field=text, type="nominal"), color=ink)
     if facet:
-        header = alt.Header(title=None, labelFontSize=9, labelPadding=2, labelLimit=width + 6)
+        header = alt.Header(title=None, labelFontSize=8, labelPadding=2, labelLimit=width + 4)
         by = alt.Facet(field=facet, type="nominal", sort=options(records, facet), header=header)
         drawn = drawn.facet(facet=by, columns=columns, spacing=8)
     return drawn
@@ -357,7 +357,8 @@ def inline(chart: Chart, label: str) -> Markup:
 _SHORTER: list[tuple[re.Pattern[str], Any]] = [
     (re.compile(r' (?:aria-[a-z]+|pointer-events|role|class|font-family|stroke-miterlimit)="[^"]*"'
                 r'| opacity="1"| stroke-width="1"'), ""),
-    (re.compile(r"\d+\.\d{3,}"), lambda found: f"{float(found[0]):.2f}"),
+    (re.compile(r"\d+\.\d{3,}(?=[^<>]*>)"),  # of attributes, not of labels
+     lambda found: f"{float(found[0]):.2f}"),
     (re.compile(r"rgb\((\d+), (\d+), (\d+)\)"),
      lambda found: "#{:02x}{:02x}{:02x}".format(*map(int, found.groups()))),
     (re.compile(r'<path d="[^"]*"(?: display="none")?/>'), ""),

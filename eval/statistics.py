@@ -2,7 +2,6 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
-from math import log
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,23 +118,6 @@ def exact_share(
         return Interval(estimate, 0.0, 1.0)
     interval = wilson(round(estimate * pairs), pairs)
     return Interval(estimate, min(interval.low, estimate), max(interval.high, estimate))
-
-
-def bits_of_text(
-    parts: Sequence[Mapping[str, Sequence[float]]], models: Sequence[Hashable]
-) -> Interval | None:
-    """Bits per byte of models on the same text, by a bootstrap over its parts and the models.
-
-    `parts` holds for each model the `nats` and `bytes` of each part of the text. None where there
-    is only one part of one model.
-    """
-    bits = [value / log(2) for each in parts for value in each["nats"]]
-    if len(bits) < 2:
-        return None
-    sizes = [value for each in parts for value in each["bytes"]]
-    part = [i for each in parts for i in range(len(each["nats"]))]
-    model = [name for each, name in zip(parts, models, strict=True) for _ in each["nats"]]
-    return clustered(bits, sizes, part, model)
 
 
 def over_seeds(values: Sequence[float]) -> Interval | None:

@@ -15,7 +15,7 @@ from eval.__main__ import main
 from eval.lenses.lens import lenses, read_documents
 from eval.lenses.markup import STRONGEST, STYLE, highlighted
 from eval.lenses.table import Table
-from eval.plots import Figure, dots, write_figures
+from eval.plots import Figure, dots, inline, lines, write_figures
 from eval.report.inside import LensSection, lens_sections
 from eval.report.page import render_page
 from eval.rows import read_rows
@@ -74,6 +74,13 @@ def test_a_figure_is_replaced_and_never_written_into(tmp_path, kind):
     assert sorted(path.name for path in tmp_path.iterdir()) == [old.name, "reader"]
     with pytest.raises(RequestError, match="figures as gif: allowed are svg and png"):
         write_figures(tmp_path, [], "gif")
+
+
+def test_a_chart_in_a_page_says_its_numbers_in_full():
+    points = [{"x": i, "value": i / 4000, "m": "a", "tip": f"{i / 4000:.6f}"} for i in range(3)]
+    svg = inline(lines(points, "x", "y", "m"), "small")
+    assert {">0.0001</text>", ">0.0005</text>"} <= set(re.findall(r">[^<]*</text>", svg))
+    assert "<title>0.000250</title>" in svg
 
 
 PIECES = ["<script>", "alert('\"", " &amp;", "\n", " dog"]
