@@ -60,7 +60,7 @@ def test_a_page_and_a_lens_can_be_opened(port):
         for inside in (False, True):
             status, page = send(port, f"/results/{first['name']}{'?inside' * inside}")
             assert status == 200
-            assert "<figure" in page
+            assert "<section" in page
             assert ("h1{display:none}" in page) == inside
     assert send(port, "/results/other")[0] == 404
 
