@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from eval import RequestError
 from eval.circuit import PARTS, Circuit, join
-from eval.models import Checkpoint, open_models, rows_at_once
+from eval.memory import rows_at_once
+from eval.models import Checkpoint, open_models
 
 if TYPE_CHECKING:
     Model = str | Path | Checkpoint

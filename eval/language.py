@@ -159,7 +159,7 @@ class Measurement:
 
     def run(self, results: Results) -> list[Row]:
         """One row."""
-        from eval.models import windows_at_once
+        from eval.memory import windows_at_once
 
         model, context = self.checkpoint.model, self.checkpoint.config.context
         batch = self.batch_size or windows_at_once(model, context)
@@ -208,7 +208,7 @@ def measure_loss(
     import numpy as np
     import torch
 
-    from eval.models import windows_at_once
+    from eval.memory import windows_at_once
 
     tokens, owner, sizes = _tokens(checkpoint, corpus, stories, texts)
     T = checkpoint.config.context

@@ -28,7 +28,8 @@ from eval.inversion.problem import Problem, capture, pose
 from eval.inversion.solvers.alternating import alternating
 from eval.inversion.solvers.descent import descent
 from eval.inversion.solvers.sweep import sweep
-from eval.models import candidates_at_once, open_checkpoint
+from eval.memory import candidates_at_once
+from eval.models import open_checkpoint
 from eval.slices import Slice
 from eval.text import drawn_prompts, held_out_text
 from scripts import bench

@@ -29,7 +29,7 @@ from eval.information.posterior import (
     noise_evidence,
     quantise,
 )
-from eval.models import tokens_at_once
+from eval.memory import tokens_at_once
 
 SAMPLED = 10  # the sampled effect is of one candidate in so many
 

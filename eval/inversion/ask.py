@@ -27,7 +27,8 @@ from eval.inversion.scoring import (
     verdicts,
 )
 from eval.inversion.solver import Answer, Solver, ask_solver
-from eval.models import Checkpoint, candidates_at_once, rows_at_once
+from eval.memory import candidates_at_once, rows_at_once
+from eval.models import Checkpoint
 from eval.rows import Results, Row, finite_or_none, row_key
 from eval.schema import SHUFFLED
 from eval.slices import Slice

@@ -19,7 +19,7 @@ from eval.inversion.guesses import open_readbacks
 from eval.inversion.problem import ACCEPT, Problem
 from eval.inversion.reading import Reading
 from eval.inversion.stored import Stored
-from eval.models import rows_at_once
+from eval.memory import rows_at_once
 from eval.slices import Slice
 from eval.text import held_out_text
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from eval import RequestError
 from eval.circuit import Circuit, join, precision
-from eval.models import rows_at_once
+from eval.memory import rows_at_once
 from eval.slices import Slice
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from arch import State
 from eval.circuit import Circuit, join, step_together
 from eval.inversion.guesses import Guesser, ReadBack
 from eval.inversion.problem import Problem
-from eval.models import candidates_at_once
+from eval.memory import candidates_at_once
 from eval.tasks import SoFar, tell, watched
 
 GROWTH = 8  # of a shortlist that does not hit

@@ -21,7 +21,7 @@ from eval.inversion.guesses import ReadBack
 from eval.inversion.problem import Chance, Problem
 from eval.inversion.reading import Reading
 from eval.inversion.solvers.sweep import try_tokens
-from eval.models import candidates_at_once
+from eval.memory import candidates_at_once
 
 WINDOW = 6  # visible positions searched on; more cost time, fewer leave the wrong guesses tempting
 SCREENS = 2, 4  # visible positions on which tokens are tried, at the first start and later

@@ -17,7 +17,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from eval import RequestError
 from eval.circuit import Circuit
-from eval.models import Checkpoint, rows_at_once
+from eval.memory import rows_at_once
+from eval.models import Checkpoint
 from eval.ranks import effective_rank
 from eval.rows import Results, Row, row_key
 from eval.text import Prompt

@@ -32,7 +32,8 @@ from eval.classifiers import (
     gaussian,
     second_moment,
 )
-from eval.models import Checkpoint, tokens_at_once
+from eval.memory import tokens_at_once
+from eval.models import Checkpoint
 from eval.ranks import token_ranks
 from eval.rows import Results, Row, row_key
 from eval.text import held_out_text

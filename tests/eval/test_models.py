@@ -10,13 +10,8 @@ import transformers
 import eval as evals
 from arch import LanguageModel, ModelError
 from eval.inversion.controls import derive
-from eval.models import (
-    candidates_at_once,
-    host_memory,
-    model_directory,
-    open_checkpoint,
-    rows_at_once,
-)
+from eval.memory import candidates_at_once, host_memory, rows_at_once
+from eval.models import model_directory, open_checkpoint
 from tests.arch.cases import byte_tokenizer
 from tests.arch.test_pretrained import their_model
 from tests.said import one_line
@@ -89,7 +84,7 @@ def test_a_batch_is_what_the_memory_bears(model_directory, monkeypatch):
 
 def test_a_batch_is_what_the_container_leaves(model_directory, monkeypatch):
     checkpoint = open_checkpoint(model_directory())
-    monkeypatch.setattr("eval.models.host_memory", lambda: 1 << 22)
+    monkeypatch.setattr("eval.memory.host_memory", lambda: 1 << 22)
     assert 1 <= rows_at_once(checkpoint.model, 32) < 64
 
 

@@ -12,7 +12,7 @@ from arch import State
 from eval.circuit import Circuit
 from eval.inversion.problem import Chance, Problem
 from eval.inversion.solver import COLLISIONS, Answer, solver
-from eval.models import candidates_at_once
+from eval.memory import candidates_at_once
 from eval.tasks import SoFar, tell, watched
 
 

@@ -58,7 +58,7 @@ def test_floors_are_measured_in_passes_that_the_memory_bears(small_model, monkey
     truth, passes = prompts(12, 8), []
 
     def measured(memory):
-        monkeypatch.setattr("eval.models.host_memory", lambda: memory)
+        monkeypatch.setattr("eval.memory.host_memory", lambda: memory)
         model, passes[:] = small_model(mixers=("attention(heads=2)",)), []
         model.blocks[0].register_forward_pre_hook(lambda _, x: passes.append(x[0].shape[:2]))
         mixer = model.blocks[0].token_mixer
