@@ -10,6 +10,7 @@ A caller may watch the answers that solvers have so far, and stop the work:
 """
 
 import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
@@ -22,12 +23,15 @@ from tqdm import tqdm
 
 from eval import RequestError
 from eval.rows import Results, Row
+from eval.tables import duration_text
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from eval.models import Checkpoint
 
+LONG = 60.0
+"""Seconds: of a job that is expected to take longer it is said how long."""
 SECONDS_BETWEEN_LINES = 15.0  # of progress, on a pipe
 
 
@@ -171,10 +175,19 @@ def run_tasks(tasks: Sequence[Task], results: Results, what: str, limit: int | N
     seconds = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES
     bar = tqdm(remaining, what, disable=watched() or not remaining, mininterval=seconds,
                delay=seconds, dynamic_ncols=True)  # fmt: skip
+    started, rest = time.monotonic(), sum(len(task.keys) for task in remaining)
     for task, following in zip(bar, [*remaining[1:], None], strict=False):
         tell(SoFar())
         rows = task.run(results)
         for some in [rows] if isinstance(rows, list) else ([row] for row in rows):
             results.append(some)
+        if task is remaining[0] and task.keys and not watched():
+            rest -= len(task.keys)
+            expected = (time.monotonic() - started) * rest / len(task.keys)
+            if expected > LONG:
+                about = (
+                    f"{what}: about {duration_text(expected)} for {rest} more rows, by the first"
+                )
+                tqdm.write(about, file=sys.stderr)
         if following and following.checkpoint is not task.checkpoint:
             task.checkpoint.release()

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -129,3 +130,19 @@ def test_a_row_is_on_the_disk_before_its_task_computes_the_next(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         tasks.run_tasks([Slow()], Results(tmp_path), "asking")
     assert Results(tmp_path).keys == {"a"}
+
+
+def test_a_long_job_says_how_long_it_will_take(tmp_path, monkeypatch, capsys):
+    clock = iter([0.0, 30.0])
+    monkeypatch.setattr(tasks, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+
+    def work(*keys: str) -> Any:
+        run = lambda results: [{"key": key, "kind": "loss"} for key in keys]  # noqa: E731
+        return SimpleNamespace(checkpoint=None, keys=keys, run=run)
+
+    tasks.run_tasks([work("a", "b"), work("c"), work("d", "e", "f")], Results(tmp_path), "asking")
+    assert "asking: about 1 min 0 s for 4 more rows" not in capsys.readouterr().err  # not above 60
+    clock = iter([0.0, 40.0])
+    more = [work("g"), work("h", "i", "j")]
+    tasks.run_tasks(more, Results(tmp_path), "asking")
+    assert "asking: about 2 min 0 s for 3 more rows" in capsys.readouterr().err
