@@ -105,12 +105,14 @@ def test_what_is_shown_is_the_slice(small_model, text, site, shape, size, noise)
     assert (problem.length, problem.hidden) == size
     assert problem.target.shape == expected.shape == shape
     assert problem.floor.shape == problem.limit.shape == expected.shape[:2]
+    rounding = float(problem.floor.max())
     if not noise:
-        assert problem.target.equal(expected)
+        assert problem.target.allclose(expected, atol=rounding)
         assert problem.limit.equal(ACCEPT * problem.floor)
     distance, within = problem.residual(truth)
     assert within.all()
-    assert distance.allclose((problem.target - expected).flatten(1).norm(dim=1))
+    moved = (problem.target - expected).flatten(1).norm(dim=1)
+    assert distance.allclose(moved, atol=ACCEPT * rounding)
     parts = problem.of([2, 0])
     assert parts.target.equal(problem.target[[2, 0]])
     assert parts.residual(truth[[2, 0]])[1].all()
