@@ -143,7 +143,8 @@ def _other(case: str, row: Row) -> tuple[Place, Row]:
         about += [
             f"{k} {v}" for k, v in row.items() if k not in ASIDE | {"value", "low", "high", "n"}
         ]
-        aside = set(row) - {"value", "low", "high", "n"}
+        # limits of two clusters are 12.7 times their difference, which may be rounding
+        aside = set(row) - ({"value", "n"} if row.get("n") == 2 else {"value", "low", "high", "n"})
     else:
         about = [f"{name} {row[name]}" for name in PLACES.get(row["kind"], ()) if name in row]
     quantities = dict(_flat({k: v for k, v in row.items() if k not in aside}))
