@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval import RequestError, plots
+from eval import RequestError, figures, plots
 from eval.comparison import BITS, FIGURES, Figure
 from eval.summary import Record
 
@@ -53,7 +53,7 @@ def write_plot(
     chart = alt.concat(*drawn, columns=2, spacing=26)
     if len(names) > plots.LISTED:
         chart = chart.resolve_scale(color="independent", shape="independent")
-    plots.write_chart(path, chart)
+    figures.write_chart(path, chart)
 
 
 def plot_data(

@@ -27,11 +27,6 @@ def model_id(meta: Mapping[str, Any], weights_sha256: str) -> str:
     return f"{SEED.sub('', meta['name'])}-{meta.get('model_id') or weights_sha256[:10]}"
 
 
-def model_of(row: "Row") -> str:
-    """Equal for the training steps and seeds of one model."""
-    return row["checkpoint"]["model_id"]
-
-
 def recoveries(rows: "Iterable[Row]") -> "list[Row]":
     """The recoveries, of equal keys the last."""
     by_key = {row["key"]: row for row in rows}

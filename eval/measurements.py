@@ -8,13 +8,12 @@ lines; tables, pages, comparisons and W&B show what it gives.
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-from eval import RequestError
 from eval.identity import labels
-from eval.schema import SHUFFLED, Row
-from eval.slices import Slice
+from eval.recoveries import accepted, is_false_accept
+from eval.schema import Row
 
 MODEL = ("model", "mixers", "d_model", "n_layers", "context", "step", "trained")
 """Columns that say of which model a line is."""
@@ -127,7 +126,7 @@ def _model(checkpoint: dict[str, Any], names: dict[str, str], every_seed: bool) 
     about = {name: checkpoint.get(name) for name in MODEL}
     about |= {"model": label, "mixers": ", ".join(checkpoint.get("mixers") or ())}
     named = {name: checkpoint[name] for name in ("name", "model_id")}
-    return about | named | {"weights": weights({"checkpoint": checkpoint})}
+    return about | named | {"weights": checkpoint["weights_sha256"]}
 
 
 def _fields(row: Row, names: Sequence[str]) -> Coordinates:
@@ -268,45 +267,9 @@ def _named(name: str, row: Row) -> Measured | None:
     return _number(row["value"]) if row["quantity"] == name else None
 
 
-def weights(row: Row) -> str:
-    """One model at one training step."""
-    return row["checkpoint"]["weights_sha256"]
-
-
 def prompt_of(row: Row) -> tuple[Hashable, ...]:
     """The prompt of a row: equal for all models that share a tokenizer."""
     return (row.get("prompts"), tuple(row.get("truth", ())))
-
-
-def hidden_positions(row: Row) -> set[int]:
-    """The positions of the prompt that a recovery's slice does not show."""
-    length, count = row["length"], row["hidden"]
-    try:
-        shown = _slice(row["slice"]).positions(length + row["notes"].get("cut", 0))
-    except RequestError:  # only pads are shown
-        shown = []
-    hidden = set(range(length)) - set(shown)
-    # where the padding moved the slice, it hides leading positions only
-    return hidden if len(hidden) == count else set(range(count))
-
-
-def accepted(row: Row) -> bool:
-    """Whether the answer explains the evidence, of a model whose answers can be proved at all."""
-    return bool(row["at_floor"]) and not row["uncertified"]
-
-
-def is_false_accept(row: Row) -> bool:
-    """Whether a wrong answer is at the floor and the true prompt is not, or is called ruled out.
-
-    Where the true prompt is at the floor too, the outputs do not tell the two apart. So it is in
-    rows without `truth_at_floor`: the target is its output, and the limit allows for noise. A
-    shuffled target is another prompt's.
-    """
-    if not accepted(row) or row["exact"] or row["control"] == SHUFFLED:
-        return False
-    named = {collision["position"] for collision in row["collisions"]}
-    wrong = any(row["found"][t] != row["truth"][t] and t not in named for t in range(row["length"]))
-    return wrong and (row["certificate"] == "enumerated" or not row.get("truth_at_floor", True))
 
 
 def _margin_bits(row: Row) -> float | None:
@@ -334,11 +297,6 @@ def _of_recovery(row: Row) -> Coordinates:
         "family": row["family"],
         "settings": " ".join(f"{name}={value}" for name, value in row["settings"].items()),
     }
-
-
-@lru_cache(maxsize=256)
-def _slice(text: str) -> Slice:
-    return Slice.parse(text)
 
 
 _OF_PROMPTS = {"set_recall": "in any order", "permuted": "", "criterion": ""}

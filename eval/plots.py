@@ -1,4 +1,4 @@
-"""Charts: lines, cells, bars and dots of records, by Altair, and what they are drawn into.
+"""Charts: lines, cells, bars and dots of records, by Altair; `eval.figures` draws them.
 
 One style for pages and for files, in light and in dark. Charts have the colours of `LIGHT`; the
 style rules of `colours`, in the page or in the file, replace them by those of `DARK` where the
@@ -8,17 +8,9 @@ which is shown when the mark is pointed at.
 
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-from markupsafe import Markup, escape
-
-from arch.files import write_file, write_text
-from eval import RequestError
 
 Record = dict[str, Any]
 Chart = Any
@@ -37,39 +29,12 @@ DARK = {
 SERIES = [LIGHT[f"c{i}"] for i in range(6)]
 MARKS = ["diamond", "square", "triangle-up", "cross", "triangle-down", "circle"]
 DASHES = [[1, 0], [4, 3], [2, 2], [8, 3, 2, 3]]
-FORMATS = ("svg", "png")
-FONT = "system-ui, sans-serif"
 SIZE = (230, 130)
 """Width and height inside the axes: a chart fits a telephone, four stand beside each other."""
 LISTED = 6
 """Names that a legend lists, whether they are in its chart or in one beside it."""
 MARKED = 20
 """Points of a line that have marks, at most."""
-
-
-@dataclass(frozen=True)
-class Figure:
-    """Charts with their words.
-
-    Attributes:
-        name: short, of letters, digits and dashes; its file's name.
-        title: above it.
-        about: a sentence about it; screen readers say it.
-        panels: a chart under each heading; the heading of a single one may be empty.
-    """
-
-    name: str
-    title: str
-    about: str
-    panels: Mapping[str, Chart]
-
-    @property
-    def chart(self) -> Chart:
-        """All panels as one chart."""
-        alt = _altair()
-
-        headed = [panel.properties(title=heading) for heading, panel in self.panels.items()]
-        return alt.concat(*headed, columns=4).properties(description=self.about)
 
 
 def options(records: Sequence[Record], field: str) -> list[Any]:
@@ -110,7 +75,7 @@ def lines(
         axis: of x, where it is not as usual.
         size: width and height.
     """
-    alt = _altair()
+    alt = open_altair()
 
     names = list(names) or options(records, colour)
     kind = "ordinal" if even else "quantitative"
@@ -187,7 +152,7 @@ def cells(
         descending: whether the first value of y is at the bottom.
         size: width and height, at least.
     """
-    alt = _altair()
+    alt = open_altair()
 
     scheme = {"scheme": "blues"} if text else {"scheme": "viridis"}
     if diverging:
@@ -242,7 +207,7 @@ def bars(
     Those of one `group` stand together; each value of `row` has bars below those of the one before.
     `names` are all values of `x`, in the order of colours.
     """
-    alt = _altair()
+    alt = open_altair()
 
     names = list(names) or options(records, x)
     slant = {"labelAngle": -40, "labelLimit": 110, "title": None, "labelOverlap": True}
@@ -280,7 +245,7 @@ def dots(
 
     Those whose colour is `joined` are joined by a line, in their order.
     """
-    alt = _altair()
+    alt = open_altair()
 
     records = [{**record, "order": i} for i, record in enumerate(records)]
     base = alt.Chart(_data(records, x, y), width=size[0], height=size[1]).encode(
@@ -300,124 +265,16 @@ def dots(
     return drawn
 
 
-def theme() -> Record:
-    """Vega-Lite's `config`: colours that the colour-blind tell apart, and marks beside them."""
-    muted, line = LIGHT["muted"], LIGHT["line"]
-    words = {"labelColor": muted, "titleColor": muted, "labelFontSize": 11, "titleFontSize": 11}
-    return {
-        "background": LIGHT["card"],
-        "font": FONT,
-        "view": {"stroke": None},
-        "title": {"color": LIGHT["ink"], "fontSize": 12, "fontWeight": 600, "anchor": "start"},
-        "axis": {**words, "titleFontWeight": 400, "gridColor": line, "domainColor": line,
-                 "tickColor": line},
-        "legend": {**words, "titleFontWeight": 400, "symbolStrokeWidth": 2, "symbolOpacity": 1,
-                   "labelLimit": 110, "orient": "bottom", "columns": 2, "columnPadding": 16,
-                   "gradientThickness": 9, "offset": 8},
-        "header": words,
-        "text": {"color": LIGHT["ink"]},
-        "rule": {"color": muted},
-        "line": {"strokeWidth": 2, "strokeJoin": "round"},
-        "mark": {"color": SERIES[0]},
-        "range": {"category": SERIES},
-    }  # fmt: skip
-
-
-def colours() -> str:
-    """Style rules by which charts follow the reader's light or dark setting; paper is light."""
-
-    def variables(values: Mapping[str, str]) -> str:
-        return ":root{" + "".join(f"--{name}:{value};" for name, value in values.items()) + "}"
-
-    dark = f"@media screen and (prefers-color-scheme: dark){{{variables(DARK)}}}"
-    painted = "".join(
-        f'svg [{paint}="{value}"]{{{paint}:var(--{name})}}'
-        for name, value in LIGHT.items()
-        for paint in ("fill", "stroke")
-    )
-    return variables(LIGHT) + dark + painted
-
-
-def inline(chart: Chart, label: str) -> Markup:
-    """A chart as an SVG within a page that has the rules of `colours`.
-
-    Marks show their `tip`; `label` describes the chart for those who cannot see it.
-    """
-    import vl_convert
-
-    text = vl_convert.vegalite_to_svg(_spec(chart), config=theme() | {"background": None})
-    said = re.compile(r'<path aria-label="([^"]*)" role="[^"]*" aria-roledescription="\w*"(.*?)/>')
-    text = said.sub(r"<path\2><title>\1</title></path>", text)
-    _, text = text.split(' version="1.1"', 1)  # in a page, SVG needs no namespaces
-    for pattern, short in _SHORTER:
-        text = pattern.sub(short, text)
-    return Markup(f'<svg role="img" aria-label="{escape(label)}"{text}')
-
-
-_SHORTER: list[tuple[re.Pattern[str], Any]] = [
-    (re.compile(r' (?:aria-[a-z]+|pointer-events|role|class|font-family|stroke-miterlimit)="[^"]*"'
-                r'| opacity="1"| stroke-width="1"'), ""),
-    (re.compile(r"\d+\.\d{3,}(?=[^<>]*>)"),  # of attributes, not of labels
-     lambda found: f"{float(found[0]):.2f}"),
-    (re.compile(r"rgb\((\d+), (\d+), (\d+)\)"),
-     lambda found: "#{:02x}{:02x}{:02x}".format(*map(int, found.groups()))),
-    (re.compile(r'<path d="[^"]*"(?: display="none")?/>'), ""),
-    (re.compile(r"<g[^>]*></g>"), ""),
-    (re.compile(r"<g[^>]*></g>"), ""),
-]  # fmt: skip
-"""What shows nothing in a page, two thirds of Vega's text: patterns, and what they become."""
-
-
-def write_chart(path: str | Path, chart: Chart) -> None:
-    """Writes a chart as its suffix says: .svg, or .png, which is light.
-
-    Raises:
-        OSError: it cannot be written; what was there stays as it was.
-    """
-    import vl_convert
-
-    path = Path(path)
-    if path.suffix == ".png":
-        write_file(path, vl_convert.vegalite_to_png(_spec(chart), config=theme(), scale=2))
-    else:
-        start, rest = vl_convert.vegalite_to_svg(_spec(chart), config=theme()).split(">", 1)
-        style = f"<style>{colours()}:root{{background:var(--card)}}</style>"
-        write_text(path, f"{start}>{style}{rest}")
-
-
-def write_figures(directory: str | Path, figures: Sequence[Figure], kind: str) -> list[Path]:
-    """Every figure as a file of its own; `kind` is one of `FORMATS`.
-
-    Raises:
-        RequestError: another format.
-        OSError: a figure cannot be written; one that was there stays as it was.
-    """
-    if kind not in FORMATS:
-        raise RequestError(f"figures as {kind}: allowed are {' and '.join(FORMATS)}")
-    paths = []
-    for figure in figures:
-        name = re.sub(r"[^a-z0-9]+", "-", figure.name.lower()).strip("-")
-        paths.append(Path(directory, f"{name}.{kind}"))
-        write_chart(paths[-1], figure.chart)
-    return paths
-
-
-def _altair() -> Any:
+def open_altair() -> Any:
     """Altair, without the types of its arguments, which leave out what a dictionary holds."""
     import altair
 
     return altair
 
 
-def _spec(chart: Chart) -> Record:
-    """The specification of an Altair chart."""
-    whole = chart.to_dict(validate=False) if hasattr(chart, "to_dict") else chart
-    return {name: value for name, value in whole.items() if name != "config"}
-
-
 def _data(records: Iterable[Record], *needed: str) -> Any:
     """Records that have a finite number in each field that is needed."""
-    alt = _altair()
+    alt = open_altair()
 
     numbers = [{k: v for k, v in record.items() if not isinstance(v, float) or math.isfinite(v)}
                for record in records]  # fmt: skip
@@ -429,7 +286,7 @@ def _told(
     styles: Sequence[Any], ordered: bool = False,
 ) -> Any:  # fmt: skip
     """The channel by which values of a field are told apart; the legend has those of records."""
-    alt = _altair()
+    alt = open_altair()
 
     kind, known = "ordinal" if ordered else "nominal", set(options(records, field))
     used = {"range": [styles[i % len(styles)] for i in range(len(names))]}

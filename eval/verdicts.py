@@ -10,17 +10,8 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from eval.measurements import (
-    Frame,
-    Quantity,
-    accepted,
-    coordinates,
-    counted,
-    hidden_positions,
-    is_false_accept,
-    prompt_of,
-    weights,
-)
+from eval.measurements import Frame, Quantity, coordinates, counted, prompt_of
+from eval.recoveries import accepted, hidden_positions, is_false_accept, weights
 from eval.schema import SHUFFLED, Row
 from eval.statistics import at_most
 

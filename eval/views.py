@@ -168,8 +168,8 @@ def report(
         wandb_project: of W&B
     """
     from arch.files import write_text
+    from eval.figures import write_figures
     from eval.lenses.lens import read_documents
-    from eval.plots import write_figures
     from eval.report.page import render_page
     from eval.rows import read_rows
     from eval.tracking import track_results

@@ -69,6 +69,7 @@ def recover_file(
     for name in names:
         if name not in held:
             raise RequestError(f"--tensor {name}: {file} has {', '.join(held)}")
+    given_scale = None if scale is None else _scale(scale, file)
     checkpoint = open_model(model, device)
     rows: list[dict[str, Any]] = []
     lines: list[str] = []
@@ -82,7 +83,7 @@ def recover_file(
             part=asked_part,
             shown=None if positions is None else listed(positions),
             format=stored,
-            scale=own_scale if scale is None else _scale(scale, file),
+            scale=own_scale if given_scale is None else given_scale,
             solver=solver,
             seed=seed,
             corpus=corpus,

@@ -179,17 +179,18 @@ def recover(
         for row, one in zip(rows, found, strict=True):
             tokens[row] = one.tokens
             evaluations[row] += one.evaluations
-        ((_, rounding),) = capture([searched], tokens)
+        ((own, rounding),) = capture([searched], tokens)
         floor = visible.select(rounding).norm(dim=-1)
         limit = ACCEPT * floor + half_steps
-        residual = problem.distances(searched.of_tokens(tokens))
+        residual = problem.distances(own)
         within = residual <= limit
         # a wrong token that only the first, wider limit let through is searched for once more
         loose = ~within.all(dim=1) & (residual <= problem.limit).all(dim=1)
         if not (rows := loose.nonzero()[:, 0].tolist()):
             break
         problem = replace(problem, limit=torch.minimum(problem.limit, limit))
-    ((own, rounding),) = capture([circuit], tokens)
+    if searched is not circuit:
+        ((own, rounding),) = capture([circuit], tokens)
     agreement = Agreement(circuit, stored, rounding, visible)
     within &= agreement.of_prompts(own)
     alike: list[dict[int, list[int]]] = [{} for _ in range(B)]

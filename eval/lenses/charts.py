@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from eval import plots
+from eval import figures, plots
 from eval.lenses import markup
 from eval.lenses.table import SAMPLES, Record, Table
 from eval.tables import interval_text
@@ -53,7 +53,7 @@ class Chart:
         """The axes that it names."""
         return (self.x, self.y)
 
-    def draw(self, lens: str, tables: Tables) -> plots.Figure | None:
+    def draw(self, lens: str, tables: Tables) -> figures.Figure | None:
         """The figure of all checkpoints; None without numbers."""
         rows = self.records(tables)
         models = dict.fromkeys(row["model"] for row in rows)
@@ -62,7 +62,7 @@ class Chart:
             kept, said = _choose([r for r in rows if model in ("", r["model"])], self._shown)
             panels[": ".join(filter(None, [model, said]))] = self.chart(kept, rows)
         name = f"{lens}-{self.name or self.of}".replace(" ", "-").lower()
-        return plots.Figure(name, self.title, self.about, panels) if rows else None
+        return figures.Figure(name, self.title, self.about, panels) if rows else None
 
     def records(self, tables: Tables) -> list[Record]:
         """Its numbers, each with its `model`; positions of a text with `token` and `place`."""

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arch import LanguageModel
-from eval import plots
+from eval import figures, plots
 from eval.lenses import markup
 from eval.lenses.charts import Lines, Tables
 from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens, word_tokens
@@ -79,7 +79,7 @@ def path(vectors: Tensor, basis: Tensor) -> Tensor:
     return torch.column_stack([points, share])
 
 
-def draw_plane(tables: Tables) -> list[plots.Figure]:
+def draw_plane(tables: Tables) -> list[figures.Figure]:
     """The last position's way, on the plane of its answer and the runner-up, of the last prompt."""
     panels = {}
     for model, table in tables.items():
@@ -93,7 +93,7 @@ def draw_plane(tables: Tables) -> list[plots.Figure]:
             rows.append({"x": x, "y": y, "what": what, "mark": mark, "tip": tip})
         panels[f"{model}: {prompt}"] = plots.dots(rows, "x", "y", "what", "mark", joined=WAY)
     return [
-        plots.Figure(
+        figures.Figure(
             "direction-plane",
             "How does the last position get to its answer?",
             "Its vector after each layer, on the plane of two tokens' output directions: the "

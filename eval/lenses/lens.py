@@ -30,8 +30,8 @@ from eval.models import Checkpoint
 if TYPE_CHECKING:
     from markupsafe import Markup
 
+    from eval.figures import Figure
     from eval.lenses.charts import Chart, Tables
-    from eval.plots import Figure
     from eval.text import Prompt
 
 TOKENS = 8192

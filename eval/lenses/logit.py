@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arch import LanguageModel
-from eval import plots
+from eval import figures, plots
 from eval.lenses import markup
 from eval.lenses.charts import Lines, Tables
 from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens, word_tokens
@@ -116,7 +116,7 @@ def charts(lens: str) -> list[Lines]:
     ]
 
 
-def draw_words(lens: str, tables: Tables) -> list[plots.Figure]:
+def draw_words(lens: str, tables: Tables) -> list[figures.Figure]:
     """The likeliest token in every cell of layers and positions, of the last prompt."""
     panels = {}
     for model, table in tables.items():
@@ -132,7 +132,7 @@ def draw_words(lens: str, tables: Tables) -> list[plots.Figure]:
             rows, "layer", "place", "probability", text="says", domain=(0, 1), size=(230, 280)
         )
     return [
-        plots.Figure(
+        figures.Figure(
             f"{lens}-words",
             "What would each layer say?",
             f"The likeliest next token by layer and position (the last {PICTURED}), coloured by "

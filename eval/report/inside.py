@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
+from eval.figures import Figure
 from eval.lenses.lens import Document, Lens, lenses, model_name
 from eval.lenses.table import Table
-from eval.plots import Figure
 from eval.schema import Row
 from eval.text import say_once
 

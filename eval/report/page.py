@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from eval import plots
+from eval import figures, plots
 from eval.lenses.markup import STYLE
 from eval.measurements import Frame, frame
 from eval.report.numbers import number_tables
@@ -66,7 +66,7 @@ def render_page(
         .get_template("page.html")
         .render(
             title=title or (TITLE if context["training"] else LENSES_TITLE),
-            colours=plots.colours(),
+            colours=figures.colours(),
             lenses=lenses,
             lens_style=STYLE if lenses else "",
             checkpoints=_checkpoints(rows),
@@ -139,7 +139,7 @@ def curves(records: Sequence[Record], field: str) -> list[Panel]:
                 points, field, "", "solver", "phase", names=_solvers(several), share=True,
                 even=field != "layer", axis={"title": OVER[field]},
             )  # fmt: skip
-            drawn.append(Panel(heading, plots.inline(chart, f"tokens recovered, {heading}")))
+            drawn.append(Panel(heading, figures.inline(chart, f"tokens recovered, {heading}")))
     return drawn
 
 
@@ -182,5 +182,5 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     words = {"percent": percent, "text": text}
-    environment.globals |= words | {"BEFORE": BEFORE, "AFTER": AFTER, "inline": plots.inline}
+    environment.globals |= words | {"BEFORE": BEFORE, "AFTER": AFTER, "inline": figures.inline}
     return environment

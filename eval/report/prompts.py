@@ -4,7 +4,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from eval.lenses.markup import visible
-from eval.measurements import Frame, hidden_positions
+from eval.measurements import Frame
+from eval.recoveries import hidden_positions
 from eval.report.recoveries import AFTER
 from eval.schema import Row
 from eval.tables import Record

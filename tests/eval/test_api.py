@@ -13,7 +13,7 @@ import pandas
 import pytest
 
 import eval as evals
-from eval import RequestError, comparison_plot, plots
+from eval import RequestError, comparison_plot, figures
 from eval.__main__ import COMMANDS, command_function, main
 from eval.flags import flag_name, read_arguments
 from eval.information.posterior import QUANTISERS
@@ -54,7 +54,7 @@ def test_choices_are_those_of_the_modules():
         ("invert", "prompts", SETS),
         ("bits", "quantisers", QUANTISERS),
         ("compare", "x", tuple(comparison_plot.AXES)),
-        ("report", "format", plots.FORMATS),
+        ("report", "format", figures.FORMATS),
         ("report", "wandb", MODES),
     ):
         with pytest.raises(RequestError, match=f"is not one of {', '.join(allowed)}"):

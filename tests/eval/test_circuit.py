@@ -1,7 +1,7 @@
 """Sites of a model: parts and ablations against torch's own pieces, and left to right as whole."""
 
 import copy
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from eval import RequestError
 from eval.circuit import CACHED, PARTS, Circuit
+from eval.flags import Part
 from eval.inversion.solver import solvers
 from eval.slices import Slice
 
@@ -109,6 +110,10 @@ def test_left_to_right_is_the_whole(small_model, mixer, part, without, layers):
     other = circuit.of_tokens(torch.cat([tokens[:, :7], tokens.flip(0)[:, 7:]], dim=1))
     torch.testing.assert_close(stepped[1::2], other[:, 7:], **near)
     torch.testing.assert_close(circuit.step(circuit.model.embed(tokens), None), whole, **near)
+
+
+def test_flags_offer_the_parts_that_there_are():
+    assert get_args(Part) == tuple(PARTS)
 
 
 def test_keys_and_values_are_attentions_own(small_model):

@@ -9,7 +9,8 @@ import pytest
 
 from eval import RequestError
 from eval.__main__ import main
-from eval.measurements import coordinates, frame, is_false_accept
+from eval.measurements import coordinates, frame
+from eval.recoveries import is_false_accept
 from eval.report.page import render_page
 from eval.rows import Results, read_rows
 from eval.statistics import at_most, clustered, wilson

@@ -2,7 +2,8 @@
 
 import pytest
 
-from eval.measurements import coordinates, hidden_positions
+from eval.measurements import coordinates
+from eval.recoveries import hidden_positions
 from eval.verdicts import SHORT, join_rows
 from tests.eval.report.cases import make_row, make_rows
 

@@ -12,8 +12,8 @@ from arch import LanguageModel
 from eval.__main__ import main
 from eval.inversion.ask import Question, plan
 from eval.inversion.solver import parse_solvers
-from eval.measurements import hidden_positions
 from eval.models import Checkpoint, open_checkpoint
+from eval.recoveries import hidden_positions
 from eval.rows import Results, Row, read_rows
 from eval.slices import Slice
 from eval.summary import sum_up

@@ -12,10 +12,11 @@ from arch.directory import save_model
 from arch.files import write_text
 from eval import RequestError
 from eval.__main__ import main
+from eval.figures import Figure, inline, write_figures
 from eval.lenses.lens import lenses, read_documents
 from eval.lenses.markup import STRONGEST, STYLE, highlighted
 from eval.lenses.table import Table
-from eval.plots import Figure, dots, inline, lines, write_figures
+from eval.plots import dots, lines
 from eval.report.inside import LensSection, lens_sections
 from eval.report.page import render_page
 from eval.rows import read_rows
