@@ -20,15 +20,24 @@ class Interval(NamedTuple):
     high: float
 
 
+def student_t(freedom: int, confidence: float = CONFIDENCE) -> float:
+    """Student's t of a two-sided interval."""
+    from scipy.special import stdtrit  # scipy.stats takes longer to import than a table to make
+
+    return float(stdtrit(freedom, (1 + confidence) / 2))
+
+
 @lru_cache(maxsize=4096)
 def wilson(successes: int, n: int) -> Interval:
     """Wilson's two-sided score interval of a share (Wilson 1927), for n >= 1 independent trials."""
-    from scipy.stats import binomtest
+    from scipy.special import ndtri
 
-    share = successes / n
-    low, high = binomtest(successes, n).proportion_ci(CONFIDENCE, "wilson")
-    # Rounding must not put the share outside its own limits.
-    return Interval(share, min(float(low), share), max(float(high), share))
+    share, z = successes / n, float(ndtri((1 + CONFIDENCE) / 2))
+    centre = share + z * z / (2 * n)
+    half = z * (share * (1 - share) / n + (z / (2 * n)) ** 2) ** 0.5
+    low, high = ((centre + side * half) / (1 + z * z / n) for side in (-1, 1))
+    # Rounding must not put the share outside its own limits, nor a limit outside 0 to 1.
+    return Interval(share, max(0.0, min(low, share)), min(1.0, max(high, share)))
 
 
 def at_most(failures: int, n: int) -> float:
@@ -36,9 +45,9 @@ def at_most(failures: int, n: int) -> float:
 
     One-sided and exact (Clopper and Pearson 1934); about 3/n where nothing failed.
     """
-    from scipy.stats import binomtest
+    from scipy.special import betaincinv
 
-    return float(binomtest(failures, n, alternative="less").proportion_ci(CONFIDENCE, "exact").high)
+    return float(betaincinv(failures + 1, n - failures, CONFIDENCE)) if failures < n else 1.0
 
 
 def clustered(
@@ -127,11 +136,9 @@ def over_seeds(values: Sequence[float]) -> Interval | None:
     """
     if len(values) < 2:
         return None
-    from scipy.stats import t
-
     mean = float(np.mean(values))
     spread = float(np.std(values, ddof=1)) / len(values) ** 0.5
-    half = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * spread
+    half = student_t(len(values) - 1) * spread
     return Interval(mean, mean - half, mean + half)
 
 
@@ -169,8 +176,6 @@ def paired_difference(
         confidence: of the interval.
         seed: of the draws.
     """
-    from scipy.stats import t
-
     apart, sizes = np.subtract(first, second), np.asarray(counts, dtype=float)
     n, whole = len(apart), float(np.sum(counts))
     if n < 2:
@@ -181,7 +186,7 @@ def paired_difference(
     if n <= EXACT_PAIRS:
         residuals = (apart - estimate * sizes) / whole
         spread = (n / (n - 1) * float(np.square(residuals).sum())) ** 0.5
-        half = float(t.ppf((1 + confidence) / 2, n - 1)) * spread
+        half = student_t(n - 1, confidence) * spread
         sums = np.zeros(1)
         for value in apart:
             sums = np.concatenate([sums + value, sums - value])
@@ -239,8 +244,6 @@ def _nested(above: np.ndarray, below: np.ndarray, model: np.ndarray) -> Interval
 
     Values and weights are sums over each prompt, `(P,)`; `model` is its model's number, `(P,)`.
     """
-    from scipy.stats import t
-
     estimate = float(above.sum() / below.sum())
     apart = (above - estimate * below) / below.sum()
 
@@ -249,7 +252,7 @@ def _nested(above: np.ndarray, below: np.ndarray, model: np.ndarray) -> Interval
         return n / (n - 1) * float(np.square(sums).sum()), n - 1
 
     variance, freedom = max(spread(apart), spread(np.bincount(model, apart)))
-    half = float(t.ppf((1 + CONFIDENCE) / 2, freedom)) * variance**0.5
+    half = student_t(freedom) * variance**0.5
     return Interval(estimate, estimate - half, estimate + half)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from eval import RequestError
-from eval.statistics import CONFIDENCE, wilson
+from eval.statistics import student_t, wilson
 
 CLUSTERS = ("story", "prompt", "pair", "token")
 SAMPLES = (*CLUSTERS, "position")
@@ -87,8 +87,6 @@ def mean_interval(sums: np.ndarray, counts: np.ndarray, share: bool) -> dict[str
 
     By the ratio's linearised variance between clusters, with G - 1 degrees of freedom.
     """
-    from scipy.stats import t
-
     G, mean = len(sums), float(sums.sum() / counts.sum())
     if G == 1 or not math.isfinite(mean):
         return {"value": mean}
@@ -97,7 +95,7 @@ def mean_interval(sums: np.ndarray, counts: np.ndarray, share: bool) -> dict[str
         return {"value": mean, "low": limits.low, "high": limits.high}
     apart = (sums - mean * counts) / counts.sum()
     error = math.sqrt(G / (G - 1) * float(np.square(apart).sum()))
-    half = float(t.ppf((1 + CONFIDENCE) / 2, G - 1)) * error
+    half = student_t(G - 1) * error
     low, high = mean - half, mean + half
     return {"value": mean} | (
         {"low": max(low, 0.0), "high": min(high, 1.0)} if share else {"low": low, "high": high}
