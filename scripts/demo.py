@@ -94,10 +94,10 @@ def steps(out: Path) -> Iterator[Step]:
         checkpoints += [run / "models" / "step-000000", last]
     stories = ("--corpus", "toy", "--stories", 100)
     yield step("loss before and after training", "eval", "loss", *checkpoints, *stories)
-    # The sweep is quick enough for every layer; the other solvers look at the last one.
+    # The search for shown tokens is quick enough for every layer; the others look at the last one.
     prompts = ("--count", 3, "--length", 12, "--out", results)
-    sweep = ("--methods", "sweep", "--slices", "[:, 0:, :]", "--layers", "all")
-    yield step("tokens back from every layer", "eval", "invert", *checkpoints, *prompts, *sweep)
+    search = ("--methods", "propose", "--slices", "[:, 0:, :]", "--layers", "all")
+    yield step("tokens back from every layer", "eval", "invert", *checkpoints, *prompts, *search)
     quick = ("--suite", "quick", "--layers", "last")
     yield step("the same by gradients", "eval", "invert", *checkpoints, *prompts, *quick)
     # Short prompts and little text: enough to look around, and a minute at most.
