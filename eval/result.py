@@ -50,7 +50,7 @@ class Result:
         from html import escape
 
         try:
-            if any("checkpoint" not in row for row in self.rows):
+            if any(row.keys().isdisjoint(("checkpoint", "certificates")) for row in self.rows):
                 raise RequestError("lines of a table are no rows")
             page = self.html()
         except RequestError:
@@ -81,6 +81,10 @@ class Result:
 
     def html(self, title: str | None = None) -> str:
         """The rows as one HTML page; a `RequestError` where rows of these kinds have no page."""
+        if self.rows and "certificates" in self.rows[0]:  # of `recover`
+            from eval.report.captured import render_captured
+
+            return render_captured(self.rows, title)
         from eval.report.page import render_page
 
         return render_page(self.rows, title, self.documents)

@@ -31,6 +31,7 @@ def recover_file(
     solver: str | None = None,
     plugin: Plugins = (),
     truth: Words = None,
+    page: str | None = None,
     seed: Natural = 0,
     corpus: str | None = None,
     device: str = "auto",
@@ -55,6 +56,7 @@ def recover_file(
         plugin: a Python file of yours that registers more solvers (docs/extending.md), which is
             run as your own code: give only files that you trust
         truth: the texts behind the tensors, to score the answer with, one for each prompt
+        page: write the answer as one HTML page, with every position
         seed: of solvers that draw at random
         corpus: whose held-out text the search guesses from; default: that of the model's training
         device: where to compute; auto (default) takes a GPU that is in reach
@@ -93,7 +95,10 @@ def recover_file(
             _score(some, found, listed(truth), checkpoint.tokenizer)
         lines.append(_text(name, found, some))
         rows += some
-    return Result(rows, "\n\n".join(lines))
+    result = Result(rows, "\n\n".join(lines))
+    if page:
+        result.notes = f"page: {result.page(page)}"
+    return result
 
 
 def _named(name: str, part: str | None) -> tuple[int | None, str | None]:
@@ -160,6 +165,7 @@ def _score(
         right = [a == b for a, b in zip(answer, true, strict=True)]
         named = [token in row["alike"].get(str(t), []) for t, token in enumerate(true)]
         row["right"], row["named"] = sum(right), sum(named)
+        row["wrong"] = [t for t, good in enumerate(right) if not good]
         row["false_certain"] = sum(
             proof is not None and not good
             for proof, good in zip(row["certificates"], right, strict=True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from eval import figures, plots
@@ -61,21 +61,16 @@ def render_page(
     recovered = not lines.empty and (lines["kind"] == "recovery").any()
     if recovered or (lines.empty and not lenses):
         context |= _of_recoveries(rows, asked(lines))
-    return (
-        _environment()
-        .get_template("page.html")
-        .render(
-            title=title or (TITLE if context["training"] else LENSES_TITLE),
-            colours=figures.colours(),
-            lenses=lenses,
-            lens_style=STYLE if lenses else "",
-            checkpoints=_checkpoints(rows),
-            tables=[]
-            if lines.empty
-            else [n.full for n in number_tables(lines) if n.kind != "lens"],
-            most=LINES,
-            **context,
-        )
+    tables = [] if lines.empty else number_tables(lines)
+    return template("page.html").render(
+        title=title or (TITLE if context["training"] else LENSES_TITLE),
+        colours=figures.colours(),
+        lenses=lenses,
+        lens_style=STYLE if lenses else "",
+        checkpoints=_checkpoints(rows),
+        tables=[each.full for each in tables if each.kind != "lens"],
+        most=LINES,
+        **context,
     )
 
 
@@ -173,7 +168,8 @@ def _checkpoints(rows: Sequence[Row]) -> list[Record]:
     return list({about["weights_sha256"]: about for about in known}.values())
 
 
-def _environment() -> Environment:
+def template(name: str) -> Template:
+    """A template of a page."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
@@ -183,4 +179,4 @@ def _environment() -> Environment:
     )
     words = {"percent": percent, "text": text}
     environment.globals |= words | {"BEFORE": BEFORE, "AFTER": AFTER, "inline": figures.inline}
-    return environment
+    return environment.get_template(name)

@@ -26,7 +26,7 @@ def asked(directories, tmp_path, capsys):  # noqa: F811
     return ask, load_file(f"{path}/states.safetensors")
 
 
-def test_a_file_gives_the_texts_with_their_certificates(asked):
+def test_a_file_gives_the_texts_with_their_certificates(asked, tmp_path):
     ask, states = asked
     scale = states["1"].abs().amax(dim=(0, 1)) / 127
     tensors = {
@@ -34,8 +34,14 @@ def test_a_file_gives_the_texts_with_their_certificates(asked):
         "block.1": (states["1"] / scale).round().to(torch.int8),
         "block.1.scale": scale,
     }
-    code, rows, _ = ask(tensors, "--truth", *TEXTS)
+    page = tmp_path / "page.html"
+    code, rows, _ = ask(tensors, "--truth", *TEXTS, "--page", str(page))
     assert code == 0
+    drawn = page.read_text()
+    assert drawn.count('title="position ') == 80  # two tensors of two prompts of 20 tokens
+    assert drawn.count("certain (residual)") == 2 * sum(
+        proof is not None for row in rows for proof in row["certificates"]
+    )
     assert [row["tensor"] for row in rows] == ["block.1"] * 2 + ["states"] * 2
     assert [row["site"] for row in rows] == ["block.1"] * 2 + ["block.2"] * 2
     assert [row["format"] for row in rows] == ["int8"] * 2 + ["bf16"] * 2
