@@ -6,6 +6,7 @@ What a pattern of mixers says is checked where a model is built (`arch.patterns`
 import dataclasses
 import json
 import math
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -58,6 +59,9 @@ class ModelConfig:
             check_count("d_ff", self.d_ff)
         for entry in self.mixers:
             _text("mixers", entry)
+        # YAML splits [attention(heads=4, qk_norm=true)] at the comma
+        whole = re.split(r",\s*(?![^(]*\))", ", ".join(self.mixers))
+        object.__setattr__(self, "mixers", tuple(whole))
         _text("channel_mixer", self.channel_mixer)
         _one_of("norm", self.norm, ("layernorm", "rmsnorm"))
         _one_of("init", self.init, ("default", "reference"))

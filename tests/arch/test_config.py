@@ -30,6 +30,8 @@ def test_a_pattern_is_cycled_over_the_depth():
 
 def test_a_pattern_may_be_one_name_and_its_arguments_are_the_mixers():
     assert ModelConfig(mixers="flat").mixers == ("flat",)  # pyright: ignore[reportArgumentType]
+    split = ("attention(heads=4", "qk_norm=true)", "flat")  # what YAML makes of a list of two
+    assert ModelConfig(mixers=split).mixers == ("attention(heads=4, qk_norm=true)", "flat")
     config = ModelConfig(16, 8, 8, 1, mixers=("parallel(branches=3, activation=gelu, bias=False)",))
     mixer = LanguageModel(config).blocks[0].token_mixer
     assert isinstance(mixer, Parallel)
