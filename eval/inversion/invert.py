@@ -68,7 +68,7 @@ def invert(
     Args:
         models: model directories
         out: results directory
-        suite: quick, standard, sources, or a YAML file of yours that names calls of this
+        suite: quick, standard, methods, sources, or a YAML file of yours that names calls of this
             command; the flags below replace their arguments
         device: where to compute; auto takes a GPU that is in reach
         layers: all, last, or numbers; 0 is the embedding; 1+4 joins two
