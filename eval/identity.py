@@ -27,12 +27,6 @@ def model_id(meta: Mapping[str, Any], weights_sha256: str) -> str:
     return f"{SEED.sub('', meta['name'])}-{meta.get('model_id') or weights_sha256[:10]}"
 
 
-def recoveries(rows: "Iterable[Row]") -> "list[Row]":
-    """The recoveries, of equal keys the last."""
-    by_key = {row["key"]: row for row in rows}
-    return [row for row in by_key.values() if row["kind"] == "recovery"]
-
-
 def labels(rows: "Iterable[Row]") -> dict[str, str]:
     """A label for every model of the rows, by `model_id`; no two are alike.
 
