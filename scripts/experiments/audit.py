@@ -1,12 +1,12 @@
-"""What states captured from SmolLM2 by plain transformers give away: the rows of docs/results/audit.md.
+"""What states captured from SmolLM2 by plain transformers give away: docs/results/audit.md.
 
     python -m scripts.experiments.audit capture HF_MODEL SENTENCES.txt STATES.safetensors
     python -m scripts.experiments.audit recover MODEL STATES.safetensors CORPUS OUT.jsonl [CASE ...]
 
-`capture` imports nothing of ours. A sentence is cut to its first tokens, so that all go in one tensor
-`(B, T, width)`, or `(B, heads, T, width)` of keys and values. `recover` asks one case after another;
-one that is in OUT is not asked again. Cases: PART.LAYER.FORMAT, with `?` in front of one whose site is
-to be found.
+`capture` imports nothing of ours. A sentence is cut to its first tokens, so that all go in one
+tensor `(B, T, width)`, or `(B, heads, T, width)` of keys and values. `recover` asks one case after
+another; one that is in OUT is not asked again. Cases: PART.LAYER.FORMAT, and ?PART.FORMAT, whose
+site is to be found.
 """
 
 import json
