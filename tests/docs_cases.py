@@ -177,7 +177,7 @@ def run(command: Command, where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = [INPUTS.get(word, word) for word in _without(words[3:], added.split())] + added.split()
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        code = _main(words[2])(small)
+        code = call(words[2], small)
     assert code == 0, f"{command}: {said.getvalue()[-2000:]}"
     if words[2:4] == ["train", "fit"]:
         _at_its_steps(where / settings["run"], settings)
@@ -201,11 +201,23 @@ def workspace(place: Path) -> Path:
     shutil.copy(ROOT / "README.md", place)
     stories = place / "tinystories"
     stories.mkdir()
+    write_book(place)
     parts = {"train": [(900, 0, "train"), (60, 1, "valid")], "valid": [(160, 2, "valid")]}
     for split, drawn in parts.items():
         texts = (f"{story}\n<|endoftext|>\n" for part in drawn for story in toy_stories(*part))
         (stories / f"{split}.txt").write_text("".join(texts), encoding="utf-8")
     return place
+
+
+def call(module: str, words: list[str]) -> int:
+    """Calls a module's main function with words; its exit code."""
+    return _main(module)(words)
+
+
+def write_book(place: Path) -> None:
+    """Writes `book.txt`, a text without separators, of which some paragraphs are for validation."""
+    stories = [*toy_stories(300), *toy_stories(30, 0, "valid")]
+    (place / "book.txt").write_text("\n\n".join(stories), encoding="utf-8")
 
 
 def _main(module: str) -> Callable[[list[str]], int]:

@@ -10,7 +10,17 @@ from pathlib import Path
 import pytest
 
 from eval.lenses.lens import lenses
-from tests.docs_cases import ROOT, blocks, check, commands, run, workspace
+from tests.docs_cases import (
+    ROOT,
+    blocks,
+    call,
+    check,
+    commands,
+    expanded,
+    run,
+    workspace,
+    write_book,
+)
 from tests.eval.explore_cases import asked, running, send
 
 TEXTS = {
@@ -23,6 +33,8 @@ FIRST = "README.md"
 API = "docs/python-api.md"
 """The page whose blocks of Python are run, after its commands."""
 Places = dict[str, Path]
+SHORT = "--trainer.max_steps 4 --schedule.warmup_steps 1 --sample_prompts [] --wandb disabled"
+"""What makes README's training of a text file short."""
 
 
 @pytest.fixture(scope="module")
@@ -67,13 +79,34 @@ def test_the_explorer_opens_what_the_readme_has_trained(
 ) -> None:
     """README's path to its end: trained, compared, inverted, reported, then a sentence typed."""
     where = finished(FIRST, places, tmp_path_factory)
-    assert (where / "page.html").is_file()
+    assert (where / "results/page.html").is_file()
     with running([str(where / "runs")]) as port:
         assert "<html" in send(port, "/")[1]
         answer, end = asked(port, text="The dog ran.")[-2:]
     assert answer["type"] == "answer"
     assert answer["found"]
     assert end == {"type": "end"}
+
+
+def test_the_readme_recovers_a_sentence_from_a_text_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """README's five commands, run as they are written but for the length of the training."""
+    write_book(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    own = [command for command in COMMANDS[FIRST] if "mine/" in command.text]
+    assert 1 < len(own) <= 4, "with the one that activates the environment at most five"
+    for command in own:
+        words = expanded(command.text, tmp_path, must_match=True)
+        assert call(words[2], [*words[3:], *SHORT.split()] if "fit" in words else words[3:]) == 0
+    sentence, found = None, set()
+    for line in capsys.readouterr().out.splitlines():
+        sentence = line.partition(": ")[2] if line.startswith("run, step ") else sentence
+        if line.partition("]  ")[2].startswith("alternating"):
+            found.add((sentence, line.rpartition("  ")[2]))
+    said = "Once·upon·a·time·there·was·a·dog."
+    assert found == {(said, said)}
+    assert (tmp_path / "mine/page.html").is_file()
 
 
 def test_commands_stand_in_blocks_of_shell() -> None:

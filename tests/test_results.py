@@ -1,7 +1,6 @@
 """The frozen figures of docs/results are those of the rows beside them, counted with pandas."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,44 @@ SHARES = [f"{which} by {method}" for which in ("shown", "hidden") for method in 
 PADDED = "hidden by descent, padded"
 
 
+QUESTIONS = [
+    (
+        "shown",
+        [41, 42, 43, 44, 47, 60, 82],
+        r"^Llama .*untrained, (?:block 1(?: without norms)?|last) \[:, :, :\]",
+    ),
+    ("shown", [67, 69, 82], r"^(?:flat|expanded) .*untrained, .*\[:, :, :\]"),
+    ("shown", [5, 17, 18, 22, 33], "^GPT-2.*block 1 "),
+    ("shown", [33], "block 2 "),
+    ("shown", [33], "block 4 "),
+    ("shown", [45, 46, 58], "block 1 mixer"),
+    ("shown", [46, 58], "block [24] mixer"),
+    ("shown", [60], "without residual"),
+    ("hidden", [68, 69, 71, 74, 76, 77], r"untrained, .*\[:, 1:, :\]"),
+    ("hidden", [61, 75, 77], r"untrained, .*\[:, (?:3:|10:|-1), :\]"),
+    ("hidden", [69, 70, 72, 78, 80, 81], r" trained, .*\[:, 1:, :\]"),
+    ("hidden", [73], r" trained, .*\[:, 3:, :\]"),
+    ("shown", [79], "Llama"),
+    ("shown", [79], "flat"),
+    ("hidden", [66], "d128"),
+    ("hidden", [66], "d256"),
+    ("shown", [83], "SmolLM2"),
+    ("shown", [*range(1, 41), *range(48, 66)], r"SmolLM2.*\[:, :, :\]"),
+]
+"""Of each line of the page's first table: its tokens, its claims, and the outputs of its arms."""
+
+
 def lines(page: str) -> list[list[str]]:
-    """The cells of the page's table of claims, a list for each claim."""
-    begins = re.compile(r"\| \d+ \|")
-    table = [line for line in page.splitlines() if begins.match(line)]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    """The cells of the page's table of shares, a list for each line."""
+    table = page.partition("## Tokens")[2].partition("## Lenses")[0].splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table if "|" in line]
+    return cells[2:]
+
+
+def least_to_most(found: list[str]) -> str:
+    """The least and the most of printed figures, without their intervals."""
+    values = sorted({each.partition(" ")[0] for each in found if each != "–"}, key=float)
+    return " to ".join(dict.fromkeys([values[0], values[-1]])) if values else "–"
 
 
 def numbers(claims: str) -> list[int]:
@@ -127,29 +159,38 @@ def test_the_shares_of_smollm2_are_those_of_its_rows(figures: Any, rows: Any) ->
     assert found == set(stood["claim"])
 
 
-def test_the_table_says_which_claims_have_rows(page: str, figures: Any) -> None:
+def test_the_claims_say_which_have_rows(figures: Any) -> None:
+    claims = pd.read_csv(RESULTS / "claims.csv", keep_default_na=False)
+    assert list(claims["claim"]) == list(range(1, 102))
     parsed: Any = pd.DataFrame(stored())
     own = parsed[parsed["stand_in"].isna()]
-    kinds = {"yes": "claim", "no": "claim record"}
-    table = lines(page)
-    assert [int(cells[0]) for cells in table] == list(range(1, 102))
-    for data, kind in kinds.items():
-        asked = {int(cells[0]) for cells in table if cells[-1] == data}
+    for data, kind in {"yes": "claim", "no": "claim record"}.items():
+        asked = set(claims["claim"][claims["rows"] == data])
         assert asked == set(own[own["kind"] == kind]["claim"].astype(int)), data
         lines_of = figures[(figures["rows"] == data) & ~figures["smollm2"]]
-        assert {int(claims) for claims in lines_of["claims"]} <= asked
+        assert {int(number) for number in lines_of["claims"]} <= asked
+    assert (claims["rows"] != "").sum() == 49
 
 
-def test_what_had_to_hold_is_said_of_every_claim_that_was_asked(page: str) -> None:
-    criteria = pd.read_csv(RESULTS / "claims-criteria.csv")
-    asked = [int(cells[0]) for cells in lines(page) if cells[-1]]
-    assert list(criteria["claim"]) == asked
-    assert len(asked) == 49
+@pytest.mark.parametrize("line", range(len(QUESTIONS)))
+def test_a_question_has_the_shares_of_its_claims(line: int, page: str, figures: Any) -> None:
+    which, claims, outputs = QUESTIONS[line]
+    of = figures["claims"].map(lambda listed: bool(set(numbers(listed)) & set(claims)))
+    arms = figures[of & figures["outputs"].str.contains(outputs)]
+    cells = lines(page)[line]
+    assert which in cells[2]
+    assert cells[3:6] == [least_to_most(list(arms[f"{which} by {method}"])) for method in BY]
+    assert cells[6] == least_to_most(list(arms["prompts"]))
+    spans = [[int(end) for end in part.split("–")] for part in cells[7].split(", ")]
+    assert [n for span in spans for n in range(span[0], span[-1] + 1)] == claims
+
+
+def test_every_line_of_the_page_is_checked(page: str) -> None:
+    assert len(lines(page)) == len(QUESTIONS)
 
 
 def test_what_search_names_whole_is_counted(page: str, figures: Any) -> None:
     of_models = figures[~figures["smollm2"]]
     shares = pd.concat([of_models[column] for column in SHARES if column.endswith("search")])
     shares = shares[shares != "–"].str.partition(" ")[0]
-    assert f"Of {len(shares)} shares" in page
-    assert f"{(shares == '100').sum()} are exactly 100 %" in page
+    assert f"Search found 100 % in {(shares == '100').sum()} of the\n{len(shares)} shares" in page

@@ -28,7 +28,7 @@ from tests.said import one_line
 from tokenizer import pack
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "extending.md"
-SECTION = PAGE.read_text("utf-8").partition("## Plug-ins")[0]
+SECTION = PAGE.read_text("utf-8").partition("## A lens")[0]
 (EXAMPLE,) = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
 
 
