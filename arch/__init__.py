@@ -11,7 +11,7 @@ from arch.config import ModelConfig
 from arch.errors import ModelError
 
 if TYPE_CHECKING:
-    from arch.causality import check_causal
+    from arch.check import check_causal
     from arch.convert import export_transformers, import_transformers
     from arch.costs import Cost, Description, describe
     from arch.directory import LoadedModel, add_to_meta, check_model, load_model, save_model
@@ -29,7 +29,7 @@ __all__ = [
     "save_model",
 ]  # fmt: skip
 NAMES = {
-    "causality": "check_causal",
+    "check": "check_causal",
     "convert": "export_transformers import_transformers",
     "costs": "Cost Description describe",
     "directory": "LoadedModel add_to_meta check_model load_model save_model",

@@ -14,7 +14,7 @@ import arch.threads  # noqa: F401 - before torch
 from arch.check import check_promises
 from arch.config import ModelConfig
 from arch.convert import download, export_transformers, open_directory
-from arch.costs import ModelPart, describe
+from arch.costs import describe
 from arch.directory import (
     LoadedModel,
     check_model,
@@ -106,38 +106,26 @@ def _describe(options: argparse.Namespace) -> None:
         config = ModelConfig.from_json(read_text(path), str(path))
     else:
         raise ModelError(f"{path}: no such file; give a model directory, or its config.json")
-    description = describe(config, options.context)
+    parts, cost, length = describe(config, options.context)
+    alike: dict[tuple, list[str]] = {}  # the same part of several blocks stands on one line
+    for name, kind, shapes, work in parts:
+        alike.setdefault((name.split(".")[-1], kind, str(shapes), work), []).append(name)
     rows = [("part", "kind", "shapes", "parameters", "FLOPs/token")]
-    for name, count, part in _alike(description.parts):
+    shapes_of = {part.name: part.shapes for part in parts}
+    for (name, kind, _, work), (first, *more) in alike.items():
         shapes = ", ".join(
             f"{tensor.removesuffix('.weight')} {'x'.join(map(str, shape))}"
-            for tensor, shape in part.shapes.items()
+            for tensor, shape in shapes_of[first].items()
         )
-        figures = (f"{count * part.cost.parameters:,}", f"{count * part.cost.flops:,}")
-        rows.append((name, part.kind, shapes, *figures))
-    cost = description.cost
+        count = 1 + len(more)
+        figures = f"{count * work.parameters:,}", f"{count * work.flops:,}"
+        rows.append((f"{count} x {name}" if more else first, kind, shapes, *figures))
     rows.append(("all", "", "", f"{cost.parameters:,}", f"{cost.flops:,}"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row[:3], widths, strict=False)]
-        cells += [cell.rjust(width) for cell, width in zip(row[3:], widths[3:], strict=True)]
-        print("  ".join(cells))
-    print(
-        f"\ntraining: {cost.training_flops:,} FLOPs per token at a context of {description.length}"
-        f"; {cost.masked:,} parameters never act"
-    )
-
-
-def _alike(parts: tuple[ModelPart, ...]) -> list[tuple[str, int, ModelPart]]:
-    """Parts with the same part of other blocks folded in: name, how many, the first of them."""
-    groups: dict[tuple, list[ModelPart]] = {}
-    for part in parts:
-        place = part.name.split(".")[-1]
-        groups.setdefault((place, part.kind, str(part.shapes), part.cost), []).append(part)
-    return [
-        (f"{len(group)} x {place}" if len(group) > 1 else group[0].name, len(group), group[0])
-        for (place, *_), group in groups.items()
-    ]
+        aligned = [f"{cell:{'<' if i < 3 else '>'}{widths[i]}}" for i, cell in enumerate(row)]
+        print("  ".join(aligned))
+    print(f"\ntraining: {cost.training_flops:,} FLOPs per token at a context of {length}")
 
 
 def _init(options: argparse.Namespace) -> None:
@@ -151,8 +139,7 @@ def _init(options: argparse.Namespace) -> None:
             raise ModelError(f"--set {text}: must be NAME=VALUE, as in d_model=1024")
         fields[name] = yaml.safe_load(value)
     fields["vocab_size"] = vocabulary_size(options.tokenizer, tokenizer_json)
-    source = str(options.config or "--set")
-    config = ModelConfig.from_json(json.dumps(fields), source)
+    config = ModelConfig.from_json(json.dumps(fields), str(options.config or "--set"))
     torch.manual_seed(options.seed)
     meta = {"step": 0, "tokens_seen": 0, "seed": options.seed}
     print(f"wrote {save_model(options.out, LanguageModel(config), tokenizer_json, meta)}")
@@ -196,22 +183,18 @@ def _import(options: argparse.Namespace) -> None:
     if not path.exists():
         raise ModelError(f"{source}: no such file or directory; models of the hub are {HUB}NAME")
     if path.suffix == GGUF:
-        _save(options.out, import_gguf(path), path.stem)
+        loaded, name = import_gguf(path), path.stem
     elif (path / "config.json").is_file():
-        _save(options.out, open_directory(path), name)
+        loaded = open_directory(path)
+    elif options.tokenizer is None:
+        raise ModelError(f"--tokenizer is missing: {path} has none; give its tokenizer.json")
     else:
-        model, tokenizer = import_reference(path), options.tokenizer
-        if tokenizer is None:
-            raise ModelError(f"--tokenizer is missing: {path} has none; give its tokenizer.json")
-        tokenizer_json = read_text(tokenizer)
-        check_vocabulary(tokenizer, tokenizer_json, model.config.vocab_size)
+        model, tokenizer_json = import_reference(path), read_text(options.tokenizer)
+        check_vocabulary(options.tokenizer, tokenizer_json, model.config.vocab_size)
         meta = {"source": "maskedmixers"}
-        _save(options.out, LoadedModel(model, model.config, tokenizer_json, meta, path), path.stem)
-
-
-def _save(out: Path, loaded: LoadedModel, name: str) -> None:
-    save_model(out, loaded.model, loaded.tokenizer_json, {**loaded.meta, "name": name})
-    print(f"wrote {out}")
+        loaded, name = LoadedModel(model, model.config, tokenizer_json, meta, path), path.stem
+    save_model(options.out, loaded.model, loaded.tokenizer_json, {**loaded.meta, "name": name})
+    print(f"wrote {options.out}")
 
 
 def _export(options: argparse.Namespace) -> None:

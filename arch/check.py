@@ -1,24 +1,73 @@
-"""What a mixer promises, asked of a model one by one: `python -m arch check`."""
+"""What a mixer promises, asked of a model from outside: `python -m arch check`.
 
+Each part of a model is run on the same inputs in several ways: with other inputs from some position
+on, on prefixes, and alone instead of in a batch. Whatever else it computes, the outputs before that
+position must stay as they are.
+"""
+
+import copy
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from arch.causality import check_causal, kinds, layer_name, scrambled
 from arch.config import ModelConfig
+from arch.decoder import WholeLayer
 from arch.directory import load_model, save_model
 from arch.errors import ModelError
-from arch.model import LanguageModel
+from arch.mixers.base import SideBySide
+from arch.model import Block, LanguageModel
 
-LENGTH = 256
-"""Positions of what is compared or differentiated, at most."""
-FEW = 16
+WORK = 6e9
+"""FLOP of one round of the check, about: a larger model is run on fewer positions."""
+LEAST, MOST = 16, 256
+"""Positions that a model is run on, if its context has as many."""
+SCRAMBLED_ROWS, OWN_ROWS = 8, 4
+"""Rows of the batch: for blocks with random weights, and for the model as it is."""
+FEW = 8
+"""Prefixes that are run where a round is not of float32 and random weights."""
+PRETRAINED_POSITIONS = 16
 """Positions whose derivatives are taken in each layer of a model of transformers, at most."""
 NEAR = 1e-3
 """Of an output's size: what `prefix` and `step` may differ by from `forward`."""
+Part = TypeVar("Part", bound=nn.Module)
+
+
+@torch.no_grad()
+def check_causal(model: LanguageModel) -> float:
+    """Refuses a model in which an output depends on a later token, or on another sequence.
+
+    Looked at are the way into the first block, every block and the head, with the model's own
+    weights in their precision. Then every kind of block, with random numbers added to all its
+    weights, so that a gate that starts at zero is open: in float32, under bfloat16 autocast, and in
+    training mode, as statistics of a batch are seen there only. Inputs are changed from up to seven
+    positions on, at powers of two and beside them; prefixes of all such lengths are run alone. With
+    the model's own weights these are three positions and eight prefixes. 256 positions are run, in
+    wide models fewer. A model of transformers is run with its own weights only. The model and the
+    global random state are left as they were.
+
+    Not found is what moves an output by less than rounding may: half of the precision's digits, of
+    the block's own share of the stream. Nor what acts at a single pair of positions between those
+    that were tried, or in a longer text; on some tokens only; in numbers that are not finite; or in
+    a code path that other inputs, another device or another batch takes.
+
+    Returns:
+        The largest difference found, as a share of what rounding may make.
+
+    Raises:
+        ModelError: the layer and mixer, the position that moved, by how much and by which other; or
+            a mixer that cannot run a text shorter than the context.
+    """
+    chance = torch.Generator().manual_seed(0)
+    with _in_evaluation(model):
+        worst = _check_as_it_is(model, chance)
+        for name, block in _kinds(model).items():
+            worst = max(worst, _check_scrambled(name, block, model.config, chance))
+    return worst
 
 
 def check_promises(model: LanguageModel, tokenizer_json: str) -> Iterator[tuple[str, str]]:
@@ -33,17 +82,190 @@ def check_promises(model: LanguageModel, tokenizer_json: str) -> Iterator[tuple[
     yield "causal", f"largest difference {check_causal(model):.2g} of what rounding may make"
     ours = type(model.config) is ModelConfig
     chance = torch.Generator().manual_seed(0)
-    model = scrambled(model, chance) if ours else model
-    size = 2, min(LENGTH, model.config.context)
+    model = _scrambled(model, chance) if ours else model
+    size = 2, min(MOST, model.config.context)
     tokens = torch.randint(model.config.vocab_size, size, generator=chance)
     tokens = tokens.to(model.embedding.weight.device)
     apart = _check_continues(model, tokens)
     yield "prefix and step", f"equal forward, largest difference {apart:.2g} of an output"
-    yield "gradients", _check_gradients(model, tokens, all_act=ours)
     apart = _check_jacobian(model, chance)
     yield "Jacobian", f"largest entry above the diagonal {apart:.2g} of those on and below"
     if ours:
         yield "save and load", _check_saving(model, tokens, tokenizer_json)
+
+
+def _check_as_it_is(model: LanguageModel, chance: torch.Generator) -> float:
+    """All parts with the model's own weights, each on the outputs of the one before."""
+    T = _positions(model.config, len(model.blocks), OWN_ROWS)
+    size, lengths = (OWN_ROWS, T), _spread(_lengths(T), FEW)
+    tokens = torch.randint(model.config.vocab_size, size, generator=chance)
+    x, worst = model.embed(tokens.to(model.embedding.weight.device)), 0.0
+    parts: dict[str, Callable[[Tensor], Tensor]]
+    parts = {"layer 0 (the embedding)": model.with_positions}
+    parts |= {_layer_name(model, layer): block for layer, block in enumerate(model.blocks, 1)}
+    eps, how = _rounding(x.dtype), "with its own weights"
+    for name, part in parts.items():
+        moved, x = _check_part(name, part, x, lengths, eps, how)
+        worst = max(worst, moved)
+    logits = _check_part("the head", model.logits, x[:, :LEAST], lengths, eps, how)  # they are wide
+    return max(worst, logits[0])
+
+
+def _check_scrambled(
+    name: str, block: Block, config: ModelConfig, chance: torch.Generator
+) -> float:
+    """A block with random weights, in two precisions and in training mode."""
+    T = _positions(config, 1, SCRAMBLED_ROWS)
+    lengths, block = _lengths(T), _scrambled(block, chance)
+    device = next((weight.device for weight in block.parameters()), torch.device("cpu"))
+    x = torch.randn(SCRAMBLED_ROWS, T, config.d_model, generator=chance).to(device)
+    how, eps = "with random weights, in", _rounding(torch.float32)
+    exact, _ = _check_part(name, block, x, lengths, eps, f"{how} float32")
+    trained, _ = _check_part(name, block.train(), x, (), eps, f"{how} training mode")
+    block.eval()
+    with torch.autocast(device.type, torch.bfloat16):
+        try:
+            block(x)
+        except (RuntimeError, TypeError):  # it cannot be trained in this precision either
+            return max(exact, trained)
+        eps, few = torch.finfo(torch.bfloat16).eps, _spread(lengths, FEW)
+        half, _ = _check_part(name, block, x, few, eps, f"{how} bfloat16")
+    return max(exact, trained, half)
+
+
+def _check_part(
+    name: str,
+    part: Callable[[Tensor], Tensor],
+    x: Tensor,
+    lengths: Sequence[int],
+    eps: float,
+    how: str,
+) -> tuple[float, Tensor]:
+    """Compares a part's outputs of x `(K, T, D)` with those of changed inputs, and of prefixes.
+
+    Returns:
+        The largest difference, as a share of what rounding may make, and the outputs.
+    """
+
+    y, (K, T) = _run(part, x), x.shape[:2]
+    cuts = _spread([n for n in _lengths(T) if n < T], K - 1)
+    cuts += [T] * (K - len(cuts))  # of the last rows nothing is changed
+    others = "another sequence of the batch"
+
+    def moves() -> Iterator[tuple[str, int, Tensor]]:
+        """Yields what differs, in which row, and by how much each output before it moves."""
+        later = torch.arange(T, device=x.device) >= torch.tensor(cuts, device=x.device)[:, None]
+        found = _size(_run(part, torch.where(later[..., None], x.roll(1, 0), x)) - y)
+        for row in sorted(range(K), key=lambda row: (cuts[row] < T, row)):
+            seen = others if cuts[row] == T else f"a change from position {cuts[row]} on"
+            yield seen, row, found[row, : cuts[row]]
+        for n in sorted({n for n in lengths if n <= T}, reverse=True):
+            seen = others if n == T else f"the length of the text, {n} or {T} positions,"
+            yield seen, 0, _size(_run_prefix(name, part, x, n) - y[:1, :n])[0]
+
+    added = y - x if x.shape == y.shape else y
+    least = torch.finfo(torch.float32).tiny
+    limit, worst = eps**0.5 * _size(added) + 4 * eps * _size(y) + least, 0.0
+    for seen, row, moved in moves():
+        share = moved / limit[row, : len(moved)]
+        if (share > 1).any():
+            place = int((share > 1).nonzero()[0])
+            raise ModelError(
+                f"{name} is not causal: {seen} moves the output at position {place} by "
+                f"{float(moved[place]):.2g}, of {float(_size(y).max()):.2g} ({how}); an output "
+                "may depend on its own and earlier positions alone"
+            )
+        worst = max(worst, float(share.max()))
+    return worst, y
+
+
+def _run(part: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """The part's outputs; each run has the same chance, for dropout."""
+    with torch.random.fork_rng([x.device] if x.is_cuda else []):
+        return part(x)
+
+
+def _run_prefix(name: str, part: Callable[[Tensor], Tensor], x: Tensor, n: int) -> Tensor:
+    try:
+        return _run(part, x[:1, :n])
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ModelError(
+            f"{name} runs {x.shape[1]} positions and not {n}: {reason}; a token mixer takes any "
+            "length up to the context"
+        ) from error
+
+
+def _size(x: Tensor) -> Tensor:
+    """The largest finite number of each position's features, `(K, T)`."""
+    return x.abs().nan_to_num(nan=0.0, posinf=0.0).amax(-1)
+
+
+def _positions(config: ModelConfig, blocks: int, rows: int) -> int:
+    """Positions of a round that passes so many blocks with so many rows."""
+    D, T = config.d_model, min(MOST, config.context)
+    while T > LEAST and blocks * D * (24 * D + 4 * T) * 3 * rows * T > WORK:
+        T //= 2
+    return T
+
+
+def _lengths(T: int) -> list[int]:
+    """The powers of two and those beside them, up to T, and T itself."""
+    near = {2**k + d for k in range(T.bit_length()) for d in (-1, 0, 1)}
+    return sorted(n for n in near | {T} if 0 < n <= T)
+
+
+def _spread(values: list[int], most: int) -> list[int]:
+    """At most so many of the values, evenly chosen, the last among them."""
+    if len(values) <= most:
+        return values
+    return [values[round((i + 1) * len(values) / most) - 1] for i in range(most)]
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    """The unit of rounding of what is computed in a dtype."""
+    if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
+        dtype = torch.bfloat16
+    return torch.finfo(dtype).eps
+
+
+@contextmanager
+def _in_evaluation(model: nn.Module) -> Iterator[None]:
+    """The model is in evaluation mode, and then as it was, part by part."""
+    before = [(part, part.training) for part in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for part, mode in before:
+            part.training = mode
+
+
+def _kinds(model: LanguageModel) -> dict[str, Block]:
+    """The first block of each kind by its name, of a model that is built from a configuration."""
+    found: dict[str, tuple[str, Block]] = {}
+    if type(model.config) is ModelConfig:
+        for layer, block in enumerate(model.blocks, 1):
+            found.setdefault(str(block), (_layer_name(model, layer), block))  # pyright: ignore
+    return dict(found.values())
+
+
+def _layer_name(model: LanguageModel, layer: int) -> str:
+    """As errors name a block, counted as sites are: `layer 1 (Flat)`."""
+    mixer = model.blocks[layer - 1].token_mixer
+    mixer = mixer.layer if isinstance(mixer, WholeLayer) else mixer
+    parts = mixer.mixers if isinstance(mixer, SideBySide) else [mixer]
+    return f"layer {layer} ({'+'.join(type(part).__name__ for part in parts)})"
+
+
+def _scrambled(module: Part, chance: torch.Generator) -> Part:
+    """A copy in float32 with random numbers of their usual size added to all weights."""
+    copied = copy.deepcopy(module).float()
+    with torch.no_grad():
+        for weight in copied.parameters():
+            std = weight.shape[-1] ** -0.5 if weight.dim() > 1 else 0.5
+            weight += std * torch.randn(weight.shape, generator=chance).to(weight.device)
+    return copied
 
 
 @torch.no_grad()
@@ -57,56 +279,36 @@ def _check_continues(model: LanguageModel, tokens: Tensor) -> float:
         ModelError: naming the layer, the method and the position.
     """
     x, worst, T = model.with_positions(model.embed(tokens)), 0.0, tokens.shape[1]
-    for layer, block in enumerate(model.blocks, 1):
+    for layer in range(1, len(model.blocks) + 1):
+        block: Block = model.blocks[layer - 1]  # pyright: ignore[reportAssignmentType]
         y = block(x)
         for cut in sorted({1, T // 2, T - 1} - {0, T}):
-            first, state = block.prefix(x[:, :1])  # pyright: ignore[reportCallIssue]
+            first, state = block.prefix(x[:, :1])
             if cut > 1:
-                second, state = block.prefix(x[:, 1:cut], state)  # pyright: ignore
+                second, state = block.prefix(x[:, 1:cut], state)
                 first = torch.cat([first, second], dim=1)
             candidates = x[:, cut:].repeat_interleave(2, 0)
             candidates[1::2] = candidates[1::2].flip(-1)  # the second is another one
-            stepped = block.step(candidates, state)[::2]  # pyright: ignore[reportCallIssue]
-            parts = {"prefix": first - y[:, :cut], "step": stepped - y[:, cut:]}
-            for name, difference in parts.items():
-                apart = difference.abs().amax((0, 2)) / y.abs().max()
-                if not float(apart.max()) <= NEAR:
-                    place = int(apart.argmax()) + (cut if name == "step" else 0)
-                    raise ModelError(
-                        f"{layer_name(model, layer)}: {name} differs from forward at position "
-                        f"{place} by {float(apart.max()):.2g} of the largest output, {cut} "
-                        "positions remembered; the two must agree"
-                    )
-                worst = max(worst, float(apart.max()))
+            outputs = torch.cat([first, block.step(candidates, state)[::2]], dim=1)
+            apart = (outputs - y).abs().amax((0, 2)) / y.abs().max()
+            if not float(apart.max()) <= NEAR:
+                place = int(apart.argmax())
+                raise ModelError(
+                    f"{_layer_name(model, layer)}: {'step' if place >= cut else 'prefix'} differs "
+                    f"from forward at position {place} by {float(apart.max()):.2g} of the largest "
+                    f"output, {cut} positions remembered; the two must agree"
+                )
+            worst = max(worst, float(apart.max()))
         x = y
     return worst
 
 
-def _check_gradients(model: LanguageModel, tokens: Tensor, all_act: bool) -> str:
-    """Gradients are finite; where `all_act`, no parameter's is zero."""
-    parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    logits = model(tokens)
-    loss = (logits.float() * torch.randn_like(logits, dtype=torch.float32)).sum()
-    gradients = torch.autograd.grad(loss, [*parameters.values()], allow_unused=True)
-    acting = 0
-    for name, gradient in zip(parameters, gradients, strict=True):
-        if gradient is not None and not gradient.isfinite().all():
-            raise ModelError(f"{name} has a gradient that is not finite")
-        acts = gradient is not None and bool(gradient.count_nonzero())
-        if all_act and not acts:
-            raise ModelError(
-                f"{name} has no gradient: it never acts on an output; use or remove it"
-            )
-        acting += acts
-    return f"finite; {acting} of {len(parameters)} parameters have one that is not zero"
-
-
 def _check_jacobian(model: LanguageModel, chance: torch.Generator) -> float:
     """The derivative of a position's output with respect to a later input is zero."""
-    found, T = kinds(model), min(LENGTH, model.config.context)
+    found, T = _kinds(model), min(MOST, model.config.context)
     if not found:
-        found = {layer_name(model, i): block for i, block in enumerate(model.blocks, 1)}
-        T = min(FEW, T)
+        found = {_layer_name(model, i): block for i, block in enumerate(model.blocks, 1)}
+        T = min(PRETRAINED_POSITIONS, T)
     weight, worst = model.embedding.weight, 0.0
     x, along = torch.randn(2, 1, T, model.config.d_model, generator=chance).to(weight)
     x.requires_grad_()

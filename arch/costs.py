@@ -11,23 +11,17 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from arch.config import ModelConfig
 from arch.errors import ModelError, check_count
-from arch.mixers import Rectangular, Triangle
 from arch.model import LanguageModel
 
 
 class Cost(NamedTuple):
-    """Parameters, and forward FLOPs per token at some sequence length.
-
-    `masked` parameters never act: they are above a diagonal, or read by nothing.
-    """
+    """Parameters, and forward FLOPs per token at some sequence length."""
 
     parameters: int = 0
-    masked: int = 0
     flops: int = 0
 
     @property
@@ -100,29 +94,17 @@ def _flops(model: LanguageModel, length: int) -> dict[str, int]:
 
 
 def _parts(model: LanguageModel, config: ModelConfig, length: int) -> Iterator[ModelPart]:
-    flops = _flops(model, length)
-    kinds = {"embedding": "embedding"}
+    flops, kinds = _flops(model, length), {"embedding": "embedding"}
     for i in range(config.n_layers):
-        mixer = config.mixers[i % len(config.mixers)]
-        for name, kind in (
-            ("norm_token", config.norm),
-            ("token_mixer", mixer),
-            ("norm_channel", config.norm),
-            ("channel_mixer", config.channel_mixer),
-        ):
-            kinds[f"blocks.{i}.{name}"] = kind
-    if config.final_norm:
-        kinds["norm"] = config.norm
-    for name, kind in (kinds | {"head": "linear"}).items():
-        module, work = model.get_submodule(name), flops.get(name, 0) // length
-        if name == "head" and config.tied:
-            yield ModelPart(name, "the embedding's transpose", {}, Cost(flops=work))
-            continue
-        shapes = {name: tuple(tensor.shape) for name, tensor in module.named_parameters()}
-        parameters = sum(p.numel() for p in module.parameters())
-        yield ModelPart(name, kind, shapes, Cost(parameters, _masked(module), work))
-
-
-def _masked(module: nn.Module) -> int:
-    dead = sum(part.dead for part in module.modules() if isinstance(part, Rectangular))
-    return dead + sum(part.masked for part in module.modules() if isinstance(part, Triangle))
+        kinds[f"blocks.{i}.norm_token"] = kinds[f"blocks.{i}.norm_channel"] = config.norm
+        kinds[f"blocks.{i}.token_mixer"] = config.mixers[i % len(config.mixers)]
+        kinds[f"blocks.{i}.channel_mixer"] = config.channel_mixer
+    kinds |= {"norm": config.norm} if config.final_norm else {}
+    kinds["head"] = "the embedding's transpose" if config.tied else "linear"
+    for name, part in model.named_modules():
+        if name in kinds:
+            tied = name == "head" and config.tied
+            parameters = {} if tied else dict(part.named_parameters())
+            shapes = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
+            count = sum(tensor.numel() for tensor in parameters.values())
+            yield ModelPart(name, kinds[name], shapes, Cost(count, flops.get(name, 0) // length))

@@ -46,21 +46,15 @@ class SwiGLU(nn.Module):
 CHANNEL_MIXERS: dict[str, type[nn.Module]] = {"gelu": GELU, "swiglu": SwiGLU}
 
 
-def parse_channel_mixer(entry: str) -> tuple[type[nn.Module], dict[str, Any]]:
-    """Reads `gelu`, `swiglu(bias=true)`, ... as a class and its arguments.
+def build_channel_mixer(entry: str, d_model: int, d_ff: int) -> nn.Module:
+    """Builds `gelu`, `swiglu(bias=true)`, ...
 
     Raises:
         ModelError: unknown name or argument, or more than one.
     """
-    terms = parse(entry, CHANNEL_MIXERS, "channel_mixer")
-    if len(terms) > 1:
-        raise ModelError(f"channel_mixer {entry!r} joins {len(terms)}; a block has one")
-    return terms[0]
-
-
-def build_channel_mixer(entry: str, d_model: int, d_ff: int) -> nn.Module:
-    """Builds what `parse_channel_mixer` reads."""
-    cls, arguments = parse_channel_mixer(entry)
+    (cls, arguments), *more = parse(entry, CHANNEL_MIXERS, "channel_mixer")
+    if more:
+        raise ModelError(f"channel_mixer {entry!r} joins {1 + len(more)}; a block has one")
     return cls(d_model, d_ff, **arguments)
 
 

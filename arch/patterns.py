@@ -10,20 +10,18 @@ import ast
 import difflib
 import importlib
 import inspect
-import types
 from collections.abc import Mapping
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from arch.errors import ModelError
 
 WORDS = {"true": True, "false": False, "none": None}  # as YAML and JSON write them
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", type(None): "none"}
-Term = tuple[type, dict[str, Any]]
 
 
 def parse(
     entry: str, registry: Mapping[str, type], what: str, base: type | None = None
-) -> list[Term]:
+) -> list[tuple[type, dict[str, Any]]]:
     """Splits `a(x=1)+b` into classes and arguments: `[(A, {"x": 1}), (B, {})]`.
 
     The registry has the classes by name; subclasses of `base` may be named by their modules too, as
@@ -35,64 +33,59 @@ def parse(
     """
     place = f"{what} {entry!r}"
     try:
-        tree = ast.parse(entry.strip(), mode="eval").body
-        return [_read_term(node, registry, place, base) for node in _terms(tree)]
-    except (SyntaxError, ValueError) as error:
-        if isinstance(error, ModelError):
-            raise
+        terms = [*map(_read_term, _split(ast.parse(entry.strip(), mode="eval").body))]
+    except (SyntaxError, ValueError):
         raise ModelError(
             f"{place} cannot be read; write name, name(key=value, ...), or several joined by +"
         ) from None
+    found = []
+    for name, given in terms:
+        chosen = _find(name, registry, place, base)
+        parameters, hints = inspect.signature(chosen).parameters, get_type_hints(chosen.__init__)
+        allowed = [n for n, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY]
+        if wrong := [key for key in given if key not in allowed]:
+            known = ", ".join(allowed) or "none"
+            raise ModelError(f"{place}: {name} has no argument {wrong[0]!r}; allowed: {known}")
+        given = {k: _checked(v, hints.get(k, Any), f"{place}: {k}") for k, v in given.items()}
+        found.append((chosen, given))
+    return found
 
 
-def _terms(node: ast.expr) -> list[ast.expr]:
+def _split(node: ast.expr) -> list[ast.expr]:
+    """The terms of a sum."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return _terms(node.left) + _terms(node.right)
+        return _split(node.left) + _split(node.right)
     return [node]
 
 
-def _read_term(node: ast.expr, registry: Mapping[str, type], place: str, base: type | None) -> Term:
-    """The class and the arguments of one term.
+def _read_term(node: ast.expr) -> tuple[str, dict[str, Any]]:
+    """A name and its arguments; bare words are strings.
 
     Raises:
-        ModelError: a name, an argument or a value that is not allowed.
         ValueError: it is no name and no call.
     """
-    name, keywords = node, []
+    keywords: list[ast.keyword] = []
     if isinstance(node, ast.Call) and not node.args:
-        name, keywords = node.func, node.keywords
-    written = ast.unparse(name)
-    if base is not None and isinstance(name, ast.Attribute):
-        chosen = _imported(written, place, base)
-    elif not isinstance(name, ast.Name):
-        raise ValueError(written)
-    elif written not in registry:
-        near = difflib.get_close_matches(written, registry, n=1)
+        node, keywords = node.func, node.keywords
+    if not isinstance(node, ast.Name | ast.Attribute):
+        raise ValueError(ast.unparse(node))
+    values = {str(k.arg): k.value for k in keywords}
+    return ast.unparse(node), {
+        key: value.id if isinstance(value, ast.Name) else ast.literal_eval(value)
+        for key, value in values.items()
+    }
+
+
+def _find(name: str, registry: Mapping[str, type], place: str, base: type | None) -> type:
+    """The class of this name, or the subclass of base that `module.Class` names."""
+    module, dot, attribute = name.rpartition(".")
+    if name in registry:
+        return registry[name]
+    if not dot or base is None:
+        near = difflib.get_close_matches(name, registry, n=1)
         guess = f", did you mean {near[0]!r}?" if near else ""
-        own = "" if base is None else ", or module.Class of your own"
-        allowed = f"{', '.join(sorted(registry))}{own}"
-        raise ModelError(f"{place}: there is no {written!r}{guess}; allowed: {allowed}")
-    else:
-        chosen = registry[written]
-    parameters, hints = inspect.signature(chosen).parameters, get_type_hints(chosen.__init__)
-    allowed = [n for n, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY]
-    arguments = {}
-    for keyword in keywords:
-        key = keyword.arg
-        if key not in allowed:
-            known = ", ".join(allowed) or "none"
-            raise ModelError(f"{place}: {written} has no argument {key!r}; allowed: {known}")
-        kinds = _kinds(hints.get(key, Any))
-        value = arguments[key] = _value(keyword.value, kinds)
-        if not any(_fits(value, kind) for kind in kinds):
-            words = (k if isinstance(k, str) else KINDS.get(k, str(k)) for k in kinds)
-            raise ModelError(f"{place}: {key} is {value!r}; allowed: {' or '.join(words)}")
-    return chosen, arguments
-
-
-def _imported(name: str, place: str, base: type) -> type:
-    """The class that `module.Class` names, a subclass of base."""
-    module, _, attribute = name.rpartition(".")
+        allowed = ", ".join(sorted(registry)) + (", or module.Class of your own" if base else "")
+        raise ModelError(f"{place}: there is no {name!r}{guess}; allowed: {allowed}")
     try:
         kind = getattr(importlib.import_module(module), attribute, None)
     except ImportError as error:
@@ -105,20 +98,18 @@ def _imported(name: str, place: str, base: type) -> type:
     return kind
 
 
-def _kinds(annotation: Any) -> tuple[Any, ...]:
-    """What a union allows, one by one: types, None's type, and the words of a Literal."""
-    if get_origin(annotation) in (Union, types.UnionType, Literal):
-        return tuple(kind for part in get_args(annotation) for kind in _kinds(part))
-    return (annotation,)
+def _checked(value: Any, annotation: Any, place: str) -> Any:
+    """The value of an argument: one of its types, or of the words of a Literal.
 
-
-def _value(node: ast.expr, kinds: tuple[Any, ...]) -> Any:
-    if isinstance(node, ast.Name):
-        return node.id if node.id in kinds else WORDS.get(node.id.lower(), node.id)
-    return ast.literal_eval(node)
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    if isinstance(kind, str):
-        return value == kind
-    return kind is Any or type(value) in ((int, float) if kind is float else (kind,))
+    Raises:
+        ModelError: it is neither.
+    """
+    parts = get_args(annotation) or (annotation,)  # of a union
+    kinds = [kind for part in parts for kind in get_args(part) or (part,)]
+    if isinstance(value, str) and value not in kinds:
+        value = WORDS.get(value.lower(), value)
+    fits = Any in kinds or value in [kind for kind in kinds if isinstance(kind, str)]
+    if not fits and type(value) not in kinds and not (type(value) is int and float in kinds):
+        words = (kind if isinstance(kind, str) else KINDS.get(kind, str(kind)) for kind in kinds)
+        raise ModelError(f"{place} is {value!r}; allowed: {' or '.join(words)}")
+    return value

@@ -58,14 +58,6 @@ class Triangle(nn.Module):
         bias = None if self.bias is None else self.bias[..., start:end]
         return self.weight[..., start:end, :end], bias
 
-    @property
-    def masked(self) -> int:
-        """How many stored weights are above a diagonal."""
-        *stack, rows, columns = self.weight.shape
-        corner = min(rows, columns)
-        above = corner * (corner - 1) // 2 + corner * max(0, columns - rows)
-        return math.prod(stack) * above
-
 
 def masked_rows(x: Tensor, past: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Rows t ... t+S of a masked convolution, of x `(N, S, D)` after past `(P, t, D)`.
@@ -283,12 +275,6 @@ class Rectangular(Expanded):
         super().__init__(d_model, context, factor=factor, bias=bias)
         self.expand = Triangle(factor * context, context, bias=bias)
         self.contract = Triangle(context, factor * context, bias=bias)
-
-    @property
-    def dead(self) -> int:
-        """How many numbers never act: the rows of U below its square, and their biases."""
-        hidden, context = self.expand.weight.shape
-        return (hidden - context) * (context + (self.expand.bias is not None))
 
     def rows(self, start: int, count: int) -> Rows:
         """As `Expanded.rows`, of the square part of each rectangle."""

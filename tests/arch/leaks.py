@@ -166,17 +166,6 @@ class WrongStep(Leak):
         return x.cumsum(1) + before.repeat_interleave(len(x) // len(before), 0)
 
 
-class Unused(Leak):
-    """Has a layer that nothing reads."""
-
-    def __init__(self, d_model: int, context: int) -> None:
-        super().__init__(d_model, context)
-        self.spare = nn.Linear(d_model, d_model)
-
-    def forward(self, x):
-        return x
-
-
 class NotSaved(Leak):
     """Depends on random numbers that no file keeps."""
 

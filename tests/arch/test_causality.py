@@ -20,15 +20,11 @@ def model_of(*mixers: str | type, context: int = 32, **settings) -> LanguageMode
     return small_model(*names, context=context, d_model=16, d_ff=32, **settings)
 
 
-@pytest.mark.parametrize("context", [16, 200])
 @pytest.mark.parametrize("kind", leaks.LEAKS)
-def test_every_leak_is_refused(kind, context):
-    with one_line(ModelError, f"layer 1 ({kind.__name__}) is not causal: "):
-        check_causal(model_of(kind, context=context))
-
-
-@pytest.mark.parametrize("kind", leaks.LEAKS)
-def test_a_leak_beside_causal_mixers_is_named(kind):
+def test_every_leak_is_refused_and_named_beside_causal_mixers(kind):
+    for context in (16, 200):
+        with one_line(ModelError, f"layer 1 ({kind.__name__}) is not causal: "):
+            check_causal(model_of(kind, context=context))
     with one_line(ModelError, f"layer 2 ({kind.__name__}) is not causal: "):
         check_causal(model_of("flat", kind, "attention(heads=2)", n_layers=3))
     with one_line(ModelError, f"layer 1 (Flat+{kind.__name__}) is not causal: "):
@@ -38,8 +34,8 @@ def test_a_leak_beside_causal_mixers_is_named(kind):
 @pytest.mark.parametrize(
     ("kind", "seen"),
     [
-        (leaks.OffByOne, "position 9 moves the output at position 8"),  # the first that was tried
-        (leaks.Mean, "position 1 moves the output at position 0"),
+        (leaks.OffByOne, "a change from position 9 on moves the output at position 8"),
+        (leaks.Mean, "a change from position 4 on moves the output at position 0"),
         (leaks.AcrossBatch, "another sequence of the batch moves the output at position "),
         (leaks.OfLength, "the length of the text, 17 or 32 positions, moves the output at "),
     ],
@@ -49,10 +45,10 @@ def test_what_is_seen_is_named(kind, seen):
         check_causal(model_of(kind))
 
 
-@pytest.mark.parametrize("context", [1, 2, 12, 130])
 @pytest.mark.parametrize("mixer", MIXERS)
-def test_every_mixer_passes_far_from_the_limit(mixer, context):
-    assert check_causal(small_model(mixer, context=context)) < 0.25
+def test_every_mixer_passes_far_from_the_limit(mixer):
+    for context in (1, 2, 130):
+        assert check_causal(small_model(mixer, context=context)) < 0.25
 
 
 @pytest.mark.parametrize("mixer", ["flat", "attention(heads=2)"])
@@ -130,7 +126,7 @@ def test_a_wide_model_and_a_long_context_are_run_on_few_positions():
         check_causal(model)
 
 
-CHECKS = ("causal", "prefix and step", "gradients", "Jacobian", "save and load")
+CHECKS = ("causal", "prefix and step", "Jacobian", "save and load")
 
 
 def checked(capsys, *words: str) -> list[str]:
@@ -157,10 +153,9 @@ def test_the_command_opens_model_directories(tmp_path, capsys):
         (entry(leaks.Mean), 0, "layer 1 (Mean) is not causal"),
         (entry(leaks.NoStep), 1, "mixer NoStep has no prefix/step"),
         (entry(leaks.WrongStep), 1, "layer 1 (WrongStep): step differs from forward at position 1"),
-        (entry(leaks.Unused), 2, "blocks.0.token_mixer.spare.weight has no gradient"),
-        (entry(leaks.OneFarPair), 3, "its output at position 50 has a derivative with respect to "
+        (entry(leaks.OneFarPair), 2, "its output at position 50 has a derivative with respect to "
          "the input at position 52"),
-        (entry(leaks.NotSaved), 4, "differ by "),
+        (entry(leaks.NotSaved), 3, "differ by "),
         ("nothing", 0, "there is no 'nothing'"),
         ("runs/none", 0, "runs/none: no such model directory"),
     ],

@@ -37,7 +37,7 @@ def test_describe_adds_up(llama, capsys):
     assert f"{count_parameters(model):,}" in said
     assert "2 x token_mixer" in said
     assert "attention(heads=2)" in said
-    assert "at a context of 7; 0 parameters never act" in said
+    assert "at a context of 7" in said
     assert main(["describe", str(path / "config.json")]) == 0
 
 

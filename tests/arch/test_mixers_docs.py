@@ -78,7 +78,7 @@ def test_heads_that_do_not_fit_are_refused():
 
 def test_the_command_checks_it(capsys):
     assert main(["check", "my_mixers.Recurrent"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 5
+    assert len(capsys.readouterr().out.splitlines()) == 4
 
 
 def test_models_of_it_start_save_load_generate_and_describe_themselves(tmp_path):
