@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -26,8 +26,6 @@ LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "con
 UNLIMITED = 2048  # positions, of models whose configuration sets no limit
 CHECKED = 8  # tokens on which an opened model is checked
 EXACT = 1e-3  # of the stream's size: what two ways of computing it may differ by
-
-Forward = Callable[..., Any]
 
 
 class LayerArguments(NamedTuple):
@@ -65,7 +63,7 @@ class LayerRunner:
 
     def embed_positions(self, embeddings: Tensor, start: int) -> Tensor:
         """What the first layer reads of `(B, T, D)` embeddings at positions start ... start + T."""
-        return self._step_over(embeddings, start, until=0)[0]
+        return self._step_over(embeddings, start)[0]
 
     def layer(self, number: int, x: Tensor, start: int = 0, memory: Any = None) -> Tensor:
         """A layer's output of `(B, T, D)` at positions start ... start + T.
@@ -77,9 +75,9 @@ class LayerRunner:
             with torch.no_grad():
                 _, self._given = self._step_over(x.new_zeros(()).expand(x.shape), start)
             self._shape = shape
-        given = self._given[number]
-        arguments = [memory if isinstance(v, FixedCache) else v for v in given.arguments]
-        options = {k: memory if isinstance(v, FixedCache) else v for k, v in given.options.items()}
+        given, kind = self._given[number], _cache_class()
+        arguments = [memory if isinstance(v, kind) else v for v in given.arguments]
+        options = {k: memory if isinstance(v, kind) else v for k, v in given.options.items()}
         return _stream(self.layers[number](x, *arguments, **options))
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -90,21 +88,18 @@ class LayerRunner:
     def _run(self, embeddings: Tensor, start: int) -> Tensor:
         options: dict[str, Any] = {"use_cache": self.cached}
         if self.cached:
-            options["past_key_values"] = FixedCache.make(start)
+            options["past_key_values"] = make_cache(start)
         return self.model(inputs_embeds=embeddings, **options).logits
 
-    def _step_over(
-        self, embeddings: Tensor, start: int, until: int | None = None
-    ) -> tuple[Tensor, list[LayerArguments]]:
-        """The first layer's input, and what each layer up to `until` is given beside the stream."""
-        last = len(self.layers) - 1 if until is None else until
+    def _step_over(self, embeddings: Tensor, start: int) -> tuple[Tensor, list[LayerArguments]]:
+        """The first layer's input, and what each layer is given beside the stream."""
         seen: list[Tensor] = []
         given: list[LayerArguments] = []
 
         def note(number: int, x: Tensor, rest: LayerArguments) -> Tensor:
             seen.append(x)
             given.append(rest)
-            if number == last:
+            if number == len(self.layers) - 1:
                 raise StopForward
             return x
 
@@ -118,21 +113,14 @@ class LayerRunner:
     ) -> Iterator[None]:
         """The body's layers return what `answer` says instead of computing."""
 
-        def stand_in(number: int) -> Forward:
-            def forward(*arguments: Any, **options: Any) -> Any:
-                x, arguments = (
-                    (arguments[0], arguments[1:])
-                    if arguments
-                    else (options.pop("hidden_states"), ())
-                )
-                output = answer(number, x, LayerArguments(arguments, options))
-                rest = self._rest[number]
-                return output if rest is None else (output, *rest)
-
-            return forward
+        def forward(number: int, *arguments: Any, **options: Any) -> Any:
+            x, *more = arguments or (options.pop("hidden_states"),)
+            output = answer(number, x, LayerArguments(tuple(more), options))
+            rest = self._rest[number]
+            return output if rest is None else (output, *rest)
 
         for number, layer in enumerate(self.layers):
-            layer.forward = stand_in(number)
+            layer.forward = partial(forward, number)
         try:
             yield
         finally:
@@ -145,12 +133,12 @@ class LayerRunner:
         after: list[nn.Module] = []
         last = len(self.layers) - 1
 
-        def keep(number: int) -> Callable[..., None]:
-            return lambda module, arguments, output: outputs.update({number: output})
-
         def follow(module: nn.Module, arguments: tuple[Any, ...]) -> None:
             if last in outputs and arguments and arguments[0] is _stream(outputs[last]):
                 after.append(module)
+
+        def keep(number: int) -> Any:
+            return lambda module, arguments, output: outputs.update({number: output})
 
         parts = [m for m in self.model.modules() if not list(m.children())]
         hooks = [m.register_forward_hook(keep(i)) for i, m in enumerate(self.layers)]
@@ -168,31 +156,17 @@ class LayerRunner:
         return after[0] if after else nn.Identity()
 
 
-class FixedCache:
-    """Stands for a transformers cache, of which one layer writes and reads one place."""
-
-    start: int
-    keys: Tensor | None
-    values: Tensor | None
-
-    @staticmethod
-    def make(start: int, keys: Tensor | None = None, values: Tensor | None = None) -> Any:
-        """A cache that holds `start` positions, `(P, heads, start, width)`."""
-        memory = _cache_class()()
-        memory.start, memory.keys, memory.values = start, keys, values
-        return memory
-
-
-@lru_cache
+@cache
 def _cache_class() -> type[Any]:
-    """The class that models take for a cache of theirs; made late, as it needs transformers."""
+    """The class of `make_cache`; made late, as it needs transformers."""
     from transformers import Cache
 
-    class TransformersCache(FixedCache, Cache):
+    class FixedCache(Cache):
         """Repeats what each prefix left for the candidates that go on from it."""
 
-        def __init__(self) -> None:
-            Cache.__init__(self, layers=[])
+        def __init__(self, start: int, keys: Tensor | None, values: Tensor | None) -> None:
+            super().__init__(layers=[])
+            self.start, self.keys, self.values = start, keys, values
 
         def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> Any:
             if self.keys is not None and self.values is not None:
@@ -215,7 +189,15 @@ def _cache_class() -> type[Any]:
         def is_compileable(self) -> bool:
             return False
 
-    return TransformersCache
+    return FixedCache
+
+
+def make_cache(start: int = 0, keys: Tensor | None = None, values: Tensor | None = None) -> Any:
+    """A transformers cache, of which one layer writes and reads one place.
+
+    It holds `start` positions, keys and values `(P, heads, start, width)`.
+    """
+    return _cache_class()(start, keys, values)
 
 
 class WholeLayer(TokenMixer):
@@ -227,21 +209,21 @@ class WholeLayer(TokenMixer):
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, T, D) -> (B, T, D)`."""
-        memory = FixedCache.make(0) if self.runner.cached else None
+        memory = make_cache() if self.runner.cached else None
         return self.runner.layer(self.number, x, memory=memory)
 
     def prefix(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         """Keys and values are remembered, or the inputs where the layer has none."""
         if not self.runner.cached:
             return super().prefix(x, state)
-        memory = FixedCache.make(*state) if state else FixedCache.make(0)
+        memory = make_cache(*state or ())
         y = self.runner.layer(self.number, x, memory.start, memory)
         return y, (memory.start + x.shape[1], memory.keys, memory.values)
 
     def step(self, x: Tensor, state: Any) -> Tensor:
         """`(N, S, D) -> (N, S, D)`."""
         if self.runner.cached:
-            return self.runner.layer(self.number, x, state[0], FixedCache.make(*state))
+            return self.runner.layer(self.number, x, state[0], make_cache(*state))
         before = _repeated(state, len(x) // len(state))
         return self(torch.cat([before, x], dim=1))[:, -x.shape[1] :]
 
@@ -263,6 +245,22 @@ class PretrainedConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         """Nothing to check: transformers did."""
+
+
+def describe_pretrained(
+    model: LanguageModel, kind: str, context: int, norm: nn.Module
+) -> PretrainedConfig:
+    """The configuration of a wrapped model of this family, with norms like this one."""
+    return PretrainedConfig(
+        vocab_size=model.embedding.num_embeddings,
+        context=context,
+        d_model=model.embedding.embedding_dim,
+        n_layers=len(model.blocks),
+        mixers=(kind,),
+        channel_mixer=kind,
+        norm="layernorm" if isinstance(norm, nn.LayerNorm) else "rmsnorm",
+        tied=model.head.weight is model.embedding.weight,
+    )
 
 
 class Decoder(LanguageModel):
@@ -287,16 +285,8 @@ class Decoder(LanguageModel):
             raise ModelError(
                 f"{self.runner.kind} has no head to logits; give a causal language model"
             )
-        self.config = PretrainedConfig(
-            vocab_size=self.embedding.num_embeddings,
-            context=_context(model.config.get_text_config()),
-            d_model=self.embedding.embedding_dim,
-            n_layers=len(self.blocks),
-            mixers=(self.runner.kind,),
-            channel_mixer=self.runner.kind,
-            norm="layernorm" if isinstance(self.norm, nn.LayerNorm) else "rmsnorm",
-            tied=self.head.weight is self.embedding.weight,
-        )
+        context = _context(model.config.get_text_config())
+        self.config = describe_pretrained(self, self.runner.kind, context, self.norm)
         _check(self)
 
     def with_positions(self, embeddings: Tensor, start: int = 0) -> Tensor:

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from arch.convert import from_transformers
-from arch.decoder import Decoder, PretrainedConfig
+from arch.decoder import Decoder, describe_pretrained
 from arch.directory import LoadedModel, drop_padding
 from arch.errors import ModelError
 from arch.families import take_apart
@@ -43,16 +43,8 @@ class PretrainedModel(LanguageModel):
         self.embedding, self.norm, self.head = parts.embedding, parts.norm, parts.head
         self.blocks = nn.ModuleList(parts.blocks)
         self.positions, self.first_position = parts.positions, parts.first_position
-        self.config = PretrainedConfig(
-            vocab_size=parts.embedding.num_embeddings,
-            context=parts.context,
-            d_model=parts.embedding.embedding_dim,
-            n_layers=len(parts.blocks),
-            mixers=(model.config.model_type,),
-            channel_mixer=model.config.model_type,
-            norm="layernorm" if isinstance(parts.blocks[0].norm_token, nn.LayerNorm) else "rmsnorm",
-            tied=parts.head.weight is parts.embedding.weight,
-        )
+        kind, norm = model.config.model_type, parts.blocks[0].norm_token
+        self.config = describe_pretrained(self, kind, parts.context, norm)
         self.eval()
 
     def with_positions(self, embeddings: Tensor, start: int = 0) -> Tensor:

@@ -7,6 +7,7 @@ norm, and in AdamW's moments, and move weights that the next forward pass zeroes
 final norm, the length is fixed, and every tensor starts as PyTorch makes it.
 """
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -73,24 +74,38 @@ def trainer(
 
 
 class MaskedConv(nn.Conv1d):
-    """tril(W) X + b, the weight masked in place first."""
+    """tril(W) X + b for each tap of a kernel over the features, the weight masked in place first.
+
+    Positions are channels: `length` of the input, and of the output as many or `out`.
+    """
+
+    def __init__(
+        self, length: int, out: int | None = None, size: int = 1, bias: bool = True
+    ) -> None:
+        super().__init__(length, out or length, size, padding="same", bias=bias)
 
     def forward(self, input: Tensor) -> Tensor:
         """`(B, T, D) -> (B, T', D)`."""
-        self.weight.data = torch.tril(self.weight.data.squeeze(-1)).unsqueeze(-1).contiguous()
+        self.weight.data = self.weight.data.permute(2, 0, 1).tril().permute(1, 2, 0).contiguous()
         return super().forward(input)
 
 
-class ReferenceBlock(nn.Module):
-    """Two LayerNorms, two residuals, and a feed-forward part of width 4 D."""
+def expanded(length: int, factor: int = 1, bias: bool = True) -> nn.Module:
+    """The two-stage mixer; in the reference's code, what a factor above 1 adds is dead weight."""
+    wide = factor * length
+    return nn.Sequential(
+        MaskedConv(length, wide, bias=bias), nn.GELU(), MaskedConv(wide, length, bias=bias)
+    )
 
-    def __init__(self, width: int, mixer: nn.Module) -> None:
+
+class ReferenceBlock(nn.Module):
+    """Two LayerNorms, two residuals, and a feed-forward part."""
+
+    def __init__(self, width: int, mixer: nn.Module, d_ff: int) -> None:
         super().__init__()
         self.seq_layernorm, self.patch_layernorm = nn.LayerNorm(width), nn.LayerNorm(width)
         self.conv = mixer
-        self.patch_ff = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
+        self.patch_ff = nn.Sequential(nn.Linear(width, d_ff), nn.GELU(), nn.Linear(d_ff, width))
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, T, D) -> (B, T, D)`."""
@@ -99,22 +114,19 @@ class ReferenceBlock(nn.Module):
 
 
 class ReferenceMixer(nn.Module):
-    """The reference's language model; called as transformers calls its own.
+    """The reference's language model around its mixers; called as transformers calls its own.
 
-    Kinds are flat and expanded (by 1: in its code a larger factor is dead weight). Every input has
-    the same length.
+    Every input has the same length; the feed-forward part is 4 D wide unless told.
     """
 
-    def __init__(self, kind: str, vocab_size: int, length: int, width: int, layers: int) -> None:
+    def __init__(
+        self, mixers: Sequence[nn.Module], vocab_size: int, width: int, d_ff: int | None = None
+    ) -> None:
         super().__init__()
-        build = {
-            "flat": lambda: MaskedConv(length, length, 1),
-            "expanded": lambda: nn.Sequential(
-                MaskedConv(length, length, 1), nn.GELU(), MaskedConv(length, length, 1)
-            ),
-        }[kind]
         self.wte = nn.Embedding(vocab_size, width)
-        self.mixerblocks = nn.ModuleList(ReferenceBlock(width, build()) for _ in range(layers))
+        self.mixerblocks = nn.ModuleList(
+            ReferenceBlock(width, mixer, d_ff or 4 * width) for mixer in mixers
+        )
         self.lm_head = nn.Linear(width, vocab_size, bias=False)
 
     def forward(
@@ -141,6 +153,12 @@ class ReferenceMixer(nn.Module):
             logits.float().flatten(0, 1), shift_labels.flatten(), ignore_index=IGNORE
         )
         return {"loss": loss, "logits": logits}
+
+
+def reference(kind: str, vocab_size: int, length: int, width: int, layers: int) -> ReferenceMixer:
+    """An untrained model of the reference, flat or expanded (by 1)."""
+    make = {"flat": MaskedConv, "expanded": expanded}[kind]
+    return ReferenceMixer([make(length) for _ in range(layers)], vocab_size, width)
 
 
 class Training(NamedTuple):
@@ -204,7 +222,7 @@ def trainer_run(turns: Turns, work: Training, kind: str) -> None:
     torch.manual_seed(0)
     config = work.model
     sizes = (config.vocab_size, config.context, config.d_model, config.n_layers)
-    model = llama(*sizes, config.hidden_width) if kind == "llama" else ReferenceMixer(kind, *sizes)
+    model = llama(*sizes, config.hidden_width) if kind == "llama" else reference(kind, *sizes)
     settings: dict[str, Any] = {
         "learning_rate": 1e-3,
         "torch_compile": work.compiled,

@@ -17,15 +17,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-import torch
-
 from arch import ModelConfig, describe
 from scripts import bench
 from scripts.baselines import Training, our_run, trainer_run
-from scripts.turns import Entrant, end, race
+from scripts.turns import Entrant, race
 from tokenizer import CorpusError, PackedData, open_corpus, pack, train_tokenizer
 from train.settings import RunError
-from train.speed import peak_flops
 
 STORIES = 16000  # of the toy corpus: 3.6 M tokens
 OURS = "python -m train"
@@ -139,7 +136,7 @@ def measure(options: argparse.Namespace, rows: list[dict[str, Any]]) -> bench.Pa
     with tempfile.TemporaryDirectory(prefix="bench-training-") as name:
         folder = Path(name)
         data = PackedData(options.data or _toy(folder))
-        peak, left_out = _peak(options), []
+        left_out: list[str] = []
         planned = [*races(options, data.meta["vocab_size"])]
         for number, one in enumerate(planned):
             remaining = deadline - time.monotonic()
@@ -148,7 +145,7 @@ def measure(options: argparse.Namespace, rows: list[dict[str, Any]]) -> bench.Pa
                 rows += _run(one, data.path, folder / str(number), until, options)
             else:
                 left_out.append(f"{one.name}: {one.size}")
-            yield training_page(rows, left_out, options, peak), rows
+            yield training_page(rows, left_out, options), rows
 
 
 def _run(
@@ -167,7 +164,8 @@ def _run(
             entrants.append(Entrant(*start, work, *contender.arguments))
         race(entrants, options.turn, until, (min(3, options.rounds), options.rounds))
     finally:
-        end(entrants)
+        for entrant in entrants:
+            entrant.end()
     return [*figures(one, entrants)]
 
 
@@ -201,40 +199,35 @@ FIELDS = (
     *("race", "size", "contender", "precision", "turns", "tokens", "least", "most", "memory"),
     *("flops", "ratio", "ratio_least", "ratio_most", "ratio_work", "failed"),
 )
-TITLES = ("", "tokens/s", "least to most", "peak memory, GiB", "TFLOP/s", "MFU", "ours / it")
+TITLES = ("", "tokens/s", "least to most", "peak memory, GiB", "TFLOP/s", "ours / it")
 TITLES += ("least to most", "by processor time")
 
 
 def training_page(
-    rows: Sequence[dict[str, Any]],
-    left_out: list[str],
-    options: argparse.Namespace,
-    peak: tuple[float, str],
+    rows: Sequence[dict[str, Any]], left_out: list[str], options: argparse.Namespace
 ) -> str:
-    """The page in Markdown: rows of all races, ours first in each; the peak of the device."""
+    """The page in Markdown: rows of all races, ours first in each."""
     where = "a CPU" if options.device == "cpu" else "a GPU"
     packages = ("triton", "lightning", "transformers", "accelerate")
     lines = [
         f"# Training on {where}: tokens per second beside other trainers\n",
         f"Measured by `{options.command}`",
         f"on {bench.hardware(options, *packages)}.\n\n{ABOUT}",
-        f"MFU is their share of {peak[0] / 1e12:.4g} TFLOP/s, {peak[1]}.",
     ]
     for (name, size), some in groupby(rows, lambda row: (row["race"], row["size"])):
         lines.append(f"\n## {name}: {size}\n")
-        cells = [[*_cells(row, peak[0]), *[""] * 9][:9] for row in some]
-        lines.append(bench.table(TITLES, cells).rstrip())
+        lines.append(bench.table(TITLES, [[*_cells(row), *[""] * 8][:8] for row in some]).rstrip())
     if left_out:
         lines += ["\n## Not measured: no time left\n", *(f"- {name}" for name in left_out)]
     return "\n".join(lines) + "\n"
 
 
-def _cells(row: dict[str, Any], peak: float) -> list[str]:
+def _cells(row: dict[str, Any]) -> list[str]:
     if row["failed"]:
         return [row["contender"], f"failed: {row['failed']}"]
     cells = [f"{row['contender']} ({row['precision']})", f"{row['tokens']:,.0f}"]
     cells += [f"{row['least']:,.0f} to {row['most']:,.0f}", f"{row['memory'] / 2**30:.2f}"]
-    cells += [f"{row['flops'] / 1e12:.3g}", f"{row['flops'] / peak:.1%}"]
+    cells.append(f"{row['flops'] / 1e12:.3g}")
     if row["contender"] == OURS or not row["ratio"]:
         return cells
     limits = f"{row['ratio_least']:.2f} to {row['ratio_most']:.2f}"
@@ -246,21 +239,6 @@ def _toy(folder: Path) -> Path:
     tokenizer = train_tokenizer(open_corpus("toy:4000", "train"), vocab_size=4096)
     tokenizer.save(str(folder / "tokenizer.json"))
     return pack(f"toy:{STORIES}", folder / "tokenizer.json", folder / "data").path
-
-
-def _peak(options: argparse.Namespace) -> tuple[float, str]:
-    """FLOP/s of the device, and where that number comes from."""
-    cuda = options.device == "cuda"
-    if cuda and (stated := peak_flops(torch.device("cuda"), "bf16-mixed")):
-        return stated, "the data sheet's for bf16"
-    side, best = 8192 if cuda else 1024, float("inf")
-    a = torch.randn(side, side, device=options.device).to(torch.bfloat16 if cuda else None)
-    for _ in range(8):
-        start = time.perf_counter()
-        product = a @ a
-        product[0, 0].item()  # waits for the device
-        best = min(best, time.perf_counter() - start)
-    return 2 * side**3 / best, f"reached here in a product of two {side}-square matrices"
 
 
 if __name__ == "__main__":

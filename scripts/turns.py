@@ -1,8 +1,8 @@
 """Contenders that work in turns, each in a process of its own.
 
-All start together and warm up; then one at a time does a few steps while the others wait, round
-after round, so that whatever else the machine does meets them alike. The first steps of a turn do
-not count: they find the caches as another left them.
+Each starts and warms up; then one at a time does a few steps while the others wait, round after
+round, so that whatever else the machine does meets them alike. The first steps of a turn do not
+count: they find the caches as another left them.
 """
 
 import contextlib
@@ -90,32 +90,33 @@ class Entrant:
     ) -> None:
         self.readings: list[Turn] = []
         self.failed: str | None = None
-        self.log = log
         context = multiprocessing.get_context("spawn")
-        self.line, there = context.Pipe()
-        self.process = context.Process(
-            target=_main, args=(there, device, threads, log, work, arguments)
-        )
-        self.process.start()
+        self._line, there = context.Pipe()
+        given = (there, device, threads, log, work, arguments)
+        self._process = context.Process(target=_main, args=given)
+        self._process.start()
         there.close()
 
-    def ask(self, steps: int) -> None:
-        """Starts a turn."""
-        with contextlib.suppress(OSError):  # it has ended; the answer says so
-            self.line.send(steps)
-
-    def answer(self) -> Turn | None:
-        """The turn that was asked for, or None once it has failed."""
+    def turn(self, steps: int) -> Turn | None:
+        """A turn of so many steps, or None once the contender has failed."""
         if self.failed is None:
             try:
-                answer = self.line.recv() if self.line.poll(ANSWER_TIMEOUT) else "no answer"
+                self._line.send(steps)
+                answer = self._line.recv() if self._line.poll(ANSWER_TIMEOUT) else "no answer"
             except (EOFError, OSError):
-                text = self.log.read_text(errors="replace") if self.log.is_file() else ""
-                answer = [line for line in ["it ended", *text.split("\n")] if line.strip()][-1]
+                answer = "it ended"
             if isinstance(answer, Turn):
                 return answer
             self.failed = answer
         return None
+
+    def end(self) -> None:
+        """Ends the process, by force where it does not end itself."""
+        with contextlib.suppress(OSError):  # it has ended
+            self._line.send(0)
+        self._process.join(10)
+        self._process.kill()
+        self._process.join()
 
 
 def race(entrants: list[Entrant], turn: float, until: float, rounds: tuple[int, int]) -> None:
@@ -124,33 +125,17 @@ def race(entrants: list[Entrant], turn: float, until: float, rounds: tuple[int, 
     No round is begun after the moment `until` of the monotonic clock; `rounds` are the fewest,
     whatever the clock says, and the most.
     """
+    steps: dict[Entrant, int] = {}
     for entrant in entrants:
-        entrant.ask(2)
-    for entrant in entrants:
-        entrant.answer()
-    steps = []
-    for entrant in entrants:  # alone now: how long does a step take?
-        entrant.ask(2)
-        first = entrant.answer()
-        steps.append(max(1, round(turn * first.steps / max(first.seconds, 1e-9))) if first else 1)
+        entrant.turn(2)
+        if first := entrant.turn(2):  # alone, and warm: how long does a step take?
+            steps[entrant] = max(1, round(turn * first.steps / max(first.seconds, 1e-9)))
     for number in range(rounds[1]):
         if number >= rounds[0] and time.monotonic() > until:
             break
-        for entrant, wanted in zip(entrants, steps, strict=True):
-            entrant.ask(wanted)
-            if reading := entrant.answer():
+        for entrant, wanted in steps.items():
+            if reading := entrant.turn(wanted):
                 entrant.readings.append(reading)
-
-
-def end(entrants: list[Entrant]) -> None:
-    """Ends all contenders, by force those that do not end themselves."""
-    for entrant in entrants:
-        entrant.ask(0)
-    for entrant in entrants:
-        entrant.process.join(10)
-        if entrant.process.is_alive():
-            entrant.process.kill()
-            entrant.process.join()
 
 
 def _main(

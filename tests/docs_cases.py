@@ -55,6 +55,7 @@ NOT_RUN = {
     r"make |source \.venv": "sets up a virtual environment",
     r"wandb (sweep|agent)": "needs an account",
     r"train sweep": "trains dozens of models in new processes",
+    r"--suite sources": "tests/eval/inversion/test_sources.py runs each of its entries",
     r"--minutes": "takes minutes; tests/train/test_lightning.py has it, with a clock of its own",
     r"scripts/gpu_check\.sh": "needs a GPU",
     r"torchrun|srun|--trainer\.devices": "needs several devices",

@@ -11,16 +11,16 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 
 from arch import masked_conv, masked_conv_triton
-from tests.arch.kernel_cases import MEMBERS, compare
+from tests.arch.kernel_cases import compare
 
 TILE = masked_conv_triton.Tile(rows=32, columns=16, depth=16, warps=4, splits=2)
 
 # Whole tiles and ragged ends, of positions and of features; heads are the most general case.
 CASES = [
-    *((name, 40, torch.float32, 24) for name in MEMBERS),
-    ("headed", 70, torch.float32, 48),
+    ("bare", 40, torch.float32, 24),
+    ("headed", 70, torch.float32, 24),
     ("headed", 33, torch.float16, 24),
-    ("flat", 64, torch.float32, 32),
+    ("flat", 32, torch.float32, 32),
     ("flat", 1, torch.float32, 5),
 ]
 

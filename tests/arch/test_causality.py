@@ -63,7 +63,7 @@ def test_rounding_and_chance_are_no_leak(kind):
     check_causal(model_of(kind))
 
 
-@pytest.mark.parametrize("name", test_decoder.MODELS)
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "mamba", "recurrent_gemma"])
 def test_models_of_transformers_pass(name):
     check_causal(wrap_model(test_decoder.their_model(name)))
 

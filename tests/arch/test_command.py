@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from arch import count_parameters, load_model, save_model
 from arch.__main__ import main
-from scripts.baselines import ReferenceMixer
+from scripts.baselines import reference
 from tests.arch.cases import random_tokens, small_model, tokenizer_json
 from tests.said import complaint
 
@@ -62,7 +62,7 @@ def test_export_and_import_are_inverse(llama, tmp_path, capsys):
 
 
 def test_import_of_a_checkpoint_of_maskedmixers(tmp_path, capsys):
-    theirs = ReferenceMixer("flat", 11, 12, 8, 2)
+    theirs = reference("flat", 11, 12, 8, 2)
     save_file(theirs.state_dict(), tmp_path / "model.safetensors")
     source, out = tmp_path / "model.safetensors", tmp_path / "out"
     assert "--tokenizer is missing" in failed(capsys, "import", source, out)

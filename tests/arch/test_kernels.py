@@ -337,9 +337,6 @@ torch.version.cuda = "13.0"
 from arch import masked_conv
 torch.version.cuda = None
 x, w, b = (torch.randn(shape, requires_grad=True) for shape in ((2, 9, 4), (2, 9, 9), (2, 9)))
-torch.library.opcheck(masked_conv.forward, (x, w, b))
-torch.library.opcheck(masked_conv.dx, (x, w))
-torch.library.opcheck(masked_conv.dw, (x, x, 2, torch.float32))
 seen = []
 def backend(graph, inputs):
     from torch._dynamo.backends.common import aot_autograd

@@ -137,7 +137,7 @@ def _spilled(cubin: bytes) -> int:
 
 
 @pytest.mark.parametrize("call", KERNELS)
-@pytest.mark.parametrize("length", [200, 512, 2048])
+@pytest.mark.parametrize("length", [200, 2048])
 def test_half_precision_on_sm_90_multiplies_asynchronously(call, length, launches):
     code = compiled(launches(call, length, torch.bfloat16, "sm_90")[0], "sm_90")
     assert code.ptx.count("wgmma.mma_async") >= 4
@@ -161,12 +161,9 @@ def _loads_sixteen_bytes_and_spills_nothing(code: Code) -> None:
 
 
 @pytest.mark.parametrize("call", KERNELS)
-@pytest.mark.parametrize("architecture", ["sm_89", "sm_100", "sm_120"])
-@pytest.mark.parametrize(("batch", "length"), [(2, 200), (64, 1024)])
-def test_other_devices_use_tensor_cores_and_spill_nothing(
-    call, architecture, batch, length, launches
-):
-    code = compiled(launches(call, length, torch.bfloat16, architecture, batch)[0], architecture)
+@pytest.mark.parametrize(("architecture", "length"), [("sm_100", 1024), ("sm_120", 200)])
+def test_other_devices_use_tensor_cores_and_spill_nothing(call, architecture, length, launches):
+    code = compiled(launches(call, length, torch.bfloat16, architecture)[0], architecture)
     assert re.search("mma|tcgen05", code.ptx)
     assert code.spilled == 0
 
@@ -196,9 +193,8 @@ def test_tiles_follow_the_shape_and_fill_the_device(kernel, architecture):
             assert programs >= 2 * 132 or (tile.rows <= 64 and tile.columns <= 32)
 
 
-@pytest.mark.parametrize("call", KERNELS)
-def test_a_single_position_compiles(call, launches):
-    for launch in launches(call, 1, torch.float16, "sm_90"):
+def test_a_single_position_compiles(launches):
+    for launch in launches("dw", 1, torch.float16, "sm_90"):
         assert compiled(launch, "sm_90").spilled == 0
 
 

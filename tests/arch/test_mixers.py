@@ -10,8 +10,6 @@ from arch.mixers import Triangle
 from tests.arch.cases import MIXERS, random_mixer
 
 D, L = 8, 6
-FLOATS = (torch.float64, torch.float32)
-HALF_TO_DOUBLE = (torch.bfloat16, torch.float32, torch.float64)
 
 
 def draw(*shape, dtype=torch.float64):
@@ -47,17 +45,16 @@ def assert_continues(mixer, x, cuts):
     torch.testing.assert_close(y[1::2], other[:, cuts[-1] :])
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("entry", MIXERS)
-def test_no_output_depends_on_a_later_token(entry, dtype):
-    assert_causal(random_mixer(entry, D, L, dtype), draw(2, L, D, dtype=dtype))
+def test_no_output_depends_on_a_later_token(entry):
+    for dtype in (torch.float64, torch.float32):
+        assert_causal(random_mixer(entry, D, L, dtype), draw(2, L, D, dtype=dtype))
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("entry", MIXERS)
-@pytest.mark.parametrize("cuts", [[1], [3, 4], [2, 5]], ids=str)
-def test_prefix_and_step_give_what_forward_gives(entry, dtype, cuts):
-    assert_continues(random_mixer(entry, D, L, dtype), draw(3, L, D, dtype=dtype), cuts)
+def test_prefix_and_step_give_what_forward_gives(entry):
+    for dtype, cuts in ((torch.float64, [1]), (torch.float64, [3, 4]), (torch.float32, [2, 5])):
+        assert_continues(random_mixer(entry, D, L, dtype), draw(3, L, D, dtype=dtype), cuts)
 
 
 @pytest.mark.parametrize("entry", MIXERS)
@@ -150,7 +147,7 @@ def mixed_shapes(draw_from):
     return entry, d_model, context, length, cut, draw_from(st.integers(1, 3))
 
 
-@settings(max_examples=60, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(mixed_shapes())
 def test_any_shape_is_causal_and_continues(shapes):
     entry, d_model, context, length, cut, batch = shapes
@@ -183,14 +180,14 @@ def assert_compiles(entries, dtype, backend):
         torch.testing.assert_close(one, other, rtol=near, atol=near)
 
 
-@pytest.mark.parametrize("dtype", HALF_TO_DOUBLE, ids=str)
-def test_one_of_each_mixer_together_are_one_graph_for_the_compiler(dtype):
-    assert_compiles({entry.split("(")[0]: entry for entry in MIXERS}.values(), dtype, "aot_eager")
+def test_one_of_each_mixer_together_are_one_graph_for_the_compiler():
+    entries = {entry.split("(")[0]: entry for entry in MIXERS}.values()
+    assert_compiles(entries, torch.float32, "aot_eager")
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-@pytest.mark.parametrize("dtype", HALF_TO_DOUBLE, ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("entry", MIXERS)
 def test_every_mixer_compiles_with_the_default_backend(entry, dtype):
     assert_compiles([entry], dtype, "inductor")

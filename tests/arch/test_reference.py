@@ -3,61 +3,31 @@
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import nn
-from torch.nn import functional as F
 
 from arch import import_reference, load_model, save_model
 from arch.reference import from_reference
+from scripts.baselines import MaskedConv, ReferenceMixer
+from scripts.baselines import expanded as two_stages
 from tests.arch.cases import tokenizer_json
 
 V, L, D, N = 11, 12, 8, 2
 
 
-class Block(nn.Module):
-    """As the reference writes it: tokens are channels, the mask is made anew at each call."""
-
-    def __init__(self, conv, d_ff):
-        super().__init__()
-        self.conv = conv
-        self.seq_layernorm, self.patch_layernorm = nn.LayerNorm(D), nn.LayerNorm(D)
-        self.patch_ff = nn.Sequential(nn.Linear(D, d_ff), nn.GELU(), nn.Linear(d_ff, D))
-
-    def forward(self, x):
-        y = self.seq_layernorm(x)
-        for layer in self.conv if isinstance(self.conv, nn.Sequential) else [self.conv]:
-            if isinstance(layer, nn.Conv1d):
-                weight = torch.tril(layer.weight.permute(2, 0, 1)).permute(1, 2, 0)
-                y = F.conv1d(y, weight, layer.bias, padding="same")
-            else:
-                y = layer(y)
-        x = x + y
-        return x + self.patch_ff(self.patch_layernorm(x))
-
-
-class Mixer(nn.Module):
+def model(mixers, d_ff=4 * D):
     """The reference's language model: no final norm, the head untied."""
+    return ReferenceMixer(mixers, V, D, d_ff)
 
-    def __init__(self, convs, d_ff=4 * D):
-        super().__init__()
-        self.wte = nn.Embedding(V, D)
-        self.mixerblocks = nn.ModuleList(Block(conv, d_ff) for conv in convs)
-        self.lm_head = nn.Linear(D, V, bias=False)
 
-    def forward(self, tokens):
-        x = self.wte(tokens)
-        for block in self.mixerblocks:
-            x = block(x)
-        return self.lm_head(x)
+def logits(theirs, tokens):
+    return theirs(tokens)["logits"]
 
 
 def flat(size=1, bias=True):
-    return nn.Conv1d(L, L, size, bias=bias)
+    return MaskedConv(L, size=size, bias=bias)
 
 
 def expanded(factor, bias=True):
-    return nn.Sequential(
-        nn.Conv1d(L, factor * L, 1, bias=bias), nn.GELU(), nn.Conv1d(factor * L, L, 1, bias=bias)
-    )
+    return two_stages(L, factor, bias)
 
 
 CASES = {
@@ -79,22 +49,21 @@ def tokens():
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("d_ff", [4 * D, 12])
-def test_an_imported_checkpoint_computes_what_the_reference_does(case, d_ff, tokens, tmp_path):
+def test_an_imported_checkpoint_computes_what_the_reference_does(case, tokens, tmp_path):
     conv, entry = CASES[case]
-    theirs = Mixer([conv() for _ in range(N)], d_ff)
+    theirs = model([conv() for _ in range(N)], d_ff=12)
     state = {name: tensor.clone() for name, tensor in theirs.state_dict().items()}
     ours = from_reference(theirs.state_dict())
     assert ours.config.mixers == (entry,)
     assert (ours.config.context, ours.config.final_norm, ours.config.tied) == (L, False, False)
-    torch.testing.assert_close(ours(tokens), theirs(tokens))
     assert all(torch.equal(theirs.state_dict()[name], state[name]) for name in state)
+    torch.testing.assert_close(ours(tokens), logits(theirs, tokens))
     save_model(tmp_path / "m", ours, tokenizer_json(V), {})
     assert torch.equal(load_model(tmp_path / "m").model(tokens), ours(tokens))
 
 
 def test_the_upper_triangle_that_training_left_is_masked():
-    theirs = Mixer([flat()])
+    theirs = model([flat()])
     assert theirs.mixerblocks[0].conv.weight[..., 0].triu(1).count_nonzero() > 0  # pyright: ignore
     weight = from_reference(theirs.state_dict()).state_dict()["blocks.0.token_mixer.mix.weight"]
     assert weight.triu(1).count_nonzero() == 0
@@ -102,30 +71,30 @@ def test_the_upper_triangle_that_training_left_is_masked():
 
 
 def test_shorter_texts_run(tokens):
-    theirs = Mixer([expanded(2), flat()])
+    theirs = model([expanded(2), flat()])
     padded = torch.cat([tokens[:, :5], torch.zeros(3, L - 5, dtype=torch.long)], dim=1)
     found = from_reference(theirs.state_dict())(tokens[:, :5])
-    torch.testing.assert_close(found, theirs(padded)[:, :5])
+    torch.testing.assert_close(found, logits(theirs, padded)[:, :5])
 
 
 def test_blocks_may_differ_and_a_head_may_be_tied(tokens):
-    theirs = Mixer([flat(), expanded(1)])
+    theirs = model([flat(), expanded(1)])
     theirs.lm_head.weight = theirs.wte.weight
     state = theirs.state_dict()
     del state["lm_head.weight"]
     ours = from_reference(state)
     assert ours.config.mixers == ("flat", "expanded(factor=1)")
     assert ours.config.tied
-    torch.testing.assert_close(ours(tokens), theirs(tokens))
+    torch.testing.assert_close(ours(tokens), logits(theirs, tokens))
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "last.pt"])
 def test_a_checkpoint_is_a_file_or_the_directory_that_holds_it(name, tokens, tmp_path):
-    theirs = Mixer([flat(), flat()])
+    theirs = model([flat(), flat()])
     if name.endswith(".safetensors"):
         save_file(theirs.state_dict(), tmp_path / name)
     else:
         torch.save(theirs.state_dict(), tmp_path / name)
-    torch.testing.assert_close(import_reference(tmp_path / name)(tokens), theirs(tokens))
+    torch.testing.assert_close(import_reference(tmp_path / name)(tokens), logits(theirs, tokens))
     if name != "last.pt":
-        torch.testing.assert_close(import_reference(tmp_path)(tokens), theirs(tokens))
+        torch.testing.assert_close(import_reference(tmp_path)(tokens), logits(theirs, tokens))

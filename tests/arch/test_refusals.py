@@ -17,13 +17,13 @@ from arch import (
 from arch.masked_conv import masked_convolution
 from arch.reference import from_reference
 from tests.arch.cases import random_tokens, small_model
-from tests.arch.test_reference import L, Mixer, expanded, flat
+from tests.arch.test_reference import L, expanded, flat, model
 from tests.said import one_line
 
 FLAT = small_model("flat")
 LONG, SHORT = torch.zeros(1, 13, dtype=torch.long), random_tokens(FLAT, length=2)
 X = torch.randn(2, 5, 4)
-FLATS = Mixer([flat(), flat()]).state_dict()
+FLATS = model([flat(), flat()]).state_dict()
 TOO_LONG = "13 positions are longer than the model's context of 12"
 
 
@@ -66,12 +66,12 @@ def longer(go_on):
         (lambda: from_reference({}), "has no wte.weight and mixerblocks.0.*"),
         (lambda: from_reference(FLATS | {"mixerblocks.1.conv.weight": torch.ones(L, L + 1, 1)}),
          "mixerblocks.1.conv.* has the shapes {'weight': (12, 13, 1)} and the biases ['bias']"),
-        (lambda: from_reference(lacking(Mixer([expanded(2)]).state_dict(), "conv.0.bias")),
+        (lambda: from_reference(lacking(model([expanded(2)]).state_dict(), "conv.0.bias")),
          "the biases ['2.bias']"),
         (lambda: from_reference(FLATS | {"memory.weight": X}), "unknown memory.weight"),
         (lambda: from_reference(lacking(FLATS, "0.seq_layernorm")), "no blocks.0.norm_token.weig"),
         (lambda: from_reference(lacking(FLATS, "0.conv")), "0.conv.* has the shapes {}"),
-        (lambda: from_reference(Mixer([flat(), nn.Conv1d(6, 6, 1)]).state_dict()),
+        (lambda: from_reference(model([flat(), nn.Conv1d(6, 6, 1)]).state_dict()),
          "mix.weight is (6, 6), the configuration says (12, 12)"),
         (lambda: ModelConfig.from_json("{", "here.json"), "here.json is not JSON"),
         (lambda: ModelConfig.from_json("[]", "here.json"), "unknown fields: not an object"),

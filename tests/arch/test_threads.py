@@ -23,25 +23,15 @@ def python(*words, **variables):
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("room", ["arch", "train", "eval", "scripts.bench_kernels"])
+@pytest.mark.parametrize("room", ["arch", "train", "eval"])
 def test_a_command_sets_it(room):
     assert python("-c", RUN.format(room) + TELL).endswith(f"spins {SPINS}\n")
 
 
-@pytest.mark.parametrize("name", sorted(CHOSEN))
-def test_what_a_user_has_set_stays(name):
-    value = "passive" if name == "OMP_WAIT_POLICY" else "7"
-    shown = python("-c", RUN.format("train") + TELL, **{name: value})
-    assert shown.endswith("spins 7\n" if name == "GOMP_SPINCOUNT" else "spins None\n")
+def test_what_a_user_has_set_stays():
+    shown = python("-c", RUN.format("train") + TELL, OMP_WAIT_POLICY="passive")
+    assert shown.endswith("spins None\n")
 
 
-@pytest.mark.parametrize("code", ["import arch, eval, tokenizer, train", "import torch, scripts"])
-def test_nothing_is_set_by_an_import_nor_after_torch(code):
-    assert python("-c", f"{code}\n{TELL}") == "spins None\n"
-
-
-def test_torchs_library_takes_it():
-    shown = python("-m", "arch", "--help", OMP_DISPLAY_ENV="verbose")
-    if "GOMP_SPINCOUNT" not in shown:
-        pytest.skip("torch has another OpenMP library")
-    assert f"GOMP_SPINCOUNT = '{SPINS}'" in shown
+def test_nothing_is_set_by_an_import():
+    assert python("-c", f"import arch, eval, tokenizer, train\n{TELL}") == "spins None\n"

@@ -3,8 +3,8 @@
 import time
 
 
-def steady(turns, work, fails_at=0):
-    """A contender that does nothing, and may fail."""
+def steady(turns, fails_at=0):
+    """Does nothing, and may fail."""
     step = 0
     while True:
         step += 1
