@@ -5,7 +5,7 @@ import pytest
 from eval.__main__ import main
 from tests.arch import leaks
 from tests.said import complaint
-from tests.train.cases import fit, names, rows
+from tests.train.cases import fit, names
 
 
 def mixer(kind: type) -> tuple[str, str]:
@@ -47,14 +47,6 @@ def without_step(data, tmp_path, capsys):
     """A run of a mixer that has no step, and what it printed."""
     assert fit(data, tmp_path / "run", *mixer(leaks.NoStep)) == 0
     return tmp_path / "run", capsys.readouterr().out
-
-
-def test_a_mixer_without_step_trains_without_samples(without_step):
-    run, said = without_step
-    (line,) = [line for line in said.splitlines() if "NoStep" in line]
-    assert line.startswith("no samples are generated: mixer NoStep has no prefix/step")
-    assert [row["step"] for row in rows(run, "val_loss")] == [0, 6]
-    assert rows(run, file="samples") == []
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ import torch
 
 from arch import load_model
 from tests.train.cases import fit, interrupt, names, pack_toy, rows, weights
+from train.checkpoints import read_checkpoint
 from train.log import Log
 from train.module import LanguageModule
-from train.rundir import read_checkpoint
 
 
 def fail(loss):
