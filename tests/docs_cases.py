@@ -39,7 +39,6 @@ STEPS = 2
 MODEL = f"""--model.d_model 16 --model.n_layers 2 --model.context 48 --model.d_ff 16
     --batch.size 2 --batch.micro 2 --trainer.max_steps {STEPS} --schedule.warmup_steps 1"""
 SMALL = {
-    "tokenizer pack": "--workers 1",
     "train fit": f"""{MODEL} --validate_tokens 96 --save_steps [] --save_every null
         --wandb disabled""",
     "train plan": MODEL,

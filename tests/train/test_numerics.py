@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.train.cases import TINY, fit, losses, pack_toy, rows
+from tests.train.cases import TINY, fit, losses, pack_toy
 from tests.train.scale_runs import in_two_processes
 from tokenizer import open_corpus, train_tokenizer
 from tokenizer.pack import Layout
