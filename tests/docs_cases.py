@@ -39,10 +39,9 @@ STEPS = 2
 MODEL = f"""--model.d_model 16 --model.n_layers 2 --model.context 48 --model.d_ff 16
     --batch.size 2 --batch.micro 2 --trainer.max_steps {STEPS} --schedule.warmup_steps 1"""
 SMALL = {
-    "tokenizer pack": "--workers 1",
     "train fit": f"""{MODEL} --validate_tokens 96 --save_steps [] --save_every null
-        --sample_prompts [] --wandb disabled""",
-    "train plan": f"{MODEL} --measure false",
+        --wandb disabled""",
+    "train plan": MODEL,
     "eval loss": "--stories 4",
     "eval invert": """--count 2 --length 5 --layers last --methods propose adam alternating
         --set adam.steps=2 alternating.starts=1 alternating.rounds=1""",

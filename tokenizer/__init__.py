@@ -1,6 +1,6 @@
 """Stories in, packed token files out.
 
-python -m tokenizer train | pack | check | inspect
+python -m tokenizer train | pack | inspect
 """
 
 from tokenizer.bpe import (

@@ -1,6 +1,8 @@
 """The commands of this room.
 
-python -m tokenizer train | pack | check | inspect
+python -m tokenizer train toy --out tokenizer.json
+python -m tokenizer pack toy --tokenizer tokenizer.json --out data
+python -m tokenizer inspect tokenizer.json --text "Once upon a time"
 """
 
 from __future__ import annotations
@@ -29,27 +31,10 @@ from tokenizer.bpe import (
     train_tokenizer,
 )
 from tokenizer.corpus import Corpus, open_corpus
-from tokenizer.data import SPLITS, PackedData
+from tokenizer.data import SPLITS
 from tokenizer.files import complete_shards, whole_file
 from tokenizer.pack import SHARD, VALID_FRACTION, Layout, pack
 
-EXAMPLES = {
-    "train": """\
-  python -m tokenizer train toy --out tokenizer.json
-  python -m tokenizer train hub:roneneldan/TinyStories --limit 200000 --out tokenizer.json
-""",
-    "pack": """\
-  python -m tokenizer pack toy --tokenizer tokenizer.json --out data
-  python -m tokenizer pack stories.txt --tokenizer tokenizer.json --out data --valid-fraction 0.1
-  python -m tokenizer pack book.txt --tokenizer tokenizer.json --out data --story-tokens 256
-
-a corpus larger than memory; the same command continues it after an interruption:
-  python -m tokenizer pack hub:HuggingFaceFW/fineweb-edu:sample-10BT --valid-fraction 0.001 \\
-      --tokenizer tokenizer.json --out fineweb
-""",
-    "check": "  python -m tokenizer check data\n",
-    "inspect": '  python -m tokenizer inspect tokenizer.json --text "Once upon a time"\n',
-}
 SHOWN = 10  # tokens in a table of `inspect`
 
 
@@ -83,10 +68,6 @@ def _train(options: argparse.Namespace) -> None:
 
 
 def _pack(options: argparse.Namespace) -> None:
-    if options.workers is not None:
-        if options.workers < 1:
-            raise CorpusError(f"--workers {options.workers}: must be 1 or more")
-        os.environ["RAYON_NUM_THREADS"] = str(options.workers)  # read when threads first start
     if kept := complete_shards(options.out):
         print(f"{options.out}: continuing after {kept} complete shards", file=sys.stderr)
     with tqdm(unit=" stories", disable=None) as bar:  # None: none in a pipe
@@ -103,7 +84,6 @@ def _pack(options: argparse.Namespace) -> None:
             valid_fraction=options.valid_fraction,
             limit=options.limit,
             field=options.field,
-            force=options.force,
             shard_tokens=options.shard_tokens,
             story_tokens=options.story_tokens,
             report=report,
@@ -114,14 +94,6 @@ def _pack(options: argparse.Namespace) -> None:
             f"{data.path / split}: {counts['stories']:,} stories, {counts['tokens']:,} tokens,"
             f" {data.bytes_per_token(split):.3f} bytes per token, {len(counts['shards']):,} files"
         )
-
-
-def _check(options: argparse.Namespace) -> None:
-    data = PackedData(options.data)
-    shards = [shard for split in SPLITS for shard in data.shards(split)]
-    for shard in tqdm(shards, unit=" files", disable=None):
-        shard.verify()
-    print(f"{data.path}: {len(shards):,} files hold what was packed")
 
 
 def _inspect(options: argparse.Namespace) -> None:
@@ -171,36 +143,34 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tokenizer",
         description="Stories in, packed token files out.",
-        epilog="python -m tokenizer COMMAND --help has more, with examples.",
+        epilog=(__doc__ or "").partition("\n\n")[2],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     kinds = (sources.__doc__ or "").split("\n\n")[1].replace("\n  ", "\n")[2:]
+    where = "where the stories come from, see below"
+    count = {"type": int, "metavar": "N"}
 
     def command(name: str, run: Callable, about: str) -> Callable:
         added = commands.add_parser(
             name,
             help=about,
             description=about,
-            epilog=f"a SOURCE is one of:\n{kinds}\n\nexamples:\n{EXAMPLES[name]}",
+            epilog=f"a SOURCE is one of:\n{kinds}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         added.set_defaults(run=run)
+        added.add_argument("--limit", help="stop after N stories of a split", **count)
+        column = "the stories' column (%(default)s)"
+        added.add_argument("--field", default="text", metavar="NAME", help=column)
         return added.add_argument
-
-    def add_reading(add: Callable) -> None:
-        add("--limit", type=int, metavar="N", help="stop after N stories of a split")
-        add("--field", default="text", metavar="NAME", help="the stories' column (%(default)s)")
-
-    where = "where the stories come from, see below"
-    count = {"type": int, "metavar": "N"}
 
     add = command("train", _train, "learn a byte-level BPE from stories")
     add("source", metavar="SOURCE", help=where)
     add("--out", type=Path, required=True, metavar="FILE", help="the file to write")
     add("--vocab-size", default=VOCAB_SIZE, help="entries (%(default)s)", **count)
-    add_reading(add)
 
-    add = command("pack", _pack, "encode stories into files that training reads")
+    add = command("pack", _pack, "encode stories into files that training reads; again, to go on")
     add("source", metavar="SOURCE", help=where)
     add("--tokenizer", required=True, metavar="FILE", help="a tokenizer.json")
     add("--out", type=Path, required=True, metavar="DIR", help="directory to make")
@@ -213,19 +183,12 @@ def _parser() -> argparse.ArgumentParser:
     joined = "join neighbours of a split, such as paragraphs, to stories of N tokens or more"
     add("--story-tokens", help=joined, **count)
     add("--shard-tokens", default=SHARD, help="tokens in a file (%(default)s)", **count)
-    add("--workers", help="threads (all cores)", **count)
-    add("--force", action="store_true", help="replace packed data that is there")
-    add_reading(add)
-
-    add = command("check", _check, "compare packed data with the hashes it was written with")
-    add("data", metavar="DIR", help="a directory of packed data")
 
     add = command("inspect", _inspect, "show what a tokenizer has learnt")
     add("tokenizer", metavar="FILE", help="a tokenizer.json")
     corpora = "measured on its valid split (%(default)s)"
     add("--corpus", default="toy", metavar="SOURCE", help=corpora)
     add("--text", help="a text to split")
-    add_reading(add)
     return parser
 
 

@@ -31,11 +31,10 @@ MAPPED = 256  # files mapped at a time: each holds a file handle, of which there
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of a split: its path, its number of ids, padding included, and its SHA-256."""
+    """One file of a split: its path, and its number of ids, padding included."""
 
     path: Path
     tokens: int
-    sha256: str
 
     def check(self) -> None:
         """Compare the size of the file with what was written.
@@ -57,19 +56,6 @@ class Shard:
             raise CorpusError(
                 f"{self.path}: {size} bytes, {expected} expected (incomplete copy?); "
                 "copy it again, or pack the data again"
-            )
-
-    def verify(self) -> None:
-        """Compare what the file holds with the hash it was written with.
-
-        Raises:
-            CorpusError: They differ.
-        """
-        seen = hashlib.sha256(map_shard(self).data).hexdigest()
-        if seen != self.sha256:
-            raise CorpusError(
-                f"{self.path}: altered, its sha256 is {seen[:12]}, {self.sha256[:12]} was written;"
-                " copy it again, or pack the data again"
             )
 
 
@@ -158,7 +144,7 @@ class PackedData:
     def shards(self, split: str) -> list[Shard]:
         """Return the files of a split, in their order."""
         return [
-            Shard(self.path / about["file"], about[self._counted] * self._width, about["sha256"])
+            Shard(self.path / about["file"], about[self._counted] * self._width)
             for about in self.meta["splits"][split]["shards"]
         ]
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from tokenizer.bpe import CorpusError
 
-REQUEST, OLD = "request.json", "old"
+REQUEST = "request.json"
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def whole_directory(out: Path, request: dict[str, Any], force: bool) -> Iterator[Path]:
+def whole_directory(out: Path, request: dict[str, Any]) -> Iterator[Path]:
     """Yield the directory `.NAME.partial`; when the block ends without an error, it becomes `out`.
 
     One process at a time has it. After an error it stays if it has complete shards, for the same
@@ -54,7 +54,6 @@ def whole_directory(out: Path, request: dict[str, Any], force: bool) -> Iterator
     Args:
         out: Where the complete directory goes.
         request: What is packed, and how.
-        force: Whether packed data at `out`, or the shards of another request, are replaced.
 
     Raises:
         CorpusError: The place cannot be written or is taken, its disk is full, another process is
@@ -72,24 +71,24 @@ def whole_directory(out: Path, request: dict[str, Any], force: bool) -> Iterator
             f"--out {out}: another packing is writing it; wait for it, or choose another"
         ) from None
     try:
-        if out.exists() and not force:
-            raise CorpusError(
-                f"--out {out}: already exists; choose another, or replace it: --force"
-            )
-        if out.exists() and not (out / "meta.json").is_file():
-            raise CorpusError(f"--out {out}: not packed data, so --force leaves it; choose another")
-        _keep_or_clear(partial, out, request, force)
+        if out.exists():
+            raise CorpusError(f"--out {out}: already exists; remove it, or choose another")
+        _keep_or_clear(partial, out, request)
         try:
             with _reported(out, only_full=True):
                 yield partial
-            with _reported(out):
-                _replace(partial, out)
         except CorpusError as error:
             if shards := complete_shards(out):
                 raise CorpusError(
                     f"{error}; {shards} complete shards are kept: the same command continues"
                 ) from error
             raise
+        with _reported(out):
+            for path in (*partial.iterdir(), partial):
+                sync(path)
+            partial.rename(out)
+            (out / REQUEST).unlink()
+            sync(out.parent)
     finally:
         if partial.exists() and not complete_shards(out):
             shutil.rmtree(partial)
@@ -114,38 +113,20 @@ def _partial(out: Path) -> Path:
     return out.with_name(f".{out.name}.partial")
 
 
-def _replace(partial: Path, out: Path) -> None:
-    """Rename the complete directory; after an interruption the same request does it again."""
-    for path in (*partial.iterdir(), partial):
-        sync(path)
-    if out.exists():
-        shutil.rmtree(partial / OLD, ignore_errors=True)
-        out.rename(partial / OLD)
-    try:
-        partial.rename(out)
-    except OSError:
-        if (partial / OLD).exists():
-            (partial / OLD).rename(out)
-        raise
-    (out / REQUEST).unlink()
-    shutil.rmtree(out / OLD, ignore_errors=True)
-    sync(out.parent)
-
-
-def _keep_or_clear(partial: Path, out: Path, request: dict[str, Any], force: bool) -> None:
-    """Keep the shards of the same request; clear what is of another one."""
+def _keep_or_clear(partial: Path, out: Path, request: dict[str, Any]) -> None:
+    """Keep the shards of the same request; clear what an interruption left before the first."""
     file = partial / REQUEST
     before = json.loads(file.read_text("utf-8")) if file.is_file() else {}
     changed = [key for key in request if before.get(key) != request[key]]
-    if changed and complete_shards(out) and not force:
+    if changed and complete_shards(out):
         changes = "; ".join(f"{key} {before.get(key)}, now {request[key]}" for key in changed)
         raise CorpusError(
             f"--out {out}: a packing that was interrupted had {changes}; ask for the same to"
-            " continue it, or replace it: --force"
+            f" continue it, or remove {partial}"
         )
     if changed:
         for path in partial.iterdir():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            path.unlink()
         with whole_file(file) as temporary:
             temporary.write_text(json.dumps(request), "utf-8")
 

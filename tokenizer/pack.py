@@ -86,7 +86,6 @@ def pack(
     valid_fraction: float = VALID_FRACTION,
     limit: int | None = None,
     field: str = "text",
-    force: bool = False,
     shard_tokens: int = SHARD,
     story_tokens: int | None = None,
     report: Report = lambda split, done: None,
@@ -101,8 +100,6 @@ def pack(
         valid_fraction: Share set aside for `valid` when the source sets none aside itself.
         limit: Stop after so many stories of each split.
         field: Name of the stories' column.
-        force: Whether packed data that is already at `out`, or the shards of another packing that
-            was interrupted, are replaced.
         shard_tokens: Tokens in a file, pads not counted.
         story_tokens: Neighbours of a split are joined to stories of so many tokens or more, by a
             blank line; not when it is None.
@@ -137,7 +134,7 @@ def pack(
     asked = {"shard-tokens": shard_tokens, "story-tokens": story_tokens}
     asked["valid-fraction"] = valid_fraction
     asked |= {"limit": limit, "field": field}
-    with whole_directory(out, meta | asked, force) as folder, ExitStack() as files:
+    with whole_directory(out, meta | asked) as folder, ExitStack() as files:
         options: Any = {"valid_fraction": valid_fraction, "limit": limit, "field": field}
         corpora = {split: open_corpus(source, split, **options, stream=True) for split in SPLITS}
         writers = {split: _Writer(folder, split, loaded, layout, shard_tokens) for split in SPLITS}

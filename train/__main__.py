@@ -49,11 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if words[0] not in COMMANDS:
             allowed = ", ".join([*COMMANDS, "recipes", "sweep"])
             raise RunError(f"there is no command {words[0]!r}; allowed: {allowed}")
-        recipe, options = read_command(words[0], words[1:])
+        recipe = read_command(words[0], words[1:])
         if words[0] == "plan":
             from train.plan import print_plan  # Lightning takes seconds: not for --help
 
-            print_plan(recipe, **options)
+            print_plan(recipe)
             return 0
         signal = fit(recipe)
         return 0 if signal is None else 128 + signal

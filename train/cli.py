@@ -42,11 +42,11 @@ def read_recipe(*words: str) -> Recipe:
     Raises:
         RunError, arch.ModelError: a flag, a file or a value is not allowed, in one line.
     """
-    return read_command("fit", list(words))[0]
+    return read_command("fit", list(words))
 
 
-def read_command(command: str, words: list[str]) -> tuple[Recipe, dict[str, Any]]:
-    """The recipe that a command's flags describe, and those flags that are not a recipe's.
+def read_command(command: str, words: list[str]) -> Recipe:
+    """The recipe that a command's flags describe.
 
     Raises:
         RunError, arch.ModelError: as for `read_recipe`.
@@ -59,20 +59,10 @@ def read_command(command: str, words: list[str]) -> tuple[Recipe, dict[str, Any]
     parser.add_class_arguments(RunSettings, None, as_group=True)
     for name, section in SECTIONS.items():
         parser.add_class_arguments(section, name)
-    if command == "plan":
-        parser.add_argument(
-            "--measure",
-            type=bool,
-            default=True,
-            help="whether a few steps are timed on this machine, for the estimate of the time",
-        )
     values = parser.parse_args([*_with_paths(list(_full_names(words)))])
     settings = {field.name: values[field.name] for field in dataclasses.fields(RunSettings)}
-    recipe = Recipe(
-        run=RunSettings(**settings),
-        **{name: section(**values[name].as_dict()) for name, section in SECTIONS.items()},
-    )
-    return recipe, {"measure": values["measure"]} if command == "plan" else {}
+    sections = {name: section(**values[name].as_dict()) for name, section in SECTIONS.items()}
+    return Recipe(run=RunSettings(**settings), **sections)
 
 
 def recipes() -> dict[str, str]:
@@ -111,10 +101,7 @@ def find_recipe(name: str) -> Path:
 def settings() -> list[str]:
     """The names of all settings, as flags without their dashes."""
     sections = {"": RunSettings, **{f"{name}.": section for name, section in SECTIONS.items()}}
-    return [
-        *(prefix + field.name for prefix, s in sections.items() for field in dataclasses.fields(s)),
-        "measure",
-    ]
+    return [prefix + each.name for prefix, s in sections.items() for each in dataclasses.fields(s)]
 
 
 def _full_names(words: list[str]) -> Iterator[str]:

@@ -7,7 +7,7 @@ layout a window is the part of a row that the model can see. In how many shards 
 makes no difference: a window that crosses the edge of one is read from both.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any
@@ -144,26 +144,22 @@ class PackedDataModule(LightningDataModule):
         """Targets trained on."""
         return round(self._tokens)
 
-    def train_dataloader(self) -> "TrainBatches":
+    def train_dataloader(self) -> "Batches":
         """An endless stream of this device's share of the batches."""
         assert self.trainer is not None
         _count_whole_steps(self.trainer)
-        return TrainBatches(
-            self.train_windows,
-            self.samples_seen,
-            self.batch,
-            self.trainer.global_rank,
-            self.trainer.world_size,
-            pin=self.trainer.strategy.root_device.type == "cuda",
-        )
+        devices, rank = self.trainer.world_size, self.trainer.global_rank
+        pin = self.trainer.strategy.root_device.type == "cuda"
+        first, batch = self.samples_seen, self.batch
+        return Batches(lambda: train_batches(self.train_windows, first, batch, rank, devices, pin))
 
-    def val_dataloader(self) -> "ValidationBatches":
+    def val_dataloader(self) -> "Batches":
         """This device's share of the validation split."""
         assert self.trainer is not None
         devices, rank = self.trainer.world_size, self.trainer.global_rank
-        return ValidationBatches(
-            self.valid_windows, self.validate_windows, self.batch.split(devices)[0], rank, devices
-        )
+        windows, limit = self.valid_windows, self.validate_windows
+        micro, _ = self.batch.split(devices)
+        return Batches(lambda: validation_batches(windows, limit, micro, rank, devices))
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Counts what is about to be trained on, before it leaves the host."""
@@ -184,61 +180,55 @@ class PackedDataModule(LightningDataModule):
         self._tokens = float(state_dict["tokens_seen"])
 
 
-class TrainBatches:
+@dataclass(frozen=True)
+class Batches:
+    """What Lightning takes for a loader: batches that are made anew each time they are read."""
+
+    make: Callable[[], Iterator[Batch]]
+
+    def __iter__(self) -> Iterator[Batch]:
+        """From the first on."""
+        return self.make()
+
+
+def train_batches(
+    windows: Windows,
+    first: int,
+    batch: BatchSettings,
+    rank: int = 0,
+    devices: int = 1,
+    pin: bool = False,
+) -> Iterator[Batch]:
     """Endless batches from the sample `first` on; those of all devices are consecutive samples.
 
     Pinned batches are copied by a GPU itself.
 
     Raises:
         RunError: the batch does not divide.
+        tokenizer.CorpusError: the data cannot be read any more.
     """
-
-    def __init__(
-        self,
-        windows: Windows,
-        first: int,
-        batch: BatchSettings,
-        rank: int = 0,
-        devices: int = 1,
-        pin: bool = False,
-    ) -> None:
-        self._windows, self._first, self._size, self._pin = windows, first, batch.size, pin
-        self._micro, parts = batch.split(devices)
-        self._shares = parts * devices
-        self._places = range(rank * self._micro, batch.size, devices * self._micro)
-
-    def __iter__(self) -> Iterator[Batch]:
-        """From the first sample on.
-
-        Raises:
-            tokenizer.CorpusError: the data cannot be read any more.
-        """
-        for step in count(self._first, self._size):
-            loss_denominator = self._windows.targets(step, self._size) / self._shares
-            for place in self._places:
-                inputs, targets = self._windows.batch(step + place, self._micro)
-                if self._pin:
-                    inputs, targets = inputs.pin_memory(), targets.pin_memory()
-                yield inputs, targets, loss_denominator
+    micro, parts = batch.split(devices)
+    for step in count(first, batch.size):
+        loss_denominator = windows.targets(step, batch.size) / (parts * devices)
+        for place in range(rank * micro, batch.size, devices * micro):
+            inputs, targets = windows.batch(step + place, micro)
+            if pin:
+                inputs, targets = inputs.pin_memory(), targets.pin_memory()
+            yield inputs, targets, loss_denominator
 
 
-@dataclass(frozen=True)
-class ValidationBatches:
-    """The first `limit` windows of a split, or all, in order: one device's share of the batches."""
+def validation_batches(
+    windows: Windows, limit: int | None, micro: int, rank: int = 0, devices: int = 1
+) -> Iterator[Batch]:
+    """The first `limit` windows of a split, or all, in order: one device's share of the batches.
 
-    windows: Windows
-    limit: int | None
-    micro: int
-    rank: int = 0
-    devices: int = 1
-
-    def __iter__(self) -> Iterator[Batch]:
-        """As many batches for every device, or one would wait for the others for ever."""
-        pairs = self.windows.in_order(self.micro, self.limit)
-        while group := list(islice(pairs, self.devices)):
-            inputs, targets = group[min(self.rank, len(group) - 1)]
-            spare = self.rank >= len(group)
-            yield inputs, torch.full_like(targets, IGNORE) if spare else targets, 1.0
+    There are as many for every device, or one would wait for the others for ever.
+    """
+    pairs = windows.in_order(micro, limit)
+    while group := list(islice(pairs, devices)):
+        inputs, targets = group[min(rank, len(group) - 1)]
+        spare = rank >= len(group)
+        yield inputs, torch.full_like(targets, IGNORE) if spare else targets, 1.0
 
 
 def _count_whole_steps(trainer: Trainer) -> None:

@@ -9,8 +9,8 @@ from arch import ModelConfig
 
 NOT_RECIPE = {
     "seed", "precision", "compile", "checkpoint_activations", "save_steps", "save_every",
-    "checkpoint_every", "keep_checkpoints", "validate_every", "validate_tokens", "layout",
-    "log_every", "sample_prompts", "wandb", "wandb_project", "wandb_group", "wandb_tags",
+    "checkpoint_every", "validate_every", "validate_tokens", "layout",
+    "log_every", "wandb", "wandb_project", "wandb_group", "wandb_tags",
     "trainer.accelerator", "trainer.devices", "trainer.strategy", "trainer.num_nodes",
     "trainer.max_steps", "batch.micro", "vocab_multiple", "tf32", "save_best", "early_stopping",
     "loggers", "machine.threads", "machine.instructions", "machine.torch",

@@ -1,11 +1,10 @@
 """The record of a run, Lightning's loggers, and what is said on the terminal.
 
-`metrics.jsonl` and `samples.jsonl` are the record; the loggers get the same rows by the same steps.
-Weights & Biases is offline by default and needs no account. Its run id is kept across resumes, and
-its failures never end a run. Online, model directories are versions of the artifact `model-ID`.
+`metrics.jsonl` is the record; the loggers get the same rows by the same steps. Weights & Biases is
+offline by default and needs no account. Its run id is kept across resumes, and its failures never
+end a run. Online, model directories are versions of the artifact `model-ID`.
 """
 
-import html
 import json
 import os
 import re
@@ -19,7 +18,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 
 from arch.files import write_file
-from train.rundir import RunDirectory, read_lines
+from train.rundir import RunDirectory
 from train.settings import RunError, RunSettings
 
 LOGIN_TIMEOUT = 30.0
@@ -39,6 +38,7 @@ class Log:
     ) -> None:
         self._directory, self._settings, self._config = directory, settings, config
         self._trainer: Trainer | None = None
+        self._wandb: TolerantWandbLogger | None = None
         for kind in settings.loggers:
             try:
                 FILES[kind](directory.path)
@@ -48,50 +48,37 @@ class Log:
                     "or leave it out"
                 ) from None
 
-    def start(self, trainer: Trainer, step: int | None) -> None:
-        """Opens the record without its rows after the step that the run resumes from, and loggers.
+    def start(self, trainer: Trainer, step: int) -> None:
+        """Opens the record without its rows after the step that the run starts from, and loggers.
 
         Raises:
-            RunError: a file cannot be written.
+            RunError: the record cannot be written.
         """
-        self._trainer = trainer
-        last = -1 if step is None else step
-        metrics = [r for r in read_lines(self._path("metrics")) if r["step"] <= last]
-        validated = {row["step"] for row in metrics if "val_loss" in row}
-        samples = [r for r in read_lines(self._path("samples")) if r["step"] in validated]
-        for name, rows in (("metrics", metrics), ("samples", samples)):
-            path = self._path(name)
-            with self._directory.writing(path):
-                write_file(path, b"".join(map(_line, rows)))
+        self._trainer, path = trainer, self._directory.metrics
+        rows = [row for row in self._directory.rows() if row["step"] <= step]
+        with self._directory.writing(path):
+            write_file(path, b"".join(map(_line, rows)))
         run = self._directory.path
         loggers: list[Logger] = [FILES[kind](run, name=kind) for kind in self._settings.loggers]
         if self._settings.wandb != "disabled":
-            loggers += open_wandb(run, self._settings, self._config, self.say)
-        trainer.loggers = loggers
+            self._wandb = open_wandb(run, self._settings, self._config, self.say)
+        trainer.loggers = [*loggers, *filter(None, [self._wandb])]
 
     def add(self, row: dict[str, Any]) -> None:
         """Appends a row of figures, which has a `step`, and gives it to the loggers."""
         if self._trainer is not None:
-            self._append("metrics", [row])
+            path = self._directory.metrics
+            with self._directory.writing(path), path.open("ab") as file:
+                file.write(_line(row))
             figures = {k: v for k, v in row.items() if k != "step" and v is not None}
             for logger in self._trainer.loggers:
                 logger.log_metrics(figures, row["step"])
                 logger.save()
 
-    def add_samples(self, step: int, samples: list[dict[str, str]]) -> None:
-        """Appends generated texts, each with its `prompt` and `text`, and prints them."""
-        self._append("samples", [{"step": step, **sample} for sample in samples])
-        for sample in samples:
-            text = " ".join((sample["prompt"] + sample["text"]).split())
-            printable = "".join(c if c.isprintable() else "\ufffd" for c in text)
-            self.say(f"step {step}  {printable}")
-        for logger in self._wandb_loggers():
-            logger.add_samples(step, samples)
-
     def add_model(self, path: Path, meta: dict[str, Any]) -> None:
         """Logs a model directory as a version of the artifact in W&B, where that is online."""
-        for logger in self._wandb_loggers():
-            logger.add_model(path, meta)
+        if self._wandb is not None:
+            self._wandb.add_model(path, meta)
 
     def say(self, line: str) -> None:
         """Prints a line, above the bar where there is one."""
@@ -105,26 +92,15 @@ class Log:
 
     def flush(self) -> None:
         """Forces the rows to the disk: a checkpoint must not be there without those before it."""
-        for path in (self._path("metrics"), self._path("samples")) if self._trainer else ():
+        if self._trainer is not None:
+            path = self._directory.metrics
             with self._directory.writing(path), path.open("ab") as file:
                 os.fsync(file.fileno())
 
-    def close(self, failed: bool = False) -> None:
+    def close(self, failed: bool) -> None:
         """Ends W&B; Lightning has ended its own loggers."""
-        for logger in self._wandb_loggers():
-            logger.close(failed)
-
-    def _wandb_loggers(self) -> "list[TolerantWandbLogger]":
-        loggers = [] if self._trainer is None else self._trainer.loggers
-        return [logger for logger in loggers if isinstance(logger, TolerantWandbLogger)]
-
-    def _path(self, name: str) -> Path:
-        return self._directory.path / f"{name}.jsonl"
-
-    def _append(self, name: str, rows: list[dict[str, Any]]) -> None:
-        path = self._path(name)
-        with self._directory.writing(path), path.open("ab") as file:
-            file.write(b"".join(map(_line, rows)))
+        if self._wandb is not None:
+            self._wandb.close(failed)
 
 
 class TolerantWandbLogger(WandbLogger):
@@ -141,16 +117,6 @@ class TolerantWandbLogger(WandbLogger):
 
     def log_hyperparams(self, params: Any) -> None:
         """Nothing: the run was begun with the whole recipe as its config."""
-
-    def add_samples(self, step: int, samples: list[dict[str, str]]) -> None:
-        """Logs generated texts as a page."""
-        import wandb
-
-        page = "".join(
-            f"<p><b>{html.escape(sample['prompt'])}</b>{html.escape(sample['text'])}</p>"
-            for sample in samples
-        )
-        self.log_metrics({"samples": wandb.Html(page)}, step)
 
     def add_model(self, path: Path, meta: dict[str, Any]) -> None:
         """Logs a model directory as a version of the artifact `model-ID`, if the run is online."""
@@ -177,16 +143,16 @@ class TolerantWandbLogger(WandbLogger):
 
 def open_wandb(
     run: Path, settings: RunSettings, config: dict[str, Any], say: Callable[[str], None]
-) -> list[TolerantWandbLogger]:
+) -> TolerantWandbLogger | None:
     """The logger of the run in W&B, begun or gone on with; offline where online does not work."""
+    import wandb
+
     id_file = run / "wandb_id"
     if not id_file.is_file():
         write_file(id_file, uuid.uuid4().hex[:8].encode())
     flag = f"--wandb {settings.wandb}"
     modes = {"online": "going on offline", "offline": "going on without it"}
     for mode in list(modes)[list(modes).index(settings.wandb) :]:
-        import wandb
-
         how = wandb.Settings(console="off", silent=True, login_timeout=LOGIN_TIMEOUT)
         if mode == "offline" or "WANDB_INIT_TIMEOUT" not in os.environ:
             how.init_timeout = LOGIN_TIMEOUT
@@ -206,10 +172,10 @@ def open_wandb(
                 settings=how,
             )
             begun.define_metric("*", step_metric="trainer/global_step", step_sync=True)
-            return [TolerantWandbLogger(begun, say, flag)]
+            return TolerantWandbLogger(begun, say, flag)
         with tolerating_wandb(say, f"{flag}: {{}}"):
             wandb.teardown()  # what remains of the attempt would hold the run's id
-    return []
+    return None
 
 
 @contextmanager

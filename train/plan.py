@@ -20,6 +20,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 from arch import LanguageModel, describe
 from train.busy import busy_machine
+from train.checkpoints import KEPT
 from train.data import Windows
 from train.module import LanguageModule
 from train.progress import clock
@@ -47,8 +48,8 @@ class Needs(NamedTuple):
     buckets: int = 0
 
 
-def print_plan(recipe: Recipe, measure: bool) -> None:
-    """Prints what a run needs; with `measure` a few real steps are timed.
+def print_plan(recipe: Recipe) -> None:
+    """Prints what a run needs; a few real steps are timed.
 
     Raises:
         RunError, arch.ModelError, tokenizer.CorpusError: bad input, in one line.
@@ -85,25 +86,22 @@ def print_plan(recipe: Recipe, measure: bool) -> None:
     every = settings.save_every
     models = {0, steps, *(range(0, steps + 1, every) if every else ())}
     models |= {step for step in settings.save_steps if step <= steps}
-    if not measure:
-        print("speed    not measured; leave out --measure false")
-    else:
-        if busy := busy_machine(trainer):
-            print(f"busy     {busy}")
-        speed, source = measured(recipe, trainer, micro)
-        validations = "validations not counted: give --data"
-        if data is not None:
-            count = len(models | {*range(0, steps + 1, settings.validate_every)})
-            held_out = data.meta["splits"]["valid"]["tokens"]
-            held_out = count * min(held_out, settings.validate_tokens or held_out)
-            # A forward pass alone is a third of the work.
-            validations = f"about {clock(held_out / (3 * speed))} for {count} validations"
-        print(f"speed    {speed:,.0f} tokens/s, {source}")
-        print(f"time     {clock(tokens / speed)} of training, {validations}")
-    checkpoint, kept = now.weights + now.optimiser, settings.keep_checkpoints
+    if busy := busy_machine(trainer):
+        print(f"busy     {busy}")
+    speed, source = measured(recipe, trainer, micro)
+    validations = "validations not counted: give --data"
+    if data is not None:
+        count = len(models | {*range(0, steps + 1, settings.validate_every)})
+        held_out = data.meta["splits"]["valid"]["tokens"]
+        held_out = count * min(held_out, settings.validate_tokens or held_out)
+        # A forward pass alone is a third of the work.
+        validations = f"about {clock(held_out / (3 * speed))} for {count} validations"
+    print(f"speed    {speed:,.0f} tokens/s, {source}")
+    print(f"time     {clock(tokens / speed)} of training, {validations}")
+    checkpoint = now.weights + now.optimiser
     print(
-        f"disk     {size(len(models) * now.weights + (kept + 1) * checkpoint)}: {len(models)} "
-        f"model directories of {size(now.weights)}, {kept} checkpoints of {size(checkpoint)} and "
+        f"disk     {size(len(models) * now.weights + (KEPT + 1) * checkpoint)}: {len(models)} "
+        f"model directories of {size(now.weights)}, {KEPT} checkpoints of {size(checkpoint)} and "
         "one being written"
     )
 

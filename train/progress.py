@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 from torch import Tensor
+from tqdm import tqdm
 
 from train.log import Log
 from train.module import LanguageModule, bits_per_byte, ends_step
@@ -23,6 +24,8 @@ from train.speed import peak_flops
 
 SHOWN = ("loss", "bits_per_byte", "tokens_per_second")
 """Figures beside the bar."""
+clock = tqdm.format_interval
+"""Seconds as `1:02:03` or `02:03`."""
 
 
 class Progress(Callback):
@@ -42,13 +45,17 @@ class Progress(Callback):
         self._bytes_per_token = bytes_per_token
         self._losses: list[Tensor] = []
         self._first_step = self._last_step = self._tokens = 0
-        self._since = self._paused_at = self._skipped = 0.0
+        self._since = 0.0
         self._steady: tuple[int, float] | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts measuring time and tokens."""
         self._first_step = self._last_step = trainer.global_step
-        self._tokens, self._since = _tokens_seen(trainer), self._clock()
+        self.restart(trainer)
+
+    def restart(self, trainer: Trainer) -> None:
+        """Measures tokens/s from now on: saving and validation have no part in it."""
+        self._tokens, self._since = _tokens_seen(trainer), time.perf_counter()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -59,17 +66,7 @@ class Progress(Callback):
         regular = step % self._every == 0 or step == total or step - self._first_step <= 1
         if ends_step(trainer, batch_idx) and regular:
             self._report(trainer, pl_module, step, total)
-
-    def pause(self) -> None:
-        """Keeps saving and validation, until `resume`, out of tokens/s and the time left."""
-        self._paused_at = time.perf_counter()
-
-    def resume(self) -> None:
-        """See `pause`."""
-        self._skipped += time.perf_counter() - self._paused_at
-
-    def _clock(self) -> float:
-        return time.perf_counter() - self._skipped
+            self.restart(trainer)
 
     def _report(self, trainer: Trainer, module: LanguageModule, step: int, total: int) -> None:
         mean = trainer.strategy.reduce(torch.stack(self._losses).mean(), reduce_op="mean")
@@ -83,7 +80,7 @@ class Progress(Callback):
             if not math.isfinite(value):
                 wrong = f"the {what} is {value} at step {step}"
                 raise self._directory.broken(wrong, self._last_step)
-        now, tokens = self._clock(), _tokens_seen(trainer)
+        now, tokens = time.perf_counter(), _tokens_seen(trainer)
         speed = (tokens - self._tokens) / (now - self._since)
         peak = peak_flops(trainer.strategy.root_device, str(trainer.precision))
         work = module.flops_per_token / trainer.world_size
@@ -97,12 +94,12 @@ class Progress(Callback):
             "tokens_per_second": speed,
             **({"mfu": speed * work / peak} if peak else {}),
         }
-        self._last_step, self._since, self._tokens = step, now, tokens
-        remaining = self._remaining(step, total, now)
+        self._last_step = step
         self._log.add(row)
         for name, value in row.items():
             if name != "step" and value is not None:  # the log has given it to the loggers
                 module.log(name, value, logger=False, prog_bar=name in SHOWN)
+        remaining = self._remaining(step, total, now)
         if not trainer.progress_bar_callback:
             self._log.say(
                 f"step {step:>{len(str(total))}}/{total}  loss {loss:.3f}  "
@@ -196,13 +193,6 @@ class TimeBudget(Callback):
     def _seconds(self) -> float:
         passed = 0.0 if self._began is None else time.perf_counter() - self._began
         return self._spent + passed
-
-
-def clock(seconds: float) -> str:
-    """Seconds as `1:02:03` or `2:03`."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def _tokens_seen(trainer: Trainer) -> int:

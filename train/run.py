@@ -21,11 +21,12 @@ from arch import LanguageModel, check_causal, count_parameters, describe
 from arch.convert import download, open_directory
 from tokenizer import tokenizer_hash
 from train.busy import busy_machine
+from train.checkpoints import AtomicCheckpointIO, changed_settings
 from train.data import PackedDataModule
 from train.log import Log
 from train.module import LanguageModule
 from train.progress import Progress, StepBar, TimeBudget, has_terminal
-from train.rundir import AtomicCheckpointIO, RunDirectory, changed_settings
+from train.rundir import RunDirectory
 from train.saving import Saving, StopOnSignal, since_best
 from train.settings import Recipe, RunError
 from train.speed import prepare, use_machine
@@ -57,17 +58,9 @@ class Run:
         self.datamodule = PackedDataModule(
             data, recipe.model.context, recipe.batch, settings.seed, settings.validate_tokens
         )
-        identity = {
-            "seed": settings.seed,
-            "model": json.loads(recipe.model.to_json()),
-            "data_sha256": data.hash,
-            "optimizer": {
-                "name": recipe.optimizer.name,
-                "muon_mixing": recipe.optimizer.muon_mixing,
-            },
-        }
+        fixed = {"model": json.loads(recipe.model.to_json()), "data_sha256": data.hash}
         recorded = recipe.recorded() | {"machine": use_machine()}
-        self.start = self.directory.start_from(resume, identity, recorded)
+        self.start = self.directory.start_from(resume, recorded, fixed)
         every, done, self.total = settings.log_every, self.start.step, recipe.trainer.max_steps
         self.stop = StopOnSignal(every)
         callbacks: list[Any] = [self.stop]
@@ -83,9 +76,8 @@ class Run:
         check_causal(model)
         self.module = LanguageModule(model, recipe.optimizer, schedule, self.total)
         self.log = Log(self.directory, settings, recipe.plain())
-        size = data.bytes_per_token("train")
-        progress = Progress(self.log, self.directory, every, size)
-        self.saving = Saving(self.directory, recipe, data, identity, progress, self.log, self.start)
+        progress = Progress(self.log, self.directory, every, data.bytes_per_token("train"))
+        self.saving = Saving(self.directory, recipe, data, fixed, self.start, progress, self.log)
         callbacks += [progress, self.saving]
         self.trainer = build_trainer(recipe, self.directory, callbacks, self.total)
         micro, parts = recipe.batch.split(self.trainer.world_size)
@@ -142,17 +134,17 @@ class Run:
         """Opens the directory, the log and the loggers, and says what is about to be trained."""
         start = self.start
         self.directory.prepare(yaml.safe_dump(self.recipe.plain(), sort_keys=False), start)
-        self.log.start(self.trainer, start.step if start.checkpoint else None)
+        self.log.start(self.trainer, start.step if start.checkpoint else -1)
         for path, reason in start.unreadable.items():
             self.log.say(
                 f"{path.name} cannot be read ({reason}) and is now called "
                 f"{path.with_suffix('.unreadable').name}; going on from the one before"
             )
         busy = busy_machine(self.trainer)
-        for line in (self._describe(), busy, *changed_settings(start.history), self._initial):
-            if line is not None:
-                self.log.say(line)
-        self.saving.drop_samples(self.module.model)
+        changes = changed_settings(start.history)
+        lines = (self._describe(), busy, *changes, self._initial)
+        for line in filter(None, lines):
+            self.log.say(line)
         if self.trainer.loggers:
             monitor: Any = LearningRateMonitor("step")
             self.trainer.callbacks.insert(0, monitor)  # pyright: ignore
@@ -234,7 +226,8 @@ def start_from_weights(model: LanguageModel, source: str, tokenizer_json: str) -
 class EpochLoop(_TrainingEpochLoop):
     """Lightning's loop over steps, without its question to all devices before each of them.
 
-    `StopOnSignal` asks whether a device got a signal, at lines of progress.
+    `StopOnSignal` asks whether a device got a signal, at lines of progress. Lightning 2.6 has no
+    switch for its own question, for which each device would wait for its own work at every step.
     """
 
     def _broadcast_sigterm_tensor(self) -> None:
@@ -267,7 +260,7 @@ def build_trainer(
             precision=precision,
             max_epochs=-1,
             callbacks=callbacks,
-            plugins=[AtomicCheckpointIO(directory, recipe.run.keep_checkpoints), *slurm],
+            plugins=[AtomicCheckpointIO(directory), *slurm],
             default_root_dir=directory.path,
             logger=False,  # `Log` opens them when the directory is there
             log_every_n_steps=recipe.run.log_every,

@@ -7,7 +7,6 @@ a kill cut off is done when the run goes on.
 
 import math
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -17,41 +16,27 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
-from tokenizers import Tokenizer
 
-from arch import (
-    LanguageModel,
-    ModelError,
-    add_to_meta,
-    check_causal,
-    check_generates,
-    generate,
-    save_model,
-)
-from tokenizer import END_OF_TEXT, PackedData
+from arch import add_to_meta, check_causal, save_model
+from tokenizer import PackedData
+from train.checkpoints import RECORD, Start, highest_rates
 from train.identity import model_id
 from train.log import Log
 from train.module import LanguageModule, ends_step
 from train.progress import Progress
-from train.rundir import IDENTITY, SETTINGS, RunDirectory, Start, highest_rates
-from train.settings import Recipe, RunError
-
-SAMPLE_LENGTH, TEMPERATURE = 48, 0.8
+from train.rundir import RunDirectory
+from train.settings import Recipe
 
 
 class Saving(ModelCheckpoint):
-    """Checkpoints, model directories, validations and samples, at their steps.
+    """Checkpoints, model directories and validations, at their steps.
 
-    Every model directory and every checkpoint records the settings of `start`: those that the run
-    began with, and how they were changed. Every checkpoint has the `identity` that a resumed run
-    must agree with.
+    All that is saved records the settings of `start`: those that the run began with, and how they
+    were changed. A checkpoint also names `fixed`, its model and its data.
 
     Attributes:
         opening: whether a validation before the training is one of the run: that of step 0, or one
             that a kill cut off.
-
-    Raises:
-        RunError: a prompt of the samples is empty or too long.
     """
 
     def __init__(
@@ -59,10 +44,10 @@ class Saving(ModelCheckpoint):
         directory: RunDirectory,
         recipe: Recipe,
         data: PackedData,
-        identity: dict[str, Any],
+        fixed: dict[str, Any],
+        start: Start,
         progress: Progress,
         log: Log,
-        start: Start,
     ) -> None:
         super().__init__(
             directory.path / "checkpoints",
@@ -76,39 +61,28 @@ class Saving(ModelCheckpoint):
         )
         self.opening, self._saved = False, 0
         self._directory, self._settings, self._data = directory, recipe.run, data
-        self._identity, self._progress, self._start = identity, progress, start
-        self._log = log
-        self._tokenizer = Tokenizer.from_str(data.tokenizer_json)
-        self._prompts = _prompts(self._tokenizer, recipe)
-        self._recorded = {"recipe": start.recipe, "history": start.history}
+        self._start, self._progress, self._log = start, progress, log
+        settings = {"recipe": start.recipe, "history": start.history}
+        self._record = {**fixed, **settings}
         self._provenance = {
             "name": directory.path.resolve().name,
-            **self._recorded,
+            **settings,
             "rates": highest_rates(start),
             "data": str(data.path),
             "data_sha256": data.hash,
             "model_id": model_id(recipe.model, start.recipe, data.hash),
-            "data_source": data.meta.get("source"),
-            "valid_fraction": data.meta.get("valid_fraction"),
-            "git_commit": git_commit(),
+            "data_source": data.meta["source"],
+            "valid_fraction": data.meta["valid_fraction"],
         }
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: which files there are is asked of the folder, which a killed run left."""
         return {}
 
-    def drop_samples(self, model: LanguageModel) -> None:
-        """Generates no samples from a model that cannot go on from a prompt."""
-        try:
-            check_generates(model)
-        except ModelError as error:
-            self._log.say(f"no samples are generated: {error}")
-            self._prompts = {}
-
     def opens(self, total: int) -> bool:
         """Whether the run begins with a validation: of step 0, or of a checkpoint that lacks it."""
         step = self._start.step
-        due = self._start.checkpoint is None or self._due(step, step == total)[1]
+        due = self._start.checkpoint is None or self._due(step, total)[1]
         return due and step not in self._directory.validations()
 
     def on_train_batch_end(
@@ -120,7 +94,7 @@ class Saving(ModelCheckpoint):
             return
         step, stop = trainer.global_step, trainer.should_stop
         last = step == trainer.max_steps
-        model, validate = self._due(step, last)
+        model, validate = self._due(step, trainer.max_steps)
         validate = validate and (last or not stop)  # who stops a run may not wait: see `opens`
         regular = not (last or stop) and _every(self._settings.checkpoint_every, step)
         if validate:
@@ -129,59 +103,47 @@ class Saving(ModelCheckpoint):
             trainer.limit_val_batches = 0
         if not (model or validate or regular or last or stop):
             return
-        self._progress.pause()
         self._save_step(trainer, pl_module, step, model)
         if regular:
             super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
         elif last or stop:  # off the grid of `ModelCheckpoint`
             self._saved = step
             trainer.save_checkpoint(self._directory.checkpoint(step))
-        self._progress.resume()
+        self._progress.restart(trainer)
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Says in the checkpoint which model and data it belongs to, and the settings so far."""
-        checkpoint[IDENTITY], checkpoint[SETTINGS] = self._identity, self._recorded
+        checkpoint[RECORD] = self._record
         self._log.flush()
 
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Saves the model that is validated before the training."""
-        self._progress.pause()
         pl_module.recorded = self.opening or trainer.state.fn is TrainerFn.FITTING
         if self.opening:
             step = self._start.step
-            model = not step or self._due(step, step == trainer.max_steps)[0]
-            self._save_step(trainer, pl_module, step, model)
+            self._save_step(trainer, pl_module, step, self._due(step, trainer.max_steps)[0])
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Records the validation, and draws samples."""
-        fitting = trainer.state.fn is TrainerFn.FITTING
-        if not fitting and not self.opening:
-            return
-        step = trainer.global_step if fitting else self._start.step
-        model = not step or self._due(step, step == trainer.max_steps)[0]
-        self._record(trainer, pl_module, step, model)
-        self._progress.resume()
+        """Records the validation."""
+        if pl_module.recorded:
+            step = self._start.step if self.opening else trainer.global_step
+            self._record_validation(trainer, pl_module, step)
+            self._progress.restart(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Saves the last step of a run that a callback has ended, such as an early stopping."""
         step = trainer.global_step
         if trainer.should_stop and step < trainer.max_steps and step != self._saved:
-            meta = self._meta(trainer, step)
-            self._save_model(trainer, pl_module, self._directory.model(step), meta)
+            self._save_model(trainer, pl_module, self._directory.model(step), step)
             trainer.save_checkpoint(self._directory.checkpoint(step))
 
-    def _due(self, step: int, last: bool) -> tuple[bool, bool]:
+    def _due(self, step: int, total: int) -> tuple[bool, bool]:
         """Whether a step is worth a model directory, and a validation, which every model has."""
         settings = self._settings
-        model = last or step in settings.save_steps or _every(settings.save_every, step)
+        model = step in (0, total, *settings.save_steps) or _every(settings.save_every, step)
         return model, model or _every(settings.validate_every, step)
-
-    def _meta(self, trainer: Trainer, step: int) -> dict[str, Any]:
-        module: Any = trainer.lightning_module
-        tokens = trainer.datamodule.tokens_seen  # pyright: ignore
-        return {"step": step, "tokens_seen": tokens, **module.validation}
 
     def _save_step(self, trainer: Trainer, module: Any, step: int, model: bool) -> None:
         """Saves the model of a step if asked for; weights that are no numbers end the run."""
@@ -189,45 +151,46 @@ class Saving(ModelCheckpoint):
             raise self._directory.broken(f"the weights are not finite after step {step}", step)
         module.validation = {}
         if model:
-            path, meta = self._directory.model(step), self._meta(trainer, step)
-            self._save_model(trainer, module, path, meta)
+            self._save_model(trainer, module, self._directory.model(step), step)
 
-    def _record(self, trainer: Trainer, module: LanguageModule, step: int, model: bool) -> None:
+    def _record_validation(self, trainer: Trainer, module: LanguageModule, step: int) -> None:
         path, figures = self._directory.model(step), module.validation
-        meta, nats = self._meta(trainer, step), figures["val_loss"]
+        meta = self._meta(trainer, step)
+        model = self._due(step, trainer.max_steps)[0]
         # As they are on record: a checkpoint is older than the validation of its step.
         earlier = [loss for at, loss in self._directory.validations().items() if at < step]
-        losses = [*trainer.strategy.broadcast(earlier), nats]
-        without = since_best(losses)
+        losses = [*trainer.strategy.broadcast(earlier), figures["val_loss"]]
+        without, patience = since_best(losses), self._settings.early_stopping
         if model:
             self._write(trainer, path, lambda: add_to_meta(path, figures))
-        if trainer.is_global_zero:
-            seed = self._settings.seed
-            samples = draw_samples(module.model, self._tokenizer, self._prompts, seed)
-            self._log.add_samples(step, samples)
-            if model:
-                self._log.add_model(path, meta)
+            self._log.add_model(path, meta)
         if self._settings.save_best and not without:
-            self._save_model(trainer, module, self._directory.best, meta)
+            self._save_model(trainer, module, self._directory.best, step)
         # Last, as this row says that the step is done with: see `opens`.
         self._log.add(meta)
         self._log.say(
-            f"step {step}  valid loss {nats:.3f}  bits/byte {meta['val_bits_per_byte']:.3f} over "
-            f"{meta['val_tokens']:,} tokens" + (f"  -> {path}" if model else "")
+            f"step {step}  valid loss {meta['val_loss']:.3f}  bits/byte "
+            f"{meta['val_bits_per_byte']:.3f} over {meta['val_tokens']:,} tokens"
+            + (f"  -> {path}" if model else "")
         )
-        if self._settings.early_stopping and without >= self._settings.early_stopping:
+        if patience and without >= patience:
             trainer.should_stop = True
             self._log.say(
                 f"step {step}  stopping early: {without} validations without a lower loss than "
                 f"{min(losses):.3f}"
             )
 
-    def _save_model(
-        self, trainer: Trainer, module: LanguageModule, path: Path, meta: dict[str, Any]
-    ) -> None:
+    def _meta(self, trainer: Trainer, step: int) -> dict[str, Any]:
+        module: Any = trainer.lightning_module
+        tokens = trainer.datamodule.tokens_seen  # pyright: ignore
+        return {"step": step, "tokens_seen": tokens, **module.validation}
+
+    def _save_model(self, trainer: Trainer, module: LanguageModule, path: Path, step: int) -> None:
         check_causal(module.model)
-        tokenizer_json, meta = self._data.tokenizer_json, self._provenance | meta
-        self._write(trainer, path, lambda: save_model(path, module.model, tokenizer_json, meta))
+        meta = self._provenance | self._meta(trainer, step)
+        self._write(
+            trainer, path, lambda: save_model(path, module.model, self._data.tokenizer_json, meta)
+        )
 
     def _write(self, trainer: Trainer, path: Path, write: Callable[[], object]) -> None:
         """Writes in the first process; the others wait."""
@@ -294,54 +257,6 @@ def weights_are_finite(trainer: Trainer, module: LightningModule) -> bool:
     if trainer.world_size > 1:
         finite = trainer.strategy.reduce_boolean_decision(finite, all=True)
     return finite
-
-
-def draw_samples(
-    model: LanguageModel, tokenizer: Tokenizer, prompts: dict[str, list[int]], seed: int
-) -> list[dict[str, str]]:
-    """How the model continues each prompt: its `prompt` and the `text` after it.
-
-    The source of chance is a generator that is seeded anew each time: texts of different steps
-    differ by the model alone, and training does not notice.
-    """
-    device = model.embedding.weight.device
-    training, stop = model.training, tokenizer.token_to_id(END_OF_TEXT)
-    model.eval()
-    samples = []
-    for prompt, ids in prompts.items():
-        chance = torch.Generator(device).manual_seed(seed)
-        given = torch.tensor([ids], device=device)
-        tokens = generate(model, given, SAMPLE_LENGTH, TEMPERATURE, stop=stop, generator=chance)
-        text = tokenizer.decode(tokens[0, len(ids) :].tolist())
-        samples.append({"prompt": prompt, "text": text})
-    model.train(training)
-    return samples
-
-
-def git_commit() -> str | None:
-    """The commit of this project's checkout, marked where files differ from it."""
-    git = ["git", "-C", str(Path(__file__).parent)]
-    try:
-        answers = [
-            subprocess.run([*git, *words], capture_output=True, text=True, check=True).stdout
-            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "-uno"])
-        ]
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return answers[0].strip() + ("-dirty" if answers[1].strip() else "")
-
-
-def _prompts(tokenizer: Tokenizer, recipe: Recipe) -> dict[str, list[int]]:
-    """The tokens of each prompt of the samples."""
-    context = recipe.model.context
-    prompts = {prompt: tokenizer.encode(prompt).ids for prompt in recipe.run.sample_prompts}
-    for prompt, ids in prompts.items():
-        if not 0 < len(ids) < context:
-            raise RunError(
-                f"--sample_prompts: {prompt!r} is {len(ids)} tokens; allowed: 1 to "
-                f"{context - 1}, so that there is something to add in --model.context {context}"
-            )
-    return prompts
 
 
 def _every(steps: int | None, step: int) -> bool:

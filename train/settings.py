@@ -9,7 +9,6 @@ from typing import Any, Literal
 from arch import ModelConfig
 from tokenizer import PackedData
 
-STRATEGIES = ("auto", "ddp")
 SEEDS = 2**32 - 1
 """Largest seed: numpy takes no larger one."""
 BOUNDS = {"at least": ge, "at most": le, "above": gt, "below": lt}
@@ -58,8 +57,6 @@ class RunSettings:
     """A model directory every so many steps, besides those."""
     checkpoint_every: int = 500
     """Steps between checkpoints, which are for resuming only."""
-    keep_checkpoints: int = 2
-    """How many checkpoints are kept, at least 2."""
     validate_every: int = 500
     """Steps between validations; every saved model is validated too."""
     validate_tokens: int | None = None
@@ -74,8 +71,6 @@ class RunSettings:
     """Minutes of training, instead of trainer.max_steps: as many steps as they are enough for."""
     log_every: int = 10
     """Steps between lines of progress."""
-    sample_prompts: list[str] = field(default_factory=lambda: ["Once upon a time"])
-    """How the texts begin that the model writes at every validation; [] writes none."""
     loggers: list[Literal["csv", "tensorboard"]] = field(default_factory=list)
     """Lightning's loggers that are given the figures too, into the run directory."""
     wandb: Literal["offline", "online", "disabled"] = "offline"
@@ -90,7 +85,6 @@ class RunSettings:
     def __post_init__(self) -> None:
         counts = ("checkpoint_every", "validate_every", "log_every", "save_every")
         _check("", self, "at least 1", *counts, "validate_tokens", "early_stopping")
-        _check("", self, "at least 2", "keep_checkpoints")
         _check("", self, "at least 0", "seed", "save_steps")
         _check("", self, "above 0", "minutes")
         _check("", self, f"at most {SEEDS}", "seed")
@@ -207,7 +201,7 @@ class TrainerSettings:
 
     accelerator: str = "auto"
     """Kind of device: auto, cpu, gpu, ..."""
-    strategy: str = "auto"
+    strategy: Literal["auto", "ddp"] = "auto"
     """ddp for several devices; auto chooses it there."""
     devices: int | str | list[int] = 1
     """How many devices on each machine, or which."""
@@ -219,9 +213,6 @@ class TrainerSettings:
     """Whether only operations are used that give the same bits each time."""
 
     def __post_init__(self) -> None:
-        if self.strategy not in STRATEGIES:
-            allowed = ", ".join(STRATEGIES)
-            raise RunError(f"--trainer.strategy is {self.strategy}; allowed: {allowed}")
         _check("trainer.", self, "at least 1", "max_steps")
 
 

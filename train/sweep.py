@@ -130,5 +130,7 @@ def _finished(run: Path) -> bool:
     config = run / "config.yaml"
     if not config.is_file():
         return False
+    from train.rundir import RunDirectory  # torch takes seconds
+
     steps = yaml.safe_load(config.read_text(encoding="utf-8"))["trainer"]["max_steps"]
-    return (run / "models" / f"step-{steps:06d}").is_dir()
+    return RunDirectory(run).model(steps).is_dir()

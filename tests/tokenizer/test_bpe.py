@@ -28,43 +28,29 @@ SMALL = train_tokenizer(["aaabdaaabac", "the cat sat on the mat"], 262)
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return train_tokenizer(open_corpus("toy:300", "train"), 1000)
-
-
-@pytest.fixture(scope="module")
-def file(tokenizer, tmp_path_factory):
-    path = tmp_path_factory.mktemp("bpe") / "tokenizer.json"
-    path.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
-    return path
+    return train_tokenizer(open_corpus("toy:100", "train"), 600)
 
 
 def test_the_entries_are_the_special_tokens_the_bytes_and_merges(tokenizer):
-    assert sorted(tokenizer.get_vocab().values()) == list(range(1000))
+    assert sorted(tokenizer.get_vocab().values()) == list(range(600))
     assert tokenizer.token_to_id(END_OF_TEXT) == 0
     assert tokenizer.token_to_id(PAD) == 1
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     assert len(alphabet) == 256
     assert {tokenizer.token_to_id(symbol) for symbol in alphabet} == set(range(2, 258))
-
-
-def test_the_same_stories_give_the_same_file(tokenizer):
-    again = train_tokenizer(list(open_corpus("toy:300", "train")), 1000)
+    again = train_tokenizer(list(open_corpus("toy:100", "train")), 600)
     assert again.to_str() == tokenizer.to_str()
-    assert tokenizer_hash(again) == tokenizer_hash(tokenizer)
-    other = train_tokenizer(open_corpus("toy:300:1", "train"), 1000)
-    assert tokenizer_hash(other) != tokenizer_hash(tokenizer)
 
 
 @given(st.text())
 @example("".join(TEXTS))
-@settings(max_examples=300)
+@settings(max_examples=60)
 def test_any_text_comes_back(text):
-    tokenizer = SMALL
-    ids = tokenizer.encode(text).ids
-    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+    ids = SMALL.encode(text).ids
+    assert SMALL.decode(ids, skip_special_tokens=False) == text
     # Written in bytes, independent of the library's decoder.
-    pieces = token_bytes(tokenizer)
-    read = [pieces[token] or str(tokenizer.id_to_token(token)).encode() for token in ids]
+    pieces = token_bytes(SMALL)
+    read = [pieces[token] or str(SMALL.id_to_token(token)).encode() for token in ids]
     assert b"".join(read) == text.encode()
 
 
@@ -77,14 +63,11 @@ def test_special_tokens_in_a_text_get_their_ids_but_not_in_a_packed_story(tokeni
     assert copy.decode(ids, skip_special_tokens=False) == text
 
 
-@pytest.mark.parametrize("text", TEXTS)
-def test_transformers_reads_the_file_and_gives_the_same_ids(file, tokenizer, text):
-    theirs = PreTrainedTokenizerFast(tokenizer_file=str(file), pad_token=PAD, eos_token=END_OF_TEXT)
-    assert theirs(text)["input_ids"] == tokenizer.encode(text).ids
-    assert (theirs.eos_token_id, theirs.pad_token_id) == (0, 1)
-    assert theirs.vocab_size == 1000
-
-
-def test_loading_from_a_file_or_its_directory_keeps_the_hash(file, tokenizer):
-    for path in (file, str(file), file.parent):
+def test_transformers_reads_the_file_and_gives_the_same_ids(tokenizer, tmp_path):
+    file = tmp_path / "tokenizer.json"
+    file.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+    for path in (file, str(file), tmp_path):
         assert tokenizer_hash(load_tokenizer(path)) == tokenizer_hash(tokenizer)
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(file), pad_token=PAD, eos_token=END_OF_TEXT)
+    assert [theirs(text)["input_ids"] for text in TEXTS] == [tokenizer.encode(t).ids for t in TEXTS]
+    assert (theirs.eos_token_id, theirs.pad_token_id, theirs.vocab_size) == (0, 1, 600)

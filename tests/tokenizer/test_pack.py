@@ -1,44 +1,42 @@
-"""Packed data: what went in comes out, counted rightly, whole or not there."""
+"""Packed data: what went in comes out, counted rightly, whole or not there; in one file or many."""
 
-import errno
 import hashlib
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
+import time
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from tests.said import one_line
 from tests.tokenizer.conftest import contents
 from tokenizer import (
     END_OF_TEXT,
     PAD,
     CorpusError,
     PackedData,
+    corpus,
     load_tokenizer,
     open_corpus,
     pack,
     tokenizer_hash,
 )
+from tokenizer.__main__ import main
+from tokenizer.data import Shard, TokenLine, map_shard
 from tokenizer.pack import Layout
 
-KILLED = """
-import os, pathlib, signal, sys
-from tokenizer import pack
-rename = pathlib.Path.rename
-def fatal(path, target):
-    if str(target) == sys.argv[2]:
-        os.kill(os.getpid(), signal.SIGKILL)
-    rename(path, target)
-pathlib.Path.rename = fatal
-pack("toy:6", sys.argv[1], sys.argv[2], shard_tokens=500, force=True)
-"""
 SOURCE = "toy:60"
 CONTEXT = 400  # some stories of SOURCE are shorter, some longer
 STORIES = ["Zoë said:\n\n“Hi 🙂”", f"A story that says {PAD}.", "The end."]
@@ -49,10 +47,15 @@ def packed(tokenizer, tmp_path_factory):
     return pack(SOURCE, tokenizer, tmp_path_factory.mktemp("packed") / "data")
 
 
+@pytest.fixture(scope="module")
+def made(tokenizer, tmp_path_factory):
+    return pack(SOURCE, tokenizer, tmp_path_factory.mktemp("m") / "data", shard_tokens=300).path
+
+
 @pytest.fixture
-def data(packed, tokenizer, tmp_path):
-    """Return a fresh data directory, to be spoilt."""
-    return pack("toy:4", tokenizer, tmp_path / "data").path
+def sharded(made, tmp_path):
+    """Many small shards, which a test may spoil."""
+    return PackedData(shutil.copytree(made, tmp_path / "data"))
 
 
 @pytest.mark.parametrize("split", ["train", "valid"])
@@ -62,12 +65,9 @@ def test_packed_tokens_are_the_stories_each_with_its_end(packed, split):
     assert not tokens.flags.owndata  # mapped, not copied
     assert tokens.dtype == np.uint16
     assert not tokens.flags.writeable
-    text = load_tokenizer(packed.path).decode(tokens.tolist(), skip_special_tokens=False)
-    assert text == "".join(story + END_OF_TEXT for story in stories)
-
     encode = load_tokenizer(packed.path).encode
     assert tokens.tolist() == [token for story in stories for token in (*encode(story).ids, 0)]
-
+    assert list(packed.stories(split)) == stories
     counts = dict(packed.meta["splits"][split])
     (shard,) = counts.pop("shards")
     size = sum(len(story.encode()) for story in stories)
@@ -107,13 +107,17 @@ def test_packing_again_in_batches_of_another_size_gives_the_same_files(
     packed, tokenizer, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("tokenizer.bpe.BATCH", 7)
-    assert contents(pack(SOURCE, tokenizer, tmp_path / "data").path) == contents(packed.path)
+    seen = []
+    again = pack(SOURCE, tokenizer, tmp_path / "d", report=lambda *done: seen.append(done))
+    assert contents(again.path) == contents(packed.path)
+    assert (seen[0], seen[-1]) == (("train", 7), ("valid", 3))
     assert pack("toy:60:1", tokenizer, tmp_path / "other").hash != packed.hash
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_rows_are_what_transformers_makes_of_the_stories(tokenizer, tmp_path, side):
-    data = pack(SOURCE, tokenizer, tmp_path / "data", Layout("rows", CONTEXT, side))
+    layout = Layout("rows", CONTEXT, side)
+    data = pack(SOURCE, tokenizer, tmp_path / "data", layout, shard_tokens=2000)
     stories = list(open_corpus(SOURCE, "train"))
     theirs = PreTrainedTokenizerFast(
         tokenizer_file=str(tokenizer), pad_token=PAD, padding_side=side, truncation_side="right"
@@ -126,9 +130,10 @@ def test_rows_are_what_transformers_makes_of_the_stories(tokenizer, tmp_path, si
         return_tensors="np",
     )
     tokens = data.tokens("train")
+    assert len(data.shards("train")) > 3
     assert tokens.shape == (len(stories), CONTEXT)
     np.testing.assert_array_equal(tokens, expected["input_ids"])
-
+    np.testing.assert_array_equal(data.tokens("train", 5), tokens[:5])
     counts = data.meta["splits"]["train"]
     real = np.asarray(expected["attention_mask"], bool)
     assert 0 < (~real).any(1).sum() < len(stories)
@@ -152,74 +157,15 @@ def test_a_story_that_spells_a_pad_is_only_text(tokenizer, tmp_path):
     assert sorted(told.split(END_OF_TEXT)[:-1]) == sorted(texts)
 
 
-def test_progress_is_reported(tokenizer, tmp_path):
-    seen = []
-    pack("toy:40", tokenizer, tmp_path / "d", report=lambda *done: seen.append(done))
-    assert seen == [("train", 40), ("valid", 2)]
-
-
-def test_what_is_there_is_not_replaced_unless_forced(data, tokenizer):
-    before = contents(data)
-    with pytest.raises(CorpusError, match=r"--out .*data: already exists; .*--force"):
-        pack("toy:6", tokenizer, data)
-    assert contents(data) == before
-    pack("toy:6", data / "tokenizer.json", data, force=True)
-    assert PackedData(data).meta["source"] == "toy:6"
-    assert [path.name for path in data.parent.iterdir()] == ["data"]
-
-
-@pytest.mark.parametrize("force", [False, True])
-def test_a_full_disk_leaves_nothing_behind(data, tokenizer, full_disk, force):
-    out = data if force else data.parent / "other"
-    before = contents(data)
-    full_disk()
-    with pytest.raises(CorpusError, match=r"--out .*: the disk is full; free"):
-        pack("toy:6", tokenizer, out, force=force)
-    assert contents(data) == before
-    assert [path.name for path in data.parent.iterdir()] == ["data"]
-
-
-def test_a_rename_that_fails_leaves_the_old_directory(data, tokenizer, monkeypatch):
-    rename, before = Path.rename, contents(data)
-
-    def failing(path, target):
-        if path.suffix == ".partial":
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return rename(path, target)
-
-    monkeypatch.setattr(Path, "rename", failing)
-    with one_line(CorpusError, f"--out {data}: cannot be written (Input/output error); choose"):
-        pack("toy:6", tokenizer, data, force=True)
-    assert contents(data) == before
-    monkeypatch.undo()
-    pack("toy:6", tokenizer, data, force=True)
-    assert [path.name for path in data.parent.iterdir()] == ["data"]
-
-
-def test_a_replacement_that_is_killed_is_finished_by_the_same_command(data, tokenizer):
-    before = contents(data)
-    command = [sys.executable, "-c", KILLED, str(tokenizer), str(data)]
-    root = Path(__file__).parents[2]
-    assert subprocess.run(command, cwd=root, check=False).returncode == -signal.SIGKILL
-    assert not data.exists()
-    pack("toy:6", tokenizer, data, shard_tokens=500)
-    assert contents(data) != before
-    assert PackedData(data).meta["source"] == "toy:6"
-    assert [path.name for path in data.parent.iterdir()] == ["data"]
-
-
 def test_neighbours_are_joined_to_longer_stories(tokenizer, tmp_path, monkeypatch):
     """The splits stay as they are; and a packing that is interrupted goes on to the same files."""
     source, texts = tmp_path / "book.txt", [f"Paragraph {i} of a book." for i in range(90)]
     source.write_text("\n\n".join(texts))
     chosen = {"valid_fraction": 0.3, "story_tokens": 60, "shard_tokens": 150}
     data = pack(str(source), tokenizer, tmp_path / "data", **chosen)
-    expected = {
-        split: list(open_corpus(str(source), split, valid_fraction=0.3))
-        for split in ("train", "valid")
-    }
-    for split, paragraphs in expected.items():
+    for split in ("train", "valid"):
         stories = list(data.stories(split))
+        paragraphs = list(open_corpus(str(source), split, valid_fraction=0.3))
         assert "\n\n".join(stories).split("\n\n") == paragraphs
         *whole, _ = [len(load_tokenizer(tokenizer).encode(story).ids) for story in stories]
         assert min(whole) >= 60
@@ -230,3 +176,203 @@ def test_neighbours_are_joined_to_longer_stories(tokenizer, tmp_path, monkeypatc
     assert list((tmp_path / ".again.partial").glob("*.bin"))
     again = pack(str(source), tokenizer, tmp_path / "again", **chosen)
     assert contents(again.path) == contents(data.path)
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_shards_hold_what_one_file_does(packed, sharded, split):
+    assert len(sharded.shards("train")) > 30
+    np.testing.assert_array_equal(sharded.tokens(split), packed.tokens(split))
+    counts, expected = (data.meta["splits"][split] for data in (sharded, packed))
+    assert all(counts[key] == expected[key] for key in ("stories", "tokens", "bytes"))
+    assert sum(shard["stories"] for shard in counts["shards"]) == expected["stories"]
+    assert sharded.hash == packed.hash  # of the tokens, however they are divided
+    for shard in sharded.shards(split):
+        tokens = np.fromfile(shard.path, "<u2")
+        assert tokens[-1] == 0  # whole stories only
+        assert len(tokens) == shard.tokens
+    assert all(shard.tokens >= 300 for shard in sharded.shards(split)[:-1])
+
+
+def test_any_stretch_of_the_line_is_read_from_few_open_files(packed, sharded, monkeypatch):
+    monkeypatch.setattr("tokenizer.data.map_shard", lru_cache(4)(map_shard.__wrapped__))
+    line, expected = sharded.line("train"), packed.tokens("train")
+    before = len(os.listdir("/proc/self/fd"))
+    assert len(line) == len(expected)
+    random = np.random.default_rng(0)
+    for start in random.integers(len(line), size=50):
+        stop = int(start + random.integers(3000))  # over several shards, and beyond the end
+        np.testing.assert_array_equal(line.read(int(start), stop), expected[start:stop])
+    starts = random.integers(len(line) - 700, size=40)
+    np.testing.assert_array_equal(
+        line.windows(starts, 700), np.stack([expected[s : s + 700] for s in starts])
+    )
+    assert len(os.listdir("/proc/self/fd")) <= before + 4
+    assert len(TokenLine([])) == 0
+    assert len(TokenLine([Shard(Path("x"), 3)])) == 3
+
+
+def stories(number: int) -> list[str]:
+    return list(open_corpus(f"toy:{number}:5", "train"))
+
+
+def test_a_source_without_splits_is_read_once(tokenizer, tmp_path, monkeypatch):
+    """Files in folders, as a dataset's dump has them, none named after a split."""
+    source, texts, read = tmp_path / "parts", stories(100), []
+    for i in range(5):
+        path = source / f"dump-{i % 2}" / f"00{i}_00000.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"content": texts[i::5]}), path)
+    chosen: dict[str, Any] = {"valid_fraction": 0.2, "field": "content"}
+    one = pack(str(source), tokenizer, tmp_path / "one", **chosen)
+    column = corpus._column
+
+    def counted(*arguments):
+        for text in column(*arguments):
+            read.append(text)
+            yield text
+
+    monkeypatch.setattr(corpus, "_column", counted)
+    many = pack(str(source), tokenizer, tmp_path / "many", **chosen, shard_tokens=800)
+    for split in ("train", "valid"):
+        assert len(many.shards(split)) > 1
+        np.testing.assert_array_equal(many.tokens(split), one.tokens(split))
+    assert 100 < len(read) < 200  # each once, and the first ones when a split is opened
+    few = pack(str(source), tokenizer, tmp_path / "few", **chosen, limit=4)
+    assert [few.meta["splits"][split]["stories"] for split in ("train", "valid")] == [4, 4]
+
+
+def test_a_dataset_of_the_hub_is_streamed(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    hub, about = tmp_path / "FineStories", "---\nconfigs:\n"
+    for name, count in (("small", 20), ("large", 40)):
+        (hub / name).mkdir(parents=True)
+        pq.write_table(pa.table({"text": stories(40)[:count]}), hub / name / "train.parquet")
+        about += f"- config_name: {name}\n  data_files: {name}/*.parquet\n"
+    (hub / "README.md").write_text(f"{about}---\n")
+    data = pack(f"hub:{hub}:large", tokenizer, tmp_path / "data", valid_fraction=0.2)
+    assert sum(data.meta["splits"][split]["stories"] for split in ("train", "valid")) == 40
+    assert not list((tmp_path / "cache").rglob("*.arrow"))  # nothing was copied
+    with pytest.raises(CorpusError, match=r"not found\. Available: ..small., .large"):
+        open_corpus(f"hub:{hub}:medium", "train", stream=True)
+
+
+@pytest.mark.parametrize("shards", [None, 2, 5])
+def test_a_full_disk_keeps_whole_shards_and_nothing_else(
+    tokenizer, packed, made, tmp_path, full_disk, monkeypatch, shards
+):
+    """And packing goes on later to the same files; without a whole shard nothing is left."""
+    size: Any = {} if shards is None else {"shard_tokens": 300}
+    full_disk(after=2 + 2 * (shards or 0))
+    message = r"--out \S+data: the disk is full; free"
+    message += "" if shards is None else rf".*; {shards} complete shards are kept: the same command"
+    with pytest.raises(CorpusError, match=message):
+        pack(SOURCE, tokenizer, tmp_path / "data", **size)
+    assert [path.name for path in tmp_path.iterdir()] == [".data.partial"] * bool(shards)
+    monkeypatch.undo()
+    data = pack(SOURCE, tokenizer, tmp_path / "data", **size)
+    assert contents(data.path) == contents(packed.path if shards is None else made)
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_an_interrupted_packing_goes_on_after_its_whole_shards(
+    made, tokenizer, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr("tokenizer.bpe.BATCH", 8)
+    out, toy = tmp_path / "other", corpus.toy_stories
+
+    def failing(after):
+        def texts(*which):
+            yield from islice(toy(*which), after)
+            raise CorpusError("the source broke")
+
+        return texts
+
+    for after in (30, 55):
+        monkeypatch.setattr(corpus, "toy_stories", failing(after))
+        message = r"broke; \d+ complete shards are kept: the same command"
+        with pytest.raises(CorpusError, match=message):
+            pack(SOURCE, tokenizer, out, shard_tokens=300)
+        assert not out.exists()
+    monkeypatch.setattr(corpus, "toy_stories", toy)
+    with pytest.raises(CorpusError, match=r"source \S+, now toy:9; shard-tokens 300, now 200; ask"):
+        pack("toy:9", tokenizer, out, shard_tokens=200)
+    command = ["pack", SOURCE, "--tokenizer", str(tokenizer), "--shard-tokens", "300"]
+    assert main([*command, "--out", str(out)]) == 0
+    assert "complete shards\n" in capsys.readouterr().err
+    assert contents(out) == contents(made)
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+    with pytest.raises(CorpusError, match="other: already exists; remove it"):
+        pack(SOURCE, tokenizer, out)
+    assert contents(out) == contents(made)
+
+
+def test_two_packings_do_not_write_the_same_place(tokenizer, tmp_path):
+    def pack_beside(*_):
+        with pytest.raises(CorpusError, match="data: another packing is writing it; wait for it"):
+            pack(SOURCE, tokenizer, tmp_path / "data")
+
+    assert pack(SOURCE, tokenizer, tmp_path / "data", report=pack_beside).meta["source"] == SOURCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_packing_is_continued(tokenizer, tmp_path, number):
+    source = "toy:10000"  # many shards: time enough after the first to be killed
+    command = [sys.executable, "-m", "tokenizer", "pack", source, "--tokenizer", tokenizer]
+    command += ["--shard-tokens", "30000", "--out", tmp_path / "killed"]
+    partial = tmp_path / ".killed.partial"
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(command, cwd=root, stderr=subprocess.DEVNULL) as process:
+        while not list(partial.glob("*.bin")):
+            assert process.poll() is None, "the packing ended before its first shard"
+            time.sleep(0.02)
+        process.send_signal(number)
+    kept = contents(partial)
+    assert kept
+    subprocess.run(command, cwd=root, check=True, stdout=subprocess.DEVNULL)
+    again = contents(pack(source, tokenizer, tmp_path / "again", shard_tokens=30000).path)
+    assert contents(tmp_path / "killed") == again
+    assert all(again[name] == kept[name] for name in kept if name.endswith(".bin"))
+
+
+MEASURED = r"""
+import re, sys
+from tokenizer import bpe, pack
+bpe.LETTERS = 200_000
+pack(sys.argv[1], sys.argv[2], sys.argv[3], shard_tokens=200_000, valid_fraction=0.2)
+print(1024 * int(re.search(r"VmHWM:\s+(\d+) kB", open("/proc/self/status").read())[1]))
+"""
+
+
+def test_memory_does_not_grow_with_the_corpus(tokenizer, tmp_path):
+    """Of words that the tokenizer has met, so that encoding is fast."""
+    text, peaks, sizes = "Once upon a time there was a cat. " * 120, [], []
+    for count in (800, 3000):
+        source = tmp_path / f"{count}.txt"
+        source.write_text("<|endoftext|>".join(f"{i} {text}" for i in range(count)))
+        sizes.append(source.stat().st_size)
+        command = [sys.executable, "-c", MEASURED, source, tokenizer, tmp_path / f"data{count}"]
+        root = Path(__file__).parents[2]
+        done = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
+        peaks.append(int(done.stdout))
+    # Batches that were all kept would take 1.5 bytes for each byte of the source. How far the
+    # encoder's threads are ahead of the writer at the peak varies with the load of the machine.
+    assert peaks[1] - peaks[0] < sizes[1] - sizes[0], (peaks, sizes)
+
+
+def test_a_bad_shard_is_named_when_it_is_opened_and_when_it_is_read(sharded):
+    line, file = sharded.line("train"), sharded.path / "train-00003.bin"
+    content = file.read_bytes()
+    spoil = {
+        f"{len(content) - 2} bytes, {len(content)} expected": lambda: file.write_bytes(
+            content[:-2]
+        ),
+        f"0 bytes, {len(content)} expected": file.unlink,
+        "cannot be read (Is a directory); mend": file.mkdir,
+    }
+    for message, act in spoil.items():
+        act()
+        for use in (lambda: PackedData(sharded.path), lambda: line.read(0, 3000)):
+            with pytest.raises(CorpusError, match=rf"train-00003\.bin: {re.escape(message)}"):
+                use()

@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -21,26 +20,13 @@ CAST = {
 
 @pytest.fixture(scope="module")
 def stories():
-    return list(toy_stories(3000))
+    return list(toy_stories(1000))
 
 
 def test_a_story_is_a_function_of_its_arguments(stories):
-    assert [story(0, index) for index in (7, 2999, 7)] == [stories[7], stories[2999], stories[7]]
+    assert [story(0, index) for index in (7, 999, 7)] == [stories[7], stories[999], stories[7]]
     assert len({story(0, 1), story(1, 1), story(0, 2), story(0, 1, "valid")}) == 4
-
-
-def test_the_stories_are_the_same_in_every_process():
-    script = "from tokenizer.toy import toy_stories; print('\\n'.join(toy_stories(20, seed=3)))"
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", script],
-            env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
-            capture_output=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert outputs == {("\n".join(toy_stories(20, seed=3)) + "\n").encode()}
+    assert len(set(stories)) == len(stories)
 
 
 @pytest.mark.parametrize(
@@ -57,22 +43,18 @@ def test_the_stories_are_the_ones_that_figures_were_measured_on(split, sha256):
 
 
 def test_the_import_of_the_room_reads_no_story_and_no_large_library():
+    """And in that process, with hashes of its own, the stories are the same."""
     script = (
-        "import sys, tokenizer, tokenizer.__main__; from tokenizer.toy import library;"
+        "import sys, tokenizer, tokenizer.__main__; from tokenizer.toy import library, toy_stories;"
         "assert not library.cache_info().currsize;"
-        "print(*({'datasets', 'pyarrow', 'torch'} & sys.modules.keys()))"
+        "assert not {'datasets', 'pyarrow', 'torch'} & sys.modules.keys();"
+        "print('\\n'.join(toy_stories(20, seed=3)))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert (done.stdout.strip(), done.stderr) == ("", "")
-
-
-def test_the_text_files_are_installed_with_the_package():
-    project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
-    assert '"tokenizer.toy" = ["*.txt"]' in project.partition("[tool.setuptools.package-data]")[2]
-
-
-def test_no_story_is_told_twice(stories):
-    assert len(set(stories)) == len(stories)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | {"PYTHONHASHSEED": "1"},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("\n".join(toy_stories(20, seed=3)) + "\n", "")
 
 
 def test_no_valid_story_is_ever_in_train(stories):

@@ -42,10 +42,14 @@ def interrupt(number: int) -> Callable[[Tensor], Tensor]:
     return act
 
 
-def rows(run: Path, key: str = "step", file: str = "metrics") -> list[dict[str, Any]]:
+def rows(run: Path, key: str = "step") -> list[dict[str, Any]]:
     """The rows that have a key, without what the clock says."""
-    found = map(json.loads, (run / f"{file}.jsonl").read_text().splitlines())
+    found = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     return [{k: v for k, v in r.items() if k != "tokens_per_second"} for r in found if key in r]
+
+
+def losses(run: Path) -> list[float]:
+    return [row["loss"] for row in rows(run, "loss")]
 
 
 def weights(run: Path, step: int = 6) -> bytes:

@@ -31,11 +31,9 @@ VALUES = """
 --batch.size 0
 --seed -1
 --seed 4294967296
---keep_checkpoints 1
 --save_every 0
 --save_steps 200
 --save_steps [-1]
---sample_prompts x
 --wandb maybe
 --trainer.strategy fsdp
 --compile maybe
@@ -93,7 +91,6 @@ def test_a_bad_value(data, tmp_path, flags, refused):
         (f"{FIT} --max-steps ten", "--trainer.max_steps is ten"),
         (f"{FIT} --batch-size=many", "--batch.size is many"),
         (f"{FIT} --model.d-model wide", "--model.d_model is wide"),
-        (f"{FIT} --sample_prompts ['']", "--sample_prompts: '' is 0 tokens"),
         (f"{FIT} --schedule.decay wsd --schedule.decay_steps 5", "a fall of 5 steps"),
         (f"{FIT} --tf32 true", "--tf32 true needs a GPU"),
         (f"{FIT} --loggers [mlflow]", "--loggers"),
@@ -110,8 +107,6 @@ def test_a_bad_value(data, tmp_path, flags, refused):
         (f"fit --data {{data}} --run {{at}}/some.ckpt/run {TINY}", "ckpt/run: cannot be written ("),
         (f"fit --data {{data}} --run {{at}}/some.ckpt {TINY}", "some.ckpt: exists already"),
         (f"{PLAN} --config falt", "--config falt: no such recipe or file; did you mean flat?"),
-        (f"{PLAN} --mesure false", "--mesure; did you mean --measure?"),
-        (f"{PLAN} --measure maybe", "--measure is maybe"),
         (f"{PLAN} --batch.micro 3", "--batch.size 4 is not a multiple of 3 windows"),
         (f"{PLAN} --model.vocab_size 401 --data {{data}}", "--model.vocab_size is 401"),
         (f"{PLAN} --data nowhere", "nowhere: no such directory of packed data"),

@@ -1,11 +1,9 @@
-"""Training refuses a mixer that sees the future, and goes on without samples where it must."""
-
-import pytest
+"""Training refuses a mixer that sees the future, and takes one that cannot generate."""
 
 from eval.__main__ import main
 from tests.arch import leaks
 from tests.said import complaint
-from tests.train.cases import fit, names, rows
+from tests.train.cases import fit, names
 
 
 def mixer(kind: type) -> tuple[str, str]:
@@ -42,31 +40,14 @@ def test_a_leak_that_opens_in_training_is_refused_at_the_next_saved_model(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.fixture
-def without_step(data, tmp_path, capsys):
-    """A run of a mixer that has no step, and what it printed."""
+def test_a_mixer_without_step_trains_and_commands_that_need_it_refuse(data, tmp_path, capsys):
     assert fit(data, tmp_path / "run", *mixer(leaks.NoStep)) == 0
-    return tmp_path / "run", capsys.readouterr().out
-
-
-def test_a_mixer_without_step_trains_without_samples(without_step):
-    run, said = without_step
-    (line,) = [line for line in said.splitlines() if "NoStep" in line]
-    assert line.startswith("no samples are generated: mixer NoStep has no prefix/step")
-    assert [row["step"] for row in rows(run, "val_loss")] == [0, 6]
-    assert rows(run, file="samples") == []
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("generate", "{model}", "--prompt", "Once"),
-        ("invert", "{model}", "--text", "Once upon", "--methods", "sweep", "--slices", "[:, :, :]",
-         "--out", "{out}"),
-    ],
-)  # fmt: skip
-def test_commands_that_need_step_refuse_in_one_line(words, without_step, tmp_path, capsys):
-    run, _ = without_step
-    model, out = run / "models" / "step-000006", tmp_path / "out"
-    assert main([word.format(model=model, out=out) for word in words]) == 2
-    assert "mixer NoStep has no prefix/step" in complaint(capsys)
+    model, out = str(tmp_path / "run" / "models" / "step-000006"), str(tmp_path / "out")
+    search = ["--methods", "sweep", "--slices"]
+    for words in (
+        ["generate", model, "--prompt", "Once"],
+        ["invert", model, "--text", "Once upon", *search, "[:, :, :]", "--out", out],
+    ):
+        capsys.readouterr()
+        assert main(words) == 2
+        assert "mixer NoStep has no prefix/step" in complaint(capsys)

@@ -15,9 +15,9 @@ import torch
 
 from arch import load_model
 from tests.train.cases import fit, interrupt, names, pack_toy, rows, weights
+from train.checkpoints import read_checkpoint
 from train.log import Log
 from train.module import LanguageModule
-from train.rundir import read_checkpoint
 
 
 def fail(loss):
@@ -67,16 +67,6 @@ def test_after_one_signal_another_ends_the_run_at_once(data, tmp_path, at_step):
     assert handlers == [signal.SIG_DFL, signal.SIG_DFL, signal.default_int_handler]
 
 
-def test_files_of_other_names_are_no_checkpoints(data, tmp_path):
-    run = tmp_path / "run"
-    assert fit(data, run, "--checkpoint_every", "2") == 0
-    strays = ["step-000004 copy.ckpt", "step-000008.ckpt.ckpt", "step-x.ckpt"]
-    for name in strays:
-        (run / "checkpoints" / name).write_bytes(b"something else")
-    assert fit(data, run, "--resume", "auto", "--trainer.max_steps", "8") == 0
-    assert names(run / "checkpoints") == sorted(["step-000006.ckpt", "step-000008.ckpt", *strays])
-
-
 def test_a_killed_runs_later_figures_are_dropped_on_resume(data, tmp_path, at_step):
     run = tmp_path / "run"
     at_step(6, fail)
@@ -90,24 +80,18 @@ def test_a_killed_runs_later_figures_are_dropped_on_resume(data, tmp_path, at_st
     assert [row["step"] for row in rows(run)] == [0, 1, 2, 3, 4, 5, 6, 6]
 
 
-def test_auto_starts_where_there_is_nothing_to_go_on_from(data, tmp_path):
-    run = tmp_path / "run"
-    assert fit(data, run, "--resume", "auto") == 0
-    assert load_model(run / "models" / "step-000006").meta["step"] == 6
-
-
-def test_a_complete_run_stays_as_it_is(data, finished, capsys):
+def test_a_complete_run_stays_as_it_is_and_a_longer_one_goes_on_from_it(data, finished, capsys):
     run = finished()
+    strays = ["step-000004 copy.ckpt", "step-000008.ckpt.ckpt", "step-x.ckpt"]
+    for name in strays:
+        (run / "checkpoints" / name).write_bytes(b"no checkpoint")
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     assert fit(data, run, "--resume", "auto") == 0
     assert "is complete: 6 of 6 steps; raise --trainer.max_steps" in capsys.readouterr().out
     assert before == {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-
-
-def test_a_longer_run_goes_on_from_a_complete_one(data, finished):
-    run = finished()
     assert fit(data, run, "--resume", "auto", "--trainer.max_steps", "8") == 0
     assert load_model(run / "models" / "step-000008").meta["tokens_seen"] == 8 * 4 * 16
+    assert names(run / "checkpoints") == sorted(["step-000006.ckpt", "step-000008.ckpt", *strays])
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -121,10 +105,16 @@ def test_a_run_goes_on_with_the_optimisers_settings_that_it_is_given(data, tmp_p
         torch.testing.assert_close(new, old, atol=1e-9, rtol=0)
 
 
-def test_a_new_run_may_start_from_another_ones_checkpoint(data, tmp_path, whole):
-    flags = ["--resume", whole / "checkpoints" / "step-000006.ckpt"]
-    assert fit(data, tmp_path / "b", *flags, "--trainer.max_steps", "8") == 0
+def test_a_new_run_may_start_from_another_ones_checkpoint_and_a_begun_one_not(
+    data, tmp_path, whole, finished, refused, capsys
+):
+    other, steps = whole / "checkpoints" / "step-000006.ckpt", ["--trainer.max_steps", "8"]
+    assert fit(data, tmp_path / "b", "--resume", other, *steps) == 0
     assert names(tmp_path / "b" / "models") == ["step-000008"]
+    run = finished()
+    capsys.readouterr()
+    line = refused(fit(data, run, "--resume", other, *steps))
+    assert f"--resume {other}: {run} has a last checkpoint of its own, step-000006.ckpt" in line
 
 
 def test_resuming_another_model_other_data_or_optimiser_is_refused_by_name(
@@ -132,16 +122,13 @@ def test_resuming_another_model_other_data_or_optimiser_is_refused_by_name(
 ):
     other = pack_toy(small_tokenizer, tmp_path / "other", 5).path
     flags = "--model.n_layers 1 --model.norm rmsnorm --optimizer.name muon --resume auto"
+    assert "exists already; go on with --resume auto, or choose" in refused(fit(data, whole))
     message = refused(fit(other, whole, *flags.split()))
     assert "model.n_layers is 1, the checkpoint has 2" in message
     assert "model.norm is rmsnorm, the checkpoint has layernorm" in message
     assert "optimizer.name is muon, the checkpoint has adamw" in message
     assert "data_sha256 is " in message
     assert "d_model" not in message
-
-
-def test_an_existing_run_is_not_overwritten(data, whole, refused):
-    assert "exists already; go on with --resume auto, or choose" in refused(fit(data, whole))
 
 
 @pytest.mark.parametrize(
@@ -238,12 +225,6 @@ def test_a_run_that_another_process_trains_is_left_alone(data, tmp_path, capsys)
     assert f"--run {run}: another process is training it; wait" in capsys.readouterr().err
     assert [path.name for path in run.iterdir()] == [".lock"]
     assert fit(data, run, "--resume", "auto") == 0
-
-
-def test_a_run_with_checkpoints_takes_no_other_runs(data, whole, finished, refused):
-    run, other = finished(), whole / "checkpoints" / "step-000006.ckpt"
-    line = refused(fit(data, run, "--resume", other, "--trainer.max_steps", "8"))
-    assert f"--resume {other}: {run} has a last checkpoint of its own, step-000006.ckpt" in line
 
 
 @contextmanager

@@ -26,10 +26,12 @@ def _alone(monkeypatch, tmp_path):
 
 def test_a_run_offline_stays_in_its_directory_and_keeps_its_id(data, tmp_path):
     run = tmp_path / "run"
-    flags = ["--wandb", "offline", "--wandb_tags", "[first]", "--sample_prompts", "[Tom <b>]"]
+    mixers = "attention(heads=8, kv_heads=2, qk_norm=true)+parallel(branches=2, activation=gelu)"
+    flags = ["--wandb", "offline", "--wandb_tags", f"[{'x' * 70}]", "--model.mixers"]
+    flags.append(f"[{mixers!r}]")  # W&B takes 64 characters of a tag
     assert fit(data, run, *flags) == 0
     name = (run / "wandb_id").read_text()
-    more = ["--wandb", "offline", "--resume", "auto", "--trainer.max_steps", "8"]
+    more = [*flags, "--resume", "auto", "--trainer.max_steps", "8"]
     assert fit(data, run, *more, "--wandb_group", "mine") == 0
     assert (run / "wandb_id").read_text() == name
     files = sorted((run / "wandb").glob("offline-run-*/run-*.wandb"))
@@ -40,8 +42,8 @@ def test_a_run_offline_stays_in_its_directory_and_keeps_its_id(data, tmp_path):
     first, second = (offline_records(each) for each in files)
     (about,), (later,) = first["run"], second["run"]
     assert (about.run_id, about.project, about.display_name) == (name, "remnant", "run")
-    assert (about.job_type, about.run_group) == ("train", "flat d16 n2")
-    assert list(about.tags) == ["flat", "first"]
+    assert (about.job_type, about.run_group) == ("train", f"{mixers} d16 n2")
+    assert list(about.tags) == ["attention", "parallel", "x" * 64]
     assert (later.run_id, later.run_group) == (name, "mine")
     assert "artifact" not in first  # only online: offline they would be copies
     steps: dict[int, dict[str, Any]] = {step: {} for step in range(7)}
@@ -52,23 +54,11 @@ def test_a_run_offline_stays_in_its_directory_and_keeps_its_id(data, tmp_path):
         for key, value in row.items():
             assert key == "step" or steps[row["step"]][key] == pytest.approx(value)
     assert steps[3]["lr-AdamW/pg1"] > 0  # from Lightning's monitor
-    page = files[0].parent / "files" / str(steps[6]["samples/path"])
-    assert "<b>Tom &lt;b&gt;</b>" in page.read_text()
-
-
-def test_tags_are_no_longer_than_wandb_takes(data, tmp_path):
-    run = tmp_path / "run"
-    mixers = "attention(heads=8, kv_heads=2, qk_norm=true)+parallel(branches=2, activation=gelu)"
-    flags = ["--model.mixers", f"[{mixers!r}]", "--wandb_tags", f"[{'x' * 70}]"]
-    assert fit(data, run, "--wandb", "offline", *flags) == 0
-    (file,) = (run / "wandb").glob("offline-run-*/run-*.wandb")
-    (about,) = offline_records(file)["run"]
-    assert list(about.tags) == ["attention", "parallel", "x" * 64]
 
 
 @pytest.mark.parametrize(
     ("key", "reason"),
-    [(None, "No API key configured"), ("short", "API key must have"), ("a" * 40, "refused")],
+    [(None, "No API key configured"), ("a" * 40, "refused")],
 )
 def test_without_login_or_network_training_goes_on_offline(
     data, tmp_path, key, reason, monkeypatch, capfd
@@ -134,9 +124,13 @@ def test_online_model_directories_are_versions_of_one_artifact(data, tmp_path, o
 
 
 @pytest.mark.parametrize(
-    "error", [wandb.errors.CommError("gone"), BrokenPipeError("gone"), EOFError("gone")]
+    ("error", "mode"),
+    [
+        (wandb.errors.CommError("gone"), "online"),
+        (BrokenPipeError("gone"), "offline"),
+        (EOFError("gone"), "offline"),
+    ],
 )
-@pytest.mark.parametrize("mode", ["online", "offline"])
 def test_a_view_that_breaks_ends_no_training(
     data, tmp_path, online, error, mode, monkeypatch, capsys
 ):

@@ -1,0 +1,112 @@
+"""The plan of what a run takes, and what is said of a busy machine."""
+
+import os
+import re
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from arch import ModelConfig
+from tests.train.cases import TINY, fit
+from tests.train.forked import measure_growth
+from train import busy
+from train.__main__ import main
+from train.plan import memory
+from train.run import build_trainer
+from train.rundir import RunDirectory
+from train.settings import BatchSettings, Recipe, TrainerSettings
+
+SMALL = f"{TINY} --save_steps [3]"
+
+
+def plan(*words: str) -> int:
+    return main(["plan", *SMALL.split(), *words])
+
+
+@pytest.mark.parametrize(("mixer", "again"), [("flat", True), ("attention(heads=4)", False)])
+def test_the_memory_is_what_a_process_takes(mixer, again, forked, tmp_path):
+    """Within a tenth of how much a process grows."""
+    answer, other = forked.Pipe()
+    process = forked.Process(target=measure_growth, args=(mixer, again, other), daemon=True)
+    process.start()
+    other.close()
+    grown = answer.recv()  # EOFError: it did not end well
+    process.join()
+    recipe = Recipe(
+        model=ModelConfig(400, 256, 256, 4, (mixer,)),
+        batch=BatchSettings(16),
+        trainer=TrainerSettings("cpu", max_steps=9),
+    )
+    trainer = build_trainer(recipe, RunDirectory(tmp_path), [])
+    needs = memory(recipe, trainer, 16, 1, again)
+    assert needs.peak / 1.1 < grown < needs.peak * 1.1
+    assert needs.optimiser == pytest.approx(2 * needs.weights, rel=1e-4)
+
+
+def test_a_plan_writes_nothing_and_ddp_keeps_the_gradients_once_more(tmp_path, monkeypatch, capsys):
+    """In its buckets, of which the gradients are no views unless it is asked for that."""
+    monkeypatch.chdir(tmp_path)
+    assert plan("--run", str(tmp_path / "run")) == 0
+    alone = capsys.readouterr().out
+    devices = ("--trainer.devices", "2", "--batch.size", "8", "--trainer.strategy", "ddp")
+    assert plan(*devices) == 0
+    several = capsys.readouterr().out
+    assert "validations not counted: give --data" in alone
+    assert "buckets" not in alone
+    assert "weights 69.4 KiB" in alone
+    assert "DDP's buckets 69.4 KiB" in several
+    assert "over" in several
+    assert "times 2 devices" in several
+    peaks = [float(re.findall(r"([\d.]+) KiB on each", text)[0]) for text in (alone, several)]
+    assert peaks[1] - peaks[0] == pytest.approx(69.4, abs=0.2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_says_what_the_run_then_does(data, tmp_path, capsys):
+    assert plan("--data", str(data)) == 0
+    shown = capsys.readouterr().out
+    assert fit(data, tmp_path / "run", *SMALL.split()) == 0
+    started = capsys.readouterr().out
+    said = re.search(r"model +([\d,]+) parameters: flat, d 16, n 2, context 16, voc", shown)
+    assert said
+    assert f"{said[1]} parameters on 1 cpu" in started
+    epochs = re.search(r"6 steps of 4 x 16 = 384 tokens, (\d\.\d\d) epochs of", shown)
+    assert epochs
+    assert f"{epochs[1]} epochs" in started
+    assert re.search(r"memory +[\d.]+ [KM]iB on each of 1 cpu at the peak: weights 69.4 KiB", shown)
+    assert re.search(r"speed +[\d,]+ tokens/s, measured over \d+ steps of 4 x 16 tokens on", shown)
+    assert re.search(r"time +00:\d\d of training, about 00:\d\d for 3 validations", shown)
+    size = (tmp_path / "run" / "models" / "step-000003" / "model.safetensors").stat().st_size
+    found = re.search(
+        r"disk .* 3 model directories of ([\d.]+) KiB, 2 checkpoints of ([\d.]+) Ki", shown
+    )
+    assert found
+    assert float(found[1]) * 1024 == pytest.approx(size, rel=0.05)
+    checkpoint = (tmp_path / "run" / "checkpoints" / "step-000006.ckpt").stat().st_size
+    assert float(found[2]) * 1024 == pytest.approx(checkpoint, rel=0.25)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells")
+@pytest.mark.parametrize(
+    ("threads", "used", "said"),
+    [(2, 0, None), (2, 90, "OMP_NUM_THREADS=1 may be"), (1, 90, "it will be slow")],
+)
+def test_a_busy_machine_is_named(data, tmp_path, monkeypatch, capsys, threads, used, said):
+    """`used` of a hundred ticks, on each core that this process may use."""
+    cores = os.sched_getaffinity(0)
+    texts = [
+        "\n".join(f"cpu{i} {n * used} 0 0 {n * (100 - used)} 0 0 0 0 0 0" for i in cores)
+        for n in (1, 2, 3, 4)
+    ]
+    stat = SimpleNamespace(is_file=lambda: True, read_text=lambda: texts.pop(0))
+    monkeypatch.setattr(busy, "STAT", stat)
+    monkeypatch.setattr(busy, "MOMENT", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert fit(data, tmp_path / "run", "--trainer.max_steps", "3") == 0
+    assert plan() == 0
+    assert not texts
+    lines = [line for line in capsys.readouterr().out.splitlines() if "machine is busy" in line]
+    assert len(lines) == (2 if said else 0)
+    assert all(said in line for line in lines)
