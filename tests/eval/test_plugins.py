@@ -1,8 +1,6 @@
 """A user's own file of lenses: as `docs/extending.md` shows it, and every way in which it fails."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -62,26 +60,3 @@ def test_the_lens_of_the_document_measures_and_draws(plugin, model_directory, tm
     assert "<code>--plugin FILE</code>" in page.read_text(encoding="utf-8")
     said = capsys.readouterr().err.splitlines()
     assert said == ["lens lengths is left out: give the file that defines it as --plugin FILE"]
-
-
-def test_a_lens_of_a_name_that_is_taken_is_refused(tmp_path):
-    """Also where the file comes before the lenses of our own, as in a new process."""
-    path = tmp_path / "again.py"
-    path.write_text("from eval.lenses.lens import lens\n@lens('logit')\ndef measure(*_): ...\n")
-    command = [sys.executable, "-m", "eval", "lenses", "--plugin", str(path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.stderr.startswith(f"error: --plugin {path}: the name logit is taken")
-    assert done.returncode == 2
-
-
-def test_numbers_are_had_without_what_draws():
-    """Neither the help nor the lenses themselves import what draws."""
-    code = (
-        "import sys; from eval.__main__ import main; main(['lenses']);"
-        "import eval.report.inside;"
-        "assert 'vl_convert' not in sys.modules, 'vl_convert is imported';"
-        "sys.exit(main(['lens', '--help']))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "all your rights" in done.stdout.replace("\n", " ")

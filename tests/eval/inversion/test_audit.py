@@ -62,7 +62,6 @@ def test_only_some_positions_are_known(asked):
 @pytest.mark.parametrize(
     ("change", "words", "seen"),
     [
-        (lambda x: x[..., :31], [], "31 channels"),
         (lambda x: x.mT, [], "transposed"),
         (lambda x: x.clone().fill_(torch.nan), [], "not finite"),
         (lambda x: x.to(torch.int8), [], "without a scale"),
@@ -70,8 +69,6 @@ def test_only_some_positions_are_known(asked):
         (lambda x: x, ["--positions", "3", "99"], "0 to 19"),
         (lambda x: x, ["--tensor", "other"], "block.1"),
         (lambda x: x, ["--truth", "one"], "one for each"),
-        (lambda x: x, ["--layer", "9"], "9"),
-        (lambda x: x, ["--scale", "2"], "need none"),
         (lambda x: x[0, 0], [], "(T, width)"),
     ],
 )

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from tokenizers import Tokenizer
 
 from eval import RequestError, activations, open_model, recover
 from tests.arch.test_pretrained import saved, their_model
+from tests.said import one_line
 
 TEXTS = ["Zinc melts at 419 C.", "A map of Lima, 1902?"]  # 20 bytes each
 FAMILIES = {"llama": "llama 2, grouped, scaled", "gpt2": "gpt2"}
@@ -72,12 +72,6 @@ def test_a_hidden_token_is_searched_for(captured):
     assert found.residual.shape == (2, 19)
 
 
-def test_tokens_after_the_last_position_shown_are_none_of_the_answer(captured):
-    model, states = captured
-    found = recover(model, states["1"][0], layer=1, shown="[:, :9, :]", corpus="toy:400")
-    assert found.texts == [TEXTS[0][:9]]
-
-
 def test_what_another_text_gave_is_certified_nowhere(captured):
     model, states = captured
     noise = torch.randn(20, 32, generator=torch.Generator().manual_seed(0))
@@ -95,37 +89,26 @@ def test_bfloat16_weights_prove_nothing(small_model, small_tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("change", "flag", "seen"),
+    ("change", "asked", "seen"),
     [
-        (lambda x: x[..., :31], "outputs", "31 channels"),
-        (lambda x: x[0].T, "outputs", "transposed"),
-        (lambda x: x.long(), "outputs", "int64"),
-        (lambda x: x[0, 0], "outputs", "(32,)"),
-        (lambda x: x[:0], "outputs", "(0, 20, 32)"),
-        (lambda x: torch.cat([x, x], dim=1), "outputs", "40 positions"),
-        (lambda x: x.log(), "outputs", "not finite"),
-        ({"layer": 9}, "layers 9", "0 (the embedding) to 3"),
-        ({"shown": [1, 40]}, "shown", "40"),
-        ({"shown": "[3:]"}, "slice", "[3:]"),
-        ({"part": "head"}, "part", "head"),
-        ({"solver": "magic"}, "magic", "adam"),
-        ({"solver": "alternating"}, "alternating", "1 or more"),
+        (lambda x: x.long(), {}, "int64"),
+        (lambda x: x[:0], {}, "(0, 20, 32)"),
+        (lambda x: torch.cat([x, x], dim=1), {}, "40 positions"),
+        (lambda x: x[..., :31], {}, "31 channels"),
+        (lambda x: x, {"layer": 9}, "0 (the embedding) to 3"),
+        (lambda x: x, {"shown": [1, 40]}, "40"),
+        (lambda x: x, {"shown": "[3:]"}, "[3:]"),
+        (lambda x: x, {"part": "head"}, "head"),
+        (lambda x: x, {"solver": "magic"}, "adam"),
+        (lambda x: x, {"solver": "alternating"}, "1 or more"),
+        (lambda x: x, {"scale": 2.0}, "need none"),
+        (lambda x: x, {"format": "fp8"}, "fp8"),
     ],
 )
-def test_what_cannot_be_recovered_is_one_line(captured, change, flag, seen):
+def test_what_cannot_be_recovered_is_one_line(captured, change, asked, seen):
     model, states = captured
-    asked: dict[str, Any] = {"layer": 1, "corpus": "toy:400"}
-    outputs: Any = states["1"]
-    if callable(change):
-        outputs = change(outputs)
-    else:
-        asked |= change
-    with pytest.raises(RequestError) as told:
-        recover(model, outputs, **asked)
-    line = str(told.value)
-    assert flag in line
-    assert seen in line
-    assert "\n" not in line
+    with one_line(RequestError, seen):
+        recover(model, change(states["1"]), **{"layer": 1, "corpus": "toy:400", **asked})
 
 
 def test_activations_are_those_of_transformers(captured):
@@ -155,9 +138,3 @@ def test_activations_are_those_of_transformers(captured):
             assert row["mixer.2"].shape == (length, 32)
     last = batches[0].outputs["block.1"][2]
     assert not last[5:].any()
-
-
-@pytest.mark.parametrize("site", ["head.1", "block", "block.x", "9"])
-def test_a_site_that_does_not_exist_is_refused_before_any_text(captured, site):
-    with pytest.raises(RequestError, match=site):
-        activations(captured[0], [], [site])

@@ -1,9 +1,6 @@
 """Solvers of one's own: the example of docs/extending.md works; what cannot be used is refused."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -68,13 +65,3 @@ def test_solvers_are_listed_with_settings_and_defaults(example, capsys):
     text = capsys.readouterr().out
     assert "adam.steps=300" in text
     assert "sweep" not in text
-
-
-def test_a_reader_that_has_seen_enough_is_no_error():
-    """As with `python -m eval solvers | head -1`."""
-    read, write = os.pipe()
-    os.close(read)
-    command = [sys.executable, "-m", "eval", "solvers"]
-    done = subprocess.run(command, cwd=ROOT, stdout=write, stderr=subprocess.PIPE, text=True)
-    os.close(write)
-    assert (done.returncode, done.stderr) == (0, "")

@@ -4,10 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from eval.__main__ import main
 from eval.circuit import Circuit
 from eval.probes.jacobian import jacobian, local_geometry
-from eval.rows import read_rows
 
 
 def prompt(length: int = 6) -> Tensor:
@@ -74,27 +72,3 @@ def test_units_are_the_models_own(small_model):
         figures.append(local_geometry(Circuit(model, 1, part="mixer"), prompt(), 1))
     assert figures[0]["sigma_max"] == pytest.approx(figures[1]["sigma_max"], rel=1e-6)
     assert figures[0]["sigma_min"] == pytest.approx(figures[1]["sigma_min"], rel=1e-6)
-
-
-def test_tokens_that_nothing_shows(small_model):
-    model = small_model(mixers=("identity",))
-    figures = local_geometry(Circuit(model, 2), prompt(), 1)
-    assert figures["sigma_max"] == figures["effective_rank"] == 0.0
-    assert figures["condition"] is None
-    assert {p.dtype for p in model.parameters()} == {torch.float32}  # it stays as it is
-
-
-def measure(*words: object) -> int:
-    quick = ["--corpus", "toy:200", "--count", 2, "--length", 6]
-    return main(["geometry", *map(str, (*words, *quick))])
-
-
-def test_geometry_writes_rows(model_directory, tmp_path, capsys):
-    model, out = model_directory(d_model=16), tmp_path / "out"
-    words = [model, "--out", out, "--hidden", 1, 2]
-    assert measure(*words) == 0
-    printed = capsys.readouterr().out
-    assert "effective rank" in printed
-    rows = read_rows([out])
-    assert [row["kind"] for row in rows] == ["geometry"] * 2 * 2 * 2  # layers x hidden x prompts
-    assert all(row["inputs"] == 16 * row["hidden"] for row in rows)

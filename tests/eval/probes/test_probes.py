@@ -1,6 +1,5 @@
-"""Probes against their textbook restatements, on data whose answer is known, and as commands."""
+"""Probes against their textbook restatements, and on data whose answer is known."""
 
-import weakref
 from typing import Any
 
 import numpy as np
@@ -9,8 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eval import RequestError
-from eval.__main__ import main
 from eval.circuit import Circuit
 from eval.classifiers import PRIOR, RIDGE, TokenMoments, calibrated, gaussian, second_moment
 from eval.probes import linear
@@ -23,11 +20,8 @@ from eval.probes.linear import (
     score_unigram,
     token_figures,
 )
-from eval.rows import read_rows
 
 V, D = 12, 5
-QUICK = ["--corpus", "toy:400", "--length", 16, "--train-tokens", 1600, "--valid-tokens", 160]
-QUICK += ["--steps", 2]
 
 
 @pytest.fixture
@@ -115,21 +109,6 @@ def test_offsets_share_their_second_moment(offset, monkeypatch):
     torch.testing.assert_close(plain.second, second_moment(x))
 
 
-@pytest.mark.parametrize(("layer", "offset"), [(0, 0), (2, 0), (0, -1), (0, 1)])
-def test_the_embedding_tells_its_own_token_and_no_other(small_model, layer, offset):
-    """Tokens drawn independently: at layer 0 nothing is to be learnt at other offsets."""
-    figures = read(
-        Circuit(small_model(), layer), random_windows(400), random_windows(20, 4), offset
-    )
-    assert [*figures] == ["gaussian"]
-    assert figures["gaussian"]["count"] == 20 * (16 - abs(offset))
-    if offset:
-        assert abs(figures["gaussian"]["information"]) < 0.05
-    else:
-        assert figures["gaussian"]["top1"] == 1.0
-        assert figures["gaussian"]["information"] > 0.99
-
-
 @pytest.mark.parametrize("offset", [-3, 0, 2])
 def test_an_offset_is_the_token_so_far_away(small_model, offset):
     """Each token is its neighbour's successor: the embedding of one tells all of them."""
@@ -146,70 +125,3 @@ def test_softmax_goes_on_from_the_gaussian_probe(small_model):
     assert fitted["softmax"]["nats"] < fitted["gaussian"]["nats"] - 0.1
     assert fitted["gaussian"]["nats"] == pytest.approx(first["softmax"]["nats"], abs=0.05)
     assert again == fitted
-
-
-def test_outputs_that_are_not_numbers_are_named(small_model):
-    model = small_model()
-    with torch.no_grad():
-        model.blocks[1].norm_token.weight[0] = torch.nan
-    with pytest.raises(RequestError, match="layer 2 gives numbers that are not finite"):
-        outputs_of(Circuit(model, 2), random_windows(10))
-
-
-def probe(*words: object) -> int:
-    return main(["probe", *map(str, (*words, *QUICK))])
-
-
-def test_probes_take_memory_for_one_place_at_a_time(model_directory, tmp_path, monkeypatch):
-    """The weights of all places are several times what is held at once."""
-    made: list[weakref.ref] = []
-    alive: list[int] = []
-
-    def counted(*args: Any) -> TokenMoments:
-        found = original(*args)
-        made.append(weakref.ref(found.total))
-        alive.append(sum(ref() is not None for ref in made))
-        return found
-
-    original = TokenMoments.of
-    monkeypatch.setattr(TokenMoments, "of", counted)
-    assert probe(model_directory(), "--out", tmp_path / "out", "--offsets", -1, 0, 1) == 0
-    assert alive == [1] * 2 * 3
-
-
-def test_what_was_fitted_is_used_again(model_directory, tmp_path, monkeypatch):
-    """Another amount of text to judge on needs no other fit; another seed does."""
-    fits: list[int] = []
-    fit = ProbeFit.fit
-    monkeypatch.setattr(ProbeFit, "fit", lambda self, o: fits.append(o) or fit(self, o))
-    words = [model_directory(), *QUICK, "--offsets", 0, "--layers", 1]
-    for place, valid, more, expected in (
-        ("a", 160, [], [0]),
-        ("a", 320, [], []),
-        ("a", 320, ["--seed", 1], [0]),
-        ("new", 320, [], [0]),
-    ):
-        fits.clear()
-        asked = [*words, "--out", tmp_path / place, "--valid-tokens", valid, *more]
-        assert main(["probe", *map(str, asked)]) == 0
-        assert fits == expected
-    rows, fresh = (
-        {r["key"]: r | {"seconds": 0} for r in read_rows([tmp_path / place])}
-        for place in ("a", "new")
-    )
-    assert fresh.items() <= rows.items()
-
-
-def test_probe_writes_rows_once(model_directory, tmp_path, capsys):
-    before, after, out = model_directory(), model_directory(step=5), tmp_path / "out"
-    words = [before, after, "--out", out, "--offsets", -1, 0, "--layers", 1, 2]
-    assert probe(*words) == 0
-    assert "gaussian" in capsys.readouterr().out
-    rows = read_rows([out])
-    assert len(rows) == 2 * 2 * 2 * 2  # checkpoints x layers x offsets x kinds
-    assert {row["kind"] for row in rows} == {"probe"}
-    for row in rows:
-        assert row["gain"] == pytest.approx(row["unigram"]["nats"] - row["nats"])
-        assert row["count"] == row["unigram"]["count"] == 10 * (16 + min(0, row["offset"]))
-    assert probe(*words[:-2], 0, 1) == 0  # what is new is added
-    assert len(read_rows([out])) == len(rows) + 2 * 2 * 2

@@ -1,24 +1,16 @@
 """The page and the terminal's table of recoveries, on made-up rows."""
 
-import re
-
 import pytest
 
 from arch.files import write_text
 from eval import RequestError
-from eval.__main__ import main
 from eval.measurements import frame
-from eval.report.page import curves, render_page, training_tables
-from eval.report.prompts import choose_example, draw_prompts
-from eval.report.recoveries import ANSWERS, asked, deepest, recoveries, terminal_text
-from eval.rows import Results
+from eval.report.page import curves, render_page
+from eval.report.prompts import draw_prompts
+from eval.report.recoveries import ANSWERS, asked, recoveries, terminal_text
 from eval.tables import percent, share_text
 from tests.eval.report.cases import (
     Page,
-    about,
-    bits_row,
-    checkpoint_of,
-    every_kind,
     expected_share,
     make_row,
     make_rows,
@@ -38,18 +30,6 @@ def figures(rows):
 def found(rows, *names):
     """Fields of the figures of rows."""
     return [tuple(record[name] for name in names) for record in figures(rows)]
-
-
-def test_every_figure_is_counted_from_ranks():
-    records = figures(ROWS)
-    assert len(records) == 2 * 2 * 3 * 3 * 3
-    for r in records:
-        kind, k = QUESTIONS[r["tokens"]]
-        step = {"before": 0, "after": 300}[r["phase"]]
-        place = {"model": r["model"], "step": step, "layer": r["layer"], "method": r["solver"]}
-        assert r["top1"] == pytest.approx(expected_share(ROWS, kind, k, **place))
-        assert (r["prompts"], r["models"]) == (8, 1)
-        assert r["top1_low"] <= r["top1"] <= r["top1_high"]
 
 
 def test_the_page_has_them_at_the_deepest_layer_before_and_after_training():
@@ -173,17 +153,6 @@ def test_figures_are_told_apart_by(rows, names, expected):
     assert found(rows, *names.split()) == expected
 
 
-def test_the_deepest_layer_is_of_each_question_and_blocks_come_first():
-    rows = [make_row(layer=2), make_row(layer=4, hidden=1), make_row(layer=3),
-            make_row(key="m", site={"layer": 4, "part": "mixer"})]  # fmt: skip
-    kept = deepest(figures(rows))
-    assert [(r["hidden"], r["site"]) for r in kept] == [(1, "4"), (3, "3")]
-    wide = make_row(key="w", checkpoint=checkpoint_of(make_row()["checkpoint"], d_model=512))
-    names = [table["model"] for table in training_tables(figures([make_row(), wide]))]
-    assert len(set(names)) == 2
-    assert all(name.startswith("llama (") for name in names)
-
-
 def test_layers_noise_and_channels_are_curves_and_count_in_nothing_else():
     plain = make_rows(models=("flat",), layers=(2, 4), hidden=(0,), count=2)
     rows = list(plain)
@@ -230,45 +199,3 @@ def test_tokens_have_their_marks():
     tail = make_row(length=4, slice="[:, :2, :]", hidden=2, share=(1.0, 1.0))
     ((prompt,), _) = drawn([tail])
     assert [marks for _, marks in prompt.sheets[0].truth] == ["", "", "k", "k"]
-
-
-def test_prompts_are_drawn_as_far_as_there_is_room():
-    rows = [make_row(length=256, prompt=p, method="adam") for p in range(80)]
-    prompts, known = drawn(rows)
-    assert (len(prompts), known) == (15_000 // 256, 80)
-    html = render_page(rows)
-    assert f"{80 - len(prompts)} more are not drawn" in html
-    assert len(html) < 1_000_000
-    several = [make_row(hidden=k, prompt=p) for k in (0, 3, 1) for p in range(2)]
-    example = choose_example(drawn(several)[0])
-    assert example
-    assert (example.hidden, example.question) == (3, "3 hidden tokens")
-
-
-def test_many_rows_give_a_page_of_reasonable_size():
-    rows = []
-    for seed in range(2):
-        for row in make_rows(layers=(1, 2, 3, 4), steps=(0, 100, 300), count=4):
-            own = row["checkpoint"] | {"name": f"{row['checkpoint']['name']}-s{seed}",
-                                       "weights_sha256": f"{row['key']} {seed}"}  # fmt: skip
-            own["weights_sha256"] = f"{own['name']}{own['step']}"
-            rows.append(row | {"checkpoint": own, "key": f"{row['key']} {seed}"})
-    html = render_page(rows)
-    assert len(html.encode()) < 1_500_000
-    assert "flat, 2 training seeds" in Page(html).words
-    assert "4 prompts x 2 training seeds" in html
-
-
-def test_rows_of_every_kind_have_their_numbers(tmp_path):
-    rows = [r for step in (0, 100) for r in every_kind(about(step))]
-    rows += [bits_row(about(100), 0, 2.0)]
-    Results(tmp_path / "results").append(rows)
-    path = tmp_path / "page.html"
-    assert main(["report", str(tmp_path / "results"), "--out", str(path)]) == 0
-    page = Page(path.read_text())
-    tables = {" ".join(table[0]): table for table in page.tables}
-    (loss,) = [table for head, table in tables.items() if "bits/byte" in head]
-    assert loss[1][:4] == ["flat", "0", "toy", "2"]
-    assert re.match(r"2\.525 \(", loss[1][4])
-    assert {"Probe: 2 lines", "Geometry: 2 lines"} <= set(re.findall(r"\w+: \d+ lines", page.words))
-    assert "The prompts" not in page.words
