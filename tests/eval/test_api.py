@@ -12,8 +12,8 @@ import pandas
 import pytest
 
 import eval as evals
-from eval.__main__ import COMMANDS, command_function, main
-from eval.flags import flag_name, read_arguments
+from eval.__main__ import command_function, main
+from eval.flags import read_arguments
 from eval.result import Result
 from eval.views import summary
 
@@ -31,17 +31,6 @@ print({"torch", "numpy", "pandas", "tokenizer"} & set(sys.modules))
 def test_help_of_every_command_needs_no_torch():
     done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_help_of_a_command_says_what_every_parameter_is(name, capsys):
-    with pytest.raises(SystemExit) as end:
-        main([name, "--help"])
-    said = capsys.readouterr().out
-    assert end.value.code == 0
-    for parameter in signature(command_function(name)).parameters.values():
-        positional = parameter.default is parameter.empty or parameter.name == "runs"
-        assert positional or f"{flag_name(parameter.name)}" in said
 
 
 READ = [

@@ -111,3 +111,8 @@ def test_questions_wait_in_a_line_that_ends(explored):
                 break
             time.sleep(0.1)
         assert json.loads(text.splitlines()[-1]) == {"type": "end"}
+
+
+def test_a_question_ends_when_its_time_is_over(explored):
+    with running([str(explored)], seconds=0.5) as port:
+        assert "stopped after 0.5 s" in asked(port, models=[FLAT], **SLOW)[-1]["stopped"]

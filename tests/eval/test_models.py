@@ -10,7 +10,7 @@ import eval as evals
 from arch import LanguageModel, ModelError
 from eval.artefacts import fitted
 from eval.inversion.controls import derive
-from eval.memory import candidates_at_once, rows_at_once
+from eval.memory import candidates_at_once, host_memory, rows_at_once
 from eval.models import model_directory, open_checkpoint, open_model
 from tests.arch.cases import byte_tokenizer
 from tests.arch.test_pretrained import their_model
@@ -69,6 +69,40 @@ def test_a_model_that_sees_the_future_is_refused(small_model, small_tokenizer):
 
 def fast_tokenizer() -> transformers.PreTrainedTokenizerFast:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer())
+
+
+GB = 1 << 30
+UNLIMITED = 9223372036854771712  # as version 1 says it
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("0::/", {"": (8 * GB, 3 * GB, GB)}, 6 * GB),  # a container's root
+        ("0::/a/b", {"a/b": (2 * GB, 0, 0), "a": (8 * GB, 7 * GB, 0)}, GB),
+        ("0::/a", {"other": (GB, 0, 0)}, 64 * GB),
+        ("4:memory:/d\n0::/", {"memory": (UNLIMITED, GB, 0), "memory/d": (4 * GB, GB, 0)}, 3 * GB),
+        # the file system shows the container its own group as the root
+        ("4:memory:/docker/1\n3:cpu:/", {"memory": (4 * GB, 3 * GB, GB)}, 2 * GB),
+    ],
+)
+def test_a_container_s_limit_is_the_machine_s_memory(
+    tmp_path, monkeypatch, groups, files, expected
+):
+    page = {"SC_PAGE_SIZE": 1 << 12, "SC_PHYS_PAGES": 1 << 24}
+    monkeypatch.setattr("os.sysconf", page.get)
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "self" / "cgroup").write_text(groups + "\n")
+    for group, values in files.items():
+        place = tmp_path / "sys" / "fs" / "cgroup" / group
+        place.mkdir(parents=True, exist_ok=True)
+        first = group.startswith("memory")
+        names = ("limit_in_bytes", "usage_in_bytes") if first else ("max", "current")
+        for name, value in zip(names, values, strict=False):
+            (place / f"memory.{name}").write_text(f"{value}\n")
+        dropped = "total_inactive_file" if first else "inactive_file"
+        (place / "memory.stat").write_text(f"anon 5\n{dropped} {values[2]}\nfile 7\n")
+    assert host_memory(tmp_path) == expected
 
 
 def test_a_batch_is_what_the_memory_bears(model_directory, monkeypatch):

@@ -9,6 +9,7 @@ from eval import RequestError
 from eval.__main__ import main
 from eval.measurements import coordinates, frame
 from eval.recoveries import hidden_positions, is_false_accept
+from eval.report.page import render_page
 from eval.rows import Results, read_rows
 from eval.statistics import at_most, clustered, wilson
 from eval.summary import sum_up, summarise, wide
@@ -20,7 +21,7 @@ from eval.tables import (
     share_text,
 )
 from eval.verdicts import QUANTITIES, SHORT, accepts, join_rows, verdict_lines
-from tests.eval.report.cases import about, every_kind, make_row, make_rows
+from tests.eval.report.cases import about, every_kind, lens, make_row, make_rows
 
 ROWS = make_rows(count=6)
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -280,3 +281,29 @@ def test_positions_that_padding_hides():
     own = {"length": 4, "slice": "[:, -1, :]"}
     assert hidden_positions(make_row(**own, hidden=3)) == {0, 1, 2}
     assert hidden_positions(make_row(**own, hidden=4, padded=True)) == {0, 1, 2, 3}
+
+
+def test_margins_of_searches_that_arrived():
+    kind: dict = {"method": "alternating"}
+    arrived = make_row(margin_bits=3.0, **kind)
+    near = make_row(margin_bits=2.0, prompt=1, **kind)
+    lost = make_row(margin_bits=0.0, prompt=2, verdict=["not found"] * 16, **kind)
+    assert only(sum_up([arrived, near, lost]))["margin_bits"] == 2
+    shuffled = make_row(margin_bits=0.0, verdict=None, control="shuffled", **kind)
+    assert only(sum_up([shuffled]))["margin_bits"] is None
+    assert render_page([shuffled])
+
+
+def test_figures_of_a_lens_at_one_place_are_not_pooled():
+    figures = {"near": 1.0, "far": 3.0}
+    rows = [lens(about(0), v) | {"key": name, "figure": name} for name, v in figures.items()]
+    (record,) = sum_up(rows, kind="lens")
+    assert (record["near"], record["far"]) == (1.0, 3.0)
+
+
+def test_n_counts_the_prompts_whose_rows_have_the_figure():
+    rows = [make_row(method="adam", prompt=p, length=16 + p, seed=p) for p in range(10)]
+    for p, row in enumerate(rows):
+        row["set_recall"] = 0.5 if p < 3 else None
+    figures = summarise(frame(rows), ["model"], ["observed"]).set_index("quantity")
+    assert (figures["n"]["set_recall"], figures["n"]["exact"]) == (3, 10)

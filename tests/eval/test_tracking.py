@@ -6,6 +6,7 @@ import struct
 from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import wandb
@@ -125,49 +126,20 @@ def test_table_and_page_are_logged(tracked, runs_of_two):
         assert Path(entry.local_path).is_file()
 
 
-class Quiet:
-    """Stands for a W&B run."""
-
-    def __init__(self, **arguments):
-        self.arguments, self.id, self.logged, self.ended = arguments, arguments["id"], [], None
-
-    def define_metric(self, *_, **__):
-        pass
-
-    def log(self, figures):
-        self.logged.append(figures)
-
-    def log_artifact(self, artifact):
-        pass
-
-    def finish(self, exit_code=0):
-        self.ended = exit_code
-
-
-@pytest.fixture
-def runs(monkeypatch, tmp_path):
-    """Runs begun, without W&B's processes."""
-    begun = []
-
-    def init(**arguments):
-        begun.append(Quiet(**arguments))
-        return begun[-1]
-
-    monkeypatch.setattr(wandb, "init", init)
+def test_again_is_the_same_run(monkeypatch, tmp_path):
+    """Runs are begun with what they were begun with before; W&B's processes are left out."""
+    begin = MagicMock(side_effect=lambda **asked: MagicMock(id=asked["id"]))
+    monkeypatch.setattr(wandb, "init", begin)
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
-    return begun
-
-
-def test_again_is_the_same_run(runs, tmp_path):
     rows = [make_row(), make_row("flat")]
     first = track_results(tmp_path, rows)
     assert len(set(first)) == 2
     assert track_results(tmp_path, rows, mode="online", project="other") == first
     assert set(track_results(tmp_path / "other", rows)).isdisjoint(first)
-    assert [run.arguments["name"] for run in runs] == ["llama", "flat"] * 3
-    assert [run.arguments["mode"] for run in runs[::2]] == ["offline", "online", "offline"]
-    assert [run.arguments["resume"] for run in runs[::2]] == [None, "allow", None]
-    assert {run.ended for run in runs} == {0}
+    asked = [call.kwargs for call in begin.call_args_list]
+    assert [each["name"] for each in asked] == ["llama", "flat"] * 3
+    assert [each["mode"] for each in asked[::2]] == ["offline", "online", "offline"]
+    assert [each["resume"] for each in asked[::2]] == [None, "allow", None]
 
 
 def test_online_without_an_account_is_one_line(tmp_path, monkeypatch, capsys):

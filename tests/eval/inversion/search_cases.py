@@ -15,6 +15,8 @@ from eval.inversion.solver import Answer, ask_solver, solvers
 from eval.slices import Slice
 
 MIXERS = ["flat", "attention(heads=2, kv_heads=1)", "attention+flat"]
+TEXTS = ["Zinc melts at 419 C.", "A map of Lima, 1902?"]
+"""Of 20 bytes each."""
 QUICK: dict[str, dict[str, Any]] = {
     "adam": {"steps": 150},
     "descent": {"steps": 300, "rate": 0.1},

@@ -136,7 +136,7 @@ def relative(outputs: Tensor, target: Tensor) -> Tensor:
     return ((outputs - target).norm(dim=-1) / target.norm(dim=-1)).square().sum()
 
 
-STEPS = 6
+STEPS = 20
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """What cannot be known: no certificate in half precision, no tokens after those shown, no NaN."""
 
+import json
+import math
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from eval.inversion.ask import Question, plan
 from eval.inversion.solver import parse_solvers
 from eval.models import Checkpoint, open_checkpoint
 from eval.recoveries import hidden_positions
-from eval.rows import Row, read_rows
+from eval.rows import Results, Row, read_rows
 from eval.slices import Slice
 from eval.summary import sum_up
 from eval.text import Prompt, random_prompts
@@ -111,3 +113,26 @@ def test_a_descent_that_diverged_says_so_and_nothing_else(model_directory, tmp_p
     assert record["self_rank"] == 200
     assert main(["summary", str(tmp_path)]) == 0
     assert "diverged" in capsys.readouterr().out
+
+
+def test_rows_hold_no_numbers_that_json_has_not(tmp_path):
+    results = Results(tmp_path)
+    for value in (math.nan, math.inf, -math.inf):
+        row = {"key": "a", "kind": "loss", "self": {"rank": [0.0, value]}, "seconds": 1.0}
+        with pytest.raises(ValueError, match="JSON"):
+            results.append([row])
+    assert results.keys == set()
+    results.append([{"key": "a", "kind": "loss", "self": None}])
+    (line,) = (tmp_path / "rows.jsonl").read_text().splitlines()
+    assert json.loads(line)["self"] is None
+
+
+def test_missing_figures_are_left_out_of_medians_and_counted(model_directory, tmp_path):
+    shown = ["--slices", "[:, 0:, :]", "--methods", "adam", "--set", "adam.steps=50"]
+    assert invert(model_directory(), "--out", tmp_path, *RANDOM, *shown) == 0
+    rows = read_rows([tmp_path])
+    for row, steps in zip(rows, [10, None, 30, None, 20, None, None, None], strict=True):
+        row["steps_to_solve"] = steps
+    found = sum_up(rows)[0]
+    assert (found["steps_to_solve"], found["solved"], found["diverged"]) == (20, 3, 0)
+    assert torch.tensor(found["self"]).isfinite()

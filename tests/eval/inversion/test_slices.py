@@ -167,3 +167,14 @@ LENGTH, COUNT = 6, 4
 
 
 PROMPTS, LAYERS = 100, (1, 2, 3)
+
+
+def test_floors_of_a_slice_are_of_its_channels_alone(small_model):
+    """A channel slice's floor is measured on those channels, not on the whole width."""
+    circuit, truth = Circuit(small_model(), 2), prompts()
+    ((_, rounding),) = capture([circuit], truth)
+    whole, few = rounding.norm(dim=-1), rounding[..., :2].norm(dim=-1)
+    assert (few <= whole).all()
+    assert (few < whole).any()
+    outputs = circuit.of_tokens(truth)[..., :2]
+    assert (few >= 0.99 * torch.finfo(torch.float32).eps * outputs.norm(dim=-1)).all()

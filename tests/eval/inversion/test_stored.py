@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from eval import RequestError, activations, open_model, recover
 from eval.inversion.stored import read_stored, read_tensors
-from tests.eval.inversion.test_recover import TEXTS, directories  # noqa: F401
+from tests.eval.inversion.search_cases import TEXTS
 from tests.said import one_line
 
 KINDS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -44,7 +44,7 @@ def test_integers_stand_for_their_scale(shape):
 
 
 @pytest.fixture
-def captured(directories) -> tuple[str, dict[str, torch.Tensor]]:  # noqa: F811
+def captured(directories) -> tuple[str, dict[str, torch.Tensor]]:
     path = directories["llama"]
     return f"hf:{path}", load_file(f"{path}/states.safetensors")
 
@@ -75,7 +75,7 @@ def test_short_numbers_are_recovered(captured, kind, layer):
 
 
 @pytest.mark.parametrize("part", ["rotated_key", "value"])
-def test_a_cache_gives_the_text_away(directories, part):  # noqa: F811
+def test_a_cache_gives_the_text_away(directories, part):
     """The cache of transformers itself, and its tensors in bfloat16."""
     from transformers import AutoModelForCausalLM
 
@@ -96,7 +96,7 @@ def test_a_cache_gives_the_text_away(directories, part):  # noqa: F811
 @pytest.mark.parametrize("site", ["block.0", "block.2", "mixer.1", "stream.3", "rotated_key.2",
                                   "key.1", "value.3"])  # fmt: skip
 @pytest.mark.parametrize("kind", ["fp32", "bf16"])
-def test_the_site_is_found(directories, site, kind):  # noqa: F811
+def test_the_site_is_found(directories, site, kind):
     checkpoint = open_model(f"hf:{directories['llama']}")
     (batch,) = activations(checkpoint, TEXTS, site)
     found = recover(checkpoint, batch.outputs[site].to(KINDS[kind]), corpus="toy:400")

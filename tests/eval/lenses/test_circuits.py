@@ -10,6 +10,7 @@ from arch.mixers import Expanded, Headed, Kernel, Parallel
 from arch.pretrained import PretrainedModel
 from eval.lenses.circuits import (
     attention_pattern,
+    by_lag,
     copying,
     maps_of,
     separated,
@@ -18,6 +19,7 @@ from eval.lenses.circuits import (
     value_maps,
 )
 from eval.lenses.trace import trace
+from eval.ranks import effective_rank
 from tests.arch.cases import MIXERS, random_mixer, random_tokens, scramble
 from tests.arch.cases import small_model as tiny_model
 from tests.arch.test_pretrained import their_model
@@ -127,3 +129,12 @@ def test_a_part_minds_positions_or_features_or_both(entry, minded, unminded):
              for place in minded + unminded}  # fmt: skip
     assert min(min(sizes[place]) for place in minded) > 0.01
     assert max(max(sizes[place]) for place in unminded) < 1e-9
+
+
+def test_profiles_and_ranks_by_hand():
+    w = torch.tensor([[2.0, 0, 0], [-1, 3, 0], [1, -1, 2]])
+    found = by_lag(torch.stack([w, 2 * w]))
+    torch.testing.assert_close(found, torch.tensor([[7 / 3, 1, 1], [14 / 3, 2, 2]]))
+    singular = torch.tensor([[2.0, 2, 2, 0], [5, 0, 0, 0], [3, 1, 0, 0]])
+    two = torch.distributions.Categorical(torch.tensor([0.75, 0.25])).entropy().exp()
+    torch.testing.assert_close(effective_rank(singular), torch.tensor([3.0, 1.0, float(two)]))

@@ -1,13 +1,17 @@
 """The page and the terminal's table of recoveries, on made-up rows."""
 
+from typing import Any
+
 import pytest
 
 from arch.files import write_text
 from eval import RequestError
+from eval.__main__ import main
 from eval.measurements import frame
 from eval.report.page import curves, render_page
 from eval.report.prompts import draw_prompts
 from eval.report.recoveries import ANSWERS, asked, recoveries, terminal_text
+from eval.rows import read_rows
 from eval.tables import percent, share_text
 from tests.eval.report.cases import (
     Page,
@@ -102,29 +106,6 @@ def test_rows_of_which_there_is_nothing_to_say_are_one_clear_line():
         asked(frame([make_row(self=None, nonself=None)]))
 
 
-PARTIAL = {
-    "one row": [make_row()],
-    "untrained only": make_rows(steps=(0,), count=1),
-    "no floor": [make_row(method="alternating", floor=0.0)],
-    "a method of tomorrow": [make_row(method="adam"), make_row() | {"method": "beam", "key": "b"}],
-    "last position only": [make_row(slice="[:, -1, :]", hidden=15)],
-    "prompt sets": make_rows(models=("flat",), count=2, prompts=("random", "story", "mine")),
-    "long prompt": [make_row(length=200)],
-    "several seeds": [make_row(seed=seed) for seed in range(3)],
-    "all hidden": [make_row(hidden=16, length=16)],
-    "no plain question": [make_row(noise=0.5), make_row(control="shuffled", verdict=None, key="b")],
-    "chance alone": [make_row() | {"method": "chance", "family": "control"}],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("rows", PARTIAL.values(), ids=PARTIAL)
-def test_partial_input_gives_a_whole_page(rows):
-    page = Page(render_page(rows))
-    assert "Before and after training" in page.words
-    assert "The prompts" in page.words
-    assert terminal_text(rows)
-
-
 @pytest.mark.parametrize(
     ("rows", "names", "expected"),
     [
@@ -199,3 +180,23 @@ def test_tokens_have_their_marks():
     tail = make_row(length=4, slice="[:, :2, :]", hidden=2, share=(1.0, 1.0))
     ((prompt,), _) = drawn([tail])
     assert [marks for _, marks in prompt.sheets[0].truth] == ["", "", "k", "k"]
+
+
+def kinds(row: dict[str, Any]) -> dict[str, Any]:
+    """The fields, those of what is nested too; none of free form."""
+    free = ("settings", "notes")
+    return {k: kinds(v) if isinstance(v, dict) and k not in free else None for k, v in row.items()}
+
+
+@pytest.mark.parametrize(("method", "hidden"), [("sweep", 0), ("alternating", 1), ("descent", 3)])
+def test_made_up_rows_have_the_fields_of_real_ones(method, hidden, model_directory, tmp_path):
+    asked = ["--methods", method, "--slices", f"[:, {hidden}:, :]", "--layers", "1"]
+    asked += ["--text", "Once upon a time", *(["--set", "descent.steps=1"] if hidden == 3 else [])]
+    out = tmp_path / "out"
+    assert main(["invert", str(model_directory()), "--out", str(out), *asked]) == 0
+    (real,) = read_rows([out])
+    made = make_row(method=method, hidden=hidden, length=real["length"])
+    assert kinds(made) == kinds(real)
+    for name, value in real.items():
+        if name not in ("criterion", "permuted", "certificate"):
+            assert type(made[name]) is type(value) or None in (made[name], value), name
