@@ -9,14 +9,13 @@ import torch
 
 from arch import LanguageModel, ModelConfig
 from arch.directory import save_model
-from arch.files import write_text
 from eval.__main__ import main
+from eval.figures import write_figures
 from eval.lenses.lens import lenses, read_documents
 from eval.lenses.markup import highlighted
 from eval.lenses.table import Table
 from eval.report.inside import LensSection, lens_sections
-from eval.report.page import render_page
-from eval.rows import read_rows
+from eval.rows import Results, read_rows
 from tests.browser_cases import opened
 from tests.eval.lenses.cases import story_tokenizer
 from tests.eval.report.cases import Page, checkpoint_of, lens, make_row, make_rows, tick_labels
@@ -85,15 +84,15 @@ def results(tmp_path_factory):
     asked = ["--text", 'Tom said "<b>hi</b>". The dog was sad.', "The cat and the dog ran.",
              "--corpus", "toy:900", "--tokens", "2000"]  # fmt: skip
     assert main(["lens", *map(str, paths), "--out", str(out), *asked]) == 0
+    Results(out).append(make_rows(count=2))
+    page = ["--out", str(out / "page.html"), "--figures", str(out / "figures")]
+    assert main(["report", str(out), *page]) == 0
     return out
 
 
 @pytest.fixture(scope="module")
 def page_of_all(results):
-    path = results / "page.html"
-    rows = [*read_rows([results]), *make_rows(count=2)]
-    write_text(path, render_page(rows, None, list(read_documents(results))))
-    return path
+    return results / "page.html"
 
 
 def test_every_lens_has_its_figures_and_texts_stay_texts(page_of_all):
@@ -115,20 +114,18 @@ def test_every_lens_has_its_figures_and_texts_stay_texts(page_of_all):
 
 
 def test_every_figure_is_a_file_too_and_no_tick_is_written_twice(results, tmp_path):
-    for kind, begins in (("svg", b"<svg"), ("png", b"\x89PNG")):
-        asked = ["--out", str(tmp_path / "page.html"), "--figures", str(tmp_path / kind)]
-        assert main(["report", str(results), *asked, "--format", kind]) == 0
-        documents, rows = list(read_documents(results)), read_rows([results])
-        drawn = [f.name for section in lens_sections(documents, rows) for f in section.figures]
-        files = sorted((tmp_path / kind).iterdir())
-        assert [path.stem for path in files] == sorted(drawn)
-        assert len(files) > 20
-        assert all(path.read_bytes().startswith(begins) for path in files)
-    axes = {path.name: tick_labels(path) for path in (tmp_path / "svg").iterdir()}
+    sections = lens_sections(list(read_documents(results)), read_rows([results]))
+    figures = {figure.name: figure for section in sections for figure in section.figures}
+    files = sorted((results / "figures").iterdir())
+    assert len(files) > 20
+    assert figures.keys() <= {path.stem for path in files}
+    axes = {path.name: tick_labels(path) for path in files}
     twice = {name: [a for a in some if len(set(a)) < len(a)] for name, some in axes.items()}
     assert {name: some for name, some in twice.items() if some} == {}
     assert ["0", "1", "2"] in axes["residual-norm.svg"]
     assert ["1", "2"] in axes["residual-updates.svg"]
+    (png,) = write_figures(tmp_path, [figures["residual-norm"]], "png")
+    assert png.read_bytes().startswith(b"\x89PNG")
 
 
 COLOURS = """() => {
