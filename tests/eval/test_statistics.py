@@ -97,8 +97,7 @@ def coverage(P, M, of_prompts, of_models, dealt=False):
     return held / rounds
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.05, 0.2])
-@pytest.mark.parametrize(("P", "M"), [(50, 3), (51, 5), (60, 12)])
+@pytest.mark.parametrize(("P", "M", "spread"), [(50, 3, 0.2), (51, 5, 0.0), (60, 12, 0.05)])
 def test_coverage_of_prompts_dealt_out_to_models(P, M, spread):
     assert 0.9 < coverage(P, M, 0.15, spread, dealt=True) < 0.995
 
@@ -221,7 +220,7 @@ def windows_of(rng, pairs, gap, spread):
     return sizes * (hard + noise[0]), sizes * (hard - gap + noise[1]), sizes, False
 
 
-@pytest.mark.parametrize("pairs", [8, 20, 40])
+@pytest.mark.parametrize("pairs", [8, 40])
 @pytest.mark.parametrize("design", [prompts_of, windows_of])
 def test_intervals_of_differences_cover_as_stated(design, pairs):
     """95 % intervals hold the true difference in 92 to 98 of 100 draws, and p is no smaller than
