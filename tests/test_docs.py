@@ -33,7 +33,7 @@ FIRST = "README.md"
 API = "docs/python-api.md"
 """The page whose blocks of Python are run, after its commands."""
 Places = dict[str, Path]
-SHORT = "--trainer.max_steps 4 --schedule.warmup_steps 1 --sample_prompts [] --wandb disabled"
+SHORT = "--trainer.max_steps 4 --schedule.warmup_steps 1 --wandb disabled"
 """What makes README's training of a text file short."""
 
 

@@ -3,7 +3,6 @@
 import copy
 import itertools
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +10,6 @@ import torch
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from eval import RequestError, bits
-from eval.__main__ import main
 from eval.circuit import Circuit
 from eval.information.measure import (
     Candidates,
@@ -31,9 +28,6 @@ from eval.information.posterior import (
     quantise,
 )
 from eval.inversion.problem import capture
-from eval.measurements import frame
-from eval.rows import read_rows
-from eval.summary import sum_up
 
 V = 40
 MIXERS = ["flat", "attention", "headed(heads=2)"]
@@ -80,8 +74,9 @@ def test_candidates_outputs_are_those_of_full_passes(circuit, passage, monkeypat
     torch.testing.assert_close(ours.double(), whole(circuit, passage), rtol=1e-4, atol=1e-4)
 
 
-def test_information_is_that_of_bayes_rule_by_hand(circuit, passage):
+def test_information_is_that_of_bayes_rule_by_hand(small_model, passage):
     """Densities of numpy, candidate by candidate, with draws of their own."""
+    circuit = Circuit(small_model(mixers=("attention",), vocab_size=V), 2)
     few = figures(circuit, passage, draws=2000)["bits"]["unigram"]["noise 1 rms"]
     outputs, truth = whole(circuit, passage).numpy(), passage.truth
     prior = candidates().unigram.numpy().astype(float)
@@ -146,17 +141,6 @@ def test_candidates_of_one_code_are_counted_one_by_one():
         assert bits.tolist() == pytest.approx(expected, abs=1e-5)
 
 
-def test_more_is_known_of_more_positions_and_of_finer_codes(circuit, passage):
-    row = figures(circuit, passage)
-    uniform = row["bits"]["uniform"]
-    for kinds in uniform.values():
-        assert kinds["cumulative"][3] >= kinds["cumulative"][1] - 0.05
-        assert max(kinds["cumulative"]) <= math.log2(V) + 1e-3
-    assert uniform["bf16"]["cumulative"] == pytest.approx([math.log2(V)] * 4, abs=1e-3)
-    assert uniform["noise 0.0625 rms"]["alone"][1] > uniform["noise 1 rms"]["alone"][1]
-    assert uniform["int2"]["alone"][1] <= uniform["int8"]["alone"][1]
-
-
 def test_effects_and_margins_are_those_of_the_outputs(circuit, passage):
     row, outputs = figures(circuit, passage), whole(circuit, passage)
     truth = outputs[passage.truth]
@@ -174,71 +158,3 @@ def test_effects_and_margins_are_those_of_the_outputs(circuit, passage):
     others = [v for v in range(V) if v != passage.truth]
     nearest = ((outputs - truth).norm(dim=-1)[others].amin(dim=0) / floor).log2()
     assert margins["alone"] == pytest.approx(nearest[[0, 1, 2, 7]].tolist(), abs=0.05)
-
-
-def test_what_cannot_be_asked_is_refused(circuit, passage):
-    few = torch.full((3,), 1 / 3)
-    for chosen, distance, message in (
-        (candidates(), 8, "distance 8: the passage has 7 tokens"),
-        (Candidates(torch.arange(3), few), 1, "token 9 is none of the 3 candidates"),
-    ):
-        question = Question(distances=(distance,))
-        with pytest.raises(RequestError, match=message):
-            measure_bits(circuit, passage, chosen, torch.ones(32), torch.ones(12, 32), question)
-
-
-@pytest.fixture
-def trained(model_directory):
-    """A model at two training steps."""
-    return [str(model_directory("flat", step=step)) for step in (0, 10)]
-
-
-SMALL = ["--count", "3", "--before", "4", "--distances", "0", "1", "3", "--draws", "2"]
-SMALL += ["--noise", "0.25", "--quantisers", "int4", "bf16"]
-
-
-def test_the_command_writes_rows_and_a_refusal_no_directory(trained, tmp_path, capsys):
-    out = str(tmp_path / "out")
-    assert main(["bits", *trained, "--out", out, *SMALL]) == 0
-    assert "n = 3 passages" in capsys.readouterr().out
-    rows = read_rows([out])
-    assert [row["kind"] for row in rows] == ["bits"] * 6
-    assert len({row["truth"][0] for row in rows}) == 3  # the same of both steps
-    assert main(["bits", trained[0], "--corpus", "toy:40", "--out", str(tmp_path / "a/b")]) == 2
-    assert not (tmp_path / "a").exists()
-
-
-def test_keys_and_values_are_asked_as_blocks_are(model_directory):
-    path = model_directory(mixers=("attention(heads=4, kv_heads=2)",))
-    asked: dict[str, Any] = {"corpus": "toy:400", "count": 1, "candidates": 20, "distances": [0, 1]}
-    for part in ("key", "rotated_key", "value"):
-        (row,) = bits(path, layers=2, part=part, **asked).rows
-        assert row["site"] == {"layer": 2, "part": part}
-        assert row["margin_bits"]["alone"][0] > 5
-    with pytest.raises(RequestError, match="Flat"):
-        bits(model_directory("other"), layers=2, part="key", **asked)
-
-
-def test_the_summary_has_the_mean_of_passages_by_distance(trained, tmp_path):
-    result = bits(trained[0], count=3, before=4, distances=[1, 3], noise=0.25, draws=2)
-    records = sum_up(result.rows, "bits")
-    place = {"precision": "int4", "prior": "unigram", "shown": "alone", "distance": 3}
-    (record,) = [r for r in records if place.items() <= r.items()]
-    values = [row["bits"]["unigram"]["int4"]["alone"][1] for row in result.rows]
-    assert record["bits"] == pytest.approx(sum(values) / 3)
-    assert record["bits_low"] <= record["bits"] <= record["bits_high"]
-    assert (record["prompts"], record["models"], record["layer"]) == (3, 1, 2)
-    tidy = frame(result.rows)
-    same = tidy[tidy.quantity.eq("bits") & tidy.precision.eq("int4") & tidy.prior.eq("unigram")]
-    chosen = same.shown.eq("alone") & same.distance.eq(3)
-    assert list(same.loc[chosen, "value"]) == values
-
-
-def test_rows_of_other_candidates_are_not_pooled(trained, tmp_path):
-    out = str(tmp_path / "out")
-    for few in ([], ["--candidates", "200"]):
-        assert main(["bits", trained[0], "--out", out, *SMALL, *few]) == 0
-    place = {"precision": "int4", "prior": "uniform", "shown": "alone", "distance": 0}
-    records = [r for r in sum_up(read_rows([out]), "bits") if place.items() <= r.items()]
-    assert [r["candidates"] for r in records] == [400, 200]
-    assert [r["rows"] for r in records] == [3, 3]

@@ -1,7 +1,7 @@
 """Sites of a model: parts and ablations against torch's own pieces, and left to right as whole."""
 
 import copy
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from eval import RequestError
 from eval.circuit import CACHED, PARTS, Circuit
-from eval.flags import Part
 from eval.inversion.solver import solvers
 from eval.slices import Slice
 
@@ -80,16 +79,6 @@ def test_flat_mixers_alone_are_a_product_of_triangles(small_model):
     assert matrix.triu(1).abs().max() == 0
 
 
-@parts
-@pytest.mark.parametrize("layers", [(0, 1), (1, 2), (0, 1, 2)])
-def test_several_layers_are_joined(small_model, part, layers):
-    model, tokens = small_model(mixers=("flat", "attention")), some_tokens()
-    joined = Circuit(model, layers, part)
-    expected = [Circuit(model, layer, part).of_tokens(tokens) for layer in layers]
-    assert joined.width == 32 * len(layers)
-    torch.testing.assert_close(joined.of_tokens(tokens), torch.cat(expected, dim=-1))
-
-
 @mixers
 @parts
 @names
@@ -112,10 +101,6 @@ def test_left_to_right_is_the_whole(small_model, mixer, part, without, layers):
     torch.testing.assert_close(circuit.step(circuit.model.embed(tokens), None), whole, **near)
 
 
-def test_flags_offer_the_parts_that_there_are():
-    assert get_args(Part) == tuple(PARTS)
-
-
 def test_keys_and_values_are_attentions_own(small_model):
     """Of our own attention, in a hybrid with a mixer that has none."""
     mixer = "attention(heads=4, kv_heads=2, qk_norm=True)"
@@ -134,15 +119,6 @@ def test_keys_and_values_are_attentions_own(small_model):
     for layer in (0, 1):
         with pytest.raises(RequestError):
             Circuit(model, layer, "key")
-
-
-def test_gradients_pass_through_and_leave_the_model_alone(small_model):
-    circuit = Circuit(small_model(), (1, 2))
-    x = circuit.model.embed(some_tokens()).requires_grad_()
-    (gradient,) = torch.autograd.grad(circuit(x).square().sum(), x)
-    assert gradient.isfinite().all()
-    assert (gradient.norm(dim=-1) > 0).all()
-    assert not any(p.requires_grad for p in circuit.model.parameters())
 
 
 def test_unmasked_attention_is_torchs_own_without_a_mask(small_model):

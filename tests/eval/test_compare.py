@@ -2,40 +2,28 @@
 
 import csv
 import io
-import json
 import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from arch import ModelConfig, describe
 from eval.comparison import (
-    BITS,
-    FIGURES,
-    checkpoint_records,
     paired_records,
-    reported,
-    sort_records,
 )
-from eval.comparison_plot import AXES, PANELS, plot_data
 from eval.gather import gather_models
 from eval.measurements import frame
 from eval.models import open_checkpoint
 from eval.rows import Results
 from eval.summary import sum_up
-from tests.eval.compare_cases import SIZES, add_model, compared, make_run, run_compare
+from tests.eval.compare_cases import add_model, compared, make_run, run_compare
 from tests.eval.report.cases import (
     about,
     bits_row,
-    every_kind,
     loss_row,
     make_row,
     make_rows,
-    tick_labels,
 )
-
-COST = describe(ModelConfig.from_json(json.dumps(SIZES), "here")).cost.training_flops
 
 
 def test_models_runs_and_rows_come_together(model_directory, tmp_path):
@@ -55,24 +43,6 @@ def test_models_runs_and_rows_come_together(model_directory, tmp_path):
     assert alone.checkpoint["parameters"] == parameters
 
 
-def test_a_run_without_models_is_its_last_validation(tmp_path):
-    run = make_run(tmp_path, "flat-s0", speed=50)
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 150, "lo')  # of a running training
-    (record,) = compared(run)
-    assert (record["model"], record["step"], record["tokens"]) == ("flat-s0", 100, 1000)
-    assert record["bits_per_byte"] == pytest.approx(1.2)
-    assert record["bits_per_byte_of"] == "validation"
-    assert record["flops"] == COST * 1000
-    assert record["seconds"] == pytest.approx(1000 / 50)
-
-
-def test_rows_of_other_weights_are_another_model(model_directory, tmp_path):
-    path = model_directory("flat")
-    Results(tmp_path / "out").append([make_row("flat", 0)])
-    assert len({record["model"] for record in compared(path, tmp_path / "out")}) == 2
-
-
 def test_seeds_are_pooled_with_students_interval(tmp_path):
     bits = [1.2, 1.3, 1.25]
     runs = [make_run(tmp_path, f"flat-s{seed}", seed, b) for seed, b in enumerate(bits)]
@@ -85,15 +55,6 @@ def test_seeds_are_pooled_with_students_interval(tmp_path):
     assert [record["model"] for record in apart] == ["flat-s0", "flat-s1", "flat-s2"]
     assert [record["bits_per_byte"] for record in apart] == pytest.approx(bits)
     assert all(record["bits_per_byte_low"] is None for record in apart)
-
-
-def test_other_settings_are_no_seeds(tmp_path):
-    runs = [
-        make_run(tmp_path, f"flat-s{seed}", seed, lr=1e-3 * (1 + seed // 2)) for seed in range(4)
-    ]
-    records = compared(*runs)
-    assert [record["seeds"] for record in records] == [2, 2]
-    assert len({record["model"] for record in records}) == 2
 
 
 @pytest.mark.parametrize(
@@ -122,11 +83,14 @@ def test_recoveries_are_those_of_the_summary(tmp_path, name, hidden, quantity, m
     assert found == pytest.approx([*ends, expected["prompts"]])
 
 
-def test_prompts_of_all_lengths_are_one_figure(tmp_path):
-    rows = [make_row(method="alternating", prompt=i, length=8 + i) for i in range(9)]
+def test_rows_of_seeds_are_their_mean(tmp_path):
+    nats = [3.0, 3.2, 3.7]
+    rows = [loss_row(about(300, f"a{s}", f"a-s{s}"), [n, n]) for s, n in enumerate(nats)]
     Results(tmp_path).append(rows)
     (record,) = compared(tmp_path)
-    assert (record["hidden_3"], record["hidden_3_n"]) == (1, 9)
+    assert record["bits_per_byte"] == pytest.approx(np.mean(nats) / 2 / np.log(2))  # two bytes each
+    assert record["bits_per_byte_low"] < record["bits_per_byte"] < record["bits_per_byte_high"]
+    assert record["seeds"] == 3
 
 
 def test_losses_and_bits_are_at_what_most_checkpoints_were_asked(tmp_path):
@@ -162,66 +126,6 @@ def test_command_prints_and_writes(tmp_path, capsys):
                  if r["model"] == "conv"]  # fmt: skip
     assert float(pooled["bits_per_byte"]) == np.mean([1.2, 1.3])
     assert (pooled["seeds"], pooled["bits_per_byte_n"], pooled["step"]) == ("2", "2", "100")
-
-
-def test_the_columns_are_the_same_whatever_else_is_there(tmp_path, capsys):
-    Results(tmp_path / "a").append([make_row(method="sweep", hidden=0)])
-    Results(tmp_path / "b").append([make_row(method="sweep", hidden=0), *every_kind(about(0))])
-    tables = []
-    for place in ("a", "b"):
-        assert run_compare(tmp_path / place, "--last") == 0
-        tables.append(capsys.readouterr().out.splitlines())
-    assert tables[0][0].split() == tables[1][0].split()
-    (line,) = [line for line in tables[0] if "llama" in line]
-    assert line.split() in [line.split() for line in tables[1]]
-
-
-def test_sorting_and_the_last_step_alone(tmp_path, capsys):
-    runs = [make_run(tmp_path, name, bits=b) for name, b in {"a": 1.2, "b": 1.1, "c": 1.3}.items()]
-    records = compared(*runs)
-    for sort, order in {"bits/byte": "bac", "-bits/byte": "cab", "-model": "cba"}.items():
-        assert "".join(record["model"] for record in sort_records(records, sort)) == order
-    assert run_compare(*runs, "--sort", "loss") == 2
-    assert "allowed are model, step, tokens, bits/byte" in capsys.readouterr().err
-    Results(tmp_path / "r").append(make_rows(models=("flat",), steps=(0, 100, 300), count=1))
-    file = tmp_path / "t.csv"
-    assert run_compare(tmp_path / "r", "--last", "--csv", file) == 0
-    assert {row["step"] for row in csv.DictReader(io.StringIO(file.read_text()))} == {"300"}
-
-
-def test_curves_over_what_was_spent(tmp_path):
-    runs = [
-        make_run(tmp_path, "flat-s0", 0, 1.2),
-        make_run(tmp_path, "flat-s1", 1, 1.4),
-        make_run(tmp_path, "llama", bits=1.1),
-    ]
-    saved = gather_models(runs)
-    records = checkpoint_records(saved, [])
-    curves = checkpoint_records([*saved, *reported(saved)], [], figures=())
-    expected = {"step": [50, 100], "tokens": [500, 1000], "flops": [500 * COST, 1000 * COST],
-                "time": [5 / 3600, 10 / 3600]}  # fmt: skip
-    assert set(expected) == set(AXES)
-    for axis, xs in expected.items():
-        points = plot_data(records, curves, BITS, axis)
-        flat = [point for point in points if point["model"] == "flat"]
-        assert [point["x"] for point in flat] == pytest.approx(xs), axis
-        assert [point["value"] for point in flat] == pytest.approx([2.3, 1.3])
-        assert all(p["low"] < p["value"] < p["high"] for p in flat)
-        assert all(p["low"] == p["value"] for p in points if p["model"] == "llama")
-
-
-def test_recovery_over_training(tmp_path):
-    Results(tmp_path).append(make_rows(models=("flat",), steps=(0, 100, 300), count=3))
-    (shown,) = [figure for figure in FIGURES if figure.name == "shown"]
-    points = plot_data(compared(tmp_path), [], shown)
-    assert [(p["x"], p["value"]) for p in points] == [(0, 1), (100, 1), (300, 1)]
-    file = tmp_path / "plot.svg"
-    assert run_compare(tmp_path, "--plot", file) == 0
-    assert ["0", "100", "200", "300"] in tick_labels(file)
-    said = " ".join(ET.fromstring(file.read_text()).itertext())
-    for figure in PANELS:
-        assert figure.heading in said
-    assert "bits at 4: not measured" in said
 
 
 @pytest.mark.parametrize("kind", ["svg", "png"])
@@ -298,3 +202,10 @@ def test_the_command_pairs_two_lines_or_two_named(tmp_path, capsys):
     assert "3 prompts" in printed
     assert run_compare(tmp_path, "--paired", "flat@7", "flat") == 2
     assert "there are flat@0, flat@300" in capsys.readouterr().err
+
+
+def test_prompts_of_all_lengths_are_one_figure(tmp_path):
+    rows = [make_row(method="alternating", prompt=i, length=8 + i) for i in range(9)]
+    Results(tmp_path).append(rows)
+    (record,) = compared(tmp_path)
+    assert (record["hidden_3"], record["hidden_3_n"]) == (1, 9)

@@ -3,8 +3,6 @@
 import errno
 import math
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -14,7 +12,7 @@ from eval.rows import Results, read_rows
 from tests.eval.report.cases import make_row
 from tests.said import complaint
 
-QUICK = ["--count", "2", "--length", "6"]
+QUICK = ["--count", "2", "--length", "6", "--corpus", "toy:400"]
 METHODS = ["descent", "adam", "sweep", "propose", "alternating", "chance"]
 SHORT = ["--methods", *METHODS, "--set", "descent.steps=5", "adam.steps=5"]
 
@@ -48,31 +46,10 @@ def test_invert_writes_rows_and_report_makes_a_page(model_directory, tmp_path, c
         assert (row["nonself"] or {"count": 0})["count"] == row["hidden"]
         assert "".join(row["truth_text"]) == row["text"]
         assert len(row["verdict"]) == len(row["rank"]) == row["length"] == 6
+    assert {r["evaluations"] for r in rows if r["method"] == "adam"} == {6 * (3 * 5 + 1)}  # 5 steps
     page = tmp_path / "page.html"
     assert main(["report", str(out), "--out", str(page)]) == 0
     assert "<html" in page.read_text()
-
-
-def test_any_text_and_random_prompts_can_be_recovered(model_directory, tmp_path):
-    text, model = "Tom sat\ndown. 🦊", model_directory()
-    given = {"text": ["--text", text], "random": ["--prompts", "random"]}
-    for name, words in given.items():
-        words = [*words, "--out", tmp_path / name, "--layers", 2, "--methods", "sweep"]
-        assert invert(model, *words) == 0
-    (row,) = read_rows([tmp_path / "text"])
-    assert (row["text"], row["exact"], row["prompts"]) == (text, True, "text")
-    drawn = [token for row in read_rows([tmp_path / "random"]) for token in row["truth"]]
-    assert min(drawn) >= 2  # no special tokens
-
-
-def test_generate_prints_the_same_of_one_seed(model_directory, capsys):
-    path = str(model_directory())
-    words = ["generate", path, "--prompt", "Tom", "--max-new-tokens", "5", "--seed", "3"]
-    assert main(words) == 0
-    first = capsys.readouterr().out
-    assert first.startswith("Tom")
-    assert main(words) == 0
-    assert capsys.readouterr().out == first
 
 
 def failing(number):
@@ -121,11 +98,6 @@ def test_rows_of_one_key_are_kept_once(tmp_path):
         read_rows([tmp_path / "other"])
 
 
-def test_rows_of_no_kind_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"row b: kind None; it is one of .*recovery"):
-        Results(tmp_path / "new").append([{"key": "b"}])
-
-
 def test_a_torn_last_line_is_left_out_and_one_elsewhere_is_an_error(tmp_path, capsys):
     results = Results(tmp_path)
     results.append([{"key": "a", "kind": "loss"}, {"key": "é", "kind": "loss"}])
@@ -137,10 +109,3 @@ def test_a_torn_last_line_is_left_out_and_one_elsewhere_is_an_error(tmp_path, ca
         results.path.write_bytes(whole + torn[:-1] + b"\n" + whole)
         assert main(["summary", str(tmp_path)]) == 2
         assert "line 3: not a row of results; delete that line" in complaint(capsys)
-
-
-def test_evals_do_not_load_what_trains():
-    """Starting a question must not cost seconds of imports that only training needs."""
-    code = "import sys, eval.__main__; print({'lightning', 'wandb', 'datasets'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"

@@ -5,25 +5,16 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from tests.eval.explore_cases import running, two_steps
-
 TEXT = "Once upon a time there was a dog."
 EVIL = "<img src=x onerror=boom()>"
 DONE = re.compile("^done")
 WAIT = 60_000  # milliseconds
 
 
-@pytest.fixture(scope="module")
-def address(tmp_path_factory, small_model, small_tokenizer):
-    place = two_steps(tmp_path_factory.mktemp("runs"), small_model, small_tokenizer)
-    with running([str(place)]) as port:
-        yield f"http://127.0.0.1:{port}/"
-
-
 @pytest.fixture
-def opened(browser, address):
+def opened(browser, port):
     """Opens a page of a user of its own; what went wrong on any of them fails the test."""
-    contexts, wrong = [], []
+    address, contexts, wrong = f"http://127.0.0.1:{port}/", [], []
 
     def make(url=address, **settings):
         context = browser.new_context(**settings)
@@ -83,18 +74,6 @@ def test_hide_any_tokens_solve_and_reload_the_link(opened):
     assert page.locator("main img").count() == 0
 
 
-def test_a_press_outlasts_the_answer_to_the_one_before(opened):
-    page = opened()
-    tokens = typed(page, TEXT)
-    tokens.nth(2).focus()
-    with page.expect_response("**/look"):
-        tokens.nth(0).dispatch_event("click")
-        page.keyboard.down("Space")
-    page.wait_for_timeout(50)  # the answer is drawn
-    page.keyboard.up("Space")
-    expect(page.locator('#tokens [aria-pressed="true"]')).to_have_count(2)
-
-
 def test_a_long_solve_is_stopped_and_another_user_is_served(opened):
     first, second = opened(), opened()
     long = typed(first, f"{TEXT} {TEXT}"[:45])
@@ -139,26 +118,3 @@ def test_bits_and_a_lens_on_a_telephone_in_the_dark(opened):
     page.select_option("#lens", "residual")
     expect(page.locator("#copied")).to_be_hidden()  # it was of another question
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
-
-
-def test_found_hidden_tokens_look_found_and_lost_ones_cannot_be_known(opened):
-    page = opened()
-    tokens = typed(page, TEXT)
-    count = tokens.count()
-    for place in (1, count - 1):
-        tokens.nth(place).click()
-    expect(page.locator("#shown")).to_contain_text("cannot be known", timeout=WAIT)
-    page.click("#invert")
-    expect(page.locator("#status")).to_have_text(DONE, timeout=WAIT)
-    found = page.locator("#side-0 .found .t")
-    colour = "e => getComputedStyle(e).backgroundColor"
-    assert found.nth(0).evaluate(colour) == found.nth(1).evaluate(colour)
-    expect(found.last).to_have_class("t lost")
-    expect(page.locator("#side-0 .figures")).to_contain_text(
-        f"{count - 1} of {count - 1} tokens right"
-    )
-    expect(page.locator("#side-0 .figures")).to_contain_text("1 cannot be known")
-    page.fill("#text", "word " * 80)
-    expect(page.locator("#status")).to_contain_text("32 at most", timeout=WAIT)
-    expect(tokens).to_have_count(0)
-    expect(page.locator("#invert")).to_be_disabled()

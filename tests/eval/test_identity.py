@@ -13,19 +13,15 @@ from arch import save_model
 from eval.gather import gather_models
 from eval.identity import labels
 from eval.inversion.controls import derive
-from eval.measurements import frame
 from eval.models import open_checkpoint
 from eval.report.page import render_page
-from eval.report.recoveries import asked
-from eval.report.recoveries import recoveries as figures
 from eval.rows import Results, Row
 from eval.summary import sum_up
 from tests.arch.cases import byte_tokenizer
 from tests.arch.test_pretrained import their_model
-from tests.eval.compare_cases import compared, make_run
+from tests.eval.compare_cases import compared
 from tests.eval.report.cases import Page, checkpoint_of, make_row
 from tests.train.cases import fit, pack_toy
-from train.sweep import trial_name
 
 
 @pytest.fixture
@@ -40,23 +36,6 @@ def save(tmp_path, small_model, small_tokenizer):
         meta = {"name": Path(run).name, "step": step, "model_id": model_id}
         path = tmp_path / run / "models" / f"step-{step:06d}"
         return save_model(path, model, small_tokenizer.to_str(), meta)
-
-    return make
-
-
-@pytest.fixture
-def save_theirs(tmp_path):
-    """Saves a small GPT-2 of transformers, each time other weights."""
-    drawn = itertools.count(1)
-
-    def make(place):
-        path, model = tmp_path / place, their_model("gpt2", dtype=torch.float32)
-        torch.manual_seed(next(drawn))
-        torch.nn.init.normal_(model.get_input_embeddings().weight)
-        model.save_pretrained(path)
-        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer())
-        tokenizer.save_pretrained(path)
-        return path
 
     return make
 
@@ -105,25 +84,20 @@ def test_seeds_of_one_recipe_are_pooled_and_others_apart(save, tmp_path, second,
     assert seeds_of(rows_about(*models), tmp_path / "out") == expected
 
 
-def test_a_fine_tuned_copy_is_another_model(save_theirs, tmp_path):
-    models = [f"hf:{save_theirs(place)}" for place in ("theirs/gpt2", "mine/gpt2", "gpt2-mine")]
-    assert seeds_of(rows_about(*models), tmp_path / "out") == [1, 1, 1]
-
-
-def test_the_same_weights_elsewhere_are_the_same_model(save_theirs, tmp_path):
-    path = save_theirs("a/gpt2")
-    copy = shutil.copytree(path, tmp_path / "b" / "gpt2")
-    assert open_checkpoint(f"hf:{copy}").model_id == open_checkpoint(f"hf:{path}").model_id
-
-
-def test_steps_of_one_run_are_one_model(save, tmp_path):
-    steps = [save("flat-s0", step=step) for step in (0, 10, 20)]
-    rows = rows_about(*steps)
-    assert len({row["checkpoint"]["model_id"] for row in rows}) == 1
-    Results(tmp_path / "out").append(rows)
-    records = compared(tmp_path / "out")
-    assert [(record["model"], record["seeds"]) for record in records] == [("flat-s0", 1)] * 3
-    assert len({record["model"] for record in sum_up(rows)}) == 1
+def test_models_of_transformers_are_known_by_their_weights(tmp_path):
+    """A fine-tuned copy is another model; a copy elsewhere is the same."""
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer())
+    for seed, place in enumerate(("theirs/gpt2", "mine/gpt2")):
+        model = their_model("gpt2", dtype=torch.float32)
+        torch.manual_seed(seed)
+        torch.nn.init.normal_(model.get_input_embeddings().weight)
+        model.save_pretrained(tmp_path / place)
+        tokenizer.save_pretrained(tmp_path / place)
+    shutil.copytree(tmp_path / "theirs" / "gpt2", tmp_path / "copied" / "gpt2")
+    models = [f"hf:{tmp_path / place}" for place in ("theirs/gpt2", "mine/gpt2", "copied/gpt2")]
+    first, second, copy = (open_checkpoint(model).model_id for model in models)
+    assert first == copy != second
+    assert seeds_of(rows_about(*models[:2]), tmp_path / "out") == [1, 1]
 
 
 # Where it comes from.
@@ -185,34 +159,3 @@ def test_models_are_called_by_name_and_by_what_tells_them_apart(rows, found):
     said = list(labels(rows).values())
     assert [re.sub(r"\([0-9a-f]{10}\)", "(HASH)", label) for label in said] == found
     assert len(set(said)) == len(said)
-
-
-@pytest.mark.parametrize(
-    ("one", "two", "label"),
-    [
-        ("flat-s0", "flat-s1", "flat"),
-        ("llama-small-s2", "llama-small-s10", "llama-small"),
-        ("mixers=flat_seed=0", "mixers=flat_seed=1", "mixers=flat"),
-        ("flat.seed3", "flat.seed4", "flat"),
-        ("flat-s0 [identity]", "flat-s1 [identity]", "flat [identity]"),
-        ("flat-tokens16", "flat-tokens32", None),  # other numbers are no seeds
-        ("flat-16", "flat-32", None),
-    ],
-)
-def test_seeds_have_the_name_without_the_seed(tmp_path, one, two, label):
-    rows = [named(one), named(two)]
-    Results(tmp_path).append(rows)
-    entries = [(record["model"], record["seeds"]) for record in compared(tmp_path)]
-    assert sorted(entries) == ([(label, 2)] if label else [(one, 1), (two, 1)])
-    records = figures(asked(frame(rows)))
-    assert {record["model"] for record in records} == {name for name, _ in entries}
-
-
-def test_runs_of_a_sweep_pool_and_seeds_alone_are_called_by_their_mixers(tmp_path):
-    trials = [{"model.mixers": "[flat]", "optimizer.lr": 0.004, "seed": seed} for seed in range(3)]
-    sweep = [trial_name(trial, list(trial)) for trial in trials]
-    for own, label in ((sweep, "mixers=flat_lr=0.004"), (["seed=0", "seed=1"], "flat")):
-        for seed, name in enumerate(own):
-            make_run(tmp_path / label, name, seed)
-        (record,) = compared(tmp_path / label)
-        assert (record["model"], record["seeds"]) == (label, len(own))

@@ -10,12 +10,10 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 
 from arch import load_model
-from eval import RequestError, language
-from eval.__main__ import main
+from eval import RequestError
 from eval.language import PARTS, measure_loss
 from eval.measurements import frame
 from eval.models import Checkpoint, open_checkpoint
-from eval.rows import read_rows
 from eval.statistics import clustered
 from eval.summary import summarise
 from tests.arch.cases import byte_tokenizer
@@ -66,29 +64,6 @@ def test_stories_are_joined_without_an_end_of_text_where_there_is_none(small_mod
     assert (loss["tokens"], loss["bytes"], loss["stories"]) == (16, 17, 2)
 
 
-def test_loss_holds_few_logits_at_once(model_directory, tmp_path, monkeypatch):
-    """However many tokens a batch has; what is found is the same."""
-    corpus = stories_in(tmp_path, [f"Tom had {i} red balls." for i in range(40)])
-    checkpoint = open_checkpoint(model_directory())
-    sizes: list[int] = []
-    checkpoint.model.head.register_forward_hook(lambda *call: sizes.append(call[-1].numel()))
-    whole = measure_loss(checkpoint, corpus)
-    assert max(sizes) > 100 * 400
-    sizes.clear()
-    monkeypatch.setattr(language, "LOGITS", 5 * 400 + 1)
-    parts = measure_loss(checkpoint, corpus)
-    assert set(sizes) <= {n * 400 for n in range(1, 6)}
-    assert sum(sizes) == parts["tokens"] * 400
-    assert parts["nats_per_token"] == pytest.approx(whole["nats_per_token"], rel=1e-6)
-
-
-def test_a_loss_that_is_not_finite_is_refused(model_directory, tmp_path):
-    checkpoint = open_checkpoint(model_directory())
-    checkpoint.model.head.weight[3] = math.nan
-    with pytest.raises(RequestError, match="gives probabilities that are not finite"):
-        measure_loss(checkpoint, stories_in(tmp_path, ["Tom had a red ball.", "The end."]))
-
-
 def test_many_stories_make_few_parts(model_directory, tmp_path):
     corpus = stories_in(tmp_path, [f"Story {i}." for i in range(PARTS + 9)])
     loss = measure_loss(open_checkpoint(model_directory()), corpus, stories=PARTS + 7)
@@ -128,13 +103,8 @@ def test_bits_per_byte_between_limits():
     assert np.isnan(alone[1:]).all()
 
 
-def test_loss_writes_rows(model_directory, tmp_path, capsys):
-    models = [str(model_directory("flat-s0")), str(model_directory("flat-s0", 5))]
-    words = ["--corpus", "toy:100", "--stories", "5", "--out", str(tmp_path / "out")]
-    assert main(["loss", *models, *words]) == 0
-    rows = read_rows([tmp_path / "out"])
-    assert [row["kind"] for row in rows] == ["loss", "loss"]
-    value, low, high, *_ = figures(rows[:1])
-    assert value == pytest.approx(rows[0]["bits_per_byte"], abs=1e-5)
-    assert low < value < high
-    assert "bits/byte" in capsys.readouterr().out
+def test_a_loss_that_is_not_finite_is_refused(model_directory, tmp_path):
+    checkpoint = open_checkpoint(model_directory())
+    checkpoint.model.head.weight[3] = math.nan
+    with pytest.raises(RequestError, match="gives probabilities that are not finite"):
+        measure_loss(checkpoint, stories_in(tmp_path, ["Tom had a red ball.", "The end."]))

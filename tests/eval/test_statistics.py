@@ -14,12 +14,10 @@ from eval.inversion.scoring import rank_tally
 from eval.probes.linear import token_figures
 from eval.ranks import token_ranks
 from eval.statistics import (
-    Interval,
     at_most,
     clustered,
     equivalent,
     exact_share,
-    over_seeds,
     paired_difference,
     seeds_difference,
     share,
@@ -49,13 +47,6 @@ def test_no_failure_in_n_trials_leaves_three_in_n_at_most(n, high):
         assert at_most(0, n) == pytest.approx(3 / n, rel=0.06)
 
 
-def test_failures_raise_the_bound():
-    bounds = [at_most(failures, 20) for failures in range(21)]
-    assert bounds == sorted(bounds)
-    assert bounds[1] == pytest.approx(0.2161, abs=5e-4)  # 1 of 20, one-sided, Clopper and Pearson
-    assert bounds[-1] == 1
-
-
 def test_one_factor_agrees_with_scipy():
     rng = np.random.default_rng(0)
     counts = rng.integers(3, 20, 40)
@@ -72,16 +63,6 @@ def test_one_factor_agrees_with_scipy():
     assert ours[1:] == pytest.approx((theirs.low, theirs.high), abs=0.004)
     turned = clustered(hits.tolist(), counts.tolist(), [0] * 40, range(40), resamples=20_000)
     assert turned == pytest.approx(ours, abs=0.004)
-
-
-def test_rows_of_a_prompt_move_together():
-    hits = [0, 1, 4, 4, 3, 4, 1, 0, 2, 4, 4, 3]  # two rows a prompt, alike
-    prompts = [i // 2 for i in range(12)]
-    together = clustered(hits, [4] * 12, prompts, [0] * 12)
-    summed = [a + b for a, b in zip(hits[::2], hits[1::2], strict=True)]
-    assert together == clustered(summed, [8] * 6, range(6), [0] * 6)
-    apart = clustered(hits, [4] * 12, range(12), [0] * 12)
-    assert together.high - together.low > 1.2 * (apart.high - apart.low)
 
 
 def test_two_factors_against_a_plain_loop():
@@ -116,15 +97,7 @@ def coverage(P, M, of_prompts, of_models, dealt=False):
     return held / rounds
 
 
-@pytest.mark.parametrize(
-    ("P", "M", "of_prompts", "of_models"), [(40, 1, 0.2, 0.0), (30, 12, 0.1, 0.1), (30, 12, 0.1, 0)]
-)
-def test_coverage_of_prompts_asked_of_every_model(P, M, of_prompts, of_models):
-    assert coverage(P, M, of_prompts, of_models) > 0.88
-
-
-@pytest.mark.parametrize("spread", [0.0, 0.05, 0.2])
-@pytest.mark.parametrize(("P", "M"), [(50, 3), (51, 5), (60, 12)])
+@pytest.mark.parametrize(("P", "M", "spread"), [(50, 3, 0.2), (51, 5, 0.0), (60, 12, 0.05)])
 def test_coverage_of_prompts_dealt_out_to_models(P, M, spread):
     assert 0.9 < coverage(P, M, 0.15, spread, dealt=True) < 0.995
 
@@ -147,17 +120,6 @@ def test_a_dealt_out_design_is_told_from_a_crossed_one():
     assert some.high == 1  # a share, whatever the spread
 
 
-def test_clustered_where_little_varies():
-    hits = np.random.default_rng(0).integers(0, 20, 60).tolist()
-    arguments = (hits, [20] * 60, list(range(30)) * 2, [0] * 30 + [1] * 30)
-    assert clustered(*arguments) == clustered(*arguments)
-    assert clustered(*arguments)[1:] != clustered(*arguments, seed=5)[1:]
-    assert clustered([2, 2], [2, 2], "ab", "xx") == Interval(1.0, 1.0, 1.0)
-    found = clustered([1, 0, 1], [1, 1, 1], "aba", "xyy")  # prompt b was never asked of model x
-    assert 0 <= found.low <= 2 / 3 <= found.high <= 1
-    assert over_seeds([1.0]) is None
-
-
 def test_share_takes_the_interval_that_fits():
     prompts, models = "aabb", [0, 1, 0, 1]
     assert share([5] * 4, [5] * 4, prompts, models) == wilson(4, 4)
@@ -176,16 +138,6 @@ def test_exact_share_counts_pairs_of_prompt_and_model():
     assert exact_share([True, True, False, False], "aabb", [0] * 4) == wilson(1, 2)
     assert exact_share([False, False], "ab", [0] * 2) == wilson(0, 2)
     assert exact_share([False], "a", [0]) == (0, 0, 1)
-
-
-def test_more_prompts_found_whole_never_lower_the_interval():
-    """At all of them as elsewhere: the interval has two sides."""
-    for n in (4, 8, 30):
-        whole = [exact_share([i < k for i in range(n)], range(n), [0] * n) for k in range(n + 1)]
-        assert [found.low for found in whole] == sorted(found.low for found in whole)
-        assert [found.high for found in whole] == sorted(found.high for found in whole)
-        for k, found in enumerate(whole):  # hits and misses are told alike
-            assert found.low == pytest.approx(1 - whole[n - k].high)
 
 
 NAN, INF = math.nan, math.inf
@@ -268,7 +220,7 @@ def windows_of(rng, pairs, gap, spread):
     return sizes * (hard + noise[0]), sizes * (hard - gap + noise[1]), sizes, False
 
 
-@pytest.mark.parametrize("pairs", [8, 20, 40])
+@pytest.mark.parametrize("pairs", [8, 40])
 @pytest.mark.parametrize("design", [prompts_of, windows_of])
 def test_intervals_of_differences_cover_as_stated(design, pairs):
     """95 % intervals hold the true difference in 92 to 98 of 100 draws, and p is no smaller than

@@ -1,7 +1,5 @@
-"""The summary of rows: what is pooled, what is counted, how it is written."""
+"""The summary of rows: what is pooled and counted, verdicts across methods, how it is written."""
 
-import csv
-import io
 from pathlib import Path
 from statistics import median
 
@@ -10,23 +8,19 @@ import pytest
 from eval import RequestError
 from eval.__main__ import main
 from eval.measurements import coordinates, frame
-from eval.recoveries import is_false_accept
+from eval.recoveries import hidden_positions, is_false_accept
 from eval.report.page import render_page
 from eval.rows import Results, read_rows
 from eval.statistics import at_most, clustered, wilson
-from eval.summary import columns, sum_up, summarise, wide
+from eval.summary import sum_up, summarise, wide
 from eval.tables import (
-    Table,
     duration_text,
     interval_text,
-    lay_out,
-    markdown,
     number_text,
     percent,
     share_text,
-    to_csv,
 )
-from eval.verdicts import QUANTITIES, accepts, verdict_lines
+from eval.verdicts import QUANTITIES, SHORT, accepts, join_rows, verdict_lines
 from tests.eval.report.cases import about, every_kind, lens, make_row, make_rows
 
 ROWS = make_rows(count=6)
@@ -50,15 +44,6 @@ def only(records, **place):
     return found[0]
 
 
-def test_every_cell_is_one_line():
-    records = sum_up(ROWS)
-    assert len(records) == 2 * 2 * 3 * 3 * 3
-    fields = ("model", "step", *coordinates(ROWS[0]))
-    assert len({tuple(str(r[f]) for f in fields) for r in records}) == len(records)
-    assert {r["rows"] for r in records} == {6}
-    assert only(sum_up([make_row(), make_row()]))["rows"] == 1  # of equal keys
-
-
 def test_accuracy_is_counted_from_ranks_and_clustered_on_prompts():
     asked = {"model": "llama", "step": 300, "layer": 4, "hidden": 3, "method": "adam"}
     record = only(sum_up(ROWS), **asked)
@@ -78,16 +63,6 @@ def test_accuracy_is_counted_from_ranks_and_clustered_on_prompts():
     assert record["evaluations"] == 3 * 500 * 16
 
 
-def test_no_failure_is_the_rule_of_three_and_some_are_wilson():
-    record = only(sum_up([make_row(method="sweep", hidden=0, prompt=p) for p in range(30)]))
-    for name in ("self", "exact"):
-        assert (record[name], record[f"{name}_low"]) == pytest.approx(wilson(30, 30)[:2])
-    rows = [make_row(method="alternating", prompt=p, share=(1.0, float(p > 3))) for p in range(30)]
-    record = only(sum_up(rows))
-    interval = [record[f"exact{suffix}"] for suffix in ("", "_low", "_high")]
-    assert interval == pytest.approx(wilson(26, 30))
-
-
 def test_seeds_are_pooled_and_those_of_solvers_are_no_trials():
     (record,) = sum_up(seeds(4, method="adam"))
     assert (record["model"], record["rows"], record["prompts"], record["models"]) == (
@@ -99,37 +74,6 @@ def test_seeds_are_pooled_and_those_of_solvers_are_no_trials():
     (record,) = sum_up(rows)
     assert (record["rows"], record["prompts"], record["models"]) == (20, 5, 1)
     assert record["exact_low"] == wilson(5, 5).low
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"noise": 0.5},
-        {"control": "shuffled"},
-        {"padded": True},
-        {"observed": 120},
-        {"site": {"layer": 4, "part": "mixer"}},
-        {"site": {"layer": [1, 4], "part": "block"}},
-        {"site": {"layer": 4, "part": "block", "without": ["norm"]}},
-        {"settings": {"steps": 9}},
-        {"prompts": "random"},
-        {"slice": "[:, :, :64]"},
-    ],
-    ids=str,
-)
-def test_different_questions_are_different_lines(changes):
-    plain, other = make_row(method="adam"), make_row(method="adam") | changes | {"key": "other"}
-    records = sum_up([plain, other])
-    assert len(records) == 2
-    assert not any(records[0][f] for f in ("noise", "control", "padded"))  # plain ones first
-
-
-def test_rows_of_other_questions_are_left_out():
-    loss = every_kind(make_row()["checkpoint"])[2]
-    assert sum_up([loss, make_row()]) == sum_up([make_row()])
-    assert verdict_lines(frame([loss]), [loss]).empty
-    with pytest.raises(RequestError, match="no rows"):
-        sum_up([loss])
 
 
 def test_figures_of_the_protocols():
@@ -146,17 +90,6 @@ def test_figures_of_the_protocols():
     assert record["permuted"] == 0.5
     other = only(sum_up([make_row(method="adam")]))
     assert other["criterion_exact"] is other["margin_bits"] is None
-
-
-def test_margins_of_searches_that_arrived():
-    kind: dict = {"method": "alternating"}
-    arrived = make_row(margin_bits=3.0, **kind)
-    near = make_row(margin_bits=2.0, prompt=1, **kind)
-    lost = make_row(margin_bits=0.0, prompt=2, verdict=["not found"] * 16, **kind)
-    assert only(sum_up([arrived, near, lost]))["margin_bits"] == 2
-    shuffled = make_row(margin_bits=0.0, verdict=None, control="shuffled", **kind)
-    assert only(sum_up([shuffled]))["margin_bits"] is None
-    assert render_page([shuffled])
 
 
 def wrong(at, **changes):
@@ -193,29 +126,6 @@ def test_a_wrong_answer_is_a_false_accept_where_the_truth_does_not_fit_too():
     rows = [wrong(1), wrong(None, exact=True, key="b"), wrong(1, truth_at_floor=True, key="c")]
     record = only(sum_up(rows))
     assert (record["at_floor"], record["false_accepts"], record["tokens_accepted"]) == (3, 1, 18)
-
-
-def test_other_prompts_with_the_same_outputs_are_counted_beside():
-    """Identity networks with a hidden token: nothing shown depends on it."""
-    rows = read_rows([RESULTS / "experiments" / "e4b.parquet"])
-    found = accepts(rows)
-    assert (found.wrong, found.answers, found.ambiguous) == (0, 107, 72)
-    assert sum(record["false_accepts"] for record in sum_up(rows)) == 0
-
-
-def test_figures_of_a_lens_at_one_place_are_not_pooled():
-    figures = {"near": 1.0, "far": 3.0}
-    rows = [lens(about(0), v) | {"key": name, "figure": name} for name, v in figures.items()]
-    (record,) = sum_up(rows, kind="lens")
-    assert (record["near"], record["far"]) == (1.0, 3.0)
-
-
-def test_n_counts_the_prompts_whose_rows_have_the_figure():
-    rows = [make_row(method="adam", prompt=p, length=16 + p, seed=p) for p in range(10)]
-    for p, row in enumerate(rows):
-        row["set_recall"] = 0.5 if p < 3 else None
-    figures = summarise(frame(rows), ["model"], ["observed"]).set_index("quantity")
-    assert (figures["n"]["set_recall"], figures["n"]["exact"]) == (3, 10)
 
 
 def test_no_coordinate_is_pooled_unasked():
@@ -280,27 +190,6 @@ def test_verdicts_are_summed_up_beside_the_methods():
     assert verdict_lines(frame(gradients), gradients).empty
 
 
-def test_csv_holds_every_figure_in_full():
-    records = sum_up(ROWS)
-    read = list(csv.DictReader(io.StringIO(to_csv(records))))
-    assert len(read) == len(records)
-    for line, record in zip(read, records, strict=True):
-        assert list(line) == list(record)
-        assert float(line["self"]) == record["self"]
-        assert line["slice"] == record["slice"]
-        assert line["nonself"] == ("" if record["nonself"] is None else str(record["nonself"]))
-
-
-def test_markdown_has_a_line_for_each_record():
-    records = sum_up(ROWS)
-    heading, rule, *lines = markdown(lay_out(records, ["part"], columns("recovery"))).splitlines()
-    assert len(lines) == len(records)
-    assert {line.count("|") for line in (heading, rule, *lines)} == {heading.count("|")}
-    assert markdown(Table(["a|b"], [["1\n2"]], "T", "n")) == (
-        "### T\n\n| a\\|b |\n| ---: |\n| 1 2 |\n\nn.\n"
-    )
-
-
 def test_words_for_shares_and_numbers():
     assert [share_text(s) for s in (0, 0.0001, 0.5, 0.9999, 1)] == [
         "0", "<0.1", "50.0", ">99.9", "100",
@@ -338,9 +227,83 @@ def test_command_prints_and_writes(tmp_path, capsys):
     assert "Verdicts" not in printed
 
 
-def test_command_has_a_table_for_each_kind_of_row(tmp_path):
-    results = tmp_path / "results"
-    Results(results).append([*make_rows(models=("flat",), count=1), *every_kind(about(100))])
-    assert main(["summary", str(results), "--csv", str(tmp_path / "x.csv")]) == 0
-    kinds = {line.split(",")[0] for line in (tmp_path / "x.csv").read_text().splitlines()[1:]}
-    assert kinds == {"geometry", "lens", "loss", "probe", "recovery"}
+def test_other_prompts_with_the_same_outputs_are_counted_beside():
+    """Identity networks with a hidden token: nothing shown depends on it."""
+    rows = read_rows([RESULTS / "experiments" / "e4b.parquet"])
+    found = accepts(rows)
+    assert (found.wrong, found.answers, found.ambiguous) == (0, 107, 72)
+    assert sum(record["false_accepts"] for record in sum_up(rows)) == 0
+
+
+GRADIENT, SEARCH, AMBIGUOUS, NOT_FOUND = SHORT
+
+
+def row_of(method, found, **changes):
+    """A row of four tokens, two of them hidden; the verdicts are those of one method alone."""
+    truth = [1, 2, 3, 4]
+    verdict = ["recovered" if a == b else "not found" for a, b in zip(found, truth, strict=True)]
+    own = {"truth": truth, "found": found, "verdict": verdict} | changes
+    made = make_row(method=method, length=4, hidden=2, **own)
+    return made | {"key": f"{made['key']} {found}"}
+
+
+def test_each_token_has_the_verdict_of_all_methods():
+    descent = row_of("descent", [1, 9, 9, 9])
+    search = row_of("alternating", [8, 2, 3, 8])
+    search["verdict"] = ["not found", "recovered", "ambiguous", "not found"]
+    (joined,) = join_rows([descent, search])
+    assert joined.verdicts == [GRADIENT, SEARCH, AMBIGUOUS, NOT_FOUND]
+    assert joined.decisive
+    assert joined.count(hidden=True) == {GRADIENT: 1, SEARCH: 1}
+    assert joined.count(hidden=False) == {AMBIGUOUS: 1, NOT_FOUND: 1}
+
+
+def test_any_gradient_method_will_do_but_ambiguous_stands_above_a_lucky_find():
+    rows = [
+        row_of("descent", [9, 9, 3, 4]),
+        row_of("adam", [1, 9, 9, 9]),
+        row_of("adam", [9, 2, 9, 9]),
+    ]
+    (joined,) = join_rows([*rows, row_of("alternating", [1, 2, 3, 4])])
+    assert joined.verdicts == [GRADIENT] * 4
+    lucky = row_of("descent", [1, 2, 3, 4])
+    search = row_of("alternating", [1, 2, 3, 4], verdict=["ambiguous"] + ["recovered"] * 3)
+    (joined,) = join_rows([lucky, search])
+    assert joined.verdicts == [AMBIGUOUS, GRADIENT, GRADIENT, GRADIENT]
+
+
+@pytest.mark.parametrize("changes", [{"control": "shuffled"}, {"family": "probe"}])
+def test_a_control_with_nothing_to_find_and_a_reader_have_no_verdict(changes):
+    assert join_rows([row_of("descent", [1, 2, 3, 4], **changes)]) == []
+
+
+def test_positions_that_padding_hides():
+    own = {"length": 4, "slice": "[:, -1, :]"}
+    assert hidden_positions(make_row(**own, hidden=3)) == {0, 1, 2}
+    assert hidden_positions(make_row(**own, hidden=4, padded=True)) == {0, 1, 2, 3}
+
+
+def test_margins_of_searches_that_arrived():
+    kind: dict = {"method": "alternating"}
+    arrived = make_row(margin_bits=3.0, **kind)
+    near = make_row(margin_bits=2.0, prompt=1, **kind)
+    lost = make_row(margin_bits=0.0, prompt=2, verdict=["not found"] * 16, **kind)
+    assert only(sum_up([arrived, near, lost]))["margin_bits"] == 2
+    shuffled = make_row(margin_bits=0.0, verdict=None, control="shuffled", **kind)
+    assert only(sum_up([shuffled]))["margin_bits"] is None
+    assert render_page([shuffled])
+
+
+def test_figures_of_a_lens_at_one_place_are_not_pooled():
+    figures = {"near": 1.0, "far": 3.0}
+    rows = [lens(about(0), v) | {"key": name, "figure": name} for name, v in figures.items()]
+    (record,) = sum_up(rows, kind="lens")
+    assert (record["near"], record["far"]) == (1.0, 3.0)
+
+
+def test_n_counts_the_prompts_whose_rows_have_the_figure():
+    rows = [make_row(method="adam", prompt=p, length=16 + p, seed=p) for p in range(10)]
+    for p, row in enumerate(rows):
+        row["set_recall"] = 0.5 if p < 3 else None
+    figures = summarise(frame(rows), ["model"], ["observed"]).set_index("quantity")
+    assert (figures["n"]["set_recall"], figures["n"]["exact"]) == (3, 10)

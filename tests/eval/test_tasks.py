@@ -1,8 +1,5 @@
 """Every command's work goes on after an interruption, and is shared out over processes."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -101,35 +98,6 @@ def test_shards_make_the_rows_of_one_process(ask, tmp_path, name):
     if len(content(one)) > 1 and name != "lens":
         files = {path.name for path in two.glob("*.jsonl")}
         assert files == {"rows.1-of-2.jsonl", "rows.2-of-2.jsonl"}
-
-
-def test_two_processes_share_the_work_at_once(ask, tmp_path, capsys):
-    one, two = tmp_path / "one", tmp_path / "two"
-    assert main(ask("invert", one)) == 0
-    words = [sys.executable, "-m", "eval", *ask("invert", two), "--shard"]
-    quiet = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    running = [subprocess.Popen([*words, f"{i}/2"], cwd=ROOT, env=quiet) for i in (1, 2)]
-    assert [process.wait(300) for process in running] == [0, 0]
-    assert content(two) == content(one)
-    capsys.readouterr()
-    assert main(ask("invert", two)) == 0  # without shards, on what two have left
-    assert "every row is there already" in capsys.readouterr().err
-    assert main(["summary", str(two)]) == 0
-
-
-def test_a_row_is_on_the_disk_before_its_task_computes_the_next(tmp_path):
-    class Slow:
-        checkpoint: Any = None
-        keys = ("a", "b")
-
-        def run(self, results):
-            yield {"key": "a", "kind": "loss"}
-            assert [row["key"] for row in read_rows([tmp_path])] == ["a"]
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        tasks.run_tasks([Slow()], Results(tmp_path), "asking")
-    assert Results(tmp_path).keys == {"a"}
 
 
 def test_a_long_job_says_how_long_it_will_take(tmp_path, monkeypatch, capsys):

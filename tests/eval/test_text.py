@@ -13,7 +13,6 @@ import eval as evals
 import eval.__main__ as evaluation
 import tokenizer.__main__ as tokenizers
 from eval import RequestError
-from eval.explore.questions import Library
 from eval.language import measure_loss
 from eval.models import open_checkpoint
 from eval.text import HeldOutText, Use, drawn_prompts, held_out_text
@@ -91,19 +90,6 @@ def test_no_text_has_two_uses(name, make_source, tokenizer_file, small_tokenizer
     for use, tokens in windows.items():
         joined = [token for ids in encoded(use) for token in (*ids, *text.end)]
         assert tokens.flatten().tolist() == joined[: tokens.numel()]
-
-
-def test_prompts_are_the_first_held_out_stories(small_tokenizer):
-    expected = [tuple(small_tokenizer.encode(s).ids[:30]) for s in open_corpus("toy:400", "valid")]
-    for corpus in ("toy:400", "toy:1000"):
-        prompts = drawn_prompts("story", HeldOutText(corpus, small_tokenizer), 8, 30)
-        assert [prompt.tokens for prompt in prompts] == expected[:8]
-    text = HeldOutText("toy:400", small_tokenizer)
-    inside = drawn_prompts("inside", text, 8, 12)
-    assert drawn_prompts("inside", text, 5, 12, skip=3) == inside[3:]
-    assert len({prompt.tokens for prompt in inside}) == 8
-    with one_line(RequestError, "0 stories of more than 9999 tokens for evaluation"):
-        drawn_prompts("inside", text, 1, 9999)
 
 
 @pytest.mark.parametrize("recorded", [None, 0.3])
@@ -204,21 +190,6 @@ def test_models_of_different_data_are_asked_apart(trained, model_directory, caps
     assert [line.split(",")[0] for line in said(capsys)] == ["corpus: data-one", "corpus: data-two"]
 
 
-def test_the_explorer_asks_models_about_their_own_data(trained):
-    models = [str(trained("one")), str(trained("two", source="toy:60"))]
-    library = Library(models, None, "cpu")
-    library.warm()
-    one, two = library.paths
-    look = library.question({"text": "Once upon", "models": [one]}).look()
-    assert look["corpus"] == "data-one"
-    assert "--corpus data-one" in look["command"]
-    assert "corpus='data-one'" in look["python"]
-    with one_line(RequestError, "--corpus: the models were trained on different data ("):
-        library.question({"text": "Once upon", "models": [one, two]})
-    asked = Library(models, "toy:40", "cpu").question({"text": "Once upon", "models": [one, two]})
-    assert "--corpus toy:40" in asked.look()["command"]
-
-
 # Plain text, and little of it.
 
 
@@ -246,29 +217,6 @@ def test_a_small_plain_text_is_trained_on_and_inverted(tmp_path, monkeypatch, ca
     assert evals.invert("run/models/step-000001", corpus="book.txt", count=2, length=6).rows
 
 
-def test_little_background_is_repeated_and_none_is_refused_where_it_is_needed(
-    tmp_path, small_tokenizer, model_directory
-):
-    story = "Tom had a red ball and a dog."
-    for name, valid in (("thin", [story] * 4), ("little", [story, f"{story} {story}"])):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "valid.txt").write_text("<|endoftext|>".join(valid))
-    little = HeldOutText(str(tmp_path / "little"), small_tokenizer)
-    ids = [*small_tokenizer.encode(f"{story} {story}").ids, *little.end]
-    assert little.background.flatten().tolist() == (ids * 256)[:256]
-    asked: dict[str, Any] = {"text": "Once upon", "layers": "last", "corpus": f"{tmp_path}/thin"}
-    assert evals.invert(model_directory(), methods="sweep", **asked).rows
-    with one_line(RequestError, "thin: its held-out stories for background have 0 tokens"):
-        evals.invert(model_directory(), methods="propose", **asked)
-
-
-def test_methods_that_do_not_fit_a_slice_are_named(model_directory, capsys):
-    asked = {"count": 2, "length": 6, "layers": "last", "corpus": "toy:400"}
-    slices = ["[:, 0:, :]", "[:, 1:, :]"]
-    evals.invert(model_directory(), methods=["sweep", "chance"], slices=slices, **asked)
-    assert "left out: sweep at [:, 1:, :] (" in capsys.readouterr().err
-
-
 # Packed data as a corpus.
 
 
@@ -289,20 +237,3 @@ def test_packed_data_decodes_to_its_stories(settings, block, tokenizer_file, tmp
         assert list(corpus) == stories
     again = pack(str(data.path), tokenizer_file, tmp_path / "again", **settings)
     assert again.hash == data.hash
-
-
-def test_packed_data_and_its_source_give_the_same_text(make_source, small_tokenizer, tmp_path):
-    packed = HeldOutText(make_source("packed"), small_tokenizer, 0.7)  # it is divided already
-    plain = HeldOutText(str(tmp_path / "packed.txt"), small_tokenizer, 0.1)
-    for use in get_args(Use):
-        assert packed.windows(use, 4, 32).equal(plain.windows(use, 4, 32))
-
-
-def test_a_trained_model_records_the_fraction(make_source, tokenizer_file, tmp_path):
-    source = make_source("stories.txt")
-    data = pack(source, tokenizer_file, tmp_path / "data", valid_fraction=0.2)
-    assert fit(data.path, tmp_path / "run", "--trainer.max_steps", "1") == 0
-    for step in (0, 1):
-        checkpoint = open_checkpoint(tmp_path / "run" / "models" / f"step-{step:06d}")
-        stories = list(held_out_text(checkpoint, source).held_out())
-        assert stories == list(data.stories("valid"))

@@ -166,9 +166,9 @@ def _of_tables(command: str) -> Figures:
     models = [model("flat", 0), *map(model, ("flat", "flat-s1", "llama"))]
     found: dict[str, list[float]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as out:
-        methods, asked = ["sweep", "alternating", "chance"], READ | {"layers": "last"}
-        texts, slices = [CAT, DOG, RED], [SHOWN, ONE]
-        evals.invert(models, out, methods=methods, slices=slices, text=texts, **asked)
+        asked: dict[str, Any] = READ | {"layers": "last", "slices": [SHOWN, ONE]}
+        asked |= {"methods": ["sweep", "alternating", "chance"], "text": [CAT, DOG, RED]}
+        evals.invert(models, out, **asked)
         evals.loss(models, out=out, stories=4, **READ)
         result = summary(out) if command == "summary" else evals.compare(out, prompts="text")
     for record in result.rows:

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from arch import LanguageModel
 from eval.circuit import Circuit
@@ -16,11 +15,8 @@ from eval.inversion.solver import Answer, ask_solver, solvers
 from eval.slices import Slice
 
 MIXERS = ["flat", "attention(heads=2, kv_heads=1)", "attention+flat"]
-WAITING = {
-    "__bool__", "__float__", "__index__", "__int__", "cpu", "equal", "item", "masked_select",
-    "nonzero", "numpy", "tolist", "unique",
-}  # fmt: skip
-"""Methods of tensors for which the host waits."""
+TEXTS = ["Zinc melts at 419 C.", "A map of Lima, 1902?"]
+"""Of 20 bytes each."""
 QUICK: dict[str, dict[str, Any]] = {
     "adam": {"steps": 150},
     "descent": {"steps": 300, "rate": 0.1},
@@ -91,17 +87,6 @@ def solve(
 
 def tokens_of(answers: list[Answer]) -> Tensor:
     return torch.stack([answer.tokens for answer in answers])
-
-
-class Waits(TorchFunctionMode):
-    """Counts what makes the host wait for the device."""
-
-    count = 0
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        by_mask = func.__name__ == "__getitem__" and getattr(args[1], "dtype", None) == torch.bool
-        self.count += by_mask or func.__name__ in WAITING
-        return func(*args, **(kwargs or {}))
 
 
 def sharpened(model: LanguageModel, factor: float = 4.0) -> LanguageModel:

@@ -1,20 +1,19 @@
 """Gradient solvers: descent is its plain restatement, each finds shown tokens, rows stand alone."""
 
+import math
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from eval.inversion.objectives import OBJECTIVES
 from eval.inversion.scoring import score_arrivals
 from eval.inversion.solver import ask_solver, solvers
-from eval.inversion.solvers.adam import descend_by_adam
 from eval.inversion.solvers.descent import descent
 from eval.inversion.solvers.gcg import gradient_at, losses_of
 from tests.eval.inversion.search_cases import QUICK, chance, posed, prompts, solve, tokens_of
-
-ALL = "[:, :, :]"
 
 
 def plain_descent(target: Tensor, x: Tensor, shown: Any, steps: int, rate: float) -> Tensor:
@@ -79,6 +78,82 @@ def test_sequential_descent_sees_one_output_at_a_time(small_model):
     assert torch.allclose(found.scores, decoded, atol=1e-4)
 
 
+class Direction:
+    """Adam's next step for a rate of one (Kingma & Ba), written out."""
+
+    def __init__(self, first: float = 0.9, second: float = 0.999, corrected: bool = True) -> None:
+        self.rates, self.corrected = (first, second), corrected
+        self.moments, self.count = [torch.zeros(()), torch.zeros(())], 0
+
+    def __call__(self, slope: Tensor) -> Tensor:
+        self.count += 1
+        for n, value in enumerate((slope, slope.square())):
+            self.moments[n] = self.rates[n] * self.moments[n] + (1 - self.rates[n]) * value
+        first, second = (
+            moment / (1 - rate**self.count) if self.corrected else moment
+            for moment, rate in zip(self.moments, self.rates, strict=True)
+        )
+        least = 1e-8 if self.corrected else 1e-8 * (1 - self.rates[1] ** self.count) ** 0.5
+        return first / (second.sqrt() + least)
+
+
+def slope_at(x: Tensor, loss: Any) -> tuple[float, Tensor]:
+    """A loss at x and its slope."""
+    x = x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(value := loss(x), x)
+    return float(value.detach()), slope
+
+
+def plain_adam(outputs: Any, target: Tensor, W: Tensor, shape: int, draw: Any) -> Tensor:
+    x, direction = torch.randn(shape, W.shape[1], generator=draw) * W.std() + W.mean(0), Direction()
+    for i in range(STEPS):
+        rate = 0.2 * W.std() * (1 + math.cos(math.pi * i / STEPS)) / 2
+        _, slope = slope_at(x, lambda x: relative(outputs(x), target))
+        x = x - rate * direction(slope)
+    return -torch.cdist(x, W)
+
+
+def plain_pez(outputs: Any, target: Tensor, W: Tensor, shape: int, draw: Any) -> Tensor:
+    x, direction = W[torch.randint(len(W), (shape,), generator=draw)], Direction()
+    best, least = x, math.inf
+    for _ in range(STEPS):
+        nearest = W[torch.cdist(x, W).argmin(1)]
+        loss, slope = slope_at(nearest, lambda x: relative(outputs(x), target))
+        best, least = (x, loss) if loss < least else (best, least)
+        x = x - 0.1 * W.std() * direction(slope)
+    return -torch.cdist(best, W)
+
+
+def plain_soda(outputs: Any, target: Tensor, W: Tensor, shape: int, draw: Any) -> Tensor:
+    z, direction = 0.1 * torch.randn(shape, len(W), generator=draw), Direction(0.9, 0.995, False)
+    for _ in range(STEPS):
+        _, slope = slope_at(z, lambda z: F.huber_loss(outputs((z / 0.05).softmax(-1) @ W), target))
+        z = 0.9 * (z - 0.065 * direction(slope))
+    return z
+
+
+def relative(outputs: Tensor, target: Tensor) -> Tensor:
+    return ((outputs - target).norm(dim=-1) / target.norm(dim=-1)).square().sum()
+
+
+STEPS = 20
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"), [("adam", plain_adam), ("pez", plain_pez), ("soda", plain_soda)]
+)
+def test_steps_are_those_of_the_papers(small_model, name, plain):
+    model = small_model(mixers=("attention",))
+    problem = posed(model, prompts(1, 6), "[:, 3:, :]")
+    (found,) = solve(name, problem, steps=STEPS)
+
+    def outputs(x: Tensor) -> Tensor:
+        return model.hidden(x[None], 2)[0, 3:]
+
+    expected = plain(outputs, problem.target[0], model.embedding.weight, 6, chance(1)[0])
+    torch.testing.assert_close(found.scores, expected, atol=2e-3, rtol=2e-3)
+
+
 def test_adam_recovers_visible_tokens_where_the_protocol_is_lost(small_model):
     """Embeddings of 0.02, as Llama starts with: the protocol's start and rate are not its scale."""
     model = small_model(mixers=("attention",), norm="rmsnorm", embedding_std=0.02)
@@ -86,18 +161,6 @@ def test_adam_recovers_visible_tokens_where_the_protocol_is_lost(small_model):
     assert tokens_of(solve("adam", posed(model, truth))).equal(truth)
     protocol = solve("descent", posed(model, truth), steps=300)
     assert not tokens_of(protocol).equal(truth)
-
-
-def test_positions_that_are_not_free_stay(small_model):
-    """The visible embeddings given, one hidden position is found where all free it is not."""
-    model = small_model(mixers=("flat",))
-    truth, free = prompts(), torch.zeros(3, 8, dtype=torch.bool)
-    free[:, 0] = True
-    start = model.embed(truth)
-    start[:, 0] = torch.randn(3, 32, generator=torch.Generator().manual_seed(3))
-    problem = posed(model, truth, "[:, 1:, :]")
-    answers = descend_by_adam(problem, start, 200, free=free, normed=True)
-    assert tokens_of(answers).equal(truth)
 
 
 TRUTH = prompts(3, 6)
@@ -128,22 +191,10 @@ def test_shown_tokens_are_recovered(small_model, name, settings, mixer, monkeypa
     assert all(p.equal(before[part]) and p.grad is None for part, p in model.named_parameters())
 
 
-@pytest.mark.parametrize("name", ["pez", "soda", "gcg"])
-def test_a_wrong_certificate_is_never_claimed(small_model, name):
-    """Hidden positions and too few steps: each claim holds."""
-    problem = posed(small_model(), TRUTH, "[:, 2:, :]")
-    answers = solve(name, problem, None, **QUICK[name] | {"steps": 3})
-    explained = problem.residual(tokens_of(answers))[1]
-    for answer, proved, tokens in zip(answers, explained.tolist(), TRUTH, strict=True):
-        assert (answer.certificate == "residual") == proved
-        assert not proved or answer.tokens.equal(tokens)
-
-
 @pytest.mark.parametrize("name", ["descent", "adam", "pez", "soda", "gcg"])
-@pytest.mark.parametrize("shown", [ALL, "[:, 1:, :20]"])
-def test_rows_do_not_touch_each_other(small_model, name, shown):
-    problem = posed(small_model(mixers=("attention+flat",)), TRUTH, shown)
-    asked = solvers()[name].configured(QUICK[name] | {"steps": 50})
+def test_rows_do_not_touch_each_other(small_model, name):
+    problem = posed(small_model(mixers=("attention+flat",)), TRUTH, "[:, 1:, :20]")
+    asked = solvers()[name].configured(QUICK[name] | {"steps": 20})
     (together,) = ask_solver(asked, [problem], chance(3), TRUTH)
     for row, one in enumerate(together):
         alone = ask_solver(asked, [problem.of([row])], [chance(3)[row]], TRUTH[[row]])[0][0]

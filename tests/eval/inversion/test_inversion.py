@@ -1,15 +1,21 @@
 """Exact search on small models where all is shown: the sweep, SipIt, what searches share."""
 
+import copy
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from arch.decoder import Decoder
+from arch.pretrained import PretrainedModel
+from eval import RequestError, invert, open_model
+from eval.circuit import Circuit
 from eval.inversion.problem import ACCEPT
-from eval.inversion.scoring import rank_tally, verdicts
-from eval.inversion.solver import COLLISIONS
-from eval.inversion.turns import SCREENS
-from eval.ranks import token_ranks
+from eval.inversion.scoring import verdicts
+from tests.arch import test_decoder
+from tests.arch.test_pretrained import FAMILIES, their_model
 from tests.eval.inversion.search_cases import (
     MIXERS,
     posed,
@@ -104,22 +110,6 @@ def test_an_answer_that_is_not_alone_is_not_proved(small_model, name, shown, at)
     assert proofs == ["residual", "enumerated", "enumerated"]
 
 
-@pytest.mark.parametrize(("name", "shown"), [("sweep", SHOWN), ("alternating", ONE)])
-def test_of_many_collisions_the_nearest_are_kept(small_model, name, shown):
-    problem = posed(small_model(mixers=("flat",)), prompts(2, 6), shown)
-    problem = replace(problem, limit=10 * problem.target.norm(dim=-1))  # everything lies within it
-    for p, answer in enumerate(solve(name, problem)):
-        assert answer.collisions.keys() == ({0} if problem.hidden else set(range(6)))
-        assert all(len(tokens) == COLLISIONS for tokens in answer.collisions.values())
-        whole = answer.tokens.repeat(400, 1)
-        whole[:, 0] = torch.arange(400)
-        distances = problem.of([p]).distances(problem.circuit.of_tokens(whole))
-        relative = distances / problem.target[p].norm(dim=-1)
-        seen = relative[:, : SCREENS[0] if problem.hidden else 1]
-        nearest = seen.norm(dim=1).topk(COLLISIONS, largest=False).indices
-        assert answer.collisions[0] == sorted(nearest.tolist())
-
-
 @pytest.mark.parametrize("mixer", ["flat", "attention(heads=2)"])
 def test_sipit_proves_every_token_and_gradients_save_work(mixer, small_model):
     truth = prompts(3, 5)
@@ -129,18 +119,74 @@ def test_sipit_proves_every_token_and_gradients_save_work(mixer, small_model):
     assert max(answer.evaluations for answer in answers) < 400 * truth.shape[1] / 2
 
 
-def test_one_step_of_sipit_proves_little_and_says_so(small_model):
-    truth = prompts(2, 4)
-    problem = posed(small_model(n_layers=4), truth, "[:, :, :]", 4)
-    for p, answer in enumerate(solve("sipit", problem, steps=1)):
-        assert answer.evaluations <= 4 * 4
-        assert answer.certificate is None or torch.equal(answer.tokens, truth[p])
+def test_a_rows_figures_are_those_of_its_site_by_hand(model_directory):
+    """Whole passes in float64, layer by layer: distances, floors, and how strong the noise is."""
+    model = open_model(model_directory(), "cpu")
+    exact = copy.deepcopy(model.model).double()
+    asked: dict[str, Any] = {"prompts": "random", "count": 4, "length": 12, "slices": SHOWN}
+
+    def outputs(tokens: list[int], layer: int) -> Tensor:
+        return exact.hidden(exact.embed(torch.tensor([tokens])), layer)
+
+    for row in invert(model, methods=["chance", "sweep"], layers=[1, 2], **asked).rows:
+        target = outputs(row["truth"], row["site"]["layer"])
+        apart = float((outputs(row["found"], row["site"]["layer"]) - target).norm())
+        assert row["residual"] == pytest.approx(apart, rel=1e-4, abs=ACCEPT * row["floor"])
+        rounding = torch.finfo(torch.float32).eps * float(target.norm())
+        assert 0.99 * rounding <= row["floor"] <= 10 * rounding
+    noisy = invert(model, methods="sweep", layers=1, noise=0.1, **asked).rows
+    assert all(row["exact"] for row in noisy)
+    whole = sum(float(outputs(row["truth"], 1).square().sum()) for row in noisy)
+    added = sum(row["residual"] ** 2 for row in noisy)
+    assert (added / whole) ** 0.5 == pytest.approx(0.1, rel=0.06)  # of 1,536 draws
 
 
-def test_ranks_and_tallies():
-    scores = torch.tensor([[0.1, 0.9, 0.5], [0.3, 0.2, 0.1], [0.0, 0.0, 1.0]])
-    rank = token_ranks(scores, torch.tensor([2, 0, 0]), torch.tensor([1, 0, 2])).tolist()
-    assert rank == [1, 0, 1.5]
-    tops = {"top1": pytest.approx(1 / 3), "top5": 1.0, "median_rank": 1.0}
-    assert rank_tally(rank, [0, 1, 2]) == {"count": 3, **tops}
-    assert rank_tally(rank, []) is None
+def test_a_token_with_a_twin_is_ambiguous_in_its_row(small_model, small_tokenizer):
+    text = "Tom had a red ball."
+    ids = small_tokenizer.encode(text).ids
+    model = open_model(with_twins(small_model(), ids[1], 11), tokenizer=small_tokenizer)
+    (row,) = invert(model, text=text, methods="sweep", layers=1, slices=SHOWN).rows
+    assert row["verdict"] == ["ambiguous" if t == 1 else "recovered" for t in range(len(ids))]
+    assert [known["position"] for known in row["collisions"]] == [1]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_keys_and_values_are_those_of_transformers_cache(name):
+    theirs = their_model(name)
+    tokens = torch.randint(256, (2, 9), generator=torch.Generator().manual_seed(0))
+    cache = theirs(tokens, use_cache=True).past_key_values
+    for layer, of_layer in enumerate(cache.layers, start=1):
+        for part, expected in (("rotated_key", of_layer.keys), ("value", of_layer.values)):
+            circuit = Circuit(PretrainedModel(theirs), layer, part)
+            expected = expected.transpose(1, 2).flatten(2)
+            assert circuit.width == expected.shape[-1]
+            torch.testing.assert_close(circuit.of_tokens(tokens), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "bloom", "gemma2", "mamba"])
+def test_every_family_gives_up_its_tokens(name):
+    whole = name not in FAMILIES  # any decoder: its blocks are known as a whole
+    theirs = test_decoder.their_model(name) if whole else their_model(name, dtype=torch.float32)
+    model, truth = (Decoder if whole else PretrainedModel)(theirs), prompts(3, 10, 256)
+    for layers in (0, 2, (1, 3)):
+        answers = solve("propose", posed(model, truth, "[:, :, :]", layers))
+        assert tokens_of(answers).equal(truth)
+        assert all(answer.certificate == "residual" for answer in answers)
+    for part, without in (("mixer", ()), ("stream", ()), ("block", ("norms",))) if whole else ():
+        with pytest.raises(RequestError, match="whole blocks are known, not their parts"):
+            Circuit(model, 2, part, frozenset(without))
+
+
+def test_a_block_whose_mixers_stand_side_by_side_has_no_stream_between():
+    model = PretrainedModel(their_model("gptj", dtype=torch.float32))
+    truth = prompts(2, 9, 256)
+    for part, without in (("stream", ()), ("block", ("residual",)), ("mixer", ("norms",))):
+        with pytest.raises(RequestError, match="token and channel mixers stand side by side, with"):
+            Circuit(model, 2, part, frozenset(without))
+    embeddings = model.embed(truth)
+    whole = model.hidden(embeddings, 2)
+    torch.testing.assert_close(Circuit(model, 2)(embeddings), whole)
+    mixed = Circuit(model, 1, "mixer")(embeddings)
+    block: Any = model.blocks[0]
+    torch.testing.assert_close(block.combine(embeddings, mixed), model.hidden(embeddings, 1))
+    assert not Circuit(model, 2, "block", frozenset({"mask"})).causal

@@ -63,25 +63,6 @@ def test_allowed_tokens_alone_answer_and_make_rows_of_their_own(model_directory,
     assert not any(set(row["found"]) <= set(restricted[0]["settings"]["allowed"]) for row in free)
 
 
-def test_a_restricted_answer_has_its_own_certificate_and_steps(
-    model_directory, tmp_path, monkeypatch
-):
-    """With the true tokens alone allowed the answer is there after few steps, unlike without."""
-    monkeypatch.setattr("eval.inversion.descend.CHECK", 1)
-    model, text = model_directory(), "Once upon a time there was a cat."
-    words = ["--layers", 1, "--slices", "[:, 0:, :]", "--text", text, "--methods", "adam"]
-    words += ["--set", "adam.steps=100"]
-    free, own = tmp_path / "free", tmp_path / "own"
-    assert invert(model, "--out", free, *words) == 0
-    assert invert(model, "--out", own, *words, "--allowed", text) == 0
-    (free_row,), (row,) = read_rows([free]), read_rows([own])
-    assert row["exact"]
-    assert row["at_floor"]
-    assert row["certificate"] == "residual"
-    assert row["steps_to_solve"] < (free_row["steps_to_solve"] or 101)
-    assert row["evaluations"] < free_row["evaluations"]
-
-
 def test_a_limit_ends_early_and_no_resume_refuses_what_is_there(model_directory, tmp_path, capsys):
     out = tmp_path / "out"
     words = [model_directory(), "--out", out, *QUICK, "--layers", 1, 2, "--methods", "chance"]

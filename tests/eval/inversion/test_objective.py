@@ -14,7 +14,6 @@ from eval.inversion.objectives import (
     by_distance,
     by_normed_direction,
     by_pseudo_inverse,
-    restrict,
 )
 from eval.inversion.scoring import is_permuted, nearest_rival, set_recall
 
@@ -58,12 +57,6 @@ def test_decoders_are_their_formulas(small_model):
     }.items():
         assert torch.allclose(decode(circuit, x), scores, atol=1e-3), decode
         assert decode(circuit, model.embed(truth)).argmax(dim=-1).equal(truth), decode
-
-
-def test_a_restricted_vocabulary_wins_with_negative_scores_too():
-    scores = torch.tensor([[-3.0, -1.0, -2.0, 5.0]])
-    assert restrict(scores, [0, 2]).tolist() == [[-3.0, -torch.inf, -2.0, -torch.inf]]
-    assert restrict(scores, torch.tensor([0, 2])).argsort(descending=True)[0, :2].tolist() == [2, 0]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from eval.rows import Results, Row, read_rows
 from eval.slices import Slice
 from eval.summary import sum_up
 from eval.text import Prompt, random_prompts
-from tests.eval.inversion.search_cases import posed, prompts
+from tests.eval.inversion.search_cases import prompts
 
 METHODS = {
     "descent": {"steps": 5},
@@ -45,9 +45,7 @@ def rows_of(model: LanguageModel, tokenizer: Tokenizer, shown: Slice) -> list[Ro
     ("mixer", "dtype", "shown"),
     [
         ("flat", torch.float16, Slice(0)),
-        ("attention(heads=2)", torch.bfloat16, Slice(0)),
-        ("attention(heads=2)", torch.float16, Slice(1)),
-        ("flat", torch.bfloat16, Slice(1)),
+        ("attention(heads=2)", torch.bfloat16, Slice(1)),
     ],
 )
 def test_half_precision_is_inverted_and_certifies_nothing(
@@ -71,20 +69,6 @@ def test_half_precision_is_inverted_and_certifies_nothing(
     assert all(record["enumerated"] == record["tokens_accepted"] == 0 for record in records)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_outputs_floors_and_inverses_are_in_single_precision(small_model, dtype):
-    model = small_model().to(dtype)
-    tokens = prompts(2, 5)
-    problem = posed(model, tokens, "[:, :, :]", 1)
-    circuit = problem.circuit
-    outputs = circuit.of_tokens(tokens)
-    assert outputs.dtype == circuit.embed(tokens).dtype == torch.float32
-    assert outputs.equal(model.hidden(model.embed(tokens), 1).float())
-    assert circuit.pseudo_inverse.dtype == torch.float32
-    assert problem.target.dtype == problem.floor.dtype == torch.float32
-    assert (1.01 * problem.floor >= torch.finfo(dtype).eps * problem.target.norm(dim=-1)).all()
-
-
 RANDOM = ["--prompts", "random", "--count", "8", "--length", "16", "--layers", "2"]
 
 
@@ -92,10 +76,10 @@ def invert(*words: object) -> int:
     return main(["invert", *map(str, words)])
 
 
-@pytest.mark.parametrize("shown", ["[:, :6, :]", "[:, 1:-10, :]", "[:, 1:3+4:-10, :]"])
+@pytest.mark.parametrize("shown", ["[:, :6, :]", "[:, 1:3+4:-10, :]"])
 def test_tokens_after_the_last_shown_are_no_part_of_the_question(model_directory, tmp_path, shown):
     """Ten tokens of each prompt leave no trace in the outputs shown: no solver is asked of them."""
-    hidden = {"[:, :6, :]": set(), "[:, 1:-10, :]": {0}, "[:, 1:3+4:-10, :]": {0, 3}}[shown]
+    hidden = {"[:, :6, :]": set(), "[:, 1:3+4:-10, :]": {0, 3}}[shown]
     search = "alternating" if hidden else "sweep"
     asked = ["--slices", shown, "--methods", search, "adam", "gcg", "descent", "chance"]
     asked += ["--set", "adam.steps=150", "gcg.steps=2", "descent.steps=2"]
@@ -114,15 +98,6 @@ def test_tokens_after_the_last_shown_are_no_part_of_the_question(model_directory
             assert row["exact"]
             assert row["certificate"]
     assert any(row["exact"] for row in rows if row["method"] == "adam") or hidden
-
-
-def test_without_the_mask_tokens_after_the_last_shown_are_asked_of(model_directory, tmp_path):
-    model = model_directory(mixers=("attention(heads=2)",))
-    asked = ["--slices", "[:, :6, :]", "--methods", "adam", "--set", "adam.steps=2"]
-    assert invert(model, "--out", tmp_path, *RANDOM, *asked, "--without", "mask") == 0
-    for row in read_rows([tmp_path]):
-        assert (row["length"], row["hidden"]) == (16, 10)
-        assert "cut" not in row["notes"]
 
 
 def test_a_descent_that_diverged_says_so_and_nothing_else(model_directory, tmp_path, capsys):

@@ -1,48 +1,20 @@
 """Tokens from tensors that others captured: plain transformers in another process is the oracle."""
 
-import subprocess
-import sys
+import json
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from eval import RequestError, activations, open_model, recover
-from tests.arch.test_pretrained import saved, their_model
-
-TEXTS = ["Zinc melts at 419 C.", "A map of Lima, 1902?"]  # 20 bytes each
-FAMILIES = {"llama": "llama 2, grouped, scaled", "gpt2": "gpt2"}
-CAPTURE = """
-import sys, torch
-from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
-*places, first, second = sys.argv[1:]
-for place in places:
-    model = AutoModelForCausalLM.from_pretrained(place)
-    tokens = AutoTokenizer.from_pretrained(place)([first, second], return_tensors="pt").input_ids
-    with torch.no_grad():
-        states = model(tokens, output_hidden_states=True).hidden_states[:-1]
-    named = {str(layer): state.contiguous() for layer, state in enumerate(states)}
-    save_file(named | {"tokens": tokens}, place + "/states.safetensors")
-"""
+from eval.__main__ import main
+from tests.eval.inversion.search_cases import TEXTS
+from tests.said import one_line
 
 
-@pytest.fixture(scope="module")
-def directories(tmp_path_factory):
-    """Models in transformers' layout, each with its hidden states, captured by another process."""
-    place = tmp_path_factory.mktemp("theirs")
-    paths = {
-        name: saved(their_model(family, dtype=torch.float32), place / name)
-        for name, family in FAMILIES.items()
-    }
-    command = [sys.executable, "-c", CAPTURE, *paths.values(), *TEXTS]
-    subprocess.run(command, check=True, capture_output=True)
-    return paths
-
-
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=["llama", "gpt2"])
 def captured(request, directories) -> tuple[str, dict[str, torch.Tensor]]:
     """A model and its captured states by layer."""
     path = directories[request.param]
@@ -72,12 +44,6 @@ def test_a_hidden_token_is_searched_for(captured):
     assert found.residual.shape == (2, 19)
 
 
-def test_tokens_after_the_last_position_shown_are_none_of_the_answer(captured):
-    model, states = captured
-    found = recover(model, states["1"][0], layer=1, shown="[:, :9, :]", corpus="toy:400")
-    assert found.texts == [TEXTS[0][:9]]
-
-
 def test_what_another_text_gave_is_certified_nowhere(captured):
     model, states = captured
     noise = torch.randn(20, 32, generator=torch.Generator().manual_seed(0))
@@ -95,37 +61,26 @@ def test_bfloat16_weights_prove_nothing(small_model, small_tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("change", "flag", "seen"),
+    ("change", "asked", "seen"),
     [
-        (lambda x: x[..., :31], "outputs", "31 channels"),
-        (lambda x: x[0].T, "outputs", "transposed"),
-        (lambda x: x.long(), "outputs", "int64"),
-        (lambda x: x[0, 0], "outputs", "(32,)"),
-        (lambda x: x[:0], "outputs", "(0, 20, 32)"),
-        (lambda x: torch.cat([x, x], dim=1), "outputs", "40 positions"),
-        (lambda x: x.log(), "outputs", "not finite"),
-        ({"layer": 9}, "layers 9", "0 (the embedding) to 3"),
-        ({"shown": [1, 40]}, "shown", "40"),
-        ({"shown": "[3:]"}, "slice", "[3:]"),
-        ({"part": "head"}, "part", "head"),
-        ({"solver": "magic"}, "magic", "adam"),
-        ({"solver": "alternating"}, "alternating", "1 or more"),
+        (lambda x: x.long(), {}, "int64"),
+        (lambda x: x[:0], {}, "(0, 20, 32)"),
+        (lambda x: torch.cat([x, x], dim=1), {}, "40 positions"),
+        (lambda x: x[..., :31], {}, "31 channels"),
+        (lambda x: x, {"layer": 9}, "0 (the embedding) to 3"),
+        (lambda x: x, {"shown": [1, 40]}, "40"),
+        (lambda x: x, {"shown": "[3:]"}, "[3:]"),
+        (lambda x: x, {"part": "head"}, "head"),
+        (lambda x: x, {"solver": "magic"}, "adam"),
+        (lambda x: x, {"solver": "alternating"}, "1 or more"),
+        (lambda x: x, {"scale": 2.0}, "need none"),
+        (lambda x: x, {"format": "fp8"}, "fp8"),
     ],
 )
-def test_what_cannot_be_recovered_is_one_line(captured, change, flag, seen):
+def test_what_cannot_be_recovered_is_one_line(captured, change, asked, seen):
     model, states = captured
-    asked: dict[str, Any] = {"layer": 1, "corpus": "toy:400"}
-    outputs: Any = states["1"]
-    if callable(change):
-        outputs = change(outputs)
-    else:
-        asked |= change
-    with pytest.raises(RequestError) as told:
-        recover(model, outputs, **asked)
-    line = str(told.value)
-    assert flag in line
-    assert seen in line
-    assert "\n" not in line
+    with one_line(RequestError, seen):
+        recover(model, change(states["1"]), **{"layer": 1, "corpus": "toy:400", **asked})
 
 
 def test_activations_are_those_of_transformers(captured):
@@ -157,7 +112,77 @@ def test_activations_are_those_of_transformers(captured):
     assert not last[5:].any()
 
 
-@pytest.mark.parametrize("site", ["head.1", "block", "block.x", "9"])
-def test_a_site_that_does_not_exist_is_refused_before_any_text(captured, site):
-    with pytest.raises(RequestError, match=site):
-        activations(captured[0], [], [site])
+@pytest.fixture
+def asked(directories, tmp_path, capsys):
+    """Runs the command on tensors; its exit code, its rows, and what it said on stderr."""
+    path = directories["llama"]
+
+    def ask(tensors: dict[str, torch.Tensor], *words: str) -> tuple[int, Any, str]:
+        save_file({n: t.contiguous() for n, t in tensors.items()}, tmp_path / "c.safetensors")
+        command = ["recover", str(tmp_path / "c.safetensors"), "--model", f"hf:{path}"]
+        code = main([*command, "--corpus", "toy:400", "--format", "json", *words])
+        said = capsys.readouterr()
+        return code, json.loads(said.out) if said.out else None, said.err.strip()
+
+    return ask, load_file(f"{path}/states.safetensors")
+
+
+def test_a_file_gives_the_texts_with_their_certificates(asked, tmp_path):
+    ask, states = asked
+    scale = states["1"].abs().amax(dim=(0, 1)) / 127
+    tensors = {
+        "states": states["2"].bfloat16(),  # its site is found
+        "block.1": (states["1"] / scale).round().to(torch.int8),
+        "block.1.scale": scale,
+    }
+    page = tmp_path / "page.html"
+    code, rows, _ = ask(tensors, "--truth", *TEXTS, "--page", str(page))
+    assert code == 0
+    drawn = page.read_text()
+    assert drawn.count('title="position ') == 80  # two tensors of two prompts of 20 tokens
+    assert drawn.count("certain (residual)") == 2 * sum(
+        proof is not None for row in rows for proof in row["certificates"]
+    )
+    assert [row["tensor"] for row in rows] == ["block.1"] * 2 + ["states"] * 2
+    assert [row["site"] for row in rows] == ["block.1"] * 2 + ["block.2"] * 2
+    assert [row["format"] for row in rows] == ["int8"] * 2 + ["bf16"] * 2
+    for row in rows[2:]:
+        assert row["text"] in TEXTS
+        assert row["right"] == 20
+    for row in rows:
+        assert row["right"] + row["named"] == 20
+        assert row["false_certain"] == 0
+        assert max(row["residual_over_floor"].values()) < 3
+
+
+def test_only_some_positions_are_known(asked):
+    ask, states = asked
+    outputs = states["1"].clone()
+    outputs[:, 3] = torch.nan
+    known = [str(t) for t in range(12) if t != 3]
+    code, rows, _ = ask({"block.1": outputs}, "--positions", *known)
+    assert code == 0
+    assert [row["text"] for row in rows] == [text[:12] for text in TEXTS]
+    assert rows[0]["solver"] == "alternating"
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "seen"),
+    [
+        (lambda x: x.mT, [], "transposed"),
+        (lambda x: x.clone().fill_(torch.nan), [], "not finite"),
+        (lambda x: x.to(torch.int8), [], "without a scale"),
+        (lambda x: x.to(torch.int32), [], "int32"),
+        (lambda x: x, ["--positions", "3", "99"], "0 to 19"),
+        (lambda x: x, ["--tensor", "other"], "block.1"),
+        (lambda x: x, ["--truth", "one"], "one for each"),
+        (lambda x: x[0, 0], [], "(T, width)"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(asked, change, words, seen):
+    ask, states = asked
+    code, rows, said = ask({"block.1": change(states["1"])}, *words)
+    assert (code, rows) == (2, None)
+    last = said.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert seen in last

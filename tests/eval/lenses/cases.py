@@ -111,10 +111,11 @@ def story_tokenizer() -> Tokenizer:
     return train_tokenizer(texts * 3, vocab_size=VOCAB)
 
 
-def story_checkpoint(**settings: Any) -> Checkpoint:
+def story_checkpoint(mixers: tuple[str, ...] = ("flat",), context: int = 64) -> Checkpoint:
     """An untrained model of that tokenizer."""
-    chosen = {"context": 64, "d_model": 32, "n_layers": 2, "embedding_std": 1.0} | settings
     torch.manual_seed(1)
-    config = ModelConfig(vocab_size=story_tokenizer().get_vocab_size(), **chosen)
+    config = ModelConfig(
+        story_tokenizer().get_vocab_size(), context, 32, 2, mixers=mixers, embedding_std=1.0
+    )
     model = LanguageModel(config).eval().requires_grad_(False)
     return Checkpoint(model, config, story_tokenizer(), {"name": "small"}, Path("small"))

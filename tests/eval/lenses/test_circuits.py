@@ -8,7 +8,6 @@ import torch.nn.functional as F
 
 from arch.mixers import Expanded, Headed, Kernel, Parallel
 from arch.pretrained import PretrainedModel
-from eval import RequestError
 from eval.lenses.circuits import (
     attention_pattern,
     by_lag,
@@ -20,12 +19,10 @@ from eval.lenses.circuits import (
     value_maps,
 )
 from eval.lenses.trace import trace
-from eval.models import open_checkpoint
 from eval.ranks import effective_rank
 from tests.arch.cases import MIXERS, random_mixer, random_tokens, scramble
 from tests.arch.cases import small_model as tiny_model
 from tests.arch.test_pretrained import their_model
-from tests.eval.lenses.cases import figures, look, of
 
 D, T = 8, 7
 ATTENTION = [entry for entry in MIXERS if entry.startswith("attention") and "+" not in entry]
@@ -76,24 +73,6 @@ def test_triangles_are_what_a_mixer_computes_with(entry):
         assert weights.shape == (T, T)
         assert (weights.triu(1) == 0).all()
     torch.testing.assert_close(rebuilt(mixer, x), mixer(x))
-
-
-def test_matrices_of_a_model_are_named():
-    model = tiny_model("attention(heads=2)+flat", "expanded(factor=2)", "identity", n_layers=3)
-    found = maps_of(model, trace(model, random_tokens(model, length=5)).streams)
-    expanded = [f"2 expanded {way} {i}" for way in ("in", "out") for i in range(2)]
-    assert [*found] == ["1 attention head 0", "1 attention head 1", "1 flat", *expanded]
-    assert found["1 attention head 0"].shape == (2, 5, 5)
-    assert found["1 flat"].shape == (5, 5)
-
-
-def test_profiles_and_ranks_by_hand():
-    w = torch.tensor([[2.0, 0, 0], [-1, 3, 0], [1, -1, 2]])
-    found = by_lag(torch.stack([w, 2 * w]))
-    torch.testing.assert_close(found, torch.tensor([[7 / 3, 1, 1], [14 / 3, 2, 2]]))
-    singular = torch.tensor([[2.0, 2, 2, 0], [5, 0, 0, 0], [3, 1, 0, 0]])
-    two = torch.distributions.Categorical(torch.tensor([0.75, 0.25])).entropy().exp()
-    torch.testing.assert_close(effective_rank(singular), torch.tensor([3.0, 1.0, float(two)]))
 
 
 @pytest.mark.parametrize("entry", [*ATTENTION, "headed(heads=4)", *WRAPPED])
@@ -152,16 +131,10 @@ def test_a_part_minds_positions_or_features_or_both(entry, minded, unminded):
     assert max(max(sizes[place]) for place in unminded) < 1e-9
 
 
-def test_the_lens(model_directory):
-    checkpoint = open_checkpoint(model_directory(mixers=("attention(kv_heads=2)", "expanded")))
-    found = look("circuits", checkpoint, range(9, 29), range(9, 19))
-    assert of(found, "maps").shape[1:] == (20, 20)
-    assert of(found, "weight by distance").shape[1:] == (10,)
-    errors = figures(found, "commutation error")
-    assert {f["part"] for f in errors} == {"token mixer", "channel mixer", "A", "OV"}
-    assert {f["layer"] for f in figures(found, "OV copying")} == {1}  # the other has no heads
-    with pytest.raises(RequestError, match="two at least"):
-        look("circuits", checkpoint, (3,))
-    without = open_checkpoint(model_directory("none", mixers=("identity",)))
-    found = look("circuits", without, range(9, 29))
-    assert {f["figure"] for f in found.figures()} == {"commutation error"}
+def test_profiles_and_ranks_by_hand():
+    w = torch.tensor([[2.0, 0, 0], [-1, 3, 0], [1, -1, 2]])
+    found = by_lag(torch.stack([w, 2 * w]))
+    torch.testing.assert_close(found, torch.tensor([[7 / 3, 1, 1], [14 / 3, 2, 2]]))
+    singular = torch.tensor([[2.0, 2, 2, 0], [5, 0, 0, 0], [3, 1, 0, 0]])
+    two = torch.distributions.Categorical(torch.tensor([0.75, 0.25])).entropy().exp()
+    torch.testing.assert_close(effective_rank(singular), torch.tensor([3.0, 1.0, float(two)]))

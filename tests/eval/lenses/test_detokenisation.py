@@ -1,16 +1,16 @@
-"""Words of several tokens, and what probes read from their last one."""
+"""Words of several tokens and hidden units: by restatement and by hand."""
 
-import math
 from typing import Any
 
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from eval import RequestError
+from eval.lenses import features
 from eval.lenses.detokenisation import GROUPS, alphabet, groups, words_of
+from eval.lenses.trace import trace
 from eval.models import open_checkpoint
-from tests.eval.lenses.cases import figures, look
+from tests.eval.lenses.cases import figures, look, some_tokens
 
 
 def plain_words(text, spans):
@@ -91,32 +91,29 @@ def test_the_lens_reads_what_a_layer_has_and_nothing_else(model_directory):
     assert all(len(line[0]) > 1 for line in found.texts[0]["lines"])
 
 
-def test_intervals_are_between_stories(model_directory):
-    """Of many positions in few windows; a loss is not above zero by construction."""
-    found = look("detokenisation", open_checkpoint(model_directory()), range(30, 50), tokens=2000)
-    assert all(len(set(one.axes["story"])) < len(one.axes["story"]) for one in found.of("read"))
-    signs = [r["value"] for r in figures(found, "read at the end less in the middle")]
-    assert min(signs) < 0 < max(signs)
+def test_hidden_units_make_the_channel_mixers_output(model):
+    tokens = some_tokens(model)
+    units, writes = features.hidden_units(model, tokens), trace(model, tokens).writes[:, 1]
+    for block, values, written in zip(model.blocks, units, writes, strict=True):
+        last = features._output_layer(block.channel_mixer)
+        torch.testing.assert_close(last(values), written, atol=1e-5, rtol=1e-4)
 
 
-def test_outputs_that_are_not_finite_are_refused(model_directory):
-    checkpoint = open_checkpoint(model_directory(mixers=("attention+flat",)))
-    with torch.no_grad():
-        checkpoint.model.blocks[1].norm_channel.weight[0] = torch.nan  # pyright: ignore
-    with pytest.raises(RequestError, match="layer 2 gives numbers that are not finite"):
-        look("detokenisation", checkpoint, range(30, 50), tokens=2000)
+def test_active_units_are_the_strongest_at_any_position():
+    values = torch.tensor([[0.1, -3.0, 2.0, 0.0], [0.5, 0.2, 0.1, 0.0], [0.0, 0.0, 0.0, 0.0]])
+    for most, expected in ((1, [1, 1, 0, 0]), (2, [1, 1, 1, 0]), (4, [1, 1, 1, 0])):
+        assert features.active_in_text(values, most).tolist() == expected
 
 
-@pytest.mark.parametrize("context", [4, 32, 128])
-def test_too_little_text_is_refused_and_what_is_enough_is_enough(model_directory, context):
-    checkpoint = open_checkpoint(model_directory(context=context))
-    least = 4 * context
-    refusal = f"--tokens {least - 1}: probes of words need {least} at least; ask for more"
-    with pytest.raises(RequestError, match=refusal):
-        look("detokenisation", checkpoint, range(60, 64), tokens=least - 1)
-    rows = list(look("detokenisation", checkpoint, range(60, 64), tokens=least).figures())
-    assert all(math.isfinite(row["value"]) for row in rows)
-    assert rows
-    short = open_checkpoint(model_directory("short", context=3))
-    with pytest.raises(RequestError, match="is 3; probes of words need more than 3: use a model"):
-        look("detokenisation", short, (60, 61))
+def test_overlaps_by_hand_and_by_chance():
+    first = torch.tensor([[1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 0, 0]]).bool()
+    second = torch.tensor([[1, 0, 0, 0], [1, 1, 1, 0], [0, 0, 0, 0]]).bool()
+    expected = torch.tensor([[1 / 2, 2 / 3, 0], [0, 1 / 4, 0], [0, 0, 0]]).double()
+    torch.testing.assert_close(features.overlap(first, second), expected)
+    retold, unrelated = features.overlap_of_tellings(first, second)
+    assert retold.tolist() == [0.5, 0.25, 0]
+    torch.testing.assert_close(unrelated, torch.tensor([1 / 6, 1 / 6, 0]).double())
+    texts = torch.rand(60, 4000) < torch.rand(4000)
+    others = features.overlap(texts, texts)[~torch.eye(60, dtype=torch.bool)]
+    assert features.chance_overlap(texts) == pytest.approx(float(others.mean()), abs=2e-3)
+    assert features.chance_overlap(torch.zeros(4, 5)) == 0

@@ -4,10 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from arch.families import ParallelBlock
-from eval import RequestError
 from eval.lenses.residual import contributions, similarity, survival, update_shares
 from eval.lenses.trace import PromptBatch, readers, spaced_layers, trace
 from eval.models import open_checkpoint
@@ -46,13 +44,6 @@ def test_contributions_sum_to_the_logits_that_readers_read(model):
     torch.testing.assert_close(first - second, expected, atol=2e-4, rtol=2e-4)
 
 
-def test_a_norm_that_is_not_known_is_named(small_model):
-    model = small_model()
-    model.norm = nn.Tanh()
-    with pytest.raises(RequestError, match="the final norm is a Tanh; only LayerNorm, RMSNorm and"):
-        readers(model)
-
-
 def test_streams_are_compared_where_prompts_are_and_updates_with_what_they_change(small_model):
     model = small_model(n_layers=3)
     traced, real = trace(model, some_tokens(model)), torch.ones(2, 12, dtype=torch.bool)
@@ -84,18 +75,6 @@ def test_a_write_is_lost_whole_at_its_own_layer(model):
     torch.testing.assert_close(lost[2, 2], expected, atol=1e-3, rtol=1e-3)
 
 
-def test_nothing_touches_a_write_where_later_blocks_add_nothing(small_model):
-    model = small_model(n_layers=3)
-    for block in model.blocks[1:]:
-        for parameter in (*block.token_mixer.parameters(), *block.channel_mixer.parameters()):
-            parameter.zero_()
-    shares, size = survival(model, traced := trace(model, some_tokens(model)))
-    torch.testing.assert_close(size[2], traced.writes[0, 1].square().sum(-1))
-    for share in shares:
-        torch.testing.assert_close(share[2, 1].expand(2, -1, -1), share[2, 2:])
-    torch.testing.assert_close(shares[1, 2, 3], torch.ones(2, 12), atol=1e-4, rtol=0)
-
-
 def test_what_is_found_fits_together(model_directory):
     checkpoint = open_checkpoint(model_directory(mixers=("attention(heads=2)", "flat")))
     found = look("residual", checkpoint, (40, 41, 42, 43, 44), (50, 51, 52))
@@ -107,15 +86,6 @@ def test_what_is_found_fits_together(model_directory):
     lost = {(f["part"], f["distance"]): f["value"] for f in figures(found, "share lost without it")}
     assert [*lost] == [(part, d) for part in ("token mixer", "channel mixer") for d in range(2)]
     assert lost["channel mixer", 0] == pytest.approx(1, abs=1e-4)
-
-
-def test_the_model_is_run_once_for_all_lenses(model_directory):
-    checkpoint, passes = open_checkpoint(model_directory()), []
-    mixer: Any = checkpoint.model.blocks[0].token_mixer
-    mixer.register_forward_hook(lambda *call: passes.append(len(call)))
-    for lens in ("logit", "vectors", "direction"):
-        look(lens, checkpoint, (40, 41, 42), (50, 51), tokens=900)
-    assert len(passes) == 1
 
 
 @pytest.mark.parametrize(

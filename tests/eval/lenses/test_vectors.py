@@ -5,12 +5,11 @@ import math
 import pytest
 import torch
 
-from eval import RequestError
 from eval.lenses.direction import heated, path, plane, rising, scaled
 from eval.lenses.table import Table
-from eval.lenses.vectors import METRICS, add_bigrams, nearest, outliers, rank_pairs, ways_back
+from eval.lenses.vectors import METRICS, add_bigrams, nearest, rank_pairs, ways_back
 from eval.models import open_checkpoint
-from tests.eval.lenses.cases import figures, look, of
+from tests.eval.lenses.cases import figures
 
 V, D = 40, 8
 
@@ -18,12 +17,6 @@ V, D = 40, 8
 @pytest.fixture
 def matrices():
     return torch.randn(2, V, D)
-
-
-def test_outliers_are_the_rows_of_unusual_length():
-    norms = torch.cat([torch.linspace(0.9, 1.1, 50), torch.tensor([9.0, 0.01])])
-    assert outliers(norms) == [50, 51]
-    assert outliers(torch.ones(5)) == []
 
 
 def test_ways_back(matrices):
@@ -99,26 +92,3 @@ def test_a_table_made_of_bigrams_is_told_from_chance(model_directory):
     assert chance["low"] > 0.3
     (text,) = found.texts
     assert len(text["lines"][0][1]) == len(text["lines"][0][2]) == 5
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_lenses_of_our_models(model_directory, small_tokenizer, tied):
-    checkpoint = open_checkpoint(model_directory(tied=tied))
-    ids = small_tokenizer.encode("Once upon a time there was a dog.").ids
-    found = look("vectors", checkpoint, ids, ids[:5], tokens=2000)
-    (cosine,) = figures(found, "own cosine")
-    assert (cosine["value"] == pytest.approx(1)) is tied
-    agrees = {(f["query"], f["metric"]): f["value"] for f in figures(found, "agrees")}
-    assert agrees["after norm", "dot"] == 1
-    assert of(found, "lengths").sum() == 2 * checkpoint.config.vocab_size
-    (back,) = (text for text in found.texts if text["title"].startswith("one-hot"))
-    values = torch.tensor([float(line[2]) for line in back["lines"] if line[1] == "scaled"])
-    torch.testing.assert_close(values, torch.ones(len(values)))
-    way = look("direction", checkpoint, ids, ids[:5], words=(" a",))
-    (entropy,) = figures(way, "entropy at length 0")
-    assert entropy["value"] == pytest.approx(math.log2(checkpoint.config.vocab_size))
-    assert figures(way, "confidence rises with length")[0]["value"] == 1
-    assert of(way, "path").shape == (2, 5, 3)  # three layers and two tokens
-    assert [pair[0] for pair in way.notes["ends"].values()] == [" a", " a"]
-    with pytest.raises(RequestError, match=r"is \d+ tokens here"):
-        look("vectors", checkpoint, ids, words=("zebra crossing",))

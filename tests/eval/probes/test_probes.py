@@ -1,6 +1,5 @@
-"""Probes against their textbook restatements, on data whose answer is known, and as commands."""
+"""Probes against their textbook restatements, and on data whose answer is known."""
 
-import weakref
 from typing import Any
 
 import numpy as np
@@ -9,11 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eval import RequestError
-from eval.__main__ import main
 from eval.circuit import Circuit
 from eval.classifiers import PRIOR, RIDGE, TokenMoments, calibrated, gaussian, second_moment
 from eval.probes import linear
+from eval.probes.jacobian import jacobian, local_geometry
 from eval.probes.linear import (
     ProbeFit,
     Training,
@@ -23,11 +21,8 @@ from eval.probes.linear import (
     score_unigram,
     token_figures,
 )
-from eval.rows import read_rows
 
 V, D = 12, 5
-QUICK = ["--corpus", "toy:400", "--length", 16, "--train-tokens", 1600, "--valid-tokens", 160]
-QUICK += ["--steps", 2]
 
 
 @pytest.fixture
@@ -115,21 +110,6 @@ def test_offsets_share_their_second_moment(offset, monkeypatch):
     torch.testing.assert_close(plain.second, second_moment(x))
 
 
-@pytest.mark.parametrize(("layer", "offset"), [(0, 0), (2, 0), (0, -1), (0, 1)])
-def test_the_embedding_tells_its_own_token_and_no_other(small_model, layer, offset):
-    """Tokens drawn independently: at layer 0 nothing is to be learnt at other offsets."""
-    figures = read(
-        Circuit(small_model(), layer), random_windows(400), random_windows(20, 4), offset
-    )
-    assert [*figures] == ["gaussian"]
-    assert figures["gaussian"]["count"] == 20 * (16 - abs(offset))
-    if offset:
-        assert abs(figures["gaussian"]["information"]) < 0.05
-    else:
-        assert figures["gaussian"]["top1"] == 1.0
-        assert figures["gaussian"]["information"] > 0.99
-
-
 @pytest.mark.parametrize("offset", [-3, 0, 2])
 def test_an_offset_is_the_token_so_far_away(small_model, offset):
     """Each token is its neighbour's successor: the embedding of one tells all of them."""
@@ -148,68 +128,67 @@ def test_softmax_goes_on_from_the_gaussian_probe(small_model):
     assert again == fitted
 
 
-def test_outputs_that_are_not_numbers_are_named(small_model):
-    model = small_model()
-    with torch.no_grad():
-        model.blocks[1].norm_token.weight[0] = torch.nan
-    with pytest.raises(RequestError, match="layer 2 gives numbers that are not finite"):
-        outputs_of(Circuit(model, 2), random_windows(10))
+def prompt(length: int = 6) -> Tensor:
+    return torch.randint(400, (length,), generator=torch.Generator().manual_seed(7))
 
 
-def probe(*words: object) -> int:
-    return main(["probe", *map(str, (*words, *QUICK))])
+@pytest.mark.parametrize("k", [2, 4])  # by columns, and by rows
+@pytest.mark.parametrize(
+    "mixer", ["flat", "expanded", "headed(heads=2)", "attention(heads=2)", "attention+flat"]
+)
+def test_jacobian_is_what_finite_differences_give(small_model, mixer, k):
+    circuit = Circuit(small_model(mixers=(mixer,), d_model=8).double(), 2)
+    embeddings, step = circuit.model.embed(prompt()), 1e-5
+    J = jacobian(circuit, embeddings, k)
+    assert J.shape == ((6 - k) * 8, k * 8)
+    for column in range(k * 8):
+        moved = torch.zeros(6 * 8, dtype=torch.float64)
+        moved[column] = step
+        ahead, behind = (
+            circuit((embeddings + sign * moved.reshape(6, 8))[None])[0, k:].flatten()
+            for sign in (1, -1)
+        )
+        assert torch.allclose(J[:, column], (ahead - behind) / (2 * step), atol=1e-6)
 
 
-def test_probes_take_memory_for_one_place_at_a_time(model_directory, tmp_path, monkeypatch):
-    """The weights of all places are several times what is held at once."""
-    made: list[weakref.ref] = []
-    alive: list[int] = []
-
-    def counted(*args: Any) -> TokenMoments:
-        found = original(*args)
-        made.append(weakref.ref(found.total))
-        alive.append(sum(ref() is not None for ref in made))
-        return found
-
-    original = TokenMoments.of
-    monkeypatch.setattr(TokenMoments, "of", counted)
-    assert probe(model_directory(), "--out", tmp_path / "out", "--offsets", -1, 0, 1) == 0
-    assert alive == [1] * 2 * 3
+@pytest.mark.parametrize(
+    ("norm", "layer", "each"),
+    [("layernorm", 1, 2), ("layernorm", 2, 1), ("rmsnorm", 1, 1), ("rmsnorm", 2, 0)],
+)
+def test_what_norms_remove_is_found(small_model, norm, layer, each):
+    """A mean is removed at any depth; a length in the first block, where nothing is added to it."""
+    figures = local_geometry(Circuit(small_model(norm=norm), layer), prompt(), 2)
+    assert (figures["inputs"], figures["removed"]) == (2 * 32, 2 * each)
+    assert figures["sigma_min"] > 1e-4 * figures["sigma_max"]
+    assert figures["condition"] == pytest.approx(figures["sigma_max"] / figures["sigma_min"])
 
 
-def test_what_was_fitted_is_used_again(model_directory, tmp_path, monkeypatch):
-    """Another amount of text to judge on needs no other fit; another seed does."""
-    fits: list[int] = []
-    fit = ProbeFit.fit
-    monkeypatch.setattr(ProbeFit, "fit", lambda self, o: fits.append(o) or fit(self, o))
-    words = [model_directory(), *QUICK, "--offsets", 0, "--layers", 1]
-    for place, valid, more, expected in (
-        ("a", 160, [], [0]),
-        ("a", 320, [], []),
-        ("a", 320, ["--seed", 1], [0]),
-        ("new", 320, [], [0]),
-    ):
-        fits.clear()
-        asked = [*words, "--out", tmp_path / place, "--valid-tokens", valid, *more]
-        assert main(["probe", *map(str, asked)]) == 0
-        assert fits == expected
-    rows, fresh = (
-        {r["key"]: r | {"seconds": 0} for r in read_rows([tmp_path / place])}
-        for place in ("a", "new")
-    )
-    assert fresh.items() <= rows.items()
+def test_figures_are_those_of_the_singular_values(small_model):
+    model = small_model(norm="rmsnorm", mixers=("attention(heads=2)",))
+    figures = local_geometry(Circuit(model, 2), prompt(), 1)
+    exact = Circuit(model.double(), 2)
+    embeddings = exact.model.embed(prompt())
+    unit = exact.scale / exact(embeddings[None])[0, 1:].square().mean().sqrt()
+    values = torch.linalg.svdvals(jacobian(exact, embeddings, 1) * unit)
+    share = values / values.sum()
+    expected = {
+        "removed": 0,
+        "sigma_max": float(values[0]),
+        "sigma_min": float(values[-1]),
+        "effective_rank": float((-(share * share.log()).sum()).exp()),
+    }
+    assert {name: figures[name] for name in expected} == pytest.approx(expected)
 
 
-def test_probe_writes_rows_once(model_directory, tmp_path, capsys):
-    before, after, out = model_directory(), model_directory(step=5), tmp_path / "out"
-    words = [before, after, "--out", out, "--offsets", -1, 0, "--layers", 1, 2]
-    assert probe(*words) == 0
-    assert "gaussian" in capsys.readouterr().out
-    rows = read_rows([out])
-    assert len(rows) == 2 * 2 * 2 * 2  # checkpoints x layers x offsets x kinds
-    assert {row["kind"] for row in rows} == {"probe"}
-    for row in rows:
-        assert row["gain"] == pytest.approx(row["unigram"]["nats"] - row["nats"])
-        assert row["count"] == row["unigram"]["count"] == 10 * (16 + min(0, row["offset"]))
-    assert probe(*words[:-2], 0, 1) == 0  # what is new is added
-    assert len(read_rows([out])) == len(rows) + 2 * 2 * 2
+def test_units_are_the_models_own(small_model):
+    """Embeddings ten times as long that the norms shorten again: an equally visible token."""
+    figures = []
+    for length in (1.0, 10.0):
+        model = small_model()
+        for block in model.blocks:
+            block.norm_token.eps = 1e-20  # pyright: ignore
+        with torch.no_grad():
+            model.embedding.weight.mul_(length)
+        figures.append(local_geometry(Circuit(model, 1, part="mixer"), prompt(), 1))
+    assert figures[0]["sigma_max"] == pytest.approx(figures[1]["sigma_max"], rel=1e-6)
+    assert figures[0]["sigma_min"] == pytest.approx(figures[1]["sigma_min"], rel=1e-6)

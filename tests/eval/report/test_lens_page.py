@@ -9,17 +9,13 @@ import torch
 
 from arch import LanguageModel, ModelConfig
 from arch.directory import save_model
-from arch.files import write_text
-from eval import RequestError
 from eval.__main__ import main
-from eval.figures import Figure, inline, write_figures
+from eval.figures import write_figures
 from eval.lenses.lens import lenses, read_documents
-from eval.lenses.markup import STRONGEST, STYLE, highlighted
+from eval.lenses.markup import highlighted
 from eval.lenses.table import Table
-from eval.plots import dots, lines
 from eval.report.inside import LensSection, lens_sections
-from eval.report.page import render_page
-from eval.rows import read_rows
+from eval.rows import Results, read_rows
 from tests.browser_cases import opened
 from tests.eval.lenses.cases import story_tokenizer
 from tests.eval.report.cases import Page, checkpoint_of, lens, make_row, make_rows, tick_labels
@@ -53,37 +49,6 @@ def test_the_look_asked_last_is_shown(order):
     assert section.about == f"{order[-1]}."
 
 
-def test_models_of_one_name_are_told_apart():
-    weights = [{"weights_sha256": letter * 64} for letter in "ab"]
-    expected = [f"flat ({letter * 10}) at 300" for letter in "ab"]
-    (section,) = lens_sections([look("A", **weights[0]), look("B", **weights[1])])
-    assert names(section) == expected
-    (alone,) = lens_sections([look("A", **weights[0]), look("B", step=0)])
-    assert names(alone) == ["flat at 0", "flat at 300"]
-
-
-@pytest.mark.parametrize("kind", ["svg", "png"])
-def test_a_figure_is_replaced_and_never_written_into(tmp_path, kind):
-    """Who reads the old one meanwhile reads all of it."""
-    panels = {"": dots([{"x": 1, "y": 2, "c": "a", "tip": "b"}], "x", "y", "c")}
-    old, reader = tmp_path / f"one.{kind}", tmp_path / "reader"
-    old.write_text("old")
-    reader.hardlink_to(old)
-    assert write_figures(tmp_path, [Figure("one", "One", "One.", panels)], kind) == [old]
-    assert reader.read_text() == "old"
-    assert old.stat().st_size > 100
-    assert sorted(path.name for path in tmp_path.iterdir()) == [old.name, "reader"]
-    with pytest.raises(RequestError, match="figures as gif: allowed are svg and png"):
-        write_figures(tmp_path, [], "gif")
-
-
-def test_a_chart_in_a_page_says_its_numbers_in_full():
-    points = [{"x": i, "value": i / 4000, "m": "a", "tip": f"{i / 4000:.6f}"} for i in range(3)]
-    svg = inline(lines(points, "x", "y", "m"), "small")
-    assert {">0.0001</text>", ">0.0005</text>"} <= set(re.findall(r">[^<]*</text>", svg))
-    assert "<title>0.000250</title>" in svg
-
-
 PIECES = ["<script>", "alert('\"", " &amp;", "\n", " dog"]
 
 
@@ -103,15 +68,6 @@ def test_text_stays_text_and_every_token_says_its_number_to_mouse_and_keyboard()
     assert spans[1].get("title") == "+1 " + repr("alert('\"")
 
 
-def test_colours_tell_sign_and_strength():
-    _, spans = read({"a": [0.0, 1.0, -2.0, 2.0, 0.01], "b": [0.0] * 5})
-    classes = [span.get("class") for span in spans]
-    assert classes[:5] == ["", f"f{STRONGEST // 2}", f"a{STRONGEST}", f"f{STRONGEST}", ""]
-    assert classes[5:] == [""] * 5  # nothing to colour, and nothing divided by zero
-    assert all(f".attribution .{style} " in STYLE for style in classes if style)
-    assert "prefers-color-scheme: dark" in STYLE
-
-
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """What all lenses found in two tiny models, one of a name that would do harm."""
@@ -128,15 +84,15 @@ def results(tmp_path_factory):
     asked = ["--text", 'Tom said "<b>hi</b>". The dog was sad.', "The cat and the dog ran.",
              "--corpus", "toy:900", "--tokens", "2000"]  # fmt: skip
     assert main(["lens", *map(str, paths), "--out", str(out), *asked]) == 0
+    Results(out).append(make_rows(count=2))
+    page = ["--out", str(out / "page.html"), "--figures", str(out / "figures")]
+    assert main(["report", str(out), *page]) == 0
     return out
 
 
 @pytest.fixture(scope="module")
 def page_of_all(results):
-    path = results / "page.html"
-    rows = [*read_rows([results]), *make_rows(count=2)]
-    write_text(path, render_page(rows, None, list(read_documents(results))))
-    return path
+    return results / "page.html"
 
 
 def test_every_lens_has_its_figures_and_texts_stay_texts(page_of_all):
@@ -158,20 +114,18 @@ def test_every_lens_has_its_figures_and_texts_stay_texts(page_of_all):
 
 
 def test_every_figure_is_a_file_too_and_no_tick_is_written_twice(results, tmp_path):
-    for kind, begins in (("svg", b"<svg"), ("png", b"\x89PNG")):
-        asked = ["--out", str(tmp_path / "page.html"), "--figures", str(tmp_path / kind)]
-        assert main(["report", str(results), *asked, "--format", kind]) == 0
-        documents, rows = list(read_documents(results)), read_rows([results])
-        drawn = [f.name for section in lens_sections(documents, rows) for f in section.figures]
-        files = sorted((tmp_path / kind).iterdir())
-        assert [path.stem for path in files] == sorted(drawn)
-        assert len(files) > 20
-        assert all(path.read_bytes().startswith(begins) for path in files)
-    axes = {path.name: tick_labels(path) for path in (tmp_path / "svg").iterdir()}
+    sections = lens_sections(list(read_documents(results)), read_rows([results]))
+    figures = {figure.name: figure for section in sections for figure in section.figures}
+    files = sorted((results / "figures").iterdir())
+    assert len(files) > 20
+    assert figures.keys() <= {path.stem for path in files}
+    axes = {path.name: tick_labels(path) for path in files}
     twice = {name: [a for a in some if len(set(a)) < len(a)] for name, some in axes.items()}
     assert {name: some for name, some in twice.items() if some} == {}
     assert ["0", "1", "2"] in axes["residual-norm.svg"]
     assert ["1", "2"] in axes["residual-updates.svg"]
+    (png,) = write_figures(tmp_path, [figures["residual-norm"]], "png")
+    assert png.read_bytes().startswith(b"\x89PNG")
 
 
 COLOURS = """() => {
