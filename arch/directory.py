@@ -5,6 +5,7 @@ there. Saved triangles are zero above the diagonal, and a tied head is held once
 """
 
 import dataclasses
+import difflib
 import hashlib
 import json
 import platform
@@ -113,7 +114,10 @@ def check_model(directory: str | Path) -> ModelConfig:
 def _read_all_but_weights(directory: Path) -> tuple[ModelConfig, str, dict[str, Any]]:
     """Configuration, tokenizer and meta data, which belong together."""
     if not directory.is_dir():
-        raise ModelError(f"{directory}: no such model directory")
+        beside = directory.parent.iterdir() if directory.parent.is_dir() else ()
+        near = difflib.get_close_matches(directory.name, [path.name for path in beside], 1)
+        hint = f"; did you mean {directory.parent / near[0]}?" if near else ""
+        raise ModelError(f"{directory}: no such model directory{hint}")
     missing = [name for name in FILES if not (directory / name).is_file()]
     if missing:
         raise ModelError(f"{directory} is not a model directory: it has no {', '.join(missing)}")

@@ -86,14 +86,17 @@ class Results:
 def read_rows(places: Iterable[str | Path]) -> list[Row]:
     """Reads the rows of results directories, or of JSONL or Parquet files, up to a torn last line.
 
-    A directory holds one file of rows, or one for each shard; of equal keys the last row counts.
+    A directory holds one file of rows, or one for each shard, or directories that do; of equal keys
+    the last row counts.
 
     Raises:
         RequestError: nothing there, a line that is not a row, or a schema of another version.
     """
     rows: list[Row] = []
     for place in map(Path, places):
-        paths = sorted(place.glob(SHARDS)) if place.is_dir() else [place]
+        paths = [place]
+        if place.is_dir():
+            paths = sorted(place.glob(SHARDS)) or sorted(place.rglob(SHARDS))
         if not paths or not paths[0].is_file():
             raise RequestError(f"{place}: no results here; give a directory that holds {ROWS}")
         lines = [(path, *line) for path in paths for line in enumerate(_lines(path), start=1)]

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from eval import RequestError
 from eval.circuit import uncertified
+from eval.flags import nearest
 from eval.inversion.objectives import OBJECTIVES, VARIABLES, restrict
 from eval.inversion.problem import Chance, Problem
 from eval.ranks import token_ranks
@@ -303,5 +304,5 @@ def parse_solvers(wanted: dict[str, dict[str, Any]]) -> list[Solver]:
     known = solvers()
     for name in wanted:
         if name not in known:
-            raise RequestError(f"method {name}: there is no such method; use {', '.join(known)}")
+            raise RequestError(f"method {name}: there is no such method; {nearest(name, known)}")
     return [known[name].configured(settings) for name, settings in wanted.items()]

@@ -23,7 +23,7 @@ QUESTION = ("model", "d_model", "layer", "part", "slice", "hidden", "prompt_kind
             "noise", "control", "padded", "method", "family", "settings")  # fmt: skip
 """The coordinates that tell figures apart, beside the phase or the step."""
 POOLED = ("step", "trained", "phase", "observed")
-ANSWERS = 6
+ANSWERS = 15
 """Answers that a terminal shows in full, at most."""
 
 
