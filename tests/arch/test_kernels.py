@@ -46,7 +46,7 @@ def form(request, monkeypatch):
     return request.param
 
 
-@pytest.mark.parametrize(("length", "batch"), [(1, 3), (64, 1), (129, 3), (257, 17)])
+@pytest.mark.parametrize(("length", "batch"), [(1, 3), (129, 3), (257, 17)])
 @members
 def test_each_form_for_a_cpu(name, length, batch, form):
     compare(name, length, torch.float32, batch=batch)
@@ -57,16 +57,14 @@ def test_each_form_for_a_cpu(name, length, batch, form):
     assert found == {form}
 
 
-@pytest.mark.parametrize("length", [5, 130])
 @members
 @pytest.mark.usefixtures("form")
-def test_gradients_of_every_order(name, length):
+def test_gradients_of_every_order(name):
     """The first two against finite differences, the third against the dense form's."""
-    if length < 100:
-        inputs = [a.requires_grad_() for a in arguments(name, length, torch.float64, features=3)]
-        assert torch.autograd.gradcheck(masked_convolution, inputs)
-        assert torch.autograd.gradgradcheck(masked_convolution, inputs)
-    inputs = arguments(name, length, torch.float64, features=6)
+    inputs = [a.requires_grad_() for a in arguments(name, 4, torch.float64, features=3)]
+    assert torch.autograd.gradcheck(masked_convolution, inputs)
+    assert torch.autograd.gradgradcheck(masked_convolution, inputs)
+    inputs = arguments(name, 130, torch.float64, features=6)
     slopes = [[torch.randn_like(a) for a in inputs] for _ in range(2)]
 
     def third(form):
@@ -81,15 +79,6 @@ def test_gradients_of_every_order(name, length):
         torch.testing.assert_close(ours, theirs)
 
 
-def test_product_with_the_jacobian_is_the_gradient_of_a_backward_pass():
-    x, w = arguments("bare", 140, torch.float64)
-    leaf, slope = x.clone().requires_grad_(), torch.zeros_like(x).requires_grad_()
-    direction = torch.randn_like(x)
-    (pulled,) = torch.autograd.grad(masked_convolution(leaf, w), leaf, slope, create_graph=True)
-    (pushed,) = torch.autograd.grad(pulled, slope, direction)
-    torch.testing.assert_close(pushed, torch.tril(w) @ direction)
-
-
 @members
 @devices
 def test_same_bits_on_every_run(name, device):
@@ -100,12 +89,12 @@ def test_same_bits_on_every_run(name, device):
         assert all(map(torch.equal, first, gradients(masked_convolution, inputs, slope)))
 
 
-@pytest.mark.parametrize("garbage", [1e30, float("inf"), float("nan")])
-@pytest.mark.parametrize("length", [128, 192])
+@pytest.mark.parametrize("garbage", [float("inf"), float("nan")])
 @members
 @devices
 @pytest.mark.usefixtures("form")
-def test_what_lies_above_the_diagonal_changes_nothing(name, length, garbage, device):
+def test_what_lies_above_the_diagonal_changes_nothing(name, garbage, device):
+    length = 140
     inputs = arguments(name, length, torch.float32, device=device)
     above = torch.full((length, length), garbage, device=device).triu(1)
     clean = [inputs[0], torch.tril(inputs[1]), *inputs[2:]]
@@ -117,9 +106,9 @@ def test_what_lies_above_the_diagonal_changes_nothing(name, length, garbage, dev
     assert not found[2].triu(1).any()
 
 
-@pytest.mark.parametrize("length", [1, 64, 100])
 @devices
-def test_corner_of_a_longer_matrix(length, device):
+def test_corner_of_a_longer_matrix(device):
+    length = 100
     stored = torch.randn(128, 128, device=device, requires_grad=True)
     x = torch.randn(2, length, 8, device=device)
     y = masked_convolution(x, stored[:length, :length])
@@ -131,7 +120,7 @@ def test_corner_of_a_longer_matrix(length, device):
     assert not stored.grad[:, length:].any()
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (0, 2, 1), (2, 1, 0)])
+@pytest.mark.parametrize("order", [(1, 0, 2), (0, 2, 1), (2, 1, 0)])
 @members
 @devices
 def test_any_order_in_memory(name, order, device):
@@ -146,16 +135,6 @@ def test_any_order_in_memory(name, order, device):
     found = gradients(masked_convolution, moved, ordered(slope))
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs)
-
-
-@devices
-def test_gradient_without_strides(device):
-    inputs = arguments("flat", 70, torch.float32, device=device)
-    x, w, b = (a.requires_grad_() for a in inputs)
-    ours = torch.autograd.grad(masked_convolution(x, w, b).sum(), (x, w, b))
-    exact = [a.detach().double().requires_grad_() for a in (x, w, b)]
-    expected = torch.autograd.grad(dense(*exact).sum(), exact)
-    torch.testing.assert_close(ours, expected, check_dtype=False)
 
 
 @members
@@ -173,18 +152,14 @@ def test_gradients_of_some_arguments_only(name, device):
                 torch.testing.assert_close(leaf.grad, all_of_them[wanted])
 
 
-def test_float32_parameters_beside_half_precision_get_float32_gradients():
-    x, w, b = arguments("flat", 64, torch.bfloat16)
-    y, dx, dw, db = gradients(masked_convolution, [x, w, b], torch.ones_like(x))
-    assert [t.dtype for t in (y, dx, dw, db)] == [torch.bfloat16] * 2 + [torch.float32] * 2
-
-
-def test_autocast_multiplies_in_its_own_dtype():
+def test_products_are_in_autocasts_precision_and_gradients_in_the_parameters():
     x, w, b = arguments("flat", 64, torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         y, dx, dw, _ = gradients(masked_convolution, [x, w, b], torch.ones_like(x))
         wide = masked_convolution(x.double(), w.double())
-    assert torch.equal(y, masked_convolution(x.bfloat16(), w, b))
+    half = gradients(masked_convolution, [x.bfloat16(), w, b], torch.ones_like(x).bfloat16())
+    assert torch.equal(y, half[0])
+    assert [t.dtype for t in half] == [torch.bfloat16] * 2 + [torch.float32] * 2
     assert (dx.dtype, dw.dtype, wide.dtype) == (torch.float32, torch.float32, torch.float64)
 
 
@@ -317,12 +292,10 @@ def test_the_table_of_measured_shapes_can_be_read():
     ("processor", "length"),
     [
         ("vendor_id\t: AuthenticAMD\ncpu family\t: 26\nmodel\t\t: 2\n", 1),
-        ("AMD64 Family 26 Model 68 Stepping 0, AuthenticAMD", 1),
         ("vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\n", 256),
         ("vendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143\n", 1024),
         ("Intel64 Family 6 Model 158 Stepping 10, GenuineIntel", 1024),
         ("processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\n", math.inf),
-        ("arm", math.inf),
         ("", math.inf),
     ],
 )
