@@ -18,27 +18,24 @@ def write_file(path: Path, content: bytes | memoryview) -> None:
         OSError: the disk is full or the place cannot be written; nothing is left behind, and a file
             that was there stays as it was. Its `filename` is the path.
     """
+    name = None
     try:
-        _write_file(path, content)
-    except OSError as error:
-        error.filename = str(path)
-        raise
-
-
-def _write_file(path: Path, content: bytes | memoryview) -> None:
-    make_directory(path.parent)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    try:
+        make_directory(path.parent)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         with open(handle, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(name, 0o666 & ~_umask())
         os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
+        name = None
+        _flush(path.parent)
+    except OSError as error:
+        error.filename = str(path)
         raise
-    _flush(path.parent)
+    finally:
+        if name:
+            os.unlink(name)
 
 
 def write_text(path: str | Path, text: str) -> None:

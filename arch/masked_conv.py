@@ -96,27 +96,23 @@ def implementation(device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
     The first call for a device and dtype logs the answer: as a warning where a CUDA device goes
     without the Triton kernels in half precision.
     """
-    name, why = _implementation(device, dtype)
+    nvidia = device.type == "cuda" and torch.version.cuda is not None
+    major, minor = torch.cuda.get_device_capability(device) if nvidia else (0, 0)
+    reasons = {
+        f"bmm, and in float32 Conv1d from T = {onednn_length()} on": device.type == "cpu",
+        "the Triton kernels are for NVIDIA devices": not nvidia,
+        f"the Triton kernels are for half precision, not {dtype}": dtype not in TRITON_DTYPES,
+        "Triton is not installed": find_spec("triton") is None,
+        f"the Triton kernels need sm_80, the device is sm_{major}{minor}": major < 8,
+    }
+    name, why = "triton", f"sm_{major}{minor}, but for shapes at which {MEASURED.name} says dense"
+    if against := [reason for reason, holds in reasons.items() if holds]:
+        name, why = "dense", against[0]
     lacking = device.type == "cuda" and dtype in TRITON_DTYPES and name != "triton"
     level = logging.WARNING if lacking else logging.INFO
     message = "masked convolutions on %s in %s: %s (%s)"
     logging.getLogger(__name__).log(level, message, device, dtype, name, why)
     return name, why
-
-
-def _implementation(device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
-    if device.type == "cpu":
-        return "dense", f"bmm, and in float32 Conv1d from T = {onednn_length()} on"
-    if device.type != "cuda" or torch.version.cuda is None:
-        return "dense", "the Triton kernels are for NVIDIA devices"
-    if dtype not in TRITON_DTYPES:
-        return "dense", f"the Triton kernels are for half precision, not {dtype}"
-    if find_spec("triton") is None:
-        return "dense", "Triton is not installed"
-    major, minor = torch.cuda.get_device_capability(device)
-    if major < 8:
-        return "dense", f"the Triton kernels need sm_80, the device is sm_{major}{minor}"
-    return "triton", f"sm_{major}{minor}, but for shapes at which {MEASURED.name} has dense faster"
 
 
 @cache
@@ -137,10 +133,8 @@ def measured_ratio(device: str, dtype: str, *shape: int) -> float:
 
 def describe_processor() -> str:
     """Returns what the system says of the processor, its vendor and family among it."""
-    try:
-        return Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return platform.processor()
+    file = Path("/proc/cpuinfo")
+    return file.read_text(encoding="utf-8") if file.is_file() else platform.processor()
 
 
 @cache

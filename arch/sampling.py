@@ -81,13 +81,12 @@ def _draw(
 def _check(
     tokens: Tensor, new: int, temperature: float, top_k: int | None, top_p: float | None
 ) -> None:
-    if tokens.shape[1] == 0:
-        raise ModelError("the prompt is empty; give at least one token")
-    if new < 0:
-        raise ModelError(f"max_new_tokens is {new}; it must be 0 or above")
-    if temperature < 0:
-        raise ModelError(f"temperature is {temperature}; it must be 0 or above")
-    if top_k is not None and top_k < 1:
-        raise ModelError(f"top_k is {top_k}; it must be at least 1")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ModelError(f"top_p is {top_p}; it must be above 0 and at most 1")
+    for name, value, allowed, fits in (
+        ("the length of the prompt", tokens.shape[1], "at least 1", tokens.shape[1] > 0),
+        ("max_new_tokens", new, "0 or above", new >= 0),
+        ("temperature", temperature, "0 or above", temperature >= 0),
+        ("top_k", top_k, "at least 1", top_k is None or top_k >= 1),
+        ("top_p", top_p, "above 0 and at most 1", top_p is None or 0 < top_p <= 1),
+    ):
+        if not fits:
+            raise ModelError(f"{name} is {value}; it must be {allowed}")

@@ -6,7 +6,6 @@ from torch import nn
 
 from arch import count_parameters
 from tests.arch.cases import (
-    MIXERS,
     assert_causal_model,
     assert_model_continues,
     random_tokens,
@@ -16,7 +15,6 @@ from tests.arch.cases import (
 
 LLAMA = {"channel_mixer": "swiglu", "norm": "rmsnorm"}
 MODELS = [
-    *(((mixer,), {}) for mixer in MIXERS),
     (("attention(heads=2)", "flat"), LLAMA),
     (("kernel(size=3)+headed(heads=2)", "expanded"), {"final_norm": False, "tied": True}),
 ]
@@ -24,15 +22,10 @@ models = pytest.mark.parametrize(("mixers", "settings"), MODELS, ids=str)
 
 
 @models
-def test_a_later_token_changes_no_earlier_logit(mixers, settings):
-    model = small_model(*mixers, init="reference", **settings).double()
-    assert_causal_model(model, random_tokens(model), range(12))
-
-
-@models
-def test_prefix_and_step_give_what_hidden_gives(mixers, settings):
+def test_whole_models_are_causal_and_go_on_from_a_prefix(mixers, settings):
     model = small_model(*mixers, init="reference", **settings).double()
     tokens = random_tokens(model)
+    assert_causal_model(model, tokens, range(12))
     embeddings = model.embed(tokens)
     for layer in (0, 1, 2):
         assert_model_continues(model, tokens, layer, (3, 7))

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from scripts import bench_kernels
@@ -21,7 +20,8 @@ def test_benchmark_measures_every_form_on_a_cpu(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["--device", "cpu", "--lengths", "8", "16", "--widths", "4"]
     words += ["--tokens", "32", "--rounds", "2"]
-    assert bench_kernels.main(words) == 0
+    assert bench_kernels.main([*words, "--seconds", "-1"]) == 0
+    assert "T=8, D=4: no time left" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())  # prints only
     assert bench_kernels.main([*words, "--out", str(tmp_path / "out")]) == 0
     with open(tmp_path / "out/kernels-cpu.csv", encoding="utf-8") as file:
@@ -34,11 +34,6 @@ def test_benchmark_measures_every_form_on_a_cpu(tmp_path, monkeypatch, capsys):
     assert str(tmp_path) not in text
 
 
-def test_benchmark_says_what_it_had_no_time_for(capsys):
-    assert bench_kernels.main(["--device", "cpu", "--lengths", "8", "--seconds", "-1"]) == 0
-    assert "T=8, D=256: no time left" in capsys.readouterr().out
-
-
 def test_forms_agree():
     """What is timed computes the same thing, gradients included."""
     torch.manual_seed(0)
@@ -49,18 +44,11 @@ def test_forms_agree():
         torch.testing.assert_close(list(gradients), list(results[OURS]), rtol=1e-4, atol=1e-5)
 
 
-def gpu_check(*words, python=sys.executable):
-    command = ["bash", "scripts/gpu_check.sh", *words]
-    environment = os.environ | {"PYTHON": python}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_gpu_check_refuses_a_part_it_does_not_know_and_no_gpu(tmp_path):
-    for part, said in (("kernel", "part 'kernel'"), ("kernels", "finds no CUDA device")):
-        done = gpu_check(str(tmp_path / "out"), part)
-        assert done.returncode == 2
-        assert said in done.stderr
+def test_gpu_check_refuses_a_part_it_does_not_know(tmp_path):
+    command = ["bash", "scripts/gpu_check.sh", str(tmp_path / "out"), "kernel"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "part 'kernel'" in done.stderr
 
 
 def test_gpu_check_fits_in_one_call():
@@ -96,18 +84,26 @@ sys.meta_path.insert(0, Refuse())
 """
 
 
-def test_gpu_check_needs_torch_triton_numpy_and_pytest_alone(tmp_path, monkeypatch):
+def test_gpu_check_needs_torch_triton_numpy_and_pytest_alone(tmp_path):
+    """The tests of kernels are collected, the benchmark is imported, the others are skipped."""
     (tmp_path / "sitecustomize.py").write_text(ALONE)
-    python = tmp_path / "python"  # one that finds a GPU
-    python.write_text(f'#!/bin/sh\ncase "$2" in *cuda*) exit;; esac\nexec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    monkeypatch.setenv("PYTEST_ADDOPTS", "--collect-only")
-    done = gpu_check(str(tmp_path / "out"), "tests", python=str(python))
-    log = (tmp_path / "out/tests.log").read_text()
-    assert done.returncode == 0, log
-    assert re.findall("^tests/.*::test_the_kernels_run", log, re.M)
-    skipped = set(re.findall("^skipped (.*): needs", log, re.M))
-    assert "tests/train/test_speed.py" in skipped
-    subprocess.run([python, "-c", "import scripts.bench_kernels"], cwd=ROOT, check=True)
+    script = (ROOT / "scripts/gpu_check.sh").read_text()
+    needs = re.findall(r"^needs\(\) \{.*?^\}", script, re.M | re.S)[0]
+    found = subprocess.run(
+        ["bash", "-c", f'{needs}\nfor f in $(grep -rl "mark[.]gpu" tests --include="test_*.py"); '
+         'do echo "$f: $(needs $f)"; done'], cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.splitlines()  # fmt: skip
+    asked = dict(line.split(": ") for line in found)
+    alone = [file for file, packages in asked.items() if packages == "pytest"]
+    assert "tests/arch/test_kernels_gpu.py" in alone
+    assert "lightning" in asked["tests/train/test_speed.py"]
+    words = ["-m", "gpu", "--collect-only", *alone]
+    collect = f"import scripts.bench_kernels, pytest; raise SystemExit(pytest.main({words}))"
+    environment = os.environ | {
+        "PYTHONPATH": f"{tmp_path}:{ROOT}",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
+    command = [sys.executable, "-c", collect]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "::test_the_kernels_run" in done.stdout
