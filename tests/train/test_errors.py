@@ -47,7 +47,6 @@ FILES = {
     "word.yaml": "flat\n",
     "empty.yaml": "",
     "some.ckpt": "nothing",
-    "sweep.yaml": yaml.safe_dump(SWEEP),
     "bayes.yaml": yaml.safe_dump(SWEEP | {"method": "bayes"}),
     "none.yaml": yaml.safe_dump(SWEEP | {"parameters": None}),
     "number.yaml": yaml.safe_dump(SWEEP | {"parameters": {"seed": 3}}),
@@ -118,7 +117,6 @@ def test_a_bad_value(data, tmp_path, flags, refused):
         ("sweep {at}/apart.yaml", "its command does not pass ${args} on"),
         ("sweep {at}/broken.yaml", "broken.yaml: not YAML"),
         ("sweep {at}/gone.yaml", "gone.yaml: cannot be read"),
-        ("sweep {at}/sweep.yaml --limit 0", "--limit is 0"),
         ("fitt", "there is no command 'fitt'"),
         pytest.param(
             f"{FIT} --precision 16-mixed",
