@@ -107,7 +107,7 @@ def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # torch's own doing
-@pytest.mark.parametrize("name", DIFFERENT)
+@pytest.mark.parametrize("name", ["rows", "hybrid", "bfloat16"])
 def test_a_compiled_run_has_the_losses_of_a_plain_one(places, plain, tmp_path, monkeypatch, name):
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **how: compile_(f, backend="aot_eager", **how))

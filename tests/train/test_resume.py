@@ -29,7 +29,7 @@ def fail(loss):
     [
         ("", signal.SIGTERM),
         ("--batch.micro 2 --log_every 4", signal.SIGINT),
-        ("--trainer.max_steps 60 --batch.micro 2", signal.SIGTERM),  # over an epoch's edge
+        ("--batch.size 12 --batch.micro 6", signal.SIGTERM),  # over an epoch's edge
         ("--optimizer.name muon --optimizer.muon_mixing true --schedule.decay wsd", signal.SIGTERM),
     ],
 )
@@ -45,6 +45,7 @@ def test_an_interrupted_run_goes_on_to_the_bit(data, tmp_path, at_step, flags, n
     at_step(7, lambda loss: loss)
     assert names(parts / "checkpoints") == ["step-000007.ckpt"]
     assert fit(data, parts, *chosen, "--resume", "auto") == 0
+    assert "resumed" not in capsys.readouterr().out  # as nothing was changed
     assert names(parts / "models") == names(whole / "models")
     for name in names(whole / "models"):
         a, b = (run / "models" / name for run in (whole, parts))
