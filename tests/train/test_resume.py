@@ -123,11 +123,14 @@ def test_resuming_another_model_other_data_or_optimiser_is_refused_by_name(
 ):
     other = pack_toy(small_tokenizer, tmp_path / "other", 5).path
     flags = "--model.n_layers 1 --model.norm rmsnorm --optimizer.name muon --resume auto"
+    flags += " --optimizer.muon_mixing true --seed 1"
     assert "exists already; go on with --resume auto, or choose" in refused(fit(data, whole))
     message = refused(fit(other, whole, *flags.split()))
     assert "model.n_layers is 1, the checkpoint has 2" in message
     assert "model.norm is rmsnorm, the checkpoint has layernorm" in message
     assert "optimizer.name is muon, the checkpoint has adamw" in message
+    assert "optimizer.muon_mixing is True, the checkpoint has False" in message
+    assert "seed is 1, the checkpoint has 0" in message
     assert "data_sha256 is " in message
     assert "d_model" not in message
 
