@@ -27,11 +27,6 @@ KEPT = 2
 """Checkpoints that a run keeps: the last, and one for when that is damaged."""
 FIXED = ("model.", "data_sha256", "seed", "optimizer.name", "optimizer.muon_mixing")
 """How the names begin of settings that no run changes on its way."""
-RATES = {
-    *("optimizer.lr", "optimizer.muon_lr", "optimizer.embedding_lr", "trainer.max_steps"),
-    *("minutes", "schedule.warmup_steps", "schedule.decay", "schedule.floor"),
-}
-"""Settings by which steps get their learning rates."""
 
 
 class Start(NamedTuple):
@@ -168,17 +163,6 @@ def changed_settings(history: list[dict[str, Any]]) -> list[str]:
         for each in history
         for name, (old, new) in each["changed"].items()
     ]
-
-
-def highest_rates(start: Start) -> list[dict[str, Any]]:
-    """The `RATES` that are set, from each step where they changed."""
-    settings, spans = _flat(start.recipe), []
-    for each in [{"from_step": 0, "changed": {}}, *start.history]:
-        settings |= {name: new for name, (_, new) in each["changed"].items()}
-        if not spans or RATES & each["changed"].keys():
-            used = {n: value for n, value in settings.items() if n in RATES and value is not None}
-            spans.append({"from_step": each["from_step"], **used})
-    return spans
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -52,9 +52,6 @@ class Windows:
                     f"{data.path}; lower it, or pack longer rows"
                 )
             self._pad = load_tokenizer(data.path).token_to_id(PAD)
-            if self._pad is None:
-                file = data.path / "tokenizer.json"
-                raise RunError(f"{file} has no {PAD}; pack the data again")
             self.count, self.stride, self.width = rows, length, min(context + 1, length)
             self._offset = length - self.width if data.meta["pad_side"] == "left" else 0
         else:

@@ -106,12 +106,8 @@ class Muon(Optimizer):
         super().__init__(groups, {"lr": lr, **defaults})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore
+    def step(self) -> None:  # pyright: ignore
         """One step."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         for group in self.param_groups:
             shapes: dict[torch.Size, list[Tensor]] = {}
             for parameter in group["params"]:
@@ -119,7 +115,6 @@ class Muon(Optimizer):
                     shapes.setdefault(parameter.shape, []).append(parameter)
             for parameters in shapes.values():
                 self._step(parameters, group)
-        return loss
 
     def _step(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         """Parameters of one shape."""

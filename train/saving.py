@@ -19,7 +19,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from arch import add_to_meta, check_causal, save_model
 from tokenizer import PackedData
-from train.checkpoints import RECORD, Start, highest_rates
+from train.checkpoints import RECORD, Start
 from train.identity import model_id
 from train.log import Log
 from train.module import LanguageModule, ends_step
@@ -67,7 +67,6 @@ class Saving(ModelCheckpoint):
         self._provenance = {
             "name": directory.path.resolve().name,
             **settings,
-            "rates": highest_rates(start),
             "data": str(data.path),
             "data_sha256": data.hash,
             "model_id": model_id(recipe.model, start.recipe, data.hash),

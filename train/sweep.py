@@ -38,22 +38,15 @@ def main(words: list[str]) -> int:
     parser.add_argument("file", type=Path, help="a sweep file, as in train/sweeps")
     parser.add_argument("--data", metavar="DIR", help="packed data, instead of the file's")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/sweeps/NAME")
-    parser.add_argument("--limit", type=int, metavar="N", help="the first N runs only")
     end = words.index("--") if "--" in words else len(words)
     options, added = parser.parse_args(words[:end]), words[end + 1 :]
     content = read_sweep(options.file)
-    if options.limit is not None and options.limit < 1:
-        raise RunError(f"--limit is {options.limit}; at least 1")
-    trials = list(itertools.islice(plan(content), options.limit))
     flags = [word for word in content["command"] if str(word).startswith("--")]
     flags += [f"--data={options.data}"] if options.data else []
     out = options.out or Path("runs", "sweeps", content.get("name", options.file.stem))
-    varied = [  # however many runs are asked for
-        name
-        for name, parameter in content["parameters"].items()
-        if "value" not in parameter and len(parameter["values"]) > 1
-    ]
-    runs = {out / trial_name(trial, varied): trial for trial in trials}
+    parameters = content["parameters"].items()
+    varied = [name for name, about in parameters if len(about.get("values", [])) > 1]
+    runs = {out / trial_name(trial, varied): trial for trial in plan(content)}
     return _run_all(runs, [*flags, *added], out)
 
 

@@ -53,19 +53,6 @@ def test_steps_that_are_trained_again_are_recorded_as_they_were_last(data, finis
     assert entry["changed"] == {"trainer.max_steps": [6, 7]}
 
 
-def test_a_run_that_goes_on_as_it_was_says_nothing(data, tmp_path, at_step, capsys):
-    run = tmp_path / "run"
-    flags = ["--checkpoint_every", "2"]
-    at_step(6, lambda loss: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        fit(data, run, *flags)
-    at_step(6, lambda loss: loss)
-    capsys.readouterr()
-    assert fit(data, run, *flags, "--resume", "auto") == 0
-    assert "resumed" not in capsys.readouterr().out
-    assert load_model(run / "models" / "step-000006").meta["history"] == []
-
-
 def test_another_number_of_threads_is_said(data, finished, capsys):
     """Sums are then rounded differently."""
     run, threads = finished(), torch.get_num_threads()

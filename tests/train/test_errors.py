@@ -11,32 +11,21 @@ VALUES = """
 --trainer.max_steps 0
 --model.mixers flat
 --model.norm batchnorm
---optimizer.lr fast
 --optimizer.lr 0.0
---optimizer.clip -1.0
 --optimizer.clip nan
---optimizer.weight_decay -1.0
---optimizer.eps -1.0
 --optimizer.beta2 1.0
---optimizer.name sgd
 --optimizer.name muon --optimizer.muon_lr 0.0
 --optimizer.name muon --optimizer.muon_momentum 1.0
---optimizer.muon_mixing True
 --optimizer.muon_lr 0.1
 --schedule.floor 2.0
 --schedule.warmup_steps -1
---schedule.decay exp
 --schedule.decay wsd --schedule.decay_steps 0
 --schedule.decay_steps 3
 --batch.size 0
---seed -1
 --seed 4294967296
 --save_every 0
---save_steps 200
 --save_steps [-1]
---wandb maybe
 --trainer.strategy fsdp
---compile maybe
 """
 """Flags of `fit`; the last one of a line is refused."""
 SWEEP = {"method": "grid", "command": ["python", "${args}"], "parameters": {"seed": {"value": 1}}}
@@ -45,13 +34,10 @@ FILES = {
     "type.yaml": "optimizer:\n  lr: fast\n",
     "broken.yaml": "model: [\n",
     "word.yaml": "flat\n",
-    "empty.yaml": "",
     "some.ckpt": "nothing",
-    "sweep.yaml": yaml.safe_dump(SWEEP),
     "bayes.yaml": yaml.safe_dump(SWEEP | {"method": "bayes"}),
     "none.yaml": yaml.safe_dump(SWEEP | {"parameters": None}),
     "number.yaml": yaml.safe_dump(SWEEP | {"parameters": {"seed": 3}}),
-    "range.yaml": yaml.safe_dump(SWEEP | {"parameters": {"seed": {"min": 3}}}),
     "apart.yaml": yaml.safe_dump(SWEEP | {"command": ["python"]}),
 }
 FIT = f"fit --data {{data}} --run {{run}} {TINY}"
@@ -79,17 +65,12 @@ def test_a_bad_value(data, tmp_path, flags, refused):
         (f"{FIT} --model.vocab_size 401", "--model.vocab_size is 401"),
         (f"{FIT} --layout rows", "its layout is packed, the recipe's is rows"),
         (f"{FIT} --batch.size 5000", "fewer than one batch of 5000"),
-        (f"{FIT} --model.context 100000", "windows of 100000 tokens, fewer than one batch"),
         (f"{FIT} --batch.micro 3", "--batch.size 4 is not a multiple of 3 windows"),
         (f"{FIT} --resume nowhere.ckpt", "--resume nowhere.ckpt: no such checkpoint"),
         (f"{FIT} --resume {{at}}/some.ckpt", "some.ckpt: cannot be read as a checkpoint"),
         (f"{FIT} --model.mixers [flatt]", "did you mean 'flat'?"),
-        (f"{FIT} --model.d_model 0", "d_model is 0"),
         (f"{FIT} --model.d_modl 8", "--model.d_modl; did you mean --model.d_model?"),
-        (f"{FIT} --optimiser.lr 1", "did you mean --optimizer.lr?"),
         (f"{FIT} --lr fast", "--optimizer.lr is fast"),
-        (f"{FIT} --max-steps ten", "--trainer.max_steps is ten"),
-        (f"{FIT} --batch-size=many", "--batch.size is many"),
         (f"{FIT} --model.d-model wide", "--model.d_model is wide"),
         (f"{FIT} --schedule.decay wsd --schedule.decay_steps 5", "a fall of 5 steps"),
         (f"{FIT} --tf32 true", "--tf32 true needs a GPU"),
@@ -99,26 +80,19 @@ def test_a_bad_value(data, tmp_path, flags, refused):
         (f"{FIT} --config {{at}}/type.yaml", "--optimizer.lr is fast"),
         (f"{FIT} --config {{at}}/broken.yaml", "not YAML ("),
         (f"{FIT} --config {{at}}/word.yaml", "holds no settings"),
-        (f"{FIT} --config {{at}}/empty.yaml", "holds no settings"),
-        ("fit --data {at}/none --run {run}", "none: no such directory of packed data"),
         ("fit --data {at} --run {run}", "not a directory of packed data (no meta.json)"),
         ("fit --config demo --data {data}", "--run is missing"),
         ("fit --config demo --run {run}", "--data is missing"),
         (f"fit --data {{data}} --run {{at}}/some.ckpt/run {TINY}", "ckpt/run: cannot be written ("),
         (f"fit --data {{data}} --run {{at}}/some.ckpt {TINY}", "some.ckpt: exists already"),
-        (f"{PLAN} --config falt", "--config falt: no such recipe or file; did you mean flat?"),
-        (f"{PLAN} --batch.micro 3", "--batch.size 4 is not a multiple of 3 windows"),
         (f"{PLAN} --model.vocab_size 401 --data {{data}}", "--model.vocab_size is 401"),
-        (f"{PLAN} --data nowhere", "nowhere: no such directory of packed data"),
         (f"{PLAN} --trainer.accelerator gpux", "--trainer: "),
         ("sweep {at}/bayes.yaml", "method bayes runs at W&B only"),
         ("sweep {at}/none.yaml", "has no parameters"),
         ("sweep {at}/number.yaml", "seed needs a value or values"),
-        ("sweep {at}/range.yaml", "seed needs a value or values"),
         ("sweep {at}/apart.yaml", "its command does not pass ${args} on"),
         ("sweep {at}/broken.yaml", "broken.yaml: not YAML"),
         ("sweep {at}/gone.yaml", "gone.yaml: cannot be read"),
-        ("sweep {at}/sweep.yaml --limit 0", "--limit is 0"),
         ("fitt", "there is no command 'fitt'"),
         pytest.param(
             f"{FIT} --precision 16-mixed",

@@ -80,14 +80,6 @@ def test_weights_that_cannot_be_taken(data, trained, small_tokenizer, tmp_path, 
         assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("losses", "count"),
-    [([3.0, 2.0, 2.5, 2.4], 2), ([3.0, 2.0, 2.5, 1.9], 0), ([3.0, 2.0, 2.0], 1), ([], 0)],
-)
-def test_validations_are_counted_since_the_lowest_loss(losses, count):
-    assert since_best(losses) == count
-
-
 def test_a_run_that_learns_no_more_ends_and_the_best_model_is_kept(data, tmp_path, capsys):
     """A rate at which the loss falls first and then rises."""
     run = tmp_path / "run"
@@ -98,6 +90,9 @@ def test_a_run_that_learns_no_more_ends_and_the_best_model_is_kept(data, tmp_pat
     losses = {row["step"]: row["val_loss"] for row in rows(run, "val_loss")}
     last = max(losses)
     assert last < 40
+    assert [since_best(each) for each in ([3.0, 2.0, 2.5], [3.0, 2.0, 1.9], [2.0, 2.0], [])] == [
+        *(1, 0, 1, 0)
+    ]
     best = min(losses, key=lambda step: losses[step])
     assert best <= last - 4
     assert load_model(run / "best").meta["step"] == best

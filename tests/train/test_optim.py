@@ -9,8 +9,7 @@ from lightning.pytorch import Trainer
 
 from arch import LanguageModel
 from arch.mixers import Triangle
-from train.data import IGNORE
-from train.module import LanguageModule, bits_per_byte
+from train.module import LanguageModule
 from train.optim import Muon, build_optimizer, orthogonalise, rate
 from train.settings import OptimizerSettings, ScheduleSettings
 
@@ -151,19 +150,3 @@ def test_gradients_are_clipped_to_a_norm_or_left_as_they_are(small_model, clip):
     assert before > 10
     assert module.gradient_norm == before
     assert after.item() == pytest.approx(clip or before.item(), rel=1e-4)
-
-
-def test_validation_sums_nats_and_counts_targets(small_model):
-    module = LanguageModule(small_model(), OptimizerSettings(), SCHEDULE, 10)
-    inputs = torch.randint(400, (3, 8))
-    targets = inputs.masked_fill(torch.rand(3, 8) < 0.5, IGNORE)
-    counted = int((targets != IGNORE).sum())
-    nats, count = module.validation_step((inputs, targets, 1.0), 0).unbind()
-    assert count == counted
-    assert (nats / count).item() == pytest.approx(
-        module.training_step((inputs, targets, counted), 0).item(), rel=1e-5
-    )
-
-
-def test_one_bit_per_byte_is_ln_2_nats_per_byte():
-    assert bits_per_byte(4 * 0.6931471805599453, 4.0) == pytest.approx(1.0)

@@ -10,22 +10,29 @@ from train.module import LanguageModule
 
 
 def test_a_pipe_shows_a_line_every_so_many_steps(data, tmp_path, monkeypatch, capsys):
-    """By a clock on which the first step, which compiles, takes ten minutes, others a second."""
+    """By a clock on which the first step takes ten minutes, others a second, validations 100."""
     now, original = 0.0, LanguageModule.training_step
+    validate = LanguageModule.on_validation_epoch_start
 
     def training_step(self, batch, batch_idx):
         nonlocal now
         now += 600 if self.trainer.global_step == 0 else 1
         return original(self, batch, batch_idx)
 
+    def on_validation_epoch_start(self):
+        nonlocal now
+        now += 100
+        validate(self)
+
     monkeypatch.setattr(LanguageModule, "training_step", training_step)
+    monkeypatch.setattr(LanguageModule, "on_validation_epoch_start", on_validation_epoch_start)
     monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: now))
-    assert fit(data, tmp_path / "run", "--log_every", "2") == 0
+    assert fit(data, tmp_path / "run", "--log_every", "2", "--validate_every", "3") == 0
     figures = r"  loss \d\.\d{3}  bits/byte \d\.\d{3}  lr \S+  (\d+) tokens/s  (.+)"
     found = re.findall(rf"^step (\d)/6{figures}$", capsys.readouterr().out, re.MULTILINE)
     assert found == [
         *(("1", "0", "time left not known yet"), ("2", "64", "00:04 left")),
-        *(("4", "64", "00:02 left"), ("6", "64", "00:00 left")),
+        *(("4", "64", "01:08 left"), ("6", "64", "00:00 left")),
     ]
 
 

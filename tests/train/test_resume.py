@@ -29,7 +29,7 @@ def fail(loss):
     [
         ("", signal.SIGTERM),
         ("--batch.micro 2 --log_every 4", signal.SIGINT),
-        ("--trainer.max_steps 60 --batch.micro 2", signal.SIGTERM),  # over an epoch's edge
+        ("--batch.size 12 --batch.micro 6", signal.SIGTERM),  # over an epoch's edge
         ("--optimizer.name muon --optimizer.muon_mixing true --schedule.decay wsd", signal.SIGTERM),
     ],
 )
@@ -45,6 +45,7 @@ def test_an_interrupted_run_goes_on_to_the_bit(data, tmp_path, at_step, flags, n
     at_step(7, lambda loss: loss)
     assert names(parts / "checkpoints") == ["step-000007.ckpt"]
     assert fit(data, parts, *chosen, "--resume", "auto") == 0
+    assert "resumed" not in capsys.readouterr().out  # as nothing was changed
     assert names(parts / "models") == names(whole / "models")
     for name in names(whole / "models"):
         a, b = (run / "models" / name for run in (whole, parts))
@@ -122,11 +123,14 @@ def test_resuming_another_model_other_data_or_optimiser_is_refused_by_name(
 ):
     other = pack_toy(small_tokenizer, tmp_path / "other", 5).path
     flags = "--model.n_layers 1 --model.norm rmsnorm --optimizer.name muon --resume auto"
+    flags += " --optimizer.muon_mixing true --seed 1"
     assert "exists already; go on with --resume auto, or choose" in refused(fit(data, whole))
     message = refused(fit(other, whole, *flags.split()))
     assert "model.n_layers is 1, the checkpoint has 2" in message
     assert "model.norm is rmsnorm, the checkpoint has layernorm" in message
     assert "optimizer.name is muon, the checkpoint has adamw" in message
+    assert "optimizer.muon_mixing is True, the checkpoint has False" in message
+    assert "seed is 1, the checkpoint has 0" in message
     assert "data_sha256 is " in message
     assert "d_model" not in message
 
