@@ -7,7 +7,7 @@ import torch
 
 from eval.lenses.direction import heated, path, plane, rising, scaled
 from eval.lenses.table import Table
-from eval.lenses.vectors import METRICS, add_bigrams, nearest, rank_pairs, ways_back
+from eval.lenses.vectors import METRICS, add_bigrams, nearest, outliers, rank_pairs, ways_back
 from eval.models import open_checkpoint
 from tests.eval.lenses.cases import figures
 
@@ -17,6 +17,12 @@ V, D = 40, 8
 @pytest.fixture
 def matrices():
     return torch.randn(2, V, D)
+
+
+def test_outliers_are_the_rows_of_unusual_length():
+    norms = torch.cat([torch.linspace(0.9, 1.1, 50), torch.tensor([9.0, 0.01])])
+    assert outliers(norms) == [50, 51]
+    assert outliers(torch.ones(5)) == []
 
 
 def test_ways_back(matrices):
