@@ -9,6 +9,7 @@ import json
 import math
 import tempfile
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ CASES: dict[str, Case] = {
     "soda": invert("llama", "soda", THREE, "steps=3", **FIRST),
     "snap": invert("llama", "snap", ONE, text=DOG),
     "sipit": invert("llama", "sipit", SHOWN, "steps=20", "tried=4", text=DOG),
-    "propose": invert("llama", "propose", layers="1"),
+    "propose": invert("llama", "propose", layers=["1", "2"]),
     "alternating": invert("llama", "alternating", THREE),
     "alternating, few starts": invert("flat", "alternating", THREE, "starts=1", "rounds=1"),
     "chance": invert("llama", "chance"),
@@ -138,7 +139,8 @@ def measure(case: str) -> Figures:
 
 def _recovery(row: dict[str, Any]) -> Figures:
     """Of an answer that nothing proves, what rounding moves by little (`about`)."""
-    before, ranks = f"{row['control'] or 'plain'} {row['prompt']}: ", sum(row["rank"])
+    ranks, control = sum(row["rank"]), row["control"] or "plain"
+    before = f"{control} {row['prompt']}, layer {row['site']['layer']}: "
     if row["prompts"] != "text":
         return {f"{row['prompts']}: rank": ranks, f"{row['prompts']}: truth": row["text"]}
     figures: Figures = {"certificate": row["certificate"]}
@@ -161,17 +163,22 @@ def _recovered(model: str, layer: int, corpus: str) -> Figures:
     return {"texts": found.texts, "certificates": [row[0] for row in found.certificates]}
 
 
-def _of_tables(command: str) -> Figures:
-    """What the tables show of four models, two of them training seeds of one."""
+@cache
+def _tables() -> dict[str, list[dict[str, Any]]]:
+    """The records of four models, two of them training seeds of one, by command."""
     models = [model("flat", 0), *map(model, ("flat", "flat-s1", "llama"))]
-    found: dict[str, list[float]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as out:
         asked: dict[str, Any] = READ | {"layers": "last", "slices": [SHOWN, ONE]}
         asked |= {"methods": ["sweep", "alternating", "chance"], "text": [CAT, DOG, RED]}
         evals.invert(models, out, **asked)
         evals.loss(models, out=out, stories=4, **READ)
-        result = summary(out) if command == "summary" else evals.compare(out, prompts="text")
-    for record in result.rows:
+        return {"summary": summary(out).rows, "compare": evals.compare(out, prompts="text").rows}
+
+
+def _of_tables(command: str) -> Figures:
+    """What a table shows."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for record in _tables()[command]:
         for name in record.keys() & TABLES:
             found[name].append(record[name])
     return {name: _digest(found[name]) for name in sorted(found)}

@@ -93,9 +93,11 @@ def test_a_cache_gives_the_text_away(directories, part):
     assert found.texts == TEXTS
 
 
-@pytest.mark.parametrize("site", ["block.0", "block.2", "mixer.1", "stream.3", "rotated_key.2",
-                                  "key.1", "value.3"])  # fmt: skip
-@pytest.mark.parametrize("kind", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("site", "kind"),
+    [("block.0", "fp32"), ("stream.3", "fp32"), ("rotated_key.2", "fp32"), ("key.1", "fp32"),
+     ("block.2", "bf16"), ("mixer.1", "bf16"), ("value.3", "bf16")],
+)  # fmt: skip
 def test_the_site_is_found(directories, site, kind):
     checkpoint = open_model(f"hf:{directories['llama']}")
     (batch,) = activations(checkpoint, TEXTS, site)
