@@ -62,7 +62,7 @@ def test_the_terminal_has_them_by_step_in_few_lines():
     assert text.startswith("Tokens recovered, % (top-1)")
     assert len(terminal_text(ROWS).splitlines()) <= 23
     assert max(map(len, terminal_text(ROWS).splitlines())) <= 160
-    few = [make_row("flat", prompt=p, method="adam", share=(1.0, 0.0)) for p in range(ANSWERS)]
+    few = [make_row("flat", seed=s, method="adam", share=(1.0, 0.0)) for s in range(ANSWERS)]
     answers = [line for line in terminal_text(few).splitlines() if "adam  " in line]
     assert len(answers) == ANSWERS
     assert all("[" in line.split("adam")[1] for line in answers)
