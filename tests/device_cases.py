@@ -103,7 +103,7 @@ def of_model(path: Path, ask: Ask) -> Case:
 
 
 def training_cases() -> Iterator[tuple[str, Case]]:
-    """Each kind of mixer, and the other optimiser: two training steps, a validation and a sample."""
+    """Each kind of mixer, and the other optimiser: two steps, a validation and a sample."""
     for mixer in {mixer.partition("(")[0]: mixer for mixer in MIXERS}.values():
         yield f"train {mixer}", partial(trained, mixer, "adamw")
     yield "train by muon", partial(trained, "attention(heads=2)+flat", "muon")

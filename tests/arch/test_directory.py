@@ -48,7 +48,7 @@ def test_what_is_loaded_is_what_was_saved_bit_for_bit(tmp_path, mixer):
     assert all(parameter.requires_grad for parameter in loaded.parameters())
 
 
-@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("mixer", ["flat", "rectangular(factor=2)", "headed(heads=4)+kernel"])
 def test_nothing_above_a_diagonal_is_saved_or_loaded(tmp_path, mixer):
     model = scramble(small_model(mixer))
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
