@@ -166,12 +166,17 @@ def test_adam_recovers_visible_tokens_where_the_protocol_is_lost(small_model):
 TRUTH = prompts(3, 6)
 
 
-@pytest.mark.parametrize("mixer", ["flat", "attention"])
 @pytest.mark.parametrize(
-    ("name", "settings"),
-    [*(("adam", {"variable": on}) for on in ("embedding", "vocabulary", "softmax")),
-     *((name, QUICK[name]) for name in ("pez", "soda", "gcg"))],
-)  # fmt: skip
+    ("name", "mixer", "settings"),
+    [
+        ("adam", "flat", {"variable": "embedding"}),
+        ("adam", "attention", {"variable": "vocabulary"}),
+        ("adam", "flat", {"variable": "softmax"}),
+        ("pez", "attention", QUICK["pez"]),
+        ("soda", "flat", QUICK["soda"]),
+        ("gcg", "attention", QUICK["gcg"]),
+    ],
+)
 def test_shown_tokens_are_recovered(small_model, name, settings, mixer, monkeypatch):
     """Rows are done when they are solved; the model stays as it is."""
     monkeypatch.setattr("eval.inversion.descend.CHECK", 10)

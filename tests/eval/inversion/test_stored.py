@@ -58,8 +58,10 @@ def quantised(x: torch.Tensor, kind: str) -> dict[str, Any]:
     return {"outputs": (x / scale).round().to(torch.int8), "scale": scale}
 
 
-@pytest.mark.parametrize("kind", ["bf16", "fp16", "int8 by channel", "int8 by token"])
-@pytest.mark.parametrize("layer", [1, 2])
+@pytest.mark.parametrize(
+    ("kind", "layer"),
+    [("bf16", 1), ("fp16", 2), ("int8 by channel", 1), ("int8 by token", 2)],
+)
 def test_short_numbers_are_recovered(captured, kind, layer):
     model, states = captured
     asked = quantised(states[str(layer)], kind)
