@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from arch.model import Block, LanguageModel, State, count_parameters, embedding_scale
     from arch.pretrained import load_pretrained
     from arch.reference import import_reference
-    from arch.sampling import check_generates, generate
+    from arch.sampling import generate
 
 __all__ = [
     "MIXERS", "Block", "Cost", "Description", "LanguageModel", "LoadedModel", "ModelConfig",
-    "ModelError", "State", "TokenMixer", "add_to_meta", "check_causal", "check_generates",
-    "check_model", "count_parameters", "describe", "embedding_scale", "export_transformers",
+    "ModelError", "State", "TokenMixer", "add_to_meta", "check_causal", "check_model",
+    "count_parameters", "describe", "embedding_scale", "export_transformers",
     "generate", "import_reference", "import_transformers", "load_model", "load_pretrained",
     "save_model",
 ]  # fmt: skip
@@ -37,7 +37,7 @@ NAMES = {
     "model": "Block LanguageModel State count_parameters embedding_scale",
     "pretrained": "load_pretrained",
     "reference": "import_reference",
-    "sampling": "check_generates generate",
+    "sampling": "generate",
 }
 """What is imported late, by the module that has it."""
 MODULES = {name: module for module, names in NAMES.items() for name in names.split()}

@@ -46,18 +46,6 @@ def generate(
     return tokens
 
 
-@torch.no_grad()
-def check_generates(model: LanguageModel) -> None:
-    """Refuses a model with a mixer that cannot go on from a prefix.
-
-    Raises:
-        ModelError: naming the mixer.
-    """
-    if model.config.context > 1:
-        first = model.embedding.weight[None, :1]
-        model.prefix(first, model.prefix(first)[1])
-
-
 def _draw(
     logits: Tensor,
     temperature: float,
