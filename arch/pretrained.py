@@ -108,9 +108,9 @@ def _read(name: str, options: dict[str, Any]) -> tuple[Any, Tokenizer]:
         raise ModelError("pretrained models need transformers; fix: pip install '.[pretrained]'")
     from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-    if name.startswith((".", "/", "~")) and not Path(name).exists():  # no name of the hub
-        raise ModelError(f"{name} cannot be loaded: there is no such directory")
     place, more = (name, {}) if not name.endswith(GGUF) else _gguf(Path(name))
+    if place.startswith((".", "/", "~")) and not Path(place).exists():  # no name of the hub
+        raise ModelError(f"{name} cannot be loaded: there is no such directory")
     try:
         config, _ = PreTrainedConfig.get_config_dict(place, **more)
         if config.get("is_encoder_decoder"):
