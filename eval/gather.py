@@ -9,17 +9,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from arch import Cost, ModelConfig, describe
-from arch.directory import check_weights
+from arch import ModelConfig
 from arch.files import read_json
 from eval import RequestError
 from eval.identity import model_id
-from eval.models import file_sha256
 from eval.rows import SHARDS, Row, read_rows
+
+if TYPE_CHECKING:
+    from arch import Cost
 
 METRICS = "metrics.jsonl"
 SIZES = ("d_model", "n_layers", "context", "init", "embedding_std")
@@ -177,6 +178,9 @@ def _metrics(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _of_directory(path: Path, runs: dict[Path, RunRecord]) -> Saved:
+    from arch.directory import check_weights  # with torch, which rows alone need not wait for
+    from eval.models import file_sha256
+
     config = ModelConfig.from_json((path / "config.json").read_text("utf-8"), str(path))
     weights = path / "model.safetensors"
     if weights.is_file():  # a comparison needs none
@@ -211,6 +215,8 @@ def _checkpoint(meta: dict[str, Any], config: ModelConfig | None, digest: str) -
 
 
 @lru_cache(maxsize=256)
-def _cost(config: str) -> Cost:
+def _cost(config: str) -> "Cost":
     """Of a model; what depends on the length of a sequence is taken at its whole context."""
+    from arch import describe
+
     return describe(ModelConfig.from_json(config, "config")).cost

@@ -74,13 +74,9 @@ while todo:
         todo += [re.match(r"[\w.-]+", need)[0] for need in needs if "extra ==" not in need]
 owners = metadata.packages_distributions()
 
-class Refuse:
-    def find_spec(self, name, path=None, target=None):
-        own = owners.get(name.partition(".")[0])
-        if own and not allowed & set(map(plain, own)):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, Refuse())
+for name, own in owners.items():
+    if not allowed & set(map(plain, own)):
+        sys.modules[name] = None  # as if it were not installed
 """
 
 
