@@ -8,7 +8,6 @@ import errno
 import inspect
 import os
 import sys
-import typing
 from collections.abc import Callable
 from importlib import import_module
 from typing import Annotated, Any, Literal
@@ -97,7 +96,7 @@ def run_command(name: str, words: list[str]) -> tuple[Result, str]:
     """
     function = command_function(name)
     parameters = list(inspect.signature(function).parameters.values())
-    hints = typing.get_type_hints(inspect.unwrap(function), include_extras=True)
+    hints = inspect.get_annotations(inspect.unwrap(function), eval_str=True)
     documented = docstring_parser.parse(inspect.getdoc(function) or "")
     texts = {each.arg_name: each.description or "" for each in documented.params}
     has_format = "format" in hints

@@ -128,7 +128,7 @@ def read_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> di
     Raises:
         RequestError: a value that the flag refuses.
     """
-    hints = typing.get_type_hints(inspect.unwrap(function), include_extras=True)
+    hints = inspect.get_annotations(inspect.unwrap(function), eval_str=True)
     arguments = dict(given)
     for name, value in given.items():
         values = listed(value)

@@ -68,7 +68,9 @@ class Numbers:
         for place, some in each.groupby(places, sort=False) if places else [((), each)]:
             sums, counts = some["sum"].to_numpy(), some["count"].to_numpy()
             figure = mean_interval(sums, counts, self.share)
-            yield dict(zip(places, place, strict=True)) | figure | {"n": int(counts.sum())}
+            # older pandas gives numpy's whole numbers, which JSON has not
+            labels = (label.item() if isinstance(label, np.generic) else label for label in place)
+            yield dict(zip(places, labels, strict=True)) | figure | {"n": int(counts.sum())}
 
     def plain(self) -> dict[str, Any]:
         """For JSON, to six significant digits; NaN is null, and an infinite number its text."""
