@@ -32,12 +32,14 @@ class Result:
         text: the tables, as a terminal shows them.
         notes: lines that a terminal shows below them.
         documents: the lenses' documents, for the page.
+        render: makes the page from rows and a title; the page of measurements when not given.
     """
 
     rows: list[dict[str, Any]]
     text: str
     notes: str = ""
     documents: list[dict[str, Any]] = field(default_factory=list)
+    render: Callable[[Sequence[dict[str, Any]], str | None], str] | None = None
 
     def __repr__(self) -> str:
         return self.text
@@ -50,7 +52,7 @@ class Result:
         from html import escape
 
         try:
-            if any(row.keys().isdisjoint(("checkpoint", "certificates")) for row in self.rows):
+            if not self.render and any("checkpoint" not in row for row in self.rows):
                 raise RequestError("lines of a table are no rows")
             page = self.html()
         except RequestError:
@@ -81,10 +83,8 @@ class Result:
 
     def html(self, title: str | None = None) -> str:
         """The rows as one HTML page; a `RequestError` where rows of these kinds have no page."""
-        if self.rows and "certificates" in self.rows[0]:  # of `recover`
-            from eval.report.captured import render_captured
-
-            return render_captured(self.rows, title)
+        if self.render:
+            return self.render(self.rows, title)
         from eval.report.page import render_page
 
         return render_page(self.rows, title, self.documents)

@@ -94,15 +94,19 @@ def read_rows(places: Iterable[str | Path]) -> list[Row]:
     """
     rows: list[Row] = []
     for place in map(Path, places):
-        paths = [place]
-        if place.is_dir():
-            paths = sorted(place.glob(SHARDS)) or sorted(place.rglob(SHARDS))
-        if not paths or not paths[0].is_file():
+        paths = [file for each in results_in(place) for file in sorted(each.glob(SHARDS))]
+        paths = paths or [place]
+        if not paths[0].is_file():
             raise RequestError(f"{place}: no results here; give a directory that holds {ROWS}")
         lines = [(path, *line) for path in paths for line in enumerate(_lines(path), start=1)]
         by_key = {row["key"]: row for row in (_parse(line, path, n) for path, n, line in lines)}
         rows += by_key.values()
     return rows
+
+
+def results_in(place: Path) -> list[Path]:
+    """A results directory; of a directory that is none, those in it."""
+    return [place] if any(place.glob(SHARDS)) else sorted({f.parent for f in place.rglob(SHARDS)})
 
 
 def finite_or_none(value: float) -> float | None:

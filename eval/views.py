@@ -171,13 +171,14 @@ def report(
     from eval.figures import write_figures
     from eval.lenses.lens import read_documents
     from eval.report.page import render_page
-    from eval.rows import read_rows
+    from eval.rows import read_rows, results_in
     from eval.tracking import track_results
 
     run_plugins(plugin)
     places = listed(results)
     rows = read_rows(places)
-    documents = [d for place in places for d in read_documents(place)]
+    folders = [folder for place in places for folder in results_in(Path(place))]
+    documents = [document for folder in folders for document in read_documents(folder)]
     write_text(out, render_page(rows, title, documents))
     written = [out]
     if figures:

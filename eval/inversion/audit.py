@@ -95,10 +95,16 @@ def recover_file(
             _score(some, found, listed(truth), checkpoint.tokenizer)
         lines.append(_text(name, found, some))
         rows += some
-    result = Result(rows, "\n\n".join(lines))
+    result = Result(rows, "\n\n".join(lines), render=_page)
     if page:
         result.notes = f"page: {result.page(page)}"
     return result
+
+
+def _page(rows: Sequence[dict[str, Any]], title: str | None) -> str:
+    from eval.report.captured import render_captured
+
+    return render_captured(rows, title)
 
 
 def _named(name: str, part: str | None) -> tuple[int | None, str | None]:

@@ -204,8 +204,8 @@ def model_name(document: Document) -> str:
 
 
 def read_documents(directory: str | Path) -> Iterator[Document]:
-    """Every document of a results directory, or of those in it, in the order of their names."""
-    for path in sorted(Path(directory).rglob(f"{FOLDER}/*.json")):
+    """Every document of a results directory, in the order of their names."""
+    for path in sorted((Path(directory) / FOLDER).glob("*.json")):
         yield json.loads(path.read_text(encoding="utf-8"))
 
 

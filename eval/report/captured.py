@@ -36,6 +36,7 @@ def render_captured(rows: Sequence[dict[str, Any]], title: str | None = None) ->
     return template("captured.html").render(
         title=title or "What captured tensors give away",
         colours=figures.colours(),
+        lens_style="",
         tensors=tensors,
     )
 

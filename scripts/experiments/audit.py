@@ -73,8 +73,6 @@ def recover_case(
     site, _, form = case.lstrip("?").rpartition(".")
     part, _, layer = site.partition(".")
     outputs, scale = store(states[site][rows], form)
-    if scale is not None and form == "int8t":
-        scale = scale if scale.dim() == 3 else scale[rows]
     started = time.perf_counter()
     where = {} if unaided else {"layer": int(layer), "part": part}
     found = recover(model, outputs, scale=scale, corpus=corpus, **where)

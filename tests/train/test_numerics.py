@@ -29,8 +29,6 @@ RECIPES = {
     "rows": f"{LLAMA} --layout rows --schedule.decay linear --schedule.floor 0",
     "bfloat16": "--precision bf16-mixed",
 }
-DIFFERENT = ["muon", "rows", "hybrid", "bfloat16"]
-"""Of each optimiser, layout, kind of layer, schedule and precision one, where a run takes long."""
 LOSSES = Path(__file__).with_name("losses.json")
 MARGIN = dict.fromkeys(RECIPES, 1e-5) | {"muon": 5e-4, "bfloat16": 3e-3}
 """Of a loss, relative: between processors, and between runs that sum in another order."""
@@ -69,10 +67,10 @@ def shared(places, forked, tmp_path_factory):
     folder, devices = tmp_path_factory.mktemp("two"), "--trainer.devices 2 --trainer.strategy ddp"
     commands = [
         f"fit --data {places[name]} --run {folder / name} {' '.join(flags(name))} {devices}".split()
-        for name in DIFFERENT
+        for name in RECIPES
     ]
     in_two_processes(forked, [*commands], folder)
-    return {name: losses(folder / name) for name in DIFFERENT}
+    return {name: losses(folder / name) for name in RECIPES}
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -82,7 +80,7 @@ def test_losses_are_those_on_record(plain, name):
     assert plain[name] == pytest.approx(expected, rel=MARGIN[name])
 
 
-@pytest.mark.parametrize("name", DIFFERENT)
+@pytest.mark.parametrize("name", RECIPES)
 def test_two_processes_have_the_losses_of_one(plain, shared, name):
     assert shared[name] == pytest.approx(plain[name], rel=MARGIN[name])
 
@@ -107,7 +105,7 @@ def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # torch's own doing
-@pytest.mark.parametrize("name", ["rows", "hybrid", "bfloat16"])
+@pytest.mark.parametrize("name", RECIPES)
 def test_a_compiled_run_has_the_losses_of_a_plain_one(places, plain, tmp_path, monkeypatch, name):
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **how: compile_(f, backend="aot_eager", **how))
