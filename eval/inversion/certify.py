@@ -15,8 +15,9 @@ from eval.text import held_out_text
 if TYPE_CHECKING:
     from eval.models import Checkpoint
 
-RIVALS = 64  # other tokens that are run at each position: the likeliest by the read-back
+RIVALS = 256  # other tokens that are run at each position: the likeliest by the read-back
 NAMED = 16  # of them that are named, at most
+ROUNDS = 4  # of choosing among tokens that agree; each ends where a prompt's tokens stay
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,56 @@ class Agreement:
         allowed = self.stored.step[:, t] + ACCEPT * self.rounding[:, t]
         off = self.slice.narrow(outputs - self.stored.values[:, t, None]).abs()
         return (off <= self.slice.narrow(allowed)[:, None]).all(dim=-1)
+
+    def of_versions(self, outputs: Tensor, row: int) -> tuple[Tensor, Tensor]:
+        """`(N, T, width)` outputs of versions of one prompt: their agreement `(N, S)`, and misfit.
+
+        The misfit `(N,)` is the sum of squares, each number's over what its format lets pass.
+        """
+        allowed = self.stored.step[row] + ACCEPT * self.rounding[row]
+        off = self.slice.select(outputs - self.stored.values[row]).abs()
+        allowed = self.slice.select(allowed[None])
+        misfit = (off / allowed.clamp(min=torch.finfo(off.dtype).tiny)).square()
+        return (off <= allowed).all(dim=-1), misfit.double().sum(dim=(1, 2))
+
+
+@torch.no_grad()
+def settle_alike(
+    problem: Problem, tokens: Tensor, agreement: Agreement
+) -> tuple[Tensor, list[dict[int, list[int]]]]:
+    """Chooses among tokens that agree at their own position by the outputs of later ones.
+
+    Of a position's tokens that agree there, the answer is that with which all outputs shown fit
+    best. Others remain beside it only where they agree later on wherever the answer does.
+
+    Args:
+        problem: that was solved, of B prompts.
+        tokens: the answer, `(B, T)`.
+        agreement: with what was captured.
+
+    Returns:
+        The tokens, and each prompt's positions where other tokens agree as well, with those.
+    """
+    tokens, circuit = tokens.clone(), agreement.circuit
+    alike: list[dict[int, list[int]]] = [{} for _ in tokens]
+    for _ in range(ROUNDS):
+        before = tokens.clone()
+        for row, several in enumerate(find_alike(problem, tokens, agreement)):
+            alike[row] = {}
+            for t, others in several.items():
+                some = torch.tensor([int(tokens[row, t]), *others], device=tokens.device)
+                versions = tokens[row].repeat(len(some), 1)
+                versions[:, t] = some
+                agrees, misfit = agreement.of_versions(circuit.of_tokens(versions), row)
+                best = int(misfit.argmin())
+                tokens[row, t] = some[best]
+                equal = (agrees >= agrees[best]).all(dim=1)
+                equal[best] = False
+                if equal.any():
+                    alike[row][t] = some[equal].tolist()
+        if tokens.equal(before):
+            break
+    return tokens, alike
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from eval.inversion.certify import floor_share
 from eval.inversion.guesses import open_readbacks
 from eval.inversion.problem import ACCEPT, Problem
 from eval.inversion.reading import Reading
-from eval.inversion.stored import Stored
+from eval.inversion.stored import Stored, rounding_spread
 from eval.memory import rows_at_once
 from eval.slices import Slice
 from eval.text import held_out_text
@@ -145,11 +145,11 @@ def _hits(
     """How many of the first tokens are found at each of some sites of one part."""
     whole, problems = Slice(), []
     values, steps = stored.values[:1, :count], stored.step[:1, :count]
-    half_steps = steps.norm(dim=-1) / 2
+    spread = rounding_spread(steps)
     searched = [circuit.unrotated(values) for circuit in circuits]
     for circuit, target in searched:
         floor = floor_share(checkpoint, circuit, corpus, whole, count) * target.norm(dim=-1)
-        limit, noise = ACCEPT * floor + half_steps, torch.zeros_like(floor)
+        limit, noise = ACCEPT * floor + spread, torch.zeros_like(floor)
         problems.append(Problem(circuit, whole, count, target, floor, limit, noise))
     readbacks = open_readbacks(checkpoint, corpus, [circuit for circuit, _ in searched])
     paths = Reading(problems, readbacks, *TRIED).together()

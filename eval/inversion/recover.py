@@ -17,15 +17,15 @@ from torch import Tensor
 from eval import RequestError
 from eval.captures import open_site
 from eval.circuit import Circuit, uncertified
-from eval.inversion.certify import Agreement, consistent, find_alike, floor_share
+from eval.inversion.certify import Agreement, consistent, floor_share, settle_alike
 from eval.inversion.guesses import open_readbacks
 from eval.inversion.locate import Match, find_site
 from eval.inversion.problem import ACCEPT, Problem, capture
 from eval.inversion.solver import ask_solver, parse_solvers
-from eval.inversion.stored import Stored, read_stored
+from eval.inversion.stored import Stored, read_stored, rounding_spread
 from eval.models import open_models
 from eval.slices import Slice
-from eval.text import choose_corpus
+from eval.text import choose_corpus, say_once
 
 if TYPE_CHECKING:
     from eval.captures import Model
@@ -38,6 +38,8 @@ class Cache(Protocol):
 
 
 ROUNDS = 2  # searches: the second with limits measured on the first one's answers
+DRAWN = 512  # tokens run at the first position, to see how far their outputs lie from those stored
+NEAR = 4  # times the spread of rounding: so near to a token drawn at random, others agree
 UNSURE = "?"
 
 
@@ -152,6 +154,9 @@ def recover(
     circuit = open_site(checkpoint, [layer] if isinstance(layer, int) else list(layer), part)
     _check_shape(stored, circuit)
     visible.channels(circuit.width)
+    if shown is None and solver is None and T > 1 and not _first_tells(circuit, stored):
+        say_once("position 0: stored too coarsely to tell its token; later ones are asked for it")
+        positions = positions[1:]
     T = positions[-1] + 1  # no output shown tells of later tokens
     visible = Slice.of(positions, T, visible.low, visible.high)
     stored = Stored(stored.values[:, :T], stored.step[:, :T], stored.format)
@@ -162,11 +167,12 @@ def recover(
     if part == "rotated_key" and (visible.low, visible.high) != (0, None):
         raise RequestError("shown: rotated keys are recovered from all channels; leave `:`")
     searched, values = circuit.unrotated(stored.values)
-    target, half_steps = visible.select(values), visible.select(stored.step).norm(dim=-1) / 2
+    target, steps = visible.select(values), visible.select(stored.step)
+    half_steps, spread = steps.norm(dim=-1) / 2, rounding_spread(steps)
     share = floor_share(checkpoint, searched, source, visible, T)
     floor = share * target.norm(dim=-1)
     problem = Problem(
-        searched, visible, T, target, floor, ACCEPT * floor + half_steps, torch.zeros_like(floor),
+        searched, visible, T, target, floor, ACCEPT * floor + spread, torch.zeros_like(floor),
         readbacks=lambda circuits: open_readbacks(checkpoint, source, circuits),
     )  # fmt: skip
     answers, rows = {}, list(range(B))
@@ -179,10 +185,8 @@ def recover(
         for row, one in zip(rows, found, strict=True):
             tokens[row] = one.tokens
             evaluations[row] += one.evaluations
-        ((own, rounding),) = capture([searched], tokens)
-        floor = visible.select(rounding).norm(dim=-1)
-        limit = ACCEPT * floor + half_steps
-        residual = problem.distances(own)
+        own, rounding, floor, residual = _verify(problem, tokens)
+        limit = ACCEPT * floor + spread
         within = residual <= limit
         # a wrong token that only the first, wider limit let through is searched for once more
         loose = ~within.all(dim=1) & (residual <= problem.limit).all(dim=1)
@@ -192,10 +196,12 @@ def recover(
     if searched is not circuit:
         ((own, rounding),) = capture([circuit], tokens)
     agreement = Agreement(circuit, stored, rounding, visible)
-    within &= agreement.of_prompts(own)
     alike: list[dict[int, list[int]]] = [{} for _ in range(B)]
     if stored.format not in ("fp32", "fp64"):
-        alike = find_alike(problem, tokens, agreement)
+        tokens, alike = settle_alike(problem, tokens, agreement)
+        _, _, floor, residual = _verify(problem, tokens)
+        own = circuit.of_tokens(tokens)
+    within = (residual <= ACCEPT * floor + half_steps) & agreement.of_prompts(own)
     proofs = [answers[row].certificate or "residual" for row in range(B)]
     unproved = uncertified(checkpoint.model)
     ids = tokens.tolist()
@@ -223,6 +229,12 @@ def recover(
         solver=name,
         evaluations=evaluations,
     )
+
+
+def _verify(problem: Problem, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The outputs of `(B, T)` tokens, their rounding; the floors and residuals, `(B, S)`."""
+    ((own, rounding),) = capture([problem.circuit], tokens)
+    return own, rounding, problem.slice.select(rounding).norm(dim=-1), problem.distances(own)
 
 
 def _of_cache(
@@ -258,6 +270,23 @@ def _check_shape(stored: Stored, circuit: Circuit) -> None:
         raise RequestError(
             f"outputs: {T} positions are longer than the model's context of {context}; cut them"
         )
+
+
+def _first_tells(circuit: Circuit, stored: Stored) -> bool:
+    """Whether stored outputs of the first position tell its token, by tokens drawn at random.
+
+    Many models send the first position far off, whatever its token is. Where the scale of its
+    integers covers a number so large, and only its own, what differs is lost.
+    """
+    spread = rounding_spread(stored.step)
+    ordinary = bool((spread[:, 0] <= NEAR * spread[:, 1:].median()).all())
+    if stored.format != "int8" or ordinary:
+        return True
+    searched, first = circuit.unrotated(stored.values[:, :1])
+    V = len(searched.vocabulary)
+    drawn = torch.randint(V, (DRAWN, 1), generator=torch.Generator().manual_seed(0))
+    apart = torch.cdist(first[:, 0], searched.of_tokens(drawn.to(first.device))[:, 0])
+    return bool((apart > NEAR * spread[:, :1]).all())
 
 
 def _slice(shown: str | Sequence[int] | None, length: int) -> Slice:

@@ -43,6 +43,17 @@ class Stored:
         return Stored(self.values.to(device), self.step.to(device), self.format)
 
 
+def rounding_spread(steps: Tensor) -> Tensor:
+    """How far stored numbers lie from those computed, at most: `(..., C)` steps to `(...)`.
+
+    Rounding errors are even within half a step, and their squares add up: six deviations above
+    their mean, and never above that of half a step in each number.
+    """
+    squares = steps.double().square()
+    mean, variance = squares.sum(-1) / 12, squares.square().sum(-1) / 180
+    return torch.minimum(mean + 6 * variance.sqrt(), squares.sum(-1) / 4).sqrt().to(steps.dtype)
+
+
 def read_stored(
     outputs: Tensor, format: str | None = None, scale: Tensor | float | None = None
 ) -> Stored:

@@ -76,6 +76,29 @@ def test_short_numbers_are_recovered(captured, kind, layer):
     assert bool((found.residual <= 3 * found.floor).all())
 
 
+def test_all_that_fit_are_named(captured, directories):
+    """Five levels for each number: the oracle runs every token at each place, in transformers."""
+    from transformers import AutoModelForCausalLM
+
+    model, states = captured
+    x, true = states["1"], states["tokens"]
+    scale = x.abs().amax(dim=-1, keepdim=True) / 2
+    numbers = (x / scale).round()
+    found = recover(model, numbers.to(torch.int8), scale=scale, layer=1, corpus="toy:400")
+    assert torch.equal(found.tokens, true)
+    assert any(others for prompt in found.alike for others in prompt.values())
+    theirs = AutoModelForCausalLM.from_pretrained(directories["llama"])
+    for row, t in np.ndindex(*true.shape):
+        versions = true[row].repeat(theirs.config.vocab_size, 1)
+        versions[:, t] = torch.arange(len(versions))
+        with torch.no_grad():
+            outputs = theirs(versions, output_hidden_states=True).hidden_states[1]
+        steps = (outputs / scale[row] - numbers[row]).abs()[:, t:].amax(dim=(1, 2))
+        named = {int(true[row, t]), *found.alike[row].get(t, [])}
+        assert {*(steps <= 0.999).nonzero()[:, 0].tolist()} <= named
+        assert named <= {*(steps <= 1.001).nonzero()[:, 0].tolist()}
+
+
 @pytest.mark.parametrize("part", ["rotated_key", "value"])
 def test_a_cache_gives_the_text_away(directories, part):
     """The cache of transformers itself, and its tensors in bfloat16."""
