@@ -99,6 +99,21 @@ def test_all_that_fit_are_named(captured, directories):
         assert named <= {*(steps <= 1.001).nonzero()[:, 0].tolist()}
 
 
+def test_a_first_position_whose_scale_erases_it_is_searched_for(captured):
+    model, states = captured
+    x = states["2"]
+    scale = x.abs().amax(dim=-1, keepdim=True) / 127
+    scale[:, 0] *= 1000
+    numbers = (x / scale).round()
+    assert not numbers[:, 0].any()
+    found = recover(model, numbers.to(torch.int8), scale=scale, layer=2, corpus="toy:400")
+    assert found.positions[0] == 1
+    right = found.tokens == states["tokens"]
+    certain = torch.tensor([[proof is not None for proof in one] for one in found.certificates])
+    assert bool((right | ~certain).all())
+    assert bool((right & certain).all(dim=1).any())
+
+
 @pytest.mark.parametrize("part", ["rotated_key", "value"])
 def test_a_cache_gives_the_text_away(directories, part):
     """The cache of transformers itself, and its tensors in bfloat16."""
