@@ -198,9 +198,10 @@ def recover(
     agreement = Agreement(circuit, stored, rounding, visible)
     alike: list[dict[int, list[int]]] = [{} for _ in range(B)]
     if stored.format not in ("fp32", "fp64"):
-        tokens, alike = settle_alike(problem, tokens, agreement)
-        _, _, floor, residual = _verify(problem, tokens)
-        own = circuit.of_tokens(tokens)
+        settled, alike = settle_alike(problem, tokens, agreement)
+        if not settled.equal(tokens):
+            tokens, own = settled, circuit.of_tokens(settled)
+            _, _, floor, residual = _verify(problem, tokens)
     within = (residual <= ACCEPT * floor + half_steps) & agreement.of_prompts(own)
     proofs = [answers[row].certificate or "residual" for row in range(B)]
     unproved = uncertified(checkpoint.model)
