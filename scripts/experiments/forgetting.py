@@ -1,0 +1,117 @@
+"""E8: bits about a token up to 512 positions back, as docs/results/experiments/e8.yaml asks.
+
+    python -m scripts.experiments.forgetting MODEL NAME CORPUS OUT.jsonl
+
+NAME is `trained` or `untrained`. A line for each passage and layer; passages that are there are not
+measured again, so that the command may be stopped. All layers share a passage's pass.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+import arch.threads  # noqa: F401 - before the first product
+from eval.circuit import Circuit, join
+from eval.information.measure import Passage, candidate_outputs, spread
+from eval.information.posterior import (
+    fit_of_codes,
+    fit_under_noise,
+    information,
+    noise_evidence,
+    quantise,
+)
+from eval.models import open_model
+from eval.text import HeldOutText, held_out_text
+
+FOLDER = Path(__file__).parents[2] / "docs" / "results" / "experiments"
+
+
+def commonest(text: HeldOutText, count: int) -> Tensor:
+    """The commonest tokens of 65,536 for fitting, `(count,)`."""
+    counts = torch.bincount(text.windows("fitting", 65_536, 1, least=1).flatten())
+    return counts.argsort(descending=True, stable=True)[:count].sort().values
+
+
+def passages(text: HeldOutText, tokens: Tensor, design: dict[str, Any]) -> list[Passage]:
+    """Windows whose token at the place asked about is a candidate; these tokens all differ."""
+    count, before, after = design["count"], design["before"], design["after"]
+    spare, chosen, seen = 64, [], set[int]()
+    allowed = set(tokens.tolist())
+    windows = text.windows("evaluation", design["skip"] + count, before + 1 + after + spare)
+    for index, window in enumerate(windows[design["skip"] :], design["skip"]):
+        line = window.tolist()
+        free = (t for t in range(before, before + spare) if line[t] in allowed - seen)
+        first = next(free) - before
+        chosen.append(Passage(index, line[first : first + before + 1 + after], before))
+        seen.add(chosen[-1].truth)
+    return chosen
+
+
+def bits_of(
+    outputs: Tensor, number: int, index: int, largest: Tensor, design: dict[str, Any]
+) -> dict[str, Any]:
+    """The bits of candidates' outputs `(V, S, width)` about the one that is true, by precision."""
+    truth, reported = outputs[number], design["distances"]
+    rms = truth.square().mean(dim=-1).sqrt()
+    chance = torch.Generator().manual_seed(index)
+    noise = torch.randn(design["draws"], *truth.shape, generator=chance)
+    uniform, bits = torch.full((1, len(outputs)), 1 / len(outputs)), {}
+    evidence = noise_evidence(truth - outputs, noise)
+    for level in design["noise"]:
+        fit = fit_under_noise(*evidence, level * rms)
+        bits[f"noise {level:g} rms"] = information(fit, uniform, reported)
+    for quantiser in design["quantisers"]:
+        codes = quantise(outputs, quantiser, largest)
+        same = (codes == codes[number]).all(dim=-1)
+        bits[quantiser] = information(fit_of_codes(same), uniform, reported)
+    found = {name: {"alone": of[0, 0].tolist(), "cumulative": of[1, 0].tolist()}
+             for name, of in bits.items()}  # fmt: skip
+    return {"effect": (spread(outputs) / rms)[reported].tolist(), "bits": found}
+
+
+@torch.no_grad()
+def measure(
+    path: str, name: str, corpus: str, design: dict[str, Any], known: set[str]
+) -> Iterator[dict[str, Any]]:
+    """The lines of one model."""
+    checkpoint = open_model(path)
+    text = held_out_text(checkpoint, corpus)
+    candidates, layers = commonest(text, design["candidates"]), design["layers"]
+    whole, cut = join([Circuit(checkpoint.model, layer) for layer in layers])
+    background = text.windows("background", 16, 64, least=1)
+    largest = cut(whole.of_tokens(background).abs().amax(dim=(0, 1)))
+    for passage in passages(text, candidates, design["passages"]):
+        keys = [f"{name} {layer} {passage.index}" for layer in layers]
+        if set(keys) <= known:
+            continue
+        (number,) = (candidates == passage.truth).nonzero()[0].tolist()
+        outputs = cut(candidate_outputs(whole, passage, candidates))
+        for key, layer, of_layer, limit in zip(keys, layers, outputs, largest, strict=True):
+            found = bits_of(of_layer, number, passage.index, limit, design)
+            yield {"key": key, "kind": "forgetting", "model": name, "layer": layer,
+                   "passage": passage.index, "truth": passage.truth, "tokens": list(passage.tokens),
+                   "distances": design["distances"], **found}  # fmt: skip
+
+
+def main() -> None:
+    """Measures a model."""
+    path, name, corpus, out = sys.argv[1:]
+    design = yaml.safe_load((FOLDER / "e8.yaml").read_text())["design"]
+    file = Path(out)
+    lines = file.read_text().splitlines() if file.is_file() else []
+    known = {json.loads(line)["key"] for line in lines}
+    with file.open("a") as rows:
+        for row in measure(path, name, corpus, design, known):
+            rows.write(json.dumps(row) + "\n")
+            rows.flush()
+            print(row["key"], flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Tables and figures of E6, bits over a real training, from the rows beside its registration.
+
+    python -m scripts.experiments.training_tables             # prints the figures of the page
+    python -m scripts.experiments.training_tables --figures   # and draws its charts anew
+
+`docs/results/experiments/e6.yaml` fixes what is computed. The unit is a training seed: the mean of
+its passages or prompts; intervals and p are Student's over seeds, p by Holm over a table's lines.
+"""
+
+import json
+import sys
+from typing import Any
+
+import numpy as np
+import pandas
+from scipy import stats
+
+from scripts.experiments.tables import CODES, FOLDER, LOG, QUARTER, by_seed, changes, draw, show
+
+pd: Any = pandas
+Frame = Any
+Series = Any
+
+FULL = "noise 1 rms"
+LATER = 391, 781, 1563, 3125
+"""Steps of 0.8 to 6.4 million tokens, over which slopes are taken."""
+
+
+def read() -> tuple[Frame, Frame, Frame]:
+    """Bits, a line for each passage, site, precision and distance; losses; and searches."""
+    stored = [json.loads(row) for row in pd.read_parquet(FOLDER / "e6.parquet").row]
+    lines, losses, searches = [], [], []
+    for row in stored:
+        if row["kind"] == "recovery":
+            asked = row["checkpoint"]
+            searches.append(place(asked["name"], asked["step"], asked["tokens_seen"])
+                            | {"whole": float(row["exact"] and row["at_floor"]),
+                               "spent": row["evaluations"]})  # fmt: skip
+            continue
+        at = place(row["model"], row["step"], row["tokens_seen"])
+        if row["kind"] == "loss":
+            losses.append(at | {"nats": row["nats"]})
+            continue
+        for i, distance in enumerate(row["distances"]):
+            here = {"site": row["site"], "distance": distance, "prompt": row["prompt"],
+                    "size": np.log2(row["effect"][i])}  # fmt: skip
+            lines += [at | here | {"precision": precision, "alone": kinds["alone"][i],
+                                   "cumulative": kinds["cumulative"][i]}
+                      for precision, kinds in row["bits"].items()]  # fmt: skip
+    return pd.DataFrame(lines), pd.DataFrame(losses), pd.DataFrame(searches)
+
+
+def place(name: str, step: int, tokens: int) -> dict[str, Any]:
+    """Which model a row is of, from the name of its run: llama-s50."""
+    architecture, _, seed = name.partition("-s")
+    return {"architecture": architecture, "seed": int(seed), "step": step, "tokens": tokens}
+
+
+def slopes(frame: Frame, value: str) -> Frame:
+    """Of each architecture and seed the slope on log2 of tokens from 0.8 million on."""
+    frame = frame[frame.step.isin(LATER)]
+    means = frame.groupby(["architecture", "seed", "tokens"])[value].mean().reset_index()
+    fits = {
+        key: np.polyfit(np.log2(one.tokens), one[value], 1)[0]
+        for key, one in means.groupby(["architecture", "seed"])
+    }
+    return pd.Series(fits).unstack()
+
+
+def main(figures: bool) -> None:
+    """Prints the tables, and draws the figures."""
+    known, losses, searches = read()
+    complete = known.groupby("architecture").seed.nunique()
+    print(f"seeds complete: {complete.to_dict()}")
+    known = known[known.step <= LATER[-1]]
+    block = known[known.site == "block"]
+    eight = block[block.distance == 8]
+    last = block[block.distance == 15]
+
+    show("Loss, nats a token", losses.pivot_table(
+        index="architecture", columns="step", values="nats").round(3))  # fmt: skip
+    for title, frame, value in (
+        ("alone, 8 on, noise 1/4 RMS", eight[eight.precision == QUARTER], "alone"),
+        ("alone, 8 on, noise 1/4 RMS, of the normed output",
+         known[(known.site == "head") & (known.distance == 8) & (known.precision == QUARTER)],
+         "alone"),
+        ("all 15 together, noise 1 RMS", last[last.precision == FULL], "cumulative"),
+        ("log2 of the relative effect, 8 on", eight[eight.precision == CODES], "size"),
+    ):  # fmt: skip
+        means = frame.groupby(["architecture", "step"])[value].mean().unstack("step").round(2)
+        show(f"E6, {title}", means)
+        show(f"E6, slope from 0.8 to 6.4 million tokens: {title}", changes(slopes(frame, value)))
+    together = by_seed(last[last.precision == FULL], "cumulative", "step", "architecture")
+    show(
+        "H1: 0.2 to 6.4 million tokens, all together",
+        changes(together.loc[3125] - together.loc[98]),
+    )
+    bits = slopes(eight[eight.precision == QUARTER], "alone")
+    flat, llama = bits.loc["flat"], bits.loc["llama"]
+    test = stats.ttest_ind(flat, llama, equal_var=False)
+    low, high = test.confidence_interval()
+    less = f"{flat.mean() - llama.mean():.2f} ({low:.2f} to {high:.2f}), p {test.pvalue:.3f}"
+    print(f"\nH3: flat's slope less the Llama's {less}; half of the Llama's {llama.mean() / 2:.2f}")
+    codes = last[last.precision == CODES].assign(one=lambda rows: rows.cumulative > 9.9999)
+    show("H4: share singled out by 4-bit codes of all 15", codes.groupby(
+        ["architecture", "step"]).one.mean().unstack("step").round(3))  # fmt: skip
+    whole = by_seed(searches, "whole", "step", "architecture")
+    show("H7: share of prompts found whole", whole.mean(axis=1).unstack("step").round(2))
+    show("H7: 0.4 to 6.4 million tokens", changes(whole.loc[3125] - whole.loc[195], -1))
+    show("Search: median of tokens run", searches.groupby(
+        ["architecture", "step"]).spent.median().unstack("step"))  # fmt: skip
+    if figures:
+        thousand = block.assign(thousand=(block.tokens / 1000).clip(lower=25))
+        near = thousand[thousand.precision == QUARTER]
+        near = near.assign(distance=near.distance.astype(str) + " on")
+        draw("e6-alone", near, "thousand", "alone", "distance", "architecture", "bits",
+             scale=LOG, title="thousand tokens; untrained at 25")  # fmt: skip
+        every = thousand[thousand.distance == 15]
+        draw("e6-together", every, "thousand", "cumulative", "precision", "architecture", "bits",
+             scale=LOG, title="thousand tokens; untrained at 25")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main("--figures" in sys.argv[1:])
