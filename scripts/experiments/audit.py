@@ -1,7 +1,8 @@
 """What states captured from SmolLM2 by plain transformers give away: docs/results/audit.md.
 
     python -m scripts.experiments.audit capture HF_MODEL SENTENCES.txt STATES.safetensors
-    python -m scripts.experiments.audit recover MODEL STATES.safetensors CORPUS OUT.jsonl [CASE ...]
+    python -m scripts.experiments.audit recover MODEL STATES.safetensors CORPUS OUT.jsonl \
+        [--at-once N] [CASE ...]
 
 `capture` imports nothing of ours. A sentence is cut to its first tokens, so that all go in one
 tensor `(B, T, width)`, or `(B, heads, T, width)` of keys and values. `recover` asks one case after
@@ -9,6 +10,7 @@ another; one that is in OUT is not asked again. Cases: PART.LAYER.FORMAT, and ?P
 site is to be found.
 """
 
+import argparse
 import json
 import resource
 import sys
@@ -94,23 +96,28 @@ def recover_case(
 
 def main() -> None:
     """Captures, or recovers the cases that are not there yet."""
-    command, *words = sys.argv[1:]
-    if command == "capture":
-        return capture(*words)
+    if sys.argv[1] == "capture":
+        return capture(*sys.argv[2:])
     from eval import open_model
 
-    path, captured, corpus, out, *chosen = words
-    states, file = load_file(captured), Path(out)
+    parser = argparse.ArgumentParser(prog="recover")
+    for name in ("model", "states", "corpus", "out"):
+        parser.add_argument(name)
+    parser.add_argument("case", nargs="*", default=CASES)
+    parser.add_argument("--at-once", type=int, help="sentences in one call")
+    asked = parser.parse_args(sys.argv[2:])
+    states, file = load_file(asked.states), Path(asked.out)
     lines = file.read_text().splitlines() if file.is_file() else []
     known = {(row["case"], row["first"]) for row in map(json.loads, lines)}
-    model, B = open_model(path), len(states["tokens"])
-    for case in chosen or CASES:
+    model, B = open_model(asked.model), len(states["tokens"])
+    for case in asked.case:
         alone = case.startswith("?")  # a site is found for one sentence at a time
-        for first in range(0, B, 1 if alone else B):
+        size = 1 if alone else asked.at_once or B
+        for first in range(0, B, size):
             name = f"?{case[1:-5]}.{LAYERS[first % 3]}.bf16" if alone else case
             if (name, first) in known:
                 continue
-            row = recover_case(model, states, name, slice(first, first + 1 if alone else B), corpus)
+            row = recover_case(model, states, name, slice(first, first + size), asked.corpus)
             with file.open("a") as rows:
                 rows.write(json.dumps(row) + "\n")
             print(row, flush=True)

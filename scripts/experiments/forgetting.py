@@ -48,7 +48,8 @@ def passages(text: HeldOutText, tokens: Tensor, design: dict[str, Any]) -> list[
         line = window.tolist()
         free = (t for t in range(before, before + spare) if line[t] in allowed - seen)
         first = next(free) - before
-        chosen.append(Passage(index, line[first : first + before + 1 + after], before))
+        tokens_of = tuple(line[first : first + before + 1 + after])
+        chosen.append(Passage(index, tokens_of, before))
         seen.add(chosen[-1].truth)
     return chosen
 

@@ -97,7 +97,7 @@ def main(figures: bool) -> None:
     )
     bits = slopes(eight[eight.precision == QUARTER], "alone")
     flat, llama = bits.loc["flat"], bits.loc["llama"]
-    test = stats.ttest_ind(flat, llama, equal_var=False)
+    test: Any = stats.ttest_ind(flat, llama, equal_var=False)
     low, high = test.confidence_interval()
     less = f"{flat.mean() - llama.mean():.2f} ({low:.2f} to {high:.2f}), p {test.pvalue:.3f}"
     print(f"\nH3: flat's slope less the Llama's {less}; half of the Llama's {llama.mean() / 2:.2f}")
@@ -110,14 +110,16 @@ def main(figures: bool) -> None:
     show("Search: median of tokens run", searches.groupby(
         ["architecture", "step"]).spent.median().unstack("step"))  # fmt: skip
     if figures:
-        thousand = block.assign(thousand=(block.tokens / 1000).clip(lower=25))
-        near = thousand[thousand.precision == QUARTER]
+        along = "thousand tokens (untrained: at 25)"
+        drawn = block.assign(**{along: (block.tokens / 1000).clip(lower=25)})
+        near = drawn[drawn.precision == QUARTER]
         near = near.assign(distance=near.distance.astype(str) + " on")
-        draw("e6-alone", near, "thousand", "alone", "distance", "architecture", "bits",
-             scale=LOG, title="thousand tokens; untrained at 25")  # fmt: skip
-        every = thousand[thousand.distance == 15]
-        draw("e6-together", every, "thousand", "cumulative", "precision", "architecture", "bits",
-             scale=LOG, title="thousand tokens; untrained at 25")  # fmt: skip
+        draw("e6-alone", near, along, "alone", "distance", "architecture", "bits", scale=LOG)
+        every = drawn[drawn.distance == 15]
+        draw(
+            "e6-together", every, along, "cumulative", "precision", "architecture", "bits",
+            scale=LOG,
+        )  # fmt: skip
 
 
 if __name__ == "__main__":
