@@ -104,14 +104,20 @@ def interval(seeds: Series, least: float | None = None, digits: int = 2) -> str:
     return said if low == high else f"{said} ({' to '.join(limits)})"
 
 
-def changes(seeds: Frame, least: float | None = None, digits: int = 2) -> Frame:
-    """Of each line: the mean with its limits, p corrected by Holm (1979), and the seeds."""
-    p = np.asarray(stats.ttest_1samp(seeds, 0, axis=1)[1])  # pyright: ignore
+def holm(p: Any) -> Any:
+    """Values of p, `(n,)`, corrected by Holm (1979)."""
+    p = np.asarray(p)
     order, corrected = p.argsort(), np.empty(len(p))
     corrected[order] = np.maximum.accumulate((len(p) - np.arange(len(p))) * p[order])
+    return corrected.clip(max=1)
+
+
+def changes(seeds: Frame, least: float | None = None, digits: int = 2) -> Frame:
+    """Of each line: the mean with its limits, p corrected by Holm, and the seeds."""
+    p = holm(stats.ttest_1samp(seeds, 0, axis=1)[1])  # pyright: ignore
     each = [" ".join(f"{x:+.{digits}f}" for x in line) for line in seeds.to_numpy()]
     means = seeds.apply(interval, axis=1, least=least, digits=digits)
-    return pd.DataFrame({"change": means, "p": corrected.clip(max=1).round(3), "seeds": each})
+    return pd.DataFrame({"change": means, "p": p.round(3), "seeds": each})
 
 
 def show(title: str, table: Frame) -> None:

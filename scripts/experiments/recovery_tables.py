@@ -1,0 +1,146 @@
+"""Tables and the figure of E7, which solver names which tokens, from the rows it left.
+
+    python -m scripts.experiments.recovery_tables             # prints the tables of the page
+    python -m scripts.experiments.recovery_tables --figures   # and draws its chart anew
+
+`docs/results/experiments/e7.yaml` fixes what is computed: shares of the tokens asked for, over 20
+prompts that are dealt out to three training seeds; contrasts are paired by prompt.
+"""
+
+import json
+import sys
+from typing import Any
+
+import pandas
+
+from eval.figures import write_chart
+from eval.statistics import equivalent, paired_difference, share
+from scripts.experiments.tables import FOLDER, holm, show
+from scripts.experiments.training_tables import place
+
+pd: Any = pandas
+Frame = Any
+
+ARCHITECTURES = "flat", "parallel", "llama"
+TRAINING = {False: "untrained", True: "trained"}
+SOLVERS = "descent", "adam", "soda", "snap", "gcg", "search", "chance"
+SEARCHES = "propose", "alternating"
+MARGIN = 0.15
+"""Points within which two shares are called alike."""
+
+
+def read() -> Frame:
+    """A line for each answer: tokens named, of how many, and tokens run."""
+    lines = []
+    for row in map(json.loads, pd.read_parquet(FOLDER / "e7.parquet").row):
+        about = row["checkpoint"]
+        asked = row["nonself"] or row["self"]
+        lines.append(place(about["name"], about["step"], about["tokens_seen"]) | {
+            "training": TRAINING[about["step"] > 0], "hidden": row["hidden"],
+            "solver": "search" if row["method"] in SEARCHES else row["method"],
+            "prompt": row["prompt"], "hits": asked["top1"] * asked["count"],
+            "count": asked["count"], "spent": row["evaluations"],
+        })  # fmt: skip
+    return pd.DataFrame(lines)
+
+
+def cell(some: Frame) -> str:
+    """A share in per cent with its limits, and the median of tokens run."""
+    found = share(some.hits, some["count"], some.prompt, some.seed)
+    said, low, high = (f"{100 * x:.0f}" for x in found)
+    return f"{said} ({low} to {high}); {some.spent.median():,.0f}"
+
+
+def contrast(one: Frame, other: Frame, confidence: float = 0.95) -> Any:
+    """Of the same prompts the difference of two shares."""
+    both = one.set_index("prompt").join(other.set_index("prompt"), rsuffix="_of_other")
+    assert len(both) == len(one) == len(other)
+    return paired_difference(
+        both.hits, both.hits_of_other, both["count"], share=True, confidence=confidence
+    )
+
+
+def chosen(known: Frame, **where: Any) -> Frame:
+    """The answers at one place."""
+    for name, value in where.items():
+        known = known[known[name] == value]
+    return known
+
+
+def contrasts(known: Frame) -> Frame:
+    """Every contrast that is registered, p by Holm within its hypothesis."""
+    asked: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = []
+    for name in ARCHITECTURES:
+        for training in TRAINING.values():
+            three = {"architecture": name, "training": training, "hidden": 3}
+            adam = three | {"solver": "adam"}
+            asked.append(("H1", "search less adam", three | {"solver": "search"}, adam))
+            if name == "flat":
+                asked += [("H2", f"{solver} less adam", three | {"solver": solver}, adam)
+                          for solver in ("snap", "soda")]  # fmt: skip
+            gcg, soda = ({**three, "solver": solver} for solver in ("gcg", "soda"))
+            asked.append(("H5", "gcg less soda", gcg, soda))
+        if name != "parallel":
+            ten = {"architecture": name, "hidden": 10, "solver": "search"}
+            after, before = (ten | {"training": training} for training in ("trained", "untrained"))
+            asked.append(("H4", "after less before", after, before))
+    lines = []
+    for hypothesis, what, first, second in asked:
+        one, other = chosen(known, **first), chosen(known, **second)
+        difference = contrast(one, other)
+        narrow = contrast(one, other, 0.9)
+        where = " ".join(str(first[key]) for key in ("architecture", "training") if key in first)
+        lines.append({"hypothesis": hypothesis, "contrast": f"{what}, {where}",
+                      "points": "{:.0f} ({:.0f} to {:.0f})".format(
+                          *(100 * x for x in difference[:3])),
+                      "p": difference.p, "alike": equivalent(narrow.low, narrow.high, MARGIN),
+                      })  # fmt: skip
+    found = pd.DataFrame(lines)
+    corrected = found.groupby("hypothesis").p.transform(holm)
+    return found.assign(p=corrected.round(4)).set_index(["hypothesis", "contrast"])
+
+
+def draw(known: Frame) -> None:
+    """Shares by hidden tokens, a line for each solver and a panel for each model."""
+    place_of = ["architecture", "training", "hidden", "solver"]
+    sums = known.groupby(place_of)[["hits", "count"]].sum()
+    points = (100 * sums.hits / sums["count"]).reset_index(name="share")
+    axis = {"values": [0, 1, 3, 10]}
+    chart = {
+        "data": {"values": points.to_dict("records")},
+        "facet": {
+            "row": {"field": "training", "type": "nominal", "title": None, "sort": "descending"},
+            "column": {"field": "architecture", "type": "nominal", "title": None,
+                       "sort": list(ARCHITECTURES)},
+        },
+        "spec": {
+            "width": 180, "height": 140, "mark": {"type": "line", "point": True},
+            "encoding": {
+                "x": {"field": "hidden", "type": "ordinal", "axis": axis, "title": "hidden tokens"},
+                "y": {"field": "share", "type": "quantitative", "title": "% named"},
+                "color": {"field": "solver", "type": "nominal", "title": None,
+                          "sort": list(SOLVERS), "legend": {"orient": "top"}},
+            },
+        },
+    }  # fmt: skip
+    write_chart(FOLDER / "e7.svg", chart)
+
+
+def main(figures: bool) -> None:
+    """Prints the tables, and draws the figure."""
+    known = read()
+    by = ["training", "hidden", "architecture", "solver"]
+    cells = {key: cell(some) for key, some in known.groupby(by)}
+    table = pd.Series(cells).rename_axis(by).unstack("solver")
+    show("E7: % of the tokens asked for (all, or hidden); median of tokens run",
+         table[[name for name in SOLVERS if name in table]].fillna("–"))  # fmt: skip
+    whole = known[(known.solver == "search") & (known.hidden == 0)]
+    show("H3: shown tokens named by search", whole.groupby(["architecture", "training"])[
+        ["hits", "count"]].sum().unstack())  # fmt: skip
+    show("Contrasts", contrasts(known))
+    if figures:
+        draw(known)
+
+
+if __name__ == "__main__":
+    main("--figures" in sys.argv[1:])
