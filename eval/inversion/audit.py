@@ -28,6 +28,7 @@ def recover_file(
     positions: Natural | Sequence[Natural] | None = None,
     stored: Literal["fp32", "bf16", "fp16", "int8"] | None = None,
     scale: str | None = None,
+    computed: Literal["fp32", "bf16", "fp16"] | None = None,
     solver: str | None = None,
     plugin: Plugins = (),
     truth: Words = None,
@@ -52,6 +53,8 @@ def recover_file(
         positions: that are known, from 0; what stands at the others is not looked at; default: all
         stored: the format that the numbers went through; default: found from the numbers
         scale: of int8: a number, or the name of a tensor in the file; default: NAME.scale
+        computed: the precision in which the captured model computed; default: found by the first
+            positions, if these are known
         solver: default: propose where all positions are known, else alternating
         plugin: a Python file of yours that registers more solvers (docs/extending.md), which is
             run as your own code: give only files that you trust
@@ -86,6 +89,7 @@ def recover_file(
             shown=None if positions is None else listed(positions),
             format=stored,
             scale=own_scale if given_scale is None else given_scale,
+            computed=computed,
             solver=solver,
             seed=seed,
             corpus=corpus,
@@ -140,6 +144,7 @@ def _row(name: str, number: int, found: "Recovered") -> dict[str, Any]:
         "site": found.site,
         "sites_tried": [match._asdict() for match in found.matches],
         "format": found.format,
+        "computed": found.computed,
         "solver": found.solver,
         "text": found.texts[number],
         "tokens": found.tokens[number].tolist(),

@@ -2,7 +2,8 @@
 
 Sites of the tensor's width are ranked by how likely its numbers are under the mean and the variance
 of each channel on ordinary text. At the likeliest few the first tokens are then searched for: at
-the right one they reach the rounding floor, at no other.
+the right one they reach the rounding floor, at no other. The precision that the model computed in
+is found alike: the first in which they do.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from eval import RequestError
 from eval.circuit import PARTS, Circuit, join
+from eval.inversion.arithmetic import ALLOWED, EXACT, Arithmetic
 from eval.inversion.certify import floor_share
 from eval.inversion.guesses import open_readbacks
 from eval.inversion.problem import ACCEPT, Problem
@@ -58,7 +60,8 @@ def find_site(
     positions: Sequence[int],
     corpus: str,
     part: str | None = None,
-) -> list[Match]:
+    computed: str | None = None,
+) -> tuple[list[Match], str]:
     """The sites that fit a tensor best, the best first; of one prompt, as all are of one site.
 
     Args:
@@ -67,6 +70,10 @@ def find_site(
         positions: shown; from 0 on for the search, else sites are ranked by likelihood alone.
         corpus: whose background text is compared with.
         part: that alone is looked at; None: all.
+        computed: the precision of the model's computation; None: found.
+
+    Returns:
+        The sites, and the precision in which they fit.
 
     Raises:
         RequestError: no site has that width, or the first tokens fit at none.
@@ -84,24 +91,63 @@ def find_site(
     seen = values[:, [t for t in positions if t] or list(positions)].flatten(0, 1)
     likely = sorted(_unlikelihoods(checkpoint, sites, seen, corpus), key=lambda each: each[1])
     listed = [circuit for circuit, _ in likely[:LISTED]]
-    first = next((i for i, t in enumerate(positions) if t != i), len(positions))
-    count = min(first, FIRST)
+    count = _first_shown(positions)
     if not count:
-        return [Match(circuit.part, circuit.depth, 0, 0) for circuit in listed]
-    matches: list[Match] = []
+        return [Match(circuit.part, circuit.depth, 0, 0) for circuit in listed], computed or EXACT
     listed.sort(key=lambda circuit: (list(PARTS).index(circuit.part), circuit.depth))
-    for part, of_part in groupby(listed, lambda circuit: circuit.part):
-        circuits = list(of_part)
-        hits = _hits(checkpoint, circuits, stored, count, corpus)
-        matches += [Match(part, c.depth, n, count) for c, n in zip(circuits, hits, strict=True)]
-    matches.sort(key=lambda match: -match.hits)
+    matches: list[Match] = []
+    name = EXACT
+    for name in _precisions(stored, computed):
+        matches = []
+        for part, of_part in groupby(listed, lambda circuit: circuit.part):
+            circuits = list(of_part)
+            hits = _hits(Arithmetic(checkpoint, name, corpus), circuits, stored, count)
+            matches += [Match(part, c.depth, n, count) for c, n in zip(circuits, hits, strict=True)]
+        matches.sort(key=lambda match: -match.hits)
+        if 2 * matches[0].hits > count:
+            break
     if not matches[0].hits:
         names = ", ".join(f"{match.part}.{match.layer}" for match in matches)
         raise RequestError(
             f"outputs: no token fits at the likeliest sites ({names}); are they of another model, "
             "or of another place in it? give --layer and --part to search there all the same"
         )
-    return matches
+    return matches, name
+
+
+def find_precision(
+    checkpoint: "Checkpoint",
+    circuit: Circuit,
+    stored: Stored,
+    positions: Sequence[int],
+    corpus: str,
+) -> str:
+    """The precision in which a site's numbers were computed, by its first tokens: see `find_site`.
+
+    float32 where nothing fits better.
+    """
+    count, names = _first_shown(positions), _precisions(stored)
+    if not count or len(names) == 1:
+        return EXACT
+    hits = {}
+    for name in names:
+        (hits[name],) = _hits(Arithmetic(checkpoint, name, corpus), [circuit], stored, count)
+        if 2 * hits[name] > count:
+            return name
+    return max(names, key=lambda name: hits[name])
+
+
+def _precisions(stored: Stored, computed: str | None = None) -> list[str]:
+    """Those that numbers of a format may have been computed in, the likeliest first."""
+    if computed:
+        return [computed]
+    lower = {"bf16": ["bf16"], "fp16": ["fp16"], "int8": ["bf16", "fp16"]}
+    return [EXACT, *lower.get(stored.format, [])]
+
+
+def _first_shown(positions: Sequence[int]) -> int:
+    """How many positions are shown from 0 on, `FIRST` at most."""
+    return min(next((i for i, t in enumerate(positions) if t != i), len(positions)), FIRST)
 
 
 def _sites(checkpoint: "Checkpoint", parts: Iterable[str]) -> list[Circuit]:
@@ -139,18 +185,18 @@ def _unlikelihoods(
     return found
 
 
-def _hits(
-    checkpoint: "Checkpoint", circuits: list[Circuit], stored: Stored, count: int, corpus: str
-) -> list[int]:
+def _hits(arithmetic: Arithmetic, circuits: list[Circuit], stored: Stored, count: int) -> list[int]:
     """How many of the first tokens are found at each of some sites of one part."""
     whole, problems = Slice(), []
+    checkpoint, corpus = arithmetic.checkpoint, arithmetic.corpus
     values, steps = stored.values[:1, :count], stored.step[:1, :count]
     spread = rounding_spread(steps)
     searched = [circuit.unrotated(values) for circuit in circuits]
     for circuit, target in searched:
-        floor = floor_share(checkpoint, circuit, corpus, whole, count) * target.norm(dim=-1)
-        limit, noise = ACCEPT * floor + spread, torch.zeros_like(floor)
-        problems.append(Problem(circuit, whole, count, target, floor, limit, noise))
+        size = target.norm(dim=-1)
+        floor = floor_share(checkpoint, circuit, corpus, whole, count) * size
+        limit = ACCEPT * floor + spread + ALLOWED * arithmetic.share(circuit) * size
+        problems.append(Problem(circuit, whole, count, target, floor, limit, 0 * floor))
     readbacks = open_readbacks(checkpoint, corpus, [circuit for circuit, _ in searched])
     paths = Reading(problems, readbacks, *TRIED).together()
     return paths.good[:, 0].sum(dim=-1).tolist()

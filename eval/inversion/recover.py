@@ -3,13 +3,14 @@
     outputs = transformers_model(**inputs, output_hidden_states=True).hidden_states[15]
     print(recover("hf:HuggingFaceTB/SmolLM2-135M", outputs, layer=15))
 
-How far rounding moves an output is measured twice: before the search on background text at the same
-site, and after it on the answer's own tokens, which decides.
+How far rounding moves an output, and what a computation below float32 changes, is measured twice:
+before the search on background text at the same site, and after it on the answer's own tokens,
+which decides.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -17,9 +18,10 @@ from torch import Tensor
 from eval import RequestError
 from eval.captures import open_site
 from eval.circuit import Circuit, uncertified
+from eval.inversion.arithmetic import ALLOWED, EXACT, Arithmetic
 from eval.inversion.certify import Agreement, consistent, floor_share, settle_alike
 from eval.inversion.guesses import open_readbacks
-from eval.inversion.locate import Match, find_site
+from eval.inversion.locate import Match, find_precision, find_site
 from eval.inversion.problem import ACCEPT, Problem, capture
 from eval.inversion.solver import ask_solver, parse_solvers
 from eval.inversion.stored import Stored, read_stored, rounding_spread
@@ -64,6 +66,7 @@ class Recovered:
         site: whose outputs they are, as `block.3`.
         matches: where no layer was given, the sites that were tried, the best first.
         format: in which they are stored.
+        computed: the precision of the computation.
         solver: that was asked.
         evaluations: tokens sent through the model for each prompt.
     """
@@ -80,6 +83,7 @@ class Recovered:
     site: str
     matches: list[Match]
     format: str
+    computed: str
     solver: str
     evaluations: list[int]
 
@@ -103,6 +107,7 @@ def recover(
     shown: str | Sequence[int] | None = None,
     format: str | None = None,
     scale: Tensor | float | None = None,
+    computed: str | None = None,
     solver: str | None = None,
     settings: dict[str, Any] | None = None,
     seed: int = 0,
@@ -124,6 +129,8 @@ def recover(
         shown: positions that are shown, or a slice as "[:, 3:, :]"; None: all.
         format: fp32, bf16, fp16 or int8, that the outputs went through; None: found from them.
         scale: of int8: `(width,)` for channels, `(T,)` or `(T, 1)` for tokens, or one number.
+        computed: fp32, bf16 or fp16, in which the captured model computed; None: found, which takes
+            the first positions.
         solver: one of `python -m eval solvers`; None: `propose` where all positions are shown, else
             `alternating`.
         settings: of the solver.
@@ -148,14 +155,18 @@ def recover(
         raise RequestError("outputs: not finite at a position shown; leave it out of `shown`")
     matches: list[Match] = []
     if layer is None:
-        matches = find_site(checkpoint, stored, positions, source, part)
+        matches, computed = find_site(checkpoint, stored, positions, source, part, computed)
         part, layer = matches[0].part, matches[0].layer
     part = part or "block"
     circuit = open_site(checkpoint, [layer] if isinstance(layer, int) else list(layer), part)
     _check_shape(stored, circuit)
     visible.channels(circuit.width)
-    if shown is None and solver is None and T > 1 and not _first_tells(circuit, stored):
-        say_once("position 0: stored too coarsely to tell its token; later ones are asked for it")
+    computed = computed or find_precision(checkpoint, circuit, stored, positions, source)
+    if computed != EXACT:
+        say_once(f"computed in {computed}: the numbers are held against that precision")
+    arithmetic = Arithmetic(checkpoint, computed, source)
+    if shown is None and solver is None and T > 1 and not _first_tells(circuit, stored, arithmetic):
+        say_once("position 0: too coarse to tell its token; later positions are asked for it")
         positions = positions[1:]
     T = positions[-1] + 1  # no output shown tells of later tokens
     visible = Slice.of(positions, T, visible.low, visible.high)
@@ -171,8 +182,9 @@ def recover(
     half_steps, spread = steps.norm(dim=-1) / 2, rounding_spread(steps)
     share = floor_share(checkpoint, searched, source, visible, T)
     floor = share * target.norm(dim=-1)
+    limit = ACCEPT * floor + spread + ALLOWED * arithmetic.share(searched) * target.norm(dim=-1)
     problem = Problem(
-        searched, visible, T, target, floor, ACCEPT * floor + spread, torch.zeros_like(floor),
+        searched, visible, T, target, floor, limit, torch.zeros_like(floor),
         readbacks=lambda circuits: open_readbacks(checkpoint, source, circuits),
     )  # fmt: skip
     answers, rows = {}, list(range(B))
@@ -185,8 +197,8 @@ def recover(
         for row, one in zip(rows, found, strict=True):
             tokens[row] = one.tokens
             evaluations[row] += one.evaluations
-        own, rounding, floor, residual = _verify(problem, tokens)
-        limit = ACCEPT * floor + spread
+        own, rounding, floor, allowed, residual = _verify(problem, tokens, arithmetic)
+        limit = allowed + spread
         within = residual <= limit
         # a wrong token that only the first, wider limit let through is searched for once more
         loose = ~within.all(dim=1) & (residual <= problem.limit).all(dim=1)
@@ -195,14 +207,15 @@ def recover(
         problem = replace(problem, limit=torch.minimum(problem.limit, limit))
     if searched is not circuit:
         ((own, rounding),) = capture([circuit], tokens)
+        rounding = torch.maximum(rounding, arithmetic.change(circuit, tokens, own))
     agreement = Agreement(circuit, stored, rounding, visible)
     alike: list[dict[int, list[int]]] = [{} for _ in range(B)]
     if stored.format not in ("fp32", "fp64"):
         settled, alike = settle_alike(problem, tokens, agreement)
         if not settled.equal(tokens):
             tokens, own = settled, circuit.of_tokens(settled)
-            _, _, floor, residual = _verify(problem, tokens)
-    within = (residual <= ACCEPT * floor + half_steps) & agreement.of_prompts(own)
+            _, _, floor, allowed, residual = _verify(problem, tokens, arithmetic)
+    within = (residual <= allowed + half_steps) & agreement.of_prompts(own)
     proofs = [answers[row].certificate or "residual" for row in range(B)]
     unproved = uncertified(checkpoint.model)
     ids = tokens.tolist()
@@ -227,15 +240,31 @@ def recover(
         site=f"{part}.{'+'.join(map(str, circuit.sites))}",
         matches=matches,
         format=stored.format,
+        computed=computed,
         solver=name,
         evaluations=evaluations,
     )
 
 
-def _verify(problem: Problem, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The outputs of `(B, T)` tokens, their rounding; the floors and residuals, `(B, S)`."""
+class Verified(NamedTuple):
+    """An answer beside what was captured."""
+
+    outputs: Tensor  # of its tokens, (B, T, width)
+    rounding: Tensor  # how far each of these numbers may move, (B, T, width)
+    floor: Tensor  # how far the outputs shown may, (B, S)
+    allowed: Tensor  # distance that is still the same answer's, (B, S), formats left out
+    residual: Tensor  # distance from what was captured, (B, S)
+
+
+def _verify(problem: Problem, tokens: Tensor, arithmetic: Arithmetic) -> Verified:
+    """Holds the outputs of `(B, T)` tokens against what was captured."""
     ((own, rounding),) = capture([problem.circuit], tokens)
-    return own, rounding, problem.slice.select(rounding).norm(dim=-1), problem.distances(own)
+    changed = arithmetic.change(problem.circuit, tokens, own)
+    select = problem.slice.select
+    allowed = ACCEPT * select(rounding).norm(dim=-1) + ALLOWED * select(changed).norm(dim=-1)
+    rounding = torch.maximum(rounding, changed)
+    floor = select(rounding).norm(dim=-1)
+    return Verified(own, rounding, floor, allowed, problem.distances(own))
 
 
 def _of_cache(
@@ -273,21 +302,24 @@ def _check_shape(stored: Stored, circuit: Circuit) -> None:
         )
 
 
-def _first_tells(circuit: Circuit, stored: Stored) -> bool:
+def _first_tells(circuit: Circuit, stored: Stored, arithmetic: Arithmetic) -> bool:
     """Whether stored outputs of the first position tell its token, by tokens drawn at random.
 
     Many models send the first position far off, whatever its token is. Where the scale of its
-    integers covers a number so large, and only its own, what differs is lost.
+    integers covers a number so large, and only its own, or where computing in lower precision
+    rounds it away, what differs is lost.
     """
     spread = rounding_spread(stored.step)
     ordinary = bool((spread[:, 0] <= NEAR * spread[:, 1:].median()).all())
-    if stored.format != "int8" or ordinary:
+    if arithmetic.name == EXACT and (stored.format != "int8" or ordinary):
         return True
     searched, first = circuit.unrotated(stored.values[:, :1])
+    spread = spread[:, :1] + arithmetic.share(searched) * first.norm(dim=-1)
     V = len(searched.vocabulary)
-    drawn = torch.randint(V, (DRAWN, 1), generator=torch.Generator().manual_seed(0))
+    drawn = torch.randperm(V, generator=torch.Generator().manual_seed(0))[:DRAWN, None]
     apart = torch.cdist(first[:, 0], searched.of_tokens(drawn.to(first.device))[:, 0])
-    return bool((apart > NEAR * spread[:, :1]).all())
+    near = (apart <= NEAR * spread).sum(dim=1)
+    return bool((near <= 1).all())  # the token itself may have been drawn
 
 
 def _slice(shown: str | Sequence[int] | None, length: int) -> Slice:

@@ -1,13 +1,13 @@
 """What states captured from SmolLM2 by plain transformers give away: docs/results/audit.md.
 
-    python -m scripts.experiments.audit capture HF_MODEL SENTENCES.txt STATES.safetensors
+    python -m scripts.experiments.audit capture HF_MODEL SENTENCES.txt STATES.safetensors [DTYPE]
     python -m scripts.experiments.audit recover MODEL STATES.safetensors CORPUS OUT.jsonl \
         [--at-once N] [CASE ...]
 
-`capture` imports nothing of ours. A sentence is cut to its first tokens, so that all go in one
-tensor `(B, T, width)`, or `(B, heads, T, width)` of keys and values. `recover` asks one case after
-another; one that is in OUT is not asked again. Cases: PART.LAYER.FORMAT, and ?PART.FORMAT, whose
-site is to be found.
+`capture` imports nothing of ours; the model computes in float32, or in DTYPE (bfloat16). A sentence
+is cut to its first tokens, so that all go in one tensor `(B, T, width)`, or `(B, heads, T, width)`
+of keys and values. `recover` asks one case after another, N sentences in one call (all); what is in
+OUT is not asked again. Cases: PART.LAYER.FORMAT, and ?PART.FORMAT, whose site is to be found.
 """
 
 import argparse
@@ -33,11 +33,11 @@ CASES = [
 
 
 @torch.no_grad()
-def capture(model_name: str, sentences: str, out: str) -> None:
+def capture(model_name: str, sentences: str, out: str, dtype: str = "float32") -> None:
     """Saves the tokens of sentences, and the outputs, keys and values of some layers."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(model_name, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(model_name, dtype=getattr(torch, dtype))
     tokenizer = AutoTokenizer.from_pretrained(model_name)
     lines = Path(sentences).read_text(encoding="utf-8").splitlines()
     tokens = torch.tensor([tokenizer(line)["input_ids"][:TOKENS] for line in lines])
@@ -85,7 +85,8 @@ def recover_case(
     certain = torch.tensor([[proof is not None for proof in one] for one in found.certificates])
     return {
         "case": case, "first": rows.start, "sentences": len(right), "asked": site,
-        "site": found.site, "tokens": right.numel(), "right": int(right.sum()),
+        "site": found.site, "computed": found.computed, "tokens": right.numel(),
+        "right": int(right.sum()),
         "listed": sum(listed), "certain": int(certain.sum()),
         "falsely_certain": int((certain & ~right).sum()),
         "exact": int(right.all(dim=1).sum()), "seconds": seconds,

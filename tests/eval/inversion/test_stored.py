@@ -76,6 +76,21 @@ def test_short_numbers_are_recovered(captured, kind, layer):
     assert bool((found.residual <= 3 * found.floor).all())
 
 
+@pytest.mark.parametrize("kind", ["bf16", "fp16"])
+def test_states_of_a_computation_in_lower_precision_are_recovered(captured, directories, kind):
+    from transformers import AutoModelForCausalLM
+
+    model, states = captured
+    theirs = AutoModelForCausalLM.from_pretrained(directories["llama"], dtype=KINDS[kind])
+    with torch.no_grad():
+        outputs = theirs(states["tokens"], output_hidden_states=True).hidden_states[2]
+    found = recover(model, outputs, layer=2, corpus="toy:400")
+    assert torch.equal(found.tokens, states["tokens"])
+    assert found.computed == kind
+    assert all(proof for proofs in found.certificates for proof in proofs)
+    assert recover(model, states["2"].to(KINDS[kind]), layer=2, corpus="toy:400").computed == "fp32"
+
+
 def test_all_that_fit_are_named(captured, directories):
     """Five levels for each number: the oracle runs every token at each place, in transformers."""
     from transformers import AutoModelForCausalLM
