@@ -42,11 +42,11 @@ class Arithmetic:
     name: str = EXACT
     corpus: str = ""
 
-    def share(self, circuit: Circuit) -> float:
-        """The largest change of a site's output on background text, as a share of its length."""
+    def share(self, circuit: Circuit, quantile: float = 1.0) -> float:
+        """A quantile of the change of a site's outputs on background text, of their length."""
         if self.name == EXACT:
             return 0.0
-        return self._background(circuit)[0]
+        return float(self._background(circuit)[0].quantile(quantile))
 
     def change(self, circuit: Circuit, tokens: Tensor, outputs: Tensor) -> Tensor:
         """How far each number of the outputs of `(B, T)` tokens moves, `(B, T, width)`.
@@ -65,10 +65,10 @@ class Arithmetic:
 
         return replace(circuit, model=circuit.model.keep(self.name, lowered)).of_tokens(tokens)
 
-    def _background(self, circuit: Circuit) -> tuple[float, Tensor]:
-        """The largest share of an output's length, and each channel's share of a change."""
+    def _background(self, circuit: Circuit) -> tuple[Tensor, Tensor]:
+        """Changes as shares of their output's length, `(N,)`, and each channel's share of them."""
 
-        def measure() -> tuple[float, Tensor]:
+        def measure() -> tuple[Tensor, Tensor]:
             count, length = WINDOWS
             length = min(length, self.checkpoint.config.context)
             text = held_out_text(self.checkpoint, self.corpus)
@@ -78,7 +78,7 @@ class Arithmetic:
             change = self._changed(circuit, windows) - outputs
             size = change.norm(dim=-1, keepdim=True)
             usual = (change / size)[:, 1:].nan_to_num().square().mean(dim=(0, 1)).sqrt()
-            return float((size[..., 0] / outputs.norm(dim=-1)).max()), usual
+            return (size[..., 0] / outputs.norm(dim=-1)).flatten(), usual
 
         site = circuit.sites, circuit.part
         return self.checkpoint.keep(("arithmetic", self.name, site, self.corpus), measure)

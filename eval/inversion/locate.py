@@ -28,7 +28,8 @@ from eval.text import held_out_text
 if TYPE_CHECKING:
     from eval.models import Checkpoint
 
-LISTED = 8  # likeliest sites at which tokens are searched for
+TOGETHER = 6  # of the likeliest sites, at which tokens are searched for at once
+GROUPS = 2  # of so many, one after another, until most tokens fit somewhere
 FIRST = 6  # tokens searched for
 TRIED = 16, 256  # tokens run at each position: the likeliest by the text, and by the read-back
 WINDOWS = 16, 64  # of background text, and tokens of each
@@ -90,29 +91,43 @@ def find_site(
         )
     seen = values[:, [t for t in positions if t] or list(positions)].flatten(0, 1)
     likely = sorted(_unlikelihoods(checkpoint, sites, seen, corpus), key=lambda each: each[1])
-    listed = [circuit for circuit, _ in likely[:LISTED]]
-    count = _first_shown(positions)
+    ranked, count = [circuit for circuit, _ in likely][: GROUPS * TOGETHER], _first_shown(positions)
     if not count:
-        return [Match(circuit.part, circuit.depth, 0, 0) for circuit in listed], computed or EXACT
-    listed.sort(key=lambda circuit: (list(PARTS).index(circuit.part), circuit.depth))
-    matches: list[Match] = []
-    name = EXACT
-    for name in _precisions(stored, computed):
-        matches = []
-        for part, of_part in groupby(listed, lambda circuit: circuit.part):
-            circuits = list(of_part)
-            hits = _hits(Arithmetic(checkpoint, name, corpus), circuits, stored, count)
-            matches += [Match(part, c.depth, n, count) for c, n in zip(circuits, hits, strict=True)]
-        matches.sort(key=lambda match: -match.hits)
-        if 2 * matches[0].hits > count:
+        return [Match(circuit.part, circuit.depth, 0, 0) for circuit in ranked], computed or EXACT
+    tried: list[tuple[Match, str]] = []
+    for start in range(0, len(ranked), TOGETHER):
+        group = ranked[start : start + TOGETHER]
+        for name in _precisions(stored, computed):
+            found = _match(Arithmetic(checkpoint, name, corpus), group, stored, count)
+            tried += [(match, name) for match in found]
+            if 2 * max(match.hits for match in found) > count:
+                break
+        if 2 * max(match.hits for match, _ in tried) > count:
             break
-    if not matches[0].hits:
-        names = ", ".join(f"{match.part}.{match.layer}" for match in matches)
+    tried.sort(key=lambda each: -each[0].hits)
+    best, name = tried[0]
+    if not best.hits:
+        names = ", ".join(f"{circuit.part}.{circuit.depth}" for circuit in ranked)
         raise RequestError(
             f"outputs: no token fits at the likeliest sites ({names}); are they of another model, "
             "or of another place in it? give --layer and --part to search there all the same"
         )
-    return matches, name
+    return [match for match, of_match in tried if of_match == name], name
+
+
+def _match(
+    arithmetic: Arithmetic, circuits: list[Circuit], stored: Stored, count: int
+) -> list[Match]:
+    """How the first `count` tokens fit at each of some sites, in one precision."""
+    matches = []
+    circuits = sorted(
+        circuits, key=lambda circuit: (list(PARTS).index(circuit.part), circuit.depth)
+    )
+    for part, of_part in groupby(circuits, lambda circuit: circuit.part):
+        some = list(of_part)
+        hits = _hits(arithmetic, some, stored, count)
+        matches += [Match(part, c.depth, n, count) for c, n in zip(some, hits, strict=True)]
+    return matches
 
 
 def find_precision(
@@ -195,7 +210,7 @@ def _hits(arithmetic: Arithmetic, circuits: list[Circuit], stored: Stored, count
     for circuit, target in searched:
         size = target.norm(dim=-1)
         floor = floor_share(checkpoint, circuit, corpus, whole, count) * size
-        limit = ACCEPT * floor + spread + ALLOWED * arithmetic.share(circuit) * size
+        limit = ACCEPT * floor + spread + ALLOWED * arithmetic.share(circuit, 0.5) * size
         problems.append(Problem(circuit, whole, count, target, floor, limit, 0 * floor))
     readbacks = open_readbacks(checkpoint, corpus, [circuit for circuit, _ in searched])
     paths = Reading(problems, readbacks, *TRIED).together()

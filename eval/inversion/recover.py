@@ -154,6 +154,7 @@ def recover(
     if not visible.select(stored.values).isfinite().all():
         raise RequestError("outputs: not finite at a position shown; leave it out of `shown`")
     matches: list[Match] = []
+    given = computed is not None
     if layer is None:
         matches, computed = find_site(checkpoint, stored, positions, source, part, computed)
         part, layer = matches[0].part, matches[0].layer
@@ -205,6 +206,11 @@ def recover(
         if not (rows := loose.nonzero()[:, 0].tolist()):
             break
         problem = replace(problem, limit=torch.minimum(problem.limit, limit))
+    if arithmetic.name != EXACT and not given:  # float32 may fit after all
+        exact = _verify(problem, tokens, Arithmetic(checkpoint))
+        if bool((exact.residual <= exact.allowed + spread).all()):
+            arithmetic = Arithmetic(checkpoint)
+            own, rounding, floor, allowed, residual = exact
     if searched is not circuit:
         ((own, rounding),) = capture([circuit], tokens)
         rounding = torch.maximum(rounding, arithmetic.change(circuit, tokens, own))
@@ -240,7 +246,7 @@ def recover(
         site=f"{part}.{'+'.join(map(str, circuit.sites))}",
         matches=matches,
         format=stored.format,
-        computed=computed,
+        computed=arithmetic.name,
         solver=name,
         evaluations=evaluations,
     )
@@ -314,7 +320,7 @@ def _first_tells(circuit: Circuit, stored: Stored, arithmetic: Arithmetic) -> bo
     if arithmetic.name == EXACT and (stored.format != "int8" or ordinary):
         return True
     searched, first = circuit.unrotated(stored.values[:, :1])
-    spread = spread[:, :1] + arithmetic.share(searched) * first.norm(dim=-1)
+    spread = spread[:, :1] + arithmetic.share(searched, 0.5) * first.norm(dim=-1)
     V = len(searched.vocabulary)
     drawn = torch.randperm(V, generator=torch.Generator().manual_seed(0))[:DRAWN, None]
     apart = torch.cdist(first[:, 0], searched.of_tokens(drawn.to(first.device))[:, 0])
