@@ -24,7 +24,7 @@ from eval.inversion.guesses import open_readbacks
 from eval.inversion.locate import Match, find_precision, find_site
 from eval.inversion.problem import ACCEPT, Problem, capture
 from eval.inversion.solver import ask_solver, parse_solvers
-from eval.inversion.stored import Stored, read_stored, rounding_spread
+from eval.inversion.stored import FLOATS, Stored, read_stored, rounding_spread
 from eval.models import open_models
 from eval.slices import Slice
 from eval.text import choose_corpus, say_once
@@ -146,6 +146,8 @@ def recover(
     """
     (checkpoint,) = open_models(model, device)
     source = choose_corpus([checkpoint], corpus)
+    if computed not in (None, *FLOATS):
+        raise RequestError(f"computed {computed!r}: must be one of {', '.join(FLOATS)}")
     stored = read_stored(_of_cache(outputs, layer, part), format, scale)
     stored = stored.to(checkpoint.model.embedding.weight.device)
     B, T, _ = stored.values.shape
@@ -162,7 +164,9 @@ def recover(
     circuit = open_site(checkpoint, [layer] if isinstance(layer, int) else list(layer), part)
     _check_shape(stored, circuit)
     visible.channels(circuit.width)
-    computed = computed or find_precision(checkpoint, circuit, stored, positions, source)
+    whole = (visible.low, visible.high) == (0, None)
+    first = positions if whole else []
+    computed = computed or find_precision(checkpoint, circuit, stored, first, source)
     if computed != EXACT:
         say_once(f"computed in {computed}: the numbers are held against that precision")
     arithmetic = Arithmetic(checkpoint, computed, source)
@@ -176,7 +180,7 @@ def recover(
     (asked,) = parse_solvers({name: settings or {}})
     if refusal := asked.refusal(visible, T, causal=True):
         raise RequestError(f"solver {name}: {refusal}")
-    if part == "rotated_key" and (visible.low, visible.high) != (0, None):
+    if part == "rotated_key" and not whole:
         raise RequestError("shown: rotated keys are recovered from all channels; leave `:`")
     searched, values = circuit.unrotated(stored.values)
     target, steps = visible.select(values), visible.select(stored.step)
