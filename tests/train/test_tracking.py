@@ -65,7 +65,7 @@ def test_without_login_or_network_training_goes_on_offline(
 ):
     if key is not None:
         monkeypatch.setenv("WANDB_API_KEY", key)
-    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "5")
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "2")
     assert fit(data, tmp_path / "run", "--wandb", "online") == 0
     lines = [line for line in capfd.readouterr().out.splitlines() if "--wandb" in line]
     assert len(lines) == 1
