@@ -49,6 +49,8 @@ class Problem:
         noise: standard deviation of the noise in each channel, `(P, S)`; 0 where there is none.
         allowed: the only tokens that answers may hold; None for all.
         readbacks: fitted maps from outputs to tokens, of circuits that differ in their layers only.
+        near: a smaller distance, at which a token is taken before others are looked at, `(P, S)`;
+            None: the limit.
     """
 
     circuit: Circuit
@@ -60,6 +62,7 @@ class Problem:
     noise: Tensor
     allowed: tuple[int, ...] | None = None
     readbacks: ReadBacksOf = no_readbacks
+    near: Tensor | None = None
 
     @property
     def vocabulary(self) -> Tensor:
@@ -100,7 +103,7 @@ class Problem:
         return self._part((slice(None), some), length=length, slice=part)
 
     def _part(self, index: Any, **changes: Any) -> "Problem":
-        names = ("target", "floor", "limit", "noise")
+        names = ["target", "floor", "limit", "noise"] + ["near"] * (self.near is not None)
         return replace(self, **{name: getattr(self, name)[index] for name in names}, **changes)
 
     def shown(self, embeddings: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from eval.memory import candidates_at_once
 from eval.tasks import SoFar, tell, watched
 
 GROWTH = 8  # of a shortlist that does not hit
+ENOUGH = 256  # tokens run at a position: the nearest is taken within the limit, not only if near
 
 
 class Paths(NamedTuple):
@@ -36,11 +37,13 @@ class Paths(NamedTuple):
         path: the hidden tokens as given and those that the pass went on with, `(P, T)`.
         reads: of each layer, as `LayerAnswer.reads`, `(L, P, S, D)`.
         good: whether a layer's token is within the limit and the path's, `(L, P, S)`.
+        apart: distance of a layer's token from its target, `(L, P, S)`.
     """
 
     path: Tensor
     reads: Tensor
     good: Tensor
+    apart: Tensor
 
 
 @dataclass
@@ -102,14 +105,14 @@ class Reading:
             given: the tokens that are hidden, `(P, k)`.
         """
         T, state, likely = self.problems[0].length, None, None
-        path, reads, good = [], [], []
+        path, reads, good, away = [], [], [], []
         if given is not None and given.shape[1]:
             path = list(given.T)
             state, likely = self._go_on(given, None)
         for t in range(self.hidden, T):
             known = self._known(self.whole, state, likely)
             outputs = None if known is None else self.cut(known)
-            chosen, hits, read, best = [], [], [], []
+            chosen, least, hits, read, best = [], [], [], [], []
             for i, problem in enumerate(self.problems):
                 of_layer = None if outputs is None else outputs[i]
                 read.append(self._read(i, t, problem, of_layer, likely))
@@ -126,19 +129,21 @@ class Reading:
                 apart = _distances(problem, t - self.hidden, candidates)
                 nearest = apart.argmin(dim=1, keepdim=True)
                 chosen.append(tokens.gather(1, nearest)[:, 0])
-                limit = problem.limit[:, t - self.hidden]
-                hits.append(apart.gather(1, nearest)[:, 0] <= limit)
+                limit = _near(problem)[:, t - self.hidden]
+                least.append(apart.gather(1, nearest)[:, 0])
+                hits.append(least[-1] <= limit)
             token, hit = torch.stack(chosen), torch.stack(hits)
             first = hit.int().argmax(dim=0, keepdim=True)  # the first layer that hits, or the first
             path.append(token.gather(0, first)[0])
             reads.append(torch.stack(read))
             good.append(hit & (token == path[-1]))
+            away.append(torch.stack(least))
             if watched() and not self.hidden:
                 tell(SoFar(torch.stack(path, dim=-1), torch.stack(good, dim=-1)[0]))
             if t + 1 < T:
                 state, likely = self._go_on(path[-1][:, None], state)
-        path, reads, good = (torch.stack(each, dim=-1) for each in (path, reads, good))
-        return Paths(path, reads.transpose(-1, -2), good)
+        path, reads, good, away = (torch.stack(of, dim=-1) for of in (path, reads, good, away))
+        return Paths(path, reads.transpose(-1, -2), good, away)
 
     def alone(self, i: int, p: int, paths: Paths, good: list[bool]) -> LayerAnswer:
         """Layer i of prompt p: positions that the pass settled, and the others searched.
@@ -177,7 +182,8 @@ class Reading:
             row.evaluations += len(best)
             apart = _distances(problem, s, outputs[None])[0]
             row.reads[s] = read[0]
-            hit = bool(apart.min() <= problem.limit[0, s])
+            limit = _near(problem) if len(tokens) < ENOUGH else problem.limit
+            hit = bool(apart.min() <= limit[0, s])
             if hit or len(tokens) == V:
                 break
             shown = problem.slice.narrow(outputs)
@@ -216,6 +222,11 @@ class Reading:
             output = problem.slice.narrow(known).mean(dim=1)
             embedding = self.whole.embed(likely).mean(dim=1)
         return self._guesser(i, t).read(problem.target[:, t - self.hidden], output, embedding)
+
+
+def _near(problem: Problem) -> Tensor:
+    """The distances at which a token is taken at once, `(P, S)`."""
+    return problem.limit if problem.near is None else problem.near
 
 
 def _distances(problem: Problem, t: int, outputs: Tensor) -> Tensor:

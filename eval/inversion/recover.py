@@ -40,6 +40,7 @@ class Cache(Protocol):
 
 
 ROUNDS = 2  # searches: the second with limits measured on the first one's answers
+ORDINARY = 0.9  # share of tokens whose change is ordinary: of a few it is ten times as large
 DRAWN = 512  # tokens run at the first position, to see how far their outputs lie from those stored
 NEAR = 4  # times the spread of rounding: so near to a token drawn at random, others agree
 UNSURE = "?"
@@ -187,10 +188,13 @@ def recover(
     half_steps, spread = steps.norm(dim=-1) / 2, rounding_spread(steps)
     share = floor_share(checkpoint, searched, source, visible, T)
     floor = share * target.norm(dim=-1)
-    limit = ACCEPT * floor + spread + ALLOWED * arithmetic.share(searched) * target.norm(dim=-1)
+    near, limit = (
+        ACCEPT * floor + spread + ALLOWED * arithmetic.share(searched, most) * target.norm(dim=-1)
+        for most in (ORDINARY, 1.0)
+    )
     problem = Problem(
         searched, visible, T, target, floor, limit, torch.zeros_like(floor),
-        readbacks=lambda circuits: open_readbacks(checkpoint, source, circuits),
+        readbacks=lambda circuits: open_readbacks(checkpoint, source, circuits), near=near,
     )  # fmt: skip
     answers, rows = {}, list(range(B))
     tokens = torch.zeros(B, T, dtype=torch.long, device=target.device)
@@ -209,7 +213,8 @@ def recover(
         loose = ~within.all(dim=1) & (residual <= problem.limit).all(dim=1)
         if not (rows := loose.nonzero()[:, 0].tolist()):
             break
-        problem = replace(problem, limit=torch.minimum(problem.limit, limit))
+        limit = torch.minimum(problem.limit, limit)
+        problem = replace(problem, limit=limit, near=torch.minimum(near, limit))
     if arithmetic.name != EXACT and not given:  # float32 may fit after all
         exact = _verify(problem, tokens, Arithmetic(checkpoint))
         if bool((exact.residual <= exact.allowed + spread).all()):

@@ -10,6 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eval import RequestError, activations, open_model, recover
+from eval.captures import open_site
+from eval.inversion.locate import find_precision, find_site
 from eval.inversion.stored import read_stored, read_tensors
 from tests.eval.inversion.search_cases import TEXTS
 from tests.said import one_line
@@ -89,6 +91,27 @@ def test_states_of_a_computation_in_lower_precision_are_recovered(captured, dire
     assert found.computed == kind
     assert all(proof for proofs in found.certificates for proof in proofs)
     assert recover(model, states["2"].to(KINDS[kind]), layer=2, corpus="toy:400").computed == "fp32"
+
+
+def test_states_too_far_for_float32_are_taken_for_the_lower_precision(captured, directories):
+    """As after a first token that was mistaken: the tokens are right and miss every limit."""
+    from transformers import AutoModelForCausalLM
+
+    path, tokens = directories["llama"], captured[1]["tokens"]
+    theirs = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
+    with torch.no_grad():
+        outputs = theirs(tokens, output_hidden_states=True).hidden_states[2]
+    checkpoint, positions = open_model(f"hf:{path}"), range(tokens.shape[1])
+    noise = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0))
+    noise[:, 0] = 0
+    far = outputs + (0.1 * outputs.float().square().mean(dim=-1, keepdim=True).sqrt() * noise)
+    stored = read_stored(far.bfloat16())
+    (best, *_), computed = find_site(checkpoint, stored, positions, "toy:400")
+    assert (best.part, best.layer, computed) == ("block", 2, "bf16")
+    stored = read_stored(far[:, 1:].bfloat16())
+    circuit = open_site(checkpoint, [2], "block")
+    assert find_precision(checkpoint, circuit, stored, positions[1:], "toy:400") == "fp32"
+    assert find_precision(checkpoint, circuit, stored, positions[:-1], "toy:400") == "bf16"
 
 
 def test_all_that_fit_are_named(captured, directories):
