@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -151,6 +152,41 @@ def test_the_headline_of_smollm2_is_that_of_its_rows() -> None:
     last, middle = (single[found["site.layer"] == layer] for layer in (30, 15))
     text = f"in {last.sum()} of {len(last)} passages, one of layer 15 in "
     assert f"{text}{middle.sum()} of {len(middle)}" in said
+
+
+AUDITED = {
+    "fp32": "block.{}.fp32", "bf16": "block.{}.bf16", "fp16": "block.{}.fp16",
+    "int8, a scale a channel": "block.{}.int8c", "int8, a scale a token": "block.{}.int8t",
+    "rotated keys, bf16": "rotated_key.{}.bf16", "values, bf16": "value.{}.bf16",
+}  # fmt: skip
+"""By what the page calls it: the case of a layer."""
+
+
+def test_the_audit_is_that_of_its_rows() -> None:
+    page = (RESULTS / "audit.md").read_text(encoding="utf-8")
+    every, idle = (
+        pd.read_json(RESULTS / "smollm2" / f"{name}.jsonl", lines=True)
+        for name in ("audit", "audit-idle")
+    )
+    assert not every.falsely_certain.any()
+    lines = re.findall(r"^\| (float32|bfloat16) \| ([^|]*) \| ([^|]*) \| (.*) \|$", page, re.M)
+    counts = [line for line in lines if line[3].count("|") == 2]
+    times = [line for line in lines if line[3].count("|") == 1]
+    assert (len(counts), len(times)) == (9, 5)
+    precision = {"float32": "fp32", "bfloat16": "bf16"}
+    for computed, kind, layers, said in counts:
+        for layer in layers.split(", "):
+            rows = every[every.case == AUDITED[kind].format(layer)]
+            rows = rows[rows.captured == precision[computed]]
+            found = rows[["sentences", "right", "certain"]].sum()
+            assert " | ".join(map(str, found)) == said, (computed, kind, layer)
+    alone = idle[(idle.tokens == 16) & (idle.right == idle.certain)]
+    for computed, kind, layer, said in times:
+        rows = alone[(alone.case == AUDITED[kind].format(layer))]
+        rows = rows[rows.captured == precision[computed]]
+        assert f"{len(rows)} | {rows.seconds.median():.0f}" == said, (computed, kind, layer)
+    sites = every[every.case.str.startswith("?")]
+    assert f"{(sites.site == sites.asked).sum()} of {len(sites)} tries" in page
 
 
 @pytest.mark.parametrize("name", ["e1", "e2b", "e3b", "e4b", "e5b"])

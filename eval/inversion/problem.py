@@ -49,8 +49,8 @@ class Problem:
         noise: standard deviation of the noise in each channel, `(P, S)`; 0 where there is none.
         allowed: the only tokens that answers may hold; None for all.
         readbacks: fitted maps from outputs to tokens, of circuits that differ in their layers only.
-        near: a smaller distance, at which a token is taken before others are looked at, `(P, S)`;
-            None: the limit.
+        near: a smaller distance, which the truth keeps at most positions, `(P, S)`: at it a token
+            is taken before others are looked at; None: the limit.
     """
 
     circuit: Circuit
@@ -118,10 +118,14 @@ class Problem:
         """Distance of `(P, T)` tokens' outputs from the target, and whether it is within the limit.
 
         Returns:
-            `(P,)` distances over the whole slice, and `(P,)` booleans: within the limit everywhere.
+            `(P,)` distances over the whole slice, and `(P,)` booleans: within the limit everywhere,
+            and near at half of the positions at least.
         """
         distances = self.distances(self.circuit.of_tokens(tokens))
-        return distances.norm(dim=-1), (distances <= self.limit).all(dim=-1)
+        within = (distances <= self.limit).all(dim=-1)
+        if self.near is not None:
+            within &= (distances <= self.near).float().mean(dim=-1) >= 0.5
+        return distances.norm(dim=-1), within
 
     def whole(self, hidden: Tensor, visible: Tensor) -> Tensor:
         """Prompts `(N, T)`: `(N, k)` tokens at the hidden positions, `(S,)` at those shown."""

@@ -211,7 +211,7 @@ def recover(
         within = residual <= limit
         # a wrong token that only the first, wider limit let through is searched for once more
         loose = ~within.all(dim=1) & (residual <= problem.limit).all(dim=1)
-        if not (rows := loose.nonzero()[:, 0].tolist()):
+        if name != "propose" or not (rows := loose.nonzero()[:, 0].tolist()):
             break
         limit = torch.minimum(problem.limit, limit)
         problem = replace(problem, limit=limit, near=torch.minimum(near, limit))

@@ -1,13 +1,15 @@
 """What states captured from SmolLM2 by plain transformers give away: docs/results/audit.md.
 
-    python -m scripts.experiments.audit capture HF_MODEL SENTENCES.txt STATES.safetensors [DTYPE]
+    python -m scripts.experiments.audit capture HF_MODEL SENTENCES.txt STATES.safetensors \
+        [DTYPE [TOKENS]]
     python -m scripts.experiments.audit recover MODEL STATES.safetensors CORPUS OUT.jsonl \
         [--at-once N] [CASE ...]
 
 `capture` imports nothing of ours; the model computes in float32, or in DTYPE (bfloat16). A sentence
-is cut to its first tokens, so that all go in one tensor `(B, T, width)`, or `(B, heads, T, width)`
-of keys and values. `recover` asks one case after another, N sentences in one call (all); what is in
-OUT is not asked again. Cases: PART.LAYER.FORMAT, and ?PART.FORMAT, whose site is to be found.
+is cut to its first TOKENS (16), so that all go in one tensor `(B, T, width)`, or `(B, heads, T,
+width)` of keys and values. `recover` asks one case after another, N sentences in one call (all);
+what is in OUT is not asked again. Cases: PART.LAYER.FORMAT, and ?PART.FORMAT, whose site is to be
+found.
 """
 
 import argparse
@@ -22,7 +24,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-TOKENS = 16
 LAYERS = 1, 15, 30
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CASES = [
@@ -33,14 +34,16 @@ CASES = [
 
 
 @torch.no_grad()
-def capture(model_name: str, sentences: str, out: str, dtype: str = "float32") -> None:
+def capture(
+    model_name: str, sentences: str, out: str, dtype: str = "float32", length: str = "16"
+) -> None:
     """Saves the tokens of sentences, and the outputs, keys and values of some layers."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(model_name, dtype=getattr(torch, dtype))
     tokenizer = AutoTokenizer.from_pretrained(model_name)
     lines = Path(sentences).read_text(encoding="utf-8").splitlines()
-    tokens = torch.tensor([tokenizer(line)["input_ids"][:TOKENS] for line in lines])
+    tokens = torch.tensor([tokenizer(line)["input_ids"][: int(length)] for line in lines])
     last: list[Tensor] = []
     block = model.model.layers[-1]  # the last hidden state of transformers is behind the norm
     block.register_forward_hook(
