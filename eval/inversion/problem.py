@@ -49,8 +49,10 @@ class Problem:
         noise: standard deviation of the noise in each channel, `(P, S)`; 0 where there is none.
         allowed: the only tokens that answers may hold; None for all.
         readbacks: fitted maps from outputs to tokens, of circuits that differ in their layers only.
-        near: a smaller distance, which the truth keeps at most positions, `(P, S)`: at it a token
-            is taken before others are looked at; None: the limit.
+        near: a smaller distance, which the truth keeps at most positions, and half of it at half of
+            them, `(P, S)`; at it a token is taken before others are looked at. None: the limit.
+        guess: of the tokens before the first position shown, `(P, k)`, with which a search for them
+            begins; None: none.
     """
 
     circuit: Circuit
@@ -63,6 +65,7 @@ class Problem:
     allowed: tuple[int, ...] | None = None
     readbacks: ReadBacksOf = no_readbacks
     near: Tensor | None = None
+    guess: Tensor | None = None
 
     @property
     def vocabulary(self) -> Tensor:
@@ -81,7 +84,7 @@ class Problem:
 
     def of(self, rows: Tensor | list[int]) -> "Problem":
         """The same problem of some of the prompts."""
-        return self._part(rows)
+        return self._part(rows, guess=None if self.guess is None else self.guess[rows])
 
     def runs(self) -> "list[Problem]":
         """A problem for each run of neighbouring positions shown, of the prompt up to its end.
@@ -119,12 +122,12 @@ class Problem:
 
         Returns:
             `(P,)` distances over the whole slice, and `(P,)` booleans: within the limit everywhere,
-            and near at half of the positions at least.
+            and at half of the positions within half of what is near.
         """
         distances = self.distances(self.circuit.of_tokens(tokens))
         within = (distances <= self.limit).all(dim=-1)
         if self.near is not None:
-            within &= (distances <= self.near).float().mean(dim=-1) >= 0.5
+            within &= (distances <= self.near / 2).float().mean(dim=-1) >= 0.5
         return distances.norm(dim=-1), within
 
     def whole(self, hidden: Tensor, visible: Tensor) -> Tensor:

@@ -21,8 +21,9 @@ from eval.circuit import Circuit, uncertified
 from eval.inversion.arithmetic import ALLOWED, EXACT, Arithmetic
 from eval.inversion.certify import Agreement, consistent, floor_share, settle_alike
 from eval.inversion.guesses import open_readbacks
-from eval.inversion.locate import Match, find_precision, find_site
+from eval.inversion.locate import TRIED, Match, find_precision, find_site
 from eval.inversion.problem import ACCEPT, Problem, capture
+from eval.inversion.reading import Reading
 from eval.inversion.solver import ask_solver, parse_solvers
 from eval.inversion.stored import FLOATS, Stored, read_stored, rounding_spread
 from eval.models import open_models
@@ -31,6 +32,7 @@ from eval.text import choose_corpus, say_once
 
 if TYPE_CHECKING:
     from eval.captures import Model
+    from eval.models import Checkpoint
 
 
 class Cache(Protocol):
@@ -171,9 +173,10 @@ def recover(
     if computed != EXACT:
         say_once(f"computed in {computed}: the numbers are held against that precision")
     arithmetic = Arithmetic(checkpoint, computed, source)
+    guess = None
     if shown is None and solver is None and T > 1 and not _first_tells(circuit, stored, arithmetic):
         say_once("position 0: too coarse to tell its token; later positions are asked for it")
-        positions = positions[1:]
+        positions, guess = positions[1:], _guess_first(checkpoint, circuit, stored, source)
     T = positions[-1] + 1  # no output shown tells of later tokens
     visible = Slice.of(positions, T, visible.low, visible.high)
     stored = Stored(stored.values[:, :T], stored.step[:, :T], stored.format)
@@ -194,7 +197,8 @@ def recover(
     )
     problem = Problem(
         searched, visible, T, target, floor, limit, torch.zeros_like(floor),
-        readbacks=lambda circuits: open_readbacks(checkpoint, source, circuits), near=near,
+        readbacks=lambda circuits: open_readbacks(checkpoint, source, circuits),
+        near=None if arithmetic.name == EXACT else near, guess=guess,
     )  # fmt: skip
     answers, rows = {}, list(range(B))
     tokens = torch.zeros(B, T, dtype=torch.long, device=target.device)
@@ -214,7 +218,8 @@ def recover(
         if name != "propose" or not (rows := loose.nonzero()[:, 0].tolist()):
             break
         limit = torch.minimum(problem.limit, limit)
-        problem = replace(problem, limit=limit, near=torch.minimum(near, limit))
+        near = None if problem.near is None else torch.minimum(problem.near, limit)
+        problem = replace(problem, limit=limit, near=near)
     if arithmetic.name != EXACT and not given:  # float32 may fit after all
         exact = _verify(problem, tokens, Arithmetic(checkpoint))
         if bool((exact.residual <= exact.allowed + spread).all()):
@@ -335,6 +340,15 @@ def _first_tells(circuit: Circuit, stored: Stored, arithmetic: Arithmetic) -> bo
     apart = torch.cdist(first[:, 0], searched.of_tokens(drawn.to(first.device))[:, 0])
     near = (apart <= NEAR * spread).sum(dim=1)
     return bool((near <= 1).all())  # the token itself may have been drawn
+
+
+def _guess_first(checkpoint: "Checkpoint", circuit: Circuit, stored: Stored, corpus: str) -> Tensor:
+    """The likeliest first tokens, `(B, 1)`: the nearest of some that the read-back names."""
+    searched, first = circuit.unrotated(stored.values[:, :1])
+    none = torch.zeros_like(first[..., 0])
+    problem = Problem(searched, Slice(), 1, first, none, none, none)
+    readbacks = open_readbacks(checkpoint, corpus, [searched])
+    return Reading([problem], readbacks, *TRIED).together().path
 
 
 def _slice(shown: str | Sequence[int] | None, length: int) -> Slice:

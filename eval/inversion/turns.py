@@ -27,6 +27,7 @@ WINDOW = 6  # visible positions searched on; more cost time, fewer leave the wro
 SCREENS = 2, 4  # visible positions on which tokens are tried, at the first start and later
 BEAMS = 128  # choices followed in the additive model, and run exactly after
 LIKELY = 32  # visible tokens tried at a position, by its output, and as many by the text before it
+COARSE = 256  # tried by its output where a model computed below float32: its guesses are worse
 SAMPLE = 4  # times the width: tokens whose changes are computed before the others' are guessed
 LISTED = 64  # tokens at a position that are looked at because they explain most
 SINGLES = 16  # tokens tried exactly at each hidden position, the others held
@@ -50,12 +51,14 @@ class Turns:
         fits: how well each token was last guessed to fit at the hidden positions, `(P, k, V)`.
         spent: tokens run for each prompt, `(P,)`, on the CPU.
         screen: visible positions on which tokens are tried.
+        likely: visible tokens tried at a position by its output.
     """
 
     def __init__(
         self, problem: Problem, before: Tensor, readback: ReadBack, chance: Chance
     ) -> None:
         self.problem, self.before, self.readback = problem, before, readback
+        self.likely = LIKELY if problem.near is None else COARSE
         self.chance, self.screen = chance, SCREENS[0]
         self.first, self.circuit = problem.hidden, problem.circuit
         self.k, W = self.first - before.shape[1], self.circuit.vocabulary
@@ -98,9 +101,9 @@ class Turns:
         window, given = self.window.of(rows), self.whole(rows, self.hidden[rows])
         S, V = window.target.shape[1], len(self.vocabulary)
         everything = self.sample.shape[1] == V
-        self.spent[rows] += window.length + S * (V if everything else 2 * LIKELY)
+        self.spent[rows] += window.length + S * (V if everything else LIKELY + self.likely)
         if not everything:
-            paths = Reading([window], [self.readback], LIKELY, LIKELY).together(given)
+            paths = Reading([window], [self.readback], LIKELY, self.likely).together(given)
             return paths.path[:, self.first :]
         state, read = self.circuit.prefix(given), []
         for s in range(S):

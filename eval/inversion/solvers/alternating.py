@@ -6,9 +6,9 @@ token dominates its own position, so most are right even then); (b) try many tok
 position, explain what is missing by the changes' sum (`additive`), and run the best choices
 exactly, with single changes and reorderings of the present guess beside them. A guess whose outputs
 lie at the floor is proved; one that no longer improves is given up for another start. Starts are
-random tokens, and from the third on every other one combines the ends of earlier starts. A run that
-no start proves is searched for once more with its first visible token hidden too, which may have
-been read wrongly.
+random tokens, the first the problem's guess if it has one, and from the third on every other one
+combines the ends of earlier starts. A run that no start proves is searched for once more with its
+first visible token hidden too, which may have been read wrongly.
 
 Both turns work on a window of the first few visible positions; once that is at the floor, the rest
 is read. A fitted linear map reads tokens (`reading`). At the first start the changes of hidden ones
@@ -163,8 +163,13 @@ class _Search:
             turns.screen = SCREENS[min(start, 1)]
             turns.draw(rows, everything=start > 0 and len(turns.vocabulary) < LARGE)
             crossed = self._cross(rows) if start > 1 and start % 2 == 0 else []
+            guess = None if start else turns.problem.guess
+            if guess is not None and guess.shape[1] != turns.first:
+                guess = None
             for p in rows:
-                if p not in crossed:
+                if guess is not None:
+                    turns.hidden[p] = guess[p]
+                elif p not in crossed:
                     size, generator = (turns.k,), turns.chance[p]
                     drawn = torch.randint(len(turns.vocabulary), size, generator=generator)
                     turns.hidden[p] = drawn.to(turns.hidden)

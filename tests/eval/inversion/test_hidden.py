@@ -136,3 +136,27 @@ def test_prompts_are_answered_together_as_alone(small_model, shown, factor):
         for name in ("enumerated", "collisions", "evaluations"):
             assert getattr(alone, name) == getattr(answer, name)
         assert alone.notes == pytest.approx(answer.notes, rel=1e-3)
+
+
+def test_a_guess_of_the_hidden_tokens_is_where_the_search_begins(small_model):
+    truth = prompts(3, 10)
+    problem = posed(small_model(mixers=("attention",)), truth, "[:, 2:, :]")
+    guess = truth[:, :2]
+    for rows in ([0, 1, 2], [2, 0]):
+        begun = replace(problem, guess=guess).of(rows)
+        answers = solve("alternating", begun, starts=1, rounds=1)
+        assert tokens_of(answers).equal(truth[rows])
+        unguided = solve("alternating", problem.of(rows))
+        for one, other in zip(answers, unguided, strict=True):
+            assert one.evaluations < other.evaluations
+
+
+def test_most_positions_of_an_answer_must_be_near(small_model):
+    """Within the limit everywhere is not enough where a tighter distance is given."""
+    truth = prompts(2, 10)
+    problem = posed(small_model(), truth)
+    far = replace(problem, limit=torch.full_like(problem.limit, 1e6))
+    assert far.residual(truth + 1)[1].all()
+    for share, accepted in ((4, False), (6, True)):
+        near = torch.where(torch.arange(10) < share, 1e6, 0.0).expand_as(problem.limit)
+        assert bool(replace(far, near=near).residual(truth + 1)[1].all()) == accepted
