@@ -169,6 +169,7 @@ def test_the_audit_is_that_of_its_rows() -> None:
         for name in ("audit", "audit-idle")
     )
     assert not every.falsely_certain.any()
+    assert not idle.falsely_certain.any()
     lines = re.findall(r"^\| (float32|bfloat16) \| ([^|]*) \| ([^|]*) \| (.*) \|$", page, re.M)
     counts = [line for line in lines if line[3].count("|") == 2]
     times = [line for line in lines if line[3].count("|") == 1]
@@ -180,9 +181,12 @@ def test_the_audit_is_that_of_its_rows() -> None:
             rows = rows[rows.captured == precision[computed]]
             found = rows[["sentences", "right", "certain"]].sum()
             assert " | ".join(map(str, found)) == said, (computed, kind, layer)
-    alone = idle[(idle.tokens == 16) & (idle.right == idle.certain)]
+    assert (idle[["right", "certain"]].to_numpy() == idle[["tokens"]].to_numpy()).all()
+    alone, longer = idle[idle.tokens == 16], idle[idle.tokens > 16]
+    assert len(longer) == 4
+    assert all(f"{seconds:.0f} s" in page for seconds in longer.seconds)
     for computed, kind, layer, said in times:
-        rows = alone[(alone.case == AUDITED[kind].format(layer))]
+        rows = alone[alone.case == AUDITED[kind].format(layer)]
         rows = rows[rows.captured == precision[computed]]
         assert f"{len(rows)} | {rows.seconds.median():.0f}" == said, (computed, kind, layer)
     sites = every[every.case.str.startswith("?")]
