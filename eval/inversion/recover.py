@@ -16,23 +16,20 @@ import torch
 from torch import Tensor
 
 from eval import RequestError
-from eval.captures import open_site
-from eval.circuit import Circuit, uncertified
+from eval.circuit import uncertified
 from eval.inversion.arithmetic import ALLOWED, EXACT, Arithmetic
-from eval.inversion.certify import Agreement, consistent, floor_share, settle_alike
-from eval.inversion.guesses import open_readbacks
-from eval.inversion.locate import TRIED, Match, find_precision, find_site
+from eval.inversion.captured import Captured, first_tells, identify
+from eval.inversion.certify import Agreement, consistent, settle_alike
+from eval.inversion.locate import Match
 from eval.inversion.problem import ACCEPT, Problem, capture
-from eval.inversion.reading import Reading
-from eval.inversion.solver import ask_solver, parse_solvers
-from eval.inversion.stored import FLOATS, Stored, read_stored, rounding_spread
+from eval.inversion.solver import Solver, ask_solver, parse_solvers
+from eval.inversion.stored import FLOATS, read_stored
 from eval.models import open_models
 from eval.slices import Slice
 from eval.text import choose_corpus, say_once
 
 if TYPE_CHECKING:
     from eval.captures import Model
-    from eval.models import Checkpoint
 
 
 class Cache(Protocol):
@@ -42,9 +39,6 @@ class Cache(Protocol):
 
 
 ROUNDS = 2  # searches: the second with limits measured on the first one's answers
-ORDINARY = 0.9  # share of tokens whose change is ordinary: of a few it is ten times as large
-DRAWN = 512  # tokens run at the first position, to see how far their outputs lie from those stored
-NEAR = 4  # times the spread of rounding: so near to a token drawn at random, others agree
 UNSURE = "?"
 
 
@@ -148,121 +142,52 @@ def recover(
         ModelError: the model cannot be opened.
     """
     (checkpoint,) = open_models(model, device)
-    source = choose_corpus([checkpoint], corpus)
     if computed not in (None, *FLOATS):
         raise RequestError(f"computed {computed!r}: must be one of {', '.join(FLOATS)}")
     stored = read_stored(_of_cache(outputs, layer, part), format, scale)
     stored = stored.to(checkpoint.model.embedding.weight.device)
-    B, T, _ = stored.values.shape
+    T = stored.values.shape[1]
     visible = _slice(shown, T)
-    positions = visible.positions(T)
     if not visible.select(stored.values).isfinite().all():
         raise RequestError("outputs: not finite at a position shown; leave it out of `shown`")
-    matches: list[Match] = []
-    given = computed is not None
-    if layer is None:
-        matches, computed = find_site(checkpoint, stored, positions, source, part, computed)
-        part, layer = matches[0].part, matches[0].layer
-    part = part or "block"
-    circuit = open_site(checkpoint, [layer] if isinstance(layer, int) else list(layer), part)
-    _check_shape(stored, circuit)
-    visible.channels(circuit.width)
-    whole = (visible.low, visible.high) == (0, None)
-    first = positions if whole else []
-    computed = computed or find_precision(checkpoint, circuit, stored, first, source)
-    if computed != EXACT:
-        say_once(f"computed in {computed}: the numbers are held against that precision")
-    arithmetic = Arithmetic(checkpoint, computed, source)
-    guess = None
-    if shown is None and solver is None and T > 1 and not _first_tells(circuit, stored, arithmetic):
+    source = choose_corpus([checkpoint], corpus)
+    captured = identify(checkpoint, source, stored, visible, layer, part, computed)
+    if shown is None and solver is None and T > 1 and not first_tells(captured):
         say_once("position 0: too coarse to tell its token; later positions are asked for it")
-        positions, guess = positions[1:], _guess_first(checkpoint, circuit, stored, source)
-    T = positions[-1] + 1  # no output shown tells of later tokens
-    visible = Slice.of(positions, T, visible.low, visible.high)
-    stored = Stored(stored.values[:, :T], stored.step[:, :T], stored.format)
+        captured = captured.after_first()
+    captured = captured.up_to_last()
+    visible, T = captured.visible, captured.length
     name = solver or ("alternating" if visible.hidden(T) else "propose")
     (asked,) = parse_solvers({name: settings or {}})
     if refusal := asked.refusal(visible, T, causal=True):
         raise RequestError(f"solver {name}: {refusal}")
-    if part == "rotated_key" and not whole:
+    if captured.circuit.part == "rotated_key" and (visible.low, visible.high) != (0, None):
         raise RequestError("shown: rotated keys are recovered from all channels; leave `:`")
-    searched, values = circuit.unrotated(stored.values)
-    target, steps = visible.select(values), visible.select(stored.step)
-    half_steps, spread = steps.norm(dim=-1) / 2, rounding_spread(steps)
-    share = floor_share(checkpoint, searched, source, visible, T)
-    floor = share * target.norm(dim=-1)
-    near, limit = (
-        ACCEPT * floor + spread + ALLOWED * arithmetic.share(searched, most) * target.norm(dim=-1)
-        for most in (ORDINARY, 1.0)
-    )
-    problem = Problem(
-        searched, visible, T, target, floor, limit, torch.zeros_like(floor),
-        readbacks=lambda circuits: open_readbacks(checkpoint, source, circuits),
-        near=None if arithmetic.name == EXACT else near, guess=guess,
-    )  # fmt: skip
-    answers, rows = {}, list(range(B))
-    tokens = torch.zeros(B, T, dtype=torch.long, device=target.device)
-    evaluations = [0] * B
-    for _ in range(ROUNDS):
-        chance = [torch.Generator().manual_seed(seed) for _ in rows]
-        (found,) = ask_solver(asked, [problem.of(rows)], chance)
-        answers |= dict(zip(rows, found, strict=True))
-        for row, one in zip(rows, found, strict=True):
-            tokens[row] = one.tokens
-            evaluations[row] += one.evaluations
-        own, rounding, floor, allowed, residual = _verify(problem, tokens, arithmetic)
-        limit = allowed + spread
-        within = residual <= limit
-        # a wrong token that only the first, wider limit let through is searched for once more
-        loose = ~within.all(dim=1) & (residual <= problem.limit).all(dim=1)
-        if name != "propose" or not (rows := loose.nonzero()[:, 0].tolist()):
-            break
-        limit = torch.minimum(problem.limit, limit)
-        near = None if problem.near is None else torch.minimum(problem.near, limit)
-        problem = replace(problem, limit=limit, near=near)
-    if arithmetic.name != EXACT and not given:  # float32 may fit after all
-        exact = _verify(problem, tokens, Arithmetic(checkpoint))
-        if bool((exact.residual <= exact.allowed + spread).all()):
-            arithmetic = Arithmetic(checkpoint)
-            own, rounding, floor, allowed, residual = exact
-    if searched is not circuit:
-        ((own, rounding),) = capture([circuit], tokens)
-        rounding = torch.maximum(rounding, arithmetic.change(circuit, tokens, own))
-    agreement = Agreement(circuit, stored, rounding, visible)
-    alike: list[dict[int, list[int]]] = [{} for _ in range(B)]
-    if stored.format not in ("fp32", "fp64"):
-        settled, alike = settle_alike(problem, tokens, agreement)
-        if not settled.equal(tokens):
-            tokens, own = settled, circuit.of_tokens(settled)
-            _, _, floor, allowed, residual = _verify(problem, tokens, arithmetic)
-    within = (residual <= allowed + half_steps) & agreement.of_prompts(own)
-    proofs = [answers[row].certificate or "residual" for row in range(B)]
-    unproved = uncertified(checkpoint.model)
+    found = _search(captured, asked, seed)
+    if captured.arithmetic.name != EXACT and computed is None:  # float32 may fit after all
+        exact = Arithmetic(checkpoint)
+        verified = _verify(found.problem, found.tokens, exact)
+        if bool((verified.residual <= verified.allowed + captured.spread).all()):
+            captured = replace(captured, arithmetic=exact)
+            found = replace(found, verified=verified)
+    tokens, verified, certificates, alike = _certify(captured, found)
     ids = tokens.tolist()
     return Recovered(
         tokens=tokens,
         texts=[checkpoint.tokenizer.decode(some, skip_special_tokens=False) for some in ids],
         pieces=[checkpoint.pieces(some) for some in ids],
-        positions=positions,
-        residual=residual,
-        floor=floor + half_steps / 3**0.5,
-        certificates=[
-            [
-                proof if sure and not unproved and t not in others else None
-                for t, sure in enumerate(certified)
-            ]
-            for proof, certified, others in zip(
-                proofs, consistent(within, positions, T), alike, strict=True
-            )
-        ],
+        positions=captured.positions,
+        residual=verified.residual,
+        floor=verified.floor + captured.half_steps / 3**0.5,
+        certificates=certificates,
         alike=alike,
         alike_pieces=[{t: checkpoint.pieces(a) for t, a in others.items()} for others in alike],
-        site=f"{part}.{'+'.join(map(str, circuit.sites))}",
-        matches=matches,
+        site=f"{captured.circuit.part}.{'+'.join(map(str, captured.circuit.sites))}",
+        matches=captured.matches,
         format=stored.format,
-        computed=arithmetic.name,
+        computed=captured.arithmetic.name,
         solver=name,
-        evaluations=evaluations,
+        evaluations=found.evaluations,
     )
 
 
@@ -274,6 +199,79 @@ class Verified(NamedTuple):
     floor: Tensor  # how far the outputs shown may, (B, S)
     allowed: Tensor  # distance that is still the same answer's, (B, S), formats left out
     residual: Tensor  # distance from what was captured, (B, S)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a search found."""
+
+    problem: Problem  # as it was asked last
+    tokens: Tensor  # (B, T)
+    proofs: list[str]  # of each prompt: the certificate that its answer may have
+    evaluations: list[int]
+    verified: Verified
+
+
+def _search(captured: Captured, asked: Solver, seed: int) -> _Found:
+    """Asks the solver, a second time where wrong tokens kept within the limits of the first."""
+    problem = captured.pose()
+    B, T = len(problem.target), problem.length
+    answers, rows, evaluations = {}, list(range(B)), [0] * B
+    tokens = torch.zeros(B, T, dtype=torch.long, device=problem.target.device)
+    for _ in range(ROUNDS):
+        chance = [torch.Generator().manual_seed(seed) for _ in rows]
+        (found,) = ask_solver(asked, [problem.of(rows)], chance)
+        answers |= dict(zip(rows, found, strict=True))
+        for row, one in zip(rows, found, strict=True):
+            tokens[row] = one.tokens
+            evaluations[row] += one.evaluations
+        verified = _verify(problem, tokens, captured.arithmetic)
+        limit = verified.allowed + captured.spread
+        within = verified.residual <= limit
+        loose = ~within.all(dim=1) & (verified.residual <= problem.limit).all(dim=1)
+        if asked.name != "propose" or not (rows := loose.nonzero()[:, 0].tolist()):
+            break
+        limit = torch.minimum(problem.limit, limit)
+        near = None if problem.near is None else torch.minimum(problem.near, limit)
+        problem = replace(problem, limit=limit, near=near)
+    proofs = [answers[row].certificate or "residual" for row in range(B)]
+    return _Found(problem, tokens, proofs, evaluations, verified)
+
+
+def _certify(
+    captured: Captured, found: _Found
+) -> tuple[Tensor, Verified, list[list[str | None]], list[dict[int, list[int]]]]:
+    """Says which tokens are certain, and takes likelier ones where stored numbers fit several.
+
+    Returns:
+        The tokens `(B, T)`, how they were verified, and of each prompt the certificates and the
+        tokens that fit as well.
+    """
+    circuit, stored, positions = captured.circuit, captured.stored, captured.positions
+    problem, tokens, verified = found.problem, found.tokens, found.verified
+    own, rounding = verified.outputs, verified.rounding
+    if problem.circuit is not circuit:
+        ((own, rounding),) = capture([circuit], tokens)
+        rounding = torch.maximum(rounding, captured.arithmetic.change(circuit, tokens, own))
+    agreement = Agreement(circuit, stored, rounding, captured.visible)
+    alike: list[dict[int, list[int]]] = [{} for _ in tokens]
+    if stored.format not in ("fp32", "fp64"):
+        settled, alike = settle_alike(problem, tokens, agreement)
+        if not settled.equal(tokens):
+            tokens, own = settled, circuit.of_tokens(settled)
+            verified = _verify(problem, tokens, captured.arithmetic)
+    within = verified.residual <= verified.allowed + captured.half_steps
+    within = within & agreement.of_prompts(own)
+    unproved = uncertified(captured.checkpoint.model)
+    certified = consistent(within, positions, captured.length)
+    certificates = [
+        [
+            proof if sure and not unproved and t not in others else None
+            for t, sure in enumerate(prompt)
+        ]
+        for proof, prompt, others in zip(found.proofs, certified, alike, strict=True)
+    ]
+    return tokens, verified, certificates, alike
 
 
 def _verify(problem: Problem, tokens: Tensor, arithmetic: Arithmetic) -> Verified:
@@ -305,50 +303,6 @@ def _of_cache(
     if not 1 <= layer <= len(layers):
         raise RequestError(f"layer {layer}: the cache has layers 1 to {len(layers)}")
     return layers[layer - 1].values if part == "value" else layers[layer - 1].keys
-
-
-def _check_shape(stored: Stored, circuit: Circuit) -> None:
-    B, T, width = stored.values.shape
-    context = circuit.model.config.context
-    if width != circuit.width:
-        turned = "; they look transposed" * (circuit.width in (B, T))
-        raise RequestError(
-            f"outputs: {width} channels, the site has {circuit.width}{turned}; give this model's "
-            "outputs of the layer"
-        )
-    if context < T:
-        raise RequestError(
-            f"outputs: {T} positions are longer than the model's context of {context}; cut them"
-        )
-
-
-def _first_tells(circuit: Circuit, stored: Stored, arithmetic: Arithmetic) -> bool:
-    """Whether stored outputs of the first position tell its token, by tokens drawn at random.
-
-    Many models send the first position far off, whatever its token is. Where the scale of its
-    integers covers a number so large, and only its own, or where computing in lower precision
-    rounds it away, what differs is lost.
-    """
-    spread = rounding_spread(stored.step)
-    ordinary = bool((spread[:, 0] <= NEAR * spread[:, 1:].median()).all())
-    if arithmetic.name == EXACT and (stored.format != "int8" or ordinary):
-        return True
-    searched, first = circuit.unrotated(stored.values[:, :1])
-    spread = spread[:, :1] + arithmetic.share(searched, 0.5) * first.norm(dim=-1)
-    V = len(searched.vocabulary)
-    drawn = torch.randperm(V, generator=torch.Generator().manual_seed(0))[:DRAWN, None]
-    apart = torch.cdist(first[:, 0], searched.of_tokens(drawn.to(first.device))[:, 0])
-    near = (apart <= NEAR * spread).sum(dim=1)
-    return bool((near <= 1).all())  # the token itself may have been drawn
-
-
-def _guess_first(checkpoint: "Checkpoint", circuit: Circuit, stored: Stored, corpus: str) -> Tensor:
-    """The likeliest first tokens, `(B, 1)`: the nearest of some that the read-back names."""
-    searched, first = circuit.unrotated(stored.values[:, :1])
-    none = torch.zeros_like(first[..., 0])
-    problem = Problem(searched, Slice(), 1, first, none, none, none)
-    readbacks = open_readbacks(checkpoint, corpus, [searched])
-    return Reading([problem], readbacks, *TRIED).together().path
 
 
 def _slice(shown: str | Sequence[int] | None, length: int) -> Slice:

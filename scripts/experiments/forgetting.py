@@ -71,9 +71,14 @@ def bits_of(
         codes = quantise(outputs, quantiser, largest)
         same = (codes == codes[number]).all(dim=-1)
         bits[quantiser] = information(fit_of_codes(same), uniform, reported)
-    found = {name: {"alone": of[0, 0].tolist(), "cumulative": of[1, 0].tolist()}
+    found = {name: {"alone": rounded(of[0, 0]), "cumulative": rounded(of[1, 0])}
              for name, of in bits.items()}  # fmt: skip
-    return {"effect": (spread(outputs) / rms)[reported].tolist(), "bits": found}
+    return {"effect": rounded((spread(outputs) / rms)[reported]), "bits": found}
+
+
+def rounded(values: Tensor) -> list[float]:
+    """Figures as a row has them."""
+    return [round(value, 5) for value in values.tolist()]
 
 
 @torch.no_grad()

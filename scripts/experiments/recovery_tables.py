@@ -3,7 +3,7 @@
     python -m scripts.experiments.recovery_tables             # prints the tables of the page
     python -m scripts.experiments.recovery_tables --figures   # and draws its chart anew
 
-`docs/results/experiments/e7.yaml` fixes what is computed: shares of the tokens asked for, over 20
+`docs/results/experiments/e7b.yaml` fixes what is computed: shares of the tokens asked for, over 20
 prompts that are dealt out to three training seeds; contrasts are paired by prompt.
 """
 
@@ -32,10 +32,10 @@ MARGIN = 0.15
 def read() -> Frame:
     """A line for each answer: tokens named, of how many, and tokens run."""
     lines = []
-    for row in map(json.loads, pd.read_parquet(FOLDER / "e7.parquet").row):
+    for row in map(json.loads, pd.read_parquet(FOLDER / "e7b.parquet").row):
         about = row["checkpoint"]
         asked = row["nonself"] or row["self"]
-        lines.append(place(about["name"], about["step"], about["tokens_seen"]) | {
+        lines.append(place(about["name"], about["step"]) | {
             "training": TRAINING[about["step"] > 0], "hidden": row["hidden"],
             "solver": "search" if row["method"] in SEARCHES else row["method"],
             "prompt": row["prompt"], "hits": asked["top1"] * asked["count"],
@@ -45,15 +45,30 @@ def read() -> Frame:
 
 
 def cell(some: Frame) -> str:
-    """A share in per cent with its limits, and the median of tokens run."""
-    found = share(some.hits, some["count"], some.prompt, some.seed)
-    said, low, high = (f"{100 * x:.0f}" for x in found)
-    return f"{said} ({low} to {high}); {some.spent.median():,.0f}"
+    """A share in per cent with its limits; without them where all or none are named."""
+    said, low, high = (f"{100 * x:.0f}" for x in share(
+        some.hits, some["count"], some.prompt, some.seed))  # fmt: skip
+    return said if some.hits.sum() in (0, some["count"].sum()) else f"{said} ({low}–{high})"
+
+
+def shares(known: Frame) -> Frame:
+    """Of one question: a line for each solver, a column for each model, and the tokens run."""
+    cells = {key: cell(some) for key, some in known.groupby(["solver", "architecture", "training"])}
+    table = pd.Series(cells).unstack([1, 2])
+    table.columns = [f"{name}, {training}" for name, training in table.columns]
+    spent = known.groupby("solver").spent.median().map("{:,.0f}".format)
+    columns = [f"{name}, {training}" for name in ARCHITECTURES for training in TRAINING.values()]
+    columns = [name for name in columns if name in table]
+    return (
+        table.assign(**{"tokens run": spent})
+        .loc[[name for name in SOLVERS if name in table.index], [*columns, "tokens run"]]
+        .rename_axis("solver")
+    )
 
 
 def contrast(one: Frame, other: Frame, confidence: float = 0.95) -> Any:
     """Of the same prompts the difference of two shares."""
-    both = one.set_index("prompt").join(other.set_index("prompt"), rsuffix="_of_other")
+    both = one.merge(other, on="prompt", validate="1:1", suffixes=("", "_of_other"))
     assert len(both) == len(one) == len(other)
     return paired_difference(
         both.hits, both.hits_of_other, both["count"], share=True, confidence=confidence
@@ -123,17 +138,15 @@ def draw(known: Frame) -> None:
             },
         },
     }  # fmt: skip
-    write_chart(FOLDER / "e7.svg", chart)
+    write_chart(FOLDER / "e7b.svg", chart)
 
 
 def main(figures: bool) -> None:
     """Prints the tables, and draws the figure."""
     known = read()
-    by = ["training", "hidden", "architecture", "solver"]
-    cells = {key: cell(some) for key, some in known.groupby(by)}
-    table = pd.Series(cells).rename_axis(by).unstack("solver")
-    show("E7: % of the tokens asked for (all, or hidden); median of tokens run",
-         table[[name for name in SOLVERS if name in table]].fillna("–"))  # fmt: skip
+    for hidden, some in known.groupby("hidden"):
+        title = f"hidden tokens, of {hidden}" if hidden else "shown tokens"
+        show(f"E7: % named of {title}; median of tokens run", shares(some))
     whole = known[(known.solver == "search") & (known.hidden == 0)]
     show("H3: shown tokens named by search", whole.groupby(["architecture", "training"])[
         ["hits", "count"]].sum().unstack())  # fmt: skip

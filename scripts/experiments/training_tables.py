@@ -33,11 +33,11 @@ def read() -> tuple[Frame, Frame, Frame]:
     for row in stored:
         if row["kind"] == "recovery":
             asked = row["checkpoint"]
-            searches.append(place(asked["name"], asked["step"], asked["tokens_seen"])
+            searches.append(place(asked["name"], asked["step"])
                             | {"whole": float(row["exact"] and row["at_floor"]),
                                "spent": row["evaluations"]})  # fmt: skip
             continue
-        at = place(row["model"], row["step"], row["tokens_seen"])
+        at = place(row["model"], row["step"]) | {"tokens": row["tokens_seen"]}
         if row["kind"] == "loss":
             losses.append(at | {"nats": row["nats"]})
             continue
@@ -50,10 +50,10 @@ def read() -> tuple[Frame, Frame, Frame]:
     return pd.DataFrame(lines), pd.DataFrame(losses), pd.DataFrame(searches)
 
 
-def place(name: str, step: int, tokens: int) -> dict[str, Any]:
+def place(name: str, step: int) -> dict[str, Any]:
     """Which model a row is of, from the name of its run: llama-s50."""
     architecture, _, seed = name.partition("-s")
-    return {"architecture": architecture, "seed": int(seed), "step": step, "tokens": tokens}
+    return {"architecture": architecture, "seed": int(seed), "step": step}
 
 
 def slopes(frame: Frame, value: str) -> Frame:
@@ -67,11 +67,31 @@ def slopes(frame: Frame, value: str) -> Frame:
     return pd.Series(fits).unstack()
 
 
+def longer(known: Frame, losses: Frame) -> Frame:
+    """Of seeds with more than 6.4 million tokens: loss and bits by step, from 0.4 million on."""
+    on = known[known.step > LATER[-1]][["architecture", "seed"]].drop_duplicates()
+    block = known[known.site == "block"].merge(on)
+    tables = {"loss, nats a token": losses.merge(on).assign(value=lambda rows: rows.nats)}
+    for title, distance, precision, value in (
+        ("alone, 8 on, noise 1/4 RMS", 8, QUARTER, "alone"),
+        ("alone, 8 on, 4-bit codes", 8, CODES, "alone"),
+        ("all 15 together, noise 1 RMS", 15, FULL, "cumulative"),
+    ):
+        some = block[(block.distance == distance) & (block.precision == precision)]
+        tables[title] = some.assign(value=some[value])
+    means = {
+        title: some[some.step >= 195].groupby(["architecture", "step"]).value.mean().unstack("step")
+        for title, some in tables.items()
+    }
+    return pd.concat(means, names=["figure"]).round(2)
+
+
 def main(figures: bool) -> None:
     """Prints the tables, and draws the figures."""
     known, losses, searches = read()
     complete = known.groupby("architecture").seed.nunique()
     print(f"seeds complete: {complete.to_dict()}")
+    show("E6, the seed that goes on: bits by step", longer(known, losses))
     known = known[known.step <= LATER[-1]]
     block = known[known.site == "block"]
     eight = block[block.distance == 8]
