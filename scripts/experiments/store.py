@@ -3,7 +3,7 @@
     python -m scripts.experiments.store e6 ROWS.jsonl [ROWS.jsonl ...]
 
 Each row is kept as it was written, but for its model's path, with the hash of the registration that
-it answers.
+it answers. Rows that are stored already stay, so that an experiment may be asked in several parts.
 """
 
 import hashlib
@@ -20,17 +20,22 @@ pd: Any = pandas
 
 
 def store(name: str, files: list[str]) -> None:
-    """Writes NAME.parquet, a column `row` of JSON objects; each key stands once."""
+    """Adds rows to NAME.parquet, a column `row` of JSON objects; each key stands once."""
     registration = hashlib.sha256((FOLDER / f"{name}.yaml").read_bytes()).hexdigest()[:16]
-    rows = {}
+    stored = FOLDER / f"{name}.parquet"
+    lines = list(pd.read_parquet(stored).row) if stored.is_file() else []
     for file in files:
-        for line in Path(file).read_text(encoding="utf-8").splitlines():
-            row = json.loads(line)
-            row.get("checkpoint", {}).pop("path", None)
-            rows[row["key"]] = row | {"experiment": {"registration": registration}}
+        lines += Path(file).read_text(encoding="utf-8").splitlines()
+    rows = {}
+    answers = {"experiment": {"registration": registration}}
+    for row in map(json.loads, lines):
+        row.get("checkpoint", {}).pop("path", None)
+        if (answers | row)["experiment"] != answers["experiment"]:
+            raise SystemExit(f"{stored}: rows of another registration than {name}.yaml; move it")
+        rows[row["key"]] = row | answers
     lines = [json.dumps(row, ensure_ascii=False) for row in rows.values()]
-    pd.DataFrame({"row": lines}).to_parquet(FOLDER / f"{name}.parquet", compression="zstd")
-    print(f"{name}.parquet: {len(lines)} rows")
+    pd.DataFrame({"row": lines}).to_parquet(stored, compression="zstd")
+    print(f"{stored.name}: {len(lines)} rows")
 
 
 if __name__ == "__main__":
