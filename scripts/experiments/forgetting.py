@@ -1,4 +1,4 @@
-"""E8: bits about a token up to 512 positions back, as docs/results/experiments/e8.yaml asks.
+"""E8: bits about a token up to 512 positions back, as docs/results/experiments/e8b.yaml asks.
 
     python -m scripts.experiments.forgetting MODEL NAME CORPUS OUT.jsonl
 
@@ -108,7 +108,7 @@ def measure(
 def main() -> None:
     """Measures a model."""
     path, name, corpus, out = sys.argv[1:]
-    design = yaml.safe_load((FOLDER / "e8.yaml").read_text())["design"]
+    design = yaml.safe_load((FOLDER / "e8b.yaml").read_text())["design"]
     file = Path(out)
     lines = file.read_text().splitlines() if file.is_file() else []
     known = {json.loads(line)["key"] for line in lines}
