@@ -15,13 +15,25 @@ import numpy as np
 import pandas
 from scipy import stats
 
-from scripts.experiments.tables import CODES, FOLDER, LOG, QUARTER, by_seed, changes, draw, show
+from scripts.experiments.tables import (
+    CODES,
+    FOLDER,
+    LOG,
+    QUARTER,
+    by_seed,
+    draw,
+    holm,
+    interval,
+    show,
+)
 
 pd: Any = pandas
 Frame = Any
 Series = Any
 
 FULL = "noise 1 rms"
+READINGS = {CODES: "4-bit codes", "int8": "8-bit codes", QUARTER: "noise 1/4 RMS",
+            FULL: "noise 1 RMS"}  # fmt: skip
 LATER = 391, 781, 1563, 3125
 """Steps of 0.8 to 6.4 million tokens, over which slopes are taken."""
 
@@ -86,60 +98,89 @@ def longer(known: Frame, losses: Frame) -> Frame:
     return pd.concat(means, names=["figure"]).round(2)
 
 
+def judged(known: Frame, searches: Frame) -> Frame:
+    """Each hypothesis but H3 and H4: of each architecture the change over seeds, p by Holm."""
+    block = known[known.site == "block"]
+    eight, last = block[block.distance == 8], block[block.distance == 15]
+    head = known[(known.site == "head") & (known.distance == 8)]
+    together = by_seed(last[last.precision == FULL], "cumulative", "step", "architecture")
+    whole = by_seed(searches, "whole", "step", "architecture")
+    asked = {
+        "H1": together.loc[LATER[-1]] - together.loc[98],
+        "H2": slopes(eight[eight.precision == QUARTER], "alone").loc[["llama"]],
+        "H5": slopes(head[head.precision == QUARTER], "alone").loc[["llama"]],
+        "H6": slopes(eight[eight.precision == CODES], "size").loc[["llama"]],
+        "H7, share of prompts": whole.loc[LATER[-1]] - whole.loc[195],
+    }
+    return pd.concat({name: changed(seeds) for name, seeds in asked.items()}, names=["hypothesis"])
+
+
+def changed(seeds: Frame) -> Frame:
+    """Of each line the change over the seeds that it has, p by Holm over the lines."""
+    lines = {name: line.dropna() for name, line in seeds.iterrows()}
+    p = holm([stats.ttest_1samp(line, 0)[1] for line in lines.values()])
+    return pd.DataFrame(
+        {"change": [interval(line) for line in lines.values()], "p": p.round(4),
+         "seeds": [" ".join(f"{x:+.2f}" for x in line) for line in lines.values()]},
+        index=pd.Index(lines, name="architecture"),
+    )  # fmt: skip
+
+
 def main(figures: bool) -> None:
     """Prints the tables, and draws the figures."""
     known, losses, searches = read()
-    complete = known.groupby("architecture").seed.nunique()
-    print(f"seeds complete: {complete.to_dict()}")
-    show("E6, the seed that goes on: bits by step", longer(known, losses))
+    asked = known[known.step <= LATER[-1]].drop_duplicates(
+        ["architecture", "seed", "step", "prompt"]
+    )
+    show("Passages of all nine steps, 180 where complete", asked.pivot_table(
+        index="architecture", columns="seed", values="prompt", aggfunc="count", fill_value=0,
+    ))  # fmt: skip
+    if (known.step > LATER[-1]).any():
+        show("E6, the seed that goes on: bits by step", longer(known, losses))
     known = known[known.step <= LATER[-1]]
     block = known[known.site == "block"]
     eight = block[block.distance == 8]
     last = block[block.distance == 15]
+    head = known[(known.site == "head") & (known.distance == 8)]
 
     show("Loss, nats a token", losses.pivot_table(
         index="architecture", columns="step", values="nats").round(3))  # fmt: skip
     for title, frame, value in (
         ("alone, 8 on, noise 1/4 RMS", eight[eight.precision == QUARTER], "alone"),
-        ("alone, 8 on, noise 1/4 RMS, of the normed output",
-         known[(known.site == "head") & (known.distance == 8) & (known.precision == QUARTER)],
-         "alone"),
+        ("the same of the normed output", head[head.precision == QUARTER], "alone"),
+        ("alone, 8 on, 4-bit codes", eight[eight.precision == CODES], "alone"),
         ("all 15 together, noise 1 RMS", last[last.precision == FULL], "cumulative"),
         ("log2 of the relative effect, 8 on", eight[eight.precision == CODES], "size"),
-    ):  # fmt: skip
+    ):
         means = frame.groupby(["architecture", "step"])[value].mean().unstack("step").round(2)
         show(f"E6, {title}", means)
-        show(f"E6, slope from 0.8 to 6.4 million tokens: {title}", changes(slopes(frame, value)))
-    together = by_seed(last[last.precision == FULL], "cumulative", "step", "architecture")
-    show(
-        "H1: 0.2 to 6.4 million tokens, all together",
-        changes(together.loc[3125] - together.loc[98]),
-    )
+    show("Hypotheses", judged(known, searches))
     bits = slopes(eight[eight.precision == QUARTER], "alone")
-    flat, llama = bits.loc["flat"], bits.loc["llama"]
+    flat, llama = bits.loc["flat"].dropna(), bits.loc["llama"].dropna()
     test: Any = stats.ttest_ind(flat, llama, equal_var=False)
     low, high = test.confidence_interval()
-    less = f"{flat.mean() - llama.mean():.2f} ({low:.2f} to {high:.2f}), p {test.pvalue:.3f}"
-    print(f"\nH3: flat's slope less the Llama's {less}; half of the Llama's {llama.mean() / 2:.2f}")
+    less = f"{flat.mean() - llama.mean():.2f} ({low:.2f} to {high:.2f}), p {test.pvalue:.4f}"
+    print(f"\nH3: flat's slope {interval(flat)}, less the Llama's {less}; half of the Llama's "
+          f"{llama.mean() / 2:.2f}")  # fmt: skip
     codes = last[last.precision == CODES].assign(one=lambda rows: rows.cumulative > 9.9999)
-    show("H4: share singled out by 4-bit codes of all 15", codes.groupby(
-        ["architecture", "step"]).one.mean().unstack("step").round(3))  # fmt: skip
-    whole = by_seed(searches, "whole", "step", "architecture")
-    show("H7: share of prompts found whole", whole.mean(axis=1).unstack("step").round(2))
-    show("H7: 0.4 to 6.4 million tokens", changes(whole.loc[3125] - whole.loc[195], -1))
-    show("Search: median of tokens run", searches.groupby(
-        ["architecture", "step"]).spent.median().unstack("step"))  # fmt: skip
+    show("H4: rows singled out by 4-bit codes of all 15, of how many", codes.groupby(
+        "architecture").one.agg(["sum", "count"]))  # fmt: skip
+    show("Search: prompts found whole, of how many, and median of tokens run", searches.groupby(
+        ["architecture", "step"]).agg(
+            found=("whole", "sum"), of=("whole", "count"), run=("spent", "median")))  # fmt: skip
     if figures:
-        along = "thousand tokens (untrained: at 25)"
-        drawn = block.assign(**{along: (block.tokens / 1000).clip(lower=25)})
+        along = "million tokens of training"
+        drawn = block.assign(**{along: (block.tokens / 1e6).clip(lower=0.025)})
+        ticks = {"values": [0.025, 0.1, 0.4, 1.6, 6.4],
+                 "labelExpr": "datum.value < 0.03 ? 'none' : datum.label"}  # fmt: skip
         near = drawn[drawn.precision == QUARTER]
-        near = near.assign(distance=near.distance.astype(str) + " on")
-        draw("e6-alone", near, along, "alone", "distance", "architecture", "bits", scale=LOG)
+        near = near.assign(distance=near.distance.map("{:>2} on".format))
+        draw("e6-alone", near, along, "alone", "distance", "architecture", "bits", scale=LOG,
+             **ticks)  # fmt: skip
         every = drawn[drawn.distance == 15]
-        draw(
-            "e6-together", every, along, "cumulative", "precision", "architecture", "bits",
-            scale=LOG,
-        )  # fmt: skip
+        every = every.assign(precision=every.precision.map(READINGS))
+        draw("e6-together", every, along, "cumulative", "precision", "architecture", "bits",
+             scale=LOG, **ticks)  # fmt: skip
 
 
 if __name__ == "__main__":
