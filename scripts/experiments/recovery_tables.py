@@ -46,30 +46,27 @@ def read() -> Frame:
 
 def cell(some: Frame) -> str:
     """A share in per cent with its limits; without them where all or none are named."""
-    said, low, high = (f"{100 * x:.0f}" for x in share(
-        some.hits, some["count"], some.prompt, some.seed))  # fmt: skip
-    return said if some.hits.sum() in (0, some["count"].sum()) else f"{said} ({low}–{high})"
+    found = [100 * x for x in share(some.hits, some["count"], some.prompt, some.seed)]
+    said, low, high = (f"{x:.0f}" if x in (0, 100) else f"{min(x, 99):.0f}" for x in found)
+    return said if found[0] in (0, 100) else f"{said} ({low}–{high})"
 
 
 def shares(known: Frame) -> Frame:
     """Of one question: a line for each solver, a column for each model, and the tokens run."""
     cells = {key: cell(some) for key, some in known.groupby(["solver", "architecture", "training"])}
-    table = pd.Series(cells).unstack([1, 2])
-    table.columns = [f"{name}, {training}" for name, training in table.columns]
-    spent = known.groupby("solver").spent.median().map("{:,.0f}".format)
-    columns = [f"{name}, {training}" for name in ARCHITECTURES for training in TRAINING.values()]
-    columns = [name for name in columns if name in table]
-    return (
-        table.assign(**{"tokens run": spent})
-        .loc[[name for name in SOLVERS if name in table.index], [*columns, "tokens run"]]
-        .rename_axis("solver")
+    table = pd.Series(cells).unstack([1, 2]).fillna("")
+    spent = known.groupby(["solver", "training"]).spent.median().map("{:,.0f}".format).unstack()
+    columns = [(name, when) for name in ARCHITECTURES for when in TRAINING.values()]
+    table = table[[each for each in columns if each in table]].join(
+        pd.concat({"tokens run": spent[list(TRAINING.values())]}, axis=1)
     )
+    table.columns = [f"{name}, {when}" for name, when in table.columns]
+    return table.loc[[name for name in SOLVERS if name in table.index]].rename_axis("solver")
 
 
 def contrast(one: Frame, other: Frame, confidence: float = 0.95) -> Any:
-    """Of the same prompts the difference of two shares."""
+    """Of the prompts that both were asked the difference of two shares."""
     both = one.merge(other, on="prompt", validate="1:1", suffixes=("", "_of_other"))
-    assert len(both) == len(one) == len(other)
     return paired_difference(
         both.hits, both.hits_of_other, both["count"], share=True, confidence=confidence
     )
@@ -103,16 +100,20 @@ def contrasts(known: Frame) -> Frame:
     for hypothesis, what, first, second in asked:
         one, other = chosen(known, **first), chosen(known, **second)
         difference = contrast(one, other)
+        if difference is None:
+            continue  # not asked of two prompts or more
         narrow = contrast(one, other, 0.9)
         where = " ".join(str(first[key]) for key in ("architecture", "training") if key in first)
         lines.append({"hypothesis": hypothesis, "contrast": f"{what}, {where}",
+                      "prompts": len(set(one.prompt) & set(other.prompt)),
                       "points": "{:.0f} ({:.0f} to {:.0f})".format(
-                          *(100 * x for x in difference[:3])),
+                          *(100 * max(-1, min(x, 1)) for x in difference[:3])),
                       "p": difference.p, "alike": equivalent(narrow.low, narrow.high, MARGIN),
                       })  # fmt: skip
     found = pd.DataFrame(lines)
     corrected = found.groupby("hypothesis").p.transform(holm)
-    return found.assign(p=corrected.round(4)).set_index(["hypothesis", "contrast"])
+    found = found.assign(p=corrected.round(4)).sort_values("hypothesis", kind="stable")
+    return found.set_index(["hypothesis", "contrast"])
 
 
 def draw(known: Frame) -> None:
