@@ -121,6 +121,7 @@ def draw(known: Frame) -> None:
     place_of = ["architecture", "training", "hidden", "solver"]
     sums = known.groupby(place_of)[["hits", "count"]].sum()
     points = (100 * sums.hits / sums["count"]).reset_index(name="share")
+    points = points[points.solver != "chance"]
     axis = {"values": [0, 1, 3, 10]}
     chart = {
         "data": {"values": points.to_dict("records")},
