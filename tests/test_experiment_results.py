@@ -282,7 +282,7 @@ def test_the_audit_is_that_of_its_rows() -> None:
     assert f"{(sites.site == sites.asked).sum()} of {len(sites)} tries" in page
 
 
-@pytest.mark.parametrize("name", ["e1", "e2b", "e3b", "e4b", "e5b", "e6", "e7b"])
+@pytest.mark.parametrize("name", ["e1", "e2b", "e3b", "e4b", "e5b", "e6", "e7b", "e8b"])
 def test_rows_are_of_the_registration_beside_them(name: str) -> None:
     content = (RESULTS / "experiments" / f"{name}.yaml").read_bytes()
     found = table(f"experiments/{name}")["experiment.registration"]
