@@ -121,7 +121,10 @@ def e6_risen(name: str) -> str:
 def e6_slope(name: str) -> str:
     bits = e6_bits(name, "noise 0.25 rms", "alone", 3)[[391, 781, 1563, 3125]]
     doublings = np.log2(bits.columns.to_numpy(float))
-    lines = {seed: stats.linregress(doublings, line).slope for seed, line in bits.iterrows()}
+    lines = {
+        seed: np.cov(doublings, line)[0, 1] / doublings.var(ddof=1)
+        for seed, line in bits.iterrows()
+    }
     return student(pd.Series(lines)).removesuffix(")").replace(" (", ", ")
 
 
