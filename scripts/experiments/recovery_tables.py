@@ -65,8 +65,9 @@ def shares(known: Frame) -> Frame:
 
 
 def contrast(one: Frame, other: Frame, confidence: float = 0.95) -> Any:
-    """Of the prompts that both were asked the difference of two shares."""
+    """Of the same prompts the difference of two shares."""
     both = one.merge(other, on="prompt", validate="1:1", suffixes=("", "_of_other"))
+    assert len(both) == len(one) == len(other)
     return paired_difference(
         both.hits, both.hits_of_other, both["count"], share=True, confidence=confidence
     )
@@ -100,12 +101,9 @@ def contrasts(known: Frame) -> Frame:
     for hypothesis, what, first, second in asked:
         one, other = chosen(known, **first), chosen(known, **second)
         difference = contrast(one, other)
-        if difference is None:
-            continue  # not asked of two prompts or more
         narrow = contrast(one, other, 0.9)
         where = " ".join(str(first[key]) for key in ("architecture", "training") if key in first)
         lines.append({"hypothesis": hypothesis, "contrast": f"{what}, {where}",
-                      "prompts": len(set(one.prompt) & set(other.prompt)),
                       "points": "{:.0f} ({:.0f} to {:.0f})".format(
                           *(100 * max(-1, min(x, 1)) for x in difference[:3])),
                       "p": difference.p, "alike": equivalent(narrow.low, narrow.high, MARGIN),

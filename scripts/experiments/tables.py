@@ -113,11 +113,12 @@ def holm(p: Any) -> Any:
 
 
 def changes(seeds: Frame, least: float | None = None, digits: int = 2) -> Frame:
-    """Of each line: the mean with its limits, p corrected by Holm, and the seeds."""
-    p = holm(stats.ttest_1samp(seeds, 0, axis=1)[1])  # pyright: ignore
-    each = [" ".join(f"{x:+.{digits}f}" for x in line) for line in seeds.to_numpy()]
-    means = seeds.apply(interval, axis=1, least=least, digits=digits)
-    return pd.DataFrame({"change": means, "p": p.round(3), "seeds": each})
+    """Of each line: the mean of its seeds with its limits, p corrected by Holm, and the seeds."""
+    lines = [line.dropna() for _, line in seeds.iterrows()]
+    p = holm([stats.ttest_1samp(line, 0)[1] for line in lines])
+    each = [" ".join(f"{x:+.{digits}f}" for x in line) for line in lines]
+    means = [interval(line, least, digits) for line in lines]
+    return pd.DataFrame({"change": means, "p": p.round(4), "seeds": each}, index=seeds.index)
 
 
 def show(title: str, table: Frame) -> None:

@@ -21,8 +21,8 @@ from scripts.experiments.tables import (
     LOG,
     QUARTER,
     by_seed,
+    changes,
     draw,
-    holm,
     interval,
     show,
 )
@@ -112,18 +112,8 @@ def judged(known: Frame, searches: Frame) -> Frame:
         "H6": slopes(eight[eight.precision == CODES], "size").loc[["llama"]],
         "H7, share of prompts": whole.loc[LATER[-1]] - whole.loc[195],
     }
-    return pd.concat({name: changed(seeds) for name, seeds in asked.items()}, names=["hypothesis"])
-
-
-def changed(seeds: Frame) -> Frame:
-    """Of each line the change over the seeds that it has, p by Holm over the lines."""
-    lines = {name: line.dropna() for name, line in seeds.iterrows()}
-    p = holm([stats.ttest_1samp(line, 0)[1] for line in lines.values()])
-    return pd.DataFrame(
-        {"change": [interval(line) for line in lines.values()], "p": p.round(4),
-         "seeds": [" ".join(f"{x:+.2f}" for x in line) for line in lines.values()]},
-        index=pd.Index(lines, name="architecture"),
-    )  # fmt: skip
+    found = {name: changes(seeds) for name, seeds in asked.items()}
+    return pd.concat(found, names=["hypothesis", "architecture"])
 
 
 def main(figures: bool) -> None:
