@@ -237,6 +237,56 @@ def test_the_results_say_what_the_rows_do(name: str) -> None:
     assert SAID[name]() in said
 
 
+def lines_after(page: str, said: str) -> dict[str, list[str]]:
+    """The table after a sentence of a page: by the first cell of a line the others."""
+    _, found, rest = (RESULTS / page).read_text(encoding="utf-8").partition(said)
+    assert found, said
+    table = rest[rest.index("\n| ") :].partition("\n\n")[0].strip().splitlines()
+    cut = ([cell.strip() for cell in line.strip("| ").split("|")] for line in table[2:])
+    return {first: others for first, *others in cut}
+
+
+HIDDEN = {0: "All 24 outputs shown:", 1: "The first output withheld:",
+          3: "The first three withheld:", 10: "The first ten withheld:"}  # fmt: skip
+"""By how many tokens are hidden: what recovery.md says before their table."""
+
+
+@pytest.mark.parametrize("hidden", HIDDEN)
+def test_each_share_of_a_method_is_that_of_the_rows(hidden: int) -> None:
+    found = table("experiments/e7b").query("hidden == @hidden")
+    method = found.method.replace({"propose": "search", "alternating": "search"})
+    found = found.assign(method=method, named=found["nonself.top1" if hidden else "self.top1"])
+    shares = found.groupby(["method", "name", "step"]).named.mean() * 100
+    shares = shares.where(shares == 100, shares.clip(upper=99))  # as the page prints it
+    work = found.groupby(["method", found.step > 0]).evaluations.median()
+    printed = lines_after("recovery.md", HIDDEN[hidden])
+    assert {*printed, "chance"} == set(method)
+    for solver, line in printed.items():
+        for i, name in enumerate(("flat", "parallel", "llama")):
+            said = [float(cell.partition(" ")[0]) for cell in line[2 * i : 2 * i + 2]]
+            assert said == pytest.approx(shares[solver, name].tolist(), abs=0.5001), solver
+        assert line[6:] == [f"{tokens:,.0f}" for tokens in work[solver]], solver
+
+
+CURVES = {
+    "noise of 1/4 of its root mean square (RMS);": lambda name: e6_bits(
+        name, "noise 0.25 rms", "alone", 3),
+    "All 15 outputs together, noise of 1 RMS:": lambda name: e6_bits(
+        name, "noise 1 rms", "cumulative", 4),
+    "The held-out loss falls all the while": lambda name: table("experiments/e6").query(
+        "kind == 'loss' and name == @name").pivot_table("nats", "seed", "step"),
+}  # fmt: skip
+"""What training.md says before a table: of each seed the figure at each step."""
+
+
+@pytest.mark.parametrize("said", CURVES)
+def test_each_point_of_a_training_is_that_of_the_rows(said: str) -> None:
+    for mixer, line in lines_after("training.md", said).items():
+        means = CURVES[said](mixer.lower()).loc[:, :3125].mean()
+        digits = 3 if "loss" in said else 2
+        assert line == [f"{value:.{digits}f}" for value in means], mixer
+
+
 def test_the_headline_of_smollm2_is_that_of_its_rows() -> None:
     said = " ".join((RESULTS / "README.md").read_text(encoding="utf-8").split())
     found = table("smollm2/bits")

@@ -68,6 +68,11 @@ def place(name: str, step: int) -> dict[str, Any]:
     return {"architecture": architecture, "seed": int(seed), "step": step}
 
 
+def outputs(known: Frame, distance: int, precision: str, site: str = "block") -> Frame:
+    """The lines of one site so many positions on, at one precision."""
+    return known.query("site == @site and distance == @distance and precision == @precision")
+
+
 def slopes(frame: Frame, value: str) -> Frame:
     """Of each architecture and seed the slope on log2 of tokens from 0.8 million on."""
     frame = frame[frame.step.isin(LATER)]
@@ -82,14 +87,13 @@ def slopes(frame: Frame, value: str) -> Frame:
 def longer(known: Frame, losses: Frame) -> Frame:
     """Of seeds with more than 6.4 million tokens: loss and bits by step, from 0.4 million on."""
     on = known[known.step > LATER[-1]][["architecture", "seed"]].drop_duplicates()
-    block = known[known.site == "block"].merge(on)
     tables = {"loss, nats a token": losses.merge(on).assign(value=lambda rows: rows.nats)}
     for title, distance, precision, value in (
         ("alone, 8 on, noise 1/4 RMS", 8, QUARTER, "alone"),
         ("alone, 8 on, 4-bit codes", 8, CODES, "alone"),
         ("all 15 together, noise 1 RMS", 15, FULL, "cumulative"),
     ):
-        some = block[(block.distance == distance) & (block.precision == precision)]
+        some = outputs(known.merge(on), distance, precision)
         tables[title] = some.assign(value=some[value])
     means = {
         title: some[some.step >= 195].groupby(["architecture", "step"]).value.mean().unstack("step")
@@ -100,16 +104,13 @@ def longer(known: Frame, losses: Frame) -> Frame:
 
 def judged(known: Frame, searches: Frame) -> Frame:
     """Each hypothesis but H3 and H4: of each architecture the change over seeds, p by Holm."""
-    block = known[known.site == "block"]
-    eight, last = block[block.distance == 8], block[block.distance == 15]
-    head = known[(known.site == "head") & (known.distance == 8)]
-    together = by_seed(last[last.precision == FULL], "cumulative", "step", "architecture")
+    together = by_seed(outputs(known, 15, FULL), "cumulative", "step", "architecture")
     whole = by_seed(searches, "whole", "step", "architecture")
     asked = {
         "H1": together.loc[LATER[-1]] - together.loc[98],
-        "H2": slopes(eight[eight.precision == QUARTER], "alone").loc[["llama"]],
-        "H5": slopes(head[head.precision == QUARTER], "alone").loc[["llama"]],
-        "H6": slopes(eight[eight.precision == CODES], "size").loc[["llama"]],
+        "H2": slopes(outputs(known, 8, QUARTER), "alone").loc[["llama"]],
+        "H5": slopes(outputs(known, 8, QUARTER, "head"), "alone").loc[["llama"]],
+        "H6": slopes(outputs(known, 8, CODES), "size").loc[["llama"]],
         "H7, share of prompts": whole.loc[LATER[-1]] - whole.loc[195],
     }
     found = {name: changes(seeds) for name, seeds in asked.items()}
@@ -127,32 +128,28 @@ def main(figures: bool) -> None:
     ))  # fmt: skip
     if (known.step > LATER[-1]).any():
         show("E6, the seed that goes on: bits by step", longer(known, losses))
-    known = known[known.step <= LATER[-1]]
-    block = known[known.site == "block"]
-    eight = block[block.distance == 8]
-    last = block[block.distance == 15]
-    head = known[(known.site == "head") & (known.distance == 8)]
-
+    known, losses = (each[each.step <= LATER[-1]] for each in (known, losses))
+    eight, last = outputs(known, 8, QUARTER), outputs(known, 15, FULL)
     show("Loss, nats a token", losses.pivot_table(
         index="architecture", columns="step", values="nats").round(3))  # fmt: skip
     for title, frame, value in (
-        ("alone, 8 on, noise 1/4 RMS", eight[eight.precision == QUARTER], "alone"),
-        ("the same of the normed output", head[head.precision == QUARTER], "alone"),
-        ("alone, 8 on, 4-bit codes", eight[eight.precision == CODES], "alone"),
-        ("all 15 together, noise 1 RMS", last[last.precision == FULL], "cumulative"),
-        ("log2 of the relative effect, 8 on", eight[eight.precision == CODES], "size"),
+        ("alone, 8 on, noise 1/4 RMS", eight, "alone"),
+        ("the same of the normed output", outputs(known, 8, QUARTER, "head"), "alone"),
+        ("alone, 8 on, 4-bit codes", outputs(known, 8, CODES), "alone"),
+        ("all 15 together, noise 1 RMS", last, "cumulative"),
+        ("log2 of the relative effect, 8 on", outputs(known, 8, CODES), "size"),
     ):
         means = frame.groupby(["architecture", "step"])[value].mean().unstack("step").round(2)
         show(f"E6, {title}", means)
     show("Hypotheses", judged(known, searches))
-    bits = slopes(eight[eight.precision == QUARTER], "alone")
+    bits = slopes(eight, "alone")
     flat, llama = bits.loc["flat"].dropna(), bits.loc["llama"].dropna()
     test: Any = stats.ttest_ind(flat, llama, equal_var=False)
     low, high = test.confidence_interval()
     less = f"{flat.mean() - llama.mean():.2f} ({low:.2f} to {high:.2f}), p {test.pvalue:.4f}"
     print(f"\nH3: flat's slope {interval(flat)}, less the Llama's {less}; half of the Llama's "
           f"{llama.mean() / 2:.2f}")  # fmt: skip
-    codes = last[last.precision == CODES].assign(one=lambda rows: rows.cumulative > 9.9999)
+    codes = outputs(known, 15, CODES).assign(one=lambda rows: rows.cumulative > 9.9999)
     show("H4: rows singled out by 4-bit codes of all 15, of how many", codes.groupby(
         "architecture").one.agg(["sum", "count"]))  # fmt: skip
     show("Search: prompts found whole, of how many, and median of tokens run", searches.groupby(
@@ -160,6 +157,7 @@ def main(figures: bool) -> None:
             found=("whole", "sum"), of=("whole", "count"), run=("spent", "median")))  # fmt: skip
     if figures:
         along = "million tokens of training"
+        block = known[known.site == "block"]
         drawn = block.assign(**{along: (block.tokens / 1e6).clip(lower=0.025)})
         ticks = {"values": [0.025, 0.1, 0.4, 1.6, 6.4],
                  "labelExpr": "datum.value < 0.03 ? 'none' : datum.label"}  # fmt: skip
