@@ -3,8 +3,8 @@
     python -m scripts.experiments.filling MODELS DATA OUT.jsonl [ARCHITECTURE-sSEED ...]
 
 MODELS holds the untrained models (`flat-s60`, ...; those named alone, or all), DATA the packed
-data. A row for each prompt, number of hidden tokens and filling, written when a model's question is
-answered; rows that are there are not measured again, so that the command may be stopped.
+data. A row for each prompt, number of hidden tokens and filling; rows that are there are not
+measured again, so that the command may be stopped.
 """
 
 import json
@@ -39,8 +39,10 @@ def filled(prompts: list[Prompt], text: HeldOutText, length: int) -> dict[str, l
             "stories": followed(other), "random": followed(drawn)}  # fmt: skip
 
 
-def measure(path: Path, data: str, design: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The rows of one model, question by question."""
+def measure(
+    path: Path, data: str, design: dict[str, Any], known: set[str]
+) -> Iterator[dict[str, Any]]:
+    """The rows of one model that are not known, question by question."""
     checkpoint = open_model(path)
     text, asked = held_out_text(checkpoint, data), design["prompts"]
     skip, count = asked["dealt"][int(path.name.partition("-s")[2])]
@@ -50,8 +52,8 @@ def measure(path: Path, data: str, design: dict[str, Any]) -> Iterator[dict[str,
         slices = tuple(Slice.parse(f"[:, {hidden}:, :]") for hidden in design["hidden"])
         question = Question(solvers, slices, layers="last")
         for task in plan(checkpoint, question, some, data, batch=design["batch"]):
-            for row in task.rows():
-                yield row | {"key": f"{path.name} {filling} {row['key']}", "filling": filling}
+            if not known.issuperset(task.keys):
+                yield from (row | {"filling": filling} for row in task.rows())
 
 
 def main() -> None:
@@ -60,15 +62,14 @@ def main() -> None:
     design = yaml.safe_load((FOLDER / "e9.yaml").read_text())["design"]
     file = Path(out)
     lines = file.read_text().splitlines() if file.is_file() else []
-    done = {json.loads(line)["checkpoint"]["name"] for line in lines}
+    known = {json.loads(line)["key"] for line in lines}
     for path in sorted(path.parent for path in Path(models).glob("*/meta.json")):
-        if path.name in done or (names and path.name not in names):
-            continue
-        with file.open("a") as rows:
-            for row in measure(path, data, design):
-                rows.write(json.dumps(row) + "\n")
-                rows.flush()
-        print(path, flush=True)
+        if not names or path.name in names:
+            with file.open("a") as rows:
+                for row in measure(path, data, design, known):
+                    rows.write(json.dumps(row) + "\n")
+                    rows.flush()
+            print(path, flush=True)
 
 
 if __name__ == "__main__":
