@@ -29,7 +29,10 @@ def table(name: str) -> Frame:
     found = pd.json_normalize(rows.tolist())
     of = found.reindex(columns=["checkpoint.name", "model", "checkpoint.step", "step"])
     parts = (
-        of["checkpoint.name"].fillna(of.model).str.extract(r"(?P<name>.*?)(?:-s(?P<seed>\d+))?$")
+        of["checkpoint.name"]
+        .astype(object)
+        .fillna(of.model)
+        .str.extract(r"(?P<name>.*?)(?:-s(?P<seed>\d+))?$")
     )
     step = of["checkpoint.step"].fillna(of.step)
     return found.assign(name=parts.name, seed=parts.seed, step=step)
@@ -155,6 +158,33 @@ def e7_fewer(name: str) -> str:
     return f"{said.partition(' ')[0]} fewer {said.partition(' ')[2]}"
 
 
+def e8_bits(model: str, precision: str, place: int, layer: int = 30) -> Series:
+    """Of each passage the bits of one output, by its number in the list of distances."""
+    found = table("experiments/e8b").query("name == @model and layer == @layer")
+    return at(found.set_index("passage"), f"bits.{precision}.alone", place)
+
+
+def e8_single() -> str:
+    counts = [
+        (e8_bits("trained", "int8", 9, layer) == 6).sum()
+        + (e8_bits("untrained", "int8", 9, layer) == 6).sum()
+        for layer in (5, 15, 30)
+    ]
+    assert counts == [20, 20, 20]
+    return "512 positions back among 64 in 10 of 10 passages"
+
+
+def e8_fewer() -> str:
+    kept = e8_bits("trained", "noise 0.25 rms", 6)
+    fewer = student(e8_bits("untrained", "noise 0.25 rms", 6) - kept).replace(")", ") fewer")
+    return f"{kept.mean():.2f} of 6 bits 64 positions on, {fewer}"
+
+
+def e8_layers() -> str:
+    far = (e8_bits("trained", "noise 0.25 rms", 6, layer) for layer in (30, 5))
+    return student(next(far) - next(far))
+
+
 def recurrent_work() -> str:
     found = table("recurrent").query("hidden == 3")
     work = found.assign(work=np.log2(found.evaluations.astype(float)))
@@ -183,6 +213,7 @@ CASES: dict[str, tuple[str, Callable[[], str]]] = {
     "E6, headed risen": ("training.md", lambda: e6_risen("headed")),
     "E6, Llama risen": ("training.md", lambda: e6_risen("llama")),
     "E7, snap": ("recovery.md", lambda: f"snap {e7_named('snap', 'flat')} %"),
+    "E8, layers": ("forgetting.md", e8_layers),
     "recurrent, work": ("recurrent.md", recurrent_work),
     "SmolLM2, bits": ("smollm2.md", lambda: smollm2(30, "noise 4 effect")),
 }
@@ -225,10 +256,12 @@ SAID: dict[str, Callable[[], str]] = {
         *(e7_named(method, "flat") for method in ("adam", "soda", "snap", "alternating"))),
     "ten, flat": lambda: e7_fewer("flat").replace("fewer", "points fewer"),
     "ten, Llama": lambda: e7_fewer("llama"),
+    "E8, codes": e8_single,
+    "E8, noise": e8_fewer,
     "E4": lambda: e4_any().replace(" (", " points ("),
     "E5": lambda: e5_change("flat", QUARTER, 2),
 }  # fmt: skip
-"""What docs/results/README.md says of E4 to E7, from the rows."""
+"""What docs/results/README.md says of E4 to E8, from the rows."""
 
 
 @pytest.mark.parametrize("name", SAID)
@@ -333,6 +366,18 @@ def test_the_audit_is_that_of_its_rows() -> None:
         assert f"{len(rows)} | {rows.seconds.median():.0f}" == said, (computed, kind, layer)
     sites = every[every.case.str.startswith("?")]
     assert f"{(sites.site == sites.asked).sum()} of {len(sites)} tries" in page
+
+
+READINGS = {"4-bit codes": "int4", "noise 1/4 RMS": "noise 0.25 rms", "noise 1 RMS": "noise 1 rms"}
+
+
+def test_each_point_of_the_forgetting_is_that_of_the_rows() -> None:
+    page = (RESULTS / "forgetting.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^\| (\w*trained) \| (\d+) \| ([^|]*) \| (.*) \|$", page, re.M)
+    assert len(lines) == 12
+    for model, layer, reading, said in lines:
+        means = (e8_bits(model, READINGS[reading], i, int(layer)).mean() for i in range(10))
+        assert said == " | ".join(f"{mean:.2f}" for mean in means), (model, layer, reading)
 
 
 @pytest.mark.parametrize("name", ["e1", "e2b", "e3b", "e4b", "e5b", "e6", "e7b", "e8b"])

@@ -1,10 +1,10 @@
-"""Tables and the figure of E7, which solver names which tokens, from the rows it left.
+"""Tables and the figure of E7, which solver names which tokens, and tables of E9, from their rows.
 
     python -m scripts.experiments.recovery_tables             # prints the tables of the page
     python -m scripts.experiments.recovery_tables --figures   # and draws its chart anew
 
-`docs/results/experiments/e7b.yaml` fixes what is computed: shares of the tokens asked for, over 20
-prompts that are dealt out to three training seeds; contrasts are paired by prompt.
+`docs/results/experiments/e7b.yaml` and `e9.yaml` fix what is computed: shares of the tokens asked
+for, over 20 prompts that are dealt out to three seeds; contrasts are paired by prompt.
 """
 
 import json
@@ -25,18 +25,25 @@ ARCHITECTURES = "flat", "parallel", "llama"
 TRAINING = {False: "untrained", True: "trained"}
 SOLVERS = "descent", "adam", "soda", "snap", "gcg", "search", "chance"
 SEARCHES = "propose", "alternating"
+FILLINGS = "nothing", "pads", "stories", "random"
 MARGIN = 0.15
 """Points within which two shares are called alike."""
 
 
-def read() -> Frame:
-    """A line for each answer: tokens named, of how many, and tokens run."""
+def read(name: str, tokens: str = "nonself") -> Frame:
+    """A line for each answer: tokens named, of how many, and tokens run.
+
+    Args:
+        name: of the experiment.
+        tokens: nonself (the hidden ones, or all where none is hidden), or self.
+    """
     lines = []
-    for row in map(json.loads, pd.read_parquet(FOLDER / "e7b.parquet").row):
+    for row in map(json.loads, pd.read_parquet(FOLDER / f"{name}.parquet").row):
         about = row["checkpoint"]
-        asked = row["nonself"] or row["self"]
+        asked = row[tokens] or row["self"]
         lines.append(place(about["name"], about["step"]) | {
             "training": TRAINING[about["step"] > 0], "hidden": row["hidden"],
+            "filling": row.get("filling"),
             "solver": "search" if row["method"] in SEARCHES else row["method"],
             "prompt": row["prompt"], "hits": asked["top1"] * asked["count"],
             "count": asked["count"], "spent": row["evaluations"],
@@ -80,9 +87,13 @@ def chosen(known: Frame, **where: Any) -> Frame:
     return known
 
 
-def contrasts(known: Frame) -> Frame:
-    """Every contrast that is registered, p by Holm within its hypothesis."""
-    asked: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = []
+Asked = tuple[str, str, dict[str, Any], dict[str, Any]]
+"""A registered contrast: its hypothesis, what it says, and the two places that it compares."""
+
+
+def solver_contrasts() -> list[Asked]:
+    """Those of E7."""
+    asked: list[Asked] = []
     for name in ARCHITECTURES:
         for training in TRAINING.values():
             three = {"architecture": name, "training": training, "hidden": 3}
@@ -97,11 +108,25 @@ def contrasts(known: Frame) -> Frame:
             ten = {"architecture": name, "hidden": 10, "solver": "search"}
             after, before = (ten | {"training": training} for training in ("trained", "untrained"))
             asked.append(("H4", "after less before", after, before))
+    return asked
+
+
+def filling_contrasts() -> list[Asked]:
+    """Those of E9."""
+    compared = {"H1": ("pads", "nothing"), "H2": ("stories", "pads"), "H3": ("random", "pads")}
+    return [
+        (hypothesis, f"{more} less {less}", {"architecture": name, "filling": more},
+         {"architecture": name, "filling": less})
+        for hypothesis, (more, less) in compared.items() for name in ("flat", "parallel")
+    ]  # fmt: skip
+
+
+def judge(known: Frame, asked: list[Asked]) -> Frame:
+    """Contrasts with their intervals, p by Holm within each hypothesis."""
     lines = []
     for hypothesis, what, first, second in asked:
         one, other = chosen(known, **first), chosen(known, **second)
-        difference = contrast(one, other)
-        narrow = contrast(one, other, 0.9)
+        difference, narrow = contrast(one, other), contrast(one, other, 0.9)
         where = " ".join(str(first[key]) for key in ("architecture", "training") if key in first)
         lines.append({"hypothesis": hypothesis, "contrast": f"{what}, {where}",
                       "points": "{:.0f} ({:.0f} to {:.0f})".format(
@@ -112,6 +137,12 @@ def contrasts(known: Frame) -> Frame:
     corrected = found.groupby("hypothesis").p.transform(holm)
     found = found.assign(p=corrected.round(4)).sort_values("hypothesis", kind="stable")
     return found.set_index(["hypothesis", "contrast"])
+
+
+def filled(known: Frame) -> Frame:
+    """Of each architecture the share by what fills the positions."""
+    cells = {key: cell(some) for key, some in known.groupby(["architecture", "filling"])}
+    return pd.Series(cells).unstack().loc[list(ARCHITECTURES), list(FILLINGS)].rename_axis("mixer")
 
 
 def draw(known: Frame) -> None:
@@ -143,14 +174,18 @@ def draw(known: Frame) -> None:
 
 def main(figures: bool) -> None:
     """Prints the tables, and draws the figure."""
-    known = read()
+    known = read("e7b")
     for hidden, some in known.groupby("hidden"):
         title = f"hidden tokens, of {hidden}" if hidden else "shown tokens"
         show(f"E7: % named of {title}; median of tokens run", shares(some))
     whole = known[(known.solver == "search") & (known.hidden == 0)]
     show("H3: shown tokens named by search", whole.groupby(["architecture", "training"])[
         ["hits", "count"]].sum().unstack())  # fmt: skip
-    show("Contrasts", contrasts(known))
+    show("E7: contrasts", judge(known, solver_contrasts()))
+    hidden = read("e9")
+    show("E9: % named by descent of three hidden tokens", filled(hidden))
+    show("E9: of the 21 shown", filled(read("e9", "self")))
+    show("E9: contrasts", judge(hidden, filling_contrasts()))
     if figures:
         draw(known)
 
