@@ -132,7 +132,7 @@ def e6_slope(name: str) -> str:
 
 
 def e6_single() -> str:
-    found = table("experiments/e6").query("kind == 'bits' and site == 'block'")
+    found = table("experiments/e6").query("kind == 'bits' and site == 'block' and step <= 3125")
     single = at(found, "bits.int4.cumulative", 4) == 10
     return f"{single.sum():,} of {len(found):,}"
 
