@@ -320,13 +320,13 @@ def test_each_point_of_a_training_is_that_of_the_rows(said: str) -> None:
         assert line == [f"{value:.{digits}f}" for value in means], mixer
 
 
-def test_the_headline_of_smollm2_is_that_of_its_rows() -> None:
-    said = " ".join((RESULTS / "README.md").read_text(encoding="utf-8").split())
+def test_the_codes_of_smollm2_are_those_of_its_rows() -> None:
+    said = " ".join((RESULTS / "smollm2.md").read_text(encoding="utf-8").split())
     found = table("smollm2/bits")
     single = at(found, "bits.uniform.int4.alone", -1) == 12
     last, middle = (single[found["site.layer"] == layer] for layer in (30, 15))
-    text = f"in {last.sum()} of {len(last)} passages, one of layer 15 in "
-    assert f"{text}{middle.sum()} of {len(middle)}" in said
+    assert f"in {last.sum()} of {len(last)} passages at layer 30" in said
+    assert f"{middle.sum()} of {len(middle)} at layer 15" in said
 
 
 AUDITED = {

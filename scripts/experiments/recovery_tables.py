@@ -121,8 +121,8 @@ def filling_contrasts() -> list[Asked]:
     ]  # fmt: skip
 
 
-def judge(known: Frame, asked: list[Asked]) -> Frame:
-    """Contrasts with their intervals, p by Holm within each hypothesis."""
+def judge(known: Frame, asked: list[Asked], among: str) -> Frame:
+    """Contrasts with their intervals, p by Holm among `all` of them, or within a `hypothesis`."""
     lines = []
     for hypothesis, what, first, second in asked:
         one, other = chosen(known, **first), chosen(known, **second)
@@ -134,8 +134,10 @@ def judge(known: Frame, asked: list[Asked]) -> Frame:
                       "p": difference.p, "alike": equivalent(narrow.low, narrow.high, MARGIN),
                       })  # fmt: skip
     found = pd.DataFrame(lines)
-    corrected = found.groupby("hypothesis").p.transform(holm)
-    found = found.assign(p=corrected.round(4)).sort_values("hypothesis", kind="stable")
+    groups = found.hypothesis if among == "hypothesis" else found.p.notna()
+    found = found.assign(p=found.groupby(groups).p.transform(holm).round(4)).sort_values(
+        "hypothesis", kind="stable"
+    )
     return found.set_index(["hypothesis", "contrast"])
 
 
@@ -181,11 +183,14 @@ def main(figures: bool) -> None:
     whole = known[(known.solver == "search") & (known.hidden == 0)]
     show("H3: shown tokens named by search", whole.groupby(["architecture", "training"])[
         ["hits", "count"]].sum().unstack())  # fmt: skip
-    show("E7: contrasts", judge(known, solver_contrasts()))
+    show("E7: contrasts", judge(known, solver_contrasts(), "all"))
+    wrong = known[(known.solver == "search") & (known.hits < known["count"])]
+    show("Search: wrong answers, and the fewest tokens run of one", wrong.groupby(
+        ["architecture", "training", "hidden"]).spent.agg(["count", "min"]))  # fmt: skip
     hidden = read("e9")
     show("E9: % named by descent of three hidden tokens", filled(hidden))
     show("E9: of the 21 shown", filled(read("e9", "self")))
-    show("E9: contrasts", judge(hidden, filling_contrasts()))
+    show("E9: contrasts", judge(hidden, filling_contrasts(), "hypothesis"))
     if figures:
         draw(known)
 
