@@ -140,7 +140,11 @@ def e6_single() -> str:
 def e6_above() -> str:
     names = ("flat", "headed", "llama")
     bits = pd.concat([e6_bits(name, "noise 0.25 rms", "alone", 3) for name in names])
-    return f"{(bits[3125] > bits[0]).sum()} models"
+    risen = f"All {(bits[3125] > bits[0]).sum()} models end above where they began"
+    found = table("experiments/e6").query("kind == 'bits' and site == 'block'")
+    found = found.assign(value=at(found, "bits.noise 0.25 rms.alone", 3))
+    places = found.pivot_table("value", ["name", "prompt"], "step")
+    return f"{risen}, as do {(places[3125] > places[0]).sum()} of {len(places)} places"
 
 
 def e7_named(method: str, name: str, hidden: int = 3, step: int = 1950) -> str:
@@ -183,6 +187,22 @@ def e8_fewer() -> str:
 def e8_layers() -> str:
     far = (e8_bits("trained", "noise 0.25 rms", 6, layer) for layer in (30, 5))
     return student(next(far) - next(far))
+
+
+FILLINGS = "nothing", "pads", "stories", "random"
+
+
+def e9_named(name: str, tokens: str) -> Series:
+    """Per cent of tokens that the published descent names, by what fills its positions."""
+    found = table("experiments/e9").query("name == @name")
+    assert (found.groupby("filling").prompt.nunique() == 20).all()
+    return (100 * found.groupby("filling")[f"{tokens}.top1"].mean())[list(FILLINGS)]
+
+
+def e9_source() -> str:
+    none, pads, *others = e9_named("flat", "nonself")
+    assert (none, others) == (0, [100, 100])
+    return f"names none without, {pads:.0f} % (75 to 100) with pads, all with stories"
 
 
 def recurrent_work() -> str:
@@ -248,7 +268,7 @@ SAID: dict[str, Callable[[], str]] = {
         *(e6_alone("flat", step) for step in (0, 98, 3125))),
     "Llama": lambda: "the Llama {}, {} (at 0.1 million) and {}".format(
         *(e6_alone("llama", step) for step in (0, 49, 3125))),
-    "above": lambda: f"All {e6_above()} end above",
+    "above": e6_above,
     "together, flat": lambda: f"gain {e6_together('flat')} bits",
     "together, Llama": lambda: f"{e6_together('llama')} in the Llama",
     "slope": lambda: f"({e6_slope('flat')}, a doubling)",
@@ -258,10 +278,11 @@ SAID: dict[str, Callable[[], str]] = {
     "ten, Llama": lambda: e7_fewer("llama"),
     "E8, codes": e8_single,
     "E8, noise": e8_fewer,
+    "E9": e9_source,
     "E4": lambda: e4_any().replace(" (", " points ("),
     "E5": lambda: e5_change("flat", QUARTER, 2),
 }  # fmt: skip
-"""What docs/results/README.md says of E4 to E8, from the rows."""
+"""What docs/results/README.md says of E4 to E9, from the rows."""
 
 
 @pytest.mark.parametrize("name", SAID)
@@ -299,6 +320,14 @@ def test_each_share_of_a_method_is_that_of_the_rows(hidden: int) -> None:
             said = [float(cell.partition(" ")[0]) for cell in line[2 * i : 2 * i + 2]]
             assert said == pytest.approx(shares[solver, name].tolist(), abs=0.5001), solver
         assert line[6:] == [f"{tokens:,.0f}" for tokens in work[solver]], solver
+
+
+@pytest.mark.parametrize("mixer", ["flat", "parallel", "Llama"])
+def test_each_share_of_the_published_descent_is_that_of_the_rows(mixer: str) -> None:
+    line = lines_after("recovery.md", "## E9: the published descent")[mixer]
+    for tokens, cells in {"nonself": line[:4], "self": line[4:]}.items():
+        said = [float(cell.partition(" ")[0]) for cell in cells]
+        assert said == pytest.approx(e9_named(mixer.lower(), tokens).tolist(), abs=0.5001)
 
 
 CURVES = {
@@ -380,7 +409,7 @@ def test_each_point_of_the_forgetting_is_that_of_the_rows() -> None:
         assert said == " | ".join(f"{mean:.2f}" for mean in means), (model, layer, reading)
 
 
-@pytest.mark.parametrize("name", ["e1", "e2b", "e3b", "e4b", "e5b", "e6", "e7b", "e8b"])
+@pytest.mark.parametrize("name", ["e1", "e2b", "e3b", "e4b", "e5b", "e6", "e7b", "e8b", "e9"])
 def test_rows_are_of_the_registration_beside_them(name: str) -> None:
     content = (RESULTS / "experiments" / f"{name}.yaml").read_bytes()
     rows = pd.read_parquet(RESULTS / "experiments" / f"{name}.parquet").row.map(json.loads)

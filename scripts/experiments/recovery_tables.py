@@ -153,7 +153,7 @@ def draw(known: Frame) -> None:
     sums = known.groupby(place_of)[["hits", "count"]].sum()
     points = (100 * sums.hits / sums["count"]).reset_index(name="share")
     points = points[points.solver != "chance"]
-    axis = {"values": [0, 1, 3, 10]}
+    axis = {"values": [0, 1, 3, 10], "labelAngle": 0}
     chart = {
         "data": {"values": points.to_dict("records")},
         "facet": {
