@@ -202,6 +202,8 @@ def e9_named(name: str, tokens: str) -> Series:
 def e9_source() -> str:
     none, pads, *others = e9_named("flat", "nonself")
     assert (none, others) == (0, [100, 100])
+    longer = table("experiments/e10").groupby(["name", "settings.rate", "settings.steps"])
+    assert longer["nonself.top1"].sum().max() * 3 <= 2  # of 60 hidden tokens, at each setting
     return f"names none without, {pads:.0f} % (75 to 100) with pads, all with stories"
 
 
@@ -409,7 +411,9 @@ def test_each_point_of_the_forgetting_is_that_of_the_rows() -> None:
         assert said == " | ".join(f"{mean:.2f}" for mean in means), (model, layer, reading)
 
 
-@pytest.mark.parametrize("name", ["e1", "e2b", "e3b", "e4b", "e5b", "e6", "e7b", "e8b", "e9"])
+@pytest.mark.parametrize(
+    "name", ["e1", "e2b", "e3b", "e4b", "e5b", "e6", "e7b", "e8b", "e9", "e10"]
+)
 def test_rows_are_of_the_registration_beside_them(name: str) -> None:
     content = (RESULTS / "experiments" / f"{name}.yaml").read_bytes()
     rows = pd.read_parquet(RESULTS / "experiments" / f"{name}.parquet").row.map(json.loads)

@@ -1,14 +1,15 @@
-"""Tables and the figure of E7, which solver names which tokens, and tables of E9, from their rows.
+"""Tables and the figure of E7, which solver names which tokens, and tables of E9 and E10.
 
     python -m scripts.experiments.recovery_tables             # prints the tables of the page
     python -m scripts.experiments.recovery_tables --figures   # and draws its chart anew
 
-`docs/results/experiments/e7b.yaml` and `e9.yaml` fix what is computed: shares of the tokens asked
-for, over 20 prompts that are dealt out to three seeds; contrasts are paired by prompt.
+`e7b.yaml`, `e9.yaml` and `e10.yaml` beside the rows fix what is computed: shares of the tokens
+asked for, over 20 prompts that are dealt out to three seeds; contrasts are paired by prompt.
 """
 
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import pandas
@@ -43,7 +44,7 @@ def read(name: str, tokens: str = "nonself") -> Frame:
         asked = row[tokens] or row["self"]
         lines.append(place(about["name"], about["step"]) | {
             "training": TRAINING[about["step"] > 0], "hidden": row["hidden"],
-            "filling": row.get("filling"),
+            "filling": row.get("filling"), "settings": row["settings"],
             "solver": "search" if row["method"] in SEARCHES else row["method"],
             "prompt": row["prompt"], "hits": asked["top1"] * asked["count"],
             "count": asked["count"], "spent": row["evaluations"],
@@ -141,10 +142,11 @@ def judge(known: Frame, asked: list[Asked], among: str) -> Frame:
     return found.set_index(["hypothesis", "contrast"])
 
 
-def filled(known: Frame) -> Frame:
-    """Of each architecture the share by what fills the positions."""
-    cells = {key: cell(some) for key, some in known.groupby(["architecture", "filling"])}
-    return pd.Series(cells).unstack().loc[list(ARCHITECTURES), list(FILLINGS)].rename_axis("mixer")
+def shares_of_descent(known: Frame, by: str, columns: Sequence[str]) -> Frame:
+    """Of each architecture the share by a column's values."""
+    cells = {key: cell(some) for key, some in known.groupby(["architecture", by])}
+    table = pd.Series(cells).unstack()[list(columns)]
+    return table.loc[[name for name in ARCHITECTURES if name in table.index]].rename_axis("mixer")
 
 
 def draw(known: Frame) -> None:
@@ -188,9 +190,14 @@ def main(figures: bool) -> None:
     show("Search: wrong answers, and the fewest tokens run of one", wrong.groupby(
         ["architecture", "training", "hidden"]).spent.agg(["count", "min"]))  # fmt: skip
     hidden = read("e9")
-    show("E9: % named by descent of three hidden tokens", filled(hidden))
-    show("E9: of the 21 shown", filled(read("e9", "self")))
+    for title, some in (("three hidden tokens", hidden), ("the 21 shown", read("e9", "self"))):
+        show(f"E9: % named of {title}", shares_of_descent(some, "filling", FILLINGS))
     show("E9: contrasts", judge(hidden, filling_contrasts(), "hypothesis"))
+    for title, tokens in (("three hidden tokens", "nonself"), ("the 21 shown", "self")):
+        some = read("e10", tokens)
+        some["setting"] = some.settings.map("rate {0[rate]:g}, {0[steps]} steps".format)
+        show(f"E10: % named of {title}", shares_of_descent(
+            some, "setting", sorted({*some.setting})))  # fmt: skip
     if figures:
         draw(known)
 
