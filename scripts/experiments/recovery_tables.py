@@ -62,12 +62,10 @@ def cell(some: Frame) -> str:
 def shares(known: Frame) -> Frame:
     """Of one question: a line for each solver, a column for each model, and the tokens run."""
     cells = {key: cell(some) for key, some in known.groupby(["solver", "architecture", "training"])}
-    table = pd.Series(cells).unstack([1, 2]).fillna("")
+    table = pd.Series(cells).unstack([1, 2])
     spent = known.groupby(["solver", "training"]).spent.median().map("{:,.0f}".format).unstack()
     columns = [(name, when) for name in ARCHITECTURES for when in TRAINING.values()]
-    table = table[[each for each in columns if each in table]].join(
-        pd.concat({"tokens run": spent[list(TRAINING.values())]}, axis=1)
-    )
+    table = table[columns].join(pd.concat({"tokens run": spent[list(TRAINING.values())]}, axis=1))
     table.columns = [f"{name}, {when}" for name, when in table.columns]
     return table.loc[[name for name in SOLVERS if name in table.index]].rename_axis("solver")
 
