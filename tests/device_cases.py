@@ -11,7 +11,7 @@ import math
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +92,14 @@ def question_cases(folder: Path) -> Iterator[tuple[str, Case]]:
         yield f"lens {name}", of_model(folder / "llama", ask)
 
 
+opened = cache(open_checkpoint)
+
+
 def of_model(path: Path, ask: Ask) -> Case:
-    """A question asked of a model directory that is opened on the device."""
+    """A question asked of a model directory that is opened on the device, once for all questions."""
 
     def case(device: torch.device) -> Any:
-        result = ask(open_checkpoint(path, device))
+        result = ask(opened(path, device))
         return [*result.rows, *result.documents]
 
     return case
