@@ -96,7 +96,7 @@ opened = cache(open_checkpoint)
 
 
 def of_model(path: Path, ask: Ask) -> Case:
-    """A question asked of a model directory that is opened on the device, once for all questions."""
+    """A question asked of a model directory, which is opened on a device once for all of them."""
 
     def case(device: torch.device) -> Any:
         result = ask(opened(path, device))
