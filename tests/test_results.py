@@ -1,6 +1,7 @@
 """The frozen figures of docs/results are those of the rows beside them, counted with pandas."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -195,3 +196,44 @@ def test_what_search_names_whole_is_counted(page: str, figures: Any) -> None:
     shares = shares[shares != "–"].str.partition(" ")[0]
     said = " ".join(page.split())
     assert f"Search found 100 % in {(shares == '100').sum()} of the {len(shares)} shares" in said
+
+
+AUDITED = {
+    "fp32": "block.{}.fp32", "bf16": "block.{}.bf16", "fp16": "block.{}.fp16",
+    "int8, a scale a channel": "block.{}.int8c", "int8, a scale a token": "block.{}.int8t",
+    "rotated keys, bf16": "rotated_key.{}.bf16", "values, bf16": "value.{}.bf16",
+}  # fmt: skip
+"""By what the page calls it: the case of a layer."""
+
+
+def test_the_audit_is_that_of_its_rows() -> None:
+    page = (RESULTS / "audit.md").read_text(encoding="utf-8")
+    every: Any
+    idle: Any
+    every, idle = (
+        pd.read_json(RESULTS / "smollm2" / f"{name}.jsonl", lines=True)
+        for name in ("audit", "audit-idle")
+    )
+    assert not every.falsely_certain.any()
+    assert not idle.falsely_certain.any()
+    lines = re.findall(r"^\| (float32|bfloat16) \| ([^|]*) \| ([^|]*) \| (.*) \|$", page, re.M)
+    counts = [line for line in lines if line[3].count("|") == 2]
+    times = [line for line in lines if line[3].count("|") == 1]
+    assert (len(counts), len(times)) == (10, 5)
+    precision = {"float32": "fp32", "bfloat16": "bf16"}
+    for computed, kind, layers, said in counts:
+        for layer in layers.split(", "):
+            rows = every[every.case == AUDITED[kind].format(layer)]
+            rows = rows[rows.captured == precision[computed]]
+            found = rows[["sentences", "right", "certain"]].sum()
+            assert " | ".join(map(str, found)) == said, (computed, kind, layer)
+    assert (idle[["right", "certain"]].to_numpy() == idle[["tokens"]].to_numpy()).all()
+    alone, longer = idle[idle.tokens == 16], idle[idle.tokens > 16]
+    assert len(longer) == 4
+    assert all(f"{seconds:.0f} s" in page for seconds in longer.seconds)
+    for computed, kind, layer, said in times:
+        rows = alone[alone.case == AUDITED[kind].format(layer)]
+        rows = rows[rows.captured == precision[computed]]
+        assert f"{len(rows)} | {rows.seconds.median():.0f}" == said, (computed, kind, layer)
+    sites = every[every.case.str.startswith("?")]
+    assert f"{(sites.site == sites.asked).sum()} of {len(sites)} tries" in page

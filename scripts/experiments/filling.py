@@ -1,15 +1,12 @@
 """E9: the published descent at 512 positions, as docs/results/experiments/e9.yaml asks.
 
-    python -m scripts.experiments.filling MODELS DATA OUT.jsonl [ARCHITECTURE-sSEED ...]
+    python -m scripts.experiments.filling DATA OUT MODEL [MODEL ...]
 
-MODELS holds the untrained models (`flat-s60`, ...; those named alone, or all), DATA the packed
-data. A row for each prompt, number of hidden tokens and filling; rows that are there are not
-measured again, so that the command may be stopped.
+DATA is the packed data, OUT a results directory, MODEL an untrained model (`flat-s60`, ...). A row
+for each prompt, number of hidden tokens and filling; what is there is not measured again.
 """
 
-import json
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ import arch.threads  # noqa: F401 - before the first product
 from eval.inversion.ask import Question, plan
 from eval.inversion.solver import parse_solvers
 from eval.models import open_model
+from eval.rows import Results
 from eval.slices import Slice
 from eval.text import HeldOutText, Prompt, drawn_prompts, held_out_text, padded, random_prompts
 from scripts.experiments.forgetting import FOLDER
@@ -39,37 +37,27 @@ def filled(prompts: list[Prompt], text: HeldOutText, length: int) -> dict[str, l
             "stories": followed(other), "random": followed(drawn)}  # fmt: skip
 
 
-def measure(
-    path: Path, data: str, design: dict[str, Any], known: set[str]
-) -> Iterator[dict[str, Any]]:
-    """The rows of one model that are not known, question by question."""
+def measure(path: str, data: str, design: dict[str, Any], results: Results) -> None:
+    """Adds the rows of one model that are not there yet."""
     checkpoint = open_model(path)
     text, asked = held_out_text(checkpoint, data), design["prompts"]
-    skip, count = asked["dealt"][int(path.name.partition("-s")[2])]
+    skip, count = asked["dealt"][int(Path(path).name.partition("-s")[2])]
     prompts = drawn_prompts("inside", text, count, asked["length"], skip)
     solvers = tuple(parse_solvers({"descent": {}}))
+    slices = tuple(Slice.parse(f"[:, {hidden}:, :]") for hidden in design["hidden"])
+    question = Question(solvers, slices, layers="last")
     for filling, some in filled(prompts, text, design["positions"]).items():
-        slices = tuple(Slice.parse(f"[:, {hidden}:, :]") for hidden in design["hidden"])
-        question = Question(solvers, slices, layers="last")
         for task in plan(checkpoint, question, some, data, batch=design["batch"]):
-            if not known.issuperset(task.keys):
-                yield from (row | {"filling": filling} for row in task.rows())
+            results.append(row | {"filling": filling} for row in task.run(results))
 
 
 def main() -> None:
     """Measures the models."""
-    models, data, out, *names = sys.argv[1:]
+    data, out, *models = sys.argv[1:]
     design = yaml.safe_load((FOLDER / "e9.yaml").read_text())["design"]
-    file = Path(out)
-    lines = file.read_text().splitlines() if file.is_file() else []
-    known = {json.loads(line)["key"] for line in lines}
-    for path in sorted(path.parent for path in Path(models).glob("*/meta.json")):
-        if not names or path.name in names:
-            with file.open("a") as rows:
-                for row in measure(path, data, design, known):
-                    rows.write(json.dumps(row) + "\n")
-                    rows.flush()
-            print(path, flush=True)
+    for path in models:
+        measure(path, data, design, Results(out))
+        print(path, flush=True)
 
 
 if __name__ == "__main__":

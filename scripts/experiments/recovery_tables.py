@@ -133,10 +133,9 @@ def judge(known: Frame, asked: list[Asked], among: str) -> Frame:
                       "p": difference.p, "alike": equivalent(narrow.low, narrow.high, MARGIN),
                       })  # fmt: skip
     found = pd.DataFrame(lines)
-    groups = found.hypothesis if among == "hypothesis" else found.p.notna()
-    found = found.assign(p=found.groupby(groups).p.transform(holm).round(4)).sort_values(
-        "hypothesis", kind="stable"
-    )
+    by = found.groupby("hypothesis").p
+    found["p"] = (holm(found.p) if among == "all" else by.transform(holm)).round(4)
+    found = found.sort_values("hypothesis", kind="stable")
     return found.set_index(["hypothesis", "contrast"])
 
 
