@@ -5,12 +5,12 @@ pads. `select` says which measurements each is of; tables, plots and pairs are a
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from eval import RequestError
 from eval.gather import Saved, finite
-from eval.identity import labels
+from eval.identity import labels, seed_labels
 from eval.measurements import Frame, frame
 from eval.schema import Row
 from eval.statistics import Difference, equivalent, paired_difference, seeds_difference
@@ -72,8 +72,9 @@ def measured(saved: Sequence[Saved], rows: Sequence[Row], every_seed: bool = Fal
         every_seed: keep training seeds apart.
     """
     lines = frame(rows, every_seed)
-    if not every_seed and len(lines):
-        lines["model"] = lines["model_id"].map(_names(saved, rows))
+    if len(lines):
+        label = _labeller(saved, rows, every_seed)
+        lines["model"] = list(map(label, lines["model_id"], lines["name"]))
     return lines
 
 
@@ -135,12 +136,12 @@ def checkpoint_records(
         prompts: the set of prompts of recoveries.
         figures: of rows; without any, records are of training alone.
     """
-    names, lines = _names(saved, rows), measured(saved, rows, every_seed)
+    label, lines = _labeller(saved, rows, every_seed), measured(saved, rows, every_seed)
     places: dict[tuple[str, int], list[Saved]] = {}
     for one in [*saved, *(Saved(row["checkpoint"]) for row in rows)]:
         about = one.checkpoint
-        label = about["name"] if every_seed else names[about["model_id"]]
-        places.setdefault((label, about["step"]), []).append(one)
+        model = label(about["model_id"], about["name"])
+        places.setdefault((model, about["step"]), []).append(one)
     records = {
         place: _training(*place, several)
         for place, several in sorted(places.items(), key=lambda item: _natural(*item[0]))
@@ -158,8 +159,16 @@ def checkpoint_records(
     return list(records.values())
 
 
-def _names(saved: Sequence[Saved], rows: Sequence[Row]) -> dict[str, str]:
-    return labels([*rows, *({"checkpoint": one.checkpoint} for one in saved)])
+def _labeller(
+    saved: Sequence[Saved], rows: Sequence[Row], every_seed: bool
+) -> Callable[[str, str], str]:
+    """Gives the label of a `model_id` and a name, which tells it apart from all other models."""
+    known = [*rows, *({"checkpoint": one.checkpoint} for one in saved)]
+    if every_seed:
+        by_seed = seed_labels(known)
+        return lambda model_id, name: by_seed[model_id, name]
+    by_model = labels(known)
+    return lambda model_id, name: by_model[model_id]
 
 
 def reported(saved: Sequence[Saved]) -> list[Saved]:

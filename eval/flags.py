@@ -32,8 +32,8 @@ def _number(
 
     def read(given: list[str]) -> Any:
         try:
-            value = float(given[0])
-            fits = allowed(value)
+            value = _read_number(given[0])
+            fits = allowed(value) and abs(value) < (2**63 if kind is int else math.inf)
         except ValueError:
             fits = False
         if not fits:
@@ -41,6 +41,14 @@ def _number(
         return kind(value)
 
     return PrimitiveConstructorSpec(1, "N", read, lambda value: True, lambda value: [str(value)])
+
+
+def _read_number(word: str) -> float:
+    """A number; a whole one to its last digit."""
+    try:
+        return int(word)
+    except ValueError:
+        return float(word)
 
 
 NUMBERS = {

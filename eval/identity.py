@@ -7,12 +7,13 @@ one `model_id` are steps and seeds of one model, and may be pooled; all others a
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from eval.schema import Row
 
+Key = TypeVar("Key", bound=Hashable)
 SEED = re.compile(r"(?:^|[-_. ])s(?:eed)?[-_.= ]?\d+(?= \[|$)")
 """The training seed at the end of a model's name: `flat-s0`, `mixers=flat_seed=1`."""
 
@@ -25,6 +26,16 @@ def model_id(meta: Mapping[str, Any], weights_sha256: str) -> str:
         weights_sha256: of a model that was not trained here.
     """
     return f"{SEED.sub('', meta['name'])}-{meta.get('model_id') or weights_sha256[:10]}"
+
+
+def seed_labels(rows: "Iterable[Row]") -> dict[tuple[str, str], str]:
+    """A label for every training seed of the rows, by `model_id` and name; no two are alike.
+
+    It is the name; where two models have one name, with the hash of the id.
+    """
+    known = [row["checkpoint"] for row in rows]
+    names = {(about["model_id"], about["name"]): about["name"] for about in known}
+    return _tell_apart(names, lambda pair: pair[0])
 
 
 def labels(rows: "Iterable[Row]") -> dict[str, str]:
@@ -43,8 +54,13 @@ def labels(rows: "Iterable[Row]") -> dict[str, str]:
         key: SEED.sub("", min(several)) or mixers[key] if len(several) > 1 else min(several)
         for key, several in names.items()
     }
-    count = Counter(plain.values())
+    return _tell_apart(plain, lambda key: key)
+
+
+def _tell_apart(names: dict[Key, str], id_of: Callable[[Key], str]) -> dict[Key, str]:
+    """The names, each with the hash of its `model_id` where another has the same name."""
+    count = Counter(names.values())
     return {
-        key: label if count[label] == 1 else f"{label} ({key.rpartition('-')[2]})"
-        for key, label in plain.items()
+        key: name if count[name] == 1 else f"{name} ({id_of(key).rpartition('-')[2]})"
+        for key, name in names.items()
     }

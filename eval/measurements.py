@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-from eval.identity import labels
+from eval import RequestError
+from eval.identity import labels, seed_labels
 from eval.recoveries import accepted, is_false_accept
 from eval.schema import Row
 
@@ -91,12 +92,14 @@ def frame(rows: Iterable[Row], every_seed: bool = False) -> Frame:
 
     Args:
         rows: of any kinds.
-        every_seed: `model` is the name of each checkpoint, not what its training seeds share.
+        every_seed: `model` is the label of each training seed, not what seeds share.
     """
     import pandas
 
     kept = [row for row in {row["key"]: row for row in rows}.values() if "checkpoint" in row]
-    names = labels(kept)
+    if unknown := {row["kind"] for row in kept} - KINDS.keys():
+        raise RequestError(f"rows of kind {', '.join(unknown)}: known are {', '.join(KINDS)}")
+    names: dict[Any, str] = seed_labels(kept) if every_seed else labels(kept)
     clusters: dict[Hashable, int] = {}
     heads: list[dict[str, Any]] = []
     lines: list[tuple[Any, ...]] = []
@@ -121,8 +124,9 @@ def frame(rows: Iterable[Row], every_seed: bool = False) -> Frame:
     return pandas.concat([where, table], axis=1)
 
 
-def _model(checkpoint: dict[str, Any], names: dict[str, str], every_seed: bool) -> dict[str, Any]:
-    label = checkpoint["name"] if every_seed else names[checkpoint["model_id"]]
+def _model(checkpoint: dict[str, Any], names: dict[Any, str], every_seed: bool) -> dict[str, Any]:
+    key = checkpoint["model_id"]
+    label = names[key, checkpoint["name"]] if every_seed else names[key]
     about = {name: checkpoint.get(name) for name in MODEL}
     about |= {"model": label, "mixers": ", ".join(checkpoint.get("mixers") or ())}
     named = {name: checkpoint[name] for name in ("name", "model_id")}

@@ -158,16 +158,17 @@ def model_directory(path: str | Path) -> Path:
     path = Path(path)
     by_step = bool(at) and number.isdecimal() and not path.exists()
     place = Path(run) if by_step else path
-    saved = sorted([*place.glob("models/step-*[0-9]"), *place.glob("step-*[0-9]")])
+    found = (*place.glob("models/step-*"), *place.glob("step-*"))
+    numbers = {path: path.name.removeprefix("step-") for path in found}
+    steps = {int(number): path for path, number in sorted(numbers.items()) if number.isdecimal()}
     if by_step:
-        steps = {int(each.name.rpartition("-")[2]): each for each in saved}
         if int(number) not in steps:
-            known = ", ".join(map(str, steps)) or "none"
+            known = ", ".join(map(str, sorted(steps))) or "none"
             raise ModelError(f"{path}: there is no model of that step; steps saved: {known}")
         return steps[int(number)]
     ours = (path / "meta.json").is_file()
-    if saved and not ours:
-        return saved[-1]
+    if steps and not ours:
+        return steps[max(steps)]
     if path.suffix == ".ckpt":
         run = path.parent.parent
         raise ModelError(f"{path}: is a checkpoint to resume training from; give its run, {run}")
@@ -284,7 +285,7 @@ def weights_hash(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())
-        digest.update(tensor.contiguous().view(torch.uint8).cpu().numpy().tobytes())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -3,18 +3,14 @@
 import builtins
 import contextlib
 import functools
-import importlib.util
 import inspect
 import json
-import sys
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 from eval import RequestError
-from eval.flags import listed, nearest, read_arguments
+from eval.flags import nearest, read_arguments
 
 if TYPE_CHECKING:
     import pandas
@@ -52,8 +48,6 @@ class Result:
         from html import escape
 
         try:
-            if not self.render and any("checkpoint" not in row for row in self.rows):
-                raise RequestError("lines of a table are no rows")
             page = self.html()
         except RequestError:
             return f"<pre>{escape(self.text)}</pre>"
@@ -85,6 +79,8 @@ class Result:
         """The rows as one HTML page; a `RequestError` where rows of these kinds have no page."""
         if self.render:
             return self.render(self.rows, title)
+        if any("checkpoint" not in row for row in self.rows):
+            raise RequestError("these are lines of a table and no rows, and have no page")
         from eval.report.page import render_page
 
         return render_page(self.rows, title, self.documents)
@@ -125,30 +121,3 @@ def command(function: Callable[Parameters, Result]) -> Callable[Parameters, Resu
             return function(*bound.args, **bound.kwargs)
 
     return run
-
-
-def run_plugins(files: str | Sequence[str] | None) -> None:
-    """Runs a user's files of lenses or solvers as modules; running one registers what it defines.
-
-    Raises:
-        RequestError: there is no such file, or it raises; the file's line is named.
-    """
-    for file in listed(files or ()):
-        path = Path(file)
-        if path.suffix != ".py" or not path.is_file():
-            raise RequestError(f"--plugin {file}: no such file; give a Python file (NAME.py)")
-        spec = importlib.util.spec_from_file_location(f"plugin_{path.stem}", path)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
-        try:
-            spec.loader.exec_module(module)
-        except RequestError as error:
-            raise RequestError(f"--plugin {file}: {error}") from error
-        except Exception as error:
-            lines = [f.lineno for f in traceback.extract_tb(error.__traceback__)
-                     if Path(f.filename).resolve() == path.resolve()]  # fmt: skip
-            line = getattr(error, "lineno", None) or (lines[-1] if lines else 0)
-            raise RequestError(
-                f"--plugin {file}: line {line}: {type(error).__name__}: {error}"
-            ) from error

@@ -6,15 +6,17 @@ under way) is no row yet: readers leave it out, and the next writer cuts it off.
 declares the fields of each kind of row.
 """
 
+import fcntl
 import hashlib
 import json
 import math
 import os
+import weakref
 from collections.abc import Iterable
 from pathlib import Path
 
 from eval import RequestError
-from eval.schema import KINDS, SCHEMA, Row
+from eval.schema import KINDS, SCHEMA, Row, find_fault
 
 ROWS, SHARDS = "rows.jsonl", "rows*.jsonl"
 
@@ -26,7 +28,9 @@ def row_key(*parts: object) -> str:
 
 
 class Results:
-    """A results directory open for appending.
+    """A results directory open for appending, by this process alone until it is let go.
+
+    One that cannot be written is open for reading where its rows are there: `refusal` says why.
 
     Args:
         directory: made when missing, and written to once before anything is computed.
@@ -34,31 +38,41 @@ class Results:
             file of its own.
 
     Raises:
-        RequestError: it is a file, or cannot be written.
+        RequestError: it is a file, or cannot be written and holds no rows; another process is
+            writing there.
     """
 
     def __init__(self, directory: str | Path, shard: tuple[int, int] = (1, 1)) -> None:
         self.directory = Path(directory)
         self.shard = number, count = shard
         self.path = self.directory / (ROWS if count == 1 else f"rows.{number}-of-{count}.jsonl")
+        self.refusal: str | None = None
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            with self.path.open("ab"):
-                pass
-        except OSError as error:
-            raise RequestError(
-                f"--out {directory}: cannot be written ({error.strerror}); give another directory"
-            ) from None
-        _cut_torn_line(self.path)
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        except (OSError, ValueError) as error:  # by a ValueError Python refuses NUL
+            reason = getattr(error, "strerror", None) or error
+            self.refusal = (
+                f"--out {directory}: cannot be written ({reason}); give another directory"
+            )
+            if not (self.path.is_file() and os.access(self.path, os.R_OK)):
+                raise RequestError(self.refusal) from None
+        else:
+            weakref.finalize(self, os.close, file)  # which lets the lock go
+            _lock(file, directory)
+            _cut_torn_line(self.path)
         self.keys = {row["key"] for row in self.rows()}
 
     def append(self, rows: Iterable[Row]) -> None:
         """Adds rows and flushes them to the disk; rows whose key is there already are left out.
 
         Raises:
+            RequestError: the directory cannot be written.
             ValueError: a kind that is not declared, or a number that is not finite, which JSON
                 lacks: give None, and the reason in another field.
         """
+        if self.refusal:
+            raise RequestError(self.refusal)
         new = list({row["key"]: row for row in rows if row["key"] not in self.keys}.values())
         lines = "".join(_line({"schema": SCHEMA, **row}) for row in new)
         start = self.path.stat().st_size
@@ -134,18 +148,42 @@ def _line(row: Row) -> str:
 
 def _parse(line: bytes, path: Path, number: int) -> Row:
     try:
-        row = json.loads(line)
-        if not {"schema", "key"} <= row.keys():
-            raise KeyError
-    except (AttributeError, json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
+        row = json.loads(line, parse_constant=_refuse_constant)
+        fits = isinstance(row["key"], str) and isinstance(row.get("kind", ""), str)
+        version = row["schema"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        fits, row, version = False, {}, None
+    if not fits:
         raise RequestError(
             f"{path}, line {number}: not a row of results; delete that line and run the eval again"
-        ) from None
-    if row["schema"] != SCHEMA:
+        )
+    if version != SCHEMA:
         raise RequestError(
-            f"{path}, line {number}: schema {row['schema']}, allowed is {SCHEMA}; run the eval anew"
+            f"{path}, line {number}: schema {str(version)[:40]}, allowed is {SCHEMA}; run the eval "
+            "anew"
+        )
+    if row.get("kind") in KINDS and (fault := find_fault(row)):
+        raise RequestError(
+            f"{path}, line {number}: {fault}; delete that line and run the eval again"
         )
     return row
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _lock(file: int, directory: str | Path) -> None:
+    """Locks a file of rows; a disk that has no locks is written without."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RequestError(
+            f"--out {directory}: another process is writing there; wait for it, give another "
+            "directory, or share the work, as in --shard 1/2 and --shard 2/2"
+        ) from None
+    except OSError:
+        return
 
 
 def _cut_torn_line(path: Path) -> None:

@@ -1,8 +1,12 @@
-"""The fields of each kind of row.
+"""The fields of each kind of row, and whether a row from a file has them.
 
 A row answers one question: a dictionary whose `kind` says which of the types below it is.
 """
 
+import types
+import typing
+from collections.abc import Callable
+from functools import cache
 from typing import Any, TypedDict
 
 SCHEMA = 2
@@ -13,13 +17,48 @@ Row = dict[str, Any]
 """A row of any kind, as JSON gives it: one of the types of `KINDS`, by its `kind`."""
 
 
+class About(TypedDict):
+    """Which model a row is about, at which step."""
+
+    name: str
+    model_id: str
+    step: int
+    trained: bool
+    mixers: list[str]
+    d_model: int
+    n_layers: int
+    context: int
+    weights_sha256: str
+
+
+class Place(TypedDict):
+    """Layers whose outputs were taken; several are joined."""
+
+    layer: int | list[int]
+
+
+class Tally(TypedDict):
+    """Ranks of some tokens of a prompt, summed up."""
+
+    count: int
+    top1: float
+    top5: float
+    median_rank: float
+
+
+class Collision(TypedDict):
+    """Another token that fits as well."""
+
+    position: int
+
+
 class OfModel(TypedDict):
-    """Fields of every row about a model; `checkpoint` has its model_id, step, weights and sizes."""
+    """Fields of every row about a model; `checkpoint` has more of its sizes."""
 
     schema: int
     key: str
     kind: str
-    checkpoint: dict[str, Any]
+    checkpoint: About
 
 
 class OfTruth(OfModel, total=False):
@@ -37,7 +76,7 @@ class RecoveryRow(OfTruth):
     of the answer.
     """
 
-    site: dict[str, Any]
+    site: Place
     slice: str
     length: int
     observed: int
@@ -59,8 +98,8 @@ class RecoveryRow(OfTruth):
     truth_text: list[str]
     found_text: list[str]
     rank: list[float]
-    self: dict[str, Any] | None
-    nonself: dict[str, Any] | None
+    self: Tally | None
+    nonself: Tally | None
     exact: bool
     set_recall: float | None
     permuted: bool | None
@@ -75,11 +114,26 @@ class RecoveryRow(OfTruth):
     certificate: str | None
     uncertified: str | None
     verdict: list[str]
-    collisions: list[dict[str, Any]]
+    collisions: list[Collision]
     steps_to_solve: int | None
     evaluations: int
     seconds: float
     notes: dict[str, Any]
+
+
+class OfFigure(OfModel, total=False):
+    """The interval of a figure, and of how many it is."""
+
+    low: float | None
+    high: float | None
+    n: int | None
+
+
+class Read(TypedDict):
+    """How well tokens are read."""
+
+    top1: float
+    information: float
 
 
 class ProbeRow(OfModel):
@@ -88,23 +142,45 @@ class ProbeRow(OfModel):
     top1, nats, information and gain stand beside those of the `unigram`.
     """
 
-    site: dict[str, Any]
+    site: Place
     method: str
     settings: dict[str, Any]
     offset: int
+    top1: float
+    information: float
+    gain: float
+    unigram: Read
     seconds: float
 
 
-class GeometryRow(OfModel):
+class OfInputs(OfModel, total=False):
+    """Features of the hidden tokens, and how many of them the norms remove."""
+
+    inputs: int
+    removed: int
+
+
+class GeometryRow(OfInputs):
     """The Jacobian of one prompt's visible outputs by its hidden tokens, in a layer."""
 
-    site: dict[str, Any]
+    site: Place
     length: int
     hidden: int
     prompts: str
     prompt: int
     truth: list[int]
+    sigma_max: float | None
+    sigma_min: float | None
+    condition: float | None
+    effective_rank: float | None
     seconds: float
+
+
+class Parts(TypedDict):
+    """Sums of parts of a text."""
+
+    nats: list[float]
+    bytes: list[int]
 
 
 class LossRow(OfModel):
@@ -119,10 +195,10 @@ class LossRow(OfModel):
     perplexity: float
     tokens_per_second: float
     batch: int
-    parts: dict[str, list[Any]]
+    parts: Parts
 
 
-class LensRow(OfModel):
+class LensRow(OfFigure):
     """One figure of one lens; further fields say of what it is: a layer, a head, a word."""
 
     lens: str
@@ -140,7 +216,7 @@ class BitsRow(OfModel):
     `truth` is the token asked about, alone; figures go by `distances`.
     """
 
-    site: dict[str, Any]
+    site: Place
     corpus: str
     prompts: str
     prompt: int
@@ -156,7 +232,41 @@ class BitsRow(OfModel):
     effect_sampled: list[float | None]
     prior_bits: dict[str, float | None]
     margin_bits: dict[str, list[float | None]]
-    bits: dict[str, Any]
+    bits: dict[str, dict[str, dict[str, list[float | None]]]]
+
+
+class NumbersOfLens(TypedDict):
+    """A tensor of a lens, its values in order."""
+
+    name: str
+    values: list[float | str | None]
+    axes: dict[str, list[Any]]
+    rows: bool
+    share: bool
+
+
+class Words(TypedDict):
+    """A table of words."""
+
+    title: str
+    columns: list[str]
+    lines: list[list[Any]]
+
+
+class LensDocument(TypedDict):
+    """All that a lens found in one checkpoint, with what it was asked."""
+
+    schema: int
+    lens: str
+    about: str
+    key: str
+    checkpoint: About
+    prompts: list[Any]
+    request: dict[str, Any]
+    numbers: list[NumbersOfLens]
+    pieces: dict[str, list[str]]
+    texts: list[Words]
+    notes: dict[str, Any]
 
 
 KINDS: dict[str, type] = {
@@ -168,3 +278,113 @@ KINDS: dict[str, type] = {
     "lens": LensRow,
 }
 """What a row of each kind holds, at least; records are rows summed up, where those are gone."""
+
+BY_POSITION = ("truth", "found", "truth_text", "found_text", "rank", "verdict")
+"""Lists of a recovery that have an entry for each of its `length` positions."""
+
+
+def find_fault(row: Row) -> str | None:
+    """What is wrong with a row of a kind of `KINDS` that was read from a file; None if nothing is.
+
+    Fields that are not declared may hold anything.
+    """
+    if fault := find_misfit(row, KINDS[row["kind"]]):
+        return fault
+    lengths: dict[str, tuple[int, int]] = {}  # of lists, as they are and as they must be
+    if row["kind"] == "recovery":
+        lengths = {name: (len(row[name]), row["length"]) for name in BY_POSITION}
+    elif row["kind"] == "loss":
+        lengths = {"parts": (len(row["parts"]["bytes"]), len(row["parts"]["nats"]))}
+        if not all(size > 0 for size in row["parts"]["bytes"]):
+            return "parts.bytes: must be above 0"
+    elif row["kind"] == "bits":
+        figures = {name: row[name] for name in ("rms", "effect", "effect_sampled")}
+        figures |= {f"margin_bits.{name}": of for name, of in row["margin_bits"].items()}
+        for prior, precisions in row["bits"].items():
+            figures |= {
+                f"bits.{prior}.{precision}.{name}": of
+                for precision, kinds in precisions.items()
+                for name, of in kinds.items()
+            }
+        lengths = {name: (len(of), len(row["distances"])) for name, of in figures.items()}
+    wrong = (name for name, (count, due) in lengths.items() if count != due)
+    name = next(wrong, None)
+    return name and f"{name}: {lengths[name][0]} entries, expected {lengths[name][1]}"
+
+
+LIMITS = {int: 2**63, float: 1e300}
+"""Numbers lie below these, so that libraries hold them."""
+
+
+def find_misfit(value: Any, hint: Any) -> str | None:
+    """Where a value that was read from JSON is not of a type, in words; None if it is."""
+    return _checker(hint)(value)
+
+
+Checker = Callable[[Any], "str | None"]
+"""Says what is wrong with a value, or None."""
+
+
+@cache
+def _checker(hint: Any) -> Checker:
+    """The check of a value by its declared type."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return lambda value: None
+    if typing.is_typeddict(hint):
+        return _check_fields(hint)
+    if origin in (typing.Union, types.UnionType):
+        checks = [_checker(kind) for kind in inner]
+        return lambda value: (
+            None if any(check(value) is None for check in checks) else _unlike(value, hint)
+        )
+    if origin in (list, dict):
+        return _check_entries(hint, origin, inner[-1])
+    kinds, limit = {float, int} if hint is float else {hint}, LIMITS.get(hint)
+    return lambda value: (
+        None
+        if type(value) in kinds and (limit is None or -limit < value < limit)
+        else _unlike(value, hint)
+    )
+
+
+def _check_fields(hint: Any) -> Checker:
+    checks = {name: _checker(kind) for name, kind in typing.get_type_hints(hint).items()}
+    required = hint.__required_keys__
+
+    def check(value: Any) -> str | None:
+        if type(value) is not dict:
+            return _unlike(value, hint)
+        for name, check_field in checks.items():
+            if name not in value:
+                if name in required:
+                    return f"no {name}"
+            elif fault := check_field(value[name]):
+                return f"{name}{'' if fault[0] in '.:' else '.'}{fault}"
+        return None
+
+    return check
+
+
+def _check_entries(hint: Any, kind: type, of: Any) -> Checker:
+    check_entry, plain, limit = _checker(of), {of}, LIMITS.get(of)
+
+    def check(value: Any) -> str | None:
+        if type(value) is not kind:
+            return _unlike(value, hint)
+        entries = value.values() if kind is dict else value
+        if set(map(type, entries)) == plain and (  # all at once, as rows are many
+            limit is None or -limit < min(entries) <= max(entries) < limit
+        ):
+            return None
+        return next(filter(None, map(check_entry, entries)), None)
+
+    return check
+
+
+def _unlike(value: Any, hint: Any) -> str:
+    text = repr(value)
+    expected = "object" if typing.is_typeddict(hint) else getattr(hint, "__name__", str(hint))
+    if typing.get_origin(hint):
+        expected = str(hint).replace("typing.", "").replace(f"{__name__}.", "")
+    return f": {text if len(text) < 40 else text[:40] + '...'}, expected {expected}"

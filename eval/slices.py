@@ -95,10 +95,13 @@ class Slice:
         """The channels shown of `(..., D)` outputs."""
         return outputs[..., self.low : self.high]
 
+    def stop_of(self, length: int) -> int:
+        """The position after the last one shown, of a prompt of that length."""
+        return self.positions(length)[-1] + 1
+
     def hidden(self, length: int) -> int:
         """How many positions are hidden, of those before the last one shown."""
-        shown = self.positions(length)
-        return shown[-1] + 1 - len(shown)
+        return self.stop_of(length) - len(self.positions(length))
 
     def __str__(self) -> str:
         """The notation."""

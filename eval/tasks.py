@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 LONG = 60.0
 """Seconds: of a job that is expected to take longer it is said how long."""
 SECONDS_BETWEEN_LINES = 15.0  # of progress, on a pipe
+NO_ROWS = "no rows yet"
+"""What a command says whose shard has no task, or whose limit is below the first."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,8 @@ def run_tasks(tasks: Sequence[Task], results: Results, what: str, limit: int | N
         if limit is None or rows < limit:
             remaining.append(task)
         rows += len(task.keys)
+    if remaining and results.refusal:
+        raise RequestError(results.refusal)
     if not remaining:
         print(f"{results.directory}: every row is there already", file=sys.stderr)
     seconds = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES

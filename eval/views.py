@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Literal
 
 from eval import RequestError
 from eval.flags import AboveZero, Places, Plugins, listed
-from eval.result import Result, command, run_plugins
+from eval.plugins import run_plugins
+from eval.result import Result, command
 
 if TYPE_CHECKING:
     from eval.verdicts import Accepts

@@ -65,7 +65,7 @@ def bits(
     from eval.information.measure import Question
     from eval.information.task import Design, plan_bits
     from eval.models import open_models
-    from eval.tasks import answered
+    from eval.tasks import NO_ROWS, answered
     from eval.text import choose_corpus
 
     if prior == "model" and not before and text is None:
@@ -87,7 +87,7 @@ def bits(
         task for checkpoint in checkpoints for task in plan_bits(checkpoint, wanted, design, part)
     ]
     rows, note = answered(tasks, out, "bits", shard)
-    return Result(rows, bits_tables(rows, prior), note)
+    return Result(rows, bits_tables(rows, prior) if rows else NO_ROWS, note)
 
 
 def bits_tables(rows: Sequence[dict[str, Any]], prior: str = "uniform") -> str:

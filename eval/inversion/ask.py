@@ -101,7 +101,7 @@ class Question:
         layers = named[self.layers] if isinstance(self.layers, str) else self.layers
         sites = []
         for part, without, layer in product(self.parts, self.without, layers):
-            several = tuple(sorted(layer)) if isinstance(layer, tuple) else (layer,)
+            several = tuple(sorted(set(layer))) if isinstance(layer, tuple) else (layer,)
             for one in several:
                 checkpoint.check_layer(one)
             sites.append(Site(several, part, without))
@@ -218,7 +218,7 @@ class Task:
         """A problem for each site."""
         numbers = [self.prompts.index(asked.prompt) for asked in self.asked]
         rows = [
-            (n + 1) % len(self.prompts) if asked.shuffled else n
+            self._another(n) if asked.shuffled else n
             for n, asked in zip(numbers, self.asked, strict=True)
         ]
         known = {"allowed": self.allowed, "readbacks": readbacks}
@@ -228,6 +228,12 @@ class Task:
             shown = outputs[rows], rounding[rows], self.slice
             problems.append(pose(circuit, *shown, self.noise, chance, **known))
         return problems
+
+    def _another(self, number: int) -> int:
+        """The number of the next prompt that differs up to the last position shown."""
+        seen = [prompt.tokens[: self.slice.stop_of(len(prompt.tokens))] for prompt in self.prompts]
+        following = (*range(number + 1, len(seen)), *range(number))
+        return next(n for n in following if seen[n] != seen[number])
 
     def _capture(self) -> tuple[list[Circuit], list[tuple[Tensor, Tensor]]]:
         """The sites' circuits, and what they give for all prompts, kept with the model."""
@@ -333,10 +339,12 @@ def plan(
     batch = batch or rows_at_once(checkpoint.model, max(lengths))
     if any(solver.guesses for solver in question.solvers):
         _ = held_out_text(checkpoint, corpus).background  # none of it is refused here
-    for length, count in lengths.items():
-        if question.shuffled and count < 2:
+    for length, shown in product(lengths, question.slices if question.shuffled else ()):
+        stop = shown.stop_of(length)
+        if len({prompt.tokens[:stop] for prompt in prompts if len(prompt.tokens) == length}) < 2:
             raise RequestError(
-                f"--controls shuffled: only one prompt of {length} tokens; ask for two or more"
+                f"--controls shuffled: no two prompts of {length} tokens differ in what {shown} "
+                "shows; ask for two or more"
             )
     # a model to compare with is compared as it is
     shuffled = (False, True) if question.shuffled and not checkpoint.control else (False,)

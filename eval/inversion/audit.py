@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from eval import RequestError
 from eval.flags import File, Natural, Part, Plugins, Words, listed
-from eval.result import Result, command, run_plugins
+from eval.plugins import run_plugins
+from eval.result import Result, command
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -27,7 +27,7 @@ def derive(checkpoint: Checkpoint, control: str) -> Checkpoint:
     Raises:
         RequestError: another word, or a model that cannot be built anew.
     """
-    scale, step, source = _SCALE.fullmatch(control), 0, ""
+    scale, step, source, meta = _SCALE.fullmatch(control), 0, "", dict(checkpoint.meta)
     if control.startswith("embedding="):
         model, source = _with_embedding(checkpoint, control)
         step = int(checkpoint.meta.get("step", 0))
@@ -44,8 +44,9 @@ def derive(checkpoint: Checkpoint, control: str) -> Checkpoint:
         changed = {"embedding_std": float(scale[1])} if scale else {"mixers": ("identity",)}
         model = draw(lambda: LanguageModel(replace(checkpoint.config, **changed)), seed=0)
         model = model.to(checkpoint.model.embedding.weight.device)
+        meta.pop("source", None)  # it is untrained, wherever the weights came from
     name = f"{checkpoint.meta['name']} [{control}]"
-    meta = checkpoint.meta | {"step": step, "val_loss": None, "name": name}
+    meta |= {"step": step, "val_loss": None, "name": name}
     digest = hashlib.sha256(f"{checkpoint.weights_sha256} {control}{source}".encode()).hexdigest()
     return replace(
         checkpoint, model=model, config=model.config, meta=meta, control=control, weights=digest

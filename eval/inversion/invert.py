@@ -21,7 +21,8 @@ from eval.flags import (
     listed,
 )
 from eval.inversion.suites import read_entries
-from eval.result import Result, command, run_plugins
+from eval.plugins import run_plugins
+from eval.result import Result, command
 
 if TYPE_CHECKING:
     from eval.inversion.ask import Question, Task
@@ -51,7 +52,7 @@ def invert(
     text: Words = None,
     prompts: PromptSet | Sequence[PromptSet] | None = None,
     count: Positive | None = None,
-    skip: Natural = 0,
+    skip: Natural | None = None,
     length: Positive | None = None,
     pad_to: Positive | None = None,
     allowed: str | None = None,
@@ -85,7 +86,7 @@ def invert(
         text: texts to recover as they are
         prompts: sets of prompts: story, inside, random
         count: prompts of each set; default: 8, or the suite's
-        skip: stories left out at the start
+        skip: stories left out at the start; default: 0, or the suite's
         length: tokens of each prompt; default: 16, or the suite's
         pad_to: pads after each prompt
         allowed: gradient methods answer in its tokens
@@ -100,7 +101,7 @@ def invert(
     arguments = dict(locals())
     from eval.models import open_models
     from eval.report.recoveries import terminal_text
-    from eval.tasks import open_results, rows_of, run_tasks
+    from eval.tasks import NO_ROWS, open_results, rows_of, run_tasks
 
     run_plugins(plugin)
     entries = read_entries(suite, invert, arguments)
@@ -117,11 +118,13 @@ def invert(
                 raise
     for line in left_out:
         print(f"left out: {line}", file=sys.stderr)
+    order: dict[int, int] = {}  # what is computed of a model is dropped when another's turn comes
+    tasks.sort(key=lambda task: order.setdefault(id(task.checkpoint), len(order)))
     with open_results(out, resume, shard) as results:
         run_tasks(tasks, results, "inverting", limit)
         rows = rows_of(tasks, results)
     if not rows:  # of a shard or a limit
-        return Result(rows, "no rows yet", _next(results, out))
+        return Result(rows, NO_ROWS, _next(results, out))
     return Result(rows, terminal_text(rows), _next(results, out))
 
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from eval import RequestError
 from eval.flags import Plugins, Words, listed
-from eval.result import Result, command, run_plugins
+from eval.plugins import run_plugins
+from eval.result import Result, command
 
 if TYPE_CHECKING:
     from eval.inversion.solver import Solver

@@ -7,17 +7,16 @@
 It is called with a `Problem` and a source of chance for each of its rows, and gives an answer for
 each row. Keyword-only arguments are the settings, recorded in every row. What an answer claims is
 checked by `ask_solver`: no solver certifies itself. The modules of `eval.inversion.solvers` are
-read for solvers, and files of the user's own (`eval.result`).
+read for solvers, and files of the user's own (`eval.plugins`).
 """
 
-import hashlib
 import inspect
+import math
 import pkgutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from pathlib import Path
 from typing import Any, TypeVar
 
 import docstring_parser
@@ -29,6 +28,7 @@ from eval.circuit import uncertified
 from eval.flags import nearest
 from eval.inversion.objectives import OBJECTIVES, VARIABLES, restrict
 from eval.inversion.problem import Chance, Problem
+from eval.plugins import hash_source
 from eval.ranks import token_ranks
 from eval.slices import Slice
 
@@ -177,8 +177,10 @@ class Solver:
                     f"method {self.name}, setting {name}: {value!r} is not {kind.__name__}, "
                     f"as in {name}={default}"
                 )
-            if kind in (int, float) and (value < 0 or (value == 0 and default != 0)):
-                raise RequestError(f"method {self.name}, setting {name}: {value!r} must be above 0")
+            if kind in (int, float) and not (0 < value < math.inf or value == default == 0):
+                raise RequestError(
+                    f"method {self.name}, setting {name}: {value!r} must be above 0, and finite"
+                )
             if value not in NAMES.get(name, (value,)):
                 raise RequestError(
                     f"method {self.name}, setting {name}: {value!r} does not exist; "
@@ -269,18 +271,11 @@ def solver(
             solvers()  # so that no name of ours is taken
         if key in _REGISTRY and _REGISTRY[key].function.__module__ != function.__module__:
             raise RequestError(f"solver {key}: there is one of that name; give it another")
-        code = None if ours else _sha256(function)
-        about = hidden, random, layers, guesses, settings, code
+        about = hidden, random, layers, guesses, settings, hash_source(function)
         _REGISTRY[key] = Solver(key, family, function, title or key, *about)
         return function
 
     return enter
-
-
-def _sha256(function: Solve) -> str | None:
-    """Of the file that a function stands in; None if it is in none."""
-    file = Path(inspect.getsourcefile(inspect.unwrap(function)) or "")
-    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
 
 
 def solvers() -> dict[str, Solver]:

@@ -87,6 +87,7 @@ def read_entries(
             raise RequestError(f"{where}: {error}") from None
         asked = defaults | own | given
         asked |= {"count": asked["count"] or 8, "length": asked["length"] or 16}
+        asked["skip"] = asked["skip"] or 0
         asked["named"] = not given.keys().isdisjoint({"methods", "slices"})
         asked["least"] = None if "count" in given else 1  # prompts that will do
         if not asked["prompts"] and not asked["text"]:

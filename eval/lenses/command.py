@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from eval import RequestError
 from eval.flags import Models, Natural, Out, Plugins, Positive, Shard, Words, listed
-from eval.result import Result, command, run_plugins
+from eval.plugins import run_plugins
+from eval.result import Result, command
 
 ASKED = {"lens", "prompts", "prompt_kind", "length"}
 """Places that all figures of one look share."""

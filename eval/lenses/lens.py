@@ -12,6 +12,7 @@ import functools
 import importlib
 import inspect
 import json
+import math
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 
     from eval.figures import Figure
     from eval.lenses.charts import Chart, Tables
-    from eval.text import Prompt
+from eval.schema import LensDocument, find_misfit
+from eval.text import Prompt
 
 TOKENS = 8192
 ALL = "all"
@@ -204,9 +206,34 @@ def model_name(document: Document) -> str:
 
 
 def read_documents(directory: str | Path) -> Iterator[Document]:
-    """Every document of a results directory, in the order of their names."""
+    """Every document of a results directory, in the order of their names.
+
+    Raises:
+        RequestError: as `read_document`.
+    """
     for path in sorted((Path(directory) / FOLDER).glob("*.json")):
-        yield json.loads(path.read_text(encoding="utf-8"))
+        yield read_document(path)
+
+
+def read_document(path: Path) -> Document:
+    """A document from its file.
+
+    Raises:
+        RequestError: it does not hold what a document must.
+    """
+    try:
+        document = json.loads(path.read_bytes())
+        fault = find_misfit(document, LensDocument)
+        for numbers in () if fault else document["numbers"]:
+            expected = math.prod(map(len, numbers["axes"].values()))
+            words = {value for value in numbers["values"] if isinstance(value, str)}
+            if len(numbers["values"]) != expected or not words <= {"inf", "-inf"}:
+                fault = f"numbers of {numbers['name']!r}: expected {expected} for its axes"
+    except (ValueError, RecursionError):
+        fault = "not JSON"
+    if fault:
+        raise RequestError(f"{path}: no document of a lens ({fault}); delete it and ask again")
+    return document
 
 
 def _file(measure: Measure) -> Path:

@@ -16,9 +16,10 @@ from pathlib import Path
 
 from arch.files import write_text
 from eval import RequestError
-from eval.lenses.lens import FOLDER, Document, Lens, Request
+from eval.lenses.lens import FOLDER, Document, Lens, Request, read_document
 from eval.lenses.table import Table
 from eval.models import Checkpoint
+from eval.plugins import hash_source
 from eval.rows import Results, Row, row_key
 from eval.schema import SCHEMA
 
@@ -43,8 +44,9 @@ class LensTask:
     @property
     def key(self) -> str:
         """Names the question: equal questions have equal keys."""
-        model = list(self.checkpoint.identity)
-        return row_key("lens", self.lens.name, model, self.request.record)
+        model, code = list(self.checkpoint.identity), hash_source(self.lens.measure)
+        name = f"{self.lens.name} {code}" if code else self.lens.name  # another's code has its own
+        return row_key("lens", name, model, self.request.record)
 
     def path(self, directory: Path) -> Path:
         """Where its document is, in a results directory."""
@@ -75,7 +77,7 @@ class LensTask:
         path = self.path(results.directory)
         if not path.is_file():
             return {}, []
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_document(path)
         return document, self._rows(document)
 
     def _document(self, found: Table, seconds: float) -> Document:

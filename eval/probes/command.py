@@ -51,7 +51,7 @@ def probe(
     """
     from eval.models import open_models
     from eval.probes.linear import ProbeTask, ProbeText, Training
-    from eval.tasks import answered
+    from eval.tasks import NO_ROWS, answered
     from eval.text import choose_corpus
 
     train = _windows(train_tokens, length, "--train-tokens", 2)
@@ -72,7 +72,7 @@ def probe(
         stories.load(checkpoint)  # bad text is refused before any work
         tasks += [ProbeTask(checkpoint, stories, layer, several, training) for layer in chosen]
     rows, note = answered(tasks, out, "probing", shard)
-    return Result(rows, _read_out(rows), note)
+    return Result(rows, _read_out(rows) if rows else NO_ROWS, note)
 
 
 def _layers(checkpoint: "Checkpoint", layers: int | Sequence[int] | None) -> tuple[int, ...]:
@@ -143,7 +143,7 @@ def geometry(
     from eval.probes.jacobian import plan_jacobians
     from eval.summary import columns, sum_up
     from eval.tables import lay_out, terminal
-    from eval.tasks import answered
+    from eval.tasks import NO_ROWS, answered
     from eval.text import choose_corpus, drawn_prompts, held_out_text
 
     checkpoints = open_models(models, device)
@@ -159,6 +159,8 @@ def geometry(
         )
     ]
     rows, note = answered(tasks, out, "measuring", shard)
+    if not rows:
+        return Result(rows, NO_ROWS, note)
     records = sum_up(rows, "geometry", every_seed=True)
     fields = ["model", "step", "layer", "part", "hidden"]
     return Result(rows, terminal(lay_out(records, fields, columns("geometry"), JACOBIAN)), note)

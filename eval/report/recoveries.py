@@ -180,6 +180,7 @@ def _tokens(record: Record) -> str:
 
 
 def _first_channels(record: Record) -> int | None:
-    """How many channels are shown, where they are the first ones."""
-    shown = Slice.parse(record["slice"])
-    return None if shown.low else shown.channels(record["d_model"])
+    """How many channels are shown, where they are the first ones; None where that is not known."""
+    shown, width = Slice.parse(record["slice"]), record["d_model"]
+    joined = record["part"].count("+") + 1  # layers, whose channels stand side by side
+    return None if shown.low else len(range(joined * width)[: shown.high])

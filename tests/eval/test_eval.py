@@ -63,12 +63,12 @@ def test_a_full_disk_leaves_no_half_row_and_is_named(
     model_directory, tmp_path, monkeypatch, capsys
 ):
     results = Results(tmp_path)
-    results.append([{"key": "a", "kind": "loss"}])
+    results.append([make_row(key="a")])
     before = results.path.read_bytes()
     words = ["invert", str(model_directory()), "--text", "Tom had a dog.", "--methods", "chance"]
     monkeypatch.setattr(os, "fsync", failing(errno.ENOSPC))
     with pytest.raises(OSError, match="No space left"):
-        results.append([{"key": "b", "kind": "loss"}])
+        results.append([make_row(key="b")])
     assert results.path.read_bytes() == before
     assert results.keys == {"a"}
     assert main([*words, "--out", str(tmp_path / "out")]) == 2
@@ -89,10 +89,8 @@ def test_a_page_that_cannot_be_written_is_named(call, number, tmp_path, monkeypa
 
 def test_rows_of_one_key_are_kept_once(tmp_path):
     results = Results(tmp_path)
-    results.append([{"key": "a", "kind": "loss", "value": 1}])
-    results.append(
-        [{"key": "a", "kind": "loss", "value": 2}, {"key": "b", "kind": "loss", "value": 3}]
-    )
+    results.append([make_row(key="a", value=1)])
+    results.append([make_row(key="a", value=2), make_row(key="b", value=3)])
     assert [row["value"] for row in read_rows([tmp_path])] == [1, 3]
     with pytest.raises(RequestError, match="no results here"):
         read_rows([tmp_path / "other"])
@@ -100,7 +98,7 @@ def test_rows_of_one_key_are_kept_once(tmp_path):
 
 def test_a_torn_last_line_is_left_out_and_one_elsewhere_is_an_error(tmp_path, capsys):
     results = Results(tmp_path)
-    results.append([{"key": "a", "kind": "loss"}, {"key": "é", "kind": "loss"}])
+    results.append([make_row(key="a"), make_row(key="é")])
     whole = results.path.read_bytes()
     for torn in (b'{"schema": 1, "ke', b'{"schema": 1, "key": "b"}', b'{"key": "\xc3', b"\0\0"):
         results.path.write_bytes(whole + torn)

@@ -48,7 +48,7 @@ REFUSED = {
         ("--corpus toy:40 --count 9", "different beginnings of 6 tokens"),
         ("--device tpu", "--device tpu"),
         ("--controls magic", "--controls magic"),
-        ("--controls shuffled --count 1", "--controls shuffled: only one prompt of 6"),
+        ("--controls shuffled --count 1", "--controls shuffled: no two prompts of 6"),
         ("--pad-to 4", "--pad-to 4: a prompt has 6 tokens"),
         ("--allowed '' --methods adam", "--allowed ''"),
         ("--suite nosuch", "--suite nosuch"),

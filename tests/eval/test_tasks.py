@@ -9,6 +9,7 @@ import pytest
 from eval import tasks
 from eval.__main__ import main
 from eval.rows import ROWS, Results, read_rows
+from tests.eval.report.cases import make_row
 
 ROOT = Path(__file__).parents[2]
 TEXT = ["--corpus", "toy:1000"]
@@ -105,7 +106,7 @@ def test_a_long_job_says_how_long_it_will_take(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tasks, "time", SimpleNamespace(monotonic=lambda: next(clock)))
 
     def work(*keys: str) -> Any:
-        run = lambda results: [{"key": key, "kind": "loss"} for key in keys]  # noqa: E731
+        run = lambda results: [make_row(key=key) for key in keys]  # noqa: E731
         return SimpleNamespace(checkpoint=None, keys=keys, run=run)
 
     tasks.run_tasks([work("a", "b"), work("c"), work("d", "e", "f")], Results(tmp_path), "asking")

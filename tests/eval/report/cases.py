@@ -213,7 +213,8 @@ def row(kind: str, checkpoint: dict[str, Any], **changes: Any) -> dict[str, Any]
 
 def lens(checkpoint: dict[str, Any], value: float | None, layer: int = 1) -> dict[str, Any]:
     return row("lens", checkpoint, lens="residual", figure="norm", layer=layer, value=value,
-               prompts=4, prompt_kind="story", look=checkpoint["weights_sha256"])  # fmt: skip
+               prompts=4, prompt_kind="story", length=8,
+               look=checkpoint["weights_sha256"])  # fmt: skip
 
 
 def loss_row(checkpoint: dict[str, Any], nats: list[float], **changes: Any) -> dict[str, Any]:
@@ -222,7 +223,9 @@ def loss_row(checkpoint: dict[str, Any], nats: list[float], **changes: Any) -> d
     parts = {"nats": nats, "tokens": [1] * count, "bytes": [2] * count}
     mean = sum(nats) / count
     own = {"corpus": "toy", "stories": count, "parts": parts, "nats_per_token": mean,
-           "bits_per_byte": mean / math.log(2) / 2, "tokens_per_second": 9.0}  # fmt: skip
+           "bits_per_byte": mean / math.log(2) / 2, "tokens_per_second": 9.0,
+           "tokens": count, "bytes": 2 * count, "perplexity": math.exp(mean),
+           "batch": 1}  # fmt: skip
     return row("loss", checkpoint, **own | changes)
 
 
@@ -232,19 +235,21 @@ def bits_row(checkpoint: dict[str, Any], prompt: int, bits: float) -> dict[str, 
     own = {"corpus": "toy", "place": 12, "candidates": 40, "prompts": "inside", "prompt": prompt,
            "truth": [prompt], "distances": [0, 4], "rms": [1.0, 1.0], "effect": [0.5, 0.1],
            "effect_sampled": [0.5, 0.1], "margin_bits": {"alone": [9.0, 3.0]},
+           "tokens": [prompt], "draws": 8, "seed": 0, "prior_bits": {"uniform": 5.3},
            "bits": {"uniform": {"noise 0.25 rms": alone}}}  # fmt: skip
     return row("bits", checkpoint, site={"layer": 4, "part": "block"}, **own)
 
 
 def every_kind(checkpoint: dict[str, Any]) -> list[dict[str, Any]]:
-    site = {"site": {"layer": 4, "part": "block"}}
-    parts = {"nats": [3.0, 4.0], "tokens": [1, 1], "bytes": [2, 2]}
+    site = {"site": {"layer": 4, "part": "block"}, "seconds": 0.5}
+    unigram = {"top1": 0.1, "information": 0.2}
     return [
         lens(checkpoint, 2.0 + checkpoint["step"]),
         lens(checkpoint, None, layer=2),
-        row("loss", checkpoint, corpus="toy", stories=2, parts=parts, bits_per_byte=2.5,
-            nats_per_token=3.5, tokens_per_second=9.0),
-        row("probe", checkpoint, method="gaussian", offset=-1, top1=0.25, information=0.5, **site),
+        loss_row(checkpoint, [3.0, 4.0], bits_per_byte=2.5),
+        row("probe", checkpoint, method="gaussian", offset=-1, top1=0.25, information=0.5,
+            gain=0.3, unigram=unigram, settings={}, **site),
         row("geometry", checkpoint, sigma_min=0.5, hidden=0, sigma_max=2.0, condition=4.0,
-            effective_rank=3.0, inputs=8, removed=1, **site),
+            effective_rank=3.0, inputs=8, removed=1, length=1, prompts="story", prompt=0, truth=[3],
+            **site),
     ]  # fmt: skip
