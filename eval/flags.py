@@ -131,7 +131,9 @@ def read_several(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | Non
 
 
 def read_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a call, read as the command line reads its words; open models stay as they are.
+    """Arguments of a call, read as the command line reads its words.
+
+    None and open models stay as they are.
 
     Raises:
         RequestError: a value that the flag refuses.
@@ -145,6 +147,8 @@ def read_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> di
         reader = reader_of(hints[name])
         words = [str(value) for value in values]
         try:
+            if hints[name] is not bool and any(isinstance(value, bool) for value in values):
+                raise ValueError(f"{' '.join(words)}: true and false are no words; quote them")
             if reader.nargs == 1 and len(words) > 1:
                 raise ValueError(f"{' '.join(words)}: give one value")
             for word in words:

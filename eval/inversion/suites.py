@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from eval import RequestError
-from eval.flags import nearest, read_arguments
+from eval.flags import flag_name, listed, nearest, read_arguments
 
 SUITES = Path(__file__).parent.parent / "suites"
 NOT_OF_AN_ENTRY = {
@@ -35,7 +35,7 @@ def read_suite(name: str) -> dict[str, dict[str, Any]]:
         )
     try:
         entries = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise RequestError(f"--suite {path}: not YAML ({str(error).splitlines()[0]})") from None
     if (
         not entries
@@ -81,6 +81,12 @@ def read_entries(
             raise RequestError(
                 f"{where}: unknown key {unknown[0]!r}; {nearest(unknown[0], defaults)}"
             )
+        for key, value in entry.items():
+            if not all(isinstance(word, str | int | float) for word in listed(value)):
+                raise RequestError(
+                    f"{where}: {flag_name(key)}: {str(value)[:40]} is no word, number or list of "
+                    "those; quote a text that YAML reads otherwise"
+                )
         try:
             own = read_arguments(function, entry)
         except RequestError as error:

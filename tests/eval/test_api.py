@@ -41,6 +41,7 @@ READ = [
     ("invert", "--plugin a.py --plugin b.py", {"plugin": ("a.py", "b.py")}),
     ("probe", "--offsets -3 0 --rate 0.5", {"offsets": [-3, 0], "rate": 0.5}),
     ("bits", "--quantisers int8 fp8", {"quantisers": ["int8", "fp8"]}),
+    ("invert", "--seeds 9007199254740993 1e3", {"seeds": [9007199254740993, 1000]}),
     ("loss", "--corpus toy", {"corpus": "toy"}),
 ]
 

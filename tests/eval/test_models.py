@@ -11,7 +11,7 @@ from arch import LanguageModel, ModelError
 from eval.artefacts import fitted
 from eval.inversion.controls import derive
 from eval.memory import candidates_at_once, host_memory, rows_at_once
-from eval.models import model_directory, open_checkpoint, open_model
+from eval.models import model_directory, open_checkpoint, open_model, weights_hash
 from tests.arch.cases import byte_tokenizer
 from tests.arch.test_pretrained import their_model
 from tests.said import one_line
@@ -124,13 +124,15 @@ def test_a_batch_is_what_the_memory_bears(model_directory, monkeypatch):
         ("run@0", "run/models/step-000000"),
         ("run@10", "run/models/step-000010"),
         ("run/models/step-000000", "run/models/step-000000"),
+        ("long", "long/models/step-1000000"),
+        ("long@999500", "long/models/step-999500"),
         ("nowhere", "nowhere"),
     ],
 )
 def test_a_run_stands_for_its_models(given, expected, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for step in (0, 10):
-        path = tmp_path / "run" / "models" / f"step-{step:06d}"
+    for run, step in (("run", 0), ("run", 10), ("long", 999_500), ("long", 1_000_000)):
+        path = tmp_path / run / "models" / f"step-{step:06d}"
         path.mkdir(parents=True)
         (path / "meta.json").write_text("{}")
     assert str(model_directory(given)) == expected
@@ -155,3 +157,22 @@ def test_a_fit_is_kept_by_model_question_and_text(model_directory, tmp_path):
             assert len(fits) == times
             assert all(torch.equal(found[name], tensor) for name, tensor in kept.items())
     assert len(list(tmp_path.glob("artefacts/*"))) == len(asked)
+
+
+def test_a_module_with_a_scalar_is_hashed():
+    class Scaled(torch.nn.Linear):
+        def __init__(self):
+            super().__init__(2, 2)
+            self.scale = torch.nn.Parameter(torch.tensor(2.0))
+
+    model = Scaled()
+    before = weights_hash(model)
+    model.scale.data += 1
+    assert weights_hash(model) != before
+
+
+def test_a_fresh_control_of_an_imported_model_is_untrained(small_model, small_tokenizer):
+    model = open_model(small_model(), tokenizer=small_tokenizer)
+    assert model.provenance["trained"]
+    assert not derive(model, "identity").provenance["trained"]
+    assert derive(model, "embedding=untrained").provenance["trained"]

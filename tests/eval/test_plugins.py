@@ -119,3 +119,24 @@ def test_solvers_are_listed_with_settings_and_defaults(example, capsys):
     text = capsys.readouterr().out
     assert "adam.steps=300" in text
     assert "sweep" not in text
+
+
+def test_two_files_of_one_name_do_not_replace_each_other(tmp_path, capsys):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "hill.py").write_text(HILL)
+    files = [word for folder in ("a", "b") for word in ("--plugin", f"{tmp_path}/{folder}/hill.py")]
+    assert main(["solvers", *files]) == 2
+    assert "solver hill: there is one of that name" in capsys.readouterr().err
+
+
+def test_a_lens_whose_file_changed_is_asked_anew(plugin, model_directory, tmp_path):
+    model, out = str(model_directory()), tmp_path / "out"
+    asked = ["lens", model, "--lens", "lengths", "--text", "Tom sat.", "--out", str(out)]
+    assert main([*asked, "--plugin", str(plugin)]) == 0
+    before = {row["value"] for row in read_rows([out])}
+    plugin.write_text(plugin.read_text().replace(".norm(dim=-1)", ".norm(dim=-1) + 100"))
+    assert main([*asked, "--plugin", str(plugin)]) == 0
+    after = {row["value"] for row in read_rows([out])} - before
+    assert len(after) == len(before)
+    assert min(after) > 100

@@ -39,6 +39,10 @@ REFUSED = {
         ("--methods adam --set adam.speed=5", "method adam has no setting 'speed'"),
         ("--methods adam --set adam.steps=1.5", "setting steps: 1.5 is not int"),
         ("--methods adam --set adam.steps=0", "setting steps: 0 must be above 0"),
+        ("--methods descent --set descent.rate=inf", "setting rate: inf must be above 0"),
+        ("--seeds 9223372036854775808", "--seeds: '9223372036854775808'"),
+        ("--controls shuffled --text 'a b' 'a b' --methods chance", "--controls shuffled"),
+        ("--controls shuffled --text 'a b' 'a c' --slices '[:, :1, :]'", "--controls shuffled"),
         ("--methods adam --set adam.objective=fit", "objective: 'fit'"),
         ("--noise -1 --methods sweep", "--noise: '-1'"),
         ("--text '" + "word " * 40 + "'", "longer than the context * 32"),
@@ -144,6 +148,13 @@ SUITES = [
     ("- a", "suite.yaml: must name calls"),
     ("a: {layer: 1}", "suite.yaml, a: unknown key 'layer'"),
     ("a: {methods: chance, noise: .nan}", "suite.yaml, a: --noise: 'nan'"),
+    ("a: {methods: chance, text: [null]}", "suite.yaml, a: --text"),
+    ("a: {methods: chance, text: no}", "suite.yaml, a: --text"),
+    ("a: {methods: chance, text: 2020-01-01}", "suite.yaml, a: --text"),
+    ("a: {methods: {chance: 1}}", "suite.yaml, a: --methods"),
+    ("a: {methods: chance, layers: [[1]]}", "suite.yaml, a: --layers"),
+    ("a: {methods: [descent], set_: descent.rate=nan}", "setting rate: nan"),
+    ("[" * 5000, "not YAML"),
 ]
 
 

@@ -5,6 +5,7 @@ from statistics import median
 
 import pytest
 
+import eval as evals
 from eval import RequestError
 from eval.__main__ import main
 from eval.measurements import coordinates, frame
@@ -307,3 +308,10 @@ def test_n_counts_the_prompts_whose_rows_have_the_figure():
         row["set_recall"] = 0.5 if p < 3 else None
     figures = summarise(frame(rows), ["model"], ["observed"]).set_index("quantity")
     assert (figures["n"]["set_recall"], figures["n"]["exact"]) == (3, 10)
+
+
+def test_lines_of_a_table_have_no_page(tmp_path):
+    Results(tmp_path).append([make_row()])
+    with pytest.raises(RequestError, match="no page"):
+        evals.summary(str(tmp_path)).page(str(tmp_path / "page.html"))
+    assert not (tmp_path / "page.html").exists()

@@ -3,6 +3,8 @@
 import re
 from collections import Counter
 
+import pytest
+
 from eval.__main__ import main
 from eval.rows import read_rows
 from tests.said import complaint
@@ -103,3 +105,47 @@ def test_a_suite_of_ones_own(model_directory, tmp_path, capsys):
     capsys.readouterr()
     assert invert(*asked, "--out", out) == 2
     assert re.search(r"mine.yaml, all: unknown key", complaint(capsys))
+
+
+def test_a_flag_replaces_a_suite_s_value_by_its_default(model_directory, tmp_path):
+    path, model = tmp_path / "mine.yaml", model_directory()
+    path.write_text("late: {methods: chance, skip: 3, count: 1, length: 5, layers: last}")
+    prompts = []
+    for name, words in (("suite", []), ("flag", ["--skip", 0])):
+        assert invert(model, "--suite", path, "--out", tmp_path / name, *words) == 0
+        prompts += [row["text"] for row in read_rows([tmp_path / name])]
+    assert len(set(prompts)) == 2
+
+
+def test_joined_layers_are_one_each_and_have_their_channels(model_directory, tmp_path):
+    """A layer that is named twice is joined once; the channels of two are beyond one's width."""
+    out = tmp_path / "out"
+    asked = [model_directory(), "--out", out, "--text", "Tom ran.", "--methods", "sweep"]
+    assert invert(*asked, "--layers", "1+1") == 0
+    (row,) = read_rows([out])
+    assert row["site"]["layer"] == 1
+    width = row["checkpoint"]["d_model"]
+    assert invert(*asked, "--layers", "1+2", "--slices", f"[:, :, :{width + 4}]") == 0
+    assert main(["report", str(out), "--out", str(tmp_path / "page.html")]) == 0
+
+
+def test_a_shuffled_target_is_never_the_prompt_s_own(model_directory, tmp_path):
+    out = tmp_path / "out"
+    texts = ["--text", "Tom ran.", "Tom ran.", "The dog sat."]
+    asked = ["--methods", "sweep", "--layers", "last", "--slices", "[:, :2, :]"]
+    assert invert(model_directory(), "--out", out, *texts, *asked, "--controls", "shuffled") == 0
+    shuffled = [row for row in read_rows([out]) if row["control"]]
+    assert shuffled
+    assert not any(row["exact"] for row in shuffled)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [("bits", "--count 1 --before 2 --candidates 4 --distances 0 --layers 1"),
+     ("probe", "--layers 1 --steps 1 --train-tokens 128 --valid-tokens 64 --length 16"),
+     ("geometry", "--layers 1 --count 1 --hidden 1 --length 4")],
+)  # fmt: skip
+def test_a_shard_without_tasks_is_no_failure(command, words, model_directory, tmp_path, capsys):
+    asked = [command, str(model_directory()), "--out", str(tmp_path / "out"), "--shard", "2/2"]
+    assert main([*asked, *words.split(), "--corpus", "toy:400"]) == 0
+    assert "no rows" in capsys.readouterr().out
