@@ -5,7 +5,6 @@ from statistics import median
 
 import pytest
 
-import eval as evals
 from eval import RequestError
 from eval.__main__ import main
 from eval.measurements import coordinates, frame
@@ -22,6 +21,7 @@ from eval.tables import (
     share_text,
 )
 from eval.verdicts import QUANTITIES, SHORT, accepts, join_rows, verdict_lines
+from eval.views import summary
 from tests.eval.report.cases import about, every_kind, lens, make_row, make_rows
 
 ROWS = make_rows(count=6)
@@ -313,5 +313,5 @@ def test_n_counts_the_prompts_whose_rows_have_the_figure():
 def test_lines_of_a_table_have_no_page(tmp_path):
     Results(tmp_path).append([make_row()])
     with pytest.raises(RequestError, match="no page"):
-        evals.summary(str(tmp_path)).page(str(tmp_path / "page.html"))
+        summary(str(tmp_path)).page(str(tmp_path / "page.html"))
     assert not (tmp_path / "page.html").exists()
