@@ -2,13 +2,18 @@
 
 import copy
 import json
+from contextlib import suppress
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from eval import RequestError
 from eval.__main__ import main
 from eval.lenses.lens import read_document
+from eval.measurements import frame
 from eval.rows import Results, read_rows
+from eval.summary import wide
 from tests.eval.report.cases import SIZES, bits_row, checkpoint_of, every_kind, make_row
 from tests.said import complaint
 
@@ -74,6 +79,25 @@ def test_a_row_that_lacks_what_its_kind_declares_is_refused(kind, path, value, t
     line = complaint(capsys)
     assert line.startswith(f"error: {file}, line {len(ROWS) + 1}: ")
     assert len(line) < 400
+
+
+TREES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=12,
+)
+FIELDS = [(kind, name) for kind, row in ROWS.items() for name in row]
+
+
+@given(field=st.sampled_from(FIELDS), value=TREES)
+@settings(derandomize=True, max_examples=200, deadline=None)
+def test_whatever_a_field_holds_is_summed_up_or_refused(field, value, tmp_path_factory):
+    kind, name = field
+    place = tmp_path_factory.mktemp("rows")
+    (place / "rows.jsonl").write_text(json.dumps(ROWS[kind] | {name: value}) + "\n")
+    with suppress(RequestError):
+        lines = frame(read_rows([place]))
+        assert lines.empty or len(wide(lines[lines["kind"] == kind]))
 
 
 NO_ROWS = ["5", "[]", "null", '"a"', "{", '{"schema": 2, "key": []}', "[" * 99_999,
