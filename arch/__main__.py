@@ -20,11 +20,13 @@ from arch.directory import (
     check_model,
     check_vocabulary,
     load_model,
+    read_config,
     save_model,
     vocabulary_size,
 )
-from arch.errors import ModelError
+from arch.errors import ModelError, is_out_of_memory, printable
 from arch.files import read_text
+from arch.mixers import refuse_foreign
 from arch.model import LanguageModel
 from arch.pretrained import GGUF, import_gguf, load_pretrained
 from arch.reference import import_reference
@@ -41,7 +43,15 @@ def main(words: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ModelError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(error)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; nothing is half-written", file=sys.stderr)
+        return 130
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        print("error: out of memory; free some, or take a smaller model", file=sys.stderr)
         return 2
     return 0
 
@@ -55,6 +65,8 @@ def _parser() -> argparse.ArgumentParser:
     def command(name: str, run: Callable[[argparse.Namespace], None], about: str) -> Callable:
         made = commands.add_parser(name, help=about, description=about)
         made.set_defaults(run=run)
+        trust = "let a model directory name mixers outside this project, whose code runs"
+        made.add_argument("--trust_code", "--trust-code", action="store_true", help=trust)
         return made.add_argument
 
     out = "the model directory to write"
@@ -101,9 +113,9 @@ def _parser() -> argparse.ArgumentParser:
 def _describe(options: argparse.Namespace) -> None:
     path = Path(options.model)
     if path.is_dir():
-        config = check_model(path)
+        config = check_model(path, trust_code=options.trust_code)
     elif path.is_file():
-        config = ModelConfig.from_json(read_text(path), str(path))
+        config = read_config(path, trust_code=options.trust_code)
     else:
         raise ModelError(f"{path}: no such file; give a model directory, or its config.json")
     parts, cost, length = describe(config, options.context)
@@ -133,6 +145,10 @@ def _init(options: argparse.Namespace) -> None:
 
     tokenizer_json = read_text(options.tokenizer)
     fields = _read_fields(options.config) if options.config else {}
+    if options.config and isinstance(mixers := fields.get("mixers"), list):
+        named = [entry for entry in mixers if isinstance(entry, str)]
+        place = options.config.parent
+        refuse_foreign(named, place, options.trust_code, f"--config {options.config}")
     for text in options.fields:
         name, equals, value = text.partition("=")
         if not equals:
@@ -165,7 +181,7 @@ def _check(options: argparse.Namespace) -> None:
         loaded = load_pretrained(name.removeprefix(PRETRAINED))
         model, tokenizer_json = loaded.model, loaded.tokenizer_json
     elif "/" in name or Path(name).is_dir():
-        loaded = load_model(name)
+        loaded = load_model(name, trust_code=options.trust_code)
         model, tokenizer_json = loaded.model, loaded.tokenizer_json
     else:
         torch.manual_seed(0)
@@ -185,7 +201,7 @@ def _import(options: argparse.Namespace) -> None:
     if path.suffix == GGUF:
         loaded, name = import_gguf(path), path.stem
     elif (path / "config.json").is_file():
-        loaded = open_directory(path)
+        loaded = open_directory(path, trust_code=options.trust_code)
     elif options.tokenizer is None:
         raise ModelError(f"--tokenizer is missing: {path} has none; give its tokenizer.json")
     else:
@@ -198,7 +214,7 @@ def _import(options: argparse.Namespace) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
-    loaded = load_model(options.model)
+    loaded = load_model(options.model, trust_code=options.trust_code)
     export_transformers(options.out, loaded.model, loaded.tokenizer_json)
     print(f"wrote {options.out}")
 

@@ -6,11 +6,15 @@ What a pattern of mixers says is checked where a model is built (`arch.patterns`
 import dataclasses
 import json
 import math
-import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from arch.errors import ModelError, check_count
+from arch.errors import LETTERS, ModelError, check_count, printable
+
+MOST = {"vocab_size": 2**26, "vocab_multiple": 2**16, "context": 2**24, "d_model": 2**18,
+        "n_layers": 4096, "d_ff": 2**22}  # fmt: skip
+"""What sizes may be, at most: a larger one is a mistake, and would take all memory."""
 
 
 @dataclass(frozen=True)
@@ -51,17 +55,16 @@ class ModelConfig:
         if isinstance(self.mixers, str):
             object.__setattr__(self, "mixers", (self.mixers,))
         if not isinstance(self.mixers, list | tuple) or not self.mixers:
-            raise ModelError(f"mixers is {self.mixers!r}; give a list, for example [flat]")
-        object.__setattr__(self, "mixers", tuple(self.mixers))
-        for name in ("vocab_size", "vocab_multiple", "context", "d_model", "n_layers"):
-            check_count(name, getattr(self, name))
-        if self.d_ff is not None:
-            check_count("d_ff", self.d_ff)
+            given = printable(repr(self.mixers), 80)
+            raise ModelError(f"mixers is {given}; give a list, for example [flat]")
+        for name, most in MOST.items():
+            if (value := getattr(self, name)) is not None or name != "d_ff":
+                check_count(name, value, most)
+        if len(self.mixers) > MOST["n_layers"]:
+            raise ModelError(f"mixers has {len(self.mixers)} entries; {self.n_layers} are used")
         for entry in self.mixers:
             _text("mixers", entry)
-        # YAML splits [attention(heads=4, qk_norm=true)] at the comma
-        whole = re.split(r",\s*(?![^(]*\))", ", ".join(self.mixers))
-        object.__setattr__(self, "mixers", tuple(whole))
+        object.__setattr__(self, "mixers", tuple(_join_arguments(self.mixers)))
         _text("channel_mixer", self.channel_mixer)
         _one_of("norm", self.norm, ("layernorm", "rmsnorm"))
         _one_of("init", self.init, ("default", "reference"))
@@ -92,30 +95,73 @@ class ModelConfig:
         Raises:
             ModelError: not JSON, unknown fields, or values that are not allowed.
         """
-        try:
-            fields: dict[str, Any] = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ModelError(f"{source} is not JSON: {error}") from None
+        fields = parse_object(text, source)
         known = {field.name for field in dataclasses.fields(cls)}
-        unknown = sorted(set(fields) - known) if isinstance(fields, dict) else ["not an object"]
-        if unknown:
+        if unknown := sorted(set(fields) - known):
             raise ModelError(
-                f"{source} has unknown fields: {', '.join(unknown)}; "
+                f"{source} has unknown fields: {printable(', '.join(unknown), 200)}; "
                 f"allowed: {', '.join(sorted(known))}"
             )
-        return cls(**fields)
+        try:
+            return cls(**fields)
+        except ModelError as error:
+            raise ModelError(f"{source}: {error}") from None
+
+
+def parse_object(text: str, source: str) -> dict[str, Any]:
+    """The object that a JSON text holds.
+
+    Raises:
+        ModelError: not JSON, not an object, too deep, or a name that stands in it twice.
+    """
+
+    def read_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ModelError(f"{source} has {printable(twice, 80)} twice")
+        return found
+
+    try:
+        value = json.loads(text, object_pairs_hook=read_pairs)
+    except ModelError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{source} is not JSON: {printable(error, 120)}") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{source} is not a JSON object")
+    return value
+
+
+def _join_arguments(entries: Iterable[str]) -> Iterator[str]:
+    """Entries split at their commas, but for commas in brackets.
+
+    YAML splits [attention(heads=4, qk_norm=true)] at the comma.
+    """
+    start, depth, text = 0, 0, ", ".join(entries)
+    for at, letter in enumerate(text):
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth <= 0:
+            yield text[start:at].strip()
+            start = at + 1
+    yield text[start:].strip()
 
 
 def _text(name: str, value: object) -> None:
     if not isinstance(value, str):
-        raise ModelError(f"{name} holds {value!r}; write a name, for example flat or gelu")
+        given = printable(repr(value), 80)
+        raise ModelError(f"{name} holds {given}; write a name, for example flat or gelu")
+    if len(value) > LETTERS:
+        raise ModelError(f"{name} has an entry of {len(value)} letters; allowed: {LETTERS}")
 
 
 def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
     if type(value) is not type(allowed[0]) or value not in allowed:
-        raise ModelError(f"{name} is {value!r}; allowed: {', '.join(map(str, allowed))}")
+        given = printable(repr(value), 80)
+        raise ModelError(f"{name} is {given}; allowed: {', '.join(map(str, allowed))}")
 
 
 def _above(name: str, value: object) -> None:
     if type(value) not in (int, float) or not 0 < value < math.inf:  # pyright: ignore
-        raise ModelError(f"{name} is {value!r}; it must be a number above 0")
+        raise ModelError(f"{name} is {printable(repr(value), 80)}; it must be a number above 0")

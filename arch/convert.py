@@ -14,22 +14,13 @@ from safetensors.torch import save
 from torch import Tensor
 
 from arch.config import ModelConfig
-from arch.directory import (
-    LoadedModel,
-    as_json,
-    build_model,
-    check_vocabulary,
-    drop_padding,
-    load_model,
-    read_weights,
-    renamed,
-    weights_of,
-)
+from arch.directory import LoadedModel, as_json, check_vocabulary, load_model
 from arch.errors import ModelError
 from arch.files import read_json, read_text, write_directory
 from arch.mixers import Attention
 from arch.mixers.attention import QK_EPS
 from arch.model import LanguageModel, SwiGLU
+from arch.weights import build_model, drop_padding, read_weights, renamed, weights_of
 
 SPECIAL = {"eos_token": "<|endoftext|>", "pad_token": "<|pad|>"}  # where a tokenizer has them
 
@@ -145,14 +136,16 @@ def from_transformers(
     return LoadedModel(model, model.config, tokenizer_json, meta, source)
 
 
-def open_directory(path: str | Path) -> LoadedModel:
+def open_directory(path: str | Path, *, trust_code: bool = False) -> LoadedModel:
     """Reads a model directory, or a Llama in the layout of transformers.
+
+    `trust_code` is as for `load_model`.
 
     Raises:
         ModelError: as `load_model` and `import_transformers`.
     """
     foreign = Path(path, "config.json").is_file() and not Path(path, "meta.json").is_file()
-    return import_transformers(path) if foreign else load_model(path)
+    return import_transformers(path) if foreign else load_model(path, trust_code=trust_code)
 
 
 def download(source: str) -> Path:

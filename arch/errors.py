@@ -1,15 +1,52 @@
-"""The error that users of models read, and a check that raises it."""
+"""The error that users of models read, and how texts of foreign files are shown in a line."""
+
+LETTERS = 600
+"""Of a text that is shown in a line, at most."""
 
 
 class ModelError(ValueError):
     """A model, its configuration or its directory is wrong; one line says how."""
 
 
-def check_count(name: str, value: object) -> None:
-    """Refuses what is not a whole number of at least 1.
+def printable(text: object, letters: int = LETTERS) -> str:
+    """A text of a foreign file as a line may show it.
+
+    Control characters, escapes, line breaks, lone surrogates and marks that turn the direction are
+    spelt out, as `\\x1b`; a long text is cut in its middle.
+    """
+    whole = str(text)
+    if len(whole) > letters:
+        whole = f"{whole[: letters * 2 // 3]}...{whole[-letters // 4 :]}"
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in whole)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, of a GPU or of the machine: libraries say it by many names."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if names & {"OutOfMemoryError", "MemoryError"}:
+        return True
+    said = str(error)
+    return isinstance(error, RuntimeError) and any(words in said for words in _NO_MEMORY)
+
+
+_NO_MEMORY = (
+    "can't allocate memory",  # torch's allocator of CPU memory
+    "not enough memory",
+    "bad_alloc",
+    "could not create a memory object",  # oneDNN
+    "could not create a primitive",
+    "Cannot allocate memory",
+)
+
+
+def check_count(name: str, value: object, most: int | None = None) -> None:
+    """Refuses what is not a whole number from 1 to `most`.
 
     Raises:
         ModelError: naming `name` and the value.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ModelError(f"{name} is {value!r}; it must be a whole number of at least 1")
+        given = printable(repr(value), 80)
+        raise ModelError(f"{name} is {given}; it must be a whole number of at least 1")
+    if most is not None and value > most:
+        raise ModelError(f"{name} is {value:.3g}; allowed: up to {most}")

@@ -1,6 +1,5 @@
 """Files and directories that are written completely or not at all."""
 
-import json
 import os
 import shutil
 import tempfile
@@ -8,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from arch.config import parse_object
 from arch.errors import ModelError
 
 
@@ -119,15 +119,9 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object that a JSON file holds.
 
     Raises:
-        ModelError: not UTF-8, not JSON, or not an object.
+        ModelError: not UTF-8, or as `parse_object`.
     """
-    try:
-        value = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise ModelError(f"{path} is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} is not a JSON object")
-    return value
+    return parse_object(read_text(path), str(path))
 
 
 def _replaceable(directory: Path) -> bool:

@@ -10,10 +10,13 @@ import ast
 import difflib
 import importlib
 import inspect
+import sys
 from collections.abc import Mapping
+from importlib.machinery import ModuleSpec
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from arch.errors import ModelError
+from arch.errors import ModelError, printable
 
 WORDS = {"true": True, "false": False, "none": None}  # as YAML and JSON write them
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", type(None): "none"}
@@ -31,15 +34,9 @@ def parse(
         ModelError: not an expression of this form, an unknown name, a module that cannot be
             imported, an unknown argument, or a value of another type than the argument's.
     """
-    place = f"{what} {entry!r}"
-    try:
-        terms = [*map(_read_term, _split(ast.parse(entry.strip(), mode="eval").body))]
-    except (SyntaxError, ValueError):
-        raise ModelError(
-            f"{place} cannot be read; write name, name(key=value, ...), or several joined by +"
-        ) from None
+    place = f"{what} {printable(repr(entry), 120)}"
     found = []
-    for name, given in terms:
+    for name, given in _read_terms(entry, place):
         chosen = _find(name, registry, place, base)
         parameters, hints = inspect.signature(chosen).parameters, get_type_hints(chosen.__init__)
         allowed = [n for n, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY]
@@ -51,11 +48,68 @@ def parse(
     return found
 
 
+def find_foreign(entry: str, registry: Mapping[str, type], what: str) -> list[str]:
+    """The names in a pattern that the registry lacks; nothing is imported.
+
+    Raises:
+        ModelError: not an expression of this form.
+    """
+    place = f"{what} {printable(repr(entry), 120)}"
+    return [name for name, _ in _read_terms(entry, place) if name not in registry]
+
+
+def locate_module(name: str) -> list[Path]:
+    """The files and folders that importing a module would run, its parents' first; runs none."""
+    paths: list[Path] = []
+    full, folders = "", None
+    for part in name.split("."):
+        full = f"{full}.{part}" if full else part
+        loaded = sys.modules.get(full)
+        spec = loaded.__spec__ if loaded else _find_spec(full, folders)
+        if spec is None:
+            break
+        if spec.has_location and spec.origin:
+            paths.append(Path(spec.origin))
+            folders = list(spec.submodule_search_locations or ())
+        else:  # a folder without code of its own, in one place or in several
+            beside = [Path(folder, part) for folder in (sys.path if folders is None else folders)]
+            paths += [folder for folder in beside if folder.is_dir()]
+            folders = [str(folder) for folder in beside]
+    return paths
+
+
+def _find_spec(name: str, folders: list[str] | None) -> ModuleSpec | None:
+    for finder in sys.meta_path:
+        try:
+            spec = finder.find_spec(name, folders)
+        except KeyError:  # a folder without code, whose parent is not imported
+            spec = ModuleSpec(name, None)
+        if spec is not None:
+            return spec
+    return None
+
+
+def _read_terms(entry: str, place: str) -> list[tuple[str, dict[str, Any]]]:
+    """The names of a pattern and their arguments.
+
+    Raises:
+        ModelError: not an expression of this form.
+    """
+    try:
+        return [*map(_read_term, _split(ast.parse(entry.strip(), mode="eval").body))]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise ModelError(
+            f"{place} cannot be read; write name, name(key=value, ...), or several joined by +"
+        ) from None
+
+
 def _split(node: ast.expr) -> list[ast.expr]:
     """The terms of a sum."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return _split(node.left) + _split(node.right)
-    return [node]
+    terms = []
+    while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        terms.append(node.right)
+        node = node.left
+    return [node, *reversed(terms)]
 
 
 def _read_term(node: ast.expr) -> tuple[str, dict[str, Any]]:
@@ -93,6 +147,9 @@ def _find(name: str, registry: Mapping[str, type], place: str, base: type | None
             f"{place}: {module} cannot be imported ({error}); run where {module}.py lies, "
             "or set PYTHONPATH to its folder"
         ) from None
+    except Exception as error:
+        said = printable(f"{type(error).__name__}: {error}", 200)
+        raise ModelError(f"{place}: {module} cannot be imported ({said})") from error
     if not (isinstance(kind, type) and issubclass(kind, base)):
         raise ModelError(f"{place}: {module} has no {base.__name__} called {attribute}")
     return kind
@@ -111,5 +168,6 @@ def _checked(value: Any, annotation: Any, place: str) -> Any:
     fits = Any in kinds or value in [kind for kind in kinds if isinstance(kind, str)]
     if not fits and type(value) not in kinds and not (type(value) is int and float in kinds):
         words = (kind if isinstance(kind, str) else KINDS.get(kind, str(kind)) for kind in kinds)
-        raise ModelError(f"{place} is {value!r}; allowed: {' or '.join(words)}")
+        given = printable(repr(value), 80)
+        raise ModelError(f"{place} is {given}; allowed: {' or '.join(words)}")
     return value

@@ -23,10 +23,11 @@ from torch import Tensor, nn
 
 from arch.convert import from_transformers
 from arch.decoder import Decoder, describe_pretrained
-from arch.directory import LoadedModel, drop_padding
+from arch.directory import LoadedModel
 from arch.errors import ModelError
 from arch.families import take_apart
 from arch.model import LanguageModel
+from arch.weights import drop_padding
 
 GGUF = ".gguf"
 

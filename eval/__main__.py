@@ -18,7 +18,7 @@ from tyro import _errors as refusals  # what tyro has of what it refuses; pinned
 
 import arch.threads  # noqa: F401 - before torch
 from eval import RequestError
-from eval.flags import READERS, flag_name, nearest, reader_of
+from eval.flags import READERS, TRUST_HELP, flag_name, nearest, reader_of
 from eval.result import Result
 
 COMMANDS = {
@@ -104,6 +104,10 @@ def run_command(name: str, words: list[str]) -> tuple[Result, str]:
         hints["format"], texts["format"] = FORMATS, "json: the rows, to standard output"
         parameters.append(inspect.Parameter("format", inspect.Parameter.KEYWORD_ONLY,
                                             default="table"))  # fmt: skip
+    if getattr(function, "opens_models", False):
+        hints["trust_code"], texts["trust_code"] = bool, TRUST_HELP
+        parameters.append(inspect.Parameter("trust_code", inspect.Parameter.KEYWORD_ONLY,
+                                            default=False))  # fmt: skip
     given = [word.partition("=")[0].replace("_", "-") for word in words]
     for each in parameters:
         flag = flag_name(each.name)
@@ -121,6 +125,8 @@ def run_command(name: str, words: list[str]) -> tuple[Result, str]:
 
     def call(**options: Any) -> tuple[Result, str]:
         form = "table" if has_format else options.pop("format")
+        if not options.get("trust_code"):
+            options.pop("trust_code", None)
         result = function(**options)
         if options.get("out", "") is None:
             print("rows are not kept: --out DIR keeps them", file=sys.stderr)

@@ -12,6 +12,7 @@ import os
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from tyro.conf import Positional, UseAppendAction, arg
@@ -86,6 +87,10 @@ else:
     Places = Models
     Plugins = Annotated[tuple[str, ...], UseAppendAction, arg(metavar="FILE")]
     Layers = Words
+
+TRUST_CODE: ContextVar[bool] = ContextVar("trust_code", default=False)
+"""Whether whoever runs a command lets model directories name mixers outside this project."""
+TRUST_HELP = "let a model directory name mixers outside this project, whose code then runs"
 
 READERS = ConstructorRegistry()
 """How words are read, in the place of tyro's own rules."""

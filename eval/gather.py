@@ -16,6 +16,7 @@ import yaml
 from arch import ModelConfig
 from arch.files import read_json
 from eval import RequestError
+from eval.flags import TRUST_CODE
 from eval.identity import model_id
 from eval.rows import SHARDS, Row, read_rows
 
@@ -178,10 +179,12 @@ def _metrics(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _of_directory(path: Path, runs: dict[Path, RunRecord]) -> Saved:
-    from arch.directory import check_weights  # with torch, which rows alone need not wait for
+    # with torch, which rows alone need not wait for
+    from arch.directory import check_meta, read_config
+    from arch.weights import check_weights
     from eval.models import file_sha256
 
-    config = ModelConfig.from_json((path / "config.json").read_text("utf-8"), str(path))
+    config = read_config(path / "config.json", trust_code=TRUST_CODE.get())
     weights = path / "model.safetensors"
     if weights.is_file():  # a comparison needs none
         check_weights(weights, config, str(path))
@@ -189,6 +192,7 @@ def _of_directory(path: Path, runs: dict[Path, RunRecord]) -> Saved:
     above = path.resolve().parent.parent
     run = _run(above, runs) if (above / METRICS).is_file() else None
     meta = {"name": path.name, "step": 0} | meta
+    check_meta(meta, path / "meta.json")
     known = meta.get("model_id") or not weights.is_file()
     return Saved(_checkpoint(meta, config, "" if known else file_sha256(weights)), meta, path,
                  config, run)  # fmt: skip
@@ -200,11 +204,19 @@ def _last(run: RunRecord) -> Saved | None:
     if not judged:
         return None
     last, known = judged[-1], run.settings.get("model")
-    config = ModelConfig.from_json(json.dumps(known), str(run.path)) if known else None
+    config = _config_of_run(known, run.path / "config.yaml") if known else None
     sections = {n: v for n, v in run.settings.items() if isinstance(v, dict) and n != "trainer"}
     recipe = hashlib.sha256(json.dumps(sections, sort_keys=True, default=str).encode()).hexdigest()
     about = {"name": run.path.resolve().name, "step": last["step"]}
     return Saved(_checkpoint(about, config, recipe), last, None, config, run)
+
+
+def _config_of_run(settings: Any, file: Path) -> ModelConfig:
+    from arch.mixers import refuse_foreign
+
+    config = ModelConfig.from_json(json.dumps(settings, default=str), str(file))
+    refuse_foreign(config.mixers, file.parent, TRUST_CODE.get(), str(file))
+    return config
 
 
 def _checkpoint(meta: dict[str, Any], config: ModelConfig | None, digest: str) -> dict[str, Any]:

@@ -26,10 +26,12 @@ from arch import (
     count_parameters,
     load_model,
 )
-from arch.directory import drop_padding
 from arch.files import read_json
 from arch.pretrained import check_tokenizer, load_pretrained, wrap_model
+from arch.tokenizers import read_tokenizer
+from arch.weights import drop_padding
 from eval import RequestError, identity
+from eval.flags import TRUST_CODE
 
 PRETRAINED = "hf:"
 Kept = TypeVar("Kept")
@@ -128,8 +130,12 @@ class Checkpoint:
         return [self.tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
 
 
-def open_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> Checkpoint:
+def open_checkpoint(
+    path: str | Path, device: str | torch.device = "cpu", trust_code: bool | None = None
+) -> Checkpoint:
     """Loads a model directory, a run's last model, or `hf:` and a transformers model.
+
+    `trust_code` is as for `open_model`; None: what the command at work was given.
 
     Raises:
         ModelError: the directory is missing or its files do not belong together; a pretrained
@@ -140,11 +146,15 @@ def open_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> Che
     loaded = (
         load_pretrained(name[len(PRETRAINED) :], device)
         if pretrained
-        else load_model(model_directory(path), device)
+        else load_model(
+            model_directory(path),
+            device,
+            trust_code=TRUST_CODE.get() if trust_code is None else trust_code,
+        )
     )
     loaded.model.requires_grad_(False)
     check_causal(loaded.model)
-    tokenizer = Tokenizer.from_str(loaded.tokenizer_json)
+    tokenizer = read_tokenizer(loaded.tokenizer_json, loaded.path / "tokenizer.json")
     return Checkpoint(loaded.model, loaded.config, tokenizer, loaded.meta, loaded.path)
 
 
@@ -192,6 +202,7 @@ def open_model(
     *,
     tokenizer: Any = None,
     name: str | None = None,
+    trust_code: bool | None = None,
 ) -> Checkpoint:
     """Opens a model for evaluation.
 
@@ -204,6 +215,8 @@ def open_model(
         device: cpu, cuda, or auto: a GPU that is in reach. Not of a module in memory.
         tokenizer: of a module in memory: of the library tokenizers, or a fast one of transformers.
         name: of a module in memory, in rows and pages; its class when not given.
+        trust_code: whether a model directory may name mixers outside this project, as
+            `module.Class`, whose code then runs; not when not given.
 
     Raises:
         ModelError: a model directory that cannot be read, a pretrained model that cannot be had, a
@@ -218,7 +231,7 @@ def open_model(
         raise RequestError(
             f"{model}: has a tokenizer and a name of its own; leave out tokenizer and name"
         )
-    return open_checkpoint(model, device_of(device))
+    return open_checkpoint(model, device_of(device), trust_code)
 
 
 def open_models(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 from eval import RequestError
-from eval.flags import nearest, read_arguments
+from eval.flags import TRUST_CODE, nearest, read_arguments
 
 if TYPE_CHECKING:
     import pandas
@@ -101,12 +101,21 @@ class Result:
 def command(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Makes a function a command: its arguments are read as those of a command line.
 
-    Models run without autograd.
+    Models run without autograd. A command that opens models takes `trust_code` beside its own
+    parameters: whether their directories may name mixers outside this project, whose code runs.
     """
     signature = inspect.signature(function)
+    opens = not {"models", "model", "places", "runs"}.isdisjoint(signature.parameters)
 
     @functools.wraps(function)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        token = TRUST_CODE.set(bool(opens and kwargs.pop("trust_code", TRUST_CODE.get())))
+        try:
+            return call(args, kwargs)
+        finally:
+            TRUST_CODE.reset(token)
+
+    def call(args: Any, kwargs: Any) -> Result:
         for name in kwargs:
             if name not in signature.parameters:
                 near = nearest(name, signature.parameters)
@@ -120,4 +129,5 @@ def command(function: Callable[Parameters, Result]) -> Callable[Parameters, Resu
                 stack.enter_context(torch.no_grad())
             return function(*bound.args, **bound.kwargs)
 
+    setattr(run, "opens_models", opens)  # noqa: B010 - a function has no such attribute declared
     return run

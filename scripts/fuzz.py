@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from scripts.mutants import MUTATORS
 
@@ -105,10 +106,14 @@ def make_bases(place: Path) -> None:
 
     tokenizer = train_tokenizer(open_corpus("toy:60", "train"), vocab_size=300).to_str()
     torch.manual_seed(0)
-    sizes = {"vocab_size": 300, "context": 32, "d_model": 16, "n_layers": 2}
+    sizes: dict[str, Any] = {"vocab_size": 300, "context": 32, "d_model": 16, "n_layers": 2}
     flat = LanguageModel(ModelConfig(**sizes, mixers=("flat",))).eval()
     save_model(place / "own" / "model", flat, tokenizer, {"name": "flat", "step": 10})
-    parts = {"channel_mixer": "swiglu", "norm": "rmsnorm", "mixers": ("attention(heads=2)",)}
+    parts: dict[str, Any] = {
+        "channel_mixer": "swiglu",
+        "norm": "rmsnorm",
+        "mixers": ("attention(heads=2)",),
+    }
     llama = LanguageModel(ModelConfig(**sizes, **parts, tied=False)).eval()
     export_transformers(place / "hf", llama, tokenizer)
     (place / "gguf").mkdir()
@@ -385,11 +390,11 @@ def outcomes(
             at, known = (names[0], first), False
             while time.monotonic() < end:
                 if not select.select([worker.stdout], [], [], 30 if known else 120)[0]:
-                    yield *at, "hang", "not ended by an alarm"
+                    yield at[0], at[1], "hang", "not ended by an alarm"
                     break
                 line = worker.stdout.readline()
                 if not line:
-                    yield *at, "crash", f"exit code {worker.wait()}"
+                    yield at[0], at[1], "crash", f"exit code {worker.wait()}"
                     break
                 known, (name, number, *found) = True, json.loads(line)
                 at = name, number

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from arch import LanguageModel, ModelConfig
+from arch.mixers import refuse_foreign
 from train.data import IGNORE, Batch, PackedDataModule
 from train.optim import build_optimizer, rate
 from train.settings import OptimizerSettings, ScheduleSettings
@@ -34,10 +35,14 @@ class LanguageModule(LightningModule):
         optimizer: OptimizerSettings | dict[str, Any],
         schedule: ScheduleSettings | dict[str, Any],
         total_steps: int,
+        *,
+        trust_code: bool = False,
     ) -> None:
         super().__init__()
         if isinstance(model, dict):
-            model = LanguageModel(ModelConfig.from_json(json.dumps(model)))
+            config = ModelConfig.from_json(json.dumps(model))
+            refuse_foreign(config.mixers, None, trust_code, "hyperparameters")
+            model = LanguageModel(config)
         if isinstance(optimizer, dict):
             optimizer = OptimizerSettings(**optimizer)
         if isinstance(schedule, dict):

@@ -72,7 +72,9 @@ class Run:
         model = LanguageModel(recipe.model)
         self._initial = None
         if settings.init_from and not self.start.checkpoint:
-            self._initial = start_from_weights(model, settings.init_from, data.tokenizer_json)
+            self._initial = start_from_weights(
+                model, settings.init_from, data.tokenizer_json, settings.trust_code
+            )
         check_causal(model)
         self.module = LanguageModule(model, recipe.optimizer, schedule, self.total)
         self.log = Log(self.directory, settings, recipe.plain())
@@ -176,7 +178,9 @@ class Run:
         )
 
 
-def start_from_weights(model: LanguageModel, source: str, tokenizer_json: str) -> str:
+def start_from_weights(
+    model: LanguageModel, source: str, tokenizer_json: str, trust_code: bool = False
+) -> str:
     """Copies every weight that `model` has under the same name and in the same shape, in place.
 
     The source is a model directory, or `hf:` and a directory or a hub's name of a Llama in
@@ -193,7 +197,7 @@ def start_from_weights(model: LanguageModel, source: str, tokenizer_json: str) -
     """
     name = source.removeprefix(HUB)
     path = name if name == source or Path(name).is_dir() else download(source)
-    loaded = open_directory(path)
+    loaded = open_directory(path, trust_code=trust_code)
     tokenizers = (Tokenizer.from_str(text) for text in (loaded.tokenizer_json, tokenizer_json))
     if len({tokenizer_hash(tokenizer) for tokenizer in tokenizers}) > 1:
         raise RunError(

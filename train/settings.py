@@ -12,7 +12,7 @@ from tokenizer import PackedData
 SEEDS = 2**32 - 1
 """Largest seed: numpy takes no larger one."""
 BOUNDS = {"at least": ge, "at most": le, "above": gt, "below": lt}
-ELSEWHERE = {"model", "run", "data", "resume"}
+ELSEWHERE = {"model", "run", "data", "resume", "trust_code"}
 """Settings that a model directory does not record: its config.json has the model's own and
 `data_sha256` stands for the data; the others are about this machine."""
 NEEDED = {
@@ -40,6 +40,8 @@ class RunSettings:
     init_from: str | None = None
     """Weights to start from: a model directory, or `hf:` and a Llama in transformers' layout (a
     directory, or a name on the hub). What does not fit the model keeps its own initial weights."""
+    trust_code: bool = False
+    """Whether the model of init_from may name mixers outside this project, whose code then runs."""
     seed: int = 0
     """Seed of the initial weights and of the order of the data."""
     precision: Literal["auto", "32-true", "bf16-mixed", "bf16-true", "16-mixed", "64-true"] = "auto"

@@ -1,5 +1,10 @@
 """The family of token mixers: a name for each, and how a pattern becomes modules."""
 
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from arch.errors import ModelError, printable
 from arch.mixers.attention import Attention, CausalAttention, rotate, share_rotary
 from arch.mixers.base import Identity, SideBySide, TokenMixer
 from arch.mixers.masked import (
@@ -11,10 +16,11 @@ from arch.mixers.masked import (
     Rectangular,
     Triangle,
 )
-from arch.patterns import parse
+from arch.patterns import find_foreign, locate_module, parse
 
 __all__ = [
-    "MIXERS", "CausalAttention", "TokenMixer", "Triangle", "build_mixer", "rotate", "share_rotary",
+    "MIXERS", "CausalAttention", "TokenMixer", "Triangle", "build_mixer", "refuse_foreign",
+    "rotate", "share_rotary",
 ]  # fmt: skip
 MIXERS: dict[str, type[TokenMixer]] = {
     "attention": Attention,
@@ -36,5 +42,54 @@ def build_mixer(entry: str, d_model: int, context: int) -> TokenMixer:
             not fit d_model.
     """
     terms = parse(entry, MIXERS, "mixer", TokenMixer)
-    built = [cls(d_model, context, **arguments) for cls, arguments in terms]
+    built = [_build(cls, d_model, context, arguments) for cls, arguments in terms]
     return built[0] if len(built) == 1 else SideBySide(built)
+
+
+def _build(
+    kind: type[TokenMixer], d_model: int, context: int, arguments: dict[str, Any]
+) -> TokenMixer:
+    """A mixer; what a class of somebody else's raises is said in one line."""
+    if kind in MIXERS.values():
+        return kind(d_model, context, **arguments)
+    try:
+        return kind(d_model, context, **arguments)
+    except ModelError:
+        raise
+    except Exception as error:
+        said = printable(f"{type(error).__name__}: {error}", 200)
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        raise ModelError(f"mixer {name} cannot be built ({said})") from error
+
+
+def refuse_foreign(
+    entries: Iterable[str], directory: Path | None, trust_code: bool, source: str
+) -> None:
+    """Refuses mixers that a model directory names and that are not of the family.
+
+    Args:
+        entries: of the directory's configuration.
+        directory: which the configuration was read from; None: no model directory.
+        trust_code: whether the caller allows classes of installed modules, and of files in reach.
+        source: of the configuration, for errors.
+
+    Raises:
+        ModelError: a class that the caller does not trust, or whose code lies in the directory.
+    """
+    for entry in dict.fromkeys(entries):
+        for name in find_foreign(entry, MIXERS, f"{source}: mixer"):
+            module, dot, _ = name.rpartition(".")
+            if not dot:
+                continue  # no class: building names what is known
+            shown = printable(name, 120)
+            if not trust_code:
+                raise ModelError(
+                    f"{source}: mixer {shown} is code that is no part of this project, and is not "
+                    "run unasked; give --trust_code if you trust it (in Python trust_code=True)"
+                )
+            for path in locate_module(module) if directory else ():
+                if path.resolve().is_relative_to(directory.resolve()):
+                    raise ModelError(
+                        f"{source}: mixer {shown} lies in the model directory ({path}), whose code "
+                        "is never run; put its file elsewhere if you trust it"
+                    )

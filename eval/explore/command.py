@@ -4,7 +4,7 @@ import contextlib
 from pathlib import Path
 
 from eval import RequestError
-from eval.flags import AboveZero, Natural, Places, listed
+from eval.flags import TRUST_CODE, AboveZero, Natural, Places, listed
 from eval.result import Result, command
 
 DEMO = "demo"
@@ -55,7 +55,7 @@ def explore(
     for place in places:
         if not place.startswith(PRETRAINED) and not Path(place).exists():
             raise RequestError(f"{place}: no such directory; give model directories or runs")
-    library = Library(places, corpus, device)
+    library = Library(places, corpus, device, TRUST_CODE.get())
     with listen(host, port) as at:
         library.warm()
         address = f"[{host}]" if ":" in host else host

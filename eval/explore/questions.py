@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import eval as evals
-from arch.files import read_json
+from arch.directory import read_meta
 from eval import RequestError
 from eval.inversion.solver import solvers
 from eval.lenses.lens import lenses
@@ -46,16 +46,19 @@ class Library:
         paths: where each model is.
         corpus: whose text solvers guess from, tokens are counted in and lenses are fitted on; None
             for the data that the models were trained on.
+        trust_code: whether model directories may name mixers outside this project.
 
     Raises:
         RequestError: no models in the places.
     """
 
-    def __init__(self, places: Sequence[str], corpus: str | None, device: str) -> None:
-        self.corpus, self.device = corpus, device
+    def __init__(
+        self, places: Sequence[str], corpus: str | None, device: str, trust_code: bool = False
+    ) -> None:
+        self.corpus, self.device, self.trust_code = corpus, device, trust_code
         self.paths: dict[str, str] = {p: p for p in places if p.startswith(PRETRAINED)}
         for path in (each for p in places if p not in self.paths for each in find_models(p)):
-            meta = read_json(path / "meta.json")
+            meta = read_meta(path / "meta.json")
             name = f"{meta['name']}, step {meta.get('step', 0)}"
             self.paths[f"{name} ({path})" if name in self.paths else name] = str(path)
         if not self.paths:
@@ -67,7 +70,8 @@ class Library:
         """The model of that name, opened when it is first asked for."""
         with self._lock:
             if name not in self._open:
-                self._open[name] = open_model(self.paths[name], self.device)
+                path, trust = self.paths[name], self.trust_code
+                self._open[name] = open_model(path, self.device, trust_code=trust)
             self._open.move_to_end(name)
             while len(self._open) > OPEN:
                 self._open.popitem(last=False)

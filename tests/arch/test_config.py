@@ -116,5 +116,5 @@ def test_parameters_of_a_mixers_own_start_decay_and_load_by_rule(tmp_path):
     with torch.no_grad():
         mixer.matrix.fill_(3)
     save_model(tmp_path / "m", model, tokenizer_json(), {})
-    loaded: Any = load_model(tmp_path / "m").model
+    loaded: Any = load_model(tmp_path / "m", trust_code=True).model
     assert torch.equal(loaded.blocks[0].token_mixer.matrix, mixer.matrix)

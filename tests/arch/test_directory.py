@@ -193,8 +193,8 @@ OTHER = {size: tokenizer_json(size).encode() for size in (11, 12)}
         *((spoil("tokenizer.json", text), "tokenizer.json is not a tokenizer file")
           for text in (b"{", b"[]", b'{"model": {}}', b"{}")),
         (spoil("config.json", {"context": 13}), "mix.bias is (12,), the configuration says (13,)"),
-        (spoil("config.json", {"n_layers": 3}), f"{MISFIT}no blocks.2.channel_mixer.down.bias; "),
-        (spoil("config.json", {"n_layers": 1}), f"{MISFIT}unknown blocks.1.channel_mixer.down.bi"),
+        (spoil("config.json", {"n_layers": 3}), f"{MISFIT}n_layers is 3, the weights have 2"),
+        (spoil("config.json", {"n_layers": 1}), f"{MISFIT}n_layers is 1, the weights have 2"),
         (spoil("config.json", {"d_ff": 15}), "(and 3 more)"),
         (spoil("config.json", {"mixers": ["parallel"]}), "the configuration says (2, 12, 12)"),
         (spoil("config.json", {"mixers": ["mamba"]}), "there is no 'mamba'"),

@@ -81,7 +81,7 @@ def test_models_of_it_start_save_load_generate_and_describe_themselves(tmp_path)
     model: Any = LanguageModel(config).eval()
     assert describe(config).cost.parameters == sum(p.numel() for p in model.parameters())
     save_model(tmp_path / "m", model, tokenizer_json(), {})
-    loaded = load_model(tmp_path / "m").model
+    loaded = load_model(tmp_path / "m", trust_code=True).model
     prompt = torch.randint(11, (2, 3))
     expected = generate(model, prompt, 9, temperature=0)
     assert torch.equal(generate(loaded, prompt, 9, temperature=0), expected)

@@ -74,7 +74,7 @@ def longer(go_on):
         (lambda: from_reference(model([flat(), nn.Conv1d(6, 6, 1)]).state_dict()),
          "mix.weight is (6, 6), the configuration says (12, 12)"),
         (lambda: ModelConfig.from_json("{", "here.json"), "here.json is not JSON"),
-        (lambda: ModelConfig.from_json("[]", "here.json"), "unknown fields: not an object"),
+        (lambda: ModelConfig.from_json("[]", "here.json"), "here.json is not a JSON object"),
         (lambda: ModelConfig.from_json('{"n_heads": 4, "width": 3}', "here.json"),
          "here.json has unknown fields: n_heads, width"),
     ],

@@ -228,7 +228,7 @@ def test_a_model_that_is_no_llama_is_not_exported(tmp_path, settings, named):
         ({"rope_parameters": None, "rope_scaling": {"type": "linear"}}, "rope_type is 'linear'"),
         ({"vocab_size": V + 1}, f"has {V} entries, the model has {V + 1}; use the tokenizer that"),
         ({"intermediate_size": 47}, "the weights do not fit the configuration"),
-        ({"num_hidden_layers": 4}, "no blocks.3."),
+        ({"num_hidden_layers": 4}, "n_layers is 4"),
         ({"num_attention_heads": 3, "head_dim": None}, "heads=3 must divide d_model=32"),
     ],
 )

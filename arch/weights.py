@@ -1,0 +1,205 @@
+"""The weights of models: read from safetensors files, and made into models of a configuration."""
+
+import dataclasses
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
+
+from arch.config import ModelConfig
+from arch.errors import ModelError, is_out_of_memory, printable
+from arch.mixers import Triangle
+from arch.model import LanguageModel
+
+Shapes = dict[str, tuple[int, ...]]
+BLOCK = re.compile(r"blocks\.\d{1,6}\.")
+
+
+def weights_of(model: LanguageModel) -> dict[str, Tensor]:
+    """The model's weights on the CPU, in their own precision."""
+    weights = {
+        name: tensor.detach().cpu().contiguous()
+        for name, tensor in model.state_dict().items()
+        if not (model.config.tied and name == "head.weight")
+    }
+    return {**weights, **_lower(model, weights)}
+
+
+class _Undrawn(TorchFunctionMode):
+    """Draws no initial weights.
+
+    On the meta device torch would draw them by its compiler's references, whose import takes a
+    second.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.__name__ in ("normal_", "uniform_"):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
+def build_model(config: ModelConfig, weights: dict[str, Tensor], source: str) -> LanguageModel:
+    """A model made of `weights`, in their precision, in evaluation mode.
+
+    Weights are those that `weights_of` gives: what is above a diagonal is dropped, the rest becomes
+    the model's own without a copy. `source` is for errors.
+
+    Raises:
+        ModelError: names or shapes that the configuration does not have, or lacks.
+    """
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    with torch.device("meta"), _Undrawn():  # its weights are replaced
+        model = _build_like(config, shapes, source)
+    if any(buffer.is_meta for buffer in model.buffers()):  # a mixer's own, not in the weights
+        with torch.random.fork_rng(devices=[]):
+            model = _build_like(config, shapes, source)
+    _check_shapes(model, shapes, source)
+    if config.tied:
+        weights = {**weights, "head.weight": weights["embedding.weight"]}
+    model.load_state_dict({**weights, **_lower(model, weights)}, assign=True)
+    if config.tied:
+        model.head.weight = model.embedding.weight
+    return model.eval()
+
+
+def _build_like(config: ModelConfig, shapes: Shapes, source: str) -> LanguageModel:
+    """The model of a configuration that may be of weights of these shapes.
+
+    Sizes are compared before anything is built, and building ends at more tensors than there are.
+
+    Raises:
+        ModelError: it has other sizes, or cannot be built.
+    """
+    blocks = 1 + max((int(n.split(".")[1]) for n in shapes if BLOCK.match(n)), default=-1)
+    rows, width = (*shapes.get("embedding.weight", ()), 0, 0)[:2]
+    for name, given, held in (
+        ("n_layers", config.n_layers, blocks),
+        ("d_model", config.d_model, width),
+        ("vocab_size", config.vocab_rows, rows),
+    ):
+        if given != held:
+            raise ModelError(
+                f"{source}: the weights do not fit the configuration: {name} is {given}, the "
+                f"weights have {held}"
+            )
+    count, most, thread = 0, 2 * len(shapes) + 64, threading.get_ident()
+
+    def count_parameters(*_: Any) -> None:
+        nonlocal count
+        count += threading.get_ident() == thread
+        if count > most:
+            raise ModelError(
+                f"{source}: the weights do not fit the configuration: it builds more than {most} "
+                f"tensors, the weights are {len(shapes)}"
+            )
+
+    hook = register_module_parameter_registration_hook(count_parameters)
+    try:
+        return LanguageModel(config)
+    except (RuntimeError, TypeError, OverflowError) as error:
+        if is_out_of_memory(error):
+            raise
+        said = printable(str(error).partition("\n")[0], 200)
+        raise ModelError(f"{source}: its model cannot be built ({said})") from error
+    finally:
+        hook.remove()
+
+
+def drop_padding(model: LanguageModel, size: int) -> LanguageModel:
+    """Takes the rows beyond `size`, that no token has, from the embedding and the head, in place.
+
+    Readers of the model then list tokens alone: no search may answer with an id beyond them, and
+    none is drawn. The probabilities of the tokens sum to one.
+    """
+    rows = model.embedding.num_embeddings
+    model.config = dataclasses.replace(
+        model.config, vocab_size=min(size, model.config.vocab_size), vocab_multiple=1
+    )
+    if rows <= size:
+        return model
+    tied = model.head.weight is model.embedding.weight
+    _cut(model.embedding, "weight", size)
+    _cut(model.head, "weight", size)
+    if getattr(model.head, "bias", None) is not None:
+        _cut(model.head, "bias", size)
+    if tied:
+        model.head.weight = model.embedding.weight
+    model.embedding.num_embeddings = model.head.out_features = size
+    return model
+
+
+def check_weights(path: Path, config: ModelConfig, source: str) -> None:
+    """Whether a safetensors file is whole and holds what `config` builds; reads its header alone.
+
+    Raises:
+        ModelError: missing, cut short, another kind of file, or other names or shapes.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.offset_keys()}
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from None
+    with FakeTensorMode():
+        model = _build_like(config, shapes, source)
+    _check_shapes(model, shapes, source)
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file.
+
+    Raises:
+        ModelError: missing, truncated or another kind of file.
+    """
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from None
+
+
+def renamed(name: str, names: dict[str, str]) -> str:
+    """A tensor's name in another layout; one that has none there keeps its own.
+
+    `names` are from module to module, `#` for the first number: `blocks.#.norm_token` to ...
+    """
+    number = re.search(r"\d+", name)
+    module, _, parameter = re.sub(r"\d+", "#", name, count=1).rpartition(".")
+    full = f"{names.get(module, module)}.{parameter}"
+    return full.replace("#", number[0]) if number else full
+
+
+def _check_shapes(model: LanguageModel, shapes: Shapes, source: str) -> None:
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    if model.config.tied:
+        shapes = {k: shape for k, shape in shapes.items() if k != "head.weight"}
+        del expected["head.weight"]
+    wrong = [f"no {name}" for name in sorted(expected.keys() - shapes.keys())]
+    wrong += [f"unknown {name}" for name in sorted(shapes.keys() - expected.keys())]
+    wrong += [
+        f"{name} is {shapes[name]}, the configuration says {shape}"
+        for name, shape in expected.items()
+        if name in shapes and shapes[name] != shape
+    ]
+    if wrong:
+        more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
+        shown = printable("; ".join(wrong[:3]))
+        raise ModelError(f"{source}: the weights do not fit the configuration: {shown}{more}")
+
+
+def _cut(module: nn.Module, name: str, rows: int) -> None:
+    parameter = getattr(module, name)
+    cut = parameter.detach()[:rows].clone()
+    setattr(module, name, nn.Parameter(cut, requires_grad=parameter.requires_grad))
+
+
+def _lower(model: LanguageModel, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    names = [f"{n}.weight" for n, module in model.named_modules() if isinstance(module, Triangle)]
+    return {name: weights[name].tril() for name in names}
