@@ -26,9 +26,10 @@ from arch.directory import (
 )
 from arch.errors import ModelError, is_out_of_memory, printable
 from arch.files import read_text
+from arch.gguf import GGUF
 from arch.mixers import refuse_foreign
 from arch.model import LanguageModel
-from arch.pretrained import GGUF, import_gguf, load_pretrained
+from arch.pretrained import import_gguf, load_pretrained
 from arch.reference import import_reference
 
 HUB = "hub:"
@@ -198,11 +199,14 @@ def _import(options: argparse.Namespace) -> None:
     name = source.removeprefix(HUB).rstrip("/").split("/")[-1]
     if not path.exists():
         raise ModelError(f"{source}: no such file or directory; models of the hub are {HUB}NAME")
-    if path.suffix == GGUF:
+    if path.suffix.lower() == GGUF:
         loaded, name = import_gguf(path), path.stem
     elif (path / "config.json").is_file():
         loaded = open_directory(path, trust_code=options.trust_code)
     elif options.tokenizer is None:
+        for file in path.iterdir() if path.is_dir() else ():
+            if file.suffix.lower() == GGUF:
+                raise ModelError(f"{path}: has no config.json; give the file {file}")
         raise ModelError(f"--tokenizer is missing: {path} has none; give its tokenizer.json")
     else:
         model, tokenizer_json = import_reference(path), read_text(options.tokenizer)

@@ -5,7 +5,9 @@ tokenizer.json, tokenizer_config.json`. Nothing here needs transformers itself: 
 its conventions, so only names differ. With norms of queries and keys the layout is that of Qwen3.
 """
 
+import dataclasses
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,16 @@ from torch import Tensor
 
 from arch.config import ModelConfig
 from arch.directory import LoadedModel, as_json, check_vocabulary, load_model
-from arch.errors import ModelError
-from arch.files import read_json, read_text, write_directory
+from arch.errors import ModelError, printable
+from arch.files import read_text, write_directory
+from arch.foreign import (
+    HARMLESS,
+    check_sizes,
+    common_prefix,
+    read_settings,
+    read_shapes,
+    weight_files,
+)
 from arch.mixers import Attention
 from arch.mixers.attention import QK_EPS
 from arch.model import LanguageModel, SwiGLU
@@ -43,6 +53,20 @@ _NAMES = {  # ours and theirs, see renamed
     "norm": "model.norm",
     "head": "lm_head",
 }
+_HONOURED = {
+    "model_type", "num_key_value_heads", "rope_theta", "rope_parameters", "rope_scaling",
+    "attention_bias", "mlp_bias", "rms_norm_eps", "tie_word_embeddings", "hidden_act", "head_dim",
+}  # fmt: skip
+_WITHOUT_EFFECT = {  # on what a model computes in evaluation
+    "architectures", "auto_map", "transformers_version", "torch_dtype", "dtype", "use_cache",
+    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id",
+    "initializer_range", "attention_dropout", "pretraining_tp", "chunk_size_feed_forward",
+    "output_attentions", "output_hidden_states", "return_dict", "torchscript", "id2label",
+    "label2id", "problem_type", "task_specific_params", "is_llama_config", "rope_interleaved",
+    "max_length", "min_length", "num_beams", "num_beam_groups", "num_return_sequences",
+    "length_penalty", "diversity_penalty", "repetition_penalty", "temperature", "top_k", "top_p",
+    "typical_p", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "unsloth_fixed",
+}  # fmt: skip
 _REQUIRED = (
     "vocab_size",
     "hidden_size",
@@ -104,8 +128,14 @@ def import_transformers(directory: str | Path) -> LoadedModel:
     if missing := [f for f in ("config.json", "tokenizer.json") if not (directory / f).is_file()]:
         raise ModelError(f"{directory} has no {', '.join(missing)}; save model and tokenizer there")
     tokenizer_json = read_text(directory / "tokenizer.json")
-    config = read_json(directory / "config.json")
-    return from_transformers(config, lambda: _read_shards(directory), tokenizer_json, directory)
+    config = read_settings(directory / "config.json")
+
+    def read_all() -> dict[str, Tensor]:
+        files = weight_files(directory)
+        check_sizes(config, read_shapes(files), directory / "config.json")
+        return {name: tensor for file in files for name, tensor in read_weights(file).items()}
+
+    return from_transformers(config, read_all, tokenizer_json, directory)
 
 
 def from_transformers(
@@ -126,11 +156,18 @@ def from_transformers(
     file = source / "tokenizer.json"
     size = check_vocabulary(file, tokenizer_json, config.vocab_size, MULTIPLES)
     ours = {foreign: name for name, foreign in _NAMES.items()}
+    held = weights()
+    prefix = common_prefix(list(held), source)
     tensors = {
-        renamed(name, ours): tensor
-        for name, tensor in weights().items()
-        if not name.endswith("rotary_emb.inv_freq")  # old files hold what can be computed
+        renamed(name.removeprefix(prefix), ours): tensor
+        for name, tensor in held.items()
+        if not HARMLESS.search(name)
     }
+    head, embedding = tensors.get("head.weight"), tensors.get("embedding.weight")
+    if config.tied and head is not None and embedding is not None and not head.equal(embedding):
+        print(f"{source}: tie_word_embeddings is true, but it has a head of its own, which is kept",
+              file=sys.stderr)  # fmt: skip
+        config = dataclasses.replace(config, tied=False)
     model = drop_padding(build_model(config, tensors, str(source)), size)
     meta = {"name": source.name, "source": "transformers"}
     return LoadedModel(model, model.config, tokenizer_json, meta, source)
@@ -228,7 +265,7 @@ def _our_config(given: dict[str, Any], directory: Path) -> ModelConfig:
             "'qwen3'; other families can be wrapped: arch.load_pretrained"
         )
     qwen = given["model_type"] == "qwen3"
-    if missing := [key for key in _REQUIRED if key not in given]:
+    if missing := [key for key in _REQUIRED if given.get(key) is None]:
         raise ModelError(f"{path} lacks {', '.join(missing)}")
     width, heads = given["hidden_size"], given["num_attention_heads"]
     rope = given.get("rope_parameters") or given.get("rope_scaling") or {}
@@ -243,6 +280,7 @@ def _our_config(given: dict[str, Any], directory: Path) -> ModelConfig:
                 f"{path}: {name} is {seen!r}; allowed for an import: {allowed!r}; "
                 "any such model can be wrapped: arch.load_pretrained"
             )
+    _refuse_unknown(given, rope, qwen, path)
     attention = {
         "heads": heads,
         "kv_heads": given.get("num_key_value_heads") or heads,
@@ -264,10 +302,24 @@ def _our_config(given: dict[str, Any], directory: Path) -> ModelConfig:
     )
 
 
-def _read_shards(directory: Path) -> dict[str, Tensor]:
-    """All tensors, from one file or from several that an index lists."""
-    index = directory / "model.safetensors.index.json"
-    files = {"model.safetensors"}
-    if index.is_file():
-        files = set(read_json(index)["weight_map"].values())
-    return {k: v for file in sorted(files) for k, v in read_weights(directory / file).items()}
+def _refuse_unknown(given: dict[str, Any], rope: dict[str, Any], qwen: bool, path: Path) -> None:
+    """Refuses a setting that is not known, unless it is off: null, false, empty or a text.
+
+    A Llama of transformers has no windows, whatever its configuration says of them; a Qwen3 has.
+    """
+    known = {*_REQUIRED, *_HONOURED, *_WITHOUT_EFFECT}
+    windows = qwen and given.get("use_sliding_window")
+    known |= set() if windows else {"sliding_window", "max_window_layers", "use_sliding_window"}
+    unknown = {name: value for name, value in given.items() if name not in known}
+    kinds = set(given.get("layer_types") or ())
+    if kinds <= {"full_attention"}:
+        unknown.pop("layer_types", None)
+    unknown |= {n: v for n, v in rope.items() if n not in ("rope_theta", "rope_type", "type")}
+    if unknown.get("partial_rotary_factor") == 1:
+        del unknown["partial_rotary_factor"]
+    for name, value in unknown.items():
+        if value and not isinstance(value, str):
+            raise ModelError(
+                f"{path}: {printable(name, 80)} is {printable(repr(value), 80)}, which an import "
+                "does not know; any such model can be wrapped: arch.load_pretrained"
+            )

@@ -12,24 +12,33 @@ other causal model a block is a whole layer (`arch.decoder.Decoder`).
 """
 
 import importlib.util
-import struct
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from arch.convert import from_transformers
 from arch.decoder import Decoder, describe_pretrained
 from arch.directory import LoadedModel
-from arch.errors import ModelError
+from arch.errors import ModelError, is_out_of_memory, printable
 from arch.families import take_apart
+from arch.foreign import (
+    HARMLESS,
+    check_sizes,
+    common_prefix,
+    read_settings,
+    read_shapes,
+    weight_files,
+)
+from arch.gguf import GGUF, check_gguf, check_gguf_is_whole
 from arch.model import LanguageModel
+from arch.tokenizers import largest_id, read_tokenizer
 from arch.weights import drop_padding
-
-GGUF = ".gguf"
 
 
 class PretrainedModel(LanguageModel):
@@ -67,11 +76,11 @@ def load_pretrained(
     Raises:
         ModelError: transformers is missing, the model cannot be found, or it is no causal decoder.
     """
-    model, tokenizer = _read(name, {"dtype": dtype})
+    model, tokenizer = _read(name, dtype)
     wrapped = wrap_model(model)
     check_tokenizer(name, tokenizer, wrapped)
     # Ids may have gaps, but none is beyond the last token's.
-    wrapped = drop_padding(wrapped, 1 + max(tokenizer.get_vocab().values()))
+    wrapped = drop_padding(wrapped, 1 + largest_id(tokenizer))
     meta = {
         "name": Path(name).name,
         "source": "transformers",
@@ -87,8 +96,10 @@ def import_gguf(file: Path) -> LoadedModel:
     Raises:
         ModelError: as `load_pretrained` and `import_transformers`.
     """
-    source, tokenizer = _read(str(file), {"dtype": torch.float32})
-    return from_transformers(source.config.to_dict(), source.state_dict, tokenizer.to_str(), file)
+    source, tokenizer = _read(str(file), torch.float32)
+    config = source.config.to_dict()
+    config.pop("quantization_config", None)  # the weights are dequantised
+    return from_transformers(config, source.state_dict, tokenizer.to_str(), file)
 
 
 def wrap_model(model: Any) -> LanguageModel:
@@ -103,33 +114,104 @@ def wrap_model(model: Any) -> LanguageModel:
         return Decoder(model)
 
 
-def _read(name: str, options: dict[str, Any]) -> tuple[Any, Tokenizer]:
-    """A model of transformers and its tokenizer."""
+def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer]:
+    """A model of transformers and its tokenizer; no code that they bring is run."""
     if importlib.util.find_spec("transformers") is None:
         raise ModelError("pretrained models need transformers; fix: pip install '.[pretrained]'")
     from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-    place, more = (name, {}) if not name.endswith(GGUF) else _gguf(Path(name))
-    if place.startswith((".", "/", "~")) and not Path(place).exists():  # no name of the hub
-        raise ModelError(f"{name} cannot be loaded: there is no such directory")
+    directory, more, mapping = _locate(name)
+    safe: dict[str, Any] = {**more, "trust_remote_code": False}
+    with _refusals(name):
+        config, _ = PreTrainedConfig.get_config_dict(directory, **safe)
+    _check_activations(name, config)
+    if config.get("is_encoder_decoder"):
+        raise ModelError(f"{name} is an encoder and a decoder; give a decoder-only model")
+    with _refusals(name):
+        tokenizer = _tokenizer(directory, safe)
+        options: dict[str, Any] = {"ignore_mismatched_sizes": True, "output_loading_info": True}
+        options |= {"dtype": dtype, "use_safetensors": True} if not more else {"dtype": dtype}
+        options |= {"key_mapping": mapping} if mapping else {}
+        model, found = AutoModelForCausalLM.from_pretrained(directory, **options, **safe)
+    _check_loaded(name, found)
+    if more:
+        check_gguf_is_whole(Path(name), model)
+    return model, tokenizer
+
+
+def _locate(name: str) -> tuple[str, dict[str, Any], dict[str, str] | None]:
+    """Where transformers finds a model, with the name of a GGUF file and of names to be changed.
+
+    What lies on this disk is checked before transformers looks at it.
+    """
+    path = Path(name)
+    if path.suffix.lower() == GGUF:
+        check_gguf(path)
+        return str(path.parent), {"gguf_file": path.name}, None
+    if not path.is_dir():
+        if name.startswith((".", "/", "~")) or path.exists():  # no name of the hub
+            raise ModelError(f"{name} cannot be loaded: there is no such directory")
+        return name, {}, None
+    if not (path / "config.json").is_file():
+        inside = [file.name for file in path.iterdir() if file.suffix.lower() == GGUF]
+        hint = f"; give the file, {path / inside[0]}" if len(inside) == 1 else ""
+        raise ModelError(f"{name} cannot be loaded: it has no config.json{hint}")
+    config = read_settings(path / "config.json")
+    shapes = read_shapes(weight_files(path))
+    check_sizes(config, shapes, path / "config.json")
+    prefix = common_prefix(list(shapes), name)
+    return name, {}, {f"^{re.escape(prefix)}": ""} if prefix else None
+
+
+@contextmanager
+def _refusals(name: str) -> Iterator[None]:
+    """Says in one line why transformers cannot load a model, and keeps its own reports quiet."""
+    from transformers import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)
     try:
-        config, _ = PreTrainedConfig.get_config_dict(place, **more)
-        if config.get("is_encoder_decoder"):
-            raise ModelError(f"{name} is an encoder and a decoder; give a decoder-only model")
-        tokenizer = _tokenizer(place, more)
-        return AutoModelForCausalLM.from_pretrained(place, **options, **more), tokenizer
-    except (OSError, SafetensorError, ValueError, IndexError, KeyError, struct.error) as error:
-        # transformers says by a ValueError that a model has no causal form, or a GGUF file no end
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ModelError(f"{name} cannot be loaded: {reason}") from None
+        yield
+    except (ModelError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # whatever it meets in a file; panics of Rust are no Exceptions
+        if is_out_of_memory(error):
+            raise
+        said = " ".join(str(error).split()) or type(error).__name__
+        if "custom code" in said:
+            said = "it brings code of its own (auto_map), which is not run"
+        raise ModelError(f"{name} cannot be loaded: {printable(said, 300)}") from None
+    finally:
+        logging.set_verbosity(level)
 
 
-def _gguf(file: Path) -> tuple[str, dict[str, Any]]:
-    if importlib.util.find_spec("gguf") is None:
-        raise ModelError(f"{file} needs the package gguf; fix: pip install gguf")
-    if not file.is_file():
-        raise ModelError(f"{file} cannot be loaded: there is no such file")
-    return str(file.parent), {"gguf_file": file.name}
+def _check_activations(name: str, config: dict[str, Any]) -> None:
+    from transformers.activations import ACT2FN
+
+    for setting in ("hidden_act", "activation_function", "hidden_activation", "activation"):
+        value = config.get(setting)
+        if isinstance(value, str) and value not in ACT2FN:
+            raise ModelError(
+                f"{name} cannot be loaded: {setting} is {printable(repr(value), 80)}; transformers "
+                f"knows {', '.join(ACT2FN)}"
+            )
+
+
+def _check_loaded(name: str, found: dict[str, Any]) -> None:
+    """Refuses weights that do not fit: transformers draws what is missing at random."""
+    wrong = [f"no {tensor}" for tensor in sorted(found["missing_keys"])]
+    extra = sorted(tensor for tensor in found["unexpected_keys"] if not HARMLESS.search(tensor))
+    wrong += [f"unknown {tensor}" for tensor in extra]
+    for tensor, held, expected in found["mismatched_keys"]:
+        shapes = tuple(held), tuple(expected)
+        wrong.append(f"{tensor} is {shapes[0]}, the configuration says {shapes[1]}")
+    wrong += map(str, found.get("error_msgs") or ())
+    if wrong:
+        more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
+        raise ModelError(
+            f"{name} cannot be loaded: its weights do not fit the configuration: "
+            f"{printable('; '.join(wrong[:3]))}{more}"
+        )
 
 
 def check_tokenizer(name: str, tokenizer: Tokenizer, model: LanguageModel) -> None:
@@ -138,7 +220,7 @@ def check_tokenizer(name: str, tokenizer: Tokenizer, model: LanguageModel) -> No
     Raises:
         ModelError: naming the largest of both.
     """
-    largest, rows = max(tokenizer.get_vocab().values()), model.embedding.num_embeddings
+    largest, rows = largest_id(tokenizer), model.embedding.num_embeddings
     if largest >= rows:
         raise ModelError(
             f"{name}: its tokenizer has ids up to {largest}, its embedding {rows} rows; give the "
@@ -147,9 +229,10 @@ def check_tokenizer(name: str, tokenizer: Tokenizer, model: LanguageModel) -> No
 
 
 def _tokenizer(name: str, options: dict[str, Any]) -> Tokenizer:
+    """A tokenizer that neither pads nor cuts, whatever was on when it was saved."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(name, **options)
     if not tokenizer.is_fast:
         raise ModelError(f"{name} has no fast tokenizer, a tokenizer.json")
-    return tokenizer.backend_tokenizer
+    return read_tokenizer(tokenizer.backend_tokenizer.to_str(), f"the tokenizer of {name}")

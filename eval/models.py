@@ -26,14 +26,17 @@ from arch import (
     count_parameters,
     load_model,
 )
+from arch.errors import printable
 from arch.files import read_json
 from arch.pretrained import check_tokenizer, load_pretrained, wrap_model
-from arch.tokenizers import read_tokenizer
+from arch.tokenizers import largest_id, read_tokenizer
 from arch.weights import drop_padding
 from eval import RequestError, identity
 from eval.flags import TRUST_CODE
 
 PRETRAINED = "hf:"
+PROBE = "The CAFÉ  ran"
+"""A text on which a tokenizer shows what it adds and changes: capitals, an accent, two blanks."""
 Kept = TypeVar("Kept")
 Built = TypeVar("Built", bound=nn.Module)
 
@@ -155,7 +158,26 @@ def open_checkpoint(
     loaded.model.requires_grad_(False)
     check_causal(loaded.model)
     tokenizer = read_tokenizer(loaded.tokenizer_json, loaded.path / "tokenizer.json")
+    if pretrained:
+        say_how_text_is_read(tokenizer, loaded.meta["name"])
     return Checkpoint(loaded.model, loaded.config, tokenizer, loaded.meta, loaded.path)
+
+
+def say_how_text_is_read(tokenizer: Tokenizer, name: str) -> None:
+    """Says on stderr, once a model, what of a text its tokenizer adds or changes."""
+    from eval.text import say_once
+
+    bare = tokenizer.encode(PROBE, add_special_tokens=False)
+    added = [token for token in tokenizer.encode(PROBE).ids if token not in bare.ids]
+    if added:
+        words = " ".join(printable(tokenizer.id_to_token(token)) for token in added)
+        say_once(f"{name}: its tokenizer adds {words} to a text; texts are asked without it")
+    read = tokenizer.decode(bare.ids, skip_special_tokens=False)
+    if tokenizer.normalizer is not None and read.split() != PROBE.split():
+        say_once(
+            f"{name}: its tokenizer changes text before it reads it ({printable(PROBE)} is "
+            f"{printable(read)}); answers are compared by their tokens"
+        )
 
 
 def model_directory(path: str | Path) -> Path:
@@ -182,7 +204,7 @@ def model_directory(path: str | Path) -> Path:
     if path.suffix == ".ckpt":
         run = path.parent.parent
         raise ModelError(f"{path}: is a checkpoint to resume training from; give its run, {run}")
-    if path.is_file() and path.suffix == ".gguf":
+    if path.is_file() and path.suffix.lower() == ".gguf":
         raise ModelError(f"{path}: is a GGUF file; give {PRETRAINED}{path}")
     config = path / "config.json"
     if config.is_file() and not ours and "model_type" in read_json(config):
@@ -270,9 +292,11 @@ def _in_memory(module: nn.Module, tokenizer: Any, name: str) -> Checkpoint:
     } | {id(buffer): buffer for buffer in module.buffers()}
     copied = copy.deepcopy(module, shared).eval()
     model: LanguageModel = wrap_model(copied) if foreign else copied  # pyright: ignore
+    backend = read_tokenizer(backend.to_str(), f"the tokenizer of {name}")  # the caller's stays
     check_tokenizer(name, backend, model)
+    say_how_text_is_read(backend, name)
     check_causal(model)
-    model = drop_padding(model, 1 + max(backend.get_vocab().values()))
+    model = drop_padding(model, 1 + largest_id(backend))
     meta = {"name": name, "source": "memory"}
     return Checkpoint(model, model.config, backend, meta, Path(name), weights=weights_hash(model))
 

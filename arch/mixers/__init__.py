@@ -87,8 +87,9 @@ def refuse_foreign(
                     f"{source}: mixer {shown} is code that is no part of this project, and is not "
                     "run unasked; give --trust_code if you trust it (in Python trust_code=True)"
                 )
-            for path in locate_module(module) if directory else ():
-                if path.resolve().is_relative_to(directory.resolve()):
+            home = directory.resolve() if directory else None
+            for path in locate_module(module):
+                if home and path.resolve().is_relative_to(home):
                     raise ModelError(
                         f"{source}: mixer {shown} lies in the model directory ({path}), whose code "
                         "is never run; put its file elsewhere if you trust it"

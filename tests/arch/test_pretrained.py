@@ -167,7 +167,7 @@ def test_a_model_that_cannot_be_read_says_so_in_one_line(tmp_path, junk):
     place = Path(saved(their_model("gpt2"), tmp_path)) if junk else tmp_path / "nothing"
     if junk:
         (place / "model.safetensors").write_bytes(b"junk" * 100)
-    with one_line(ModelError, f"{place} cannot be loaded: "):
+    with one_line(ModelError, str(place)):
         load_pretrained(str(place))
 
 

@@ -1,0 +1,164 @@
+"""A model directory in the layout of transformers, checked before anything is built of it.
+
+What is compared: the configuration's values with their types, its sizes with the shapes in the
+weights' headers, and an index of shards with the shards. `arch.convert` and `arch.pretrained` both
+read by it, so that one file is one model whichever way it is opened.
+"""
+
+import re
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from arch.errors import ModelError, printable
+from arch.files import read_json
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+PREFIXES = ("_orig_mod.", "module.")
+"""What compiling or parallel training puts before every name of a weight."""
+HARMLESS = re.compile(r"rotary_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$")
+"""Tensors of old files that can be computed, and that no model reads."""
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+SIZES = (
+    "hidden_size", "n_embd", "d_model", "intermediate_size", "ffn_dim", "n_inner", "vocab_size",
+    "num_attention_heads", "n_head", "num_key_value_heads", "head_dim",
+)  # fmt: skip
+"""Sizes that no tensor of the model can be smaller than."""
+POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
+NUMBERS = (
+    "rope_theta", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "partial_rotary_factor",
+    "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",
+)  # fmt: skip
+SWITCHES = ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window")
+GREATEST = 2**31
+Shapes = dict[str, tuple[int, ...]]
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The configuration of a model of transformers, its values of the types that they must have.
+
+    Raises:
+        ModelError: not JSON, or a setting of another type or beyond what a model can have.
+    """
+    config = read_json(path)
+    if not isinstance(config.get("model_type", ""), str):
+        raise ModelError(f"{path}: model_type is {_short(config['model_type'])}; expected a text")
+    for section in _sections(config):
+        _check_section(section, path)
+    return config
+
+
+def check_sizes(config: dict[str, Any], shapes: Shapes, path: Path) -> None:
+    """Compares a configuration's sizes with the shapes of the weights.
+
+    Raises:
+        ModelError: naming a size that no tensor has, or more layers than there are tensors.
+    """
+    largest = max((size for shape in shapes.values() for size in shape), default=0)
+    for section in _sections(config):
+        for name in LAYERS:
+            if section.get(name, 0) and section[name] > len(shapes):
+                raise ModelError(
+                    f"{path}: {name} is {section[name]}; the weights are {len(shapes)}"
+                )
+        for name in SIZES:
+            if section.get(name, 0) and section[name] > largest:
+                raise ModelError(
+                    f"{path}: {name} is {section[name]}; no dimension of the weights is above "
+                    f"{largest}"
+                )
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of a directory: one, or the shards that an index lists.
+
+    Raises:
+        ModelError: none, a shard that is not there, or an index that is none.
+    """
+    if (directory / WEIGHTS).is_file():
+        return [directory / WEIGHTS]
+    index = directory / INDEX
+    if not index.is_file():
+        pickles = ", ".join(path.name for path in sorted(directory.glob("*.bin")))
+        hint = f"; {pickles} could run code when it is read, and is not" if pickles else ""
+        raise ModelError(f"{directory} has no {WEIGHTS}{hint}; save the weights as safetensors")
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise ModelError(f"{index} has no weight_map; download the model again")
+    files = []
+    for name in sorted({str(name) for name in names.values()}):
+        path = directory / name
+        if "/" in name or "\\" in name or not path.is_file():
+            raise ModelError(f"{index} lists {printable(name, 120)}, which is not there")
+        files.append(path)
+    held = read_shapes(files)
+    if wrong := sorted(map(str, held.keys() ^ names.keys())):
+        raise ModelError(
+            f"{index} does not list the tensors of its files: {printable(', '.join(wrong[:3]))}"
+        )
+    return files
+
+
+def read_shapes(files: list[Path]) -> Shapes:
+    """The shapes of the tensors of safetensors files, from their headers alone.
+
+    Raises:
+        ModelError: a file that is cut short or of another kind, or a name in two files.
+    """
+    shapes: Shapes = {}
+    for path in files:
+        try:
+            with safe_open(path, "pt") as file:
+                found = {n: tuple(file.get_slice(n).get_shape()) for n in file.offset_keys()}
+        except (SafetensorError, OSError, struct.error) as error:
+            raise ModelError(f"{path} cannot be read: {printable(error, 160)}") from None
+        if twice := shapes.keys() & found.keys():
+            raise ModelError(f"{path} has {printable(min(twice), 120)}, which another file has too")
+        shapes |= found
+    return shapes
+
+
+def common_prefix(names: Iterator[str] | list[str], source: object) -> str:
+    """What `PREFIXES` put before all names; said on stderr, as it is left out."""
+    rest, prefix = list(names), ""
+    while found := next((p for p in PREFIXES if rest and all(n.startswith(p) for n in rest)), ""):
+        prefix, rest = prefix + found, [name.removeprefix(found) for name in rest]
+    if prefix:
+        print(f"{source}: {prefix} is left out of the names of its weights", file=sys.stderr)
+    return prefix
+
+
+def _sections(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The configuration, and those inside it: of the text part, and of the rotation."""
+    yield config
+    for name in ("text_config", "rope_parameters", "rope_scaling"):
+        if isinstance(inner := config.get(name), dict):
+            yield inner
+
+
+def _check_section(section: dict[str, Any], path: Path) -> None:
+    for name, value in section.items():
+        if value is None and name != "rope_theta":
+            continue
+        if name in (*LAYERS, *SIZES, *POSITIONS):
+            fits, words = type(value) is int and 0 < value < GREATEST, "a whole number above 0"
+        elif name in NUMBERS:
+            fits, words = type(value) in (int, float) and 0 < value < 1e300, "a number above 0"
+        elif name in SWITCHES:
+            fits, words = type(value) is bool, "true or false"
+        elif name in ("rope_parameters", "rope_scaling", "text_config"):
+            fits, words = isinstance(value, dict), "an object"
+        elif name in ("hidden_act", "activation_function", "rope_type"):
+            fits, words = isinstance(value, str), "a name"
+        else:
+            fits, words = not (type(value) is int and abs(value) >= GREATEST), "a smaller number"
+        if not fits:
+            raise ModelError(f"{path}: {printable(name, 80)} is {_short(value)}; expected {words}")
+
+
+def _short(value: Any) -> str:
+    return printable(repr(value), 80)

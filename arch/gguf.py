@@ -1,0 +1,67 @@
+"""GGUF files, checked before and after transformers reads them: whole, and nothing left out."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from arch.errors import ModelError, printable
+
+GGUF = ".gguf"
+FREQUENCIES = "rope_freqs.weight"
+
+
+def check_gguf(file: Path) -> None:
+    """Refuses a file that is no GGUF, a part of one, or that scales its rotation.
+
+    Raises:
+        ModelError: saying which, and what to do.
+    """
+    if importlib.util.find_spec("gguf") is None:
+        raise ModelError(f"{file} needs the package gguf; fix: pip install gguf")
+    if not file.is_file():
+        raise ModelError(f"{file} cannot be loaded: there is no such file")
+    reader = _open(file)
+    parts = reader.fields.get("split.count")
+    count = int(parts.parts[parts.data[0]][0]) if parts and parts.data else 1
+    if count > 1:
+        raise ModelError(
+            f"{file} is one of {count} parts (split.count); join them first, as by "
+            "`llama-gguf-split --merge`"
+        )
+    for tensor in reader.tensors:
+        if tensor.name == FREQUENCIES and not (tensor.data == 1).all():
+            raise ModelError(
+                f"{file}: {FREQUENCIES} scales the rotation, which transformers does not read; "
+                "give the model in the layout of transformers"
+            )
+
+
+def check_gguf_is_whole(file: Path, model: Any) -> None:
+    """Refuses a file that holds more numbers than the model that was made of it.
+
+    Raises:
+        ModelError: naming tensors that were left out.
+    """
+    held = {t.name: int(t.n_elements) for t in _open(file).tensors if t.name != FREQUENCIES}
+    tensors = {id(tensor): tensor.numel() for tensor in model.parameters()}
+    made = sum(tensors.values())
+    if "output.weight" in held and model.config.tie_word_embeddings:
+        held.pop("output.weight")
+    if sum(held.values()) == made:
+        return
+    sizes = set(tensors.values())
+    odd = [name for name, size in held.items() if size not in sizes or name.endswith(".bias")]
+    raise ModelError(
+        f"{file} holds {sum(held.values()):,} numbers, the model that transformers makes of it "
+        f"{made:,}; left out may be {printable(', '.join(odd[:3] or list(held)[-3:]))}"
+    )
+
+
+def _open(file: Path) -> Any:
+    from gguf import GGUFReader
+
+    try:
+        return GGUFReader(file)
+    except Exception as error:  # of whatever kind: the reader checks little
+        said = printable(" ".join(str(error).split()) or type(error).__name__, 160)
+        raise ModelError(f"{file} cannot be loaded: it is no whole GGUF file ({said})") from None

@@ -1,0 +1,268 @@
+"""What lies in a directory of transformers is read alike by both doors, or refused."""
+
+import json
+import shutil
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, processors
+
+from arch import ModelError, load_pretrained
+from arch.convert import import_transformers
+from eval.models import open_model
+from tests.arch.cases import byte_tokenizer
+from tests.arch.test_pretrained import random_model
+
+SETTINGS = {"hidden_size": 16, "intermediate_size": 40, "num_hidden_layers": 2,
+            "num_attention_heads": 2, "num_key_value_heads": 1,
+            "max_position_embeddings": 32}  # fmt: skip
+TOKENS = torch.arange(10)[None]
+
+
+@pytest.fixture
+def llama(tmp_path):
+    """Saves a Llama with other settings, weights or files; its directory."""
+
+    def make(config=(), weights=None, tokenizer=None, family="Llama", **settings):
+        place = tmp_path / "m"
+        shutil.rmtree(place, ignore_errors=True)
+        random_model(family, torch.float32, {**SETTINGS, **settings}).save_pretrained(place)
+        (place / "tokenizer.json").write_text((tokenizer or byte_tokenizer()).to_str())
+        known = json.loads((place / "config.json").read_text())
+        known = {k: v for k, v in (known | dict(config)).items() if v is not KeyError}
+        (place / "config.json").write_text(json.dumps(known))
+        if weights:
+            path = place / "model.safetensors"
+            save_file(weights(load_file(path)), path)
+        return place
+
+    return make
+
+
+def without(*names):
+    return lambda held: {k: v for k, v in held.items() if k not in names}
+
+
+def both(place):
+    """The logits of a directory through both doors."""
+    ours = import_transformers(place).model
+    theirs = load_pretrained(str(place)).model
+    with torch.no_grad():
+        return ours(TOKENS), theirs(TOKENS)
+
+
+LAYER = "model.layers.0"
+UP = "model.layers.1.mlp.up_proj.weight"
+BAD_WEIGHTS = {
+    "lacks a matrix": (without(UP), UP),
+    "lacks a norm": (without("model.norm.weight"), "norm"),
+    "lacks the head": (without("lm_head.weight"), "head"),
+    "has one too many": (lambda held: held | {"model.extra": torch.ones(3)}, "extra"),
+    "has another shape": (lambda held: held | {UP: torch.ones(30, 16)}, "(30, 16)"),
+    "other names": (lambda held: {f"x.{k}": v for k, v in held.items()}, "no "),
+}
+
+
+@pytest.mark.parametrize("name", BAD_WEIGHTS)
+def test_weights_that_do_not_fit_are_refused_by_both_doors(name, llama):
+    change, said = BAD_WEIGHTS[name]
+    place = llama(weights=change)
+    for read in (import_transformers, load_pretrained):
+        with pytest.raises(ModelError) as refusal:
+            read(str(place))
+        line = str(refusal.value)
+        assert str(place) in line
+        assert "\n" not in line
+        assert any(part in line for part in said.replace(UP, "up").split(".")) or "n_layers" in line
+
+
+@pytest.mark.parametrize("layers", [1, 3, 10**6])
+def test_another_number_of_layers_is_refused(layers, llama):
+    place = llama(config={"num_hidden_layers": layers})
+    for read in (import_transformers, load_pretrained):
+        with pytest.raises(ModelError, match="layers"):
+            read(str(place))
+
+
+GOOD = {
+    "as it is": {},
+    "compiled": {"weights": lambda held: {f"_orig_mod.{k}": v for k, v in held.items()}},
+    "in parallel": {"weights": lambda held: {f"module._orig_mod.{k}": v for k, v in held.items()}},
+    "with frequencies": {
+        "weights": lambda held: (
+            held | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+        )
+    },
+    "tied": {"tie_word_embeddings": True},
+    "tied beside a head of its own": {"config": {"tie_word_embeddings": True}},
+    "qwen3": {"family": "Qwen3", "rms_norm_eps": 1e-5, "head_dim": 8},
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_one_directory_is_one_model_through_both_doors(name, llama):
+    ours, theirs = both(llama(**GOOD[name]))
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_shards_are_those_that_the_index_lists(llama):
+    place = llama()
+    held = load_file(place / "model.safetensors")
+    (place / "model.safetensors").unlink()
+    names = {name: f"model-{1 + number % 2}.safetensors" for number, name in enumerate(held)}
+    for file in set(names.values()):
+        save_file({n: t for n, t in held.items() if names[n] == file}, place / file)
+    index = place / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    ours, theirs = both(place)
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+    for wrong in ({**names, UP: "model-3.safetensors"}, {**names, UP: "../m/model-1.safetensors"},
+                  {**names, "more": "model-1.safetensors"}, {}, [1]):  # fmt: skip
+        index.write_text(json.dumps({"weight_map": wrong}))
+        for read in (import_transformers, load_pretrained):
+            with pytest.raises(ModelError, match="index"):
+                read(str(place))
+
+
+ROPE = {"rope_type": "default", "rope_theta": 1e4}
+VALUES = [
+    ("num_key_value_heads", "1"), ("num_attention_heads", 0), ("hidden_size", "16"),
+    ("hidden_size", 10**12), ("hidden_size", True), ("max_position_embeddings", 24.0),
+    ("num_hidden_layers", None), ("num_hidden_layers", "2"), ("vocab_size", 10**9),
+    ("tie_word_embeddings", "false"), ("rope_parameters", ROPE | {"rope_theta": None}),
+    ("rope_parameters", ROPE | {"rope_theta": "1e4"}), ("rope_parameters", [1]),
+    ("hidden_act", "silo"), ("hidden_act", 3), ("model_type", 5), ("intermediate_size", -40),
+    ("rms_norm_eps", "small"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), VALUES)
+@pytest.mark.parametrize(
+    "words", ["eval loss hf:{} --text abc", "arch check hf:{}", "arch import {} out"]
+)
+def test_a_value_of_another_type_is_one_line_with_its_name(
+    name, value, words, llama, capsys, tmp_path
+):
+    place = llama(config={name: value})
+    room, *given = words.format(place).split()
+    given = [word if word != "out" else str(tmp_path / "out") for word in given]
+    assert import_module(f"{room}.__main__").main(given) == 2
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert line.startswith("error: ")
+    assert name.replace("rope_parameters", "rope") in line
+    assert not (tmp_path / "out").exists()
+
+
+UNKNOWN = [
+    {"layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True},
+    {"use_sliding_window": True, "sliding_window": 4},
+    {"rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}},
+    {"rope_parameters": {**ROPE, "rope_type": "linear", "factor": 2.0}},
+    {"final_logit_softcapping": 30.0},
+    {"quantization_config": {"bits": 4}},
+]
+
+
+@pytest.mark.parametrize("config", UNKNOWN, ids=str)
+def test_a_setting_that_an_import_does_not_know_is_refused(config, llama):
+    place = llama(family="Qwen3", rms_norm_eps=1e-5, head_dim=8, config=config)
+    with pytest.raises(ModelError) as refusal:
+        import_transformers(place)
+    named = (*config, "rope_type", "partial_rotary", "layer_types", "max_window_layers")
+    assert any(name in str(refusal.value) for name in named)
+
+
+EVIL = "from pathlib import Path\nPath({marker!r}).write_text('ran')\n"
+
+
+@pytest.mark.parametrize("where", ["config.json", "tokenizer_config.json"])
+def test_code_of_a_directory_is_neither_run_nor_asked_about(where, llama, tmp_path):
+    place = llama()
+    marker = tmp_path / "marker"
+    for module in ("configuration_mine", "modeling_mine", "tokenization_mine"):
+        (place / f"{module}.py").write_text(EVIL.format(marker=str(marker)))
+    path = place / where
+    known = json.loads(path.read_text()) if path.exists() else {}
+    classes = {"AutoConfig": "configuration_mine.C", "AutoModelForCausalLM": "modeling_mine.M",
+               "AutoTokenizer": ["tokenization_mine.T", None]}  # fmt: skip
+    more = {"model_type": "mine"} if where == "config.json" else {"tokenizer_class": "T"}
+    path.write_text(json.dumps(known | {"auto_map": classes} | more))
+    done = subprocess.run(
+        [sys.executable, "-m", "eval", "loss", f"hf:{place}", "--text", "abc"],
+        input="yes\n" * 9, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "not run" in done.stderr.strip().splitlines()[-1]
+    assert not marker.exists()
+
+
+def test_a_pickle_is_not_read(llama):
+    place = llama()
+    torch.save({"a": torch.ones(2)}, place / "pytorch_model.bin")
+    (place / "model.safetensors").unlink()
+    for read in (import_transformers, load_pretrained):
+        with pytest.raises(ModelError, match="pytorch_model"):
+            read(str(place))
+
+
+def spoilt(kind):
+    """A tokenizer that was saved while padding or truncation was on."""
+    tokenizer = byte_tokenizer()
+    pad = {"pad_id": 256, "pad_token": tokenizer.id_to_token(256)}
+    if kind == "fixed":
+        tokenizer.enable_padding(length=12, **pad)
+    elif kind == "longest":
+        tokenizer.enable_padding(**pad)
+    elif kind == "cut":
+        tokenizer.enable_truncation(4)
+    return tokenizer
+
+
+@pytest.mark.parametrize("kind", ["fixed", "longest", "cut"])
+def test_a_tokenizer_neither_pads_nor_cuts(kind, llama):
+    import eval as evals
+
+    place = llama(tokenizer=spoilt(kind))
+    texts = ["Tom ran.", "a b"]
+    expected = evals.loss(f"hf:{llama()}", text=texts).rows[0]
+    place = llama(tokenizer=spoilt(kind))
+    given = spoilt(kind)
+    before = given.to_str()
+    model = transformers.AutoModelForCausalLM.from_pretrained(place)
+    for opened in (f"hf:{place}", open_model(model, tokenizer=given)):
+        row = evals.loss(opened, text=texts).rows[0]
+        assert (row["tokens"], row["nats_per_token"]) == (
+            expected["tokens"],
+            expected["nats_per_token"],
+        )
+    assert given.to_str() == before
+
+
+def test_ids_with_a_gap_keep_their_rows(llama, tmp_path):
+    known = json.loads(byte_tokenizer().to_str())
+    vocabulary = known["model"]["vocab"]
+    last = max(vocabulary, key=vocabulary.get)
+    vocabulary[last] += 5
+    size = 1 + vocabulary[last]
+    for entry in known["added_tokens"]:
+        if entry["content"] == last:
+            entry["id"] = vocabulary[last]
+    ours, theirs = both(llama(tokenizer=Tokenizer.from_str(json.dumps(known)), vocab_size=size))
+    assert ours.shape[-1] == theirs.shape[-1] == size
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_what_a_tokenizer_adds_and_changes_is_said(llama, capsys):
+    tokenizer = byte_tokenizer()
+    special = next(iter(tokenizer.get_added_tokens_decoder().values())).content
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{special} $A", special_tokens=[(special, tokenizer.token_to_id(special))]
+    )
+    open_model(f"hf:{llama(tokenizer=tokenizer)}")
+    assert f"adds {special}" in capsys.readouterr().err
