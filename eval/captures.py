@@ -19,6 +19,7 @@ from eval import RequestError
 from eval.circuit import PARTS, Circuit, join
 from eval.memory import rows_at_once
 from eval.models import Checkpoint, open_models
+from eval.text import encode_text
 
 if TYPE_CHECKING:
     Model = str | Path | Checkpoint
@@ -115,7 +116,7 @@ def _batches(
     for name, circuit in circuits.items():
         by_part.setdefault(circuit.part, {})[name] = circuit
     while some := list(islice(texts, size)):
-        encoded = [e.ids for e in checkpoint.tokenizer.encode_batch(some, add_special_tokens=False)]
+        encoded = [encode_text(checkpoint.tokenizer, text, "text") for text in some]
         for text, ids in zip(some, encoded, strict=True):
             if not ids:
                 raise RequestError(f"text {text!r}: there is no token in it; leave it out")

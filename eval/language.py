@@ -14,6 +14,7 @@ from eval.rows import Results, Row, row_key
 
 if TYPE_CHECKING:
     import numpy as np
+    from tokenizers import Tokenizer
     from torch import Tensor
 
     from arch import LanguageModel
@@ -108,11 +109,12 @@ def generate(
 
     import arch
     from eval.models import open_models
+    from eval.text import encode_text
     from tokenizer import END_OF_TEXT
 
     (checkpoint,) = open_models([model], device)
     tokenizer, place = checkpoint.tokenizer, checkpoint.model.embedding.weight.device
-    tokens = tokenizer.encode(prompt, add_special_tokens=False).ids
+    tokens = encode_text(tokenizer, prompt, "--prompt")
     context = checkpoint.config.context
     if len(tokens) > context:
         raise RequestError(
@@ -280,18 +282,37 @@ def _parts(nats: "np.ndarray", owner: "np.ndarray", sizes: "np.ndarray") -> dict
 def _tokens(
     checkpoint: "Checkpoint", corpus: str, limit: int | None, given: Sequence[str] | None
 ) -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
-    """The tokens, the story of each, and the bytes of each story."""
+    """The tokens, the story of each, and the bytes of each story; special tokens have none."""
     import numpy as np
 
-    from eval.text import held_out_text
+    from eval.text import encode_text, held_out_text
+    from tokenizer import token_bytes
 
-    text = held_out_text(checkpoint, corpus)
-    texts = list(islice(text.held_out() if given is None else given, limit))
-    encoded = checkpoint.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    stories = [[*each.ids, *text.end] for each in encoded]
+    text, tokenizer = held_out_text(checkpoint, corpus), checkpoint.tokenizer
+    if given is None:
+        held_out = list(islice(text.held_out(), limit))
+        stories = text.encode(held_out)
+        packed = held_out and held_out[0].ids is not None
+        lengths = np.array(list(map(len, token_bytes(tokenizer)))) if packed else None
+        sizes = (
+            [len(story.encode()) for story in held_out]
+            if lengths is None
+            else [int(lengths[ids].sum()) for ids in stories]
+        )
+    else:
+        texts = list(islice(given, limit))
+        stories = [[*encode_text(tokenizer, each), *text.end] for each in texts]
+        sizes = [len(_without_special(each, tokenizer).encode()) for each in texts]
     owner = np.repeat(np.arange(len(stories)), [len(story) for story in stories])
     if len(owner) < 2:
         source = f"--corpus {corpus}: it has" if given is None else "--text: there is"
         raise RequestError(f"{source} nothing to predict")
     tokens = np.array([token for story in stories for token in story], dtype=np.int64)
-    return tokens, owner, np.array([len(text.encode()) for text in texts])
+    return tokens, owner, np.array(sizes)
+
+
+def _without_special(text: str, tokenizer: "Tokenizer") -> str:
+    """A text without the special tokens that it spells."""
+    for token in tokenizer.get_added_tokens_decoder().values():
+        text = text.replace(token.content, "") if token.special else text
+    return text

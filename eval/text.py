@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -48,6 +48,18 @@ BATCH = 256  # stories tokenized at a time
 Use = Literal["evaluation", "fitting", "background"]
 
 
+class Story(str):
+    """A story, and its tokens where it was packed: `ids`, its end included; else None."""
+
+    ids: list[int] | None
+
+    def __new__(cls, text: str, ids: list[int] | None = None) -> "Story":
+        """A story of this text."""
+        story = super().__new__(cls, text)
+        story.ids = ids
+        return story
+
+
 @dataclass(frozen=True)
 class HeldOutText:
     """The held-out stories of a corpus, as one model reads them.
@@ -65,19 +77,32 @@ class HeldOutText:
     tokenizer: Tokenizer
     fraction: float = VALID_FRACTION
 
-    def held_out(self) -> Iterator[str]:
+    def held_out(self) -> "Iterator[Story]":
         """All stories that are held out from training, in the order of the corpus."""
         stories = open_corpus(self.corpus, "valid", valid_fraction=self.fraction)
-        if PackedData.stands_in(self.corpus):
-            packed = PackedData(self.corpus).meta["tokenizer_sha256"]
-            if packed != tokenizer_hash(self.tokenizer):
-                raise RequestError(
-                    f"--corpus {self.corpus}: packed with another tokenizer than the model's; "
-                    "give the data that the model was trained on, or the stories themselves"
-                )
-        return iter(stories)
+        if not PackedData.stands_in(self.corpus):
+            return map(Story, stories)
+        data = PackedData(self.corpus)
+        if data.meta["tokenizer_sha256"] != tokenizer_hash(self.tokenizer):
+            raise RequestError(
+                f"--corpus {self.corpus}: packed with another tokenizer than the model's; "
+                "give the data that the model was trained on, or the stories themselves"
+            )
+        return (Story(text, ids) for text, ids in data.encoded("valid"))
 
-    def stories(self, use: Use) -> Iterator[str]:
+    def encode(self, stories: "Sequence[Story]") -> list[list[int]]:
+        """The tokens of each story as packing makes them, its end included where there is one.
+
+        A packed story has those that are in the file. In any other a special token that is spelt
+        is only text, as it is in packing.
+        """
+        given = [story.ids for story in stories if story.ids is not None]
+        if len(given) == len(stories):
+            return given
+        encoded = self._plain.encode_batch_fast(list(stories), add_special_tokens=False)
+        return [[*each.ids, *self.end] for each in encoded]
+
+    def stories(self, use: Use) -> "Iterator[Story]":
         """The stories of one use, in the order of the corpus; no story has two uses."""
         if use == "evaluation":
             return iter(self._evaluation)
@@ -96,11 +121,10 @@ class HeldOutText:
         Raises:
             RequestError: too few tokens, or none at all.
         """
-        end, tokens = self.end, []
+        tokens: list[int] = []
         stories = self.stories(use)
         while len(tokens) < count * length and (batch := list(islice(stories, BATCH))):
-            for encoded in self.tokenizer.encode_batch_fast(batch, add_special_tokens=False):
-                tokens += [*encoded.ids, *end]
+            tokens += chain.from_iterable(self.encode(batch))
         if least and 0 < len(tokens) < count * length:
             say_once(f"corpus {self.corpus}: {len(tokens):,} tokens of {use} text, all are used")
         count = min(count, max(least or count, len(tokens) // length))
@@ -129,11 +153,18 @@ class HeldOutText:
         return [] if end is None else [end]
 
     @cached_property
-    def _evaluation(self) -> tuple[str, ...]:
+    def _plain(self) -> Tokenizer:
+        """The tokenizer as packing uses it; the model's own stays as it is."""
+        plain = Tokenizer.from_str(self.tokenizer.to_str())
+        plain.encode_special_tokens = True
+        return plain
+
+    @cached_property
+    def _evaluation(self) -> "tuple[Story, ...]":
         first = list(islice(self.held_out(), 2 * EVALUATED))
         return tuple(first[: (len(first) + 1) // 2])
 
-    def _others(self) -> Iterator[str]:
+    def _others(self) -> "Iterator[Story]":
         """The held-out stories after those for evaluation, each text once."""
         seen = set(self._evaluation)
         for story in islice(self.held_out(), len(self._evaluation), None):
@@ -311,8 +342,10 @@ def inside_stories(text: HeldOutText, length: int) -> Iterator[Prompt]:
 
 def _encoded(text: HeldOutText) -> Iterator[tuple[int, ...]]:
     """The tokens of each story for evaluation."""
-    for story in text.stories("evaluation"):
-        yield tuple(text.tokenizer.encode(story, add_special_tokens=False).ids)
+    end, stories = text.end, text.stories("evaluation")
+    while batch := list(islice(stories, BATCH)):
+        for ids in text.encode(batch):
+            yield tuple(ids[:-1] if end and ids[-1:] == end else ids)
 
 
 def random_prompts(tokenizer: Tokenizer, count: int, length: int) -> list[Prompt]:
@@ -324,15 +357,43 @@ def random_prompts(tokenizer: Tokenizer, count: int, length: int) -> list[Prompt
     return [Prompt("random", i, tuple(row)) for i, row in enumerate(allowed[picks].tolist())]
 
 
-def text_prompts(texts: list[str], tokenizer: Tokenizer) -> list[Prompt]:
+def encode_text(tokenizer: Tokenizer, text: str, flag: str = "--text") -> list[int]:
+    """The tokens of a text that somebody gives; a special token that it spells is that token.
+
+    Raises:
+        RequestError: it is no text, or not valid Unicode.
+    """
+    if not isinstance(text, str):
+        raise RequestError(f"{flag} {text!r}: not a text; give words in quotes")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        shown = ascii(text[max(0, error.start - 20) : error.start + 20])
+        raise RequestError(
+            f"{flag} {shown}: not valid Unicode (a lone surrogate at {error.start}); "
+            "give it in UTF-8"
+        ) from None
+    return tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def text_prompts(
+    texts: Sequence[str], tokenizer: Tokenizer, context: int | None = None
+) -> list[Prompt]:
     """Texts as prompts, each of all its tokens.
 
     Raises:
-        RequestError: an empty text.
+        RequestError: an empty text, one that is not valid Unicode, or one that cannot fit into the
+            context, if that is given.
     """
     prompts = []
+    longest = max(map(len, tokenizer.get_vocab())) if context else 0
     for index, text in enumerate(texts):
-        tokens = tokenizer.encode(text.replace(END_OF_TEXT, ""), add_special_tokens=False).ids
+        if context and len(text) > 4 * longest * context:  # not tokenized first: that takes minutes
+            raise RequestError(
+                f"--text of {len(text):,} characters cannot fit into the model's context of "
+                f"{context} tokens; shorten it"
+            )
+        tokens = encode_text(tokenizer, text)
         if not tokens:
             raise RequestError(f"--text {text!r}: there is nothing to recover; give some text")
         prompts.append(Prompt("text", index, tuple(tokens)))

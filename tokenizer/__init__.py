@@ -8,6 +8,7 @@ from tokenizer.bpe import (
     PAD,
     CorpusError,
     load_tokenizer,
+    token_bytes,
     tokenizer_hash,
     train_tokenizer,
 )
@@ -17,5 +18,5 @@ from tokenizer.pack import VALID_FRACTION, pack
 
 __all__ = [
     "END_OF_TEXT", "PAD", "VALID_FRACTION", "Corpus", "CorpusError", "PackedData",
-    "load_tokenizer", "open_corpus", "pack", "tokenizer_hash", "train_tokenizer",
+    "load_tokenizer", "open_corpus", "pack", "token_bytes", "tokenizer_hash", "train_tokenizer",
 ]  # fmt: skip

@@ -201,7 +201,7 @@ class Question:
         return self._tokens(self.checkpoints[0])
 
     def _tokens(self, checkpoint: Checkpoint) -> tuple[int, ...]:
-        return text_prompts([self.text], checkpoint.tokenizer)[0].tokens
+        return text_prompts([self.text], checkpoint.tokenizer, checkpoint.config.context)[0].tokens
 
     @cached_property
     def shown(self) -> Slice:

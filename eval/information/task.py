@@ -96,7 +96,7 @@ class Design:
 
     def _of_text(self, text: str, checkpoint: Checkpoint) -> list[Passage]:
         """Each token of a text in its place, if enough tokens stand after it."""
-        (prompt,) = text_prompts([text], checkpoint.tokenizer)
+        (prompt,) = text_prompts([text], checkpoint.tokenizer, checkpoint.config.context)
         count, least = len(prompt.tokens), min(self.question.distances)
         if not least < count <= checkpoint.config.context:
             raise RequestError(

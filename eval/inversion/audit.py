@@ -162,12 +162,14 @@ def _score(
     rows: list[dict[str, Any]], found: "Recovered", texts: list[str], tokenizer: "Tokenizer"
 ) -> None:
     """Puts the truth beside the answers: each token right, wrong but named, or wrong."""
+    from eval.text import encode_text
+
     if len(texts) != len(rows):
         raise RequestError(
             f"--truth: {len(texts)} texts for {len(rows)} prompts; give one for each"
         )
     for row, text in zip(rows, texts, strict=True):
-        true: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        true = encode_text(tokenizer, text, "--truth")
         answer = row["tokens"]
         if len(true) < len(answer):
             raise RequestError(

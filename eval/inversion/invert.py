@@ -271,7 +271,7 @@ def _prompts(checkpoint: "Checkpoint", asked: dict[str, Any], corpus: str) -> "l
     from eval.text import SETS, drawn_prompts, held_out_text, padded, text_prompts
 
     tokenizer = checkpoint.tokenizer
-    prompts = text_prompts(listed(asked["text"] or ()), tokenizer)
+    prompts = text_prompts(listed(asked["text"] or ()), tokenizer, checkpoint.config.context)
     for kind in [kind for kind in SETS if kind in (asked["prompts"] or ())]:
         checkpoint.check_length(asked["length"])
         text = held_out_text(checkpoint, corpus)
@@ -289,9 +289,11 @@ def _prompts(checkpoint: "Checkpoint", asked: dict[str, Any], corpus: str) -> "l
 
 
 def _tokens(text: str | None, checkpoint: "Checkpoint") -> tuple[int, ...] | None:
+    from eval.text import encode_text
+
     if text is None:
         return None
-    tokens = tuple(sorted(set(checkpoint.tokenizer.encode(text, add_special_tokens=False).ids)))
+    tokens = tuple(sorted(set(encode_text(checkpoint.tokenizer, text, "--allowed"))))
     if not tokens:
         raise RequestError(f"--allowed {text!r}: there is no token in it; give some text")
     return tokens

@@ -147,7 +147,7 @@ def _prompts(
     from eval.text import drawn_prompts, held_out_text, text_prompts
 
     if texts:
-        return text_prompts(texts, checkpoint.tokenizer)
+        return text_prompts(texts, checkpoint.tokenizer, checkpoint.config.context)
     context = checkpoint.config.context
     length = length or min(64, context)
     checkpoint.check_length(length)

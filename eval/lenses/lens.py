@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from eval.figures import Figure
     from eval.lenses.charts import Chart, Tables
 from eval.schema import LensDocument, find_misfit
-from eval.text import Prompt
+from eval.text import Prompt, encode_text
 
 TOKENS = 8192
 ALL = "all"
@@ -175,8 +175,8 @@ def _import_all() -> None:
 
 
 def token_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The tokens of a text, without special ones."""
-    return tokenizer.encode(text, add_special_tokens=False).ids
+    """The tokens of a text, none added."""
+    return encode_text(tokenizer, text, "text")
 
 
 def word_tokens(checkpoint: Checkpoint, words: Iterable[str]) -> dict[str, int]:

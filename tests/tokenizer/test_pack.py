@@ -34,7 +34,7 @@ from tokenizer import (
     tokenizer_hash,
 )
 from tokenizer.__main__ import main
-from tokenizer.data import Shard, TokenLine, map_shard
+from tokenizer.data import Shard, TokenLine, open_shard
 from tokenizer.pack import Layout
 
 SOURCE = "toy:60"
@@ -194,7 +194,7 @@ def test_shards_hold_what_one_file_does(packed, sharded, split):
 
 
 def test_any_stretch_of_the_line_is_read_from_few_open_files(packed, sharded, monkeypatch):
-    monkeypatch.setattr("tokenizer.data.map_shard", lru_cache(4)(map_shard.__wrapped__))
+    monkeypatch.setattr("tokenizer.data.open_shard", lru_cache(4)(open_shard.__wrapped__))
     line, expected = sharded.line("train"), packed.tokens("train")
     before = len(os.listdir("/proc/self/fd"))
     assert len(line) == len(expected)
