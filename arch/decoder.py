@@ -50,7 +50,9 @@ class LayerRunner:
         options = inspect.signature(model.forward).parameters
         if "inputs_embeds" not in options:
             raise ModelError(f"{self.kind} does not take embeddings; give a model that does")
-        self.cached = "past_key_values" in options
+        # Since transformers 5.24 the argument is `cache`.
+        self.cache_option = next((n for n in ("cache", "past_key_values") if n in options), "")
+        self.cached = bool(self.cache_option)
         count = model.config.get_text_config().num_hidden_layers
         stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
         if not stacks:
@@ -88,7 +90,7 @@ class LayerRunner:
     def _run(self, embeddings: Tensor, start: int) -> Tensor:
         options: dict[str, Any] = {"use_cache": self.cached}
         if self.cached:
-            options["past_key_values"] = make_cache(start)
+            options[self.cache_option] = make_cache(start)
         return self.model(inputs_embeds=embeddings, **options).logits
 
     def _step_over(self, embeddings: Tensor, start: int) -> tuple[Tensor, list[LayerArguments]]:

@@ -63,7 +63,7 @@ class WrappedAttention(CausalAttention):
 
     `inputs` are the projections to queries, keys and values, or one to all three; `output` leads
     back to the stream. `scale` is of the scores; `rotation` puts positions into queries and keys,
-    where the family does.
+    where the family does. `window` is as in `CausalAttention`.
     """
 
     def __init__(
@@ -74,8 +74,10 @@ class WrappedAttention(CausalAttention):
         width: int,
         scale: float,
         rotation: nn.Module | None = None,
+        window: int | None = None,
     ) -> None:
         super().__init__()
+        self.window = window
         self.inputs, self.output, self.rotation = nn.ModuleList(inputs), output, rotation
         self.heads, self.width, self.scale = heads, width, scale
 
@@ -102,7 +104,7 @@ class ModelParts(NamedTuple):
     blocks: list[Block]
     norm: nn.Module  # before the head, or identity
     head: nn.Module
-    context: int  # the most positions for which the parts compute what the model does
+    context: int  # the most positions
     positions: nn.Embedding | None = None  # a learnt vector for each, where the family has them
     first_position: int = 0  # the row of `positions` for the first token
 
@@ -164,7 +166,8 @@ def take_apart(model: Any) -> ModelParts:
 
     def block(layer: Any) -> Block:
         attention = getattr(layer, names.attention)
-        rotation = PairsRotation(attention.embed_positions) if kind == "gptj" else halves
+        holder = getattr(body, "rotary_emb", attention)  # GPT-J's, since transformers 5.24
+        rotation = PairsRotation(holder.embed_positions) if kind == "gptj" else halves
         mixer = WrappedAttention(
             [getattr(attention, name) for name in names.inputs.split()],
             getattr(attention, names.output),
@@ -172,6 +175,8 @@ def take_apart(model: Any) -> ModelParts:
             attention.head_dim,
             getattr(attention, "scaling", attention.head_dim**-0.5),
             rotation,
+            # A Llama has no window, whatever its configuration says.
+            config.sliding_window if kind == "mistral" else None,
         )
         channel = [getattr(layer, name) for name in names.channel.split()]
         norm_token, norm_channel = (getattr(layer, name) for name in names.norms)
@@ -179,15 +184,13 @@ def take_apart(model: Any) -> ModelParts:
         form = ParallelBlock if kind == "gptj" else Block
         return form(norm_token, mixer, norm_channel, channel_mixer)
 
-    # Within its window, a model with a sliding window is like any other; further we do not go.
-    limits = config.max_position_embeddings, getattr(config, "sliding_window", None)
     positions = getattr(body, names.positions) if names.positions else None
     return ModelParts(
         embedding=getattr(body, names.embedding),
         blocks=[block(layer) for layer in getattr(body, names.layers)],
         norm=getattr(body, names.norm) or nn.Identity(),
         head=model.lm_head,
-        context=min(limit for limit in limits if limit),
+        context=config.max_position_embeddings,
         positions=positions,
         first_position=getattr(positions, "offset", 0),
     )

@@ -77,7 +77,8 @@ def load_pretrained(
         ModelError: transformers is missing, the model cannot be found, or it is no causal decoder.
     """
     model, tokenizer = _read(name, dtype)
-    wrapped = wrap_model(model)
+    with _refusals(name):
+        wrapped = wrap_model(model)
     check_tokenizer(name, tokenizer, wrapped)
     # Ids may have gaps, but none is beyond the last token's.
     wrapped = drop_padding(wrapped, 1 + largest_id(tokenizer))
@@ -110,7 +111,7 @@ def wrap_model(model: Any) -> LanguageModel:
     """
     try:
         return PretrainedModel(model)
-    except ModelError:  # a family, or a variant of one, whose parts are not known
+    except (ModelError, AttributeError):  # a family, or a variant of one, of unknown parts
         return Decoder(model)
 
 

@@ -25,10 +25,11 @@ class CausalAttention(TokenMixer):
     """softmax(scale * Q K^T, no future) V for any projections: a subclass brings those.
 
     There may be fewer key heads than query heads (grouped-query attention, Ainslie et al.,
-    2305.13245).
+    2305.13245). A query sees the last `window` positions, its own among them, where there is one.
     """
 
     scale: float
+    window: int | None = None
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values `(B, T, heads, width)`, positions not in them yet."""
@@ -87,26 +88,32 @@ class CausalAttention(TokenMixer):
         # letters: p prefix, n candidate, s and z new positions, t old ones, h key head, g its group
         old = torch.einsum("pnshgd,pthd->pnhgst", q, past_k)
         new = torch.einsum("pnshgd,pnzhd->pnhgsz", q, k)
-        if S > 1:
-            future = torch.ones(S, S, dtype=torch.bool, device=q.device).triu(1)
-            new = new.masked_fill(future, -torch.inf)
-        weights = torch.cat([old, new], dim=-1).softmax(dim=-1)
+        scores = torch.cat([old, new], dim=-1)
+        if S > 1 or self.window is not None:
+            scores = scores.masked_fill(~self.visible(S, t + S, q.device), -torch.inf)
+        weights = scores.softmax(dim=-1)
         y = torch.einsum("pnhgst,pthd->pnshgd", weights[..., :t], past_v)
         y = y + torch.einsum("pnhgsz,pnzhd->pnshgd", weights[..., t:], v)
         return self.merge(y.reshape(N, S, -1))
+
+    def visible(self, S: int, T: int, device: torch.device) -> Tensor:
+        """Which of T positions the last S see, `(S, T)`: no later one, none before the window."""
+        seen = torch.ones(S, T, dtype=torch.bool, device=device).tril(T - S)
+        return seen if self.window is None else seen.triu(T - S - self.window + 1)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> Tensor:
         """Queries of the last S positions over keys and values of all T, `(B, T, ...)`."""
         S, T = q.shape[1], k.shape[1]
         seen = None
-        if causal and 1 < S < T:  # one alone may see all, and for all of them SDPA has a flag
-            seen = torch.ones(S, T, dtype=torch.bool, device=q.device).tril(T - S)
+        cut = self.window is not None and self.window < T
+        if causal and (cut or 1 < S < T):  # one may see all, and for all of them SDPA has a flag
+            seen = self.visible(S, T, q.device)
         y = F.scaled_dot_product_attention(
             q.transpose(1, 2),
             k.transpose(1, 2),
             v.transpose(1, 2),
             attn_mask=seen,
-            is_causal=causal and S == T,
+            is_causal=causal and seen is None and S == T,
             scale=self.scale,
             enable_gqa=q.shape[2] != k.shape[2],
         )

@@ -50,8 +50,8 @@ def attention_pattern(mixer: CausalAttention, x: Tensor) -> Tensor:
     q, k, _ = (part.transpose(1, 2) for part in mixer.place(x, 0))
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     scores = mixer.scale * q @ k.transpose(2, 3)
-    future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
-    return scores.masked_fill(future, -torch.inf).softmax(dim=-1)
+    seen = mixer.visible(*scores.shape[-2:], x.device)
+    return scores.masked_fill(~seen, -torch.inf).softmax(dim=-1)
 
 
 @torch.no_grad()

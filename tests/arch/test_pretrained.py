@@ -44,7 +44,9 @@ FAMILIES = {
     "llama 2, grouped, scaled": ("Llama", {**GROUPED, "rope_parameters": LINEAR_ROPE}),
     "llama 3": ("Llama", {**LLAMA, "num_key_value_heads": 1, "head_dim": 16,
                           "tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
-    "mistral": ("Mistral", {**GROUPED, "max_position_embeddings": 64, "sliding_window": T}),
+    "llama, a window that it has not": ("Llama", {**GROUPED, "sliding_window": 4}),
+    "mistral": ("Mistral", {**GROUPED, "sliding_window": T + 1}),
+    "mistral, a window": ("Mistral", {**GROUPED, "sliding_window": 7}),
 }  # fmt: skip
 families = pytest.mark.parametrize("family", FAMILIES)
 
