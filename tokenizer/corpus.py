@@ -4,8 +4,9 @@
     stories.txt                     stories ended by <|endoftext|>; plain text without it, such as a
                                     book, is read by paragraphs, or by lines where no line is blank
     stories.jsonl, .parquet, .csv   a field "text", or --field
-    folder                          with train.* and valid.* (or validation.*), or with files of one
-                                    kind, also in folders in it; or packed data, which is decoded
+    folder                          with files or folders that are named after train and valid (or
+                                    validation, val, dev), a test split is not read; or with files
+                                    of one kind, also in folders in it; or packed data
     hub:roneneldan/TinyStories      a dataset of the hub, or hub:FOLDER of the same shape
     hub:HuggingFaceFW/fineweb-edu:sample-10BT        one of its subsets
 
@@ -20,22 +21,21 @@ import logging
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from tokenizer.bpe import END_OF_TEXT, CorpusError
-from tokenizer.data import BLOCK, SPLITS, PackedData
+from tokenizer.bpe import CorpusError
+from tokenizer.data import SPLITS, PackedData
+from tokenizer.readers import READERS, ROWS, check_kind, read_batches, read_file
+from tokenizer.splits import divide_folder
 from tokenizer.toy import digest, held_out, toy_stories
 
 TOY_STORIES = 20_000
-NAMES = {"train": ("train",), "valid": ("valid", "validation")}
-KINDS = {".txt": "", ".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
-"""Endings of files, and the reader of `datasets` for each; text is read here."""
-ENDINGS = ", ".join(KINDS)
-SEPARATORS = (re.escape(END_OF_TEXT), r"\n[ \t\r]*\n", r"\n")
-"""What divides a text file: the first of them that it has."""
+NAMES = {"train": ("train",), "valid": ("valid", "validation", "val", "dev")}
+"""Of the splits of a dataset of the hub."""
+ENDINGS = ", ".join(READERS)
 Read = Callable[[], Iterator[str]]
 
 
@@ -117,8 +117,7 @@ def open_corpus(
 
 
 def _stories(read: Read) -> Iterator[str]:
-    pieces = (piece.strip() for text in read() for piece in text.split(END_OF_TEXT))
-    return filter(None, pieces)
+    return filter(None, (text.strip() for text in read()))
 
 
 def _parts(source: str, field: str, stream: bool) -> dict[str, Read]:
@@ -167,16 +166,9 @@ def _directory_parts(folder: Path, field: str) -> dict[str, Read]:
 
     Where no name tells of a split, all files of the folder and the folders in it are one part.
     """
-    found = {
-        split: sorted(p for name in names for p in folder.glob(f"{name}[-.]*") if p.suffix in KINDS)
-        for split, names in NAMES.items()
-    }
-    if any(found.values()):
-        return {split: _files_part(files, field) for split, files in found.items() if files}
-    visible = (path for path in folder.rglob("[!.]*") if path.suffix in KINDS and path.is_file())
-    if not (files := sorted(visible)):
-        raise CorpusError(f"{folder}: no train.* or valid.* in it that ends in {ENDINGS}")
-    return dict.fromkeys(SPLITS, _files_part(files, field))
+    found = divide_folder(folder, tuple(READERS))
+    parts = {split: _files_part(files, field) for split, files in found.items()}
+    return dict.fromkeys(SPLITS, parts["all"]) if "all" in parts else parts
 
 
 def _files_part(files: list[Path], field: str) -> Read:
@@ -185,62 +177,10 @@ def _files_part(files: list[Path], field: str) -> Read:
     Raises:
         CorpusError: They are of several kinds, or of one that is not known.
     """
-    (kind, *others) = {file.suffix for file in files}
-    if others:
+    if len({check_kind(file) for file in files}) > 1:
         seen = ", ".join(file.name for file in files[:8]) + (", ..." if len(files) > 8 else "")
         raise CorpusError(f"{files[0].parent}: several kinds of file ({seen}); keep one")
-    if kind not in KINDS:
-        raise CorpusError(f"{files[0]}: unknown kind of file; the name must end in {ENDINGS}")
-    if kind == ".txt":
-        return lambda: chain.from_iterable(map(_read_text, files))
-    names = [str(file) for file in files]
-    about = names[0] if len(names) == 1 else str(files[0].parent)
-
-    def read() -> Iterator[str]:
-        rows = _load(about, KINDS[kind], data_files=names, split="train", streaming=True)
-        return _column(about, rows, field)
-
-    return read
-
-
-def _read_text(path: Path) -> Iterator[str]:
-    """Yield what `<|endoftext|>` divides in a `.txt` file, or its paragraphs, or lines."""
-    stat = path.stat()
-    separator, pending = _separator(path, stat.st_size, stat.st_mtime_ns), ""
-    for block in _blocks(path):
-        *whole, pending = separator.split(pending + block)
-        yield from whole
-    yield pending
-
-
-@cache
-def _separator(path: Path, size: int, changed: int) -> re.Pattern[str]:
-    """What divides a text file; of a file without `<|endoftext|>`, that is said."""
-    marks, before = [re.compile(each) for each in SEPARATORS], ""
-    found = marks[-1]
-    for block in _blocks(path):
-        before = before[-100:] + block
-        if marks[0].search(before):
-            return marks[0]
-        if marks[1].search(before):
-            found = marks[1]
-    what = "paragraph" if found is marks[1] else "line"
-    logging.getLogger(__name__).warning(
-        f"{path}: plain text without {END_OF_TEXT}, each {what} is a story; to join them, pack it "
-        "with --story-tokens N"
-    )
-    return found
-
-
-def _blocks(path: Path) -> Iterator[str]:
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            yield from iter(partial(file.read, BLOCK), "")
-    except UnicodeDecodeError as error:
-        raise CorpusError(
-            f"{path}: {error.reason} (0x{error.object[error.start]:02x}), not valid UTF-8;"
-            " convert the file to UTF-8"
-        ) from error
+    return lambda: chain.from_iterable(read_file(file, field) for file in files)
 
 
 def _hub_parts(source: str, field: str, stream: bool) -> dict[str, Read]:
@@ -279,31 +219,9 @@ def _load(about: str, *arguments: Any, **options: Any) -> Any:
 
 
 def _column(about: str, rows: Any, field: str) -> Iterator[str]:
-    """Yield the texts of one column of a dataset.
-
-    Raises:
-        CorpusError: There is no such column, a row holds no text, or it cannot be read.
-    """
-    number = 0
+    """Yield the texts of one column of a dataset."""
     if field in (rows.column_names or ()):  # known before they are read: the others stay unread
         rows = rows.select_columns([field])
-    try:
-        for batch in rows.with_format("arrow").iter(batch_size=1000):
-            if field not in batch.column_names:
-                names = ", ".join(batch.column_names)
-                raise CorpusError(
-                    f"{about}: no column {field}, only {names}; name the stories' column: --field"
-                )
-            for value in batch.column(field):
-                number += 1
-                text = value.as_py()
-                if not isinstance(text, str):
-                    raise CorpusError(f"{about}: row {number} holds {text!r}, not a text")
-                yield text
-    except CorpusError:
-        raise
-    except Exception as error:  # a reader of datasets raises what its library happens to raise
-        reason = " ".join(str(error).split())[:200]
-        raise CorpusError(
-            f"{about}: cannot be read after row {number} ({reason}); mend or convert it"
-        ) from error
+    stored = type((rows.features or {}).get(field)).__name__
+    batches = rows.with_format("arrow").iter(batch_size=ROWS)
+    return read_batches(about, batches, field, stored)

@@ -2,7 +2,7 @@
 
 tokenizer.json   the tokenizer that made it
 train-00000.bin  token ids, uint16 little endian: one long line (packed) or rows; whole stories
-train-00001.bin  as many files as the corpus fills, each compared with its hash when it is first read
+train-00001.bin  as many files as the corpus fills; compared with their hashes when they are read
 valid-00000.bin
 meta.json        layout; counts and hashes of each split, and of each of its files under `shards`
 """
@@ -175,7 +175,7 @@ class TokenLine:
         return windows
 
     def _parts(self, start: int, stop: int) -> Iterator[tuple[Shard, int, int]]:
-        """Yield the shards of a stretch, each with the first id in it and the one after the last."""
+        """Yield the shards of a stretch, each with its first id in it and the id after its last."""
         number, stop = int(np.searchsorted(self._ends, start, side="right")), min(stop, len(self))
         while start < stop:
             shard, end = self.shards[number], int(self._ends[number])

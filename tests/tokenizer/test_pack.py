@@ -224,14 +224,14 @@ def test_a_source_without_splits_is_read_once(tokenizer, tmp_path, monkeypatch):
         pq.write_table(pa.table({"content": texts[i::5]}), path)
     chosen: dict[str, Any] = {"valid_fraction": 0.2, "field": "content"}
     one = pack(str(source), tokenizer, tmp_path / "one", **chosen)
-    column = corpus._column
+    read_file = corpus.read_file
 
     def counted(*arguments):
-        for text in column(*arguments):
+        for text in read_file(*arguments):
             read.append(text)
             yield text
 
-    monkeypatch.setattr(corpus, "_column", counted)
+    monkeypatch.setattr(corpus, "read_file", counted)
     many = pack(str(source), tokenizer, tmp_path / "many", **chosen, shard_tokens=800)
     for split in ("train", "valid"):
         assert len(many.shards(split)) > 1

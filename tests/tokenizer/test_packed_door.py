@@ -107,7 +107,7 @@ def test_an_entry_of_meta_json_that_packing_does_not_write_is_refused(name, data
         with one_line(CorpusError, ""):
             PackedData(data)
         inner.pop(path[-1], None)
-        if name != "valid_fraction" and not (path[0] in ("context", "pad_side")):
+        if name != "valid_fraction" and path[0] not in ("context", "pad_side"):
             file.write_text(json.dumps(meta))
             with one_line(CorpusError, ""):
                 PackedData(data)

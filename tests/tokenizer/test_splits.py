@@ -1,0 +1,134 @@
+"""Which files of a folder are which split: as people name them, and said where it is not plain."""
+
+import json
+
+import pytest
+
+from tests.said import one_line
+from tokenizer import CorpusError, open_corpus, splits
+
+NAMED = [
+    ("train.txt", "valid.txt"),
+    ("train.txt", "val.txt"),
+    ("train.txt", "dev.txt"),
+    ("train.txt", "eval.txt"),
+    ("training.txt", "validation.txt"),
+    ("Train.txt", "Valid.txt"),
+    ("TRAIN.TXT", "VALID.TXT"),
+    ("owt_train.txt", "owt_valid.txt"),
+    ("tales-train.txt", "tales-dev.txt"),
+    ("wiki.train.txt", "wiki.valid.txt"),
+    ("wiki.train.tokens.txt", "wiki.valid.tokens.txt"),
+    ("train_data.txt", "val_data.txt"),
+    ("traindata.txt", "validset.txt"),
+    ("train1.txt", "valid1.txt"),
+    ("data-train-v2.txt", "data-held_out-v2.txt"),
+    ("train.txt", "TinyStoriesV2-GPT4-valid.txt"),
+    ("train/a.txt", "valid/a.txt"),
+    ("deep/train/a.txt", "deep/validation/a.txt"),
+    ("tales_train/a.txt", "tales_val/b.txt"),
+    ("train-00000-of-00001.jsonl", "x-validation-00000-of-00001.jsonl"),
+    ("TRAIN.JSONL", "val.jsonl"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _said_anew():
+    splits.say_once.cache_clear()
+
+
+def write(folder, name, tag, count=30):
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    texts = [f"{tag} number {number}" for number in range(count)]
+    if name.lower().endswith(".jsonl"):
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    else:
+        path.write_text("".join(f"{text}\n<|endoftext|>\n" for text in texts))
+
+
+def read(folder):
+    """The stories of both splits, by the first words of each."""
+    return {
+        split: [s.split()[0] for s in open_corpus(str(folder), split, valid_fraction=0.2)]
+        for split in ("train", "valid")
+    }
+
+
+@pytest.mark.parametrize(("train", "valid"), NAMED)
+def test_a_folder_is_divided_as_its_names_say(tmp_path, caplog, train, valid):
+    write(tmp_path, train, "training")
+    write(tmp_path, valid, "held")
+    assert read(tmp_path) == {"train": ["training"] * 30, "valid": ["held"] * 30}
+    plain = (train, valid) == ("train.txt", "valid.txt")
+    assert len(caplog.records) == (0 if plain else 1)
+    assert plain or (train in caplog.text and valid in caplog.text)
+
+
+def test_numbered_files_are_one_split(tmp_path):
+    for number in range(3):
+        write(tmp_path, f"part-train-{number:05d}-of-00003.jsonl", "training", 10)
+    write(tmp_path, "part-valid.jsonl", "held")
+    assert read(tmp_path) == {"train": ["training"] * 30, "valid": ["held"] * 30}
+
+
+@pytest.mark.parametrize("name", ["test.txt", "tales-test.txt", "test/a.txt", "Testing.txt"])
+def test_a_test_split_is_not_read_and_that_is_said(tmp_path, caplog, name):
+    write(tmp_path, "train.txt", "training")
+    write(tmp_path, name, "test")
+    found = read(tmp_path)
+    assert {*found["train"], *found["valid"]} == {"training"}
+    assert f"not read: {name}" in caplog.text
+    (tmp_path / "train.txt").unlink()
+    with one_line(CorpusError, name):
+        open_corpus(str(tmp_path), "train")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["training_tips.txt", "devotion.txt", "latest.txt", "the_train_ride.txt", "evaluate.txt",
+     "invalid.txt", "trainer.txt", "contest.txt", "testament.txt", "value.txt"],
+)  # fmt: skip
+def test_a_word_inside_a_name_is_no_split(tmp_path, caplog, name):
+    write(tmp_path, name, "one", 100)
+    write(tmp_path, "tales.txt", "two", 100)
+    found = read(tmp_path)
+    for tag in ("one", "two"):
+        assert found["train"].count(tag) + found["valid"].count(tag) == 100
+        assert 0 < found["valid"].count(tag) < 50
+    assert name in caplog.text
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["notes.md", ".hidden.txt", ".cache/a.txt", "notes.txt", "sub/more.txt", "weird\x1b.log"],
+)
+def test_what_is_not_read_is_named(tmp_path, caplog, name):
+    write(tmp_path, "train.txt", "training")
+    write(tmp_path, "valid.txt", "held")
+    write(tmp_path, name, "other")
+    assert read(tmp_path) == {"train": ["training"] * 30, "valid": ["held"] * 30}
+    (said,) = (record.getMessage() for record in caplog.records)
+    told = said.rpartition("not read: ")[2]
+    assert told.strip("'").startswith(name[:5])
+    assert told.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["stories.txt", "valid.txt"], "stories.txt"),
+        (["stories.txt", "test.txt"], "stories.txt"),
+        (["train-test.txt", "valid.txt"], "train-test.txt"),
+        (["train/valid.txt", "train/a.txt"], "train/valid.txt"),
+        (["train.txt", "valid.txt.gz"], "valid.txt.gz"),
+        (["train.jsonl.zst", "valid.txt"], "train.jsonl.zst"),
+        (["notes.md"], "no train.*"),
+        (["train.txt", "train.jsonl"], "several kinds"),
+    ],
+)
+def test_what_cannot_be_told_is_refused(tmp_path, names, told):
+    for name in names:
+        write(tmp_path, name, "x")
+    with one_line(CorpusError, told):
+        open_corpus(str(tmp_path), "train")

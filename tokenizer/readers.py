@@ -1,0 +1,284 @@
+"""Texts from files: one reader for each kind, which gives a text as it is, or refuses the file.
+
+Rows are read one after the other, and of their columns only the one that is named, so that another
+column never matters. Whatever is no text is refused with the number of its row.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tokenizer.bpe import END_OF_TEXT, CorpusError
+from tokenizer.data import BLOCK
+from tokenizer.splits import PACKED, say_once
+
+SEPARATORS = (
+    re.escape(END_OF_TEXT),
+    r"\n[ \t\r]*\n|\r[ \t]*\r(?!\n)",
+    r"\r\n?|\n",
+)
+"""What divides a text file: the first of them that it has."""
+ROWS = 1000  # of a table, at a time
+
+
+def read_file(path: Path, field: str) -> Iterator[str]:
+    """Yield the texts of a file; `field` is the column of those that have columns.
+
+    Raises:
+        CorpusError: It cannot be read, or a row holds no text; the row and the file are named.
+    """
+    return READERS[path.suffix.lower()](path, field)
+
+
+def check_kind(path: Path) -> str:
+    """Return the ending of a file, in small letters.
+
+    Raises:
+        CorpusError: It is none of a kind that can be read.
+    """
+    kind = path.suffix.lower()
+    if kind in PACKED:
+        raise CorpusError(f"{path}: is compressed, which is not read; unpack it")
+    if kind not in READERS:
+        known = ", ".join(READERS)
+        raise CorpusError(f"{path}: unknown kind of file; the name must end in {known}")
+    return kind
+
+
+def check_row(about: object, number: int, value: object) -> str:
+    """Return what a row holds, if it is a text.
+
+    Raises:
+        CorpusError: It is none, or not valid Unicode.
+    """
+    if not isinstance(value, str):
+        raise CorpusError(f"{about}: row {number} holds {value!r:.80}, not a text")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise CorpusError(
+            f"{about}: row {number} is not valid Unicode (a lone surrogate at {error.start}); mend "
+            "it"
+        ) from None
+    return value
+
+
+def read_batches(about: object, batches: Iterable[Any], field: str, stored: str) -> Iterator[str]:
+    """Yield the texts of one column of Arrow tables; `stored` says how datasets types it.
+
+    datasets has the type Json for a column of several types: there a text is its JSON source.
+
+    Raises:
+        CorpusError: There is no such column, a row holds no text, or it cannot be read.
+    """
+    number = 0
+    try:
+        for batch in batches:
+            if field not in batch.column_names:
+                raise _no_column(about, field, batch.column_names)
+            column = batch.column(field)
+            is_json = stored == "Json" or "arrow.json" in str(column.type)
+            for value in column:
+                number += 1
+                held = value.as_py()
+                yield check_row(about, number, json.loads(held) if is_json and held else held)
+    except (CorpusError, GeneratorExit):
+        raise
+    except Exception as error:  # a reader of tables raises what its library happens to raise
+        reason = " ".join(str(error).split())[:200]
+        raise CorpusError(
+            f"{about}: cannot be read after row {number} ({reason}); mend or convert it"
+        ) from error
+
+
+def _no_column(about: object, field: str, names: Iterable[str]) -> CorpusError:
+    known = ", ".join(map(str, names))[:200] or "none"
+    return CorpusError(
+        f"{about}: no column {field}, only {known}; name the stories' column: --field"
+    )
+
+
+def _read_text(path: Path, _: str) -> Iterator[str]:
+    """Yield what `<|endoftext|>` divides in a `.txt` file, or its paragraphs, or lines."""
+    stat = path.stat()
+    separator = _separator(path, stat.st_size, stat.st_mtime_ns)
+    pending, fresh, size = "", [], 0
+    for block in _blocks(path):
+        fresh.append(block)
+        size += len(block)
+        if size >= len(pending):  # else a text of many blocks would be searched at each of them
+            *whole, pending = separator.split("".join([pending, *fresh]))
+            yield from whole
+            fresh, size = [], 0
+    yield from separator.split("".join([pending, *fresh]))
+
+
+@cache
+def _separator(path: Path, size: int, changed: int) -> re.Pattern[str]:
+    """What divides a text file; of a file without `<|endoftext|>`, that is said."""
+    marks, before = [re.compile(mark) for mark in SEPARATORS], ""
+    found = marks[-1]
+    for block in _blocks(path):
+        before = before[-100:] + block
+        if marks[0].search(before):
+            return marks[0]
+        if marks[1].search(before):
+            found = marks[1]
+    what = "paragraph" if found is marks[1] else "line"
+    say_once(
+        f"{path}: plain text without {END_OF_TEXT}, each {what} is a story; to join them, pack it "
+        "with --story-tokens N"
+    )
+    return found
+
+
+def _blocks(path: Path) -> Iterator[str]:
+    """Yield a text file, a block at a time, without its byte-order mark."""
+    decoder, done = codecs.getincrementaldecoder("utf-8")(), 0
+    with path.open("rb") as file:
+        while True:
+            block = file.read(BLOCK)
+            held = len(decoder.getstate()[0])
+            _refuse_nul(path, block, done)
+            try:
+                text = decoder.decode(block, final=not block)
+            except UnicodeDecodeError as error:
+                raise _not_utf8(path, error, done - held) from None
+            yield text.removeprefix("\ufeff") if done - held == 0 else text
+            done += len(block)
+            if not block:
+                return
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a text file with their ends, without its byte-order mark."""
+    done = 0
+    with path.open("rb") as file:
+        for line in file:
+            _refuse_nul(path, line, done)
+            try:
+                text = line.decode()
+            except UnicodeDecodeError as error:
+                raise _not_utf8(path, error, done) from None
+            yield text if done else text.removeprefix("\ufeff")
+            done += len(line)
+
+
+def _refuse_nul(path: Path, block: bytes, start: int) -> None:
+    if start == 0 and block[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        raise CorpusError(f"{path}: UTF-16, not UTF-8; convert the file to UTF-8")
+    if (place := block.find(0)) >= 0:
+        raise CorpusError(
+            f"{path}: holds a NUL byte at {start + place} (UTF-16, or no text); convert the file "
+            "to UTF-8"
+        )
+
+
+def _not_utf8(path: Path, error: UnicodeDecodeError, start: int) -> CorpusError:
+    return CorpusError(
+        f"{path}: {error.reason} (0x{error.object[error.start]:02x}) at byte {start + error.start},"
+        " not valid UTF-8; convert the file to UTF-8"
+    )
+
+
+def _read_json_lines(path: Path, field: str) -> Iterator[str]:
+    number = 0
+    for line, source in enumerate(_lines(path), 1):
+        if source.isspace():
+            continue
+        number += 1
+        try:
+            row = json.loads(source)
+        except (ValueError, RecursionError) as error:
+            reason = f"{getattr(error, 'msg', error)} at character {getattr(error, 'pos', 0)}"
+            raise CorpusError(f"{path}: line {line} is not JSON ({reason}); mend it") from None
+        yield _cell(path, number, row, field)
+
+
+def _read_json(path: Path, field: str) -> Iterator[str]:
+    """Yield the rows of an array of objects, of an object of columns, or of lines."""
+    source = "".join(_blocks(path))
+    if not source.lstrip().startswith("["):
+        try:
+            whole = json.loads(source)
+        except (ValueError, RecursionError):
+            whole = None
+        if not (isinstance(whole, dict) and isinstance(whole.get(field), list)):
+            yield from _read_json_lines(path, field)
+            return
+        rows = [{field: value} for value in whole[field]]
+    else:
+        try:
+            rows = json.loads(source)
+        except (ValueError, RecursionError) as error:
+            raise CorpusError(f"{path}: not JSON ({error}); mend it") from None
+    for number, row in enumerate(rows, 1):
+        yield _cell(path, number, row, field)
+
+
+def _cell(path: Path, number: int, row: object, field: str) -> str:
+    if not isinstance(row, dict):
+        raise CorpusError(f"{path}: row {number} holds {row!r:.80}, not an object with {field}")
+    if field not in row:
+        raise _no_column(f"{path}: row {number}" if number > 1 else path, field, row)
+    return check_row(path, number, row[field])
+
+
+def _read_csv(path: Path, field: str) -> Iterator[str]:
+    csv.field_size_limit(sys.maxsize)  # a story may be longer than 128 KiB
+    rows = csv.reader(_lines(path), strict=True)
+    try:
+        names = next(rows, [])
+        if names.count(field) != 1:
+            raise _no_column(path, field, names)
+        for number, row in enumerate(filter(None, rows), 1):
+            if len(row) != len(names):
+                raise CorpusError(
+                    f"{path}: row {number} has {len(row)} cells, the first line {len(names)}; mend "
+                    "it"
+                )
+            yield check_row(path, number, row[names.index(field)] or None)
+    except csv.Error as error:
+        raise CorpusError(f"{path}: line {rows.line_num}: {error}; mend it") from None
+
+
+def _read_parquet(path: Path, field: str) -> Iterator[str]:
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        file = ParquetFile(path)
+        names = file.schema_arrow.names
+        about = json.loads((file.schema_arrow.metadata or {}).get(b"huggingface", b"{}"))
+        kinds = about.get("info", {}).get("features") or {}
+        stored = (kinds.get(field) or {}).get("_type", "")
+    except Exception as error:  # the library raises many kinds, OSError and ValueError among them
+        reason = " ".join(str(error).split())[:200]
+        raise CorpusError(f"{path}: cannot be loaded ({reason}); mend or convert it") from error
+    with file:
+        if field not in names:
+            raise _no_column(path, field, names)
+        batches = file.iter_batches(ROWS, columns=[field], use_threads=False)
+        yield from read_batches(path, _tables(batches), field, stored)
+
+
+def _tables(batches: Iterable[Any]) -> Iterator[Any]:
+    from pyarrow import Table
+
+    return (Table.from_batches([batch]) for batch in batches)
+
+
+READERS = {
+    ".txt": _read_text,
+    ".jsonl": _read_json_lines,
+    ".json": _read_json,
+    ".parquet": _read_parquet,
+    ".csv": _read_csv,
+}

@@ -1,0 +1,137 @@
+"""Which files of a folder are which split, by their names and those of the folders in it.
+
+    train.txt, Train.txt, owt_train.txt, wiki.train.txt, train-00000-of-00002.parquet, train/a.txt
+    valid.txt; validation, val, dev, eval and held-out are the same
+    test.txt        is not read
+
+A split is a whole word at the beginning or the end of a name, numbers and words such as `data`
+left out; `training_tips.txt` and `latest.txt` name none. Where no name tells of a split, all files
+are one text. What is not plain, and what is not read, is said in one line.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from functools import cache
+from pathlib import Path
+
+from tokenizer.bpe import CorpusError
+
+SPLIT_WORDS = {
+    "train": ("train", "training"),
+    "valid": ("valid", "validation", "val", "dev", "eval", "evaluation", "heldout", "holdout"),
+    "test": ("test", "testing"),
+}
+ALONE = ("training", "testing", "evaluation")  # they say something else beside other words
+BESIDE = ("data", "set", "split", "text", "txt", "of", "part", "shard", "file", "tokens", "raw")
+PLAIN = re.compile(r"(train|valid|validation)([-.].*)?")
+PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".lz4")
+SHOWN = 6  # names in a line
+
+
+def divide_folder(folder: Path, endings: tuple[str, ...]) -> dict[str, list[Path]]:
+    """Map `train` and `valid` to their files, sorted; `all` where no name tells of a split.
+
+    Args:
+        folder: It, and the folders in it that are not hidden.
+        endings: Of files that can be read, in small letters.
+
+    Raises:
+        CorpusError: No file can be read, a name tells of two splits, files are compressed, or
+            files without a split in their names stand beside others and none is for training.
+    """
+    files, others = _list_files(folder, endings)
+    known = ", ".join(endings)
+    for path in others:
+        if path.suffix.lower() in PACKED and Path(path.stem).suffix.lower() in endings:
+            raise CorpusError(f"{path}: is compressed, which is not read; unpack it")
+    if not files:
+        raise CorpusError(f"{folder}: no train.* or valid.* in it that ends in {known}")
+    found: dict[str, list[Path]] = {}
+    for path in files:
+        found.setdefault(_split_of(path.relative_to(folder)), []).append(path)
+    unnamed, test = found.pop("", []), found.pop("test", [])
+    if not found and not test:
+        if len(unnamed) > 1 or others:
+            _say(folder, {"read as one text, whose stories are divided": unnamed}, others)
+        return {"all": unnamed}
+    if "train" not in found and (unnamed or test):
+        raise CorpusError(
+            f"{folder}: {_names(folder, [*found.get('valid', []), *test])} is named after a split, "
+            f"no file after train ({_names(folder, unnamed) or 'there is no other'}); name the "
+            "text to train on train.*"
+        )
+    named = [path for paths in found.values() for path in paths]
+    if (
+        others
+        or test
+        or unnamed
+        or not all(path.parent == folder and PLAIN.fullmatch(path.name) for path in named)
+    ):
+        _say(folder, found, [*test, *unnamed, *others])
+    return found
+
+
+def _list_files(folder: Path, endings: tuple[str, ...]) -> tuple[list[Path], list[Path]]:
+    """Return the files that can be read, and what else is there, hidden folders as a whole."""
+    files, others = [], dict[Path, None]()
+    for path in sorted(folder.rglob("*")):
+        parts = path.relative_to(folder).parts
+        hidden = next((n for n, part in enumerate(parts) if part.startswith(".")), None)
+        if hidden is not None:
+            others[folder.joinpath(*parts[: hidden + 1])] = None
+        elif path.is_dir():
+            if path.is_symlink():  # what is behind it is not listed
+                others[path] = None
+        elif path.suffix.lower() in endings and path.is_file():
+            files.append(path)
+        else:
+            others[path] = None
+    return files, list(others)
+
+
+def _split_of(path: Path) -> str:
+    """Return the split that a path within a folder tells of, or nothing.
+
+    Raises:
+        CorpusError: It tells of two.
+    """
+    names = [*path.parts[:-1], path.name[: -len(path.suffix)]]
+    found = {split for name in names for split in _splits_in(name)}
+    if len(found) > 1:
+        raise CorpusError(
+            f"{path}: its name tells of {' and '.join(sorted(found))}; rename it, so that it tells "
+            "of one split"
+        )
+    return found.pop() if found else ""
+
+
+def _splits_in(name: str) -> set[str]:
+    plain = re.sub(r"held[-_. ]?out", "heldout", name.casefold())
+    words = [word for word in re.findall(r"[^\W\d_]+", plain) if word not in BESIDE]
+    words = [re.sub(r"(data|set|split|text|file)s?$", "", word) for word in words]
+    ends = {*words[:1], *words[-1:]}
+    return {
+        split
+        for split, listed in SPLIT_WORDS.items()
+        if any(word in listed and (len(words) == 1 or word not in ALONE) for word in ends)
+    }
+
+
+def _say(folder: Path, read: dict[str, list[Path]], others: list[Path]) -> None:
+    told = [f"{about}: {_names(folder, paths)}" for about, paths in read.items()]
+    told += [f"not read: {_names(folder, others)}"] * bool(others)
+    say_once(f"{folder}: {'; '.join(told)}")
+
+
+def _names(folder: Path, paths: list[Path]) -> str:
+    shown = [str(path.relative_to(folder)) for path in paths[:SHOWN]]
+    more = [f"{len(paths) - SHOWN} more"] * (len(paths) > SHOWN)
+    return ", ".join([*(name if name.isprintable() else ascii(name) for name in shown), *more])
+
+
+@cache
+def say_once(line: str) -> None:
+    """Print a line on stderr, the first time it is given."""
+    logging.getLogger(__name__).warning(line)
