@@ -66,6 +66,9 @@ _WITHOUT_EFFECT = {  # on what a model computes in evaluation
     "max_length", "min_length", "num_beams", "num_beam_groups", "num_return_sequences",
     "length_penalty", "diversity_penalty", "repetition_penalty", "temperature", "top_k", "top_p",
     "typical_p", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "unsloth_fixed",
+    "unsloth_version", "_name_or_path", "name_or_path", "_attn_implementation", "_commit_hash",
+    "attn_implementation", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop",
+    "original_max_position_embeddings",
 }  # fmt: skip
 _REQUIRED = (
     "vocab_size",
@@ -267,8 +270,17 @@ def _our_config(given: dict[str, Any], directory: Path) -> ModelConfig:
     qwen = given["model_type"] == "qwen3"
     if missing := [key for key in _REQUIRED if given.get(key) is None]:
         raise ModelError(f"{path} lacks {', '.join(missing)}")
+    for name in ("rms_norm_eps", "hidden_act", "attention_bias", "mlp_bias", "tie_word_embeddings"):
+        if name in given and given[name] is None:  # no default: transformers refuses it too
+            raise ModelError(f"{path}: {name} is null; leave it out, or give a value")
     width, heads = given["hidden_size"], given["num_attention_heads"]
-    rope = given.get("rope_parameters") or given.get("rope_scaling") or {}
+    kv_heads = given.get("num_key_value_heads") or heads
+    if width % heads or heads % kv_heads:
+        raise ModelError(
+            f"{path}: num_attention_heads, num_key_value_heads: heads={heads} must divide "
+            f"d_model={width}, kv_heads={kv_heads} must divide heads"
+        )
+    rope = given.get("rope_scaling") or given.get("rope_parameters") or {}  # as transformers does
     for name, seen, allowed in (
         ("hidden_act", given.get("hidden_act", "silu"), "silu"),
         ("rope_type", rope.get("rope_type", rope.get("type", "default")), "default"),
@@ -283,27 +295,31 @@ def _our_config(given: dict[str, Any], directory: Path) -> ModelConfig:
     _refuse_unknown(given, rope, qwen, path)
     attention = {
         "heads": heads,
-        "kv_heads": given.get("num_key_value_heads") or heads,
+        "kv_heads": kv_heads,
         "rope_base": float(rope.get("rope_theta", given.get("rope_theta", 10000.0))),
         "bias": given.get("attention_bias", False),
         **({"qk_norm": True} if qwen else {}),
     }
-    return ModelConfig(
-        vocab_size=given["vocab_size"],
-        context=given["max_position_embeddings"],
-        d_model=width,
-        n_layers=given["num_hidden_layers"],
-        mixers=(f"attention({', '.join(f'{key}={value}' for key, value in attention.items())})",),
-        channel_mixer=f"swiglu(bias={given.get('mlp_bias', False)})",
-        d_ff=given["intermediate_size"],
-        norm="rmsnorm",
-        norm_eps=given.get("rms_norm_eps", 1e-6),
-        tied=given.get("tie_word_embeddings", False),
-    )
+    mixer = f"attention({', '.join(f'{key}={value}' for key, value in attention.items())})"
+    try:
+        return ModelConfig(
+            vocab_size=given["vocab_size"],
+            context=given["max_position_embeddings"],
+            d_model=width,
+            n_layers=given["num_hidden_layers"],
+            mixers=(mixer,),
+            channel_mixer=f"swiglu(bias={given.get('mlp_bias', False)})",
+            d_ff=given["intermediate_size"],
+            norm="rmsnorm",
+            norm_eps=given.get("rms_norm_eps", 1e-6),
+            tied=given.get("tie_word_embeddings", False),
+        )
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from None
 
 
 def _refuse_unknown(given: dict[str, Any], rope: dict[str, Any], qwen: bool, path: Path) -> None:
-    """Refuses a setting that is not known, unless it is off: null, false, empty or a text.
+    """Refuses a setting that is not known, unless it is off: null, false or empty.
 
     A Llama of transformers has no windows, whatever its configuration says of them; a Qwen3 has.
     """
@@ -318,8 +334,8 @@ def _refuse_unknown(given: dict[str, Any], rope: dict[str, Any], qwen: bool, pat
     if unknown.get("partial_rotary_factor") == 1:
         del unknown["partial_rotary_factor"]
     for name, value in unknown.items():
-        if value and not isinstance(value, str):
+        if value is not None and value is not False and value not in ("", [], {}):
             raise ModelError(
                 f"{path}: {printable(name, 80)} is {printable(repr(value), 80)}, which an import "
-                "does not know; any such model can be wrapped: arch.load_pretrained"
+                f"does not know; take it out if it changes nothing, or open hf:{path.parent}"
             )

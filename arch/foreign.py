@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 
 from arch.errors import ModelError, printable
@@ -29,12 +30,18 @@ SIZES = (
 )  # fmt: skip
 """Sizes that no tensor of the model can be smaller than."""
 POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
+LEARNT = re.compile(r"(wpe|embed_positions|position_embeddings?)\.weight$")
+"""Tensors with a row for each position."""
 NUMBERS = (
     "rope_theta", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "partial_rotary_factor",
     "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",
+    "beta_fast", "beta_slow", "attention_factor",
 )  # fmt: skip
 SWITCHES = ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window")
-GREATEST = 2**31
+OBJECTS = ("rope_parameters", "rope_scaling", "text_config", "quantization_config")
+NAMES = ("hidden_act", "activation_function", "rope_type")
+GREATEST, LONGEST = 2**31, 2**24
+"""Of a size, and of positions: some families hold a table of them."""
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -58,12 +65,18 @@ def check_sizes(config: dict[str, Any], shapes: Shapes, path: Path) -> None:
     Raises:
         ModelError: naming a size that no tensor has, or more layers than there are tensors.
     """
+    learnt = [shape[0] for name, shape in shapes.items() if LEARNT.search(name) and shape]
     largest = max((size for shape in shapes.values() for size in shape), default=0)
     for section in _sections(config):
         for name in LAYERS:
             if section.get(name, 0) and section[name] > len(shapes):
                 raise ModelError(
                     f"{path}: {name} is {section[name]}; the weights are {len(shapes)}"
+                )
+        for name in POSITIONS if learnt else ():
+            if section.get(name, 0) and section[name] > max(learnt):
+                raise ModelError(
+                    f"{path}: {name} is {section[name]}; the weights have {max(learnt)} positions"
                 )
         for name in SIZES:
             if section.get(name, 0) and section[name] > largest:
@@ -144,16 +157,24 @@ def _check_section(section: dict[str, Any], path: Path) -> None:
     for name, value in section.items():
         if value is None and name != "rope_theta":
             continue
-        if name in (*LAYERS, *SIZES, *POSITIONS):
+        if name in POSITIONS:
+            fits, words = type(value) is int and 0 < value <= LONGEST, f"1 to {LONGEST}"
+        elif name in (*LAYERS, *SIZES):
             fits, words = type(value) is int and 0 < value < GREATEST, "a whole number above 0"
         elif name in NUMBERS:
             fits, words = type(value) in (int, float) and 0 < value < 1e300, "a number above 0"
         elif name in SWITCHES:
             fits, words = type(value) is bool, "true or false"
-        elif name in ("rope_parameters", "rope_scaling", "text_config"):
+        elif name in OBJECTS:
             fits, words = isinstance(value, dict), "an object"
-        elif name in ("hidden_act", "activation_function", "rope_type"):
+        elif name in ("dtype", "torch_dtype"):
+            kind = getattr(torch, str(value).removeprefix("torch."), None)
+            fits, words = isinstance(kind, torch.dtype), "a type of torch, as float32"
+        elif name in NAMES:
             fits, words = isinstance(value, str), "a name"
+        elif name == "layer_types":
+            fits = isinstance(value, list) and all(isinstance(kind, str) for kind in value)
+            words = "a list of names"
         else:
             fits, words = not (type(value) is int and abs(value) >= GREATEST), "a smaller number"
         if not fits:

@@ -40,6 +40,9 @@ from arch.model import LanguageModel
 from arch.tokenizers import largest_id, read_tokenizer
 from arch.weights import drop_padding
 
+ACTIVATIONS = ("hidden_act", "activation_function", "hidden_activation", "activation")
+ROTATIONS = ("rope_type", "type")
+
 
 class PretrainedModel(LanguageModel):
     """A transformers causal model as a `LanguageModel`, around the same weights.
@@ -125,7 +128,7 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer]:
     safe: dict[str, Any] = {**more, "trust_remote_code": False}
     with _refusals(name):
         config, _ = PreTrainedConfig.get_config_dict(directory, **safe)
-    _check_activations(name, config)
+    _check_names(name, config)
     if config.get("is_encoder_decoder"):
         raise ModelError(f"{name} is an encoder and a decoder; give a decoder-only model")
     with _refusals(name):
@@ -169,8 +172,9 @@ def _refusals(name: str) -> Iterator[None]:
     """Says in one line why transformers cannot load a model, and keeps its own reports quiet."""
     from transformers import logging
 
-    level = logging.get_verbosity()
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
     try:
         yield
     except (ModelError, KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -184,17 +188,29 @@ def _refusals(name: str) -> Iterator[None]:
         raise ModelError(f"{name} cannot be loaded: {printable(said, 300)}") from None
     finally:
         logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
 
 
-def _check_activations(name: str, config: dict[str, Any]) -> None:
+def _check_names(name: str, config: dict[str, Any]) -> None:
+    """Refuses activations and rotations that transformers does not know, by their settings."""
     from transformers.activations import ACT2FN
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    for setting in ("hidden_act", "activation_function", "hidden_activation", "activation"):
-        value = config.get(setting)
-        if isinstance(value, str) and value not in ACT2FN:
+    known: dict[str, Any] = dict.fromkeys(ACTIVATIONS, ACT2FN)
+    found = [(setting, config.get(setting)) for setting in ACTIVATIONS]
+    for section in ("rope_scaling", "rope_parameters"):
+        rope = config.get(section)
+        found += [(k, rope.get(k)) for k in ROTATIONS] if isinstance(rope, dict) else []
+    known |= {key: ("default", "dynamic", *ROPE_INIT_FUNCTIONS) for key in ROTATIONS}
+    pad, rows = config.get("pad_token_id"), config.get("vocab_size")
+    if type(pad) is int and type(rows) is int and not -rows <= pad < rows:
+        raise ModelError(f"{name} cannot be loaded: pad_token_id is {pad}; allowed: below {rows}")
+    for setting, value in found:
+        if isinstance(value, str) and value not in known[setting]:
             raise ModelError(
                 f"{name} cannot be loaded: {setting} is {printable(repr(value), 80)}; transformers "
-                f"knows {', '.join(ACT2FN)}"
+                f"knows {', '.join(sorted(known[setting]))}"
             )
 
 

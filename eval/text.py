@@ -351,7 +351,8 @@ def _encoded(text: HeldOutText) -> Iterator[tuple[int, ...]]:
 def random_prompts(tokenizer: Tokenizer, count: int, length: int) -> list[Prompt]:
     """Uniformly random tokens, the special ones left out."""
     special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-    allowed = torch.tensor([i for i in range(tokenizer.get_vocab_size()) if i not in special])
+    ids = sorted(set(tokenizer.get_vocab().values()))  # which may have gaps
+    allowed = torch.tensor([i for i in ids if i not in special])
     generator = torch.Generator().manual_seed(0)
     picks = torch.randint(len(allowed), (count, length), generator=generator)
     return [Prompt("random", i, tuple(row)) for i, row in enumerate(allowed[picks].tolist())]

@@ -15,13 +15,15 @@ from tokenizers import Tokenizer, processors
 from arch import ModelError, load_pretrained
 from arch.convert import import_transformers
 from eval.models import open_model
+from eval.text import random_prompts
 from tests.arch.cases import byte_tokenizer
+from tests.arch.test_gguf import write_gguf
 from tests.arch.test_pretrained import random_model
 
 SETTINGS = {"hidden_size": 16, "intermediate_size": 40, "num_hidden_layers": 2,
             "num_attention_heads": 2, "num_key_value_heads": 1,
             "max_position_embeddings": 32}  # fmt: skip
-TOKENS = torch.arange(10)[None]
+TOKENS = torch.arange(30)[None]
 
 
 @pytest.fixture
@@ -91,6 +93,9 @@ def test_another_number_of_layers_is_refused(layers, llama):
 
 GOOD = {
     "as it is": {},
+    "two rotations": {"config": {"rope_scaling": {"rope_type": "default", "rope_theta": 50.0}}},
+    "the base beside": {"config": {"rope_parameters": KeyError, "rope_theta": 77.0}},
+    "a window that a Llama has not": {"config": {"sliding_window": 4}},
     "compiled": {"weights": lambda held: {f"_orig_mod.{k}": v for k, v in held.items()}},
     "in parallel": {"weights": lambda held: {f"module._orig_mod.{k}": v for k, v in held.items()}},
     "with frequencies": {
@@ -106,8 +111,12 @@ GOOD = {
 
 @pytest.mark.parametrize("name", GOOD)
 def test_one_directory_is_one_model_through_both_doors(name, llama):
-    ours, theirs = both(llama(**GOOD[name]))
+    place = llama(**GOOD[name], initializer_range=0.5)
+    ours, theirs = both(place)
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+    judge = transformers.AutoModelForCausalLM.from_pretrained(place)
+    if not name.startswith(("in parallel", "compiled")):  # which transformers itself would draw
+        torch.testing.assert_close(ours, judge(TOKENS).logits, atol=1e-4, rtol=1e-4)
 
 
 def test_shards_are_those_that_the_index_lists(llama):
@@ -137,7 +146,9 @@ VALUES = [
     ("tie_word_embeddings", "false"), ("rope_parameters", ROPE | {"rope_theta": None}),
     ("rope_parameters", ROPE | {"rope_theta": "1e4"}), ("rope_parameters", [1]),
     ("hidden_act", "silo"), ("hidden_act", 3), ("model_type", 5), ("intermediate_size", -40),
-    ("rms_norm_eps", "small"),
+    ("rms_norm_eps", "small"), ("layer_types", 5), ("layer_types", [["full_attention"], [1]]),
+    ("dtype", "float17"), ("quantization_config", "int4"), ("max_position_embeddings", 10**9),
+    ("rope_parameters", ROPE | {"rope_type": "spiral"}), ("attention_bias", None),
 ]  # fmt: skip
 
 
@@ -163,6 +174,12 @@ UNKNOWN = [
     {"use_sliding_window": True, "sliding_window": 4},
     {"rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}},
     {"rope_parameters": {**ROPE, "rope_type": "linear", "factor": 2.0}},
+    {"rope_scaling": {"type": "linear", "factor": 2.0}},
+    {"rope_scaling": {"factor": 2.0}},
+    {"rope_parameters": {"full_attention": ROPE}},
+    {"layer_types": ["sliding_attention", "full_attention"]},
+    {"position_embedding_type": "alibi"},
+    {"logit_scale": 0},
     {"final_logit_softcapping": 30.0},
     {"quantization_config": {"bits": 4}},
 ]
@@ -173,7 +190,15 @@ def test_a_setting_that_an_import_does_not_know_is_refused(config, llama):
     place = llama(family="Qwen3", rms_norm_eps=1e-5, head_dim=8, config=config)
     with pytest.raises(ModelError) as refusal:
         import_transformers(place)
-    named = (*config, "rope_type", "partial_rotary", "layer_types", "max_window_layers")
+    named = (
+        *config,
+        "rope_type",
+        "factor",
+        "full_attention",
+        "partial_rotary",
+        "layer_types",
+        "max_window_layers",
+    )
     assert any(name in str(refusal.value) for name in named)
 
 
@@ -200,6 +225,46 @@ def test_code_of_a_directory_is_neither_run_nor_asked_about(where, llama, tmp_pa
     assert done.stdout == ""
     assert "not run" in done.stderr.strip().splitlines()[-1]
     assert not marker.exists()
+
+
+def test_code_beside_a_gguf_file_is_neither_run_nor_asked_about(tmp_path):
+    write_gguf(tmp_path / "tiny.gguf")
+    marker = tmp_path / "marker"
+    (tmp_path / "mine.py").write_text(EVIL.format(marker=str(marker)))
+    classes = {"AutoConfig": "mine.C", "AutoModelForCausalLM": "mine.M",
+               "AutoTokenizer": ["mine.T", None]}  # fmt: skip
+    for file in ("config.json", "tokenizer_config.json"):
+        content = {"model_type": "mine", "auto_map": classes, "tokenizer_class": "T"}
+        (tmp_path / file).write_text(json.dumps(content))
+    done = subprocess.run(
+        [sys.executable, "-m", "eval", "loss", f"hf:{tmp_path / 'tiny.gguf'}", "--text", "abc"],
+        input="yes\n" * 9, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "[y/N]" not in done.stdout
+    assert done.returncode == 0 or (done.returncode == 2 and done.stdout == "")
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("family", "positions"),
+    [("GPT2", 10**9), ("GPT2", 2**24), ("OPT", 10**9), ("OPT", 2**24), ("GPTJ", 10**9)],
+)
+def test_positions_are_compared_before_memory_is_taken(family, positions, llama):
+    name = "max_position_embeddings" if family == "OPT" else "n_positions"
+    place = llama(family=family, config={name: positions})
+    with pytest.raises(ModelError, match=name):
+        load_pretrained(str(place))
+
+
+def test_random_prompts_hold_ids_that_a_token_has():
+    known = json.loads(byte_tokenizer().to_str())
+    vocabulary = known["model"]["vocab"]
+    for number, word in enumerate(list(vocabulary)[:200]):
+        vocabulary[word] += 1000 * number
+    tokenizer = Tokenizer.from_str(json.dumps(known))
+    drawn = {token for prompt in random_prompts(tokenizer, 40, 20) for token in prompt.tokens}
+    assert drawn <= set(tokenizer.get_vocab().values())
+    assert max(drawn) > tokenizer.get_vocab_size()
 
 
 def test_a_pickle_is_not_read(llama):
