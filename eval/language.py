@@ -54,7 +54,8 @@ def loss(
         corpus: held-out stories: of packed data, hub:NAME, toy (the embedded generator), or a
             directory with valid.*; of a .txt, .jsonl or .parquet file, the share that packing sets
             aside; default: those of the data that the models were trained on
-        text: these texts, whole, in the place of a corpus
+        text: these texts, whole, in the place of a corpus; a special token that is spelt in one is
+            that token, in a corpus it is only text
         stories: only the first so many stories
         batch_size: windows sent through the model together; default: as many as the device's
             memory bears
@@ -96,7 +97,7 @@ def generate(
 
     Args:
         model: a model directory
-        prompt: the beginning
+        prompt: the beginning; a special token that is spelt in it is that token
         count: how many continuations
         max_new_tokens: of each
         temperature: 0: the likeliest token

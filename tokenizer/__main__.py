@@ -8,6 +8,7 @@ python -m tokenizer inspect tokenizer.json --text "Once upon a time"
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections import Counter
@@ -24,6 +25,7 @@ from tokenizer.bpe import (
     SPECIAL,
     VOCAB_SIZE,
     CorpusError,
+    check_text,
     encode_stories,
     load_tokenizer,
     token_bytes,
@@ -39,8 +41,13 @@ SHOWN = 10  # tokens in a table of `inspect`
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return its exit code: 0, or 2 for bad input, reported in one line."""
+    """Run a command; return its exit code.
+
+    0; 2 for bad input, reported in one line; 130 after Ctrl-C, with what is kept.
+    """
     options = _parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what a console cannot show is shown by its code
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         options.run(options)
         sys.stdout.flush()
@@ -49,6 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (CorpusError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        shards = complete_shards(options.out) if options.run is _pack else 0
+        kept = f"{shards} complete shards are kept: the same command continues"
+        print(f"interrupted: {kept if shards else 'nothing is kept'}", file=sys.stderr)
+        return 130
     return 0
 
 
@@ -98,10 +110,13 @@ def _pack(options: argparse.Namespace) -> None:
 
 def _inspect(options: argparse.Namespace) -> None:
     tokenizer = load_tokenizer(options.tokenizer)
+    if options.text is not None:
+        check_text(f"--text {options.text!a:.80}:", options.text)
     corpus = open_corpus(options.corpus, "valid", limit=options.limit, field=options.field)
     print(_describe(tokenizer, corpus))
     if options.text is not None:
-        text = load_tokenizer(options.tokenizer).encode(options.text)
+        spelt = load_tokenizer(options.tokenizer)  # here a special token that is spelt is one
+        text = spelt.encode(options.text, add_special_tokens=False)
         size, count = len(options.text.encode()), len(text.ids)
         print(f"\ntext\n{' '.join(text.tokens)}")
         print(f"{count} tokens, {size} bytes, {size / max(1, count):.2f} bytes per token")
@@ -176,7 +191,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", type=Path, required=True, metavar="DIR", help="directory to make")
     layouts = "all stories in a line, or one a row (%(default)s)"
     add("--layout", choices=("packed", "rows"), default="packed", help=layouts)
-    add("--context", help="tokens in a row", **count)
+    rows = "tokens in a row; a model is trained on all but the last: for 512 positions, 513"
+    add("--context", help=rows, **count)
     add("--pad-side", choices=("left", "right"), help="of a row (right)")
     share = "share set aside for validation if the source sets none aside itself (%(default)s)"
     add("--valid-fraction", type=float, default=VALID_FRACTION, metavar="F", help=share)

@@ -11,9 +11,12 @@ that is packed never does: there the spelling is encoded as ordinary characters.
 from __future__ import annotations
 
 import hashlib
+import logging
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,6 +30,9 @@ SMALLEST = len(SPECIAL) + 256
 LARGEST = 2**16  # what a uint16 can name
 BATCH = 1024  # stories encoded at a time
 LETTERS = 2 << 20  # in a batch, so that memory stays bounded where stories are books
+LONGEST = 1000  # letters of a word that is learnt from: the time grows with their square
+KINDS = (r"[^\W\d_]", r"\d", r"(?:[^\w\s]|_)", r"\s")  # letters that make words, each its own
+LONG, WORD = (re.compile("|".join(f"{kind}{n}" for kind in KINDS)) for n in (f"{{{LONGEST}}}", "+"))
 Key = TypeVar("Key")
 
 
@@ -39,7 +45,8 @@ def train_tokenizer(
 ) -> Tokenizer:
     """Learn a byte-level BPE of exactly `vocab_size` entries, most frequent pair first.
 
-    With `fewer`, stories that are not enough for so many give as many as they can.
+    With `fewer`, stories that are not enough for so many give as many as they can. Words of
+    `LONGEST` letters and more, as of text without blanks, are learnt from in pieces; that is said.
 
     Source: Sennrich et al. 2016 (BPE); Radford et al. 2019 (bytes, and the split into words).
 
@@ -60,7 +67,7 @@ def train_tokenizer(
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=sys.stderr.isatty(),
     )
-    tokenizer.train_from_iterator(stories, trainer)
+    tokenizer.train_from_iterator(_cut_words(stories), trainer)
     learnt = tokenizer.get_vocab_size()
     if learnt != vocab_size and not fewer:
         raise CorpusError(
@@ -70,8 +77,50 @@ def train_tokenizer(
     return tokenizer
 
 
+def _cut_words(stories: Iterable[str]) -> Iterator[str]:
+    """Yield the stories, those with long words in pieces; the first of these words is told."""
+    told = False
+    for number, story in enumerate(stories, 1):
+        if len(story) < LONGEST:
+            yield story
+            continue
+        letters = list(map(len, story.split()))
+        if max(letters, default=0) < LONGEST and len(story) - sum(letters) < LONGEST:
+            yield story
+            continue
+        ends = [match.end() for match in LONG.finditer(story)]
+        if ends and not told:
+            told, start = True, ends[0] - LONGEST
+            word = WORD.match(story, start)
+            source = getattr(stories, "source", "the stories")
+            logging.getLogger(__name__).warning(
+                f"{source}: story {number} has a word of {word.end() - start if word else 0:,} "
+                f"letters without a blank; words are learnt from in pieces of {LONGEST:,}"
+            )
+        yield from (story[start:end] for start, end in pairwise([0, *ends, len(story)]))
+
+
+def check_text(about: object, text: object) -> str:
+    """Return a text if it is one.
+
+    Raises:
+        CorpusError: It is none, or not valid Unicode.
+    """
+    if not isinstance(text, str):
+        raise CorpusError(f"{about} holds {text!r:.80}, not a text")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise CorpusError(
+            f"{about} is not valid Unicode (a lone surrogate at {error.start}); give it in UTF-8"
+        ) from None
+    return text
+
+
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """Load a `tokenizer.json`, or the one inside a directory (packed data, or a model).
+
+    It neither pads nor cuts, even if it was saved while it did.
 
     Raises:
         CorpusError: There is no such file, or it is not a tokenizer.
@@ -83,9 +132,15 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
             f"{file}: no such file; make one with: python -m tokenizer train SOURCE --out {file}"
         )
     try:
-        return Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises nothing narrower
-        raise CorpusError(f"{file}: not a tokenizer file ({error})") from error
+        tokenizer = Tokenizer.from_str(file.read_text("utf-8"))
+    except (KeyboardInterrupt, SystemExit, OSError):
+        raise
+    except BaseException as error:  # the library's own are plain Exceptions, or panics of Rust
+        reason = ascii(" ".join(str(error).split())[:160])[1:-1]
+        raise CorpusError(f"{file}: not a tokenizer file ({reason})") from None
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
 
 
 def encode_stories(
@@ -96,8 +151,6 @@ def encode_stories(
     All cores encode a batch while the caller works on the batch before.
     """
     tokenizer.encode_special_tokens = True  # a story that spells a special token is only text
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
 
     def encode(batch: list[tuple[Key, str]]) -> list[tuple[Key, list[int]]]:
         texts = [story for _, story in batch]
@@ -143,7 +196,10 @@ def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
     byte_of = {chr(byte): byte for byte in printable}
     byte_of |= {chr(256 + rank): byte for rank, byte in enumerate(others)}
     special, vocabulary = tokenizer.get_added_tokens_decoder(), tokenizer.get_vocab()
-    table = [b""] * (max(vocabulary.values()) + 1)
+    size = max(vocabulary.values(), default=-1) + 1
+    if size > 1 << 24:
+        raise CorpusError(f"the tokenizer names id {size - 1}; ids up to {(1 << 24) - 1} are read")
+    table = [b""] * size
     for symbols, index in vocabulary.items():
         if index in special:
             continue

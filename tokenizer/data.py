@@ -209,7 +209,7 @@ class PackedData:
                 f"{self.path / 'tokenizer.json'}: not the tokenizer this data was packed with;"
                 " pack it again"
             )
-        entries = tokenizer.get_vocab_size()
+        entries = 1 + max(tokenizer.get_vocab().values(), default=-1)
         if entries != self.meta["vocab_size"]:
             raise CorpusError(
                 f"{self.path / 'meta.json'}: vocab_size {self.meta['vocab_size']}, the tokenizer "

@@ -116,7 +116,10 @@ def _partial(out: Path) -> Path:
 def _keep_or_clear(partial: Path, out: Path, request: dict[str, Any]) -> None:
     """Keep the shards of the same request; clear what an interruption left before the first."""
     file = partial / REQUEST
-    before = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    try:
+        before = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    except ValueError:
+        before = {}
     changed = [key for key in request if before.get(key) != request[key]]
     if changed and complete_shards(out):
         changes = "; ".join(f"{key} {before.get(key)}, now {request[key]}" for key in changed)
@@ -136,6 +139,10 @@ def _reported(path: Path, only_full: bool = False) -> Iterator[None]:
     """Make one line of a place that cannot be written; or only of a disk that is full."""
     try:
         yield
+    except ValueError as error:  # a NUL in the name
+        if only_full or isinstance(error, CorpusError):
+            raise
+        raise CorpusError(f"--out {str(path)!a}: {error}; give another name") from None
     except OSError as error:
         if error.errno == errno.ENOSPC:
             problem = "the disk is full; free space or choose another"

@@ -112,12 +112,16 @@ def pack(
     for flag, count in (("shard", shard_tokens), ("story", story_tokens)):
         if count is not None and count < 1:
             raise CorpusError(f"--{flag}-tokens {count}: must be 1 or more")
+    marked = {
+        token.content for token in loaded.get_added_tokens_decoder().values() if token.special
+    }
     for special in SPECIAL:
-        if loaded.token_to_id(special) is None:
+        if special not in marked:
             raise CorpusError(
-                f"{tokenizer}: has no entry {special}; train one with: python -m tokenizer train"
+                f"{tokenizer}: has no entry {special} that is special; train a tokenizer with: "
+                "python -m tokenizer train"
             )
-    size = loaded.get_vocab_size()
+    size = 1 + max(loaded.get_vocab().values())
     if size > LARGEST:
         raise CorpusError(
             f"{tokenizer}: {size} entries, but uint16 can name {LARGEST}; use a smaller one"

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tokenizer.bpe import END_OF_TEXT, CorpusError
+from tokenizer.bpe import END_OF_TEXT, CorpusError, check_text
 from tokenizer.data import BLOCK
 from tokenizer.splits import PACKED, say_once
 
@@ -59,16 +59,7 @@ def check_row(about: object, number: int, value: object) -> str:
     Raises:
         CorpusError: It is none, or not valid Unicode.
     """
-    if not isinstance(value, str):
-        raise CorpusError(f"{about}: row {number} holds {value!r:.80}, not a text")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise CorpusError(
-            f"{about}: row {number} is not valid Unicode (a lone surrogate at {error.start}); mend "
-            "it"
-        ) from None
-    return value
+    return check_text(f"{about}: row {number}", value)
 
 
 def read_batches(about: object, batches: Iterable[Any], field: str, stored: str) -> Iterator[str]:

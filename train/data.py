@@ -7,6 +7,7 @@ layout a window is the part of a row that the model can see. In how many shards 
 makes no difference: a window that crosses the edge of one is read from both.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count, islice
@@ -50,6 +51,11 @@ class Windows:
                 raise RunError(
                     f"--model.context {context} is above the {length} tokens of the rows in "
                     f"{data.path}; lower it, or pack longer rows"
+                )
+            if context == length and split == "train":
+                logging.getLogger(__name__).warning(
+                    f"--model.context {context}: rows of {length} tokens have no target for the "
+                    f"last position, which stays untrained; pack --context {length + 1} to train it"
                 )
             self._pad = load_tokenizer(data.path).token_to_id(PAD)
             self.count, self.stride, self.width = rows, length, min(context + 1, length)

@@ -120,6 +120,8 @@ def test_a_command_refuses_in_one_line(words, message, place, tokenizer, capsys)
         (lambda at: open_corpus("toy:10", "test"), "split test"),
         (lambda at: Layout("columns"), "--layout columns"),
         (lambda at: Layout("rows", 8, "top"), "--pad-side top"),
+        (lambda at: load_tokenizer(at / "latin.txt"), "latin.txt: not a tokenizer file ("),
+        (lambda at: load_tokenizer(at / "text"), "no such file"),
         (lambda at: token_bytes(Tokenizer(models.WordLevel({"a": 0, "wörld ": 1}))),
          "is not made of bytes"),
         (PackedData, "not a directory of packed data (no meta.json)"),

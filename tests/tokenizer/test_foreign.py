@@ -1,0 +1,106 @@
+"""Tokenizer files of others, long words, consoles without UTF-8, and Ctrl-C."""
+
+import json
+import random
+
+import pytest
+from tokenizers import Tokenizer
+
+from tests.said import one_line
+from tests.tokenizer.test_cli import run
+from tokenizer import CorpusError, load_tokenizer, open_corpus, pack, train_tokenizer
+from tokenizer import __main__ as commands
+from tokenizer.__main__ import main
+from tokenizer.bpe import LONGEST
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"version": "1.0"}', b'{"model": {"type": "BPE"}}'],
+)
+def test_a_damaged_tokenizer_is_refused(content, tmp_path, capsys):
+    (tmp_path / "t.json").write_bytes(content)
+    for words in (["inspect"], ["pack", "toy:10", "--out", str(tmp_path / "d"), "--tokenizer"]):
+        assert main([*words, str(tmp_path / "t.json")]) == 2
+        said = capsys.readouterr()
+        assert f"error: {tmp_path / 't.json'}: not a tokenizer file (" in said.err
+        assert (said.out, said.err.count("\n")) == ("", 1)
+
+
+def test_a_tokenizer_saved_while_it_padded_and_cut_packs_whole_stories(tokenizer, tmp_path):
+    padding = Tokenizer.from_file(str(tokenizer))
+    padding.enable_padding(length=900)
+    padding.enable_truncation(5)
+    padding.save(str(tmp_path / "t.json"))
+    data = pack("toy:20", tmp_path / "t.json", tmp_path / "data")
+    assert list(data.stories("train")) == list(open_corpus("toy:20", "train"))
+
+
+def test_a_tokenizer_whose_end_is_an_ordinary_entry_is_refused(tokenizer, tmp_path):
+    about = json.loads(tokenizer.read_text())
+    about["added_tokens"] = about["added_tokens"][1:]
+    (tmp_path / "t.json").write_text(json.dumps(about))
+    with one_line(CorpusError, "<|endoftext|>"):
+        pack("toy:20", tmp_path / "t.json", tmp_path / "data")
+
+
+def test_long_words_are_learnt_from_in_pieces(caplog):
+    draw = random.Random(0)
+    word = "".join(draw.choice("ACGT") for _ in range(300_000))
+    tokenizer = train_tokenizer([f"A gene: {word}. End.", word], 300)
+    assert "story 1 has a word of 300,000 letters" in caplog.text
+    assert len(caplog.records) == 1
+    ids = tokenizer.encode(word).ids
+    assert len(ids) < len(word) / 2
+    assert tokenizer.decode(ids) == word
+
+
+@pytest.mark.parametrize("letter", ["a", "7", ".", " ", "\n", "字", "é"])
+def test_every_kind_of_long_word_is_cut(letter, caplog):
+    train_tokenizer([f"x {letter * 40 * LONGEST} y"], 259, fewer=True)
+    assert "letters" in caplog.text
+
+
+def test_ordinary_text_is_learnt_from_as_it_is(caplog):
+    stories = [" ".join(open_corpus("toy:60", "train")), "word-" * 900, "https://x.y/" * 90]
+    learnt, pieces = train_tokenizer(stories, 600), "a" * (LONGEST - 1)
+    assert learnt.to_str() == train_tokenizer([*stories, ""], 600).to_str()
+    train_tokenizer([f"{pieces} {pieces}"], 262)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_a_console_without_utf8_shows_what_it_cannot_by_code(tokenizer, encoding):
+    import sys
+
+    words = f"{sys.executable} -m tokenizer inspect {tokenizer} --corpus toy:40 --text 'Zoë ran.'"
+    done = run(f"{words} | grep -c 'u0120'; echo ${{PIPESTATUS[0]}}", PYTHONIOENCODING=encoding)
+    assert int(done.stdout.split()[0]) > 1
+    assert done.stdout.split()[1] == "0"
+    assert done.stderr == ""
+
+
+def test_a_lone_surrogate_is_refused_before_anything_is_printed(tokenizer, capsys):
+    assert main(["inspect", str(tokenizer), "--corpus", "toy:40", "--text", "caf\udce9"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "a lone surrogate at 3" in said.err
+    assert said.err.count("\n") == 1
+
+
+def test_ctrl_c_says_what_is_kept(tokenizer, tmp_path, monkeypatch, capsys):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    words = ["pack", "toy:60", "--tokenizer", str(tokenizer), "--out", str(tmp_path / "data")]
+    monkeypatch.setattr(commands, "pack", stop)
+    assert main(words) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "interrupted: nothing is kept"
+    (tmp_path / ".data.partial").mkdir()
+    (tmp_path / ".data.partial" / "train-00000.bin").touch()
+    assert main(words) == 130
+    assert "1 complete shards are kept" in capsys.readouterr().err
+    monkeypatch.setattr(commands, "train_tokenizer", stop)
+    assert main(["train", "toy:60", "--out", str(tmp_path / "t.json")]) == 130
+    assert not (tmp_path / "t.json").exists()
+    assert load_tokenizer(tokenizer)
