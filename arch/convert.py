@@ -9,9 +9,11 @@ import dataclasses
 import json
 import sys
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save
 from torch import Tensor
 
@@ -21,11 +23,9 @@ from arch.errors import ModelError, printable
 from arch.files import read_text, write_directory
 from arch.foreign import (
     HARMLESS,
-    check_sizes,
     common_prefix,
+    read_layout,
     read_settings,
-    read_shapes,
-    weight_files,
 )
 from arch.mixers import Attention
 from arch.mixers.attention import QK_EPS
@@ -134,8 +134,7 @@ def import_transformers(directory: str | Path) -> LoadedModel:
     config = read_settings(directory / "config.json")
 
     def read_all() -> dict[str, Tensor]:
-        files = weight_files(directory)
-        check_sizes(config, read_shapes(files), directory / "config.json")
+        files, _ = read_layout(config, directory)
         return {name: tensor for file in files for name, tensor in read_weights(file).items()}
 
     return from_transformers(config, read_all, tokenizer_json, directory)
@@ -171,6 +170,10 @@ def from_transformers(
         print(f"{source}: tie_word_embeddings is true, but it has a head of its own, which is kept",
               file=sys.stderr)  # fmt: skip
         config = dataclasses.replace(config, tied=False)
+    kinds = {tensor.dtype for tensor in tensors.values()}
+    if len(kinds) > 1:  # a norm in float32 among weights in bfloat16; no number changes
+        widest = reduce(torch.promote_types, kinds)
+        tensors = {name: tensor.to(widest) for name, tensor in tensors.items()}
     model = drop_padding(build_model(config, tensors, str(source)), size)
     meta = {"name": source.name, "source": "transformers"}
     return LoadedModel(model, model.config, tokenizer_json, meta, source)

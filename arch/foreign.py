@@ -21,7 +21,7 @@ from arch.files import read_json
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PREFIXES = ("_orig_mod.", "module.")
 """What compiling or parallel training puts before every name of a weight."""
-HARMLESS = re.compile(r"rotary_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$")
+HARMLESS = re.compile(r"rotary_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$|position_ids$")
 """Tensors of old files that can be computed, and that no model reads."""
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 SIZES = (
@@ -40,6 +40,8 @@ NUMBERS = (
 SWITCHES = ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window")
 OBJECTS = ("rope_parameters", "rope_scaling", "text_config", "quantization_config")
 NAMES = ("hidden_act", "activation_function", "rope_type")
+ADAPTER = "adapter_config.json"
+FLOATS = ("F64", "F32", "F16", "BF16")
 GREATEST, LONGEST = 2**31, 2**24
 """Of a size, and of positions: some families hold a table of them."""
 Shapes = dict[str, tuple[int, ...]]
@@ -59,7 +61,25 @@ def read_settings(path: Path) -> dict[str, Any]:
     return config
 
 
-def check_sizes(config: dict[str, Any], shapes: Shapes, path: Path) -> None:
+def read_layout(config: dict[str, Any], directory: Path) -> tuple[list[Path], Shapes]:
+    """The weights' files of a directory and the shapes in them, compared with its configuration.
+
+    Raises:
+        ModelError: files that are missing or do not belong together, an adapter beside them, sizes
+            that no tensor has, or weights that are no floating-point numbers.
+    """
+    if (directory / ADAPTER).is_file():
+        raise ModelError(
+            f"{directory} has an adapter ({ADAPTER}); merge it into the weights and save those, or "
+            "take the file away"
+        )
+    files = weight_files(directory)
+    shapes = read_shapes(files, quantised=config.get("quantization_config") is not None)
+    _check_sizes(config, shapes, directory / "config.json")
+    return files, shapes
+
+
+def _check_sizes(config: dict[str, Any], shapes: Shapes, path: Path) -> None:
     """Compares a configuration's sizes with the shapes of the weights.
 
     Raises:
@@ -116,19 +136,28 @@ def weight_files(directory: Path) -> list[Path]:
     return files
 
 
-def read_shapes(files: list[Path]) -> Shapes:
+def read_shapes(files: list[Path], quantised: bool = True) -> Shapes:
     """The shapes of the tensors of safetensors files, from their headers alone.
 
     Raises:
-        ModelError: a file that is cut short or of another kind, or a name in two files.
+        ModelError: a file that is cut short or of another kind, or a name in two files; a tensor
+            of integers or of 8 bits, where the configuration does not say that it is `quantised`.
     """
     shapes: Shapes = {}
     for path in files:
         try:
             with safe_open(path, "pt") as file:
-                found = {n: tuple(file.get_slice(n).get_shape()) for n in file.offset_keys()}
+                slices = {name: file.get_slice(name) for name in file.offset_keys()}
+                found = {name: tuple(part.get_shape()) for name, part in slices.items()}
+                kinds = {name: part.get_dtype() for name, part in slices.items()}
         except (SafetensorError, OSError, struct.error) as error:
             raise ModelError(f"{path} cannot be read: {printable(error, 160)}") from None
+        odd = [n for n, kind in kinds.items() if kind not in FLOATS and not HARMLESS.search(n)]
+        if odd and not quantised:
+            raise ModelError(
+                f"{path}: {printable(odd[0], 120)} is of type {kinds[odd[0]]}, and the "
+                f"configuration has no quantization_config; allowed: {', '.join(FLOATS)}"
+            )
         if twice := shapes.keys() & found.keys():
             raise ModelError(f"{path} has {printable(min(twice), 120)}, which another file has too")
         shapes |= found

@@ -27,13 +27,12 @@ from arch.decoder import Decoder, describe_pretrained
 from arch.directory import LoadedModel
 from arch.errors import ModelError, is_out_of_memory, printable
 from arch.families import take_apart
+from arch.files import read_text
 from arch.foreign import (
     HARMLESS,
-    check_sizes,
     common_prefix,
+    read_layout,
     read_settings,
-    read_shapes,
-    weight_files,
 )
 from arch.gguf import GGUF, check_gguf, check_gguf_is_whole
 from arch.model import LanguageModel
@@ -82,6 +81,9 @@ def load_pretrained(
     model, tokenizer = _read(name, dtype)
     with _refusals(name):
         wrapped = wrap_model(model)
+    file = Path(name, "tokenizer.json")
+    if largest_id(tokenizer) >= wrapped.embedding.num_embeddings and file.is_file():
+        tokenizer = read_tokenizer(read_text(file), file)  # without what transformers added to it
     check_tokenizer(name, tokenizer, wrapped)
     # Ids may have gaps, but none is beyond the last token's.
     wrapped = drop_padding(wrapped, 1 + largest_id(tokenizer))
@@ -161,8 +163,7 @@ def _locate(name: str) -> tuple[str, dict[str, Any], dict[str, str] | None]:
         hint = f"; give the file, {path / inside[0]}" if len(inside) == 1 else ""
         raise ModelError(f"{name} cannot be loaded: it has no config.json{hint}")
     config = read_settings(path / "config.json")
-    shapes = read_shapes(weight_files(path))
-    check_sizes(config, shapes, path / "config.json")
+    _, shapes = read_layout(config, path)
     prefix = common_prefix(list(shapes), name)
     return name, {}, {f"^{re.escape(prefix)}": ""} if prefix else None
 
@@ -202,7 +203,7 @@ def _check_names(name: str, config: dict[str, Any]) -> None:
     for section in ("rope_scaling", "rope_parameters"):
         rope = config.get(section)
         found += [(k, rope.get(k)) for k in ROTATIONS] if isinstance(rope, dict) else []
-    known |= {key: ("default", "dynamic", *ROPE_INIT_FUNCTIONS) for key in ROTATIONS}
+    known |= dict.fromkeys(ROTATIONS, ("default", "dynamic", *ROPE_INIT_FUNCTIONS))
     pad, rows = config.get("pad_token_id"), config.get("vocab_size")
     if type(pad) is int and type(rows) is int and not -rows <= pad < rows:
         raise ModelError(f"{name} cannot be loaded: pad_token_id is {pad}; allowed: below {rows}")

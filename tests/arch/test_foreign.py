@@ -66,6 +66,8 @@ BAD_WEIGHTS = {
     "lacks the head": (without("lm_head.weight"), "head"),
     "has one too many": (lambda held: held | {"model.extra": torch.ones(3)}, "extra"),
     "has another shape": (lambda held: held | {UP: torch.ones(30, 16)}, "(30, 16)"),
+    "has integers": (lambda held: held | {UP: held[UP].mul(9).to(torch.int8)}, UP),
+    "has eight bits": (lambda held: held | {UP: held[UP].to(torch.float8_e4m3fn)}, UP),
     "other names": (lambda held: {f"x.{k}": v for k, v in held.items()}, "no "),
 }
 
@@ -101,6 +103,11 @@ GOOD = {
     "with frequencies": {
         "weights": lambda held: (
             held | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+        )
+    },
+    "in three precisions": {
+        "weights": lambda held: (
+            held | {UP: held[UP].half(), "model.norm.weight": held["model.norm.weight"].bfloat16()}
         )
     },
     "tied": {"tie_word_embeddings": True},
@@ -307,6 +314,21 @@ def test_a_tokenizer_neither_pads_nor_cuts(kind, llama):
             expected["nats_per_token"],
         )
     assert given.to_str() == before
+
+
+def test_a_pad_that_a_model_has_no_row_for_is_left_out(llama):
+    place = llama()
+    (place / "tokenizer_config.json").write_text(json.dumps({"pad_token": "[PAD]"}))
+    ours, theirs = both(place)
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_an_adapter_beside_the_weights_is_refused(llama):
+    place = llama()
+    (place / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
+    for read in (import_transformers, load_pretrained):
+        with pytest.raises(ModelError, match="adapter_config"):
+            read(str(place))
 
 
 def test_ids_with_a_gap_keep_their_rows(llama, tmp_path):
