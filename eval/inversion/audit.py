@@ -27,6 +27,7 @@ def recover_file(
     layer: Natural | Sequence[Natural] | None = None,
     part: Part | None = None,
     positions: Natural | Sequence[Natural] | None = None,
+    first: Natural | None = None,
     stored: Literal["fp32", "bf16", "fp16", "int8"] | None = None,
     scale: str | None = None,
     computed: Literal["fp32", "bf16", "fp16"] | None = None,
@@ -52,6 +53,8 @@ def recover_file(
             else found by trying the likeliest sites
         part: of the layer; default: with the layer
         positions: that are known, from 0; what stands at the others is not looked at; default: all
+        first: position of a tensor's first row, where it does not begin the prompt; the tokens
+            before it are hidden. --positions count from the prompt's beginning
         stored: the format that the numbers went through; default: found from the numbers
         scale: of int8: a number, or the name of a tensor in the file; default: NAME.scale
         computed: the precision in which the captured model computed; default: found by the first
@@ -88,6 +91,7 @@ def recover_file(
             layer=asked_layer,
             part=asked_part,
             shown=None if positions is None else listed(positions),
+            first=first,
             format=stored,
             scale=own_scale if given_scale is None else given_scale,
             computed=computed,

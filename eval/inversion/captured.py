@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from eval import RequestError
 from eval.captures import open_site
@@ -99,6 +99,20 @@ class Captured:
             readbacks=lambda circuits: open_readbacks(checkpoint, source, circuits),
             near=None if self.arithmetic.name == EXACT else near, guess=self.guess,
         )  # fmt: skip
+
+
+def start_at(stored: Stored, first: int) -> Stored:
+    """The same with its first row at a later position; what is before holds zeros, not shown.
+
+    Raises:
+        RequestError: no position.
+    """
+    if not isinstance(first, int) or first < 0:
+        raise RequestError(f"first: {first!r}; give the position of the first row, from 0")
+    if not first:
+        return stored
+    values, step = (nn.functional.pad(x, (0, 0, first, 0)) for x in (stored.values, stored.step))
+    return Stored(values, step, stored.format)
 
 
 def identify(

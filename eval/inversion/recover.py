@@ -10,7 +10,7 @@ which decides.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,8 @@ from torch import Tensor
 from eval import RequestError
 from eval.circuit import uncertified
 from eval.inversion.arithmetic import ALLOWED, EXACT, Arithmetic
-from eval.inversion.captured import Captured, first_tells, identify
+from eval.inversion.caches import Cache, read_cache
+from eval.inversion.captured import Captured, first_tells, identify, start_at
 from eval.inversion.certify import Agreement, consistent, settle_alike
 from eval.inversion.locate import Match
 from eval.inversion.problem import ACCEPT, Problem, capture
@@ -30,12 +31,6 @@ from eval.text import choose_corpus, say_once
 
 if TYPE_CHECKING:
     from eval.captures import Model
-
-
-class Cache(Protocol):
-    """A key/value cache of transformers: for each layer keys and values `(B, heads, T, width)`."""
-
-    layers: Sequence[Any]
 
 
 ROUNDS = 2  # searches: the second with limits measured on the first one's answers
@@ -102,6 +97,7 @@ def recover(
     layer: int | Sequence[int] | None = None,
     part: str | None = None,
     shown: str | Sequence[int] | None = None,
+    first: int | None = None,
     format: str | None = None,
     scale: Tensor | float | None = None,
     computed: str | None = None,
@@ -117,13 +113,16 @@ def recover(
         model: a model directory, `hf:` and a pretrained model's name, or an open model.
         outputs: of the site, `(T, width)`, or `(B, T, width)` for prompts of one length; what
             stands at positions that are not shown is not looked at. For keys and values also
-            `(B, heads, T, width)`, or the cache itself, as transformers' `DynamicCache`.
+            `(B, heads, T, width)`, or the cache itself, of one of the classes of transformers that
+            hold numbers as they were computed.
         layer: whose outputs they are: 0 (the embedding) to the number of blocks, as the list
             `hidden_states` of transformers counts, but for its last entry, which is behind the
             final norm; several are joined along the channels. None: found (`find_site`).
         part: block (the stream after it; default), mixer, stream, key, rotated_key (as caches hold
             keys) or value.
         shown: positions that are shown, or a slice as "[:, 3:, :]"; None: all.
+        first: position of the first row of outputs; the tokens before it are hidden. None: 0, or
+            what a cache with a sliding window says of itself.
         format: fp32, bf16, fp16 or int8, that the outputs went through; None: found from them.
         scale: of int8: `(width,)` for channels, `(T,)` or `(T, 1)` for tokens, or one number.
         computed: fp32, bf16 or fp16, in which the captured model computed; None: found, which takes
@@ -144,15 +143,17 @@ def recover(
     (checkpoint,) = open_models(model, device)
     if computed not in (None, *FLOATS):
         raise RequestError(f"computed {computed!r}: must be one of {', '.join(FLOATS)}")
-    stored = read_stored(_of_cache(outputs, layer, part), format, scale)
+    held = read_cache(outputs, layer, part)
+    first = held.first if first is None else first
+    stored = start_at(read_stored(held.outputs, format, scale), first)
     stored = stored.to(checkpoint.model.embedding.weight.device)
     T = stored.values.shape[1]
-    visible = _slice(shown, T)
+    visible = _slice(shown, first, T)
     if not visible.select(stored.values).isfinite().all():
         raise RequestError("outputs: not finite at a position shown; leave it out of `shown`")
     source = choose_corpus([checkpoint], corpus)
     captured = identify(checkpoint, source, stored, visible, layer, part, computed)
-    if shown is None and solver is None and T > 1 and not first_tells(captured):
+    if shown is None and solver is None and T > 1 and not first and not first_tells(captured):
         say_once("position 0: too coarse to tell its token; later positions are asked for it")
         captured = captured.after_first()
     captured = captured.up_to_last()
@@ -253,6 +254,9 @@ def _certify(
     if problem.circuit is not circuit:
         ((own, rounding),) = capture([circuit], tokens)
         rounding = torch.maximum(rounding, captured.arithmetic.change(circuit, tokens, own))
+    # A small number may be the difference of large ones, which another order of sums moves more.
+    ordinary = own.square().mean(dim=-1, keepdim=True).sqrt()
+    rounding = torch.maximum(rounding, torch.finfo(torch.float32).eps * ordinary)
     agreement = Agreement(circuit, stored, rounding, captured.visible)
     alike: list[dict[int, list[int]]] = [{} for _ in tokens]
     if stored.format not in ("fp32", "fp64"):
@@ -285,33 +289,16 @@ def _verify(problem: Problem, tokens: Tensor, arithmetic: Arithmetic) -> Verifie
     return Verified(own, rounding, floor, allowed, problem.distances(own))
 
 
-def _of_cache(
-    outputs: Tensor | Cache, layer: int | Sequence[int] | None, part: str | None
-) -> Tensor:
-    """The keys or values of a layer, `(B, heads, T, width)`, where a whole cache is given."""
-    if isinstance(outputs, Tensor):
-        return outputs
-    layers = getattr(outputs, "layers", None)
-    if layers is None:
-        raise RequestError(
-            f"outputs: a {type(outputs).__name__}; give a tensor, or a cache of transformers"
-        )
-    if part not in ("rotated_key", "value") or not isinstance(layer, int):
-        raise RequestError(
-            f"layer {layer}, part {part}: of a cache give part rotated_key or value, and one layer"
-        )
-    if not 1 <= layer <= len(layers):
-        raise RequestError(f"layer {layer}: the cache has layers 1 to {len(layers)}")
-    return layers[layer - 1].values if part == "value" else layers[layer - 1].keys
-
-
-def _slice(shown: str | Sequence[int] | None, length: int) -> Slice:
-    """The slice that shows these positions; None shows all."""
+def _slice(shown: str | Sequence[int] | None, first: int, length: int) -> Slice:
+    """The slice that shows these positions; None shows all from the first row's on."""
     if shown is None:
-        return Slice()
+        return Slice.of(range(first, length), length) if first else Slice()
     if isinstance(shown, str):
-        return Slice.parse(shown)
-    wrong = [t for t in shown if not 0 <= t < length]
+        read = Slice.parse(shown)
+        shown = read.positions(length)
+    else:
+        read = None
+    wrong = [t for t in shown if not first <= t < length]
     if wrong or not shown:
-        raise RequestError(f"shown: {list(shown)}; give positions from 0 to {length - 1}")
-    return Slice.of(sorted(set(shown)), length)
+        raise RequestError(f"shown: {list(shown)}; give positions from {first} to {length - 1}")
+    return read or Slice.of(sorted(set(shown)), length)

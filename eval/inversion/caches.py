@@ -1,0 +1,161 @@
+"""Key/value caches of transformers: what each class of them holds, and from which position on.
+
+A class that is not known is refused by its name: what it holds would be guessed.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from eval import RequestError
+from eval.text import say_once
+
+
+class LayeredCache(Protocol):
+    """A cache of transformers: for each layer keys and values `(B, heads, T, width)`."""
+
+    layers: Sequence[Any]
+
+
+class ListCache(Protocol):
+    """A cache as transformers had it once: lists of keys and of values, a tensor a layer."""
+
+    key_cache: Sequence[Any]
+    value_cache: Sequence[Any]
+
+
+Cache = LayeredCache | ListCache | Sequence[tuple[Tensor, ...]]
+"""Also a tuple of (keys, values), one a layer."""
+
+LAYERS = {
+    "DynamicLayer", "DynamicSlidingWindowLayer", "StaticLayer", "StaticSlidingWindowLayer",
+    "LinearAttentionAndFullAttentionLayer", "LinearAttentionAndSlidingWindowAttentionLayer",
+    "LinearAttentionAndStaticFullAttentionLayer",
+    "LinearAttentionAndStaticSlidingWindowAttentionLayer",
+}  # fmt: skip
+"""Classes of layers that hold numbers as they were computed: the last ones, or with room behind."""
+LISTED = {
+    "DynamicCache",
+    "OffloadedCache",
+    "StaticCache",
+    "OffloadedStaticCache",
+    "SimpleNamespace",
+}
+"""Classes that hold lists of such tensors."""
+
+
+class Held(NamedTuple):
+    """What is held of a site.
+
+    Attributes:
+        outputs: the numbers, `(B, heads, T, width)` of a cache.
+        first: the position of the first row.
+    """
+
+    outputs: Tensor
+    first: int = 0
+
+
+def read_cache(
+    outputs: Tensor | Cache, layer: int | Sequence[int] | None, part: str | None
+) -> Held:
+    """The keys or values of a layer where a whole cache is given; a tensor as it is.
+
+    Slots behind the last position written are cut, and what is before a window is said to be gone.
+
+    Raises:
+        RequestError: no tensor and no cache, a class that is not known, or a layer that holds
+            nothing.
+    """
+    if isinstance(outputs, Tensor):
+        return Held(outputs)
+    count = _count_layers(outputs)
+    if part not in ("rotated_key", "value") or not isinstance(layer, int):
+        raise RequestError(
+            f"layer {layer}, part {part}: of a cache give part rotated_key or value, and one layer"
+        )
+    if not 1 <= layer <= count:
+        raise RequestError(f"layer {layer}: the cache has layers 1 to {count}")
+    keys, values, written = _read_layer(outputs, layer)
+    held = values if part == "value" else keys
+    if not isinstance(held, Tensor) or held.dim() != 4 or not held.numel():
+        raise RequestError(f"layer {layer}: the cache holds no keys and values of it")
+    rows = held.shape[2]
+    if not written:
+        raise RequestError(f"layer {layer}: nothing was written to the cache yet")
+    if written < rows:
+        say_once(f"layer {layer}: positions {written} to {rows - 1} of the cache are empty; cut")
+        return Held(held[:, :, :written])
+    if written > rows:
+        say_once(f"layer {layer}: holds the last {rows} of {written} positions (a sliding window)")
+    return Held(held, written - rows)
+
+
+def _count_layers(cache: Any) -> int:
+    """How many layers a cache has.
+
+    Raises:
+        RequestError: it is none.
+    """
+    held = getattr(cache, "layers", None)
+    if held is None:
+        held = getattr(cache, "key_cache", None)
+    if held is None and isinstance(cache, list | tuple):
+        if all(isinstance(layer, Tensor) for layer in cache):
+            raise RequestError(
+                f"outputs: a {_name(cache)} of {len(cache)} tensors; give one of them, as [3] for "
+                "layer 3"
+            )
+        held = cache
+    if not isinstance(held, Sequence) and not hasattr(held, "__len__"):
+        raise RequestError(
+            f"outputs: a {_name(cache)}; give a tensor, or a decoder's cache of transformers"
+        )
+    return len(held)
+
+
+def _read_layer(cache: Any, layer: int) -> tuple[Any, Any, int]:
+    """Keys and values of a layer, and how many positions were written to it.
+
+    Raises:
+        RequestError: a class that is not known.
+    """
+    if getattr(cache, "layers", None) is not None:
+        return _read_layered(cache.layers[layer - 1], layer)
+    if hasattr(cache, "key_cache"):
+        if (name := _name(cache)) not in LISTED:
+            raise RequestError(f"outputs: what a {name} holds is not known; {_advice(LISTED)}")
+        keys, values = cache.key_cache[layer - 1], cache.value_cache[layer - 1]
+        length = getattr(cache, "get_seq_length", None)
+        return keys, values, int(length(layer - 1)) if length else _rows(keys)
+    pair = cache[layer - 1]
+    if not isinstance(pair, list | tuple) or len(pair) != 2:
+        held = f"{len(pair)} entries" if isinstance(pair, list | tuple) else f"a {_name(pair)}"
+        raise RequestError(f"layer {layer}: {held}; give a pair of keys and values")
+    return pair[0], pair[1], _rows(pair[0])
+
+
+def _read_layered(held: Any, layer: int) -> tuple[Any, Any, int]:
+    if "uantized" in (name := _name(held)):
+        raise RequestError(
+            f"layer {layer}: its numbers are quantised ({name}); give the tensors themselves, "
+            "dequantised or with their scale"
+        )
+    if name not in LAYERS:
+        raise RequestError(f"layer {layer}: what a {name} holds is not known; {_advice(LAYERS)}")
+    if held.keys is None:
+        raise RequestError(f"layer {layer}: nothing was written to the cache yet")
+    return held.keys, held.values, int(held.get_seq_length())
+
+
+def _advice(names: set[str]) -> str:
+    return f"give the keys or values themselves; known are {', '.join(sorted(names))}"
+
+
+def _rows(keys: Any) -> int:
+    return keys.shape[2] if isinstance(keys, Tensor) and keys.dim() == 4 else 0
+
+
+def _name(thing: object) -> str:
+    return type(thing).__name__
