@@ -28,7 +28,7 @@ def recover_file(
     part: Part | None = None,
     positions: Natural | Sequence[Natural] | None = None,
     first: Natural | None = None,
-    stored: Literal["fp32", "bf16", "fp16", "int8"] | None = None,
+    stored: Literal["fp32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8"] | None = None,
     scale: str | None = None,
     computed: Literal["fp32", "bf16", "fp16"] | None = None,
     solver: str | None = None,
@@ -45,7 +45,7 @@ def recover_file(
     model and of the format, and no other token that was run fits as well.
 
     Args:
-        file: safetensors or npy, of tensors (T, width) or (B, T, width); of keys and values also
+        file: safetensors, npy or npz, of tensors (T, width) or (B, T, width); of keys and values also
             (B, heads, T, width). Pickles are refused
         model: the model directory or hf:NAME whose outputs they are
         tensor: those to recover, by name; default: all of the file
@@ -56,7 +56,7 @@ def recover_file(
         first: position of a tensor's first row, where it does not begin the prompt; the tokens
             before it are hidden. --positions count from the prompt's beginning
         stored: the format that the numbers went through; default: found from the numbers
-        scale: of int8: a number, or the name of a tensor in the file; default: NAME.scale
+        scale: of int8 and fp8: a number, or the name of a tensor in the file; default: NAME.scale
         computed: the precision in which the captured model computed; default: found by the first
             positions, if these are known
         solver: default: propose where all positions are known, else alternating
@@ -155,6 +155,9 @@ def _row(name: str, number: int, found: "Recovered") -> dict[str, Any]:
         "tokens": found.tokens[number].tolist(),
         "pieces": found.pieces[number],
         "certificates": found.certificates[number],
+        "grades": found.grades[number],
+        "probabilities": found.probabilities[number],
+        "left_out": found.left_out[number],
         "residual_over_floor": dict(zip(map(str, found.positions), ratio, strict=True)),
         "alike": {str(t): tokens for t, tokens in alike.items()},
         "alike_pieces": {str(t): read for t, read in found.alike_pieces[number].items()},
@@ -166,32 +169,45 @@ def _score(
     rows: list[dict[str, Any]], found: "Recovered", texts: list[str], tokenizer: "Tokenizer"
 ) -> None:
     """Puts the truth beside the answers: each token right, wrong but named, or wrong."""
-    from eval.text import encode_text
-
     if len(texts) != len(rows):
         raise RequestError(
             f"--truth: {len(texts)} texts for {len(rows)} prompts; give one for each"
         )
     for row, text in zip(rows, texts, strict=True):
-        true = encode_text(tokenizer, text, "--truth")
-        answer = row["tokens"]
-        if len(true) < len(answer):
-            raise RequestError(
-                f"--truth {text!r}: {len(true)} tokens; the tensor has {len(answer)} positions"
-            )
-        true = true[: len(answer)]
+        answer = row["tokens"][: min(row["left_out"], default=None)]
+        true = _truth(text, answer, tokenizer)
         right = [a == b for a, b in zip(answer, true, strict=True)]
         named = [token in row["alike"].get(str(t), []) for t, token in enumerate(true)]
         row["right"], row["named"] = sum(right), sum(named)
         row["wrong"] = [t for t, good in enumerate(right) if not good]
-        row["false_certain"] = sum(
-            proof is not None and not good
-            for proof, good in zip(row["certificates"], right, strict=True)
-        )
+        for grade in ("certain", "likely"):
+            grades = zip(row["grades"], right, strict=False)
+            row[f"false_{grade}"] = sum(name == grade and not good for name, good in grades)
+
+
+def _truth(text: str, answer: list[int], tokenizer: "Tokenizer") -> list[int]:
+    """The tokens of a text that is as long as the answer, read as its tokenizer reads a text.
+
+    Special tokens that a tokenizer puts around a text may be in the answer, or not.
+    """
+    from eval.text import encode_text
+
+    bare = encode_text(tokenizer, text, "--truth")
+    whole = tokenizer.encode(text).ids
+    for true in (whole, bare):
+        if len(true) == len(answer):
+            return true
+    raise RequestError(
+        f"--truth {text!r}: {len(bare)} tokens"
+        + (f" ({len(whole)} with those that the tokenizer adds)" if whole != bare else "")
+        + f"; the answer has {len(answer)}"
+    )
 
 
 def _text(name: str, found: "Recovered", rows: list[dict[str, Any]]) -> str:
     """The answers of one tensor, as a terminal shows them."""
+    from eval.inversion.likelihood import LIKELY
+
     where = f"{name}: {found.site}, {found.format}, by {found.solver}"
     if found.matches:
         best, *others = found.matches
@@ -201,21 +217,37 @@ def _text(name: str, found: "Recovered", rows: list[dict[str, Any]]) -> str:
     lines = [where]
     for row in rows:
         lines.append(f"  {row['text']!r}"[:10_000])
-        sure = sum(proof is not None for proof in row["certificates"])
-        worst = max(row["residual_over_floor"].values())
-        said = (
-            f"  {sure} of {len(row['tokens'])} tokens certain; residual at most {worst:.3g} floors"
-        )
+        grades = row["grades"][: min(row["left_out"], default=None)]
+        count, worst = len(grades), max(row["residual_over_floor"].values())
+        said = f"  {grades.count('certain')} of {count} tokens certain"
+        if "certain" not in grades[:count] or grades.count("likely"):
+            said += f", {grades.count('likely')} likely (p {LIKELY} or more)"
+        said += f"; residual at most {worst:.3g} floors"
         if "right" in row:
             said += (
                 f"; {row['right']} right, {row['named']} more named, {row['false_certain']} false"
             )
         lines.append(said)
-        unsure = [t for t, proof in enumerate(row["certificates"]) if proof is None]
-        for t in unsure[:UNCERTAIN]:
-            others = ", ".join(map(repr, row["alike_pieces"].get(str(t), [])))
-            fits = f"fits as well: {others}" if others else "nothing that was run fits from here on"
-            lines.append(f"    position {t}, {row['pieces'][t]!r}: {fits}")
+        if tail := row["left_out"]:
+            lines.append(f"    positions {_span(tail)}: no token fits; left out of the text")
+        unsure = [t for t, grade in enumerate(grades) if grade == "unknown"]
+        lines += [
+            f"    position {t}, {row['pieces'][t]!r}: {_why(row, t)}" for t in unsure[:UNCERTAIN]
+        ]
         if len(unsure) > UNCERTAIN:
             lines.append(f"    and {len(unsure) - UNCERTAIN} more; --format json has all")
     return "\n".join(lines)
+
+
+def _why(row: dict[str, Any], t: int) -> str:
+    """Why the token at a position is not sure."""
+    if others := row["alike_pieces"].get(str(t)):
+        return f"fits as well: {', '.join(map(repr, others))}"
+    if (chance := row["probabilities"][t]) is not None:
+        return f"no token that was run fits to rounding; p {chance:.2g}"
+    return "no output from here on fits to rounding"
+
+
+def _span(positions: Sequence[int]) -> str:
+    """Neighbouring positions in words: `29 to 34`."""
+    return f"{positions[0]} to {positions[-1]}" if len(positions) > 1 else str(positions[0])

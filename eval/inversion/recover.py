@@ -20,11 +20,13 @@ from eval.circuit import uncertified
 from eval.inversion.arithmetic import ALLOWED, EXACT, Arithmetic
 from eval.inversion.caches import Cache, read_cache
 from eval.inversion.captured import Captured, first_tells, identify, start_at
-from eval.inversion.certify import Agreement, consistent, settle_alike
+from eval.inversion.certify import Agreement, consistent, find_evidence, settle_alike
+from eval.inversion.damage import search_behind
+from eval.inversion.likelihood import LIKELY, token_probabilities
 from eval.inversion.locate import Match
 from eval.inversion.problem import ACCEPT, Problem, capture
 from eval.inversion.solver import Solver, ask_solver, parse_solvers
-from eval.inversion.stored import FLOATS, read_stored
+from eval.inversion.stored import FLOATS, Stored, read_stored
 from eval.models import open_models
 from eval.slices import Slice
 from eval.text import choose_corpus, say_once
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from eval.captures import Model
 
 
+DAMAGED = 4  # positions of a prompt that are passed over, at most
 ROUNDS = 2  # searches: the second with limits measured on the first one's answers
 UNSURE = "?"
 
@@ -52,6 +55,11 @@ class Recovered:
             and that of the format in which the outputs are stored.
         certificates: of each prompt and position: "residual" (what is shown from there on is as the
             answer's, to rounding), "enumerated" (and no other token's is), or None.
+        probabilities: of each prompt and position: 1 where the token is certain; else how likely it
+            is by its distance from what was captured, beside the tokens that were run; None where
+            its own output is not shown, or another token fits as well.
+        left_out: of each prompt the positions at its end that no token fits, such as empty slots of
+            a cache; `texts` end before them.
         alike: of each prompt the positions where other tokens that were run fit as well, with
             those tokens, the likeliest first; a certain token has none.
         alike_pieces: how these read.
@@ -70,6 +78,8 @@ class Recovered:
     residual: Tensor
     floor: Tensor
     certificates: list[list[str | None]]
+    probabilities: list[list[float | None]]
+    left_out: list[list[int]]
     alike: list[dict[int, list[int]]]
     alike_pieces: list[dict[int, list[str]]]
     site: str
@@ -78,6 +88,15 @@ class Recovered:
     computed: str
     solver: str
     evaluations: list[int]
+
+    @property
+    def grades(self) -> list[list[str]]:
+        """Of each prompt and position: certain, likely (`LIKELY` or more probable) or unknown."""
+        return [
+            ["certain" if proof else "likely" if (p or 0) >= LIKELY else "unknown"
+             for proof, p in zip(proofs, chances, strict=True)]
+            for proofs, chances in zip(self.certificates, self.probabilities, strict=True)
+        ]  # fmt: skip
 
     def __str__(self) -> str:
         """A line for each prompt; a token that nothing certifies stands between question marks."""
@@ -151,6 +170,7 @@ def recover(
     visible = _slice(shown, first, T)
     if not visible.select(stored.values).isfinite().all():
         raise RequestError("outputs: not finite at a position shown; leave it out of `shown`")
+    visible = _without_empty_end(stored, visible)
     source = choose_corpus([checkpoint], corpus)
     captured = identify(checkpoint, source, stored, visible, layer, part, computed)
     if shown is None and solver is None and T > 1 and not first and not first_tells(captured):
@@ -171,16 +191,28 @@ def recover(
         if bool((verified.residual <= verified.allowed + captured.spread).all()):
             captured = replace(captured, arithmetic=exact)
             found = replace(found, verified=verified)
-    tokens, verified, certificates, alike = _certify(captured, found)
+    certified = _certify(captured, found)
+    for _ in range(DAMAGED):
+        repaired = _pass_over_damage(captured, found, certified)
+        if repaired is None:
+            break
+        found, certified = repaired, _certify(captured, repaired)
+    tokens, verified, certificates, alike, chances, left_out = certified
     ids = tokens.tolist()
+    kept = [row[: min(tail, default=T)] for row, tail in zip(ids, left_out, strict=True)]
     return Recovered(
         tokens=tokens,
-        texts=[checkpoint.tokenizer.decode(some, skip_special_tokens=False) for some in ids],
+        texts=[checkpoint.tokenizer.decode(row, skip_special_tokens=False) for row in kept],
         pieces=[checkpoint.pieces(some) for some in ids],
         positions=captured.positions,
         residual=verified.residual,
         floor=verified.floor + captured.half_steps / 3**0.5,
         certificates=certificates,
+        probabilities=[
+            [1.0 if proof else None if p != p else p for proof, p in zip(proofs, row, strict=True)]
+            for proofs, row in zip(certificates, chances.tolist(), strict=True)
+        ],
+        left_out=left_out,
         alike=alike,
         alike_pieces=[{t: checkpoint.pieces(a) for t, a in others.items()} for others in alike],
         site=f"{captured.circuit.part}.{'+'.join(map(str, captured.circuit.sites))}",
@@ -200,6 +232,17 @@ class Verified(NamedTuple):
     floor: Tensor  # how far the outputs shown may, (B, S)
     allowed: Tensor  # distance that is still the same answer's, (B, S), formats left out
     residual: Tensor  # distance from what was captured, (B, S)
+
+
+class _Certified(NamedTuple):
+    """An answer, and how sure each of its tokens is."""
+
+    tokens: Tensor  # (B, T)
+    verified: Verified
+    certificates: list[list[str | None]]
+    alike: list[dict[int, list[int]]]
+    chances: Tensor  # the probability of tokens that are not certain, (B, T); NaN where not asked
+    left_out: list[list[int]]  # positions at the end that nothing fits, of each prompt
 
 
 @dataclass(frozen=True)
@@ -239,18 +282,11 @@ def _search(captured: Captured, asked: Solver, seed: int) -> _Found:
     return _Found(problem, tokens, proofs, evaluations, verified)
 
 
-def _certify(
-    captured: Captured, found: _Found
-) -> tuple[Tensor, Verified, list[list[str | None]], list[dict[int, list[int]]]]:
-    """Says which tokens are certain, and takes likelier ones where stored numbers fit several.
-
-    Returns:
-        The tokens `(B, T)`, how they were verified, and of each prompt the certificates and the
-        tokens that fit as well.
-    """
-    circuit, stored, positions = captured.circuit, captured.stored, captured.positions
-    problem, tokens, verified = found.problem, found.tokens, found.verified
-    own, rounding = verified.outputs, verified.rounding
+def _certify(captured: Captured, found: _Found) -> _Certified:
+    """Says how sure each token is, and takes likelier ones where stored numbers fit several."""
+    circuit, stored, T = captured.circuit, captured.stored, captured.length
+    problem, tokens = found.problem, found.tokens
+    own, rounding = found.verified.outputs, found.verified.rounding
     if problem.circuit is not circuit:
         ((own, rounding),) = capture([circuit], tokens)
         rounding = torch.maximum(rounding, captured.arithmetic.change(circuit, tokens, own))
@@ -258,24 +294,76 @@ def _certify(
     ordinary = own.square().mean(dim=-1, keepdim=True).sqrt()
     rounding = torch.maximum(rounding, torch.finfo(torch.float32).eps * ordinary)
     agreement = Agreement(circuit, stored, rounding, captured.visible)
-    alike: list[dict[int, list[int]]] = [{} for _ in tokens]
-    if stored.format not in ("fp32", "fp64"):
-        settled, alike = settle_alike(problem, tokens, agreement)
-        if not settled.equal(tokens):
-            tokens, own = settled, circuit.of_tokens(settled)
-            verified = _verify(problem, tokens, captured.arithmetic)
-    within = verified.residual <= verified.allowed + captured.half_steps
-    within = within & agreement.of_prompts(own)
+    shown = agreement.counted
+    state = _settle(captured, found, agreement, tokens)
+    evidence = find_evidence(state.fits, captured.positions, T)
+    if not bool((evidence == shown).all()) and bool(evidence.any()):
+        state = _settle(captured, found, replace(agreement, evidence=evidence), state.tokens)
+        evidence = find_evidence(state.fits, captured.positions, T)
     unproved = uncertified(captured.checkpoint.model)
-    certified = consistent(within, positions, captured.length)
+    certified = consistent(evidence)
     certificates = [
         [
             proof if sure and not unproved and t not in others else None
             for t, sure in enumerate(prompt)
         ]
-        for proof, prompt, others in zip(found.proofs, certified, alike, strict=True)
+        for proof, prompt, others in zip(found.proofs, certified, state.alike, strict=True)
     ]
-    return tokens, verified, certificates, alike
+    sure = torch.tensor([[proof is not None for proof in of] for of in certificates])
+    named = torch.tensor([[t in others for t in range(T)] for others in state.alike])
+    wanted = shown & ~sure.to(shown) & ~named.to(shown)
+    values = stored.values
+    chances = token_probabilities(circuit, values, captured.visible, state.tokens, wanted)
+    left_out = [
+        _find_tail(shown[row], (evidence[row] | (chances[row] >= LIKELY).to(shown)))
+        for row in range(len(tokens))
+    ]
+    return _Certified(state.tokens, state.verified, certificates, state.alike, chances, left_out)
+
+
+class _Settled(NamedTuple):
+    """An answer whose tokens fit best among those that agree."""
+
+    tokens: Tensor  # (B, T)
+    verified: Verified
+    alike: list[dict[int, list[int]]]
+    fits: Tensor  # whether each position shown agrees, (B, S)
+
+
+def _settle(captured: Captured, found: _Found, agreement: Agreement, tokens: Tensor) -> _Settled:
+    circuit, verified = captured.circuit, found.verified
+    settled, alike = settle_alike(found.problem, tokens, agreement)
+    if not settled.equal(found.tokens):
+        verified = _verify(found.problem, settled, captured.arithmetic)
+    own = verified.outputs if found.problem.circuit is circuit else circuit.of_tokens(settled)
+    fits = verified.residual <= verified.allowed + captured.half_steps
+    return _Settled(settled, verified, alike, fits & agreement.of_prompts(own))
+
+
+def _find_tail(shown: Tensor, counts: Tensor) -> list[int]:
+    """The positions shown `(T,)` after the last that counts; none where no position counts."""
+    if not bool(counts.any()):
+        return []
+    last = int(counts.nonzero()[-1, 0])
+    return [t for t in shown.nonzero()[:, 0].tolist() if t > last]
+
+
+def _pass_over_damage(captured: Captured, found: _Found, certified: _Certified) -> _Found | None:
+    """Goes on behind a position whose own output no token fits; None where that leads nowhere.
+
+    The tokens after it were searched for behind a token that may be wrong. Others are tried in its
+    place, by whether some token after it fits the next output.
+    """
+    tokens, problem = certified.tokens.clone(), found.problem
+    changed = False
+    for row, tail in enumerate(certified.left_out):
+        if len(tail) > 1 and tail[1] == tail[0] + 1 and tail[0] + 1 in problem.positions:
+            better = search_behind(problem.of([row]), tokens[row], tail[0])
+            if better is not None:
+                tokens[row], changed = better, True
+    if not changed:
+        return None
+    return replace(found, tokens=tokens, verified=_verify(problem, tokens, captured.arithmetic))
 
 
 def _verify(problem: Problem, tokens: Tensor, arithmetic: Arithmetic) -> Verified:
@@ -287,6 +375,20 @@ def _verify(problem: Problem, tokens: Tensor, arithmetic: Arithmetic) -> Verifie
     rounding = torch.maximum(rounding, changed)
     floor = select(rounding).norm(dim=-1)
     return Verified(own, rounding, floor, allowed, problem.distances(own))
+
+
+def _without_empty_end(stored: Stored, visible: Slice) -> Slice:
+    """The slice without positions at the end that hold zeros only: empty slots of a cache."""
+    T = stored.values.shape[1]
+    shown = visible.positions(T)
+    filled = (stored.values != 0).any(dim=(0, 2)).tolist()
+    last = max((t for t in shown if filled[t]), default=shown[-1])
+    empty = [t for t in shown if t > last]
+    if not empty:
+        return visible
+    span = f"{empty[0]} to {empty[-1]}" if len(empty) > 1 else str(empty[0])
+    say_once(f"positions {span} hold zeros only; left out")
+    return Slice.of([t for t in shown if t <= last], T, visible.low, visible.high)
 
 
 def _slice(shown: str | Sequence[int] | None, first: int, length: int) -> Slice:

@@ -16,12 +16,17 @@ import torch
 from torch import Tensor
 
 from eval import RequestError
+from eval.text import say_once
 
 FLOATS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-FORMATS = (*FLOATS, "int8")
+BYTES = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+FORMATS = (*FLOATS, *BYTES, "int8")
+OFFSETS = (".zero_point", "_zero_point", ".zp", ".zeros", ".offset")
+"""Endings of the names of tensors that are to be taken from integers before they are scaled."""
 SCALED = ("{}.scale", "{}_scale", "scale")
 """Names under which a file may hold the scale of an integer tensor."""
-FILES = "a .safetensors or .npy file"
+FILES = "a .safetensors, .npy or .npz file"
+BOMB = 100  # times its size that an archive may unpack to
 
 
 @dataclass(frozen=True)
@@ -29,9 +34,9 @@ class Stored:
     """Outputs of a site as numbers of a format.
 
     Attributes:
-        values: the numbers that are stored, `(B, T, C)`, in float32 (float64 if they came so).
+        values: the numbers that are stored, `(B, T, C)`, in float32.
         step: distance between neighbouring numbers of the format at each, `(B, T, C)`.
-        format: one of `FORMATS`, or fp64.
+        format: one of `FORMATS`.
     """
 
     values: Tensor
@@ -81,17 +86,25 @@ def read_stored(
             f"outputs: {shape} of {_kind(outputs)}; give numbers of the shape (T, width), "
             "(B, T, width), or (B, heads, T, width) of a key/value cache"
         )
+    if outputs.is_complex():
+        raise RequestError(f"outputs: {_kind(outputs)}; give real numbers")
     if not outputs.is_floating_point():
         return _of_integers(outputs, format, scale)
+    if outputs.element_size() == 1:
+        return _of_bytes(outputs, format, scale)
     if scale is not None:
-        raise RequestError(f"scale: outputs of {_kind(outputs)} need none; leave it out")
-    values = outputs if outputs.dtype == torch.float64 else outputs.float()
-    known = format or _shortest(values)
-    if known == "int8":
         raise RequestError(
-            f"format int8: outputs are of {_kind(outputs)}; give the integers and their scale"
+            f"scale: outputs of {_kind(outputs)} need none; multiply them by it first, or leave it "
+            "out"
         )
-    return Stored(values, _steps(values, FLOATS.get(known, torch.float64)), known)
+    values = outputs.float()  # numbers of float64 are rounded, which the steps of float32 allow for
+    known = format or _shortest(values)
+    if known not in FLOATS:
+        raise RequestError(
+            f"format {known}: outputs are of {_kind(outputs)}; give the stored numbers and their "
+            "scale"
+        )
+    return Stored(values, _steps(values, FLOATS[known]), known)
 
 
 def _of_integers(outputs: Tensor, format: str | None, scale: Tensor | float | None) -> Stored:
@@ -102,20 +115,52 @@ def _of_integers(outputs: Tensor, format: str | None, scale: Tensor | float | No
             "outputs: int8 without a scale; give it (a tensor named NAME.scale in the file, or "
             "scale=): (width,) for channels, (T,) or (T, 1) for tokens, or one number"
         )
-    units = torch.as_tensor(scale, dtype=torch.float32, device=outputs.device)
-    _, T, C = outputs.shape
-    if units.dim() == 1 and len(units) == T != C:
+    step = _spread_scale(scale, outputs)
+    return Stored(outputs * step, step, "int8")
+
+
+def _of_bytes(outputs: Tensor, format: str | None, scale: Tensor | float | None) -> Stored:
+    """Floating-point numbers of one byte, each of which stands for as many units."""
+    names = {kind: name for name, kind in BYTES.items()}
+    if outputs.dtype not in names or format not in (None, names[outputs.dtype]):
+        raise RequestError(
+            f"outputs: {_kind(outputs)}; of floating-point numbers of one byte "
+            f"{', '.join(map(str, BYTES.values()))} are known"
+        )
+    values = outputs.float()
+    units = 1.0 if scale is None else _spread_scale(scale, outputs)
+    return Stored(values * units, _steps(values, outputs.dtype) * units, names[outputs.dtype])
+
+
+def _spread_scale(scale: Tensor | float, outputs: Tensor) -> Tensor:
+    """The scale of each of `(B, T, C)` numbers; 0 where the number is 0 and needs none.
+
+    Raises:
+        RequestError: a shape that does not fit, or a scale that is not a number above 0.
+    """
+    units = torch.as_tensor(scale, device=outputs.device).float()
+    B, T, C = outputs.shape
+    if units.dim() == 4:  # of keys and values: (B, heads, T, 1 or width)
+        heads = units.shape[1]
+        whole = units.shape[:3] == (B, heads, T) and not C % heads
+        if whole and units.shape[3] in (1, C // heads):
+            units = units.expand(B, heads, T, C // heads).transpose(1, 2).flatten(2)
+    elif units.dim() == 1 and len(units) == T != C:
         units = units[:, None]
+    elif units.dim() > 1 and 1 < units.shape[-1] < C and not C % units.shape[-1]:
+        units = units.repeat_interleave(C // units.shape[-1], dim=-1)  # of groups of channels
     try:
         step = units.expand(outputs.shape)
     except RuntimeError:
         raise RequestError(
             f"scale: {tuple(units.shape)} does not fit outputs of {tuple(outputs.shape)}; give "
-            f"({C},) for channels, ({T},) or ({T}, 1) for tokens, or one number"
+            f"({C},) for channels, ({T},) or ({T}, 1) for tokens, (T, groups) for groups of "
+            "channels, or one number"
         ) from None
-    if not bool((step > 0).all()):
-        raise RequestError("scale: must be above 0 everywhere")
-    return Stored(outputs * step, step, "int8")
+    fits = step.isfinite() & ((step > 0) | ((step == 0) & (outputs.float() == 0)))
+    if not bool(fits.all()):
+        raise RequestError("scale: must be above 0 wherever a number is not 0")
+    return step
 
 
 def _shortest(values: Tensor) -> str:
@@ -124,7 +169,7 @@ def _shortest(values: Tensor) -> str:
     for name, kind in FLOATS.items():
         if torch.equal(finite.to(kind).to(finite.dtype), finite):
             return name
-    return "fp64"
+    raise AssertionError("float32 holds what was rounded to it")
 
 
 def _steps(values: Tensor, kind: torch.dtype) -> Tensor:
@@ -171,8 +216,12 @@ def read_tensors(path: str | Path) -> dict[str, tuple[Tensor, Tensor | None]]:
         raise RequestError(
             f"{path}: holds {held}; give tensors of the shape (T, width) or (B, T, width)"
         )
-    return {name: (outputs, None if outputs.is_floating_point() else scale)
-            for name, (outputs, scale) in wanted.items()}  # fmt: skip
+    for name in tensors:
+        if name.endswith(OFFSETS):
+            raise RequestError(f"{path}: {name} is not known; subtract it first")
+    if rest := tensors.keys() - wanted.keys() - {scales[name] for name in scales}:
+        say_once(f"{path}: {', '.join(sorted(rest))}: of one dimension, not read")
+    return wanted
 
 
 def load_tensors(path: Path) -> Mapping[str, Tensor]:
@@ -181,6 +230,8 @@ def load_tensors(path: Path) -> Mapping[str, Tensor]:
         start = file.read(9)
     if path.suffix == ".npy" or start.startswith(b"\x93NUMPY"):
         return {path.stem: _load_array(path)}
+    if path.suffix == ".npz":
+        return _load_arrays(path)
     # archives of torch.save, and plain pickles; the ninth byte of safetensors opens their header
     if start.startswith((b"PK\x03\x04", b"\x80")) and not start.endswith(b"{"):
         raise RequestError(
@@ -200,8 +251,40 @@ def _load_array(path: Path) -> Tensor:
     import numpy as np
 
     try:
-        array: Any = np.load(path, allow_pickle=False)
-        return torch.from_numpy(np.ascontiguousarray(array))
-    except (ValueError, TypeError, EOFError, OSError) as error:
-        line = str(error).splitlines()[0]
-        raise RequestError(f"{path}: not an array of numbers ({line})") from None
+        return _as_tensor(np.load(path, allow_pickle=False, mmap_mode=None))
+    except Exception as error:  # of many kinds, by what stands in the header
+        raise RequestError(f"{path}: not an array of numbers ({_first_line(error)})") from None
+
+
+def _load_arrays(path: Path) -> dict[str, Tensor]:
+    """The arrays of a .npz file by name; one that would fill the memory is refused."""
+    import zipfile
+
+    import numpy as np
+
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+        if size > BOMB * path.stat().st_size + (64 << 20):
+            raise ValueError(f"it unpacks to {size:,} bytes")
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: _as_tensor(arrays[name]) for name in arrays.files}
+    except Exception as error:
+        raise RequestError(f"{path}: no .npz of arrays of numbers ({_first_line(error)})") from None
+
+
+def _as_tensor(array: Any) -> Tensor:
+    """An array of either byte order as a tensor."""
+    import numpy as np
+
+    if array.dtype.kind == "V":
+        raise ValueError(
+            f"{array.dtype.itemsize}-byte numbers without a type, as numpy keeps bfloat16; save "
+            "them as float32"
+        )
+    native = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return torch.from_numpy(np.ascontiguousarray(native).reshape(array.shape))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

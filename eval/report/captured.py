@@ -11,8 +11,9 @@ from eval.report.page import template
 class Line(NamedTuple):
     """One position of a prompt.
 
-    `mark` is the class of the token on the page: empty where it is certain, `a` where others fit
-    as well, `w` where nothing certifies it or it is wrong, with `k` where its output is not known.
+    `mark` is the class of the token on the page: empty where it is certain, `l` where it is likely,
+    `a` where others fit as well, `w` where nothing certifies it or it is wrong, with `k` where its
+    output is not known.
     """
 
     position: int
@@ -47,9 +48,16 @@ def read_lines(row: dict[str, Any]) -> list[Line]:
     for position, (piece, proof) in enumerate(zip(row["pieces"], row["certificates"], strict=True)):
         others = row["alike_pieces"].get(str(position), [])
         ratio = row["residual_over_floor"].get(str(position))
-        said, mark = ("several fit", "a") if others else ("nothing fits from here on", "w")
-        if proof:
+        chance = row["probabilities"][position]
+        said, mark = ("several fit", "a") if others else ("no output from here on fits", "w")
+        if position in row["left_out"]:
+            said = "no token fits; left out of the text"
+        elif proof:
             said, mark = f"certain ({proof})", ""
+        elif row["grades"][position] == "likely":
+            said, mark = f"likely (p {chance:.4g})", "l"
+        elif chance is not None and not others:
+            said = f"unknown (p {chance:.2g})"
         if position in row.get("wrong", ()):
             said, mark = f"{said}; wrong", "w"
         mark += " k" if ratio is None else ""

@@ -1,0 +1,109 @@
+"""What `recover` calls certain, likely and unknown."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from eval import activations, open_model, recover
+from eval.__main__ import main
+
+TEXT = "Tom had a red ball."
+
+
+@pytest.fixture
+def states(directories):
+    """A trained-size Llama, its states and the tokens behind them."""
+    path = directories["llama"]
+    return f"hf:{path}", load_file(f"{path}/states.safetensors")
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("solver", ["propose", "sweep"])
+def test_tokens_of_equal_rows_are_never_certain(kind, solver, small_model, small_tokenizer):
+    module = small_model()
+    encoded = small_tokenizer.encode(TEXT).ids
+    with torch.no_grad():
+        for twin, t in ((7, 2), (9, 4)):
+            module.embedding.weight[twin] = module.embedding.weight[encoded[t]]
+    checkpoint = open_model(module, tokenizer=small_tokenizer)
+    (batch,) = activations(checkpoint, [TEXT], 1)
+    outputs = batch.outputs["block.1"].to(kind)
+    found = recover(checkpoint, outputs, layer=1, corpus="toy:400", solver=solver)
+    for t, proof in enumerate(found.certificates[0]):
+        assert (proof is None) == (t in (2, 4))
+    for twin, t in ((7, 2), (9, 4)):
+        assert {int(found.tokens[0, t]), *found.alike[0][t]} == {twin, encoded[t]}
+
+
+def test_a_hidden_token_that_nothing_shown_depends_on_is_not_certain(small_model, small_tokenizer):
+    checkpoint = open_model(small_model(mixers=("identity",)), tokenizer=small_tokenizer)
+    (batch,) = activations(checkpoint, [TEXT], 1)
+    found = recover(checkpoint, batch.outputs["block.1"], layer=1, shown="[:, 2:, :]",
+                    solver="alternating", corpus="toy:400")  # fmt: skip
+    assert found.certificates[0][:2] == [None, None]
+    assert all(found.certificates[0][2:])
+
+
+@pytest.mark.parametrize("spoil", ["zeros", "noise", "shifted"])
+def test_a_tail_that_nothing_fits_takes_no_certificate_from_what_is_before(spoil, states):
+    model, held = states
+    tokens, outputs = held["tokens"], held["2"].clone()
+    if spoil == "zeros":
+        outputs = torch.cat([outputs, torch.zeros(len(outputs), 3, outputs.shape[2])], dim=1)
+    elif spoil == "noise":
+        tail = torch.randn(len(outputs), 3, outputs.shape[2], generator=torch.Generator())
+        outputs = torch.cat([outputs, tail], dim=1)
+    else:
+        outputs[:, -1] += 0.5
+    found = recover(model, outputs, layer=2, corpus="toy:400")
+    count = tokens.shape[1] - (spoil == "shifted")
+    assert torch.equal(found.tokens[:, :count], tokens[:, :count])
+    for certificates, text in zip(found.certificates, found.texts, strict=True):
+        assert all(certificates[:count])
+        assert not any(certificates[tokens.shape[1] :])
+        assert len(text) > 10
+
+
+def test_a_damaged_position_in_the_middle_is_passed_over(states):
+    model, held = states
+    outputs = held["1"][:1].clone()
+    outputs[0, 4] = outputs[0, 4].flip(0)
+    found = recover(model, outputs, layer=1, corpus="toy:400")
+    right = (found.tokens == held["tokens"][:1])[0].tolist()
+    assert all(right[:4] + right[5:])
+    assert all(good for good, proof in zip(right, found.certificates[0], strict=True) if proof)
+    assert sum(proof is not None for proof in found.certificates[0]) >= len(right) - 1
+
+
+def test_noise_leaves_tokens_likely_and_a_rotation_leaves_none(states, tmp_path, capsys):
+    model, held = states
+    outputs, chance = held["2"], torch.Generator().manual_seed(0)
+    noise = torch.randn(outputs.shape, generator=chance)
+    size = outputs.square().mean(dim=-1, keepdim=True).sqrt()
+    found = recover(model, outputs + 0.02 * size * noise, layer=2, corpus="toy:400")
+    right = found.tokens == held["tokens"]
+    likely = torch.tensor([[grade == "likely" for grade in of] for of in found.grades])
+    assert not any(proof for of in found.certificates for proof in of)
+    assert bool((right | ~likely).all())
+    assert float(likely.float().mean()) > 0.5
+    turn = torch.linalg.qr(torch.randn(outputs.shape[2], outputs.shape[2], generator=chance))[0]
+    file = tmp_path / "turned.safetensors"
+    save_file({"block.2": (outputs @ turn).contiguous()}, file)
+    asked = ["recover", str(file), "--model", model, "--corpus", "toy:400", "--format", "json"]
+    assert main(asked) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {grade for row in rows for grade in row["grades"]} == {"unknown"}
+
+
+@pytest.mark.parametrize(("more", "code"), [("", 0), (" Then he ran home.", 2)])
+def test_a_longer_truth_is_refused(more, code, states, tmp_path, capsys):
+    model, held = states
+    texts = [open_model(model).tokenizer.decode(row) for row in held["tokens"].tolist()]
+    file = tmp_path / "c.safetensors"
+    save_file({"block.2": held["2"].contiguous()}, file)
+    asked = ["recover", str(file), "--model", model, "--corpus", "toy:400", "--format", "json"]
+    assert main([*asked, "--truth", *(text + more for text in texts)]) == code
+    if not code:
+        assert all(row["false_certain"] == 0 for row in json.loads(capsys.readouterr().out))
