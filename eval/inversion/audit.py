@@ -45,8 +45,8 @@ def recover_file(
     model and of the format, and no other token that was run fits as well.
 
     Args:
-        file: safetensors, npy or npz, of tensors (T, width) or (B, T, width); of keys and values also
-            (B, heads, T, width). Pickles are refused
+        file: safetensors, npy or npz, of tensors (T, width) or (B, T, width); of keys and values
+            also (B, heads, T, width). Pickles are refused
         model: the model directory or hf:NAME whose outputs they are
         tensor: those to recover, by name; default: all of the file
         layer: 0 is the embedding; several are joined; default: by the tensor's name, as block.3,
