@@ -79,7 +79,7 @@ def _verify_bytes(shard: Shard, vocab_size: int, changed: int, inode: int) -> No
     digest, largest = hashlib.sha256(), -1
     with shard.path.open("rb") as file:
         while (ids := np.fromfile(file, DTYPE, BLOCK)).size:
-            digest.update(ids)
+            digest.update(ids.tobytes())
             largest = max(largest, int(ids.max()))
     if digest.hexdigest() != shard.sha256:
         raise CorpusError(
@@ -113,7 +113,7 @@ def open_shard(shard: Shard) -> FileIO:
 
 def _read_into(window: np.ndarray, shard: Shard, first: int) -> None:
     file = open_shard(shard).fileno()
-    if os.preadv(file, [window], first * DTYPE.itemsize) != window.nbytes:
+    if os.preadv(file, [window.data], first * DTYPE.itemsize) != window.nbytes:
         shard.check()
         raise CorpusError(f"{shard.path}: cannot be read to its end; copy it again")
 
@@ -334,15 +334,15 @@ def _check_meta(file: Path, meta: dict[str, Any]) -> None:
     size, source, fraction = meta.get("vocab_size"), meta.get("source"), meta.get(share)
     need(_counts(size, 1), "vocab_size", size, "a number of entries")
     need(isinstance(source, str), "source", source, "a text")
-    good = type(fraction) in (int, float) and 0 < fraction < 1
+    good = isinstance(fraction, int | float) and 0 < fraction < 1
     need(fraction is None or good, share, fraction, "null or between 0 and 1")
     need(isinstance(meta["splits"], dict), "splits", meta["splits"], "an object")
     counted = ("stories", "tokens", "bytes", *(("rows", "cut") if rows else ()))
     for split in SPLITS:
         about = meta["splits"].get(split)
-        shards = about.get("shards") if isinstance(about, dict) else None
-        need(isinstance(shards, list) and shards != [], f"splits.{split}", about,
-             "an object with shards")  # fmt: skip
+        found = about.get("shards") if isinstance(about, dict) else None
+        shards: list[Any] = found if isinstance(found, list) else []
+        need(shards != [], f"splits.{split}", about, "an object with shards")
         for number, part in enumerate([about, *shards]):
             name = f"splits.{split}" + (f".shards[{number - 1}]" if number else "")
             need(isinstance(part, dict), name, part, "an object")
