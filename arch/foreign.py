@@ -5,6 +5,7 @@ weights' headers, and an index of shards with the shards. `arch.convert` and `ar
 read by it, so that one file is one model whichever way it is opened.
 """
 
+import math
 import re
 import struct
 import sys
@@ -191,7 +192,8 @@ def _check_section(section: dict[str, Any], path: Path) -> None:
         elif name in (*LAYERS, *SIZES):
             fits, words = type(value) is int and 0 < value < GREATEST, "a whole number above 0"
         elif name in NUMBERS:
-            fits, words = type(value) in (int, float) and 0 < value < 1e300, "a number above 0"
+            number = value if type(value) in (int, float) else math.nan
+            fits, words = 0 < number < 1e300, "a number above 0"
         elif name in SWITCHES:
             fits, words = type(value) is bool, "true or false"
         elif name in OBJECTS:

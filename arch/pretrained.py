@@ -138,7 +138,8 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer]:
         options: dict[str, Any] = {"ignore_mismatched_sizes": True, "output_loading_info": True}
         options |= {"dtype": dtype, "use_safetensors": True} if not more else {"dtype": dtype}
         options |= {"key_mapping": mapping} if mapping else {}
-        model, found = AutoModelForCausalLM.from_pretrained(directory, **options, **safe)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(directory, **options, **safe)
+    model, found = loaded
     _check_loaded(name, found)
     if more:
         check_gguf_is_whole(Path(name), model)
@@ -174,7 +175,7 @@ def _refusals(name: str) -> Iterator[None]:
     from transformers import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity(logging.CRITICAL)
+    logging.set_verbosity(50)  # critical
     logging.disable_progress_bar()
     try:
         yield

@@ -50,7 +50,7 @@ def attention_pattern(mixer: CausalAttention, x: Tensor) -> Tensor:
     q, k, _ = (part.transpose(1, 2) for part in mixer.place(x, 0))
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     scores = mixer.scale * q @ k.transpose(2, 3)
-    seen = mixer.visible(*scores.shape[-2:], x.device)
+    seen = mixer.visible(scores.shape[-2], scores.shape[-1], x.device)
     return scores.masked_fill(~seen, -torch.inf).softmax(dim=-1)
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -63,7 +64,7 @@ def test_a_dataset_whose_column_mixes_types_is_refused(tmp_path, monkeypatch, st
 
 
 def test_other_columns_do_not_matter(tmp_path):
-    rows = [{"text": text} for text in TEXTS]
+    rows: list[dict[str, Any]] = [{"text": text} for text in TEXTS]
     rows[3]["extra"], rows[200]["extra"], rows[9]["extra"] = 1, {"a": []}, "text"
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
