@@ -244,6 +244,7 @@ def parse_words(module: str, words: list[str], monkeypatch: pytest.MonkeyPatch) 
     def accept_command(name: str) -> Callable[..., object]:
         @functools.wraps(function := command_function(name))
         def parsed(**options: object) -> NoReturn:
+            options.pop("trust_code", None)  # which every command that opens models takes
             read_arguments(function, options)
             raise Parsed
 

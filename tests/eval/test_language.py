@@ -23,6 +23,8 @@ from tokenizer import load_tokenizer
 
 def stories_in(place, stories):
     """Lays out held-out stories, which are the corpus of that place."""
+    place = place / "stories"  # models lie beside
+    place.mkdir()
     (place / "valid.txt").write_text("<|endoftext|>".join(f"{story}\n" for story in stories))
     return str(place)
 

@@ -35,7 +35,8 @@ def test_a_leak_that_opens_in_training_is_refused_at_the_next_saved_model(
     assert fit(data, run, *mixer(leaks.Opened), "--resume", "auto") == 2
     assert "layer 2 (Opened) is not causal" in complaint(capsys)
     model = str(run / "models" / "step-000002")
-    assert main(["loss", model, "--corpus", str(data), "--out", str(tmp_path / "out")]) == 2
+    asked = ["loss", model, "--corpus", str(data), "--out", str(tmp_path / "out"), "--trust_code"]
+    assert main(asked) == 2
     assert "layer 2 (Opened) is not causal" in complaint(capsys)
     assert not (tmp_path / "out").exists()
 
@@ -49,5 +50,5 @@ def test_a_mixer_without_step_trains_and_commands_that_need_it_refuse(data, tmp_
         ["invert", model, "--text", "Once upon", *search, "[:, :, :]", "--out", out],
     ):
         capsys.readouterr()
-        assert main(words) == 2
+        assert main([*words, "--trust_code"]) == 2
         assert "mixer NoStep has no prefix/step" in complaint(capsys)

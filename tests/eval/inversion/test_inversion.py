@@ -160,7 +160,8 @@ def test_keys_and_values_are_those_of_transformers_cache(name):
             circuit = Circuit(PretrainedModel(theirs), layer, part)
             expected = expected.transpose(1, 2).flatten(2)
             assert circuit.width == expected.shape[-1]
-            torch.testing.assert_close(circuit.of_tokens(tokens), expected, atol=1e-5, rtol=1e-5)
+            own = circuit.of_tokens(tokens)[:, -expected.shape[1] :]  # a window holds the last ones
+            torch.testing.assert_close(own, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, "bloom", "mamba"])
