@@ -1,6 +1,7 @@
 """How sure recovered tokens are: agreement in each number, and other tokens that agree as well."""
 
 from dataclasses import dataclass
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,6 +26,7 @@ SLOPED = 64  # tokens that are run at a hidden position: those that change what 
 DIRECTIONS = 32  # random ones, in which outputs shown are derived by hidden tokens
 AHEAD = 8  # positions with evidence that a hidden token's rivals are run through at first
 NAMED = 16  # of the tokens that fit as well, named at most
+SWAPS = 512  # pairs of hidden positions whose tokens change places, the nearest pairs first
 ROUNDS = 4  # of choosing among tokens that agree; each ends where a prompt's tokens stay
 
 
@@ -121,7 +123,40 @@ def settle_alike(
                     alike[row][t] = choices[equal].tolist()
         if tokens.equal(before):
             break
+    for row, others in enumerate(alike):
+        for t, found in _find_swaps(tokens[row], agreement, row, others).items():
+            others[t] = list(dict.fromkeys([*others.get(t, []), *found]))[:NAMED]
     return tokens, alike
+
+
+def _find_swaps(
+    tokens: Tensor, agreement: Agreement, row: int, alike: dict[int, list[int]]
+) -> dict[int, list[int]]:
+    """Hidden positions of one prompt whose tokens `(T,)` may change places, with those tokens.
+
+    A mixer that knows no order of its input gives the same outputs either way. Pairs of positions
+    at which another token fits alone are left out.
+    """
+    counted = agreement.counted[row]
+    last = int(counted.nonzero()[-1]) if bool(counted.any()) else 0
+    hidden, ids = (~counted[:last]).nonzero()[:, 0].tolist(), tokens.tolist()
+    pairs = [(t, u) for t, u in combinations(hidden, 2)
+             if ids[t] != ids[u] and not (t in alike and u in alike)]  # fmt: skip
+    pairs = sorted(pairs, key=lambda pair: pair[1] - pair[0])[:SWAPS]
+    circuit, found = agreement.circuit, {}
+    size = max(2, candidates_at_once(circuit.model) // len(ids))
+    for start in range(0, len(pairs), size - 1):
+        part = pairs[start : start + size - 1]
+        versions = tokens.repeat(len(part) + 1, 1)
+        for version, (t, u) in zip(versions[1:], part, strict=True):
+            version[[t, u]] = tokens[[u, t]]
+        agrees, _ = agreement.of_versions(circuit.of_tokens(versions), row)
+        equal = (agrees[1:] >= agrees[0]).all(dim=1) & agrees[0].any()
+        for (t, u), fits in zip(part, equal.tolist(), strict=True):
+            if fits:
+                found.setdefault(t, []).append(ids[u])
+                found.setdefault(u, []).append(ids[t])
+    return found
 
 
 @torch.no_grad()

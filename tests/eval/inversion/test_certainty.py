@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from arch.mixers.attention import Rotary
 from eval import activations, open_model, recover
 from eval.__main__ import main
 
@@ -43,6 +44,24 @@ def test_a_hidden_token_that_nothing_shown_depends_on_is_not_certain(small_model
     found = recover(checkpoint, batch.outputs["block.1"], layer=1, shown="[:, 2:, :]",
                     solver="alternating", corpus="toy:400")  # fmt: skip
     assert found.certificates[0][:2] == [None, None]
+    assert all(found.certificates[0][2:])
+
+
+@pytest.mark.parametrize("layer", [1, 2])
+def test_hidden_tokens_that_may_change_places_are_not_certain(layer, small_model, small_tokenizer):
+    """Attention that knows no positions: its first layer sees the set of what stands before."""
+    module = small_model(mixers=("attention",))
+    for part in module.modules():
+        if isinstance(part, Rotary):
+            part.cos.fill_(1.0)
+            part.sin.zero_()
+    checkpoint = open_model(module, tokenizer=small_tokenizer)
+    (batch,) = activations(checkpoint, [TEXT], layer)
+    found = recover(checkpoint, batch.outputs[f"block.{layer}"], layer=layer, shown="[:, 2:, :]",
+                    corpus="toy:400")  # fmt: skip
+    assert sorted(found.tokens[0, :2].tolist()) == sorted(batch.tokens[0, :2].tolist())
+    assert found.tokens[0, 2:].tolist() == batch.tokens[0, 2:].tolist()
+    assert [bool(proof) for proof in found.certificates[0][:2]] == [layer == 2] * 2
     assert all(found.certificates[0][2:])
 
 
