@@ -167,7 +167,8 @@ def check_meta(meta: dict[str, Any], path: Path) -> None:
     for name, (kinds, words) in META.items():
         value = meta.get(name)
         fits = type(value) in kinds and (type(value) is not float or math.isfinite(value))
-        if not fits and (name in REQUIRED or value is not None):
+        needed = name in REQUIRED or (name in COUNTS and name in meta)
+        if not fits and (needed or value is not None):
             raise ModelError(f"{path}: {name} is {printable(repr(value), 80)}; expected {words}")
         if name in COUNTS and value is not None and not 0 <= value < 2**63:
             raise ModelError(f"{path}: {name} is {value:.3g}; expected 0 or more")

@@ -12,6 +12,7 @@ other causal model a block is a whole layer (`arch.decoder.Decoder`).
 """
 
 import importlib.util
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from arch.config import MOST
 from arch.convert import from_transformers
 from arch.decoder import Decoder, describe_pretrained
 from arch.directory import LoadedModel
@@ -133,6 +135,7 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer]:
     _check_names(name, config)
     if config.get("is_encoder_decoder"):
         raise ModelError(f"{name} is an encoder and a decoder; give a decoder-only model")
+    _check_ids(Path(directory) / "tokenizer.json")
     with _refusals(name):
         tokenizer = _tokenizer(directory, safe)
         options: dict[str, Any] = {"ignore_mismatched_sizes": True, "output_loading_info": True}
@@ -245,6 +248,19 @@ def check_tokenizer(name: str, tokenizer: Tokenizer, model: LanguageModel) -> No
             f"{name}: its tokenizer has ids up to {largest}, its embedding {rows} rows; give the "
             "tokenizer that the model was trained with"
         )
+
+
+def _check_ids(file: Path) -> None:
+    """Refuses ids beyond what an embedding has: the library makes room for all of them."""
+    try:
+        known = json.loads(file.read_bytes())
+        vocabulary, added = known["model"]["vocab"], known.get("added_tokens") or []
+        ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
+        largest = max(map(int, [*ids, *(entry["id"] for entry in added)]), default=0)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return  # the library says what is wrong
+    if largest >= MOST["vocab_size"]:
+        raise ModelError(f"{file}: a token has the id {largest}; give the model's own tokenizer")
 
 
 def _tokenizer(name: str, options: dict[str, Any]) -> Tokenizer:

@@ -90,11 +90,14 @@ def find_recipe(name: str) -> Path:
         )
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise RunError(f"--config {path}: not YAML ({reason})") from None
     if not isinstance(content, dict):
         raise RunError(f"--config {path}: holds no settings; see python -m train recipes for some")
+    for section in SECTIONS:
+        if not isinstance(content.get(section, {}), dict):
+            raise RunError(f"--config {path}: {section} holds no settings; give some below it")
     return path
 
 

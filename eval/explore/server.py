@@ -24,12 +24,13 @@ from urllib.parse import urlsplit
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from starlette.responses import StreamingResponse as Stream
 from starlette.routing import Route
 
 from arch import ModelError
+from arch.errors import printable
 from eval import RequestError
 from tokenizer import CorpusError
 
@@ -141,11 +142,17 @@ class Explorer:
 
     def _refusal(self, request: Request) -> str | None:
         """Why a request is not answered: it is another site's, or meant for another."""
-        host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+        given = request.headers.get("host", "")
+        try:
+            host = urlsplit(f"//{given}").hostname or ""
+        except ValueError:  # a bracket that is not closed
+            return f"host {printable(given, 80)} is none"
+        if "@" in given:
+            return f"host {printable(given, 80)} is none"
         if host not in self.names and (self.local or not _is_address(host)):
             return f"host {host[:80]!r} is not this server's"
         origin = request.headers.get("origin")
-        if origin is not None and origin != f"{request.url.scheme}://{request.headers['host']}":
+        if origin is not None and origin != f"{request.url.scheme}://{given}":
             return f"origin {origin[:80]!r} may not ask here"
         return None
 
@@ -173,7 +180,9 @@ class Explorer:
                     request, await run_in_threadpool(self.library.question, given)
                 )
             except REFUSED as error:
-                return _failed(str(error), 400)
+                return _failed(printable(error), 400)
+            except ClientDisconnect:  # nobody is there to read this
+                return _failed("the question was not sent to its end", 400)
 
         return answer
 
@@ -192,7 +201,7 @@ class Explorer:
     async def _ask(self, request: Request, question: "Question") -> Response:
         if len(self.queue) >= self.most:
             waiting = self.most - 1
-            return _failed(f"busy: {waiting} questions wait already; try again soon", 503)
+            return _failed(f"busy: {waiting} questions wait already; try again soon", 429)
         work = Work(question, self.seconds)
         self.queue.append(work)
         return Stream(self._stream(work), media_type="application/x-ndjson")
