@@ -192,7 +192,7 @@ def _check_section(section: dict[str, Any], path: Path) -> None:
         elif name in (*LAYERS, *SIZES):
             fits, words = type(value) is int and 0 < value < GREATEST, "a whole number above 0"
         elif name in NUMBERS:
-            number = value if type(value) in (int, float) else math.nan
+            number: Any = value if type(value) in (int, float) else math.nan
             fits, words = 0 < number < 1e300, "a number above 0"
         elif name in SWITCHES:
             fits, words = type(value) is bool, "true or false"
