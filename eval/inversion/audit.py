@@ -1,7 +1,7 @@
 """The command `recover`: the text behind tensors in a file, and how sure each token is."""
 
+import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from eval import RequestError
@@ -11,7 +11,6 @@ from eval.result import Result, command
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-    from torch import Tensor
 
     from eval.inversion.recover import Recovered
 
@@ -56,7 +55,7 @@ def recover_file(
         first: position of a tensor's first row, where it does not begin the prompt; the tokens
             before it are hidden. --positions count from the prompt's beginning
         stored: the format that the numbers went through; default: found from the numbers
-        scale: of int8 and fp8: a number, or the name of a tensor in the file; default: NAME.scale
+        scale: of numbers of 8 bits: a number, or a tensor's name; default: NAME.scale in the file
         computed: the precision in which the captured model computed; default: found by the first
             positions, if these are known
         solver: default: propose where all positions are known, else alternating
@@ -69,21 +68,20 @@ def recover_file(
         device: where to compute; auto (default) takes a GPU that is in reach
     """
     from eval.inversion.recover import recover
-    from eval.inversion.stored import read_tensors
+    from eval.inversion.tensors import read_tensors
     from eval.models import open_model
 
     run_plugins(plugin)
-    held = read_tensors(file)
-    names = list(held) if tensor is None else listed(tensor)
-    for name in names:
-        if name not in held:
-            raise RequestError(f"--tensor {name}: {file} has {', '.join(held)}")
-    given_scale = None if scale is None else _scale(scale, file)
+    given_scale = _number(scale)
+    names = None if tensor is None else listed(tensor)
+    held = read_tensors(file, names, scale if given_scale is None else None)
+    if given_scale is not None and not any(outputs.scaled for outputs in held.values()):
+        raise RequestError(f"--scale {scale}: {file} has no numbers of 8 bits; leave it out")
     checkpoint = open_model(model, device)
     rows: list[dict[str, Any]] = []
     lines: list[str] = []
-    for name in names:
-        outputs, own_scale = held[name]
+    for name, entry in held.items():
+        outputs, own_scale, zero_point = entry.read()
         asked_layer, asked_part = (layer, part) if layer is not None else _named(name, part)
         found = recover(
             checkpoint,
@@ -93,7 +91,8 @@ def recover_file(
             shown=None if positions is None else listed(positions),
             first=first,
             format=stored,
-            scale=own_scale if given_scale is None else given_scale,
+            scale=given_scale if given_scale is not None and entry.scaled else own_scale,
+            zero_point=zero_point,
             computed=computed,
             solver=solver,
             seed=seed,
@@ -118,25 +117,21 @@ def _page(rows: Sequence[dict[str, Any]], title: str | None) -> str:
 
 def _named(name: str, part: str | None) -> tuple[int | None, str | None]:
     """The site that a tensor's name says, as `block.3`; else none."""
-    from eval.circuit import PARTS
+    from eval.inversion.tensors import name_site
 
-    named, _, layer = name.rpartition(".")
-    if named in PARTS and layer.isdecimal() and part in (None, named):
-        return int(layer), named
-    return None, part
+    site = name_site(name)
+    return site if site and part in (None, site[1]) else (None, part)
 
 
-def _scale(given: str, file: str) -> "Tensor | float":
-    from eval.inversion.stored import load_tensors
-
+def _number(scale: str | None) -> float | None:
+    """A scale that is given as a number; None: it is a name, or none is given."""
     try:
-        return float(given)
+        number = None if scale is None else float(scale)
     except ValueError:
-        pass
-    tensors = load_tensors(Path(file))
-    if given not in tensors:
-        raise RequestError(f"--scale {given}: no number, and {file} has {', '.join(tensors)}")
-    return tensors[given]
+        return None
+    if number is not None and not 0 < number < math.inf:
+        raise RequestError(f"--scale {scale}: give a number above 0, or a tensor's name")
+    return number
 
 
 def _row(name: str, number: int, found: "Recovered") -> dict[str, Any]:

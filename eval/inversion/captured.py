@@ -153,7 +153,7 @@ def first_tells(captured: Captured) -> bool:
     stored, arithmetic = captured.stored, captured.arithmetic
     spread = rounding_spread(stored.step)
     ordinary = bool((spread[:, 0] <= DISTINCT * spread[:, 1:].median()).all())
-    if arithmetic.name == EXACT and (stored.format != "int8" or ordinary):
+    if arithmetic.name == EXACT and (not stored.scaled or ordinary):
         return True
     searched, first = captured.circuit.unrotated(stored.values[:, :1])
     spread = spread[:, :1] + arithmetic.share(searched, 0.5) * first.norm(dim=-1)

@@ -166,8 +166,9 @@ def _precisions(stored: Stored, computed: str | None = None) -> list[str]:
     """Those that numbers of a format may have been computed in, the likeliest first."""
     if computed:
         return [computed]
-    lower = {"bf16": ["bf16"], "fp16": ["fp16"], "int8": ["bf16", "fp16"]}
-    return [EXACT, *lower.get(stored.format, [])]
+    if stored.scaled:
+        return [EXACT, "bf16", "fp16"]
+    return [EXACT] if stored.format == EXACT else [EXACT, stored.format]
 
 
 def _first_shown(positions: Sequence[int]) -> int:

@@ -119,6 +119,7 @@ def recover(
     first: int | None = None,
     format: str | None = None,
     scale: Tensor | float | None = None,
+    zero_point: Tensor | float | None = None,
     computed: str | None = None,
     solver: str | None = None,
     settings: dict[str, Any] | None = None,
@@ -142,8 +143,11 @@ def recover(
         shown: positions that are shown, or a slice as "[:, 3:, :]"; None: all.
         first: position of the first row of outputs; the tokens before it are hidden. None: 0, or
             what a cache with a sliding window says of itself.
-        format: fp32, bf16, fp16 or int8, that the outputs went through; None: found from them.
-        scale: of int8: `(width,)` for channels, `(T,)` or `(T, 1)` for tokens, or one number.
+        format: one of `eval.inversion.stored.FORMATS`, that the outputs went through; None: found
+            from them.
+        scale: of numbers of 8 bits: one number, or `(width,)` for channels, `(T,)` or `(T, 1)` for
+            tokens, `(T, groups)` for groups of channels, `(B, heads, T, 1)` for tokens and heads.
+        zero_point: of integers: the code that stands for 0, alike.
         computed: fp32, bf16 or fp16, in which the captured model computed; None: found, which takes
             the first positions.
         solver: one of `python -m eval solvers`; None: `propose` where all positions are shown, else
@@ -164,12 +168,11 @@ def recover(
         raise RequestError(f"computed {computed!r}: must be one of {', '.join(FLOATS)}")
     held = read_cache(outputs, layer, part)
     first = held.first if first is None else first
-    stored = start_at(read_stored(held.outputs, format, scale), first)
+    stored = start_at(read_stored(held.outputs, format, scale, zero_point), first)
     stored = stored.to(checkpoint.model.embedding.weight.device)
     T = stored.values.shape[1]
     visible = _slice(shown, first, T)
-    if not visible.select(stored.values).isfinite().all():
-        raise RequestError("outputs: not finite at a position shown; leave it out of `shown`")
+    _refuse_infinite(visible, stored)
     visible = _without_empty_end(stored, visible)
     source = choose_corpus([checkpoint], corpus)
     captured = identify(checkpoint, source, stored, visible, layer, part, computed)
@@ -389,6 +392,18 @@ def _without_empty_end(stored: Stored, visible: Slice) -> Slice:
     span = f"{empty[0]} to {empty[-1]}" if len(empty) > 1 else str(empty[0])
     say_once(f"positions {span} hold zeros only; left out")
     return Slice.of([t for t in shown if t <= last], T, visible.low, visible.high)
+
+
+def _refuse_infinite(visible: Slice, stored: Stored) -> None:
+    finite = visible.select(stored.values).isfinite().all(dim=-1).all(dim=0).tolist()
+    positions = visible.positions(stored.values.shape[1])
+    if wrong := [t for t, good in zip(positions, finite, strict=True) if not good]:
+        named = ", ".join(map(str, wrong[:10])) + ", ..." * (len(wrong) > 10)
+        why = ", or their scale is not above 0" if stored.scaled else ""
+        raise RequestError(
+            f"outputs: not finite at positions {named}{why}; leave them out of `shown` "
+            "(--positions)"
+        )
 
 
 def _slice(shown: str | Sequence[int] | None, first: int, length: int) -> Slice:

@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from eval import RequestError, activations, open_model, recover
 from eval.captures import open_site
 from eval.inversion.locate import find_precision, find_site
-from eval.inversion.stored import read_stored, read_tensors
+from eval.inversion.stored import read_stored
+from eval.inversion.tensors import read_tensors
 from tests.eval.inversion.search_cases import TEXTS
 from tests.said import one_line
 
@@ -191,10 +192,10 @@ def test_a_file_is_read_by_name(tmp_path):
     save_file({"a": x, "a.scale": scale, "b": x.float()}, tmp_path / "two.safetensors")
     held = read_tensors(tmp_path / "two.safetensors")
     assert list(held) == ["a", "b"]
-    torch.testing.assert_close(held["a"], (x, scale))
-    assert held["b"][1] is None
+    torch.testing.assert_close(held["a"].read()[:2], (x, scale))
+    assert held["b"].read().scale is None
     np.save(tmp_path / "one.npy", x.float().numpy())
-    assert torch.equal(read_tensors(tmp_path / "one.npy")["one"][0], x.float())
+    assert torch.equal(read_tensors(tmp_path / "one.npy")["one"].read()[0], x.float())
 
 
 class Dangerous:
@@ -221,7 +222,7 @@ def test_a_pickle_is_never_loaded_and_a_file_that_cannot_be_read_is_one_line(tmp
     ):
         write(tmp_path / name)
         with one_line(RequestError, seen):
-            read_tensors(tmp_path / name)
+            [entry.read() for entry in read_tensors(tmp_path / name).values()]
     assert not trace.exists()
 
 
