@@ -115,6 +115,32 @@ def start_at(stored: Stored, first: int) -> Stored:
     return Stored(values, step, stored.format)
 
 
+def leave_out_empty(stored: Stored, visible: Slice) -> Slice:
+    """The slice without positions at the end that hold zeros only: empty slots of a cache.
+
+    Raises:
+        RequestError: a number at a position shown is none.
+    """
+    T = stored.values.shape[1]
+    shown = visible.positions(T)
+    finite = visible.select(stored.values).isfinite().all(dim=-1).all(dim=0).tolist()
+    if wrong := [t for t, good in zip(shown, finite, strict=True) if not good]:
+        named = ", ".join(map(str, wrong[:10])) + ", ..." * (len(wrong) > 10)
+        why = ", or their scale is not above 0" if stored.scaled else ""
+        raise RequestError(
+            f"outputs: not finite at positions {named}{why}; leave them out of `shown` "
+            "(--positions)"
+        )
+    filled = (stored.values != 0).any(dim=(0, 2)).tolist()
+    last = max((t for t in shown if filled[t]), default=shown[-1])
+    empty = [t for t in shown if t > last]
+    if not empty:
+        return visible
+    span = f"{empty[0]} to {empty[-1]}" if len(empty) > 1 else str(empty[0])
+    say_once(f"positions {span} hold zeros only; left out")
+    return Slice.of([t for t in shown if t <= last], T, visible.low, visible.high)
+
+
 def identify(
     checkpoint: "Checkpoint",
     source: str,

@@ -19,14 +19,20 @@ from eval import RequestError
 from eval.circuit import uncertified
 from eval.inversion.arithmetic import ALLOWED, EXACT, Arithmetic
 from eval.inversion.caches import Cache, read_cache
-from eval.inversion.captured import Captured, first_tells, identify, start_at
+from eval.inversion.captured import (
+    Captured,
+    first_tells,
+    identify,
+    leave_out_empty,
+    start_at,
+)
 from eval.inversion.certify import Agreement, consistent, find_evidence, settle_alike
 from eval.inversion.damage import search_behind
 from eval.inversion.likelihood import LIKELY, token_probabilities
 from eval.inversion.locate import Match
 from eval.inversion.problem import ACCEPT, Problem, capture
 from eval.inversion.solver import Solver, ask_solver, parse_solvers
-from eval.inversion.stored import FLOATS, Stored, read_stored
+from eval.inversion.stored import FLOATS, read_stored
 from eval.models import open_models
 from eval.slices import Slice
 from eval.text import choose_corpus, say_once
@@ -172,8 +178,7 @@ def recover(
     stored = stored.to(checkpoint.model.embedding.weight.device)
     T = stored.values.shape[1]
     visible = _slice(shown, first, T)
-    _refuse_infinite(visible, stored)
-    visible = _without_empty_end(stored, visible)
+    visible = leave_out_empty(stored, visible)
     source = choose_corpus([checkpoint], corpus)
     captured = identify(checkpoint, source, stored, visible, layer, part, computed)
     if shown is None and solver is None and T > 1 and not first and not first_tells(captured):
@@ -378,32 +383,6 @@ def _verify(problem: Problem, tokens: Tensor, arithmetic: Arithmetic) -> Verifie
     rounding = torch.maximum(rounding, changed)
     floor = select(rounding).norm(dim=-1)
     return Verified(own, rounding, floor, allowed, problem.distances(own))
-
-
-def _without_empty_end(stored: Stored, visible: Slice) -> Slice:
-    """The slice without positions at the end that hold zeros only: empty slots of a cache."""
-    T = stored.values.shape[1]
-    shown = visible.positions(T)
-    filled = (stored.values != 0).any(dim=(0, 2)).tolist()
-    last = max((t for t in shown if filled[t]), default=shown[-1])
-    empty = [t for t in shown if t > last]
-    if not empty:
-        return visible
-    span = f"{empty[0]} to {empty[-1]}" if len(empty) > 1 else str(empty[0])
-    say_once(f"positions {span} hold zeros only; left out")
-    return Slice.of([t for t in shown if t <= last], T, visible.low, visible.high)
-
-
-def _refuse_infinite(visible: Slice, stored: Stored) -> None:
-    finite = visible.select(stored.values).isfinite().all(dim=-1).all(dim=0).tolist()
-    positions = visible.positions(stored.values.shape[1])
-    if wrong := [t for t, good in zip(positions, finite, strict=True) if not good]:
-        named = ", ".join(map(str, wrong[:10])) + ", ..." * (len(wrong) > 10)
-        why = ", or their scale is not above 0" if stored.scaled else ""
-        raise RequestError(
-            f"outputs: not finite at positions {named}{why}; leave them out of `shown` "
-            "(--positions)"
-        )
 
 
 def _slice(shown: str | Sequence[int] | None, first: int, length: int) -> Slice:

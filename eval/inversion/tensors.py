@@ -246,7 +246,7 @@ def _list_safetensors(path: Path) -> dict[str, Entry]:
         with safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118 - it is no mapping
                 about = file.get_slice(name)
-                kind = about.get_dtype()
+                kind = str(about.get_dtype())
                 shape = tuple(about.get_shape())
                 found[name] = Entry(shape, SAFETENSORS.get(kind, kind), partial(read, name))
     except (SafetensorError, ValueError, OSError) as error:
@@ -306,7 +306,7 @@ def _list_array(path: Path, member: str | None = None) -> Entry:
     """An array of numpy by its header, in a file of its own or as a member of an archive."""
     with _one_line(path, member), _opened(path, member) as (file, size):
         shape, _, kind = _read_header(file, size)
-    name = {"O": "object", "S": "str", "U": "str"}.get(kind.kind, kind.name)
+    name = {"O": "object", "S": "str", "U": "str"}.get(kind.kind) or str(kind.name)
     return Entry(shape, name, partial(_read_array, path, member))
 
 

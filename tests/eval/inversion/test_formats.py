@@ -1,6 +1,7 @@
 """Formats of 8 bits and of float64: what their numbers stand for, and what they give away."""
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -136,7 +137,7 @@ def captured(directories) -> tuple[str, dict[str, torch.Tensor]]:
     return f"hf:{path}", load_file(f"{path}/states.safetensors")
 
 
-def stored_as(kind: str, x: torch.Tensor) -> dict[str, torch.Tensor]:
+def stored_as(kind: str, x: torch.Tensor) -> dict[str, Any]:
     """The arguments of `recover` for states in a format."""
     if kind == "fp64":
         return {"outputs": x.double()}
@@ -175,7 +176,9 @@ def test_states_in_a_format_are_recovered(captured, kind):
 def test_float64_is_searched_by_every_way(captured):
     model, states = captured
     outputs = states["1"].double()[:1, :8]
-    for asked in ({"solver": "sweep"}, {"shown": [0, 1, 2, 4, 5, 6, 7]}, {"format": "fp32"}, {}):
+    shown = [0, 1, 2, 4, 5, 6, 7]
+    ways: list[dict[str, Any]] = [{"solver": "sweep"}, {"shown": shown}, {"format": "fp32"}, {}]
+    for asked in ways:
         layer = None if not asked else 1
         found = recover(model, outputs, layer=layer, corpus="toy:400", **asked)
         assert found.tokens.tolist() == states["tokens"][:1, :8].tolist()
