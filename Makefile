@@ -38,9 +38,14 @@ types: $(STAMP)
 
 check: lint types test
 
+# An environment without pip, as of uv or of a venv that failed, gets it; or a line says what to do.
+HAS_PIP := $(BIN)/python -m pip --version >/dev/null 2>&1
+
 # pip's own settings (index, wheel folders) are honoured: who has a CPU build of the pinned torch gets it.
 $(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(HAS_PIP) || $(BIN)/python -m ensurepip >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV) || true
+	@$(HAS_PIP) || { echo "error: $(VENV) has no pip; install what $(PYTHON) -m venv needs (Debian: apt \
+	install python3-venv), name another Python (make PYTHON=python3.12), or: uv venv --seed" >&2; exit 2; }
 	$(BIN)/python -m pip install --constraint constraints.txt --editable ".[dev,explore]"
 	touch $@
 

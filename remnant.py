@@ -1,10 +1,11 @@
 """The command `remnant`: `remnant train fit ...`, `remnant eval invert ...`.
 
-It is `python -m` and the room's name.
+It is `python -m` and the room's name: mixers and plugins are found in the working directory.
 """
 
 import sys
 from importlib import import_module
+from pathlib import Path
 
 ROOMS = {
     "tokenizer": "trains tokenizers and packs text",
@@ -15,10 +16,16 @@ ROOMS = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs a command of a room; 0 when it answered, 2 when it could not."""
+    """Runs a command of a room; 0 when it answered, 2 when it could not, 130 after Ctrl-C."""
     room, *words = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if room in ROOMS:
-        return import_module(f"{room}.__main__").main(words)
+        # This project's folder first: the working directory may have an arch or a train of its own.
+        sys.path[:0] = [str(Path(__file__).resolve().parent), ""]
+        try:
+            return import_module(f"{room}.__main__").main(words)
+        except KeyboardInterrupt:
+            print("interrupted: what was written stays", file=sys.stderr)
+            return 130
     if room in ("-h", "--help"):
         print("usage: remnant ROOM COMMAND ... [--help]\n")
         print("\n".join(f"  {name:10}  {line}" for name, line in ROOMS.items()))

@@ -8,6 +8,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":
+    # The working directory may have folders or files of the rooms' names: they are not ours.
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    sys.modules.pop("arch", None)
+
 import yaml
 
 import arch.threads  # noqa: F401 - before torch

@@ -21,8 +21,11 @@ dense product's time over the kernels', forward and backward. `scripts.bench_ker
 import csv
 import logging
 import math
+import os
 import platform
 import re
+import shutil
+import sysconfig
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
@@ -103,6 +106,7 @@ def implementation(device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
         "the Triton kernels are for NVIDIA devices": not nvidia,
         f"the Triton kernels are for half precision, not {dtype}": dtype not in TRITON_DTYPES,
         "Triton is not installed": find_spec("triton") is None,
+        f"Triton needs {missing_for_triton()}": missing_for_triton() is not None,
         f"the Triton kernels need sm_80, the device is sm_{major}{minor}": major < 8,
     }
     name, why = "triton", f"sm_{major}{minor}, but for shapes at which {MEASURED.name} says dense"
@@ -113,6 +117,16 @@ def implementation(device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
     message = "masked convolutions on %s in %s: %s (%s)"
     logging.getLogger(__name__).log(level, message, device, dtype, name, why)
     return name, why
+
+
+@cache
+def missing_for_triton() -> str | None:
+    """Returns what the machine lacks of what Triton builds its link to Python with, if anything."""
+    if not shutil.which(os.environ.get("CC") or "gcc") and not shutil.which("clang"):
+        return "a C compiler (gcc, or another one that CC names)"
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        return "Python.h (the package python3-dev)"
+    return None
 
 
 @cache

@@ -10,7 +10,13 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, Literal
+
+if __name__ == "__main__":
+    # The working directory may have folders or files of the rooms' names: they are not ours.
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    sys.modules.pop("eval", None)
 
 import docstring_parser
 import tyro

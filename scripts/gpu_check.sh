@@ -7,9 +7,10 @@
 #
 # Needs a CUDA device and Python with torch, triton, numpy and pytest, which do for tests and kernels;
 #   for the others           tokenizers, safetensors
-#   for inversion            rich, pyyaml, jinja2, scipy
+#   for inversion            rich, pyyaml, jinja2, scipy, tqdm, tyro, docstring-parser
 #   for training             lightning, jsonargparse[signatures], pyyaml, transformers, accelerate
-# Tests of what is not installed are skipped, each file with a line that says so. Downloads nothing.
+# Tests and usual parts of what is not installed are skipped, with a line that says so; a part that
+# is named and cannot run has failed. Downloads nothing.
 # Writes to DIR (gpu-check): PART.log of each part, kernels-cuda.csv and .md, inversion-cuda.md,
 # training-cuda.csv and .md.
 # The exit status is the number of parts that failed.
@@ -27,9 +28,12 @@ ALL=("${USUAL[@]}" training)
 # A part is a function, with the seconds that it may take: the usual ones and the start within 600
 # in all. To add one, write it and name it in ALL.
 tests_seconds=270
-needs() { # what a file of tests imports beyond torch, triton, numpy and pytest
+needs() { # what a part, or a file of tests, imports beyond torch, triton, numpy and pytest
     case $1 in
-        tests/arch/test_pretrained.py) echo tokenizers, safetensors, transformers ;;
+        inversion)
+            echo tokenizers, safetensors, rich, yaml, jinja2, scipy, tqdm, tyro, docstring_parser ;;
+        training)
+            echo tokenizers, safetensors, lightning, jsonargparse, yaml, transformers, accelerate ;;
         tests/train/* | tests/scripts/test_training.py)
             echo tokenizers, safetensors, lightning, jsonargparse, yaml ;;
         *) echo pytest ;;
@@ -94,7 +98,14 @@ main() {
         echo "error: $python finds no CUDA device; set PYTHON to one that does" >&2
         exit 2
     fi
-    for part in "${parts[@]}"; do run "$part" || failed=$((failed + 1)); done
+    for part in "${parts[@]}"; do
+        if ! "$python" -c "import $(needs "$part")" 2>/dev/null; then
+            echo "== $part: skipped: needs $(needs "$part")"
+            [ $# -eq 0 ] || failed=$((failed + 1))
+            continue
+        fi
+        run "$part" || failed=$((failed + 1))
+    done
     exit $failed
 }
 

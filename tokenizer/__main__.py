@@ -16,6 +16,11 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 
+if __name__ == "__main__":
+    # The working directory may have folders or files of the rooms' names: they are not ours.
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    sys.modules.pop("tokenizer", None)
+
 from tokenizers import Tokenizer
 from tqdm import tqdm
 

@@ -5,14 +5,27 @@
     from train import fit, read_recipe
     fit(read_recipe("--config", "flat", "--data", "DIR", "--run", "runs/flat"))
 
-Imports `arch` and `tokenizer`, nothing else of this project.
+Imports `arch` and `tokenizer`, nothing else of this project, and them when they are needed: a
+command answers Ctrl-C in a line from its first moment on.
 """
 
-from train.cli import read_recipe
-from train.prepare import prepare_data
-from train.settings import Recipe, RunError
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from train.cli import read_recipe
+    from train.settings import Recipe, RunError
 
 __all__ = ["Recipe", "RunError", "fit", "read_recipe"]
+MODULES = {"read_recipe": "cli", "Recipe": "settings", "RunError": "settings"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in MODULES:
+        raise AttributeError(f"module 'train' has no attribute {name!r}")
+    return getattr(import_module(f"train.{MODULES[name]}"), name)
 
 
 def fit(recipe: Recipe) -> int | None:
@@ -24,11 +37,15 @@ def fit(recipe: Recipe) -> int | None:
         The signal that ended the run early, if one did.
 
     Raises:
-        RunError, arch.ModelError, tokenizer.CorpusError: bad input, a full disk, or a loss that is
-            no number, in one line.
+        RunError, arch.ModelError, tokenizer.CorpusError: bad input, a full disk, too little memory,
+            or a loss that is no number, in one line.
     """
+    from train.launcher import check_launcher
+    from train.prepare import prepare_data
+
     recipe.given("data")
     recipe.given("run")
+    check_launcher(recipe.trainer)
     prepare_data(recipe)
     recipe.open_data()  # what cannot be read is reported at once
     from train.run import Run  # Lightning takes seconds

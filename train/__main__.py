@@ -9,13 +9,7 @@ python -m train fit --config flat --data DIR --run runs/flat --resume auto
 
 import sys
 from collections.abc import Sequence
-
-import arch.threads  # noqa: F401 - before torch
-from arch import ModelError
-from tokenizer import CorpusError
-from train import fit, sweep
-from train.cli import COMMANDS, read_command, recipes
-from train.settings import RunError
+from pathlib import Path
 
 USAGE = """usage: python -m train [-h] {fit,plan,recipes,sweep} ...
 
@@ -31,36 +25,78 @@ Trains a model on packed data, as a recipe says, into a run directory.
   python -m train fit --config llama --data DIR --run runs/llama --optimizer.lr 1e-3
   python -m train fit --config runs/flat/config.yaml --resume auto
 """
+LETTERS = 4000
+"""Of an error, at most: it may name many settings."""
+NO_MEMORY = (
+    "out of memory; free some, or lower --batch.micro, --model.d_model or --model.context; what "
+    "was saved stays"
+)
+KEPT = {
+    "fit": "what was saved stays; the same command with --resume auto goes on",
+    "sweep": "runs that ended stay; the same command goes on",
+}
+"""What Ctrl-C leaves, by the command."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns the exit code."""
+    """Runs a command; returns the exit code: 2 for bad input, 130 after Ctrl-C."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help"):
         print(USAGE)
         return 0
     try:
-        if words[0] == "recipes":
-            for name, line in recipes().items():
-                print(f"{name:12}  {line}")
-            return 0
-        if words[0] == "sweep":
-            return sweep.main(words[1:])
-        if words[0] not in COMMANDS:
-            allowed = ", ".join([*COMMANDS, "recipes", "sweep"])
-            raise RunError(f"there is no command {words[0]!r}; allowed: {allowed}")
-        recipe = read_command(words[0], words[1:])
-        if words[0] == "plan":
-            from train.plan import print_plan  # Lightning takes seconds: not for --help
+        return _run(words)
+    except KeyboardInterrupt:
+        print(f"interrupted: {KEPT.get(words[0], 'nothing was written')}", file=sys.stderr)
+        return 130
 
-            print_plan(recipe)
-            return 0
-        signal = fit(recipe)
-        return 0 if signal is None else 128 + signal
+
+def _run(words: list[str]) -> int:
+    import arch.threads  # noqa: F401 - before torch
+    from arch.errors import ModelError, is_out_of_memory, printable
+    from tokenizer import CorpusError
+    from train.settings import RunError
+
+    try:
+        return _answer(words)
     except (RunError, ModelError, CorpusError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        print(f"error: {printable(error, LETTERS)}", file=sys.stderr)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        print(f"error: {NO_MEMORY}", file=sys.stderr)
+    return 2
+
+
+def _answer(words: list[str]) -> int:
+    from train import fit, sweep
+    from train.cli import COMMANDS, read_command, recipes
+    from train.launcher import check_numbers
+    from train.settings import RunError
+
+    command, *flags = words
+    if command == "recipes":
+        for name, line in recipes().items():
+            print(f"{name:12}  {line}")
+        return 0
+    if command == "sweep":
+        return sweep.main(flags)
+    if command not in COMMANDS:
+        allowed = ", ".join([*COMMANDS, "recipes", "sweep"])
+        raise RunError(f"there is no command {command!r}; allowed: {allowed}")
+    recipe = read_command(command, flags)
+    if command == "plan":
+        check_numbers()
+        from train.plan import print_plan  # Lightning takes seconds: not for --help
+
+        print_plan(recipe)
+        return 0
+    signal = fit(recipe)
+    return 0 if signal is None else 128 + signal
 
 
 if __name__ == "__main__":
+    # The working directory may have folders or files called train or arch: they are not ours.
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    sys.modules.pop("train", None)
     sys.exit(main())

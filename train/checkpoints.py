@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +18,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from arch.files import write_file
 from train.settings import RunError
+from train.verify import find_wrong_entry, is_finite
 
 if TYPE_CHECKING:
     from train.rundir import RunDirectory
@@ -27,6 +29,9 @@ KEPT = 2
 """Checkpoints that a run keeps: the last, and one for when that is damaged."""
 FIXED = ("model.", "data_sha256", "seed", "optimizer.name", "optimizer.muon_mixing")
 """How the names begin of settings that no run changes on its way."""
+GROUPS = ("optimizer.embedding_lr",)
+"""Settings by which the optimiser has a group of weights more, which no run gets on its way."""
+FindFault = Callable[[dict[str, Any]], str | None]
 
 
 class Start(NamedTuple):
@@ -104,10 +109,12 @@ def read_checkpoint(path: Path, whole: bool = True) -> dict[str, Any]:
     Raises:
         RunError: not there, or not a checkpoint of this project; `Unreadable` if it is damaged.
     """
-    if not path.is_file():
+    if not path.exists():
         raise RunError(
             f"--resume {path}: no such checkpoint; allowed: auto, never, or a .ckpt file"
         )
+    if not path.is_file():
+        raise Unreadable(path, "a directory")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         with zipfile.ZipFile(path) as file:
@@ -117,24 +124,40 @@ def read_checkpoint(path: Path, whole: bool = True) -> dict[str, Any]:
     if damaged:
         raise Unreadable(path, f"{damaged} is damaged")
     if not isinstance(checkpoint, dict) or RECORD not in checkpoint:
-        raise RunError(f"--resume {path}: not a checkpoint of this project")
+        raise Unreadable(path, "not a checkpoint of this project")
     return checkpoint
 
 
-def read_start(path: Path, settings: dict[str, Any], fixed: dict[str, Any]) -> Start:
+def weights_are_good(path: Path) -> bool:
+    """Whether a checkpoint can be read, and all its weights are finite."""
+    try:
+        weights = read_checkpoint(path).get("state_dict")
+    except RunError:
+        return False
+    return isinstance(weights, dict) and all(map(is_finite, weights.values()))
+
+
+def read_start(
+    path: Path, settings: dict[str, Any], fixed: dict[str, Any], find_fault: FindFault
+) -> Start:
     """The start from a checkpoint, with the settings that a run is given now.
 
     Args:
         path: of the checkpoint.
         settings: of this start.
         fixed: its `model` and `data_sha256`.
+        find_fault: says what is wrong with its tensors, if anything.
 
     Raises:
-        RunError: it cannot be read, or is of another model or other data: every key that differs.
+        RunError: it is of another model or other data: every key that differs; `Unreadable` if it
+            is damaged.
     """
     content = read_checkpoint(path)
+    if fault := find_wrong_entry(content):
+        raise Unreadable(path, fault)
     record, step = content[RECORD], content["global_step"]
     first, history = record["recipe"], record["history"]
+    settings = {**settings, "init_from": first.get("init_from")}  # those weights are used no more
     last = _flat({**first, **{name: record[name] for name in fixed}})
     for each in history:
         last |= {name: new for name, (_, new) in each["changed"].items()}
@@ -144,13 +167,17 @@ def read_start(path: Path, settings: dict[str, Any], fixed: dict[str, Any]) -> S
         for name in {**now, **last}
         if now.get(name) != last.get(name)
     }
-    if refused := [name for name in changed if name.startswith(FIXED)]:
+    refused = [name for name in changed if name.startswith(FIXED)]
+    refused += [name for name in GROUPS if None in changed.get(name, ())]
+    if refused:
         old, new = ({n: str(changed[n][i])[:40] for n in refused} for i in (0, 1))
         differing = "; ".join(f"{n} is {new[n]}, the checkpoint has {old[n]}" for n in refused)
         raise RunError(
             f"--resume {path}: {differing}; give what the run was started with, or start anew in "
             "another --run"
         )
+    if fault := find_fault(content):
+        raise Unreadable(path, fault)
     if changed:
         history = [*history, {"from_step": step, "changed": changed}]
     return Start(path, step, first, history, content["callbacks"].get("TimeBudget"), {})

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
-from jsonargparse import ArgumentParser, set_parsing_settings
+from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
 from train.settings import Recipe, RunError, RunSettings
+from train.yaml_file import read_yaml
 
 FOLDER = Path(__file__).parent / "configs"
 SECTIONS: dict[str, Any] = {
@@ -60,6 +60,9 @@ def read_command(command: str, words: list[str]) -> Recipe:
     for name, section in SECTIONS.items():
         parser.add_class_arguments(section, name)
     values = parser.parse_args([*_with_paths(list(_full_names(words)))])
+    for name in SECTIONS:
+        if not isinstance(values[name], Namespace):
+            raise RunError(f"--{name} is {values[name]}; it must be a section of settings")
     settings = {field.name: values[field.name] for field in dataclasses.fields(RunSettings)}
     sections = {name: section(**values[name].as_dict()) for name, section in SECTIONS.items()}
     return Recipe(run=RunSettings(**settings), **sections)
@@ -80,7 +83,7 @@ def find_recipe(name: str) -> Path:
         RunError: neither is there, or the file does not hold settings.
     """
     known = list(recipes())
-    path = FOLDER / f"{name}.yaml" if name in known else Path(name)
+    path = FOLDER / f"{name}.yaml" if name in known else Path(name).expanduser()
     if not path.is_file():
         near = difflib.get_close_matches(path.stem, known, n=1)
         guess = f"did you mean {near[0]}? " if near else ""
@@ -88,16 +91,7 @@ def find_recipe(name: str) -> Path:
             f"--config {name}: no such recipe or file; {guess}recipes: {', '.join(known)}; "
             "or give the path of a YAML file"
         )
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise RunError(f"--config {path}: not YAML ({reason})") from None
-    if not isinstance(content, dict):
-        raise RunError(f"--config {path}: holds no settings; see python -m train recipes for some")
-    for section in SECTIONS:
-        if not isinstance(content.get(section, {}), dict):
-            raise RunError(f"--config {path}: {section} holds no settings; give some below it")
+    read_yaml(path, "--config ")
     return path
 
 
@@ -107,16 +101,18 @@ def settings() -> list[str]:
     return [prefix + each.name for prefix, s in sections.items() for each in dataclasses.fields(s)]
 
 
+def full_name(name: str) -> str:
+    """A setting's whole name: `optimizer.lr` for `lr`, `batch.size` for `batch-size`."""
+    known, name = settings(), name.replace("-", "_")
+    meant = [n for n in known if name in (n.rpartition(".")[2], n.replace(".", "_"))]
+    return name if name in known or len(meant) != 1 else meant[0]
+
+
 def _full_names(words: list[str]) -> Iterator[str]:
-    """The words, with `--optimizer.lr` for `--lr`, and `--batch.size` for `--batch-size`."""
-    known = settings()
+    """The words, with every flag by its whole name."""
     for word in words:
         name, equals, value = word.removeprefix("--").partition("=")
-        name = name.replace("-", "_")
-        if name not in known:
-            meant = [n for n in known if name in (n.rpartition(".")[2], n.replace(".", "_"))]
-            name = meant[0] if len(meant) == 1 else name
-        yield f"--{name}{equals}{value}" if word.startswith("--") else word
+        yield f"--{full_name(name)}{equals}{value}" if word.startswith("--") else word
 
 
 def _with_paths(words: list[str]) -> Iterator[str]:

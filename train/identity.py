@@ -14,6 +14,7 @@ NOT_RECIPE = {
     "trainer.accelerator", "trainer.devices", "trainer.strategy", "trainer.num_nodes",
     "trainer.max_steps", "batch.micro", "vocab_multiple", "tf32", "save_best", "early_stopping",
     "loggers", "machine.threads", "machine.instructions", "machine.torch",
+    "machine.numpy",
 }  # fmt: skip
 """Settings that steps and seeds of one model need not share: how often a run is saved and reported,
 how long it is, and how a device computes a step."""

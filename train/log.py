@@ -17,6 +17,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 
+from arch.errors import printable
 from arch.files import write_file
 from train.rundir import RunDirectory
 from train.settings import RunError, RunSettings
@@ -184,10 +185,11 @@ def tolerating_wandb(say: Callable[[str], None], line: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        of_wandb = type(error).__module__.startswith("wandb")
+        of_wandb = type(error).__module__.startswith(("wandb", "pydantic"))  # its settings
         if not (of_wandb or isinstance(error, OSError | EOFError)):
             raise  # a mistake of ours
-        say(line.format(" ".join(str(error).split()) or type(error).__name__))
+        said = printable(" ".join(str(error).split()) or type(error).__name__)
+        say(line.replace("{}", said))
 
 
 def architecture(model: dict[str, Any]) -> str:

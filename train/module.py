@@ -128,8 +128,11 @@ class LanguageModule(LightningModule):
         # Lightning leaves the gradients of a fused optimiser scaled, for it to unscale after this.
         if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
             scaler.unscale_(optimizer)
-        limit = self.optimizer_settings.clip or math.inf
-        self.gradient_norm = nn.utils.clip_grad_norm_(self.parameters(), limit)
+        if limit := self.optimizer_settings.clip:
+            self.gradient_norm = nn.utils.clip_grad_norm_(self.parameters(), limit)
+        else:  # scaled by inf / inf, one bad gradient would make all of them NaN
+            gradients = [p.grad for p in self.parameters() if p.grad is not None]
+            self.gradient_norm = nn.utils.get_total_norm(gradients)
 
     def learning_rate(self, step: int) -> float:
         """The rate of the optimiser's next step, after `step` of them."""

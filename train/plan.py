@@ -7,12 +7,12 @@ counted; then a few real steps are timed on this machine. Nothing is written.
 """
 
 import contextlib
-import tempfile
 import time
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -31,9 +31,19 @@ from train.speed import compiles, prepare
 
 CHEAP = 2e11
 """FLOP of a measured step on a CPU, at most: it sees fewer windows if need be."""
-PLACE = RunDirectory(Path(tempfile.gettempdir()))
-"""Lightning asks for a directory; nothing is written there."""
 MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+
+
+class Nobody(LightningEnvironment):
+    """Stands for a launcher: a plan is of all processes, whatever has started this one."""
+
+    def local_rank(self) -> int:
+        """The first of them."""
+        return 0
+
+    def node_rank(self) -> int:
+        """The first of them."""
+        return 0
 
 
 class Needs(NamedTuple):
@@ -54,7 +64,7 @@ def print_plan(recipe: Recipe) -> None:
     Raises:
         RunError, arch.ModelError, tokenizer.CorpusError: bad input, in one line.
     """
-    trainer = build_trainer(recipe, PLACE, [])
+    trainer = build_trainer(recipe, RunDirectory(Path()), [], launcher=[Nobody()])
     settings, config, batch = recipe.run, recipe.model, recipe.batch
     micro, parts = batch.split(trainer.world_size)
     data = None if settings.data is None else recipe.open_data()

@@ -1,18 +1,22 @@
 """From a text file to packed data: what `fit --data FILE.txt` does first."""
 
 import dataclasses
-import os
+import fcntl
 import time
+from contextlib import suppress
 from pathlib import Path
 
-from arch.files import write_text
+from arch.files import make_directory, write_text
 from tokenizer import VALID_FRACTION, PackedData, load_tokenizer, open_corpus, train_tokenizer
 from tokenizer import pack as pack_data
 from tokenizer.pack import Layout
+from train.launcher import is_first
 from train.settings import Recipe, RunError
 
-RANKS = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
-"""Where launchers say which of several processes one is."""
+LOCK = ".data.lock"
+"""A file of the run that the first process locks while it packs."""
+PATIENCE = 120.0
+"""Seconds that a process waits for the first one to begin with packing."""
 
 
 def prepare_data(recipe: Recipe) -> None:
@@ -23,23 +27,17 @@ def prepare_data(recipe: Recipe) -> None:
     done where the data are a directory, or were packed by an earlier start.
 
     Raises:
-        RunError: the run's data are of another source.
+        RunError: the run's data are of another source, or the first process did not pack them.
         tokenizer.CorpusError: the stories cannot be read, or are too few.
     """
     source, run = recipe.given("data"), Path(recipe.given("run"))
-    out, main = run / "data", {os.environ.get(name, "0") for name in RANKS} == {"0"}
+    out, main = run / "data", is_first()
     if not Path(source).is_file() and source.partition(":")[0] != "toy":
         return
-    while not main and not (out / "meta.json").is_file():
-        time.sleep(1)
-    if not out.exists():
-        print(f"{source}: training a tokenizer and packing into {out}", flush=True)
-        stories = open_corpus(source, "train", valid_fraction=VALID_FRACTION)
-        tokenizer = train_tokenizer(stories, recipe.model.vocab_size, fewer=True)
-        write_text(run / "tokenizer.json", tokenizer.to_str(pretty=True))
-        layout = recipe.run.layout or "packed"
-        context = recipe.model.context if layout == "rows" else None
-        pack_data(source, run / "tokenizer.json", out, Layout(layout, context))
+    if not main:
+        _wait_for(out)
+    elif not out.exists():
+        _pack(recipe, source, run)
     data = PackedData(out)
     if data.meta["source"] != source:
         raise RunError(
@@ -51,3 +49,48 @@ def prepare_data(recipe: Recipe) -> None:
         print(f"{out}: {' + '.join(counts)} tokens, {size:,} entries in the vocabulary", flush=True)
     recipe.run.data = str(out)
     recipe.model = dataclasses.replace(recipe.model, vocab_size=size)
+
+
+def _pack(recipe: Recipe, source: str, run: Path) -> None:
+    """Trains a tokenizer and packs; other processes of the run see by a lock that it goes on."""
+    print(f"{source}: training a tokenizer and packing into {run / 'data'}", flush=True)
+    stories = open_corpus(source, "train", valid_fraction=VALID_FRACTION)
+    make_directory(run)
+    with (run / LOCK).open("w") as lock:
+        with suppress(OSError):  # a file system without locks
+            fcntl.lockf(lock, fcntl.LOCK_EX)
+        tokenizer = train_tokenizer(stories, recipe.model.vocab_size, fewer=True)
+        write_text(run / "tokenizer.json", tokenizer.to_str(pretty=True))
+        layout = recipe.run.layout or "packed"
+        context = recipe.model.context if layout == "rows" else None
+        pack_data(source, run / "tokenizer.json", run / "data", Layout(layout, context))
+
+
+def _wait_for(out: Path) -> None:
+    """Waits until the first process has packed, as long as it is at it.
+
+    Raises:
+        RunError: it is not, and has left no data.
+    """
+    alive = time.monotonic()
+    while not (out / "meta.json").is_file():
+        if _is_locked(out.parent / LOCK):
+            alive = time.monotonic()
+        elif time.monotonic() - alive > PATIENCE:
+            raise RunError(
+                f"--data: the first process has not packed {out} within {PATIENCE:.0f} s; see what "
+                "it says, or pack the data first, by python -m tokenizer pack"
+            )
+        time.sleep(min(1.0, PATIENCE))
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether another process holds the lock of a file, which may not be there."""
+    try:
+        with path.open("r+") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return True
+    except OSError:
+        pass
+    return False

@@ -22,6 +22,8 @@ from train.rundir import RunDirectory
 from train.settings import ScheduleSettings
 from train.speed import peak_flops
 
+LOSSES = "losses_since_row"
+"""Key of a checkpoint under which it has the losses that no row has yet."""
 SHOWN = ("loss", "bits_per_byte", "tokens_per_second")
 """Figures beside the bar."""
 clock = tqdm.format_interval
@@ -44,14 +46,36 @@ class Progress(Callback):
         self._log, self._directory, self._every = log, directory, every
         self._bytes_per_token = bytes_per_token
         self._losses: list[Tensor] = []
-        self._first_step = self._last_step = self._tokens = 0
+        self._last_step = self._tokens = 0
         self._since = 0.0
         self._steady: tuple[int, float] | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts measuring time and tokens."""
-        self._first_step = self._last_step = trainer.global_step
+        self._last_step = trainer.global_step
         self.restart(trainer)
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Keeps the losses since the last row: the next one is of them too when a run resumes."""
+        losses = torch.stack(self._losses) if self._losses else torch.zeros(0)
+        mean = trainer.strategy.reduce(losses.to(pl_module.device), reduce_op="mean")
+        checkpoint[LOSSES] = {
+            "losses": mean.cpu(), "parts": trainer.accumulate_grad_batches
+        }  # fmt: skip
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Takes the losses up again, in today's number of parts of a step."""
+        kept, parts = checkpoint.get(LOSSES), trainer.accumulate_grad_batches
+        if kept is None:
+            return
+        losses = kept["losses"].to(pl_module.device)
+        if kept["parts"] != parts:  # each part's is divided by their number
+            losses = (losses.view(-1, kept["parts"]).sum(1) / parts).repeat_interleave(parts)
+        self._losses = [*losses]
 
     def restart(self, trainer: Trainer) -> None:
         """Measures tokens/s from now on: saving and validation have no part in it."""
@@ -60,10 +84,10 @@ class Progress(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Reports at every `every`-th optimiser step, the first and the last."""
+        """Reports at every `every`-th optimiser step, the first of all and the last."""
         self._losses.append(outputs["loss"].detach())
         step, total = trainer.global_step, trainer.max_steps
-        regular = step % self._every == 0 or step == total or step - self._first_step <= 1
+        regular = step % self._every == 0 or step in (1, total)
         if ends_step(trainer, batch_idx) and regular:
             self._report(trainer, pl_module, step, total)
             self.restart(trainer)

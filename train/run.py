@@ -4,11 +4,13 @@ import dataclasses
 import json
 import logging
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_only
@@ -19,19 +21,22 @@ from tokenizers import Tokenizer
 
 from arch import LanguageModel, check_causal, count_parameters, describe
 from arch.convert import download, open_directory
+from arch.errors import is_out_of_memory
 from tokenizer import tokenizer_hash
 from train.busy import busy_machine
 from train.checkpoints import AtomicCheckpointIO, changed_settings
 from train.data import PackedDataModule
+from train.launcher import in_slurm
 from train.log import Log
 from train.module import LanguageModule
+from train.optim import build_optimizer
 from train.progress import Progress, StepBar, TimeBudget, has_terminal
 from train.rundir import RunDirectory
 from train.saving import Saving, StopOnSignal, since_best
-from train.settings import Recipe, RunError
+from train.settings import HUB, Recipe, RunError
 from train.speed import prepare, use_machine
+from train.verify import find_wrong_tensor
 
-HUB = "hf:"
 LIGHTNING_ADVICE = (
     r"`isinstance\(treespec, LeafSpec\)` is deprec",  # its own use of torch
     "Checkpoint directory .* exists and is not empty",  # `RunDirectory.start_from` has looked
@@ -60,7 +65,12 @@ class Run:
         )
         fixed = {"model": json.loads(recipe.model.to_json()), "data_sha256": data.hash}
         recorded = recipe.recorded() | {"machine": use_machine()}
-        self.start = self.directory.start_from(resume, recorded, fixed)
+        seed_everything(settings.seed, verbose=False)
+        model = LanguageModel(recipe.model)
+        optimizer = build_optimizer(model, recipe.optimizer)
+        self.start = self.directory.start_from(
+            resume, recorded, fixed, lambda content: find_wrong_tensor(content, model, optimizer)
+        )
         every, done, self.total = settings.log_every, self.start.step, recipe.trainer.max_steps
         self.stop = StopOnSignal(every)
         callbacks: list[Any] = [self.stop]
@@ -68,10 +78,11 @@ class Run:
             budget = TimeBudget(settings.minutes, every, schedule, self.start.spent)
             self.total = budget.total(done, self.total)
             callbacks.append(budget)
-        seed_everything(settings.seed, verbose=False)
-        model = LanguageModel(recipe.model)
         self._initial = None
-        if settings.init_from and not self.start.checkpoint:
+        if self.start.checkpoint and settings.init_from != self.start.recipe.get("init_from"):
+            self._initial = f"--init_from {settings.init_from} has no effect: the run has begun"
+            recipe.run = dataclasses.replace(settings, init_from=self.start.recipe.get("init_from"))
+        elif settings.init_from and not self.start.checkpoint:
             self._initial = start_from_weights(
                 model, settings.init_from, data.tokenizer_json, settings.trust_code
             )
@@ -118,7 +129,11 @@ class Run:
                 if start.step < self.total:
                     self.trainer.fit(self.module, **given)
             failed = False
-        except torch.OutOfMemoryError as error:
+        except SystemExit:  # by which Lightning ends after a second Ctrl-C
+            raise KeyboardInterrupt from None
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
             step = max(start.step, self.trainer.global_step)
             raise RunError(
                 f"the device is out of memory after step {step}; what was saved stays; lower "
@@ -239,9 +254,15 @@ class EpochLoop(_TrainingEpochLoop):
 
 
 def build_trainer(
-    recipe: Recipe, directory: RunDirectory, callbacks: list[Any], total: int | None = None
+    recipe: Recipe,
+    directory: RunDirectory,
+    callbacks: list[Any],
+    total: int | None = None,
+    launcher: Sequence[ClusterEnvironment] = (),
 ) -> Trainer:
     """Lightning's trainer, as a recipe has it, for `total` steps if that is another number.
+
+    `launcher` is what stands for the one that started this process, if anything should.
 
     Raises:
         RunError: a device that is not there, or the like.
@@ -254,17 +275,17 @@ def build_trainer(
         precision = "bf16-mixed" if bfloat16 else "32-true"
     if precision == "16-mixed" and not gpu:
         raise RunError("--precision 16-mixed needs a GPU; without one use 32-true or bf16-mixed")
-    # In a SLURM job Lightning would save, and ever after start from, checkpoints of its own.
-    slurm = [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
     settings: Any = dataclasses.asdict(recipe.trainer)
     settings |= {} if total is None else {"max_steps": total}
     try:
+        # In a SLURM job Lightning would save, and ever after start from, checkpoints of its own.
+        slurm = [SLURMEnvironment(auto_requeue=False)] if in_slurm() and not launcher else []
         trainer = Trainer(
             **settings,
             precision=precision,
             max_epochs=-1,
             callbacks=callbacks,
-            plugins=[AtomicCheckpointIO(directory), *slurm],
+            plugins=[AtomicCheckpointIO(directory), *(launcher or slurm)],
             default_root_dir=directory.path,
             logger=False,  # `Log` opens them when the directory is there
             log_every_n_steps=recipe.run.log_every,
@@ -274,7 +295,7 @@ def build_trainer(
             enable_model_summary=False,
             use_distributed_sampler=False,
         )
-    except (ValueError, TypeError, MisconfigurationException) as error:
+    except (ValueError, TypeError, KeyError, RuntimeError, MisconfigurationException) as error:
         # Lightning's check of its own flags: a device that is not there, ...
         raise RunError(f"--trainer: {' '.join(str(error).split())}") from error
     trainer.fit_loop.epoch_loop = EpochLoop(trainer, max_steps=trainer.max_steps)

@@ -23,11 +23,18 @@ from pathlib import Path
 from typing import Any
 
 from arch.files import make_directory, remove_leftovers, write_file
-from train.checkpoints import Start, Unreadable, changed_settings, read_start
+from train.checkpoints import (
+    FindFault,
+    Start,
+    Unreadable,
+    changed_settings,
+    read_start,
+    weights_are_good,
+)
 from train.settings import RunError
 
 FAILED_START = {"config.yaml", "metrics.jsonl", "wandb", "wandb_id", ".lock"}
-FAILED_START |= {"data", "tokenizer.json", ".data.partial"}
+FAILED_START |= {"data", "tokenizer.json", ".data.partial", ".data.lock"}
 """What a start that failed may leave behind."""
 
 
@@ -54,25 +61,29 @@ class RunDirectory:
         return [self.checkpoint(step) for step in sorted(steps) if step <= until]
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of the record; none where there is no file."""
+        """The rows of the record; none where there is no file, nor where a line is no row."""
         rows = []
         if self.metrics.is_file():
             for line in self.metrics.read_bytes().splitlines():
-                with contextlib.suppress(ValueError):  # the last line of a killed run
-                    rows.append(json.loads(line))
+                with contextlib.suppress(ValueError, RecursionError):  # of a killed run, the last
+                    row = json.loads(line)
+                    rows += [row] if _is_row(row) else []
         return rows
 
     def validations(self) -> dict[int, float]:
         """The loss of every validation on record, in nats, by its step, oldest first."""
         return {row["step"]: row["val_loss"] for row in self.rows() if "val_loss" in row}
 
-    def start_from(self, resume: str, settings: dict[str, Any], fixed: dict[str, Any]) -> Start:
+    def start_from(
+        self, resume: str, settings: dict[str, Any], fixed: dict[str, Any], find_fault: FindFault
+    ) -> Start:
         """Which checkpoint to start from, if any; with auto, the last that can be read.
 
         Args:
             resume: never, auto or a checkpoint.
             settings: that this start is given.
             fixed: the model and the data, which a resumed run must share with its checkpoint.
+            find_fault: says what is wrong with the tensors of a checkpoint, if anything.
 
         Raises:
             RunError: a run is there already, or has gone on from the chosen checkpoint; or as
@@ -93,11 +104,12 @@ class RunDirectory:
                     f"--resume {chosen}: {self.path} has a last checkpoint of its own, "
                     f"{checkpoints[-1].name}; use --resume auto, or another --run"
                 )
-            return read_start(chosen, settings, fixed)
+            return read_start(chosen, settings, fixed, find_fault)
         unreadable: dict[Path, str] = {}
         for path in reversed(checkpoints):
             try:
-                return read_start(path, settings, fixed)._replace(unreadable=unreadable)
+                start = read_start(path, settings, fixed, find_fault)
+                return start._replace(unreadable=unreadable)
             except Unreadable as error:
                 unreadable[path] = error.reason
         if unreadable:
@@ -154,9 +166,9 @@ class RunDirectory:
     def broken(self, what: str, good_until: int) -> RunError:
         """The one line for a training that went wrong after the step `good_until`."""
         last, advice = "there is no good checkpoint yet", "train again"
-        if good := self.checkpoints(good_until):
-            last = f"the last good checkpoint is {good[-1]}"
-            advice = f"go on from it with --resume {good[-1]}"
+        if good := next(filter(weights_are_good, reversed(self.checkpoints(good_until))), None):
+            last = f"the last good checkpoint is {good}"
+            advice = f"go on from it with --resume {good}"
         return RunError(f"{what}; {last}; {advice}, a lower --optimizer.lr and another --run")
 
     def _take(self) -> None:
@@ -175,3 +187,9 @@ class RunDirectory:
 
     def _begun(self) -> bool:
         return bool({path.name for path in self.path.iterdir()} - FAILED_START)
+
+
+def _is_row(row: Any) -> bool:
+    """Whether a line of the record is one of a run: it has a step, and if a loss, a number."""
+    numbers = isinstance(row, dict) and type(row.get("val_loss", 0.0)) in (int, float)
+    return numbers and type(row.get("step")) is int

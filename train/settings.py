@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import math
+import os
 from dataclasses import dataclass, field
 from operator import ge, gt, le, lt
 from typing import Any, Literal
@@ -11,6 +13,7 @@ from tokenizer import PackedData
 
 SEEDS = 2**32 - 1
 """Largest seed: numpy takes no larger one."""
+HUB = "hf:"
 BOUNDS = {"at least": ge, "at most": le, "above": gt, "below": lt}
 ELSEWHERE = {"model", "run", "data", "resume", "trust_code"}
 """Settings that a model directory does not record: its config.json has the model's own and
@@ -85,6 +88,8 @@ class RunSettings:
     """Tags in Weights & Biases, besides the names of the mixers."""
 
     def __post_init__(self) -> None:
+        for name in ("data", "run", "resume", "init_from"):
+            setattr(self, name, _expand_home(name, getattr(self, name)))
         counts = ("checkpoint_every", "validate_every", "log_every", "save_every")
         _check("", self, "at least 1", *counts, "validate_tokens", "early_stopping")
         _check("", self, "at least 0", "seed", "save_steps")
@@ -215,7 +220,7 @@ class TrainerSettings:
     """Whether only operations are used that give the same bits each time."""
 
     def __post_init__(self) -> None:
-        _check("trainer.", self, "at least 1", "max_steps")
+        _check("trainer.", self, "at least 1", "max_steps", "num_nodes")
 
 
 @dataclass
@@ -286,8 +291,23 @@ def _check(section: str, settings: object, bound: str, *names: str) -> None:
     for name in names:
         value = getattr(settings, name)
         for each in value if isinstance(value, list) else [] if value is None else [value]:
-            if not BOUNDS[how](each, float(limit)):  # NaN is refused too
-                raise RunError(f"--{section}{name} is {value}; it must be {bound}")
+            if not BOUNDS[how](each, float(limit)) or each == math.inf:  # NaN is refused too
+                raise RunError(f"--{section}{name} is {value}; it must be finite and {bound}")
+
+
+def _expand_home(name: str, value: str | None) -> str | None:
+    """A path with the home directory for its `~`, as shells leave it in `--data=~/stories`.
+
+    Raises:
+        RunError: it is empty, holds a NUL, or names no home.
+    """
+    if value is None:
+        return None
+    kind, path = (HUB, value[len(HUB) :]) if value.startswith(HUB) else ("", value)
+    path = os.path.expanduser(path)
+    if not path or "\0" in path or path.startswith("~"):
+        raise RunError(f"--{name} is {value!r}; it must be a path, or ~/ and a path")
+    return kind + path
 
 
 def _unused(section: str, settings: object, by: str, kind: str, **defaults: object) -> None:

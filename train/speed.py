@@ -1,12 +1,15 @@
 """Compilation, threads, and the share of a device's peak that training reaches."""
 
+import logging
 import os
 import shutil
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import Trainer
 
+from arch.masked_conv import missing_for_triton
 from train.module import LanguageModule
 from train.settings import RunError, RunSettings
 
@@ -34,9 +37,17 @@ def compiles(settings: RunSettings, device: torch.device) -> bool:
     """Whether the model and its loss are compiled.
 
     Raises:
-        RunError: a CPU without a compiler.
+        RunError: it cannot be, as no compiler is installed.
     """
-    wanted = device.type == "cuda" if settings.compile == "auto" else settings.compile
+    automatic = settings.compile == "auto"
+    wanted = device.type == "cuda" if automatic else bool(settings.compile)
+    if wanted and device.type == "cuda" and (missing := missing_for_triton()):
+        if not automatic:
+            raise RunError(f"--compile true needs {missing} on a GPU; install it, or leave it out")
+        logging.getLogger(__name__).warning(
+            f"not compiled, and slower: that needs {missing} on a GPU; install it"
+        )
+        return False
     compilers = filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++"))
     if wanted and device.type == "cpu" and not any(map(shutil.which, compilers)):
         raise RunError(
@@ -77,11 +88,15 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
 
 
 def use_machine() -> dict[str, Any]:
-    """Fixes the number of threads, and tells what the rounding of sums depends on, on a CPU."""
+    """Fixes the number of threads, and tells what the rounding of sums depends on, on a CPU.
+
+    NumPy is there as its `permutation` orders the data, which may change with its version.
+    """
     # MKL may choose fewer threads than it is given, until torch is told a number.
     torch.set_num_threads(torch.get_num_threads())
     return {
         "threads": torch.get_num_threads(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
+        "numpy": np.__version__,
         "torch": str(torch.__version__),  # a class of its own, which no checkpoint may hold
     }

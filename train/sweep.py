@@ -9,18 +9,26 @@ at the end the runs are compared.
 
 import argparse
 import itertools
+import json
+import math
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from train.cli import full_name
 from train.settings import RunError
+from train.yaml_file import read_yaml
 
 ARGUMENTS = "${args}"
+RUNS = 10_000
+"""Runs of a grid, at most."""
+SHORT = "{:.4g}".format
 Trial = dict[str, Any]
 
 
@@ -41,13 +49,10 @@ def main(words: list[str]) -> int:
     end = words.index("--") if "--" in words else len(words)
     options, added = parser.parse_args(words[:end]), words[end + 1 :]
     content = read_sweep(options.file)
-    flags = [word for word in content["command"] if str(word).startswith("--")]
+    flags = [word for word in content["command"] if word.startswith("--")]
     flags += [f"--data={options.data}"] if options.data else []
     out = options.out or Path("runs", "sweeps", content.get("name", options.file.stem))
-    parameters = content["parameters"].items()
-    varied = [name for name, about in parameters if len(about.get("values", [])) > 1]
-    runs = {out / trial_name(trial, varied): trial for trial in plan(content)}
-    return _run_all(runs, [*flags, *added], out)
+    return _run_all(name_trials(content, out.expanduser()), [*flags, *added], out.expanduser())
 
 
 def read_sweep(path: Path) -> dict[str, Any]:
@@ -56,23 +61,33 @@ def read_sweep(path: Path) -> dict[str, Any]:
     Raises:
         RunError: it is not there, or says something that this cannot run.
     """
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read ({error.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError):
-        raise RunError(f"{path}: not YAML; see train/sweeps for some sweeps") from None
-    if not isinstance(content, dict) or not isinstance(content.get("parameters"), dict):
+    content = read_yaml(path.expanduser())
+    parameters, command = content.get("parameters"), content.get("command")
+    if not isinstance(parameters, dict) or not parameters:
         raise RunError(f"{path}: has no parameters; see train/sweeps for some sweeps")
     if content.get("method") != "grid":
         raise RunError(
             f"{path}: method {content.get('method')} runs at W&B only; allowed here: grid"
         )
-    if ARGUMENTS not in content.get("command", ()):
+    if not isinstance(command, list) or not all(isinstance(word, str) for word in command):
+        raise RunError(f"{path}: command is {command}; it must be a list of words")
+    if ARGUMENTS not in command:
         raise RunError(f"{path}: its command does not pass {ARGUMENTS} on; see train/sweeps")
-    for name, parameter in content["parameters"].items():
-        if not (isinstance(parameter, dict) and ("value" in parameter or parameter.get("values"))):
-            raise RunError(f"{path}: parameter {name} needs a value or values")
+    name = content.get("name", path.stem)
+    if not isinstance(name, str) or not name or {"..", ""} & {*re.split(r"[/\0]", name)}:
+        raise RunError(f"{path}: name is {name!r}; it must be that of a folder")
+    known: dict[str, str] = {}
+    for name, parameter in parameters.items():
+        values = parameter.get("values", []) if isinstance(parameter, dict) else None
+        if not isinstance(values, list) or ("value" in parameter) == bool(values):
+            raise RunError(f"{path}: parameter {name} needs a value or values, a list")
+        flag = full_name(name)
+        if flag in ("run", "resume") or flag in known:
+            why = f"is {known[flag]} too" if flag in known else "is chosen for every run"
+            raise RunError(f"{path}: parameter {name} {why}; leave it out")
+        known[flag] = name
+    if (count := math.prod(len(p.get("values", [0])) for p in parameters.values())) > RUNS:
+        raise RunError(f"{path}: its grid has {count} runs; allowed: up to {RUNS}")
     return content
 
 
@@ -86,13 +101,42 @@ def plan(content: dict[str, Any]) -> Iterator[Trial]:
         yield dict(zip(choices, values, strict=True))
 
 
-def trial_name(trial: Trial, varied: list[str]) -> str:
+def name_trials(content: dict[str, Any], out: Path) -> dict[Path, Trial]:
+    """The trials of a sweep by their directories in `out`.
+
+    Raises:
+        RunError: two of them would be in one directory.
+    """
+    parameters = content["parameters"].items()
+    varied = [name for name, about in parameters if len(about.get("values", [])) > 1]
+    trials = list(plan(content))
+    names = [trial_name(trial, varied) for trial in trials]
+    if len({*names}) < len(names):  # numbers that differ beyond four digits
+        names = [trial_name(trial, varied, repr) for trial in trials]
+    runs: dict[Path, Trial] = {}
+    for name, trial in zip(names, trials, strict=True):
+        if out / name in runs:
+            pair = [{n: t[n] for n in varied} for t in (runs[out / name], trial)]
+            raise RunError(
+                f"two runs would be {out / name}: {pair[0]} and {pair[1]}; make their values "
+                "differ in letters or digits, or leave one out"
+            )
+        runs[out / name] = trial
+    return runs
+
+
+def trial_name(trial: Trial, varied: list[str], digits: Callable[[float], str] = SHORT) -> str:
     """A directory's name for a run: what varies within the sweep, the seed at the end."""
     names = sorted(varied, key=lambda name: name == "seed")
     values = [trial[name] for name in names]
-    short = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in values]
+    short = [digits(value) if isinstance(value, float) else _text(value) for value in values]
     words = [f"{name.rpartition('.')[2]}={word}" for name, word in zip(names, short, strict=True)]
     return re.sub(r"[^A-Za-z0-9.=+_-]+", "", "_".join(words)) or "run"
+
+
+def _text(value: object) -> str:
+    """A value as a flag takes it: null, true, 0.001, [flat, attention]."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _run_all(runs: dict[Path, Trial], flags: list[str], out: Path) -> int:
@@ -102,9 +146,10 @@ def _run_all(runs: dict[Path, Trial], flags: list[str], out: Path) -> int:
         print(f"run {number}/{len(runs)}  {run}{': finished before' * finished}", flush=True)
         if finished:
             continue
-        words = [*flags, *(f"--{name}={value}" for name, value in trial.items())]
+        words = [*flags, *(f"--{name}={_text(value)}" for name, value in trial.items())]
         command = [sys.executable, "-m", "train", "fit", *words, f"--run={run}", "--resume=auto"]
-        code = subprocess.run(command).returncode
+        with _waiting():
+            code = subprocess.run(command).returncode
         if code >= 128 or code < 0:
             print("stopped; the same command goes on from here", file=sys.stderr)
             return code if code > 0 else 128 - code
@@ -125,5 +170,22 @@ def _finished(run: Path) -> bool:
         return False
     from train.rundir import RunDirectory  # torch takes seconds
 
-    steps = yaml.safe_load(config.read_text(encoding="utf-8"))["trainer"]["max_steps"]
+    trainer = read_yaml(config).get("trainer")
+    steps = trainer.get("max_steps") if isinstance(trainer, dict) else None
+    if not isinstance(steps, int):
+        raise RunError(f"{config}: trainer.max_steps is {steps}; remove {run}, or mend it")
     return RunDirectory(run).model(steps).is_dir()
+
+
+@contextmanager
+def _waiting() -> Iterator[None]:
+    """Lets Ctrl-C end the run that is trained, which saves; this process then says what is next."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -3,6 +3,7 @@
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,6 +33,7 @@ def fail(loss):
     [
         ("", signal.SIGTERM),
         ("--batch.micro 2 --log_every 4", signal.SIGINT),
+        ("--log_every 100", signal.SIGTERM),
         ("--batch.size 12 --batch.micro 6", signal.SIGTERM),  # over an epoch's edge
         ("--optimizer.name muon --optimizer.muon_mixing true --schedule.decay wsd", signal.SIGTERM),
     ],
@@ -54,8 +56,7 @@ def test_an_interrupted_run_goes_on_to_the_bit(data, tmp_path, at_step, flags, n
         a, b = (run / "models" / name for run in (whole, parts))
         assert weights(whole, int(name[5:])) == weights(parts, int(name[5:]))
         assert {**load_model(a).meta, "name": ""} == {**load_model(b).meta, "name": ""}
-    if "log_every" not in flags:
-        assert rows(parts) == rows(whole)
+    assert rows(parts) == rows(whole)
 
 
 def test_after_one_signal_another_ends_the_run_at_once(data, tmp_path, at_step):
@@ -217,6 +218,142 @@ def test_a_damaged_checkpoint_is_passed_over(data, tmp_path, at_step, damage, ca
         f"--resume auto: no checkpoint in {run} can be read (step-000006.ckpt, step-000002.ckpt); "
         "start anew in another --run"
     ) in capsys.readouterr().err
+
+
+def edit(change):
+    """Writes a checkpoint that can be read with another content."""
+
+    def act(path: Path) -> None:
+        content = torch.load(path, weights_only=True)
+        change(content)
+        torch.save(content, path)
+
+    return act
+
+
+def replace_by_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+WEIGHT = "model.embedding.weight"
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (replace_by_directory, "a directory"),
+        (edit(lambda c: c.pop("optimizer_states")), "optimizer_states is missing"),
+        (edit(lambda c: c["optimizer_states"][0]["state"].clear()), "no state of the optimiser"),
+        (edit(lambda c: c["optimizer_states"][0]["state"][0].pop("exp_avg")), "of weight 0"),
+        (edit(lambda c: c["optimizer_states"][0]["state"][0]["exp_avg"].fill_(torch.nan)), "avg"),
+        (edit(lambda c: c["optimizer_states"][0]["param_groups"].pop()), "of other weights"),
+        (edit(lambda c: c["state_dict"][WEIGHT].fill_(torch.nan)), f"{WEIGHT} is not finite"),
+        (edit(lambda c: c["state_dict"][WEIGHT].resize_(3)), f"{WEIGHT} is not of the shape"),
+        (edit(lambda c: c["state_dict"].pop(WEIGHT)), f"{WEIGHT} is missing"),
+        (edit(lambda c: c["remnant"].clear()), "remnant/recipe is missing"),
+        (edit(lambda c: c["remnant"]["history"].append(3)), "history"),
+        (edit(lambda c: c.update(global_step="six")), "global_step is a str"),
+        (edit(lambda c: c.clear()), "not a checkpoint of this project"),
+    ],
+)
+def test_a_checkpoint_that_was_edited_is_passed_over(data, finished, damage, reason, capsys):
+    run = finished()
+    last = run / "checkpoints" / "step-000006.ckpt"
+    damage(last)
+    capsys.readouterr()
+    assert fit(data, run, "--resume", last, "--trainer.max_steps", "8") == 2
+    said = capsys.readouterr().err
+    assert reason in said
+    assert said.count("\n") == 1
+    assert fit(data, run, "--resume", "auto", "--trainer.max_steps", "8") == 0
+    said = capsys.readouterr().out
+    assert f"{last.name} cannot be read (" in said
+    assert reason in said
+    assert "; from step 4, " in said
+
+
+def test_a_broken_checkpoint_is_not_called_good(data, finished, at_step, capsys):
+    run = finished()
+    checkpoints = run / "checkpoints"
+    at_step(8, lambda loss: loss * torch.nan)
+
+    def spoil_and_fail(loss):
+        edit(lambda c: c["state_dict"][WEIGHT].fill_(torch.nan))(checkpoints / "step-000006.ckpt")
+        return loss * torch.nan
+
+    at_step(7, spoil_and_fail)
+    assert fit(data, run, "--resume", "auto", "--trainer.max_steps", "8") == 2
+    assert f"last good checkpoint is {checkpoints / 'step-000004.ckpt'}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line", ["5", "null", "[1]", '{"step": "a"}', '{"val_loss": 1}', "[" * 100_000, '"x"',
+             '{"step": 4, "val_loss": "low"}']
+)  # fmt: skip
+def test_a_line_that_is_no_row_is_passed_over(data, finished, line):
+    run = finished()
+    before = rows(run)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(f"{line}\n")
+    assert fit(data, run, "--resume", "auto", "--trainer.max_steps", "7") == 0
+    assert rows(run)[: len(before)] == before
+
+
+def test_a_begun_run_records_no_weights_that_it_does_not_start_from(data, whole, finished, capsys):
+    run, source = finished(), whole / "models" / "step-000002"
+    more = ["--resume", "auto", "--trainer.max_steps", "7", "--init_from", source]
+    assert fit(data, run, *more) == 0
+    said = capsys.readouterr().out
+    assert f"--init_from {source} has no effect" in said
+    assert "init_from null" not in said
+    meta = load_model(run / "models" / "step-000007").meta
+    assert "init_from" not in str(meta["history"])
+    assert str(source) not in (run / "config.yaml").read_text()
+
+
+def test_an_embedding_gets_no_rate_of_its_own_on_the_way(data, finished, refused):
+    line = refused(fit(data, finished(), "--resume", "auto", "--optimizer.embedding_lr", "0.1"))
+    assert "optimizer.embedding_lr is 0.1, the checkpoint has None" in line
+
+
+def test_bytes_that_changed_are_named_when_a_run_goes_on(data, tmp_path, finished, refused):
+    run, copy = finished(), shutil.copytree(data, tmp_path / "copy")
+    flip(copy / "train-00000.bin")
+    line = refused(fit(copy, run, "--resume", "auto", "--trainer.max_steps", "8"))
+    assert "train-00000.bin" in line
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to"),
+        RuntimeError("could not create a primitive"),
+        RuntimeError("std::bad_alloc"),
+        MemoryError(),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("step", [1, 3])
+def test_memory_of_a_cpu_that_runs_out_is_one_line(data, tmp_path, at_step, error, step, capsys):
+    def act(loss):
+        raise error
+
+    at_step(step, act)
+    assert fit(data, tmp_path / "run") == 2
+    said = capsys.readouterr().err
+    assert f"out of memory after step {step - 1}" in said
+    assert said.count("\n") == 1
+
+
+def test_memory_that_runs_out_while_a_model_is_built_is_one_line(
+    data, tmp_path, monkeypatch, refused
+):
+    def build(*_):
+        raise MemoryError
+
+    monkeypatch.setattr("train.run.LanguageModel", build)
+    assert "out of memory" in refused(fit(data, tmp_path / "run"))
 
 
 def test_a_run_that_another_process_trains_is_left_alone(data, tmp_path, capsys):

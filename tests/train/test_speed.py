@@ -7,11 +7,13 @@ import torch
 import torch.nn.functional as F
 
 from arch.costs import describe
+from arch.masked_conv import missing_for_triton
 from tests.train.cases import fit, losses
 from train import module as training
 from train import progress, speed
 from train.data import IGNORE
 from train.module import LanguageModule, head_loss
+from train.settings import RunError, RunSettings
 
 
 def plain(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -108,6 +110,22 @@ def test_compiling_for_a_cpu_needs_a_compiler(data, tmp_path, monkeypatch, refus
     monkeypatch.delenv("CXX", raising=False)
     line = refused(fit(data, tmp_path / "run", "--compile", "true"))
     assert "--compile true needs a C++ compiler" in line
+
+
+@pytest.mark.parametrize("lacking", ["a C compiler", "Python.h"])
+def test_without_a_compiler_a_gpu_goes_on_without_compiling(lacking, tmp_path, monkeypatch, caplog):
+    missing_for_triton.cache_clear()
+    if lacking == "Python.h":
+        (tmp_path / "gcc").touch(mode=0o755)
+        monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    device = torch.device("cuda")
+    assert not speed.compiles(RunSettings(), device)
+    assert lacking in caplog.text
+    with pytest.raises(RunError, match=f"--compile true needs {lacking}"):
+        speed.compiles(RunSettings(compile=True), device)
+    missing_for_triton.cache_clear()
 
 
 @pytest.mark.slow

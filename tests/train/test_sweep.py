@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from importlib import import_module
@@ -17,10 +18,10 @@ from wandb.sdk.launch.sweeps.utils import (
 )
 
 from tests.train.cases import TINY
-from train import sweep
+from train import read_recipe, sweep
 from train.__main__ import main
 from train.cli import settings
-from train.sweep import plan, read_sweep, trial_name
+from train.sweep import name_trials, plan, read_sweep, trial_name
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "train" / "sweeps").glob("*.yaml"))
@@ -131,6 +132,88 @@ def test_runs_that_fail_do_not_end_the_sweep(file, tmp_path, capfd):
     said = capfd.readouterr().err
     assert said.count("--precision") == 2
     assert said.count("did not end well") == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "names"),
+    [
+        ("optimizer.lr", [0.00123411, 0.00123412], ["lr=0.00123411", "lr=0.00123412"]),
+        ("optimizer.lr", [0.001, 0.004], ["lr=0.001", "lr=0.004"]),
+        ("schedule.decay_steps", [None, 50], ["decay_steps=null", "decay_steps=50"]),
+        ("model.tied", [True, False], ["tied=true", "tied=false"]),
+        ("model.mixers", [["flat"], ["flat", "headed"]], ["mixers=flat", "mixers=flatheaded"]),
+    ],
+)
+def test_every_trial_is_a_run_of_its_own(name, values, names):
+    content = {"parameters": {name: {"values": values}, "seed": {"value": 1}}}
+    trials = name_trials(content, Path("out"))
+    assert [path.name for path in trials] == names
+    assert [trial[name] for trial in trials.values()] == values
+
+
+@pytest.mark.parametrize(
+    "values",
+    [["first run", "first,run"], ["a/b", "ab"], [0.5, 0.5], ["é", "è"], [["a"], "a"], [1, "1"]],
+)
+def test_two_trials_of_one_name_are_both_named(file, values, refused):
+    file.write_text(yaml.safe_dump(TOY | {"parameters": {"wandb_project": {"values": values}}}))
+    line = refused(main(["sweep", str(file), "--out", "out"]))
+    assert all(repr(value) in line for value in values)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"command": "python ${args}"}, "command"),
+        ({"command": ["python", 3, "${args}"]}, "command"),
+        ({"command": None}, "command"),
+        ({"name": "../elsewhere"}, "name"),
+        ({"name": 5}, "name"),
+        ({"parameters": {"seed": {"values": "123"}}}, "seed"),
+        ({"parameters": {"seed": {"values": []}}}, "seed"),
+        ({"parameters": {"seed": {"value": 1, "values": [1, 2]}}}, "seed"),
+        ({"parameters": {"run": {"value": "x"}}}, "run"),
+        ({"parameters": {"lr": {"value": 1}, "optimizer.lr": {"value": 2}}}, "optimizer.lr"),
+        ({"parameters": {n: {"values": [*range(101)]} for n in ("seed", "log_every")}}, "10201"),
+    ],
+)
+def test_a_sweep_that_cannot_be_run(file, tmp_path, change, named, refused):
+    file.write_text(yaml.safe_dump(TOY | change))
+    assert named in refused(main(["sweep", str(file), "--out", str(tmp_path / "out")]))
+    assert not (tmp_path / "out").exists()
+
+
+def test_values_reach_a_run_as_they_stand_in_the_file(file, tmp_path, monkeypatch):
+    text = yaml.safe_dump(TOY | {"parameters": {}}).replace("parameters: {}", "parameters:")
+    text += "\n  optimizer.lr: {value: 1e-3}\n  schedule.decay_steps: {values: [null, ~]}\n"
+    text += "  save_best: {value: true}\n  save_steps: {value: [1, 2]}\n  seed: {values: [1, 2]}\n"
+    file.write_text(text.replace("values: [null, ~]", "value: null"))
+    commands = []
+
+    def run(command):
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(sweep, "subprocess", SimpleNamespace(run=run))
+    assert main(["sweep", str(file), "--out", str(tmp_path)]) == 0
+    flags = {"--optimizer.lr=0.001", "--schedule.decay_steps=null", "--save_best=true"}
+    assert flags | {"--save_steps=[1, 2]", "--seed=2", f"--run={tmp_path / 'seed=2'}"} <= {
+        *commands[1]
+    }
+    recipe = read_recipe(*(word for word in commands[1][4:] if "--save_best" not in word))
+    assert recipe.schedule.decay_steps is None
+
+
+def test_ctrl_c_lets_the_run_end_and_then_says_how_to_go_on(file, tmp_path, monkeypatch, capsys):
+    def run(command):
+        os.kill(os.getpid(), signal.SIGINT)  # as a terminal does, to both
+        return subprocess.CompletedProcess(command, 130)
+
+    monkeypatch.setattr(sweep, "subprocess", SimpleNamespace(run=run))
+    before = signal.getsignal(signal.SIGINT)
+    assert main(["sweep", str(file), "--out", str(tmp_path / "out")]) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_seeds_stand_at_the_end_of_names():

@@ -73,6 +73,22 @@ def test_without_login_or_network_training_goes_on_offline(
     assert len(list((tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb"))) == 1
 
 
+@pytest.mark.parametrize(
+    "variable",
+    ["WANDB_MODE=sometimes", "WANDB_SILENT=perhaps", "WANDB_DIR=/dev/null/x", "WANDB_TAGS=",
+     "WANDB_API_KEY=short", "WANDB_BASE_URL=nowhere", "WANDB_CONSOLE=loud", "WANDB_RUN_ID=a/b",
+     "WANDB_CACHE_DIR=/dev/null/x", "WANDB_DATA_DIR=/dev/null/x", "WANDB_CONFIG_DIR=/dev/null/x",
+     "WANDB_PROJECT=a/b", "WANDB_RESUME=must", "HOME=/dev/null/x", "WANDB_DISABLED=true"],
+)  # fmt: skip
+def test_variables_of_wandb_end_no_training(data, tmp_path, variable, monkeypatch, capfd):
+    monkeypatch.setenv(*variable.split("="))
+    assert fit(data, tmp_path / "run", "--wandb", "offline") == 0
+    said = capfd.readouterr()
+    assert "Traceback" not in said.err
+    assert said.out.count("--wandb offline: ") <= 1
+    assert (tmp_path / "run" / "models" / "step-000006").is_dir()
+
+
 class Online:
     """Stands for a W&B run that is online."""
 

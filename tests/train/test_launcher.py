@@ -1,0 +1,84 @@
+"""Variables of SLURM, torchrun and others, from a job around the shell: followed, or one line."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.train.cases import TINY, fit
+from train import prepare
+from train.__main__ import main
+from train.launcher import check_launcher
+from train.settings import RunError, TrainerSettings
+
+LAUNCHED = {"TORCHELASTIC_RUN_ID": "none", "LOCAL_RANK": "0", "GROUP_RANK": "0"}
+
+
+@pytest.fixture
+def variables(monkeypatch):
+    def use(words):
+        for word in words.split():
+            monkeypatch.setenv(*word.split("="))
+
+    return use
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("SLURM_NTASKS=4", "SLURM_NTASKS is 4"),
+        ("SLURM_NTASKS=2 SLURM_JOB_NAME=vscode", "SLURM_NTASKS is 2"),
+        ("SLURM_NTASKS=2 SLURM_NTASKS_PER_NODE=2 SLURM_PROCID=1", "SLURM_PROCID is 1"),
+        ("SLURM_NTASKS=3 SLURM_JOB_NAME=bash SLURM_PROCID=2", "SLURM_PROCID is 2"),
+        ("SLURM_NTASKS=2 SLURM_NTASKS_PER_NODE=2 SLURM_STEP_NUM_TASKS=2", "SLURM_STEP_NUM_TASKS"),
+        ("SLURM_NTASKS=many", "SLURM_NTASKS is 'many'"),
+        ("WORLD_SIZE=4 RANK=0 LOCAL_RANK=0", "WORLD_SIZE is 4"),
+        ("TORCHELASTIC_RUN_ID=a WORLD_SIZE=2 RANK=1 LOCAL_RANK=1", "WORLD_SIZE is 2"),
+        ("LOCAL_RANK=1", "LOCAL_RANK is 1"),
+        ("RANK=3", "RANK is 3"),
+        ("RANK=x", "RANK is 'x'"),
+        ("NODE_RANK=1", "NODE_RANK is 1"),
+    ],
+)
+def test_what_is_left_from_another_job_is_named(data, tmp_path, variables, refused, words, named):
+    variables(words)
+    assert named in refused(fit(data, tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "SLURM_NTASKS=1 SLURM_PROCID=0",
+        "SLURM_NTASKS=4 SLURM_JOB_NAME=interactive",
+        "SLURM_NTASKS=4 SLURM_NTASKS_PER_NODE=4",
+        "RANK=0 LOCAL_RANK=0 WORLD_SIZE=1",
+    ],
+)
+def test_one_process_trains_in_an_allocation(data, tmp_path, variables, words):
+    variables(words)
+    assert fit(data, tmp_path / "run") == 0
+    assert (tmp_path / "run" / "models" / "step-000006").is_dir()
+
+
+def test_a_plan_needs_no_cluster(data, variables, capsys):
+    variables("SLURM_NTASKS=4 SLURM_JOB_NAME=jupyter LOCAL_RANK=7 WORLD_SIZE=8")
+    shared = "--trainer.devices 2 --trainer.strategy ddp"
+    assert main(["plan", *TINY.split(), "--data", str(data), *shared.split()]) == 0
+    assert "on each of 2 cpu" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("devices", [2, "2", [0, 1], "0,1"])
+def test_the_processes_of_a_launcher_are_compared_with_the_devices(variables, devices):
+    variables("TORCHELASTIC_RUN_ID=a WORLD_SIZE=2 RANK=1 LOCAL_RANK=1")
+    check_launcher(TrainerSettings(devices=devices))
+    with pytest.raises(RunError, match="WORLD_SIZE is 2"):
+        check_launcher(TrainerSettings(devices=devices, num_nodes=2))
+    check_launcher(TrainerSettings(devices="auto"))
+
+
+def test_the_others_do_not_wait_for_ever_for_the_first(tmp_path, variables, monkeypatch, refused):
+    variables("WORLD_SIZE=2 LOCAL_RANK=1")
+    monkeypatch.setattr(prepare, "PATIENCE", 0.1)
+    assert "has not packed" in refused(
+        fit(Path("toy:20"), tmp_path / "run", "--trainer.devices", "2")
+    )

@@ -1,0 +1,64 @@
+"""YAML files of settings: read as what they say, or refused in a line that names what is wrong."""
+
+import pytest
+
+from train import RunError, read_recipe
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n"
+    for old, new in zip("abcdefghijk", "bcdefghijkl", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (BOMB, "aliases"),
+        (BOMB + "model: {mixers: *l}\n", "aliases"),
+        ("model: &a\n  mixers: [*a]\n", "aliases"),
+        ("seed: 1\nseed: 2\n", "seed stands twice"),
+        ("model: {d_model: 16, d_model: 32}\n", "d_model stands twice"),
+        ("run: !!python/object/apply:os.getcwd []\n", "tag"),
+        ("run: !mine x\n", "tag"),
+        ("1: 2\n", "a key that is no text"),
+        ("seed: 1\n---\nseed: 2\n", "not YAML"),
+        ("a: " + "[" * 5000 + "]" * 5000, "recursion"),
+        ("a: " + "[" * 200_000, "recursion"),
+        ("# " + "x" * (1 << 20), "larger than"),
+        ("seed: \x1b\n", "not YAML"),
+        ("model: null\n", "--model is None"),
+        ("optimizer: [1]\n", "--optimizer is [1]"),
+        ("optimizer: {lr: .nan}\n", "--optimizer.lr is nan"),
+        ("optimizer: {lr: .inf}\n", "--optimizer.lr is inf"),
+        ("optimizer: {clip: .inf}\n", "--optimizer.clip is inf"),
+        ("minutes: .inf\n", "--minutes is inf"),
+        ("trainer: {num_nodes: 0}\n", "--trainer.num_nodes is 0"),
+        ("batch: {size: true}\n", "--batch.size is True"),
+        ('run: "a\\0b"\n', "--run is 'a\\x00b'"),
+        ('data: ""\n', "--data is ''"),
+        ("data: ~nobody-of-this-name/x\n", "--data is '~nobody-of-this-name/x'"),
+    ],
+)
+def test_a_file_that_is_no_recipe(tmp_path, text, named):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(RunError) as caught:
+        read_recipe("--config", str(path))
+    assert named in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_is_read_as_it_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        "\ufeffoptimizer: &o {lr: 1e-3, weight_decay: 5E-2}\n"
+        "schedule: {decay_steps: ~}\ndata: ~/stories\ninit_from: hf:~/llama\nrun: runs/a~b\n",
+        encoding="utf-8",
+    )
+    recipe = read_recipe("--config=~/recipe.yaml", "--resume=~/a.ckpt")
+    assert (recipe.optimizer.lr, recipe.optimizer.weight_decay) == (0.001, 0.05)
+    assert recipe.schedule.decay_steps is None
+    assert (recipe.run.data, recipe.run.run) == (str(tmp_path / "stories"), "runs/a~b")
+    assert recipe.run.init_from == f"hf:{tmp_path / 'llama'}"
+    assert recipe.run.resume == str(tmp_path / "a.ckpt")
