@@ -124,7 +124,10 @@ def _describe(options: argparse.Namespace) -> None:
         config = read_config(path, trust_code=options.trust_code)
     else:
         raise ModelError(f"{path}: no such file; give a model directory, or its config.json")
-    parts, cost, length = describe(config, options.context)
+    try:
+        parts, cost, length = describe(config, options.context)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from error
     alike: dict[tuple, list[str]] = {}  # the same part of several blocks stands on one line
     for name, kind, shapes, work in parts:
         alike.setdefault((name.split(".")[-1], kind, str(shapes), work), []).append(name)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from arch.config import ModelConfig
 from arch.decoder import WholeLayer
 from arch.directory import load_model, save_model
-from arch.errors import ModelError
+from arch.errors import ModelError, is_out_of_memory, printable
 from arch.mixers.base import SideBySide
 from arch.model import Block, LanguageModel
 
@@ -126,7 +126,9 @@ def _check_scrambled(
     with torch.autocast(device.type, torch.bfloat16):
         try:
             block(x)
-        except (RuntimeError, TypeError):  # it cannot be trained in this precision either
+        except (RuntimeError, TypeError) as error:  # it cannot be trained in this precision either
+            if is_out_of_memory(error):
+                raise
             return max(exact, trained)
         eps, few = torch.finfo(torch.bfloat16).eps, _spread(lengths, FEW)
         half, _ = _check_part(name, block, x, few, eps, f"{how} bfloat16")
@@ -147,7 +149,7 @@ def _check_part(
         The largest difference, as a share of what rounding may make, and the outputs.
     """
 
-    y, (K, T) = _run(part, x), x.shape[:2]
+    y, (K, T) = _run(name, part, x), x.shape[:2]
     cuts = _spread([n for n in _lengths(T) if n < T], K - 1)
     cuts += [T] * (K - len(cuts))  # of the last rows nothing is changed
     others = "another sequence of the batch"
@@ -155,13 +157,13 @@ def _check_part(
     def moves() -> Iterator[tuple[str, int, Tensor]]:
         """Yields what differs, in which row, and by how much each output before it moves."""
         later = torch.arange(T, device=x.device) >= torch.tensor(cuts, device=x.device)[:, None]
-        found = _size(_run(part, torch.where(later[..., None], x.roll(1, 0), x)) - y)
+        found = _size(_run(name, part, torch.where(later[..., None], x.roll(1, 0), x)) - y)
         for row in sorted(range(K), key=lambda row: (cuts[row] < T, row)):
             seen = others if cuts[row] == T else f"a change from position {cuts[row]} on"
             yield seen, row, found[row, : cuts[row]]
         for n in sorted({n for n in lengths if n <= T}, reverse=True):
             seen = others if n == T else f"the length of the text, {n} or {T} positions,"
-            yield seen, 0, _size(_run_prefix(name, part, x, n) - y[:1, :n])[0]
+            yield seen, 0, _size(_run(name, part, x[:1, :n], T) - y[:1, :n])[0]
 
     added = y - x if x.shape == y.shape else y
     least = torch.finfo(torch.float32).tiny
@@ -179,21 +181,22 @@ def _check_part(
     return worst, y
 
 
-def _run(part: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """The part's outputs; each run has the same chance, for dropout."""
-    with torch.random.fork_rng([x.device] if x.is_cuda else []):
-        return part(x)
+def _run(name: str, part: Callable[[Tensor], Tensor], x: Tensor, longer: int = 0) -> Tensor:
+    """The part's outputs; each run has the same chance, for dropout.
 
-
-def _run_prefix(name: str, part: Callable[[Tensor], Tensor], x: Tensor, n: int) -> Tensor:
+    Raises:
+        ModelError: it cannot be run, or not on so few positions, though on `longer` inputs.
+    """
     try:
-        return _run(part, x[:1, :n])
+        with torch.random.fork_rng([x.device] if x.is_cuda else []):
+            return part(x)
     except Exception as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ModelError(
-            f"{name} runs {x.shape[1]} positions and not {n}: {reason}; a token mixer takes any "
-            "length up to the context"
-        ) from error
+        if is_out_of_memory(error):
+            raise
+        said = printable((str(error) or type(error).__name__).splitlines()[0], 300)
+        few = f"runs {longer} positions and not" if longer else "cannot run"
+        rule = "; a token mixer takes any length up to the context" if longer else ""
+        raise ModelError(f"{name} {few} {x.shape[1]}: {said}{rule}") from error
 
 
 def _size(x: Tensor) -> Tensor:

@@ -5,12 +5,11 @@ What a pattern of mixers says is checked where a model is built (`arch.patterns`
 
 import dataclasses
 import json
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from arch.errors import LETTERS, ModelError, check_count, printable
+from arch.errors import LARGEST, LETTERS, ModelError, check_count, printable, show_value
 
 MOST = {"vocab_size": 2**26, "vocab_multiple": 2**16, "context": 2**24, "d_model": 2**18,
         "n_layers": 4096, "d_ff": 2**22}  # fmt: skip
@@ -55,7 +54,7 @@ class ModelConfig:
         if isinstance(self.mixers, str):
             object.__setattr__(self, "mixers", (self.mixers,))
         if not isinstance(self.mixers, list | tuple) or not self.mixers:
-            given = printable(repr(self.mixers), 80)
+            given = show_value(self.mixers)
             raise ModelError(f"mixers is {given}; give a list, for example [flat]")
         for name, most in MOST.items():
             if (value := getattr(self, name)) is not None or name != "d_ff":
@@ -150,7 +149,7 @@ def _join_arguments(entries: Iterable[str]) -> Iterator[str]:
 
 def _text(name: str, value: object) -> None:
     if not isinstance(value, str):
-        given = printable(repr(value), 80)
+        given = show_value(value)
         raise ModelError(f"{name} holds {given}; write a name, for example flat or gelu")
     if len(value) > LETTERS:
         raise ModelError(f"{name} has an entry of {len(value)} letters; allowed: {LETTERS}")
@@ -158,10 +157,11 @@ def _text(name: str, value: object) -> None:
 
 def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
     if type(value) is not type(allowed[0]) or value not in allowed:
-        given = printable(repr(value), 80)
+        given = show_value(value)
         raise ModelError(f"{name} is {given}; allowed: {', '.join(map(str, allowed))}")
 
 
 def _above(name: str, value: object) -> None:
-    if type(value) not in (int, float) or not 0 < value < math.inf:  # pyright: ignore
-        raise ModelError(f"{name} is {printable(repr(value), 80)}; it must be a number above 0")
+    if type(value) not in (int, float) or not 0 < value < LARGEST:  # pyright: ignore
+        given = show_value(value)
+        raise ModelError(f"{name} is {given}; it must be a number above 0, below {LARGEST:.2g}")

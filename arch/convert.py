@@ -9,17 +9,15 @@ import dataclasses
 import json
 import sys
 from collections.abc import Callable
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save
 from torch import Tensor
 
 from arch.config import ModelConfig
 from arch.directory import LoadedModel, as_json, check_vocabulary, load_model
-from arch.errors import ModelError, printable
+from arch.errors import ModelError, printable, show_value
 from arch.files import read_text, write_directory
 from arch.foreign import (
     HARMLESS,
@@ -170,10 +168,6 @@ def from_transformers(
         print(f"{source}: tie_word_embeddings is true, but it has a head of its own, which is kept",
               file=sys.stderr)  # fmt: skip
         config = dataclasses.replace(config, tied=False)
-    kinds = {tensor.dtype for tensor in tensors.values()}
-    if len(kinds) > 1:  # a norm in float32 among weights in bfloat16; no number changes
-        widest = reduce(torch.promote_types, kinds)
-        tensors = {name: tensor.to(widest) for name, tensor in tensors.items()}
     model = drop_padding(build_model(config, tensors, str(source)), size)
     meta = {"name": source.name, "source": "transformers"}
     return LoadedModel(model, model.config, tokenizer_json, meta, source)
@@ -339,6 +333,6 @@ def _refuse_unknown(given: dict[str, Any], rope: dict[str, Any], qwen: bool, pat
     for name, value in unknown.items():
         if value is not None and value is not False and value not in ("", [], {}):
             raise ModelError(
-                f"{path}: {printable(name, 80)} is {printable(repr(value), 80)}, which an import "
+                f"{path}: {printable(name, 80)} is {show_value(value)}, which an import "
                 f"does not know; take it out if it changes nothing, or open hf:{path.parent}"
             )

@@ -8,6 +8,7 @@ costs three times the forward pass.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -63,9 +64,7 @@ def describe(config: ModelConfig, length: int | None = None) -> Description:
     check_count("length", length)
     if length > config.context:
         raise ModelError(f"length is {length}; allowed: up to the context of {config.context}")
-    with FakeTensorMode():
-        model = LanguageModel(config)
-        parts = tuple(_parts(model, config, length))
+    parts = tuple(_parts(config, length))
     return Description(parts, Cost(*map(sum, zip(*(p.cost for p in parts), strict=True))), length)
 
 
@@ -93,18 +92,27 @@ def _flops(model: LanguageModel, length: int) -> dict[str, int]:
     return {name.removeprefix(whole): sum(of.values()) for name, of in counts}
 
 
-def _parts(model: LanguageModel, config: ModelConfig, length: int) -> Iterator[ModelPart]:
-    flops, kinds = _flops(model, length), {"embedding": "embedding"}
-    for i in range(config.n_layers):
-        kinds[f"blocks.{i}.norm_token"] = kinds[f"blocks.{i}.norm_channel"] = config.norm
-        kinds[f"blocks.{i}.token_mixer"] = config.mixers[i % len(config.mixers)]
-        kinds[f"blocks.{i}.channel_mixer"] = config.channel_mixer
-    kinds |= {"norm": config.norm} if config.final_norm else {}
-    kinds["head"] = "the embedding's transpose" if config.tied else "linear"
-    for name, part in model.named_modules():
-        if name in kinds:
-            tied = name == "head" and config.tied
-            parameters = {} if tied else dict(part.named_parameters())
-            shapes = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
-            count = sum(tensor.numel() for tensor in parameters.values())
-            yield ModelPart(name, kinds[name], shapes, Cost(count, flops.get(name, 0) // length))
+def _parts(config: ModelConfig, length: int) -> Iterator[ModelPart]:
+    """All parts in their order; of blocks with the same mixer one is built."""
+    mixers = [config.mixers[i % len(config.mixers)] for i in range(config.n_layers)]
+    built = {mixer: i for i, mixer in enumerate(dict.fromkeys(mixers))}
+    with FakeTensorMode():
+        model = LanguageModel(replace(config, n_layers=len(built), mixers=tuple(built)))
+        flops, modules = _flops(model, length), dict(model.named_modules())
+
+    def part(name: str, kind: str, like: str) -> ModelPart:
+        tied = name == "head" and config.tied
+        parameters = {} if tied else dict(modules[like].named_parameters())
+        shapes = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
+        count = sum(tensor.numel() for tensor in parameters.values())
+        return ModelPart(name, kind, shapes, Cost(count, flops.get(like, 0) // length))
+
+    yield part("embedding", "embedding", "embedding")
+    for i, mixer in enumerate(mixers):
+        kinds = {"norm_token": config.norm, "token_mixer": mixer}
+        kinds |= {"norm_channel": config.norm, "channel_mixer": config.channel_mixer}
+        for name, kind in kinds.items():
+            yield part(f"blocks.{i}.{name}", kind, f"blocks.{built[mixer]}.{name}")
+    if config.final_norm:
+        yield part("norm", config.norm, "norm")
+    yield part("head", "the embedding's transpose" if config.tied else "linear", "head")

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save
 
 from arch.config import ModelConfig
-from arch.errors import ModelError, printable
+from arch.errors import ModelError, show_value
 from arch.files import read_json, read_text, write_directory, write_file
 from arch.mixers import refuse_foreign
 from arch.model import LanguageModel
@@ -152,7 +152,7 @@ def read_meta(path: Path) -> dict[str, Any]:
     """
     meta = read_json(path)
     if meta.get("schema") != SCHEMA:
-        given = printable(repr(meta.get("schema")), 80)
+        given = show_value(meta.get("schema"))
         raise ModelError(f"{path} has schema {given}; allowed: {SCHEMA}")
     check_meta(meta, path)
     return meta
@@ -169,9 +169,9 @@ def check_meta(meta: dict[str, Any], path: Path) -> None:
         fits = type(value) in kinds and (type(value) is not float or math.isfinite(value))
         needed = name in REQUIRED or (name in COUNTS and name in meta)
         if not fits and (needed or value is not None):
-            raise ModelError(f"{path}: {name} is {printable(repr(value), 80)}; expected {words}")
+            raise ModelError(f"{path}: {name} is {show_value(value)}; expected {words}")
         if name in COUNTS and value is not None and not 0 <= value < 2**63:
-            raise ModelError(f"{path}: {name} is {value:.3g}; expected 0 or more")
+            raise ModelError(f"{path}: {name} is {show_value(value)}; expected 0 or more")
 
 
 def _read_all_but_weights(

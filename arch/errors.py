@@ -2,6 +2,8 @@
 
 LETTERS = 600
 """Of a text that is shown in a line, at most."""
+LARGEST = 3.4e38
+"""Numbers of float32 are below it."""
 
 
 class ModelError(ValueError):
@@ -18,6 +20,14 @@ def printable(text: object, letters: int = LETTERS) -> str:
     if len(whole) > letters:
         whole = f"{whole[: letters * 2 // 3]}...{whole[-letters // 4 :]}"
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in whole)
+
+
+def show_value(value: object, letters: int = 80) -> str:
+    """A value of a foreign file as a line may show it; it may be too long or deep to be written."""
+    try:
+        return printable(printable(repr(value), letters), letters)
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__} of any length"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -39,14 +49,14 @@ _NO_MEMORY = (
 )
 
 
-def check_count(name: str, value: object, most: int | None = None) -> None:
+def check_count(name: str, value: object, most: int = 2**63 - 1) -> None:
     """Refuses what is not a whole number from 1 to `most`.
 
     Raises:
         ModelError: naming `name` and the value.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        given = printable(repr(value), 80)
+        given = show_value(value)
         raise ModelError(f"{name} is {given}; it must be a whole number of at least 1")
-    if most is not None and value > most:
-        raise ModelError(f"{name} is {value:.3g}; allowed: up to {most}")
+    if value > most:
+        raise ModelError(f"{name} is {show_value(value)}; allowed: up to {most}")

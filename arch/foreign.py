@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from arch.errors import ModelError, printable
+from arch.errors import ModelError, printable, show_value
 from arch.files import read_json
+from arch.weights import FLOATS, Shapes
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PREFIXES = ("_orig_mod.", "module.")
@@ -42,10 +43,8 @@ SWITCHES = ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_wi
 OBJECTS = ("rope_parameters", "rope_scaling", "text_config", "quantization_config")
 NAMES = ("hidden_act", "activation_function", "rope_type")
 ADAPTER = "adapter_config.json"
-FLOATS = ("F64", "F32", "F16", "BF16")
 GREATEST, LONGEST = 2**31, 2**24
 """Of a size, and of positions: some families hold a table of them."""
-Shapes = dict[str, tuple[int, ...]]
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -56,7 +55,9 @@ def read_settings(path: Path) -> dict[str, Any]:
     """
     config = read_json(path)
     if not isinstance(config.get("model_type", ""), str):
-        raise ModelError(f"{path}: model_type is {_short(config['model_type'])}; expected a text")
+        raise ModelError(
+            f"{path}: model_type is {show_value(config['model_type'])}; expected a text"
+        )
     for section in _sections(config):
         _check_section(section, path)
     return config
@@ -209,8 +210,6 @@ def _check_section(section: dict[str, Any], path: Path) -> None:
         else:
             fits, words = not (type(value) is int and abs(value) >= GREATEST), "a smaller number"
         if not fits:
-            raise ModelError(f"{path}: {printable(name, 80)} is {_short(value)}; expected {words}")
-
-
-def _short(value: Any) -> str:
-    return printable(repr(value), 80)
+            raise ModelError(
+                f"{path}: {printable(name, 80)} is {show_value(value)}; expected {words}"
+            )

@@ -99,6 +99,8 @@ def implementation(device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
     The first call for a device and dtype logs the answer: as a warning where a CUDA device goes
     without the Triton kernels in half precision.
     """
+    if device.type == "cuda" and device.index is None:  # the same device, and one line of the log
+        return implementation(torch.device("cuda", torch.cuda.current_device()), dtype)
     nvidia = device.type == "cuda" and torch.version.cuda is not None
     major, minor = torch.cuda.get_device_capability(device) if nvidia else (0, 0)
     reasons = {

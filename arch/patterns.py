@@ -16,8 +16,10 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from arch.errors import ModelError, printable
+from arch.errors import LARGEST, ModelError, printable, show_value
 
+TERMS = 16
+"""Classes that + joins, at most."""
 WORDS = {"true": True, "false": False, "none": None}  # as YAML and JSON write them
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", type(None): "none"}
 
@@ -38,7 +40,14 @@ def parse(
     found = []
     for name, given in _read_terms(entry, place):
         chosen = _find(name, registry, place, base)
-        parameters, hints = inspect.signature(chosen).parameters, get_type_hints(chosen.__init__)
+        try:
+            hints, parameters = (
+                get_type_hints(chosen.__init__),
+                inspect.signature(chosen).parameters,
+            )
+        except Exception as error:  # of somebody else's class, whose annotations are no types
+            said = printable(f"{type(error).__name__}: {error}", 200)
+            raise ModelError(f"{place}: {name} has no readable arguments ({said})") from error
         allowed = [n for n, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY]
         if wrong := [key for key in given if key not in allowed]:
             known = ", ".join(allowed) or "none"
@@ -96,11 +105,14 @@ def _read_terms(entry: str, place: str) -> list[tuple[str, dict[str, Any]]]:
         ModelError: not an expression of this form.
     """
     try:
-        return [*map(_read_term, _split(ast.parse(entry.strip(), mode="eval").body))]
+        terms = [*map(_read_term, _split(ast.parse(entry.strip(), mode="eval").body))]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ModelError(
             f"{place} cannot be read; write name, name(key=value, ...), or several joined by +"
         ) from None
+    if len(terms) > TERMS:
+        raise ModelError(f"{place} joins {len(terms)} by +; allowed: up to {TERMS}")
+    return terms
 
 
 def _split(node: ast.expr) -> list[ast.expr]:
@@ -140,18 +152,21 @@ def _find(name: str, registry: Mapping[str, type], place: str, base: type | None
         guess = f", did you mean {near[0]!r}?" if near else ""
         allowed = ", ".join(sorted(registry)) + (", or module.Class of your own" if base else "")
         raise ModelError(f"{place}: there is no {name!r}{guess}; allowed: {allowed}")
+    shown = printable(module, 120)
     try:
         kind = getattr(importlib.import_module(module), attribute, None)
     except ImportError as error:
+        said = printable(error, 160)
         raise ModelError(
-            f"{place}: {module} cannot be imported ({error}); run where {module}.py lies, "
+            f"{place}: {shown} cannot be imported ({said}); run where {shown}.py lies, "
             "or set PYTHONPATH to its folder"
         ) from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         said = printable(f"{type(error).__name__}: {error}", 200)
-        raise ModelError(f"{place}: {module} cannot be imported ({said})") from error
+        raise ModelError(f"{place}: {shown} cannot be imported ({said})") from error
     if not (isinstance(kind, type) and issubclass(kind, base)):
-        raise ModelError(f"{place}: {module} has no {base.__name__} called {attribute}")
+        missing = printable(attribute, 80)
+        raise ModelError(f"{place}: {shown} has no {base.__name__} called {missing}")
     return kind
 
 
@@ -165,9 +180,11 @@ def _checked(value: Any, annotation: Any, place: str) -> Any:
     kinds = [kind for part in parts for kind in get_args(part) or (part,)]
     if isinstance(value, str) and value not in kinds:
         value = WORDS.get(value.lower(), value)
+    if type(value) in (int, float) and not abs(value) < LARGEST:
+        raise ModelError(f"{place} is {show_value(value)}; allowed: up to {LARGEST:.2g}")
     fits = Any in kinds or value in [kind for kind in kinds if isinstance(kind, str)]
     if not fits and type(value) not in kinds and not (type(value) is int and float in kinds):
         words = (kind if isinstance(kind, str) else KINDS.get(kind, str(kind)) for kind in kinds)
-        given = printable(repr(value), 80)
+        given = show_value(value)
         raise ModelError(f"{place} is {given}; allowed: {' or '.join(words)}")
     return value

@@ -27,7 +27,7 @@ from arch.config import MOST
 from arch.convert import from_transformers
 from arch.decoder import Decoder, describe_pretrained
 from arch.directory import LoadedModel
-from arch.errors import ModelError, is_out_of_memory, printable
+from arch.errors import ModelError, is_out_of_memory, printable, show_value
 from arch.families import take_apart
 from arch.files import read_text
 from arch.foreign import (
@@ -214,7 +214,7 @@ def _check_names(name: str, config: dict[str, Any]) -> None:
     for setting, value in found:
         if isinstance(value, str) and value not in known[setting]:
             raise ModelError(
-                f"{name} cannot be loaded: {setting} is {printable(repr(value), 80)}; transformers "
+                f"{name} cannot be loaded: {setting} is {show_value(value)}; transformers "
                 f"knows {', '.join(sorted(known[setting]))}"
             )
 

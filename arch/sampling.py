@@ -27,7 +27,8 @@ def generate(
     1904.09751).
 
     Raises:
-        ModelError: no prompt, a prompt longer than the context, or settings out of range.
+        ModelError: no prompt, a prompt longer than the context, settings out of range, or outputs
+            that are not finite.
     """
     _check(tokens, max_new_tokens, temperature, top_k, top_p)
     room = min(max_new_tokens, model.config.context - tokens.shape[1])
@@ -35,6 +36,8 @@ def generate(
     done = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
     for count in range(room):
         logits = model.logits(hidden[:, -1:])[:, 0]
+        if not logits.isfinite().all():
+            raise ModelError("the model gives numbers that are not finite; nothing can be drawn")
         new = _draw(logits.float(), temperature, top_k, top_p, generator)
         if stop is not None:
             new = torch.where(done, stop, new)

@@ -3,6 +3,8 @@
 import dataclasses
 import re
 import threading
+from collections.abc import Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,13 @@ from torch.overrides import TorchFunctionMode
 
 from arch.config import ModelConfig
 from arch.errors import ModelError, is_out_of_memory, printable
-from arch.mixers import Triangle
+from arch.mixers import MIXERS, Triangle
 from arch.model import LanguageModel
+from arch.patterns import find_foreign
 
 Shapes = dict[str, tuple[int, ...]]
+FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""Types of weights that a model computes with, by their names in a safetensors file."""
 BLOCK = re.compile(r"blocks\.\d{1,6}\.")
 
 
@@ -54,30 +59,46 @@ def build_model(config: ModelConfig, weights: dict[str, Tensor], source: str) ->
     the model's own without a copy. `source` is for errors.
 
     Raises:
-        ModelError: names or shapes that the configuration does not have, or lacks.
+        ModelError: names or shapes that the configuration does not have, or lacks; numbers that
+            are not finite.
     """
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    _check_sizes(config, shapes, source)
     with torch.device("meta"), _Undrawn():  # its weights are replaced
         model = _build_like(config, shapes, source)
+    _check_shapes(model, shapes, {name: tensor.dtype for name, tensor in weights.items()}, source)
     if any(buffer.is_meta for buffer in model.buffers()):  # a mixer's own, not in the weights
         with torch.random.fork_rng(devices=[]):
             model = _build_like(config, shapes, source)
-    _check_shapes(model, shapes, source)
     if config.tied:
         weights = {**weights, "head.weight": weights["embedding.weight"]}
-    model.load_state_dict({**weights, **_lower(model, weights)}, assign=True)
+    weights = _alike(weights | _lower(model, weights), config)
+    for name, tensor in weights.items():
+        if not tensor.isfinite().all():
+            raise ModelError(f"{source}: {name} has numbers that are not finite")
+    model.load_state_dict(weights, assign=True)
     if config.tied:
         model.head.weight = model.embedding.weight
     return model.eval()
 
 
-def _build_like(config: ModelConfig, shapes: Shapes, source: str) -> LanguageModel:
-    """The model of a configuration that may be of weights of these shapes.
+def _alike(weights: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """Weights of several types in the widest of them, which holds all their numbers.
 
-    Sizes are compared before anything is built, and building ends at more tensors than there are.
+    A mixer of somebody else's may compute in a type of its own.
+    """
+    kinds = {weight.dtype for weight in weights.values() if weight.is_floating_point()}
+    if len(kinds) < 2 or any(find_foreign(entry, MIXERS, "mixer") for entry in config.mixers):
+        return weights
+    widest = reduce(torch.promote_types, kinds)
+    return {name: tensor.to(widest) for name, tensor in weights.items()}
+
+
+def _check_sizes(config: ModelConfig, shapes: Shapes, source: str) -> None:
+    """Compares the sizes of a configuration with those of the weights, before a model is built.
 
     Raises:
-        ModelError: it has other sizes, or cannot be built.
+        ModelError: it has other sizes.
     """
     blocks = 1 + max((int(n.split(".")[1]) for n in shapes if BLOCK.match(n)), default=-1)
     rows, width = (*shapes.get("embedding.weight", ()), 0, 0)[:2]
@@ -91,6 +112,14 @@ def _build_like(config: ModelConfig, shapes: Shapes, source: str) -> LanguageMod
                 f"{source}: the weights do not fit the configuration: {name} is {given}, the "
                 f"weights have {held}"
             )
+
+
+def _build_like(config: ModelConfig, shapes: Shapes, source: str) -> LanguageModel:
+    """The model of a configuration; building ends at more tensors than there are weights.
+
+    Raises:
+        ModelError: it cannot be built.
+    """
     count, most, thread = 0, 2 * len(shapes) + 64, threading.get_ident()
 
     def count_parameters(*_: Any) -> None:
@@ -105,6 +134,9 @@ def _build_like(config: ModelConfig, shapes: Shapes, source: str) -> LanguageMod
     hook = register_module_parameter_registration_hook(count_parameters)
     try:
         return LanguageModel(config)
+    except ModelError as error:
+        said = str(error)
+        raise ModelError(said if said.startswith(source) else f"{source}: {said}") from error
     except (RuntimeError, TypeError, OverflowError) as error:
         if is_out_of_memory(error):
             raise
@@ -145,12 +177,15 @@ def check_weights(path: Path, config: ModelConfig, source: str) -> None:
     """
     try:
         with safe_open(path, "pt") as file:
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.offset_keys()}
+            slices = {name: file.get_slice(name) for name in file.offset_keys()}
+            shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
+            kinds = {name: FLOATS.get(part.get_dtype()) for name, part in slices.items()}
     except (SafetensorError, OSError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from None
+        raise ModelError(f"{path} cannot be read: {printable(error, 160)}") from None
+    _check_sizes(config, shapes, source)
     with FakeTensorMode():
         model = _build_like(config, shapes, source)
-    _check_shapes(model, shapes, source)
+    _check_shapes(model, shapes, kinds, source)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -162,7 +197,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from None
+        raise ModelError(f"{path} cannot be read: {printable(error, 160)}") from None
 
 
 def renamed(name: str, names: dict[str, str]) -> str:
@@ -176,8 +211,11 @@ def renamed(name: str, names: dict[str, str]) -> str:
     return full.replace("#", number[0]) if number else full
 
 
-def _check_shapes(model: LanguageModel, shapes: Shapes, source: str) -> None:
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+def _check_shapes(
+    model: LanguageModel, shapes: Shapes, kinds: Mapping[str, torch.dtype | None], source: str
+) -> None:
+    tensors = model.state_dict()
+    expected = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if model.config.tied:
         shapes = {k: shape for k, shape in shapes.items() if k != "head.weight"}
         del expected["head.weight"]
@@ -187,6 +225,11 @@ def _check_shapes(model: LanguageModel, shapes: Shapes, source: str) -> None:
         f"{name} is {shapes[name]}, the configuration says {shape}"
         for name, shape in expected.items()
         if name in shapes and shapes[name] != shape
+    ]
+    wrong += [
+        f"{name} is of a type other than {', '.join(FLOATS)}"
+        for name in expected.keys() & shapes.keys()
+        if tensors[name].is_floating_point() and kinds[name] not in FLOATS.values()
     ]
     if wrong:
         more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""

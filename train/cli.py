@@ -22,6 +22,7 @@ SECTIONS: dict[str, Any] = {
     if field.name != "run"  # the flags of the run have no prefix
 }
 CONFIG = ("-c", "--config")
+SWITCHES = {field.name for field in dataclasses.fields(RunSettings) if field.type is bool}
 COMMANDS = {
     "fit": "Trains a model on packed data, into a run directory.",
     "plan": "Prints the memory, time and disk that a run would need.",
@@ -109,10 +110,13 @@ def full_name(name: str) -> str:
 
 
 def _full_names(words: list[str]) -> Iterator[str]:
-    """The words, with every flag by its whole name."""
-    for word in words:
+    """The words, with every flag by its whole name, and a switch without a value switched on."""
+    for word, following in zip(words, [*words[1:], "--"], strict=True):
         name, equals, value = word.removeprefix("--").partition("=")
-        yield f"--{full_name(name)}{equals}{value}" if word.startswith("--") else word
+        name = full_name(name)
+        if name in SWITCHES and not equals and following.startswith("--"):
+            equals, value = "=", "true"
+        yield f"--{name}{equals}{value}" if word.startswith("--") else word
 
 
 def _with_paths(words: list[str]) -> Iterator[str]:

@@ -17,11 +17,11 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
-from tokenizers import Tokenizer
 
 from arch import LanguageModel, check_causal, count_parameters, describe
 from arch.convert import download, open_directory
 from arch.errors import is_out_of_memory
+from arch.tokenizers import read_tokenizer
 from tokenizer import tokenizer_hash
 from train.busy import busy_machine
 from train.checkpoints import AtomicCheckpointIO, changed_settings
@@ -213,8 +213,9 @@ def start_from_weights(
     name = source.removeprefix(HUB)
     path = name if name == source or Path(name).is_dir() else download(source)
     loaded = open_directory(path, trust_code=trust_code)
-    tokenizers = (Tokenizer.from_str(text) for text in (loaded.tokenizer_json, tokenizer_json))
-    if len({tokenizer_hash(tokenizer) for tokenizer in tokenizers}) > 1:
+    theirs = read_tokenizer(loaded.tokenizer_json, f"--init_from {source}: tokenizer.json")
+    ours = read_tokenizer(tokenizer_json, "--data: tokenizer.json")
+    if tokenizer_hash(theirs) != tokenizer_hash(ours):
         raise RunError(
             f"--init_from {source}: its tokenizer is not that of --data; pack the data with its "
             "tokenizer.json"

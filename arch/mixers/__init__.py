@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from arch.errors import ModelError, printable
+from arch.errors import ModelError, is_out_of_memory, printable
 from arch.mixers.attention import Attention, CausalAttention, rotate, share_rotary
 from arch.mixers.base import Identity, SideBySide, TokenMixer
 from arch.mixers.masked import (
@@ -56,10 +56,19 @@ def _build(
         return kind(d_model, context, **arguments)
     except ModelError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        if is_out_of_memory(error):
+            raise
         said = printable(f"{type(error).__name__}: {error}", 200)
         name = f"{kind.__module__}.{kind.__qualname__}"
         raise ModelError(f"mixer {name} cannot be built ({said})") from error
+
+
+def _lies_in(path: Path, directory: Path) -> bool:
+    """Whether a path, or what it links to, is in a directory, or in what that links to."""
+    homes = directory.absolute(), directory.resolve()
+    paths = path.absolute(), path.parent.resolve() / path.name, path.resolve()
+    return any(path.is_relative_to(home) for path in paths for home in homes)
 
 
 def refuse_foreign(
@@ -87,9 +96,8 @@ def refuse_foreign(
                     f"{source}: mixer {shown} is code that is no part of this project, and is not "
                     "run unasked; give --trust_code if you trust it (in Python trust_code=True)"
                 )
-            home = directory.resolve() if directory else None
             for path in locate_module(module):
-                if home and path.resolve().is_relative_to(home):
+                if directory and _lies_in(path, directory):
                     raise ModelError(
                         f"{source}: mixer {shown} lies in the model directory ({path}), whose code "
                         "is never run; put its file elsewhere if you trust it"

@@ -7,11 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from arch.errors import ModelError
+from arch.errors import LARGEST, ModelError, show_value
 from arch.mixers.base import TokenMixer
 
 QK_EPS = 1e-5
 """Added under the root of the norms of queries and keys; as `ModelConfig.norm_eps` by default."""
+
+
+TABLE = 2**27
+"""Angles of a rotary table, at most: half a GB, of a context of a million at 128 features."""
 
 
 class KeyValue(NamedTuple):
@@ -188,8 +192,16 @@ class Attention(CausalAttention):
         self.heads, self.kv_heads = heads, heads if kv_heads is None else kv_heads
         if self.kv_heads < 1 or heads % self.kv_heads:
             raise ModelError(f"attention: kv_heads={self.kv_heads} must divide heads={heads}")
-        if not rope_base > 0:
-            raise ModelError(f"attention: rope_base={rope_base} must be above 0")
+        if not 1 <= rope_base < LARGEST:
+            given = show_value(rope_base)
+            raise ModelError(
+                f"attention: rope_base={given} must be above 0: from 1 to {LARGEST:.2g}"
+            )
+        if context * (d_model // heads) > TABLE:
+            raise ModelError(
+                f"attention: a context of {context} needs a table of {context} x "
+                f"{d_model // heads} angles; allowed: up to {TABLE} of them"
+            )
         self.rope_base = rope_base
         self.head_width = d_model // heads
         self.scale = self.head_width**-0.5

@@ -16,6 +16,8 @@ from arch.errors import ModelError, check_count
 from arch.masked_conv import masked_convolution
 from arch.mixers.base import TokenMixer
 
+MOST = 64
+"""Branches, taps and hidden rows that a mixer may have: more is a mistake."""
 Rows = tuple[Tensor, Tensor | None, Tensor, Tensor | None]
 
 
@@ -127,7 +129,7 @@ class Parallel(Masked):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        check_count("parallel: branches", branches)
+        check_count("parallel: branches", branches, MOST)
         self.activation: Literal["none", "gelu"] = activation
         self.mix = Triangle(context, bias=bias, stack=(branches,))
 
@@ -151,7 +153,7 @@ class Kernel(Masked):
 
     def __init__(self, d_model: int, context: int, *, size: int = 4, bias: bool = True) -> None:
         super().__init__()
-        check_count("kernel: size", size)
+        check_count("kernel: size", size, MOST)
         self.size = size
         self.mix = Triangle(context, bias=bias, stack=(size,), summed=True)
 
@@ -223,7 +225,7 @@ class Expanded(TokenMixer):
 
     def __init__(self, d_model: int, context: int, *, factor: int = 2, bias: bool = True) -> None:
         super().__init__()
-        check_count(f"{type(self).__name__.lower()}: factor", factor)
+        check_count(f"{type(self).__name__.lower()}: factor", factor, MOST)
         self.expand = Triangle(context, bias=bias, stack=(factor,))
         self.contract = Triangle(context, bias=bias, stack=(factor,), summed=True)
 

@@ -95,7 +95,8 @@ class ReadBack:
 
     def start(self, low: int, high: int | None) -> tuple[Tensor, Tensor]:
         """The mean output at the first position, `(1, C)`, and the embedding behind it."""
-        return self.tensors["first.output"][None, low:high], self.tensors["first.embedding"][None]
+        output, embedding = self.tensors["first.output"], self.tensors["first.embedding"]
+        return output[None, low:high].to(self.embeddings), embedding[None].to(self.embeddings)
 
 
 def whitening(scatter: Tensor, shrink: float) -> Tensor:
@@ -130,10 +131,11 @@ class _Moments:
         assert self.shift
         x, y, xx, xy, yy = (total / self.count for total in self.sums)
         xx, xy, yy = xx - x[:, None] * x, xy - x[:, None] * y, yy - y[:, None] * y
-        ridge = SHRINK * xx.diagonal().mean() * torch.eye(len(xx)).to(xx)
+        tiny = torch.finfo(torch.float32).tiny  # where all embeddings are equal
+        ridge = (SHRINK * xx.diagonal().mean()).clamp_min(tiny) * torch.eye(len(xx)).to(xx)
         slopes = torch.linalg.solve(xx + ridge, xy)
         scatter = yy - slopes.T @ xy - xy.T @ slopes + slopes.T @ xx @ slopes
-        least = LEAST * yy.diagonal().mean() + torch.finfo(torch.float32).tiny
+        least = LEAST * yy.diagonal().mean() + tiny
         scatter.diagonal().clamp_(min=least)
         means = {"embedding": self.shift[0] + x, "output": self.shift[1] + y}
         fit = {"slopes": slopes, "scatter": scatter} | means
