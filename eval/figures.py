@@ -10,6 +10,7 @@ from markupsafe import Markup, escape
 
 from arch.files import write_file, write_text
 from eval import RequestError
+from eval.messages import legible
 from eval.plots import DARK, LIGHT, SERIES, Chart, Record, open_altair
 
 FORMATS = ("svg", "png")
@@ -89,25 +90,31 @@ def inline(chart: Chart, label: str) -> Markup:
     text = vl_convert.vegalite_to_svg(_spec(chart), config=theme() | {"background": None})
     said = re.compile(r'<path aria-label="([^"]*)" role="[^"]*" aria-roledescription="\w*"(.*?)/>')
     text = said.sub(r"<path\2><title>\1</title></path>", text)
-    text = _NAMESPACES.sub("", text.removeprefix("<svg"))  # in a page, SVG needs none
-    for pattern, short in _SHORTER:
-        text = pattern.sub(short, text)
+    text = _TAG.sub(_shorten, text.removeprefix("<svg"))
+    for nothing in (_PATH, _GROUP, _GROUP):
+        text = nothing.sub("", text)
     return Markup(f'<svg role="img" aria-label="{escape(label)}"{text}')
 
 
-_NAMESPACES = re.compile(r' (?:xmlns(?::\w+)?|version)="[^"]*"')
+def _shorten(tag: re.Match[str]) -> str:
+    """A tag without the attributes that show nothing in a page; words between tags stay."""
+    text = tag[0]
+    for pattern, short in _SHORTER:
+        text = pattern.sub(short, text)
+    return text
+
+
+_TAG = re.compile(r"(?:^|<)[^<>]*>")  # the first has lost its beginning
 _SHORTER: list[tuple[re.Pattern[str], Any]] = [
-    (re.compile(r' (?:aria-[a-z]+|pointer-events|role|class|font-family|stroke-miterlimit)="[^"]*"'
-                r'| opacity="1"| stroke-width="1"'), ""),
-    (re.compile(r"\d+\.\d{3,}(?=[^<>]*>)"),  # of attributes, not of labels
-     lambda found: f"{float(found[0]):.2f}"),
+    (re.compile(r' (?:xmlns(?::\w+)?|version|aria-[a-z]+|pointer-events|role|class|font-family'
+                r'|stroke-miterlimit)="[^"]*"| opacity="1"| stroke-width="1"'), ""),
+    (re.compile(r"\d+\.\d{3,}"), lambda found: f"{float(found[0]):.2f}"),
     (re.compile(r"rgb\((\d+), (\d+), (\d+)\)"),
      lambda found: "#{:02x}{:02x}{:02x}".format(*map(int, found.groups()))),
-    (re.compile(r'<path d="[^"]*"(?: display="none")?/>'), ""),
-    (re.compile(r"<g[^>]*></g>"), ""),
-    (re.compile(r"<g[^>]*></g>"), ""),
 ]  # fmt: skip
 """What shows nothing in a page, two thirds of Vega's text: patterns, and what they become."""
+_PATH = re.compile(r'<path d="[^"]*"(?: display="none")?/>')
+_GROUP = re.compile(r"<g[^>]*></g>")
 
 
 def write_chart(path: str | Path, chart: Chart) -> None:
@@ -147,4 +154,13 @@ def write_figures(directory: str | Path, figures: Sequence[Figure], kind: str) -
 def _spec(chart: Chart) -> Record:
     """The specification of an Altair chart."""
     whole = chart.to_dict(validate=False) if hasattr(chart, "to_dict") else chart
-    return {name: value for name, value in whole.items() if name != "config"}
+    return {name: _legible(value) for name, value in whole.items() if name != "config"}
+
+
+def _legible(value: Any) -> Any:
+    """A specification whose words are spelt out as a terminal would show them."""
+    if isinstance(value, str):
+        return legible(value)
+    if isinstance(value, dict):
+        return {name: _legible(part) for name, part in value.items()}
+    return [_legible(part) for part in value] if isinstance(value, list) else value

@@ -8,7 +8,7 @@ A result that depends on the model alone is kept with it, once for all its sites
 
 import copy
 import hashlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +33,8 @@ from arch.tokenizers import largest_id, read_tokenizer
 from arch.weights import drop_padding
 from eval import RequestError, identity
 from eval.flags import TRUST_CODE
+from eval.messages import say_once
+from eval.pieces import Pieces
 
 PRETRAINED = "hf:"
 PROBE = "The CAFÉ  ran"
@@ -128,9 +130,17 @@ class Checkpoint:
             "weights_sha256": self.weights_sha256,
         }
 
-    def pieces(self, tokens: list[int]) -> list[str]:
-        """How each token reads on its own."""
-        return [self.tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """The piece of a text that each of its tokens is; see `Pieces.of`."""
+        return self._pieces.of(tokens)
+
+    def words(self, tokens: Iterable[int]) -> list[str]:
+        """How each of these tokens, which are no text together, reads; see `Pieces.alone`."""
+        return [self._pieces.alone(token) for token in tokens]
+
+    @cached_property
+    def _pieces(self) -> Pieces:
+        return Pieces(self.tokenizer)
 
 
 def open_checkpoint(
@@ -165,8 +175,6 @@ def open_checkpoint(
 
 def say_how_text_is_read(tokenizer: Tokenizer, name: str) -> None:
     """Says on stderr, once a model, what of a text its tokenizer adds or changes."""
-    from eval.text import say_once
-
     bare = tokenizer.encode(PROBE, add_special_tokens=False)
     added = [token for token in tokenizer.encode(PROBE).ids if token not in bare.ids]
     if added:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 
 from eval import RequestError
 from eval.flags import TRUST_CODE, nearest, read_arguments
+from eval.messages import legible
 
 if TYPE_CHECKING:
     import pandas
@@ -38,10 +39,10 @@ class Result:
     render: Callable[[Sequence[dict[str, Any]], str | None], str] | None = None
 
     def __repr__(self) -> str:
-        return self.text
+        return legible(self.text)
 
     def __str__(self) -> str:
-        return "\n\n".join(part for part in (self.text, self.notes) if part)
+        return legible("\n\n".join(part for part in (self.text, self.notes) if part))
 
     def _repr_html_(self) -> str:
         """The page, in a frame of its own, for a notebook; the tables where rows have no page."""
@@ -50,7 +51,7 @@ class Result:
         try:
             page = self.html()
         except RequestError:
-            return f"<pre>{escape(self.text)}</pre>"
+            return f"<pre>{escape(legible(self.text))}</pre>"
         style = "width:100%;height:40rem;border:0"
         return f'<iframe style="{style}" srcdoc="{escape(page)}"></iframe>'
 

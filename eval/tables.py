@@ -11,6 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from arch.errors import printable
+from eval.messages import legible
+
 NONE = "–"
 PIPE = 160
 """Characters of a line where no terminal says how wide it is."""
@@ -159,7 +162,8 @@ def terminal(*parts: Table | str, width: int | None = None, most: int = LINES) -
     texts = []
     for part in parts:
         with console.capture() as capture:
-            for drawn in _rich(part, most) if isinstance(part, Table) else [part]:
+            drawings = _rich(part, most) if isinstance(part, Table) else [legible(part)]
+            for drawn in drawings:
                 console.print(drawn, soft_wrap=isinstance(drawn, str))
         texts.append([line.rstrip() for line in capture.get().rstrip().splitlines()] + [""])
     room = [len(text) for text in texts]
@@ -172,10 +176,21 @@ def terminal(*parts: Table | str, width: int | None = None, most: int = LINES) -
     return "\n".join(lines[:most]).rstrip()
 
 
+def _legible(table: Table) -> Table:
+    """A table whose every text is of one line that steers no terminal."""
+
+    def line(cells: Sequence[str]) -> list[str]:
+        return [printable(cell, len(cell)) for cell in cells]
+
+    (title, note), lines = line([table.title, table.note]), list(map(line, table.lines))
+    return Table(line(table.headings), lines, title, note)
+
+
 def _rich(table: Table, most: int) -> list[Any]:
     from rich import box
     from rich import table as rich
 
+    table = _legible(table)
     drawn = rich.Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
     for i, heading in enumerate(table.headings):
         justify = "right" if table.numeric(i) else "left"
@@ -187,9 +202,10 @@ def _rich(table: Table, most: int) -> list[Any]:
 
 def markdown(table: Table) -> str:
     """A Markdown table below its title, and its note."""
+    table = _legible(table)
     rule = ["---:" if table.numeric(i) else "---" for i in range(len(table.headings))]
     lines = [f"### {table.title}", ""] if table.title else []
-    lines += ["| " + " | ".join(one.replace("|", "\\|").replace("\n", " ") for one in line) + " |"
+    lines += ["| " + " | ".join(one.replace("|", "\\|") for one in line) + " |"
               for line in (table.headings, rule, *table.lines)]  # fmt: skip
     return "\n".join([*lines, *(["", f"{table.note}."] if table.note else [])]) + "\n"
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 from tqdm import tqdm
 
 from eval import RequestError
+from eval.messages import say
 from eval.rows import Results, Row
 from eval.tables import duration_text
 
@@ -175,7 +176,7 @@ def run_tasks(tasks: Sequence[Task], results: Results, what: str, limit: int | N
     if remaining and results.refusal:
         raise RequestError(results.refusal)
     if not remaining:
-        print(f"{results.directory}: every row is there already", file=sys.stderr)
+        say(f"{results.directory}: every row is there already")
     seconds = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES
     bar = tqdm(remaining, what, disable=watched() or not remaining, mininterval=seconds,
                delay=seconds, dynamic_ncols=True)  # fmt: skip

@@ -15,10 +15,9 @@ stories, as it fits nothing.
 """
 
 import random
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -28,6 +27,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from eval import RequestError
+from eval.messages import say, say_once
 from tokenizer import (
     END_OF_TEXT,
     PAD,
@@ -199,7 +199,7 @@ def choose_corpora(checkpoints: "Sequence[Checkpoint]", corpus: str | None) -> l
 
 def _said(chosen: list[tuple[str, str]]) -> list[str]:
     for corpus, about in dict.fromkeys(chosen):
-        print(f"corpus: {corpus}, {about}; --corpus gives another", file=sys.stderr)
+        say(f"corpus: {corpus}, {about}; --corpus gives another")
     return [corpus for corpus, _ in chosen]
 
 
@@ -245,12 +245,6 @@ def _recorded(checkpoint: "Checkpoint") -> str:
     meta = checkpoint.meta
     known = [meta[name] for name in ("data", "data_source") if meta.get(name)]
     return ", packed from ".join(known) or "unnamed"
-
-
-@cache
-def say_once(line: str) -> None:
-    """Prints a line on stderr the first time it is given."""
-    print(line, file=sys.stderr)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ models that training logged.
 """
 
 import os
-import sys
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from arch.files import write_text
 from eval import RequestError
 from eval.identity import labels
 from eval.measurements import KINDS, Frame, frame, quantities
+from eval.messages import say
 from eval.schema import Row
 from eval.summary import SAMPLED, Record, summarise, wide
 from eval.tables import text, to_csv
@@ -179,7 +179,7 @@ def _link(run: Any, rows: list[Row]) -> None:
         try:
             run.use_artifact(name)
         except (wandb.Error, ValueError):
-            print(f"--wandb online: {name} is not there, and not linked", file=sys.stderr)
+            say(f"--wandb online: {name} is not there, and not linked")
 
 
 def _log(run: Any, rows: list[Row], page: str | Path | None) -> None:

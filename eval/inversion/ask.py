@@ -302,7 +302,7 @@ class Task:
             "uncertified": uncertified(problem.circuit.model),
             "verdict": verdicts(named, tokens, found.collisions, found.within),
             "collisions": [
-                {"position": t, "tokens": checkpoint.pieces(same)}
+                {"position": t, "tokens": checkpoint.words(same)}
                 for t, same in found.collisions.items()
                 if t < real
             ],

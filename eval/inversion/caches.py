@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from eval import RequestError
-from eval.text import say_once
+from eval.messages import say_once
 
 
 class LayeredCache(Protocol):

@@ -21,8 +21,8 @@ from eval.inversion.locate import TRIED, Match, find_precision, find_site
 from eval.inversion.problem import ACCEPT, Problem
 from eval.inversion.reading import Reading
 from eval.inversion.stored import Stored, rounding_spread
+from eval.messages import say_once
 from eval.slices import Slice
-from eval.text import say_once
 
 if TYPE_CHECKING:
     from eval.models import Checkpoint

@@ -1,6 +1,6 @@
 """The command `invert`: which tokens can be recovered from which layer."""
 
-import sys
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
@@ -21,6 +21,7 @@ from eval.flags import (
     listed,
 )
 from eval.inversion.suites import read_entries
+from eval.messages import say
 from eval.plugins import run_plugins
 from eval.result import Result, command
 
@@ -117,7 +118,7 @@ def invert(
             if len(left_out) == len(entries):
                 raise
     for line in left_out:
-        print(f"left out: {line}", file=sys.stderr)
+        say(f"left out: {line}")
     order: dict[int, int] = {}  # what is computed of a model is dropped when another's turn comes
     tasks.sort(key=lambda task: order.setdefault(id(task.checkpoint), len(order)))
     with open_results(out, resume, shard) as results:
@@ -214,7 +215,10 @@ def _question(asked: dict[str, Any]) -> "Question":
 
 
 def _next(results: "Results", out: str | None) -> str:
-    return f"{results.note}\nnext: python -m eval report {out} --out page.html" if out else ""
+    if not out:
+        return ""
+    command = shlex.join(["python", "-m", "eval", "report", out, "--out", "page.html"])
+    return f"{results.note}\nnext: {command}"
 
 
 def _say_left_out(question: "Question", lengths: Iterable[int]) -> None:
@@ -227,7 +231,7 @@ def _say_left_out(question: "Question", lengths: Iterable[int]) -> None:
         if (refusal := solver.refusal(shown, length, "mask" not in without))
     )
     if left:
-        print(f"left out: {'; '.join(left)}", file=sys.stderr)
+        say(f"left out: {'; '.join(left)}")
 
 
 def _layers(words: Layers) -> Any:

@@ -33,9 +33,10 @@ from eval.inversion.locate import Match
 from eval.inversion.problem import ACCEPT, Problem, capture
 from eval.inversion.solver import Solver, ask_solver, parse_solvers
 from eval.inversion.stored import FLOATS, read_stored
+from eval.messages import legible, say_once
 from eval.models import open_models
 from eval.slices import Slice
-from eval.text import choose_corpus, say_once
+from eval.text import choose_corpus
 
 if TYPE_CHECKING:
     from eval.captures import Model
@@ -106,13 +107,14 @@ class Recovered:
 
     def __str__(self) -> str:
         """A line for each prompt; a token that nothing certifies stands between question marks."""
-        return "\n".join(
+        lines = (
             "".join(
                 piece if sure else f"{UNSURE}{piece}{UNSURE}"
                 for piece, sure in zip(pieces, certificates, strict=True)
             )
             for pieces, certificates in zip(self.pieces, self.certificates, strict=True)
         )
+        return legible("\n".join(lines))
 
 
 def recover(
@@ -222,7 +224,7 @@ def recover(
         ],
         left_out=left_out,
         alike=alike,
-        alike_pieces=[{t: checkpoint.pieces(a) for t, a in others.items()} for others in alike],
+        alike_pieces=[{t: checkpoint.words(a) for t, a in others.items()} for others in alike],
         site=f"{captured.circuit.part}.{'+'.join(map(str, captured.circuit.sites))}",
         matches=captured.matches,
         format=stored.format,

@@ -121,7 +121,7 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
     values = pad_sequence(stacked, batch_first=True, padding_value=torch.nan).cpu()
     place: dict[str, Any] = {**batch.axes, "method": methods, "output": outputs}
     table.add("attribution", values, rows=False, **place)
-    table.notes["answers"] = dict(zip(batch.labels, checkpoint.pieces(answers), strict=True))
+    table.notes["answers"] = dict(zip(batch.labels, checkpoint.words(answers), strict=True))
     agreement = torch.cat([rank_correlations(scores) for scores in stacked], dim=-1)
     of = [prompt for prompt in batch.labels for _ in outputs]
     for a, b in combinations(range(len(methods)), 2):

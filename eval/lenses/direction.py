@@ -178,4 +178,4 @@ def _add_path(table: Table, checkpoint: Checkpoint, batch: PromptBatch, chosen: 
         points.append(torch.cat([path(way, basis), F.pad(corners, (0, 1), value=1.0)]))
     place: dict[str, Any] = {"prompt": batch.labels, "point": [*range(len(batch.streams)), *ENDS]}
     table.add("path", torch.stack(points), rows=False, **place, measure=MEASURES)
-    table.notes["ends"] = dict(zip(batch.labels, map(checkpoint.pieces, pairs), strict=True))
+    table.notes["ends"] = dict(zip(batch.labels, map(checkpoint.words, pairs), strict=True))

@@ -164,7 +164,7 @@ def add_readings(
     if not followed:
         best = batch.logits.topk(TOP).indices
         tokens = list(dict.fromkeys(best.T.flatten().tolist()))[:TOP]
-        followed = dict(zip(checkpoint.pieces(tokens), tokens, strict=True))
+        followed = dict(zip(checkpoint.words(tokens), tokens, strict=True))
     seen = read_layers(batch.streams, [*followed.values()], read)
     where: dict[str, Any] = {"layer": layers, **batch.axes}
     entropy, top = batch.masked(seen["entropy"]), seen["top"]
@@ -181,7 +181,8 @@ def add_readings(
         table.add("probability at the end", batch.at_last(seen["probability"]), **place)
     best = batch.masked(seen["top probability"][..., 0])
     table.add("top probability", best, rows=False, **where)
-    pieces = {token: checkpoint.pieces([token])[0] for token in top.unique().tolist()}
+    first = top.unique().tolist()
+    pieces = dict(zip(first, checkpoint.words(first), strict=True))
     texts = [
         [[[pieces[token] for token in cell] for cell in row] for row in each]
         for each in top.transpose(0, 1).tolist()

@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
+from arch.errors import printable
+
 if TYPE_CHECKING:
     from eval.lenses.table import Table
 
 STRONGEST = 8  # shades of a colour
+EMPTY = "∅"
+"""A token without a letter: a part of a character that a later token completes."""
 BREAKS = {"\n": "↵\n", "\r": "␍", "\t": "⇥\t"}
 
 STYLE = Markup(
@@ -56,7 +60,7 @@ def highlighted(pieces: Sequence[str], methods: Mapping[str, Sequence[float]]) -
 
 def highlights(title: str, answer: str, tokens: Markup, opened: bool) -> Markup:
     """Highlighted tokens below the answer that they are of; they open on a click."""
-    section = Markup("<details{}><summary>{} (<code>{}</code>)</summary>{}</details>")
+    section = Markup("<details{}><summary><bdi>{}</bdi> (<code>{}</code>)</summary>{}</details>")
     return section.format(Markup(" open" if opened else ""), title, answer, tokens)
 
 
@@ -101,7 +105,7 @@ def texts(tables: Mapping[str, Table]) -> list[Markup]:
 
 def folded(summary: str, *content: Markup) -> Markup:
     """Content that opens on a click, and in print."""
-    return Markup('<details class="print"><summary>{}</summary>{}</details>').format(
+    return Markup('<details class="print"><summary><bdi>{}</bdi></summary>{}</details>').format(
         summary, Markup("").join(content)
     )
 
@@ -114,5 +118,5 @@ def codes(pieces: Iterable[str]) -> Markup:
 def visible(piece: str) -> str:
     """A token whose blanks and control characters can be seen."""
     marks = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
-    shown = (marks.get(c) or (c if c.isprintable() else ascii(c)[1:-1]) for c in piece)
-    return "".join(shown) or "∅"
+    marked = "".join(marks.get(c, c) for c in piece)
+    return printable(marked, len(marked)) or EMPTY

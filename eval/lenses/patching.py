@@ -166,7 +166,7 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
         values = F.pad(each, (runs[0].start, 0))
         table.add("effect", values, rows=False, pair=pair.label, layer=layers, position=range(T))
         table.pieces[pair.label] = checkpoint.pieces(pair.target.tolist())
-        lines.append([pair.label, other, checkpoint.pieces([its, mine])])
+        lines.append([pair.label, other, checkpoint.words([its, mine])])
     if not sums:
         raise RequestError(
             "the two prompts of every pair are answered alike; give two that differ in their answer"

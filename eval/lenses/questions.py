@@ -8,7 +8,6 @@ derived from it; a lens that has its document is not run again.
 from __future__ import annotations
 
 import json
-import sys
 import time
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -18,6 +17,7 @@ from arch.files import write_text
 from eval import RequestError
 from eval.lenses.lens import FOLDER, Document, Lens, Request, read_document
 from eval.lenses.table import Table
+from eval.messages import say
 from eval.models import Checkpoint
 from eval.plugins import hash_source
 from eval.rows import Results, Row, row_key
@@ -66,7 +66,7 @@ class LensTask:
             except RequestError as refusal:
                 if self.strict:
                     raise
-                print(f"{self.lens.name} left out: {refusal}", file=sys.stderr)
+                say(f"{self.lens.name} left out: {refusal}")
                 return []
             document = self._document(found, time.perf_counter() - started)
             write_text(self.path(results.directory), json.dumps(document, allow_nan=False))

@@ -81,7 +81,7 @@ def add_lengths(table: Table, checkpoint: Checkpoint, both: Tensor, counts: Tens
         table.add("length outliers", len(odd) / len(unit), matrix=matrix)
         for token in odd[:SHOWN]:
             numbers = f"{float(unit[token]):.2f}", str(int(counts[token]))
-            lines.append([matrix, checkpoint.pieces([token]), *numbers])
+            lines.append([matrix, checkpoint.words([token]), *numbers])
     columns = ("matrix", "token", "length, medians", "times seen")
     table.say("tokens of unusual length", columns, lines)
     edges = torch.linspace(0, float(units.max()), BINS + 1)
@@ -108,7 +108,7 @@ def add_round_trips(
     with variants has one among the others, and how often by chance.
     """
     V, N = both.shape[1], len(rows)
-    pieces = checkpoint.pieces([*range(V)])
+    pieces = checkpoint.words(range(V))
     words: dict[str, int] = {}
     word_of = torch.tensor([words.setdefault(p.strip().lower(), len(words)) for p in pieces])
     asked = torch.cat([rows, torch.tensor(shown)])
@@ -154,10 +154,10 @@ def add_neighbours(
         agreed = torch.stack([nearest(asked, both[1], one)[:, 0] == answers for one in METRICS])
         table.add("agrees", agreed, query=query, metric=METRICS, prompt=batch.prompt_of)
     lines = [
-        [[piece], metric, checkpoint.pieces(near)]
+        [[piece], metric, checkpoint.words(near)]
         for metric in METRICS
         for piece, near in zip(
-            checkpoint.pieces(shown),
+            checkpoint.words(shown),
             nearest(both[0, shown], both[0], metric, TOP + 1).tolist(),
             strict=True,
         )
@@ -247,7 +247,7 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
     shown = list(word_tokens(checkpoint, request.words).values())
     if not shown:  # the first prompt's tokens that have a letter in them
         own = list(dict.fromkeys(request.prompts[0].tokens))
-        pieces = zip(own, checkpoint.pieces(own), strict=True)
+        pieces = zip(own, checkpoint.words(own), strict=True)
         lettered = [token for token, piece in pieces if any(map(str.isalpha, piece))]
         shown = (lettered or own)[:SHOWN]
     add_lengths(table, checkpoint, both, counts)

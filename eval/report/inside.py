@@ -11,8 +11,8 @@ from markupsafe import Markup
 from eval.figures import Figure
 from eval.lenses.lens import Document, Lens, lenses, model_name
 from eval.lenses.table import Table
+from eval.messages import say_once
 from eval.schema import Row
-from eval.text import say_once
 
 
 class LensSection(NamedTuple):

@@ -12,8 +12,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from eval import figures, plots
-from eval.lenses.markup import STYLE
+from eval.lenses.markup import EMPTY, STYLE
 from eval.measurements import Frame, frame
+from eval.messages import legible
 from eval.report.numbers import number_tables
 from eval.report.prompts import choose_example, draw_prompts
 from eval.report.recoveries import AFTER, BEFORE, BETWEEN, asked, deepest, recoveries
@@ -168,6 +169,13 @@ def _checkpoints(rows: Sequence[Row]) -> list[Record]:
     return list({about["weights_sha256"]: about for about in known}.values())
 
 
+def _finalize(value: Any) -> Any:
+    """What stands in a page of a value: no control characters, no marks of direction."""
+    if isinstance(value, Markup):
+        return Markup(legible(value))
+    return legible(value) if isinstance(value, str) else value
+
+
 def template(name: str) -> Template:
     """A template of a page."""
     environment = Environment(
@@ -176,7 +184,8 @@ def template(name: str) -> Template:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_finalize,
     )
-    words = {"percent": percent, "text": text}
-    environment.globals |= words | {"BEFORE": BEFORE, "AFTER": AFTER, "inline": figures.inline}
+    words = {"percent": percent, "text": text, "inline": figures.inline}
+    environment.globals |= words | {"BEFORE": BEFORE, "AFTER": AFTER, "EMPTY": EMPTY}
     return environment.get_template(name)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from arch.errors import printable
 from eval import RequestError
 from eval.lenses.markup import visible
 from eval.measurements import Frame, frame
@@ -157,12 +158,12 @@ def answer_lines(rows: Sequence[Row]) -> list[str]:
     for row in rows if len(rows) <= ANSWERS else ():
         about = row["checkpoint"]
         said = "".join(
-            visible(piece) if found == true else f"[{visible(piece)}]"
+            (piece and visible(piece)) if found == true else f"[{visible(piece)}]"
             for piece, found, true in zip(
                 row["found_text"], row["found"], row["truth"], strict=True
             )
         )
-        prompt = f"{about['name']}, step {about['step']}: {visible(row['text'])}"
+        prompt = f"{printable(about['name'])}, step {about['step']}: {visible(row['text'])}"
         where = f"  layer {row['site']['layer']}  {row['slice']}  {row['method']:12}"
         prompts.setdefault(prompt, []).append(f"{where}  {said}")
     return [line for prompt, lines in prompts.items() for line in (prompt, *lines)]

@@ -1,0 +1,108 @@
+"""How the tokens of a text read, one after another: joined they are the text."""
+
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import pairwise
+
+from tokenizers import Tokenizer
+
+BROKEN = "\ufffd"
+"""What a decoder writes for bytes that make no character."""
+BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
+"""A token that stands for one byte, beside those of a byte-level alphabet."""
+PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+"""Bytes that a byte-level alphabet names by their own character; the others follow U+0100."""
+ALPHABET = {chr(byte): byte for byte in PRINTABLE} | {
+    chr(0x100 + rank): byte for rank, byte in enumerate(sorted({*range(0x100)} - {*PRINTABLE}))
+}
+
+
+class Pieces:
+    """Reads tokens as they stand in a text.
+
+    A decoder may drop the first blank of what it decodes, and a character may be of several tokens:
+    a token that is decoded alone reads otherwise than in its text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._later: dict[int, bytes] = {}
+
+    def of(self, tokens: Sequence[int]) -> list[str]:
+        """The piece of a text that each of its tokens is; joined they are the decoded text.
+
+        A character of several tokens is the piece of its last one, and the others are empty. Bytes
+        that make no character read as `\\xc3`.
+        """
+        if not tokens:
+            return []
+        parts = [self._first(tokens[0]), *map(self._after_others, tokens[1:])]
+        whole = self._decode(tokens)
+        try:
+            as_decoded = b"".join(parts).decode() == whole
+        except UnicodeDecodeError:  # tokens that are no text together
+            as_decoded = True
+        return characters(parts) if as_decoded else self._by_beginnings(tokens, whole)
+
+    def alone(self, token: int) -> str:
+        """How a token reads whatever stands before it; bytes that are no character as `\\xc3`."""
+        return characters([self._after_others(token)])[0]
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return self.tokenizer.decode(list(tokens), skip_special_tokens=False)
+
+    @cached_property
+    def _anchor(self) -> tuple[list[int], str]:
+        """A token of letters, which others are decoded after, and how it reads; none: nothing."""
+        for token in sorted(self.tokenizer.get_vocab().values()):
+            read = self._decode([token])
+            if read.isascii() and read.isalnum() and self._decode([token] * 2).startswith(read):
+                return [token], read
+        return [], ""
+
+    def _first(self, token: int) -> bytes:
+        return self._bytes(token, self._decode([token]))
+
+    def _after_others(self, token: int) -> bytes:
+        if token not in self._later:
+            before, read = self._anchor
+            self._later[token] = self._bytes(token, self._decode([*before, token])[len(read) :])
+        return self._later[token]
+
+    def _bytes(self, token: int, read: str) -> bytes:
+        """The bytes of a token that reads so."""
+        name = self.tokenizer.id_to_token(token)
+        if BROKEN not in read or name is None:
+            return read.encode()
+        if byte := BYTE.fullmatch(name):
+            return bytes.fromhex(byte[1])
+        return bytes(ALPHABET[c] for c in name) if set(name) <= ALPHABET.keys() else read.encode()
+
+    def _by_beginnings(self, tokens: Sequence[int], whole: str) -> list[str]:
+        """The pieces where a token reads otherwise after one than after another."""
+        ends = [0]
+        for count in range(1, len(tokens)):
+            beginning = self._decode(tokens[:count])
+            fits = whole.startswith(beginning)
+            ends.append(max(ends[-1], len(beginning)) if fits else ends[-1])
+        ends.append(len(whole))
+        return [whole[a:b] for a, b in pairwise(ends)]
+
+
+def characters(parts: Sequence[bytes]) -> list[str]:
+    """The characters of each part, where one of several parts stands with its last byte.
+
+    Bytes that make no character read as `\\xc3`, each in its own part.
+    """
+    try:
+        return [part.decode() for part in parts]
+    except UnicodeDecodeError:
+        pass
+    owners = [number for number, part in enumerate(parts) for _ in part]
+    read, end = [""] * len(parts), 0
+    for letter in b"".join(parts).decode(errors="surrogateescape"):
+        end += len(letter.encode(errors="surrogateescape"))
+        escaped = "\udc80" <= letter <= "\udcff"
+        read[owners[end - 1]] += f"\\x{ord(letter) - 0xDC00:02x}" if escaped else letter
+    return read
