@@ -4,28 +4,34 @@ A command is a function; tyro makes its flags and its help of its signature and 
 imported when one of its commands is given.
 """
 
+from __future__ import annotations
+
 import errno
 import inspect
+import io
 import os
 import sys
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 if __name__ == "__main__":
     # The working directory may have folders or files of the rooms' names: they are not ours.
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     sys.modules.pop("eval", None)
 
-import docstring_parser
-import tyro
-from tyro import _errors as refusals  # what tyro has of what it refuses; pinned
 
 import arch.threads  # noqa: F401 - before torch
+from arch.errors import is_out_of_memory
 from eval import RequestError
-from eval.flags import READERS, TRUST_HELP, flag_name, nearest, reader_of
-from eval.result import Result
+from eval.messages import say
+
+if TYPE_CHECKING:  # libraries are loaded where an interruption is one line
+    from collections.abc import Callable, Sequence
+
+    from tyro import _errors as refusals
+
+    from eval.result import Result
 
 COMMANDS = {
     "loss": "eval.language:loss",
@@ -55,30 +61,70 @@ PLACES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 """Errors of files that another place mends."""
 
 
+VIEWS = ("summary", "compare", "report")
+"""Commands that keep no rows."""
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one command; 0 when it answered, 2 when it could not."""
-    name, *words = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    if name in ("-h", "--help"):
-        print("usage: python -m eval COMMAND ... [--help]\n")
-        for command in COMMANDS:
-            print(f"  {command:10}{(command_function(command).__doc__ or '').splitlines()[0]}")
-        print(f"\nexamples:\n{EXAMPLES}", end="")
-        return 0
+    """Runs one command; 0 when it answered, 2 when it could not, 130 when it was interrupted.
+
+    What the console's encoding lacks is printed by its code, as `\\xe9`.
+    """
+    words = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
-        result, form = run_command(name, words)
+        try:
+            _answer(words)
+        finally:
+            if sys.stdout:
+                sys.stdout.flush()
+    except BrokenPipeError:  # a reader such as `head` has closed the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        say(f"interrupted; {_kept(words)}")
+        return 130
     except Exception as error:
+        if is_out_of_memory(error):
+            smaller = "free some, or ask for less at once: a smaller model, --batch, --length"
+            say(f"error: out of memory; {_kept(words)}; {smaller}")
+            return 2
         from arch import ModelError  # it needs torch, which --help does without
         from tokenizer import CorpusError
 
         if not isinstance(error, ModelError | CorpusError | RequestError | OSError):
             raise
-        print(f"error: {_describe(error)}", file=sys.stderr)
+        say(f"error: {_describe(error)}")
         return 2
-    try:
-        print(result.json() if form == "json" else result, flush=True)
-    except BrokenPipeError:  # a reader such as `head` has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def _answer(words: Sequence[str]) -> None:
+    """Prints the help, or the result of a command."""
+    name, *rest = words
+    if name in ("-h", "--help"):
+        print("usage: python -m eval COMMAND ... [--help]\n")
+        for command in COMMANDS:
+            print(f"  {command:10}{(command_function(command).__doc__ or '').splitlines()[0]}")
+        print(f"\nexamples:\n{EXAMPLES}", end="")
+        return
+    result, form = run_command(name, rest)
+    print(result.json() if form == "json" else result)
+
+
+def _kept(words: Sequence[str]) -> str:
+    """What is kept of a command that ended before its answer, and how it goes on."""
+    out = ""
+    for word, value in zip(words, [*words[1:], ""], strict=True):
+        flag, equals, written = word.partition("=")
+        if flag == "--out":
+            out = written if equals else value
+    if words[0] in VIEWS or not out:
+        return "nothing is kept"
+    if not Path(out).is_dir():
+        return f"nothing is in {out} yet; the same command begins anew"
+    return f"the rows so far are kept in {out}; the same command goes on"
 
 
 def command_function(name: str) -> Callable[..., Result]:
@@ -87,6 +133,8 @@ def command_function(name: str) -> Callable[..., Result]:
     Raises:
         RequestError: there is no such command.
     """
+    from eval.flags import nearest
+
     if name not in COMMANDS:
         raise RequestError(f"{name}: there is no such command; {nearest(name, COMMANDS)}")
     module, _, function = COMMANDS[name].partition(":")
@@ -100,6 +148,12 @@ def run_command(name: str, words: list[str]) -> tuple[Result, str]:
         RequestError: a flag or a value that there is not, or what the command raises.
         SystemExit: the help was asked for and is printed.
     """
+    import docstring_parser
+    import tyro
+    from tyro import _errors as refusals  # what tyro has of what it refuses; pinned
+
+    from eval.flags import READERS, TRUST_HELP, flag_name, reader_of
+
     function = command_function(name)
     parameters = list(inspect.signature(function).parameters.values())
     hints = inspect.get_annotations(inspect.unwrap(function), eval_str=True)
@@ -135,7 +189,7 @@ def run_command(name: str, words: list[str]) -> tuple[Result, str]:
             options.pop("trust_code", None)
         result = function(**options)
         if options.get("out", "") is None:
-            print("rows are not kept: --out DIR keeps them", file=sys.stderr)
+            say("rows are not kept: --out DIR keeps them")
         return result, form
 
     call.__doc__, call.__annotations__ = documented.description, hints
@@ -152,6 +206,10 @@ def run_command(name: str, words: list[str]) -> tuple[Result, str]:
 
 def refusal(event: refusals.ParseErrorEvent, flags: list[str]) -> str:
     """One line of what tyro refuses: the flag, the value, what is allowed."""
+    from tyro import _errors as refusals
+
+    from eval.flags import nearest
+
     argument = getattr(event, "argument", None)
     name = argument.display_name() if argument else ""
     if isinstance(event, refusals.UnrecognizedArgs):

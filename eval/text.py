@@ -226,19 +226,30 @@ def own_corpus(checkpoint: "Checkpoint") -> tuple[str, str]:
     """The data that a model was trained on, and what it is, in words.
 
     It is the packed data that its meta.json records (`data`), if that is still there and the same
-    (`data_sha256`), or the source that was packed (`data_source`), if that is here and needs no
-    network; else `toy`.
+    (`data_sha256`), or the source that was packed (`data_source`), if that is `toy` or lies below
+    the working directory; else `toy`. Whoever wrote the meta.json may name any file of this
+    machine, so that of another place neither text nor figures are taken unasked.
     """
     meta = checkpoint.meta
     packed, source = (meta.get(name) or "" for name in ("data", "data_source"))
     here = packed and PackedData.stands_in(packed)
     if here and PackedData(packed).hash == meta.get("data_sha256"):
         return packed, "the training data"
-    if source and (source.partition(":")[0] == "toy" or Path(source).exists()):
+    if source.partition(":")[0] == "toy" or _lies_here(source):
         return source, "the source of the training data"
     if packed or source:
         return "toy", f"as the training data ({_recorded(checkpoint)}) is not here"
     return "toy", "as no training data is recorded"
+
+
+def _lies_here(source: str) -> bool:
+    """Whether a source is a file or folder below the working directory, named from there."""
+    path, here = Path(source), Path.cwd()
+    try:
+        inside = here in (here / path).resolve().parents
+        return bool(source) and not path.is_absolute() and inside and path.exists()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
 
 
 def _recorded(checkpoint: "Checkpoint") -> str:

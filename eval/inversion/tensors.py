@@ -19,7 +19,7 @@ from torch import Tensor
 
 from eval import RequestError
 from eval.circuit import PARTS
-from eval.text import say_once
+from eval.messages import say_once
 
 FILES = "a .safetensors, .npy or .npz file"
 SCALES = ("scale", "scales")
