@@ -8,7 +8,7 @@ import pytest
 
 from arch.threads import CHOSEN, SPINS
 
-RUN = "import os, runpy, sys; sys.argv = [{0!r}, '--help']\ntry:\n    runpy.run_module({0!r}, "
+RUN = "import os, runpy, sys; sys.argv = [{0!r}, {1!r}]\ntry:\n    runpy.run_module({0!r}, "
 RUN += "run_name='__main__')\nexcept SystemExit:\n    pass\n"
 TELL = "import os; print('spins', os.environ.get('GOMP_SPINCOUNT'))"
 
@@ -23,13 +23,15 @@ def python(*words, **variables):
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("room", ["arch", "train", "eval"])
-def test_a_command_sets_it(room):
-    assert python("-c", RUN.format(room) + TELL).endswith(f"spins {SPINS}\n")
+@pytest.mark.parametrize(
+    ("room", "word"), [("arch", "--help"), ("train", "recipes"), ("eval", "--help")]
+)
+def test_a_command_sets_it(room, word):
+    assert python("-c", RUN.format(room, word) + TELL).endswith(f"spins {SPINS}\n")
 
 
 def test_what_a_user_has_set_stays():
-    shown = python("-c", RUN.format("train") + TELL, OMP_WAIT_POLICY="passive")
+    shown = python("-c", RUN.format("train", "recipes") + TELL, OMP_WAIT_POLICY="passive")
     assert shown.endswith("spins None\n")
 
 
