@@ -180,7 +180,7 @@ def _checked(value: Any, annotation: Any, place: str) -> Any:
     kinds = [kind for part in parts for kind in get_args(part) or (part,)]
     if isinstance(value, str) and value not in kinds:
         value = WORDS.get(value.lower(), value)
-    if type(value) in (int, float) and not abs(value) < LARGEST:
+    if isinstance(value, int | float) and not abs(value) < LARGEST:
         raise ModelError(f"{place} is {show_value(value)}; allowed: up to {LARGEST:.2g}")
     fits = Any in kinds or value in [kind for kind in kinds if isinstance(kind, str)]
     if not fits and type(value) not in kinds and not (type(value) is int and float in kinds):

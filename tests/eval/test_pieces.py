@@ -1,5 +1,7 @@
 """How tokens are shown: joined they are the text, by every kind of decoder."""
 
+from typing import Any
+
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -25,7 +27,7 @@ def made(decoder):
     return tokenizer
 
 
-def ids(tokenizer, *tokens):
+def ids(tokenizer, *tokens) -> list[Any]:
     return [tokenizer.token_to_id(token) for token in tokens]
 
 
@@ -103,4 +105,4 @@ def test_a_token_alone_shows_its_blank_and_its_bytes(byte_level):
     llama = Pieces(made(LLAMA))
     tokens = ids(llama.tokenizer, "▁a", "▁", "<0xC3>", "<0x0A>")
     assert [llama.alone(token) for token in tokens] == [" a", " ", "\\xc3", "\n"]
-    assert Pieces(byte_level).alone(byte_level.token_to_id("Ġð")) == " \\xf0"
+    assert Pieces(byte_level).alone(*ids(byte_level, "Ġð")) == " \\xf0"
