@@ -1,0 +1,247 @@
+"""How often a token that `recover` calls likely is wrong: docs/results/likely.md.
+
+    python -m scripts.experiments.likely ask MODEL CORPUS OUT.jsonl [--other MODEL] [CASE ...]
+    python -m scripts.experiments.likely table OUT.jsonl
+
+Passages of held-out text are run through a model, what comes out is damaged, and `recover` is asked
+for the tokens with the site given. What is in OUT is not asked again. Fixed before the first row:
+
+* Related cases hold the passages' tokens: noise, a coarse format, other weights of the same model,
+  a neighbouring layer's outputs, positions in another order. Of their tokens at a probability of
+  0.99 or more at most 1 % may be wrong, of at least 2,000 tokens, and none that is certain.
+* Unrelated cases hold no token where the model would put it: channels rotated or in another order,
+  normal draws of the outputs' mean and covariance, outputs of other weights. None of their tokens
+  may be likely, and none certain.
+"""
+
+import argparse
+import copy
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from arch import LanguageModel
+from eval.circuit import Circuit
+from eval.models import Checkpoint, open_model
+from eval.text import held_out_text
+
+PROMPTS, LENGTH = 10, 20
+NOISE = 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0
+SITES = "block.2", "value.3"
+STEPS, BATCH, RATE = 50, 8, 1e-4
+UNRELATED = "rotated", "permuted channels", "normal", "other weights", "untrained"
+
+
+def add_noise(outputs: Tensor, size: float) -> Tensor:
+    """With normal noise of a size, in units of each position's root mean square."""
+    drawn = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0))
+    return outputs + size * outputs.square().mean(dim=-1, keepdim=True).sqrt() * drawn
+
+
+def quantise(values: Tensor, levels: int = 7, group: int = 32) -> Tensor:
+    """To integers of 2 levels + 1 values with a scale for each group, and back."""
+    groups = values.unflatten(-1, (-1, min(group, values.shape[-1])))
+    scale = groups.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12) / levels
+    return ((groups / scale).round() * scale).flatten(-2)
+
+
+def rotate(outputs: Tensor) -> Tensor:
+    """Turned by a random rotation of all channels."""
+    width = outputs.shape[-1]
+    drawn = torch.randn(width, width, generator=torch.Generator().manual_seed(1))
+    return outputs @ torch.linalg.qr(drawn).Q
+
+
+def shuffle(outputs: Tensor, dim: int) -> Tensor:
+    """Positions (1) or channels (2) in another order."""
+    order = torch.randperm(outputs.shape[dim], generator=torch.Generator().manual_seed(2))
+    return outputs.index_select(dim, order)
+
+
+def draw_like(outputs: Tensor) -> Tensor:
+    """Normal draws of the outputs' mean and covariance over all positions."""
+    rows = outputs.flatten(0, 1).double()
+    mean = rows.mean(dim=0)
+    values, vectors = torch.linalg.eigh((rows - mean).T @ (rows - mean) / len(rows))
+    drawn = torch.randn(rows.shape, generator=torch.Generator().manual_seed(3)).double()
+    drawn = (drawn * values.clamp(min=0).sqrt()) @ vectors.T + mean
+    return drawn.to(outputs).view_as(outputs)
+
+
+def quantise_weights(checkpoint: Checkpoint) -> LanguageModel:
+    """A copy whose matrices went through 4 bits with a scale for each group of 32."""
+    model = copy.deepcopy(checkpoint.model)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data = quantise(parameter.data)
+    return model
+
+
+def fine_tune(checkpoint: Checkpoint, corpus: str) -> LanguageModel:
+    """A copy trained for `STEPS` steps of AdamW on background text."""
+    model = copy.deepcopy(checkpoint.model).train().requires_grad_(True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+    text = held_out_text(checkpoint, corpus).background
+    for step in range(STEPS):
+        rows = text.roll(-step * BATCH, 0)[:BATCH]
+        loss = cross_entropy(model(rows)[:, :-1].flatten(0, 1), rows[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model.eval().requires_grad_(False)
+
+
+def make_cases(
+    checkpoint: Checkpoint, corpus: str, tokens: Tensor, site: str, other: Checkpoint | None
+) -> dict[str, Callable[[], Tensor]]:
+    """What is captured, by case."""
+    part, _, layer = site.partition(".")
+    depth = int(layer)
+
+    @cache
+    def run(model: LanguageModel, layer: int = depth) -> Tensor:
+        return Circuit(model, layer, part).of_tokens(tokens)
+
+    model = checkpoint.model
+    own = partial(run, model)
+    lowered = torch.float8_e4m3fn, torch.float8_e5m2
+    cases: dict[str, Callable[[], Tensor]] = {
+        **{f"noise {size:.0%}": partial(lambda size: add_noise(own(), size), size)
+           for size in NOISE},
+        "noise 1%, bf16": lambda: add_noise(own(), 0.01).bfloat16(),
+        "int4 groups of 32": lambda: quantise(own()),
+        **{str(kind).removeprefix("torch."): partial(lambda kind: own().to(kind).float(), kind)
+           for kind in lowered},
+        "int4 weights": lambda: run(quantise_weights(checkpoint)),
+        "fine-tuned": lambda: run(fine_tune(checkpoint, corpus)),
+        "layer below": lambda: run(model, depth - 1),
+        "layer above": lambda: run(model, depth + 1),
+        "positions shuffled": lambda: shuffle(own(), 1),
+        "rotated": lambda: rotate(own()),
+        "permuted channels": lambda: shuffle(own(), 2),
+        "normal": lambda: draw_like(own()),
+        "untrained": lambda: run(untrained(model)),
+    }  # fmt: skip
+    if other:
+        cases["other weights"] = lambda: run(other.model)
+    return cases
+
+
+def untrained(model: LanguageModel) -> LanguageModel:
+    """A model of the same kind with fresh weights."""
+    torch.manual_seed(4)
+    return LanguageModel(model.config).eval().requires_grad_(False)
+
+
+def ask(
+    checkpoint: Checkpoint, corpus: str, tokens: Tensor, site: str, case: str, outputs: Tensor
+) -> dict[str, Any]:
+    """One row: the grade and probability of each token, and whether it is right."""
+    from eval import recover
+
+    part, _, layer = site.partition(".")
+    found = recover(checkpoint, outputs, layer=int(layer), part=part, corpus=corpus)
+    true = shuffle(tokens[..., None], 1)[..., 0] if case == "positions shuffled" else tokens
+    return {
+        "case": case, "site": site,
+        "right": (found.tokens == true).int().tolist(),
+        "certain": [[int(proof is not None) for proof in of] for of in found.certificates],
+        "p": [[None if p is None else float(f"{p:.4g}") for p in of]
+              for of in found.probabilities],
+    }  # fmt: skip
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def ask_all(arguments: argparse.Namespace) -> None:
+    """Asks the cases that are not in the file yet."""
+    checkpoint, file = open_model(arguments.model), Path(arguments.out)
+    other = open_model(arguments.other) if arguments.other else None
+    text = held_out_text(checkpoint, arguments.corpus)
+    tokens = text.windows("evaluation", PROMPTS, LENGTH)
+    known = {(row["model"], row["site"], row["case"]) for row in read_rows(file)}
+    for site in arguments.sites:
+        cases = make_cases(checkpoint, arguments.corpus, tokens, site, other)
+        for case, make in cases.items():
+            key = arguments.name, site, case
+            if key in known or (arguments.case and case not in arguments.case):
+                continue
+            row = ask(checkpoint, arguments.corpus, tokens, site, case, make())
+            with file.open("a") as out:
+                print(json.dumps({"model": arguments.name, **row}), file=out)
+            print(*key, summarise([row]), flush=True)
+
+
+def summarise(rows: list[dict[str, Any]], least: float = 0.99) -> dict[str, int]:
+    """Counts of rows: tokens, right ones, certain ones, likely ones, and wrong ones of these."""
+    counts: dict[str, int] = defaultdict(int)
+    for row in rows:
+        for name in ("tokens", "right", "certain", "false certain", "likely", "false likely"):
+            counts[name] += 0
+        for right, certain, chances in zip(row["right"], row["certain"], row["p"], strict=True):
+            for good, sure, p in zip(right, certain, chances, strict=True):
+                likely = not sure and p is not None and p >= least
+                counts["tokens"] += 1
+                counts["right"] += good
+                counts["certain"] += sure
+                counts["false certain"] += sure and not good
+                counts["likely"] += likely
+                counts["false likely"] += likely and not good
+    return dict(counts)
+
+
+def upper_bound(wrong: int, count: int) -> float:
+    """The upper end of the exact 95 % interval of a rate."""
+    from scipy.stats import beta
+
+    return float(beta.ppf(0.975, wrong + 1, count - wrong)) if count > wrong else 1.0
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    """A line for each case, the related ones first, and the two criteria."""
+    names = dict.fromkeys(row["case"] for row in rows)
+    names = sorted(names, key=lambda name: name in UNRELATED)
+    print("| case | tokens | right | certain | likely | likely and wrong | at most, % |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
+    groups = {name: [row for row in rows if row["case"] == name] for name in names}
+    groups["**all related**"] = [row for row in rows if row["case"] not in UNRELATED]
+    groups["**all unrelated**"] = [row for row in rows if row["case"] in UNRELATED]
+    for name, group in groups.items():
+        c = summarise(group)
+        asked = c["tokens"] if name in (*UNRELATED, "**all unrelated**") else c["likely"]
+        bound = 100 * upper_bound(c["false likely"], asked)
+        print(f"| {name} | {c['tokens']} | {c['right']} | {c['certain']} | {c['likely']} | "
+              f"{c['false likely']} | {bound:.2g} |")  # fmt: skip
+        assert not c["false certain"], name
+
+
+def main() -> None:
+    """Asks, or prints the table."""
+    parser = argparse.ArgumentParser(prog="likely")
+    commands = parser.add_subparsers(dest="command", required=True)
+    asking = commands.add_parser("ask")
+    for name in ("model", "corpus", "out"):
+        asking.add_argument(name)
+    asking.add_argument("case", nargs="*")
+    asking.add_argument("--name", default="model", help="of the model, in rows")
+    asking.add_argument("--other", help="a model of the same width and tokenizer")
+    asking.add_argument("--sites", nargs="+", default=SITES)
+    commands.add_parser("table").add_argument("out")
+    arguments = parser.parse_args()
+    if arguments.command == "ask":
+        ask_all(arguments)
+    else:
+        print_table(read_rows(Path(arguments.out)))
+
+
+if __name__ == "__main__":
+    main()
