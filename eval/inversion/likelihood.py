@@ -23,7 +23,9 @@ WHOLE = 8192  # tokens of a vocabulary that is run whole; of a larger one as man
 CHANCE = 2.4, 0.45
 """Location and scale of a Gumbel law: how many deviations below the mean of all log distances the
 least lies, of targets that are unrelated. Measured on rotated and permuted outputs and on normal
-draws of their mean and covariance, of a vocabulary of 4,096."""
+draws of their mean and covariance, of a vocabulary of `MEASURED`; of a larger one the least lies
+further below, by the law's own rule for more draws."""
+MEASURED = 4096
 LEAST = 3  # positions of a prompt: of fewer no token is called likely by its distance
 
 
@@ -55,7 +57,8 @@ def token_probabilities(
         for row in wanted[:, t].nonzero()[:, 0].tolist():
             others = shown.narrow(outputs[row, 1:][drawn != tokens[row, t]])
             own = shown.narrow(outputs[row, :1])
-            found[row, t] = probability(torch.cat([own, others]), shown.narrow(values[row, t]))
+            target = shown.narrow(values[row, t])
+            found[row, t] = probability(torch.cat([own, others]), target, V)
     for row, chances in enumerate(found.tolist()):
         if not _is_explained(chances):
             found[row].clamp_(max=0.5)
@@ -71,12 +74,13 @@ def _run(circuit: Circuit, tokens: Tensor, state: State | None) -> Tensor:
     ], dim=1)  # fmt: skip
 
 
-def probability(outputs: Tensor, target: Tensor) -> float:
+def probability(outputs: Tensor, target: Tensor, searched: int) -> float:
     """The probability that the first of `(N, C)` outputs, and none other, is behind a target.
 
     Args:
         outputs: of the answered token, and of others, `(N, C)`.
         target: captured, `(C,)`.
+        searched: tokens of which the first is the nearest.
     """
     outputs, target = outputs.double(), target.double()
     squares = (outputs - target).square().sum(dim=1).clamp(min=torch.finfo(torch.float64).tiny)
@@ -87,12 +91,13 @@ def probability(outputs: Tensor, target: Tensor) -> float:
     among = 1 / float((-directions / 2 * (ratio - 1)).exp().sum())
     logs = squares[1:].log()
     deviations = float((logs.mean() - squares[0].log()) / logs.std())
-    return among * (1 - _by_chance(deviations))
+    return among * (1 - _by_chance(deviations, searched))
 
 
-def _by_chance(deviations: float) -> float:
+def _by_chance(deviations: float, searched: int) -> float:
     """The probability that the nearest of many unrelated outputs lies as far below their mean."""
     location, scale = CHANCE
+    location += scale * math.log(max(searched, MEASURED) / MEASURED)
     return -math.expm1(-math.exp(-(deviations - location) / scale))
 
 
