@@ -1,4 +1,4 @@
-"""How often a token that `recover` calls likely is wrong: docs/results/likely.md.
+"""How often a token that `recover` calls likely is wrong.
 
     python -m scripts.experiments.likely ask MODEL CORPUS OUT.jsonl [--other MODEL] [CASE ...]
     python -m scripts.experiments.likely table OUT.jsonl
@@ -159,6 +159,7 @@ def ask(
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file of JSON lines; none where there is no file."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
