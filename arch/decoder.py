@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,12 +19,14 @@ from torch import Tensor, nn
 
 from arch.config import ModelConfig
 from arch.errors import ModelError
+from arch.layer_cache import LayerCaches, cache_class, make_cache, repeat_rows
 from arch.mixers.base import TokenMixer
 from arch.model import Block, LanguageModel
 
 LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "context_length")
 UNLIMITED = 2048  # positions, of models whose configuration sets no limit
 CHECKED = 8  # tokens on which an opened model is checked
+SHAPES = 2  # of streams, whose layers' arguments are remembered
 EXACT = 1e-3  # of the stream's size: what two ways of computing it may differ by
 
 
@@ -58,10 +60,10 @@ class LayerRunner:
         if not stacks:
             raise ModelError(f"{self.kind} has no list of its {count} layers; it cannot be opened")
         self.layers: Sequence[nn.Module] = list(stacks[0])
-        self._shape: tuple[Any, ...] | None = None
-        self._given: list[LayerArguments] = []
+        self._given: dict[tuple[Any, ...], list[LayerArguments]] = {}
         self._rest: list[tuple[Any, ...] | None] = [None] * count
         self.norm = self._find_norm()
+        self.caches = LayerCaches(self)
 
     def embed_positions(self, embeddings: Tensor, start: int) -> Tensor:
         """What the first layer reads of `(B, T, D)` embeddings at positions start ... start + T."""
@@ -73,11 +75,12 @@ class LayerRunner:
         `memory` stands for the cache that the body hands to its layers.
         """
         shape = (*x.shape, x.dtype, x.device, start, self.cached)
-        if shape != self._shape:
+        if shape not in self._given:
+            if len(self._given) == SHAPES:
+                self._given.clear()
             with torch.no_grad():
-                _, self._given = self._step_over(x.new_zeros(()).expand(x.shape), start)
-            self._shape = shape
-        given, kind = self._given[number], _cache_class()
+                self._given[shape] = self._step_over(x.new_zeros(()).expand(x.shape), start)[1]
+        given, kind = self._given[shape][number], cache_class()
         arguments = [memory if isinstance(v, kind) else v for v in given.arguments]
         options = {k: memory if isinstance(v, kind) else v for k, v in given.options.items()}
         return _stream(self.layers[number](x, *arguments, **options))
@@ -158,50 +161,6 @@ class LayerRunner:
         return after[0] if after else nn.Identity()
 
 
-@cache
-def _cache_class() -> type[Any]:
-    """The class of `make_cache`; made late, as it needs transformers."""
-    from transformers import Cache
-
-    class FixedCache(Cache):
-        """Repeats what each prefix left for the candidates that go on from it."""
-
-        def __init__(self, start: int, keys: Tensor | None, values: Tensor | None) -> None:
-            super().__init__(layers=[])
-            self.start, self.keys, self.values = start, keys, values
-
-        def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> Any:
-            if self.keys is not None and self.values is not None:
-                times = len(key_states) // len(self.keys)
-                key_states = torch.cat([_repeated(self.keys, times), key_states], dim=2)
-                value_states = torch.cat([_repeated(self.values, times), value_states], dim=2)
-            self.keys, self.values = key_states, value_states
-            return key_states, value_states
-
-        def get_seq_length(self, layer_idx: int = 0) -> int:
-            return self.start
-
-        def get_query_offset(self, layer_idx: int = 0) -> int:
-            return self.start
-
-        def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-            return self.start + query_length, 0
-
-        @property
-        def is_compileable(self) -> bool:
-            return False
-
-    return FixedCache
-
-
-def make_cache(start: int = 0, keys: Tensor | None = None, values: Tensor | None = None) -> Any:
-    """A transformers cache, of which one layer writes and reads one place.
-
-    It holds `start` positions, keys and values `(P, heads, start, width)`.
-    """
-    return _cache_class()(start, keys, values)
-
-
 class WholeLayer(TokenMixer):
     """A layer of a transformers model, its residuals and norms included."""
 
@@ -226,7 +185,7 @@ class WholeLayer(TokenMixer):
         """`(N, S, D) -> (N, S, D)`."""
         if self.runner.cached:
             return self.runner.layer(self.number, x, state[0], make_cache(*state))
-        before = _repeated(state, len(x) // len(state))
+        before = repeat_rows(state, len(x) // len(state))
         return self(torch.cat([before, x], dim=1))[:, -x.shape[1] :]
 
 
@@ -321,11 +280,6 @@ def _rows(embedding: Any) -> nn.Embedding:
         return embedding
     with torch.no_grad():
         return nn.Embedding.from_pretrained(embedding(ids), freeze=True)
-
-
-def _repeated(x: Tensor, times: int) -> Tensor:
-    """Each row `times` times; a single row without a copy."""
-    return x.expand(times, *x.shape[1:]) if len(x) == 1 else x.repeat_interleave(times, dim=0)
 
 
 def _stream(output: Any) -> Any:

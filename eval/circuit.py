@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from arch import Block, LanguageModel, State, embedding_scale
-from arch.decoder import WholeBlock
+from arch.decoder import WholeBlock, WholeLayer
+from arch.errors import ModelError
 from arch.mixers import CausalAttention
 from eval import RequestError
 
@@ -21,9 +22,12 @@ PARTS = {
     "key": "the keys of attention, heads side by side, before the rotary embedding",
     "rotated_key": "the same after it, as a cache holds them",
     "value": "the values of attention, heads side by side",
+    "final": "the stream after the last block and the norm behind it",
 }
 CACHED = ("key", "rotated_key", "value")
 """Parts that a key/value cache holds, which only attention has."""
+WHOLE = ("block", "final", *CACHED)
+"""Parts that are known where a block is a whole layer of transformers."""
 ABLATIONS = {
     "residual": "the residual around the token mixer",
     "norms": "both norms of a block",
@@ -75,13 +79,15 @@ class Circuit:
                 )
         if self.part in CACHED:
             self._require_attention()
+        if self.part == "final":
+            self._require_norm()
         blocks = [self._block(i) for i in range(self.depth)]
         whole = any(isinstance(block, WholeBlock) for block in blocks)
         asked = f"part {self.part!r} without {sorted(self.without)}"
-        if whole and (self.part != "block" or self.without - {"mask"}):
+        if whole and (self.part not in WHOLE or self.without - {"mask"}):
             raise RequestError(
                 f"{asked}: of a {self.model.config.mixers[0]} model whole blocks are known, not "
-                "their parts; use part block, and leave out nothing"
+                f"their parts; use one of {', '.join(WHOLE)}, and leave out nothing"
             )
         if self._recomposed and any(type(block).combine is not Block.combine for block in blocks):
             raise RequestError(
@@ -196,6 +202,11 @@ class Circuit:
         turned = []
         for layer, of_layer in zip(self.sites, values.chunk(len(self.sites), -1), strict=True):
             mixer: Any = self._block(layer - 1).token_mixer
+            if isinstance(mixer, WholeLayer):
+                turns = mixer.runner.caches.turns(layer - 1, of_layer.shape[1]).to(of_layer)
+                heads = of_layer.unflatten(-1, (-1, turns.shape[-1]))
+                turned.append(torch.einsum("bthw,twv->bthv", heads, turns).flatten(2))
+                continue
             _, keys, _ = mixer.project(self.model.embedding.weight[:1, None])
             heads = of_layer.unflatten(-1, keys.shape[2:])
             turned.append(mixer.unrotate(heads, 0).flatten(2))
@@ -206,11 +217,29 @@ class Circuit:
             if not layer:
                 raise RequestError(f"part {self.part!r}: layer 0, the embedding, has none; give 1")
             mixer = self._block(layer - 1).token_mixer
-            if not isinstance(mixer, CausalAttention):
+            if isinstance(mixer, WholeLayer):
+                try:
+                    mixer.runner.caches.check(layer - 1)
+                except ModelError as error:
+                    raise RequestError(f"part {self.part!r}: {error}") from None
+            elif not isinstance(mixer, CausalAttention):
                 raise RequestError(
                     f"part {self.part!r} of layer {layer}: a {type(mixer).__name__} has none; only "
                     "attention has keys and values"
                 )
+
+    def _require_norm(self) -> None:
+        depth = len(self.model.blocks)
+        if self.sites != (depth,):
+            layers = "+".join(map(str, self.sites))
+            raise RequestError(
+                f"part 'final' of layer {layers}: only the last layer, {depth}, has it; give that"
+            )
+        if "norm" not in type(self.model.norm).__name__.lower():
+            raise RequestError(
+                f"part 'final': no norm stands behind the last layer of this "
+                f"{self.model.config.mixers[0]} model; use block"
+            )
 
     def _require_causal(self) -> None:
         if not self.causal:
@@ -237,6 +266,12 @@ class Circuit:
     def _cached(self, block: Block, x: Tensor, start: int) -> Tensor:
         """What attention remembers of a block's input, `(N, T, D)` to `(N, T, width)`."""
         mixer = block.token_mixer
+        if isinstance(mixer, WholeLayer):
+            N, T, _ = x.shape
+            if self.part == "key":  # as at position 0, which turns nothing
+                x, start = x.reshape(N * T, 1, -1), 0
+            held = mixer.runner.caches.written(mixer.number, x, start)[self.part == "value"]
+            return held.transpose(1, 2).reshape(N, T, -1)
         assert isinstance(mixer, CausalAttention)
         _, keys, values = mixer.project(x if "norms" in self.without else block.norm_token(x))
         if self.part == "rotated_key":
@@ -249,7 +284,7 @@ class Circuit:
         bare = "norms" in self.without
         mixed = mix(i, block.token_mixer, x if bare else block.norm_token(x))
         outputs = {"mixer": mixed}
-        if self.part in CACHED and isinstance(block.token_mixer, CausalAttention):
+        if self.part in CACHED and isinstance(block.token_mixer, CausalAttention | WholeLayer):
             outputs[self.part] = self._cached(block, x, start)
         if not self._recomposed:
             return outputs | {"block": block.combine(x, mixed)}
@@ -316,6 +351,8 @@ def _walk(
         if depth:
             sites = circuits[-1]._run(depth - 1, x, mix, start)
             x = sites["block"]
+            if circuits[-1].part == "final" and depth == circuits[-1].depth:
+                sites["final"] = circuits[-1].model.norm(x)
         of_site = sites.get(circuits[-1].part, x)  # a hybrid's other layers have no keys
         outputs = of_site.split(rows[first:])
         for parts, circuit, output in zip(taken[first:], circuits[first:], outputs, strict=True):

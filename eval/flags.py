@@ -69,7 +69,7 @@ AboveZero: TypeAlias = Annotated[float, _number("a number above 0", lambda n: 0 
 Words: TypeAlias = str | Sequence[str] | None
 Out: TypeAlias = Annotated[str | None, arg(metavar="DIR")]
 Shard: TypeAlias = Annotated[str | None, arg(metavar="I/N")]
-Part: TypeAlias = Literal["block", "mixer", "stream", "key", "rotated_key", "value"]
+Part: TypeAlias = Literal["block", "mixer", "stream", "key", "rotated_key", "value", "final"]
 """Of a layer: `eval.circuit.PARTS`."""
 File: TypeAlias = Annotated[str, Positional, arg(metavar="FILE")]
 Settings: TypeAlias = Annotated[Words, arg(name="set")]

@@ -108,7 +108,7 @@ def _count_layers(cache: Any) -> int:
                 "layer 3"
             )
         held = cache
-    if held is None or not (isinstance(held, Sequence) or hasattr(held, "__len__")):
+    if not isinstance(held, Sequence):
         raise RequestError(
             f"outputs: a {_name(cache)}; give a tensor, or a decoder's cache of transformers"
         )

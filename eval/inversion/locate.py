@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from eval.models import Checkpoint
 
 TOGETHER = 6  # of the likeliest sites, at which tokens are searched for at once
-GROUPS = 2  # of so many, one after another, until most tokens fit somewhere
+MOST = 2 * TOGETHER  # sites that are tried, one group after another, until most tokens fit
 FIRST = 6  # tokens searched for
 TRIED = 16, 256  # tokens run at each position: the likeliest by the text, and by the read-back
 WINDOWS = 16, 64  # of background text, and tokens of each
@@ -85,6 +85,8 @@ def find_site(
     """
     width, values = stored.values.shape[-1], stored.values
     known = _sites(checkpoint, PARTS if part is None else (part,))
+    if not known and part is not None:
+        Circuit(checkpoint.model, checkpoint.config.n_layers, part)  # says why there is none
     sites = [circuit for circuit in known if circuit.width == width]
     if not sites:
         widths = sorted({circuit.width for circuit in known})
@@ -95,12 +97,12 @@ def find_site(
         )
     seen = values[:, [t for t in positions if t] or list(positions)].flatten(0, 1)
     likely = sorted(_unlikelihoods(checkpoint, sites, seen, corpus), key=lambda each: each[1])
-    ranked, count = [circuit for circuit, _ in likely][: GROUPS * TOGETHER], _first_shown(positions)
+    groups, count = _group([circuit for circuit, _ in likely]), _first_shown(positions)
+    ranked = [circuit for group in groups for circuit in group]
     if not count:
         return [Match(circuit.part, circuit.depth, 0, 0) for circuit in ranked], computed or EXACT
     tried: list[tuple[Match, str]] = []
-    for start in range(0, len(ranked), TOGETHER):
-        group = ranked[start : start + TOGETHER]
+    for group in groups:
         for name in _precisions(stored, computed):
             found = _match(Arithmetic(checkpoint, name, corpus), group, stored, count)
             tried += [(match, name) for match in found]
@@ -120,6 +122,19 @@ def find_site(
             "or of another place in it? give --layer and --part to search there all the same"
         )
     return [match for match, of_match in tried if of_match == name], name
+
+
+def _group(ranked: list[Circuit]) -> list[list[Circuit]]:
+    """The likeliest sites in groups that are tried together, one group after another.
+
+    The final norm's outputs are like no other site's: it stands alone, first if it is likeliest.
+    """
+    others = [circuit for circuit in ranked if circuit.part != "final"]
+    last = [circuit for circuit in ranked if circuit.part == "final"]
+    groups = [others[i : i + TOGETHER] for i in range(0, min(len(others), MOST), TOGETHER)]
+    if last:
+        groups.insert(0 if ranked[0] is last[0] else 1, last)
+    return groups
 
 
 def _match(
@@ -197,12 +212,17 @@ def _unlikelihoods(
     model, (count, length) = checkpoint.model, WINDOWS
     length = min(length, checkpoint.config.context)
     text = held_out_text(checkpoint, corpus).windows("background", count, length, least=1)
-    text, found = text.to(values.device), []
-    for _, of_part in groupby(sites, lambda circuit: circuit.part):
+    text, found, last = text.to(values.device), [], None
+    for part, of_part in groupby(sites, lambda circuit: circuit.part):
         circuits = list(of_part)
         whole, cut = join(circuits)
-        size = rows_at_once(model, length, gradients=False)
-        outputs = torch.cat([whole.of_tokens(part) for part in text.split(size)])
+        if part == "final" and last is not None:  # no second pass for it
+            outputs = model.norm(last.to(model.embedding.weight.dtype)).to(last.dtype)
+        else:
+            size = rows_at_once(model, length, gradients=False)
+            outputs = torch.cat([whole.of_tokens(rows) for rows in text.split(size)])
+        if part == "block" and circuits[-1].depth == len(model.blocks):
+            last = cut(outputs)[-1]
         later = outputs[:, 1:] if length > 1 else outputs
         for circuit, of_site in zip(circuits, cut(later.flatten(0, 1)), strict=True):
             variance = of_site.var(dim=0) + 1e-6 * of_site.var(dim=0).mean()

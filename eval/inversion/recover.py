@@ -144,8 +144,8 @@ def recover(
             `(B, heads, T, width)`, or the cache itself, of one of the classes of transformers that
             hold numbers as they were computed.
         layer: whose outputs they are: 0 (the embedding) to the number of blocks, as the list
-            `hidden_states` of transformers counts, but for its last entry, which is behind the
-            final norm; several are joined along the channels. None: found (`find_site`).
+            `hidden_states` of transformers counts, but for its last entry, which is part final;
+            several are joined along the channels. None: found (`find_site`).
         part: block (the stream after it; default), mixer, stream, key, rotated_key (as caches hold
             keys) or value.
         shown: positions that are shown, or a slice as "[:, 3:, :]"; None: all.
