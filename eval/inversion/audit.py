@@ -12,7 +12,7 @@ from eval.result import Result, command
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from eval.inversion.recover import Recovered
+    from eval.inversion.recovered import Recovered
 
 UNCERTAIN = 10  # positions that the terminal lists, at most
 

@@ -155,6 +155,14 @@ def _match(
     return matches
 
 
+def count_hits(
+    arithmetic: Arithmetic, circuit: Circuit, stored: Stored, positions: Sequence[int]
+) -> tuple[int, int]:
+    """How many of the first tokens shown are found at a site, and of how many."""
+    count = _first_shown(positions)
+    return int(_hits(arithmetic, [circuit], stored, count)[0][0]) if count else 0, count
+
+
 def find_precision(
     checkpoint: "Checkpoint",
     circuit: Circuit,

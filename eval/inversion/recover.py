@@ -18,6 +18,7 @@ from torch import Tensor
 from eval import RequestError
 from eval.circuit import uncertified
 from eval.inversion.arithmetic import ALLOWED, EXACT, Arithmetic
+from eval.inversion.axes import take_layer
 from eval.inversion.caches import Cache, read_cache
 from eval.inversion.captured import (
     Captured,
@@ -28,12 +29,13 @@ from eval.inversion.captured import (
 )
 from eval.inversion.certify import Agreement, consistent, find_evidence, settle_alike
 from eval.inversion.damage import search_behind
+from eval.inversion.elsewhere import look_elsewhere
 from eval.inversion.likelihood import LIKELY, token_probabilities
-from eval.inversion.locate import Match
 from eval.inversion.problem import ACCEPT, Problem, capture
+from eval.inversion.recovered import Recovered
 from eval.inversion.solver import Solver, ask_solver, parse_solvers
 from eval.inversion.stored import FLOATS, read_stored
-from eval.messages import legible, say_once
+from eval.messages import say_once
 from eval.models import open_models
 from eval.slices import Slice
 from eval.text import choose_corpus
@@ -44,77 +46,6 @@ if TYPE_CHECKING:
 
 DAMAGED = 4  # positions of a prompt that are passed over, at most
 ROUNDS = 2  # searches: the second with limits measured on the first one's answers
-UNSURE = "?"
-
-
-@dataclass(frozen=True)
-class Recovered:
-    """The tokens of B prompts, up to the last position shown, and how sure they are.
-
-    Attributes:
-        tokens: `(B, T)`.
-        texts: of each prompt.
-        pieces: how each token reads on its own, by prompt.
-        positions: that are shown.
-        residual: distance of the answer's outputs from those given, at each position shown,
-            `(B, S)`.
-        floor: distance that rounding makes there, `(B, S)`: the model's own on the answer's tokens,
-            and that of the format in which the outputs are stored.
-        certificates: of each prompt and position: "residual" (what is shown from there on is as the
-            answer's, to rounding), "enumerated" (and no other token's is), or None.
-        probabilities: of each prompt and position: 1 where the token is certain; else how likely it
-            is by its distance from what was captured, beside the tokens that were run; None where
-            its own output is not shown, or another token fits as well.
-        left_out: of each prompt the positions at its end that no token fits, such as empty slots of
-            a cache; `texts` end before them.
-        alike: of each prompt the positions where other tokens that were run fit as well, with
-            those tokens, the likeliest first; a certain token has none.
-        alike_pieces: how these read.
-        site: whose outputs they are, as `block.3`.
-        matches: where no layer was given, the sites that were tried, the best first.
-        format: in which they are stored.
-        computed: the precision of the computation.
-        solver: that was asked.
-        evaluations: tokens sent through the model for each prompt.
-    """
-
-    tokens: Tensor
-    texts: list[str]
-    pieces: list[list[str]]
-    positions: list[int]
-    residual: Tensor
-    floor: Tensor
-    certificates: list[list[str | None]]
-    probabilities: list[list[float | None]]
-    left_out: list[list[int]]
-    alike: list[dict[int, list[int]]]
-    alike_pieces: list[dict[int, list[str]]]
-    site: str
-    matches: list[Match]
-    format: str
-    computed: str
-    solver: str
-    evaluations: list[int]
-
-    @property
-    def grades(self) -> list[list[str]]:
-        """Of each prompt and position: certain, likely (`LIKELY` or more probable) or unknown."""
-        return [
-            ["certain" if proof else "likely" if (p or 0) >= LIKELY else "unknown"
-             for proof, p in zip(proofs, chances, strict=True)]
-            for proofs, chances in zip(self.certificates, self.probabilities, strict=True)
-        ]  # fmt: skip
-
-    def __str__(self) -> str:
-        """A line for each prompt; a token that nothing certifies stands between question marks."""
-        lines = (
-            "".join(
-                piece if sure else f"{UNSURE}{piece}{UNSURE}"
-                for piece, sure in zip(pieces, certificates, strict=True)
-            )
-            for pieces, certificates in zip(self.pieces, self.certificates, strict=True)
-        )
-        return legible("\n".join(lines))
 
 
 def recover(
@@ -176,7 +107,8 @@ def recover(
         raise RequestError(f"computed {computed!r}: must be one of {', '.join(FLOATS)}")
     held = read_cache(outputs, layer, part)
     first = held.first if first is None else first
-    stored = start_at(read_stored(held.outputs, format, scale, zero_point), first)
+    taken = take_layer(checkpoint.model, held.outputs, layer, part)
+    stored = start_at(read_stored(taken, format, scale, zero_point), first)
     stored = stored.to(checkpoint.model.embedding.weight.device)
     T = stored.values.shape[1]
     visible = _slice(shown, first, T)
@@ -210,7 +142,7 @@ def recover(
     tokens, verified, certificates, alike, chances, left_out = certified
     ids = tokens.tolist()
     kept = [row[: min(tail, default=T)] for row, tail in zip(ids, left_out, strict=True)]
-    return Recovered(
+    answer = Recovered(
         tokens=tokens,
         texts=[checkpoint.tokenizer.decode(row, skip_special_tokens=False) for row in kept],
         pieces=[checkpoint.pieces(some) for some in ids],
@@ -232,6 +164,9 @@ def recover(
         solver=name,
         evaluations=found.evaluations,
     )
+    if layer is not None and not answer.fits:
+        say_once(f"nothing fits at {answer.site}; {look_elsewhere(captured, computed)}")
+    return answer
 
 
 class Verified(NamedTuple):

@@ -1,0 +1,98 @@
+"""Stacks of layers are told from prompts, and what misses a layer is found elsewhere."""
+
+import pytest
+import torch
+
+from eval import RequestError, activations, open_model, recover
+from eval.messages import say_once
+from tests.arch.cases import byte_tokenizer
+from tests.arch.test_decoder import their_model
+from tests.said import one_line
+
+pytest.importorskip("transformers")
+
+TEXT = "Tom had a big"
+TEXTS = TEXT, "The hen ran.."
+
+
+def tokens_of(*texts):
+    return torch.tensor([byte_tokenizer().encode(text).ids for text in texts])
+
+
+@pytest.fixture(autouse=True)
+def unsaid():
+    """A line that another test was told is said again."""
+    say_once.cache_clear()
+
+
+@pytest.fixture(scope="module", params=["llama", "gpt2"])
+def theirs(request):
+    module = their_model(request.param)
+    states = module(tokens_of(*TEXTS), output_hidden_states=True).hidden_states
+    return open_model(module, tokenizer=byte_tokenizer()), torch.stack(states)
+
+
+ARRANGED = {
+    "(layers, T, D)": lambda states: states[:, 0],
+    "(T, layers, D)": lambda states: states[:, 0].transpose(0, 1),
+    "(layers, 1, T, D)": lambda states: states[:, :1],
+    "(layers, B, T, D)": lambda states: states,
+    "(B, layers, T, D)": lambda states: states.transpose(0, 1),
+    "(B, T, layers, D)": lambda states: states.permute(1, 2, 0, 3),
+    "(layers without the embedding, T, D)": lambda states: states[1:, 0],
+    "(every other layer, T, D)": lambda states: states[::2, 0],
+}
+
+
+@pytest.mark.parametrize("order", ARRANGED)
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_of_a_stack_of_layers_the_one_asked_for_is_taken(theirs, order, kind, capsys):
+    checkpoint, states = theirs
+    stack = ARRANGED[order](states).to(kind)
+    found = recover(checkpoint, stack, layer=2, corpus="toy:400")
+    assert found.texts == list(TEXTS)[: len(found.texts)]
+    assert all(all(proofs) for proofs in found.certificates)
+    assert "layers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("order", ARRANGED)
+@pytest.mark.parametrize("asked", [{}, {"layer": 2, "part": "mixer"}, {"layer": 17}])
+def test_a_stack_is_refused_where_it_is_not_said_which_layer(theirs, order, asked):
+    checkpoint, states = theirs
+    with one_line(RequestError, "layers"):
+        recover(checkpoint, ARRANGED[order](states), corpus="toy:400", **asked)
+
+
+def test_the_final_norm_of_a_stack_is_a_part(theirs):
+    checkpoint, states = theirs
+    found = recover(checkpoint, states[:, 0], part="final", corpus="toy:400")
+    assert (found.site, found.texts) == ("final.3", [TEXT])
+
+
+@pytest.mark.parametrize("mixer", ["flat", "attention", "identity"])
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_prompts_are_not_taken_for_layers(mixer, layer, small_model, small_tokenizer, capsys):
+    checkpoint = open_model(small_model(mixers=(mixer,)), tokenizer=small_tokenizer)
+    texts = ["Tom had a red ball.", "Tom had a red ball."]
+    (batch,) = activations(checkpoint, texts, layer)
+    outputs = batch.outputs[f"block.{layer}"]
+    found = recover(checkpoint, outputs[:, :3], layer=layer, corpus="toy:400")
+    assert found.tokens.tolist() == batch.tokens[:, :3].tolist()
+    assert "layers" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("layer", "named"), [(1, "block.2"), (0, "block.2")])
+def test_a_layer_that_misses_is_named_with_the_one_that_fits(theirs, layer, named, capsys):
+    checkpoint, states = theirs
+    found = recover(checkpoint, states[2, 0], layer=layer, corpus="toy:400")
+    assert not any(found.certificates[0])
+    assert named in capsys.readouterr().err
+
+
+def test_rows_of_padding_before_a_prompt_are_named(theirs, capsys):
+    checkpoint, states = theirs
+    padding = torch.randn(3, states.shape[-1], generator=torch.Generator().manual_seed(0))
+    padded = torch.cat([padding, states[2, 0]])
+    found = recover(checkpoint, padded, layer=2, corpus="toy:400")
+    assert not any(found.certificates[0])
+    assert "row 3" in capsys.readouterr().err
