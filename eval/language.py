@@ -63,11 +63,11 @@ def loss(
         device: where to compute; auto takes a GPU that is in reach
         shard: this process is the I-th of N that share the work, each with a rows file of its own
     """
+    from eval.corpora import choose_corpus
     from eval.models import open_models
     from eval.summary import sum_up
     from eval.tables import lay_out, terminal
     from eval.tasks import answered
-    from eval.text import choose_corpus
 
     texts = None if text is None else tuple(listed(text))
     checkpoints = open_models(models, device)

@@ -303,6 +303,12 @@ def _of_recovery(row: Row) -> Coordinates:
     }
 
 
+def _graded(grade: str, row: Row) -> Measured | None:
+    """Tokens of a captured prompt that are graded so, among those that are not left out."""
+    grades = [each for t, each in enumerate(row["grades"]) if t not in row["left_out"]]
+    return counted(grades.count(grade), len(grades)) if grades else None
+
+
 _OF_PROMPTS = {"set_recall": "in any order", "permuted": "", "criterion": ""}
 KINDS = {
     "recovery": Kind(
@@ -380,5 +386,13 @@ KINDS = {
         split=_bits,
     ),
     "lens": Kind((), read=_of_lens),
+    "captured": Kind(
+        ("tensor", "captured_site", "format", "method"),
+        tuple(Quantity(grade, "share", partial(_graded, grade), share=True)
+              for grade in ("certain", "likely", "unknown")),
+        read=lambda row: {"tensor": row["tensor"], "captured_site": row["site"],
+                          "format": row["format"], "method": row["solver"]},
+        split=lambda row: ({**row, "cluster": ("captured", row["key"])},),
+    ),
 }  # fmt: skip
 """The coordinates and quantities of each kind of row."""

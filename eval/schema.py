@@ -3,11 +3,9 @@
 A row answers one question: a dictionary whose `kind` says which of the types below it is.
 """
 
-import types
-import typing
-from collections.abc import Callable
-from functools import cache
 from typing import Any, TypedDict
+
+from eval.misfits import find_misfit
 
 SCHEMA = 2
 SHUFFLED = "shuffled"
@@ -235,6 +233,33 @@ class BitsRow(OfModel):
     bits: dict[str, dict[str, dict[str, list[float | None]]]]
 
 
+class CapturedRow(OfModel):
+    """The prompt behind a captured tensor; lists go by position, and `alike` by its text.
+
+    `site` is the part and the layer, as `block.3`; `left_out` are positions at the end that no
+    token fits.
+    """
+
+    tensor: str
+    prompt: int
+    site: str
+    sites_tried: list[dict[str, Any]]
+    format: str
+    computed: str
+    solver: str
+    text: str
+    tokens: list[int]
+    pieces: list[str]
+    certificates: list[str | None]
+    grades: list[str]
+    probabilities: list[float | None]
+    left_out: list[int]
+    residual_over_floor: dict[str, float | None]
+    alike: dict[str, list[int]]
+    alike_pieces: dict[str, list[str]]
+    evaluations: int
+
+
 class NumbersOfLens(TypedDict):
     """A tensor of a lens, its values in order."""
 
@@ -276,6 +301,7 @@ KINDS: dict[str, type] = {
     "loss": LossRow,
     "bits": BitsRow,
     "lens": LensRow,
+    "captured": CapturedRow,
 }
 """What a row of each kind holds, at least; records are rows summed up, where those are gone."""
 
@@ -293,6 +319,9 @@ def find_fault(row: Row) -> str | None:
     lengths: dict[str, tuple[int, int]] = {}  # of lists, as they are and as they must be
     if row["kind"] == "recovery":
         lengths = {name: (len(row[name]), row["length"]) for name in BY_POSITION}
+    elif row["kind"] == "captured":
+        names = ("pieces", "certificates", "grades", "probabilities")
+        lengths = {name: (len(row[name]), len(row["tokens"])) for name in names}
     elif row["kind"] == "loss":
         lengths = {"parts": (len(row["parts"]["bytes"]), len(row["parts"]["nats"]))}
         if not all(size > 0 for size in row["parts"]["bytes"]):
@@ -310,81 +339,3 @@ def find_fault(row: Row) -> str | None:
     wrong = (name for name, (count, due) in lengths.items() if count != due)
     name = next(wrong, None)
     return name and f"{name}: {lengths[name][0]} entries, expected {lengths[name][1]}"
-
-
-LIMITS = {int: 2**63, float: 1e300}
-"""Numbers lie below these, so that libraries hold them."""
-
-
-def find_misfit(value: Any, hint: Any) -> str | None:
-    """Where a value that was read from JSON is not of a type, in words; None if it is."""
-    return _checker(hint)(value)
-
-
-Checker = Callable[[Any], "str | None"]
-"""Says what is wrong with a value, or None."""
-
-
-@cache
-def _checker(hint: Any) -> Checker:
-    """The check of a value by its declared type."""
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
-        return lambda value: None
-    if typing.is_typeddict(hint):
-        return _check_fields(hint)
-    if origin in (typing.Union, types.UnionType):
-        checks = [_checker(kind) for kind in inner]
-        return lambda value: (
-            None if any(check(value) is None for check in checks) else _unlike(value, hint)
-        )
-    if origin in (list, dict):
-        return _check_entries(hint, origin, inner[-1])
-    kinds, limit = {float, int} if hint is float else {hint}, LIMITS.get(hint)
-    return lambda value: (
-        None
-        if type(value) in kinds and (limit is None or -limit < value < limit)
-        else _unlike(value, hint)
-    )
-
-
-def _check_fields(hint: Any) -> Checker:
-    checks = {name: _checker(kind) for name, kind in typing.get_type_hints(hint).items()}
-    required = hint.__required_keys__
-
-    def check(value: Any) -> str | None:
-        if type(value) is not dict:
-            return _unlike(value, hint)
-        for name, check_field in checks.items():
-            if name not in value:
-                if name in required:
-                    return f"no {name}"
-            elif fault := check_field(value[name]):
-                return f"{name}{'' if fault[0] in '.:' else '.'}{fault}"
-        return None
-
-    return check
-
-
-def _check_entries(hint: Any, kind: type, of: Any) -> Checker:
-    check_entry, plain, limit = _checker(of), {of}, LIMITS.get(of)
-
-    def check(value: Any) -> str | None:
-        if type(value) is not kind:
-            return _unlike(value, hint)
-        entries = value.values() if kind is dict else value
-        if set(map(type, entries)) == plain and (  # all at once, as rows are many
-            limit is None or -limit < min(entries) <= max(entries) < limit
-        ):
-            return None
-        return next(filter(None, map(check_entry, entries)), None)
-
-    return check
-
-
-def _unlike(value: Any, hint: Any) -> str:
-    text = repr(value)
-    expected = "object" if typing.is_typeddict(hint) else getattr(hint, "__name__", str(hint))
-    if typing.get_origin(hint):
-        expected = str(hint).replace("typing.", "").replace(f"{__name__}.", "")
-    return f": {text if len(text) < 40 else text[:40] + '...'}, expected {expected}"

@@ -180,7 +180,12 @@ def report(
     rows = read_rows(places)
     folders = [folder for place in places for folder in results_in(Path(place))]
     documents = [document for folder in folders for document in read_documents(folder)]
-    write_text(out, render_page(rows, title, documents))
+    if rows and not documents and all(row["kind"] == "captured" for row in rows):
+        from eval.report.captured import render_captured
+
+        write_text(out, render_captured(rows, title))
+    else:
+        write_text(out, render_page(rows, title, documents))
     written = [out]
     if figures:
         from eval.report.inside import lens_sections

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import eval as evals
 from arch.directory import read_meta
 from eval import RequestError
+from eval.corpora import common_corpus
 from eval.inversion.solver import solvers
 from eval.lenses.lens import lenses
 from eval.lenses.markup import visible
 from eval.models import PRETRAINED, Checkpoint, find_models, open_model
 from eval.slices import Slice
 from eval.tasks import SoFar, watching
-from eval.text import common_corpus, text_prompts
+from eval.text import text_prompts
 from eval.verdicts import AMBIGUOUS
 
 if TYPE_CHECKING:

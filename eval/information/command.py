@@ -62,11 +62,11 @@ def bits(
         prior: that the tables show
         shard: this process is the I-th of N that share the work, each with a rows file of its own
     """
+    from eval.corpora import choose_corpus
     from eval.information.measure import Question
     from eval.information.task import Design, plan_bits
     from eval.models import open_models
     from eval.tasks import NO_ROWS, answered
-    from eval.text import choose_corpus
 
     if prior == "model" and not before and text is None:
         raise RequestError(

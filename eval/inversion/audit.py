@@ -1,18 +1,29 @@
 """The command `recover`: the text behind tensors in a file, and how sure each token is."""
 
+import hashlib
 import math
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from tqdm import tqdm
+
 from eval import RequestError
-from eval.flags import File, Natural, Part, Plugins, Words, listed
+from eval.flags import File, Natural, Out, Part, Plugins, Words, listed
+from eval.messages import legible
 from eval.plugins import run_plugins
 from eval.result import Result, command
+from eval.schema import SCHEMA
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from eval.inversion.recovered import Recovered
+    from eval.inversion.tensors import Outputs
+    from eval.models import Checkpoint
+    from eval.rows import Results
 
 UNCERTAIN = 10  # positions that the terminal lists, at most
 
@@ -36,6 +47,7 @@ def recover_file(
     page: str | None = None,
     seed: Natural = 0,
     corpus: str | None = None,
+    out: Out = None,
     device: str = "auto",
 ) -> Result:
     """Recovers the text behind captured tensors: hidden states, or keys and values of a cache.
@@ -65,11 +77,13 @@ def recover_file(
         page: write the answer as one HTML page, with every position
         seed: of solvers that draw at random
         corpus: whose held-out text the search guesses from; default: that of the model's training
+        out: results directory, which keeps each tensor's answer as it is found; what is there
+            already is not searched again
         device: where to compute; auto (default) takes a GPU that is in reach
     """
-    from eval.inversion.recover import recover
     from eval.inversion.tensors import read_tensors
     from eval.models import open_model
+    from eval.tasks import open_results, run_tasks
 
     run_plugins(plugin)
     given_scale = _number(scale)
@@ -78,35 +92,89 @@ def recover_file(
     if given_scale is not None and not any(outputs.scaled for outputs in held.values()):
         raise RequestError(f"--scale {scale}: {file} has no numbers of 8 bits; leave it out")
     checkpoint = open_model(model, device)
-    rows: list[dict[str, Any]] = []
-    lines: list[str] = []
-    for name, entry in held.items():
-        outputs, own_scale, zero_point = entry.read()
-        asked_layer, asked_part = (layer, part) if layer is not None else _named(name, part)
-        found = recover(
-            checkpoint,
-            outputs,
-            layer=asked_layer,
-            part=asked_part,
-            shown=None if positions is None else listed(positions),
-            first=first,
-            format=stored,
-            scale=given_scale if given_scale is not None and entry.scaled else own_scale,
-            zero_point=zero_point,
-            computed=computed,
-            solver=solver,
-            seed=seed,
-            corpus=corpus,
-        )
-        some = [_row(name, number, found) for number in range(len(found.tokens))]
+    shown = None if positions is None else listed(positions)
+    asked = {"shown": shown, "first": first, "format": stored, "computed": computed,
+             "solver": solver, "seed": seed, "corpus": corpus}  # fmt: skip
+    several = len(held) > 1
+    tasks = [
+        RecoverTask(checkpoint, name, entry, given_scale, asked | _site(name, layer, part), several)
+        for name, entry in held.items()
+    ]
+    with open_results(out) as results:
+        run_tasks(tasks, results, "recovering")
+        answered, note = results.rows(), results.note if out else ""
+    rows, lines = list[dict[str, Any]](), list[str]()
+    for task in tasks:
+        some = [row for row in answered if row["key"] in task.keys_of(row)]
         if truth is not None:
-            _score(some, found, listed(truth), checkpoint.tokenizer)
-        lines.append(_text(name, found, some))
+            _score(some, listed(truth), checkpoint.tokenizer)
+        lines.append(_text(task.name, some))
         rows += some
-    result = Result(rows, "\n\n".join(lines), render=_page)
+    result = Result(rows, "\n\n".join(lines), note, render=_page)
     if page:
-        result.notes = f"page: {result.page(page)}"
+        result.notes = "\n".join(filter(None, [note, f"page: {result.page(page)}"]))
     return result
+
+
+@dataclass(frozen=True)
+class RecoverTask:
+    """The prompts of one captured tensor; `eval.tasks.Task`.
+
+    Attributes:
+        checkpoint: whose outputs it holds.
+        name: of the tensor.
+        entry: reads it.
+        scale: given as a number, of tensors of 8 bits.
+        asked: arguments of `recover`.
+        aloud: whether the answer is also said on stderr as it is found, as others are to come.
+    """
+
+    checkpoint: "Checkpoint"
+    name: str
+    entry: "Outputs"
+    scale: float | None
+    asked: dict[str, Any]
+    aloud: bool = False
+
+    @cached_property
+    def key(self) -> str:
+        """Stands for the tensor's bytes, the model and what is asked."""
+        import torch
+
+        from eval.rows import row_key
+
+        held = hashlib.sha256()
+        for part in self.entry.read():
+            if part is not None:
+                held.update(repr((part.dtype, tuple(part.shape))).encode())
+                held.update(part.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        about = self.checkpoint.identity
+        return row_key(*about, "captured", held.hexdigest(), self.scale, self.name, self.asked)
+
+    @property
+    def keys(self) -> list[str]:
+        """That of its first prompt: all its rows are written at once."""
+        return [f"{self.key}-0"]
+
+    def keys_of(self, row: dict[str, Any]) -> list[str]:
+        """The key that a row of a prompt has, if it answers this."""
+        return [f"{self.key}-{row['prompt']}"] if row["kind"] == "captured" else []
+
+    def run(self, results: "Results") -> list[dict[str, Any]]:
+        """A row for each prompt."""
+        from eval.inversion.recover import recover
+
+        outputs, own_scale, zero_point = self.entry.read()
+        scale = self.scale if self.scale is not None and self.entry.scaled else own_scale
+        found = recover(self.checkpoint, outputs, scale=scale, zero_point=zero_point, **self.asked)
+        about = {"schema": SCHEMA, "kind": "captured", "checkpoint": self.checkpoint.provenance}
+        rows = [
+            {"key": f"{self.key}-{number}", **about, **_row(self.name, number, found)}
+            for number in range(len(found.tokens))
+        ]
+        if self.aloud:
+            tqdm.write(legible(_text(self.name, rows)), file=sys.stderr)
+        return rows
 
 
 def _page(rows: Sequence[dict[str, Any]], title: str | None) -> str:
@@ -115,12 +183,14 @@ def _page(rows: Sequence[dict[str, Any]], title: str | None) -> str:
     return render_captured(rows, title)
 
 
-def _named(name: str, part: str | None) -> tuple[int | None, str | None]:
-    """The site that a tensor's name says, as `block.3`; else none."""
+def _site(name: str, layer: Any, part: str | None) -> dict[str, Any]:
+    """The layer and part given, else those that a tensor's name says, as `block.3`, if any."""
     from eval.inversion.tensors import name_site
 
-    site = name_site(name)
-    return site if site and part in (None, site[1]) else (None, part)
+    named = name_site(name) if layer is None else None
+    if named and part in (None, named[1]):
+        layer, part = named
+    return {"layer": layer, "part": part}
 
 
 def _number(scale: str | None) -> float | None:
@@ -136,7 +206,9 @@ def _number(scale: str | None) -> float | None:
 
 def _row(name: str, number: int, found: "Recovered") -> dict[str, Any]:
     """What is said of one prompt."""
-    ratio = (found.residual[number] / found.floor[number]).tolist()
+    from eval.rows import finite_or_none
+
+    ratio = map(finite_or_none, (found.residual[number] / found.floor[number]).tolist())
     alike = found.alike[number]
     return {
         "tensor": name,
@@ -160,9 +232,7 @@ def _row(name: str, number: int, found: "Recovered") -> dict[str, Any]:
     }
 
 
-def _score(
-    rows: list[dict[str, Any]], found: "Recovered", texts: list[str], tokenizer: "Tokenizer"
-) -> None:
+def _score(rows: list[dict[str, Any]], texts: list[str], tokenizer: "Tokenizer") -> None:
     """Puts the truth beside the answers: each token right, wrong but named, or wrong."""
     if len(texts) != len(rows):
         raise RequestError(
@@ -199,21 +269,23 @@ def _truth(text: str, answer: list[int], tokenizer: "Tokenizer") -> list[int]:
     )
 
 
-def _text(name: str, found: "Recovered", rows: list[dict[str, Any]]) -> str:
+def _text(name: str, rows: list[dict[str, Any]]) -> str:
     """The answers of one tensor, as a terminal shows them."""
     from eval.inversion.likelihood import LIKELY
 
-    where = f"{name}: {found.site}, {found.format}, by {found.solver}"
-    if found.matches:
-        best, *others = found.matches
-        where += f"; found: {best.hits} of its first {best.tried} tokens fit"
+    where = f"{name}: {rows[0]['site']}, {rows[0]['format']}, by {rows[0]['solver']}"
+    if rows[0]["sites_tried"]:
+        best, *others = rows[0]["sites_tried"]
+        where += f"; found: {best['hits']} of its first {best['tried']} tokens fit"
         if others:
-            where += f", at most {max(m.hits for m in others)} at {len(others)} other sites"
+            most = max(match["hits"] for match in others)
+            where += f", at most {most} at {len(others)} other sites"
     lines = [where]
     for row in rows:
         lines.append(f"  {row['text']!r}"[:10_000])
         grades = row["grades"][: min(row["left_out"], default=None)]
-        count, worst = len(grades), max(row["residual_over_floor"].values())
+        ratios = [each for each in row["residual_over_floor"].values() if each is not None]
+        count, worst = len(grades), max(ratios, default=0.0)
         said = f"  {grades.count('certain')} of {count} tokens certain"
         if "certain" not in grades[:count] or grades.count("likely"):
             said += f", {grades.count('likely')} likely (p {LIKELY} or more)"

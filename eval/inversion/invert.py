@@ -140,7 +140,7 @@ class Opened:
     """
 
     def __init__(self, models: "list[Checkpoint]", corpus: str | None, prompts: bool) -> None:
-        from eval.text import choose_corpora, choose_corpus
+        from eval.corpora import choose_corpora, choose_corpus
 
         if prompts:
             corpus = choose_corpus(models, corpus)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from eval import RequestError
 from eval.circuit import uncertified
+from eval.corpora import choose_corpus
 from eval.inversion.arithmetic import ALLOWED, EXACT, Arithmetic
 from eval.inversion.axes import take_layer
 from eval.inversion.caches import Cache, read_cache
@@ -38,7 +39,6 @@ from eval.inversion.stored import FLOATS, read_stored
 from eval.messages import say_once
 from eval.models import open_models
 from eval.slices import Slice
-from eval.text import choose_corpus
 
 if TYPE_CHECKING:
     from eval.captures import Model

@@ -54,6 +54,7 @@ def lens(
         words: tokens that are followed, each one token, its space before it included: ' happy'
         shard: this process is the I-th of N that share the work, each with a rows file of its own
     """
+    from eval.corpora import choose_corpus
     from eval.lenses.lens import ALL, FOLDER, Request, parse_lenses, word_tokens
     from eval.lenses.questions import LensTask
     from eval.lenses.trace import gather
@@ -62,7 +63,6 @@ def lens(
     from eval.report.numbers import lens_overview
     from eval.tables import terminal
     from eval.tasks import open_results, run_tasks
-    from eval.text import choose_corpus
 
     run_plugins(plugin)
     names, texts, followed = listed(lens), listed(text or ()), tuple(listed(words))

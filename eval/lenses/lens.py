@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
     from eval.figures import Figure
     from eval.lenses.charts import Chart, Tables
-from eval.schema import LensDocument, find_misfit
+from eval.misfits import find_misfit
+from eval.schema import LensDocument
 from eval.text import Prompt, encode_text
 
 TOKENS = 8192

@@ -49,10 +49,10 @@ def probe(
         rate: its first rate
         shard: this process is the I-th of N that share the work, each with a rows file of its own
     """
+    from eval.corpora import choose_corpus
     from eval.models import open_models
     from eval.probes.linear import ProbeTask, ProbeText, Training
     from eval.tasks import NO_ROWS, answered
-    from eval.text import choose_corpus
 
     train = _windows(train_tokens, length, "--train-tokens", 2)
     valid = _windows(valid_tokens, length, "--valid-tokens", 1)
@@ -139,12 +139,13 @@ def geometry(
         device: where to compute; auto takes a GPU that is in reach
         shard: this process is the I-th of N that share the work, each with a rows file of its own
     """
+    from eval.corpora import choose_corpus
     from eval.models import open_models
     from eval.probes.jacobian import plan_jacobians
     from eval.summary import columns, sum_up
     from eval.tables import lay_out, terminal
     from eval.tasks import NO_ROWS, answered
-    from eval.text import choose_corpus, drawn_prompts, held_out_text
+    from eval.text import drawn_prompts, held_out_text
 
     checkpoints = open_models(models, device)
     corpus = choose_corpus(checkpoints, corpus)

@@ -8,11 +8,11 @@ import shlex
 import pytest
 
 from eval.__main__ import main
+from eval.corpora import own_corpus
 from eval.figures import inline
 from eval.language import loss
 from eval.models import open_model
 from eval.tables import Table, markdown, terminal
-from eval.text import own_corpus
 
 STEERING = "\x1b]0;owned\x07\x1b[31mRED\u202e"
 
