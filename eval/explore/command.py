@@ -61,6 +61,8 @@ def explore(
         address = f"[{host}]" if ":" in host else host
         url = f"http://{address}:{at.getsockname()[1]}/"
         print(f"{len(library.paths)} checkpoints at {url}  (Ctrl-C ends it)", flush=True)
+        site = Explorer(library, host, seconds=seconds)
         with contextlib.suppress(KeyboardInterrupt):
-            server(Explorer(library, host, seconds=seconds)).run(sockets=[at])
+            server(site).run(sockets=[at])
+        site.close()
     return Result([], "the explorer has ended")

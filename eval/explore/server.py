@@ -16,11 +16,14 @@ import time
 import traceback
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import cache, partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import anyio
+import anyio.to_thread
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -42,6 +45,12 @@ STATIC = Path(__file__).parent / "static"
 FILES = {"/": "page.html", "/explore.js": "explore.js", "/style.css": "explore.css"}
 BODY, KEPT = 16_384, 24
 """Bytes of a question, and results whose page can be opened, at most."""
+SECONDS_TO_SEND = 10.0
+"""A question has arrived by then."""
+SECONDS_TO_STOP = 10.0
+"""A question that is told to stop has done so by then."""
+UNREAD = 1000
+"""Events of a question that its page has not read, beyond which tokens are left out."""
 SECONDS_BETWEEN_LOOKS = 0.03
 """At a question's events."""
 REFUSED = (RequestError, ModelError, CorpusError, OSError)
@@ -91,7 +100,7 @@ class Work:
     def _run(self) -> None:
         self.until, end = time.monotonic() + self.seconds, {}
         try:
-            self.result = self.question.run(self.events.put, self.check)
+            self.result = self.question.run(self._note, self.check)
         except StoppedError as error:
             end = {"stopped": str(error)}
         except REFUSED as error:
@@ -100,6 +109,11 @@ class Work:
             traceback.print_exc(file=sys.stderr)
             end = {"error": "the server met a fault of its own; its terminal says more"}
         self.events.put({"type": "end", **end})
+
+    def _note(self, event: dict[str, Any]) -> None:
+        """Keeps an event; of tokens none where a slow page has many to read still."""
+        if event["type"] != "tokens" or self.events.qsize() < UNREAD:
+            self.events.put(event)
 
     def news(self) -> list[dict[str, Any]]:
         """What happened since the last look; of tokens that follow each other the last."""
@@ -129,7 +143,9 @@ class Explorer:
         self.library, self.most, self.seconds = library, waiting + 1, seconds
         self.local, self.names = host in LOOPBACK, {*LOOPBACK, host}
         self.queue: list[Work] = []
-        self.results: OrderedDict[str, Result] = OrderedDict()
+        self.server: uvicorn.Server | None = None
+        self.opening = anyio.CapacityLimiter(1)  # of models; files are served meanwhile
+        self.results: OrderedDict[str, Callable[[], str]] = OrderedDict()
 
     def app(self) -> Starlette:
         """The application."""
@@ -139,6 +155,19 @@ class Explorer:
         for path, answer in {"/look": self._look, "/ask": self._ask}.items():
             routes.append(Route(path, self._guarded(self._posted(answer)), methods=["POST"]))
         return Starlette(routes=routes)
+
+    @property
+    def ending(self) -> bool:
+        """Whether the server was told to end, as by Ctrl-C."""
+        return self.server is not None and self.server.should_exit
+
+    def close(self) -> None:
+        """Stops the questions and waits until none is at work."""
+        deadline = time.monotonic() + SECONDS_TO_STOP
+        for work in self.queue.copy():
+            work.stopping = "the explorer has ended"
+            if work.thread.ident is not None:
+                work.thread.join(max(0.0, deadline - time.monotonic()))
 
     def _refusal(self, request: Request) -> str | None:
         """Why a request is not answered: it is another site's, or meant for another."""
@@ -175,10 +204,12 @@ class Explorer:
             if request.headers.get("content-type", "").partition(";")[0] != "application/json":
                 return _failed("the question must be application/json", 415)
             try:
-                given = await _read(request)
-                return await endpoint(
-                    request, await run_in_threadpool(self.library.question, given)
-                )
+                given = await asyncio.wait_for(_read(request), SECONDS_TO_SEND)
+                read = partial(self.library.question, given)
+                question = await anyio.to_thread.run_sync(read, limiter=self.opening)
+                return await endpoint(request, question)
+            except asyncio.TimeoutError:
+                return _failed(f"the question took longer than {SECONDS_TO_SEND:g} s to send", 408)
             except REFUSED as error:
                 return _failed(printable(error), 400)
             except ClientDisconnect:  # nobody is there to read this
@@ -193,10 +224,10 @@ class Explorer:
         return answer
 
     async def _models(self, request: Request) -> Response:
-        return JSONResponse(self.library.about())
+        return _Json(self.library.about())
 
     async def _look(self, request: Request, question: "Question") -> Response:
-        return JSONResponse(await run_in_threadpool(question.look))
+        return _Json(await run_in_threadpool(question.look))
 
     async def _ask(self, request: Request, question: "Question") -> Response:
         if len(self.queue) >= self.most:
@@ -212,13 +243,14 @@ class Explorer:
         about = {"models": work.question.models, "asked": work.question.asked, "name": name}
         try:
             yield _line({"type": "question", **about})
-            while now := self.queue.index(work):
+            while (now := self.queue.index(work)) and not self.ending:
                 if now != before:
                     before = now
                     yield _line({"type": "waiting", "before": now})
                 await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
-            work.thread.start()
-            while not ended:
+            if not now:
+                work.thread.start()
+            while not ended and not self.ending:
                 for event in work.news():
                     ended = event["type"] == "end"
                     if ended and work.result:
@@ -236,7 +268,7 @@ class Explorer:
         self.queue.remove(work)
 
     def _keep(self, name: str, result: "Result") -> None:
-        self.results[name] = result
+        self.results[name] = cache(result.html)  # drawn once
         while len(self.results) > KEPT:
             self.results.popitem(last=False)
 
@@ -246,7 +278,7 @@ class Explorer:
         if result is None:
             return _failed("there is nothing to show any more; ask again", 404)
         try:
-            html = await run_in_threadpool(result.html)
+            html = await run_in_threadpool(result)
         except RequestError as error:
             return _failed(str(error), 400)
         if "inside" in request.query_params:
@@ -275,8 +307,15 @@ def _line(event: dict[str, Any]) -> str:
     return json.dumps(event) + "\n"
 
 
+class _Json(JSONResponse):
+    """JSON in ASCII, which holds any name of a file."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content).encode("ascii")
+
+
 def _failed(text: str, status: int) -> Response:
-    return JSONResponse({"error": text}, status)
+    return _Json({"error": text}, status)
 
 
 def _is_address(host: str) -> bool:
@@ -307,4 +346,5 @@ def listen(host: str, port: int) -> socket.socket:
 def server(site: Explorer) -> uvicorn.Server:
     """What answers, once its `run(sockets=[...])` is called."""
     quiet = {"log_level": "error", "access_log": False, "lifespan": "off", "ws": "none"}
-    return uvicorn.Server(uvicorn.Config(site.app(), timeout_graceful_shutdown=1, **quiet))
+    site.server = uvicorn.Server(uvicorn.Config(site.app(), timeout_graceful_shutdown=1, **quiet))
+    return site.server

@@ -1,14 +1,17 @@
 """The explorer's server: its answers are those of the commands, and nothing harms it."""
 
 import json
+import os
 import shlex
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from eval.__main__ import main
-from tests.eval.explore_cases import asked, begin, running, send
+from eval.explore import server
+from tests.eval.explore_cases import asked, begin, running, send, two_steps
 
 TEXT = "Once upon a time there was a dog."
 FLAT = "flat, step 10"
@@ -116,3 +119,22 @@ def test_questions_wait_in_a_line_that_ends(explored):
 def test_a_question_ends_when_its_time_is_over(explored):
     with running([str(explored)], seconds=0.5) as port:
         assert "stopped after 0.5 s" in asked(port, models=[FLAT], **SLOW)[-1]["stopped"]
+
+
+def test_a_question_that_trickles_in_is_cut(port, monkeypatch):
+    monkeypatch.setattr(server, "SECONDS_TO_SEND", 0.2)
+    head = f"POST /ask HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as sender:
+        sender.sendall(f"{head}Content-Length: 1000\r\n\r\n{{".encode())
+        assert b" 408 " in sender.recv(100)
+    assert send(port, "/models")[0] == 200
+
+
+def test_a_model_may_have_any_name_that_a_file_may_have(tmp_path, small_model, small_tokenizer):
+    place = two_steps(tmp_path / os.fsdecode(b"caf\xe9"), small_model, small_tokenizer)
+    with running([str(place)]) as port:
+        status, known = send(port, "/models")
+        assert (status, len(known["models"])) == (200, 2)
+        status, look = send(port, "/look", {"text": TEXT, "models": known["models"][:1]})
+        assert status == 400  # safetensors opens no such path
+        assert "caf" in look["error"]

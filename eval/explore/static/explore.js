@@ -8,7 +8,7 @@ const made = (tag, set = {}, ...inside) => {
 };
 const state = {
   text: "Once upon a time there was a little dog.", models: [], layer: null, hidden: [], solvers: [],
-  noise: 0, kind: "invert", lens: "logit", precision: "noise 1 rms", ran: false,
+  noise: 0, kind: "invert", lens: "logit", precision: "noise 1 rms",
 };
 let known, seen = null, running = null, asking = 0, measured = [];
 
@@ -25,7 +25,6 @@ const read = () => {
   state.hidden = state.hidden.map(Number);
   state.layer = given.has("layer") ? Number(given.get("layer")) : null;
   state.noise = Number(given.get("noise") ?? 0);
-  state.ran = given.has("ran");
   if (!state.models.length) state.models = suggested();
 };
 
@@ -41,7 +40,6 @@ const write = () => {
   for (const name of ["layer", "noise", "kind", "lens", "precision"]) {
     if (state[name] || state[name] === 0 && name === "layer") lines.push([name, state[name]]);
   }
-  if (state.ran) lines.push(["ran", 1]);
   history.replaceState(null, "", `#${new URLSearchParams(lines)}`);
 };
 
@@ -55,8 +53,16 @@ const post = async (path, body, signal) => {
   const response = await fetch(path, { method: "POST", headers, body, signal }).catch((error) => {
     throw signal?.aborted ? error : new Error("the server does not answer; is it still running?");
   });
-  if (!response.ok) throw new Error((await response.json()).error);
+  if (!response.ok) throw new Error(reason(await response.text()));
   return response;
+};
+
+const reason = (text) => { // of a refusal, also of one that a proxy wrote
+  try {
+    return JSON.parse(text).error;
+  } catch {
+    return text.slice(0, 300) || "the server gave no reason";
+  }
 };
 
 const say = (text, wrong = false) => {
@@ -67,7 +73,6 @@ const say = (text, wrong = false) => {
 // ---- what is asked
 
 const changed = () => {
-  state.ran = false;
   at("copied").hidden = true;
   write();
   clearTimeout(asking);
@@ -159,7 +164,7 @@ const ask = async (kind) => {
   if (!seen) return;
   stop();
   const mine = running = new AbortController();
-  Object.assign(state, { kind, ran: true });
+  state.kind = kind;
   write();
   say("asking …");
   const started = performance.now();
@@ -328,12 +333,10 @@ const fill = () => {
   [at("first").value, at("second").value] = [state.models[0], state.models[1] ?? ""];
 };
 
-const again = async () => {
+const again = async () => { // an address fills the form; work begins by a press alone
   read();
   fill();
-  const ran = state.ran;
   await look();
-  if (ran && seen) ask(state.kind);
 };
 
 const start = async () => {
