@@ -351,11 +351,11 @@ def _silent(words: list[str]) -> None:
 
 def _work(names: list[str], bases: Path, first: int, step: int) -> None:
     """Tries mutants without end, a line of JSON for each, before and after."""
-    resource.setrlimit(resource.RLIMIT_AS, (_address_space() + ROOM, resource.RLIM_INFINITY))
     stdout = sys.stdout
     with tempfile.TemporaryDirectory() as place:
         for name in names:  # libraries take memory when they are first used
             try_mutant(name, bases, -1, Path(place) / "valid")
+        resource.setrlimit(resource.RLIMIT_AS, (_address_space() + ROOM, resource.RLIM_INFINITY))
         number = first
         while True:
             for name in names:

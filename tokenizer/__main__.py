@@ -59,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of the pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (CorpusError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        said = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(error))
+        print(f"error: {said}", file=sys.stderr)  # names of columns and files may hold anything
         return 2
     except KeyboardInterrupt:
         shards = complete_shards(options.out) if options.run is _pack else 0

@@ -10,6 +10,7 @@ import pytest
 
 from tests.said import one_line
 from tokenizer import CorpusError, open_corpus
+from tokenizer.__main__ import main
 
 TEXTS = [f'Day {i}.\nAnna said "good morning" to café {i}.' for i in range(400)]
 
@@ -61,6 +62,15 @@ def test_a_dataset_whose_column_mixes_types_is_refused(tmp_path, monkeypatch, st
     for stream in (True, False):
         with one_line(CorpusError, "row 251 holds 7"):
             read(f"hub:{hub}", stream=stream)
+
+
+def test_a_refusal_is_one_line_whatever_the_columns_are_called(tmp_path, capsys):
+    path = tmp_path / "odd.jsonl"
+    path.write_text(json.dumps({"a\nb\x1b[2J\u202e": "x"}) + "\n")
+    assert main(["train", str(path), "--out", str(tmp_path / "t.json")]) == 2
+    said = capsys.readouterr().err
+    assert said.rstrip("\n").isprintable()
+    assert said.count("\n") == 1
 
 
 def test_other_columns_do_not_matter(tmp_path):
