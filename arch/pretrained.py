@@ -13,6 +13,7 @@ other causal model a block is a whole layer (`arch.decoder.Decoder`).
 
 import importlib.util
 import json
+import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -259,6 +260,8 @@ def _check_ids(file: Path) -> None:
         largest = max(map(int, [*ids, *(entry["id"] for entry in added)]), default=0)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return  # the library says what is wrong
+    except OverflowError:
+        largest = math.inf
     if largest >= MOST["vocab_size"]:
         raise ModelError(f"{file}: a token has the id {largest}; give the model's own tokenizer")
 

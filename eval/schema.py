@@ -29,7 +29,14 @@ class About(TypedDict):
     weights_sha256: str
 
 
-class Place(TypedDict):
+class OfPlace(TypedDict, total=False):
+    """What of a layer is taken, where it is no whole block."""
+
+    part: str
+    without: list[str]
+
+
+class Place(OfPlace):
     """Layers whose outputs were taken; several are joined."""
 
     layer: int | list[int]

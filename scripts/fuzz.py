@@ -11,6 +11,7 @@ import contextlib
 import io
 import json
 import logging
+import os
 import random
 import resource
 import select
@@ -351,7 +352,8 @@ def _silent(words: list[str]) -> None:
 
 def _work(names: list[str], bases: Path, first: int, step: int) -> None:
     """Tries mutants without end, a line of JSON for each, before and after."""
-    stdout = sys.stdout
+    stdout = os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # libraries that are not Python's print there
     with tempfile.TemporaryDirectory() as place:
         for name in names:  # libraries take memory when they are first used
             try_mutant(name, bases, -1, Path(place) / "valid")

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
+from arch.errors import printable
 from train.settings import Recipe, RunError, RunSettings
 from train.yaml_file import read_yaml
 
@@ -148,7 +149,6 @@ def _one_line(message: str) -> str:
         kind = re.sub(r"<class '(\w+)'>|typing\.Literal\[([^]]*)\]", r"\1\2", kind)
         lists = "[100, 200]" if key == "save_steps" else "[first, second]"
         examples = {"tuple": "a list such as [flat]", "list": f"a list such as {lists}"}
-        return (
-            f"--{key} is {value}; expected: {examples.get(kind, kind).replace('NoneType', 'null')}"
-        )
-    return message
+        expected = examples.get(kind, kind).replace("NoneType", "null")
+        return f"--{key} is {printable(value)}; expected: {expected}"
+    return printable(message)

@@ -216,7 +216,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     groups = {name: [row for row in rows if row["case"] == name] for name in names}
     groups["**all related**"] = [row for row in rows if row["case"] not in UNRELATED]
     groups["**all unrelated**"] = [row for row in rows if row["case"] in UNRELATED]
-    for name, group in groups.items():
+    for name, group in ((name, group) for name, group in groups.items() if group):
         c = summarise(group)
         asked = c["tokens"] if name in (*UNRELATED, "**all unrelated**") else c["likely"]
         bound = 100 * upper_bound(c["false likely"], asked)

@@ -47,6 +47,8 @@ def changed(row, path, value):
         ("recovery", "checkpoint.mixers", "flat"),
         ("recovery", "site", {}),
         ("recovery", "site.layer", None),
+        ("recovery", "site.part", 1),
+        ("recovery", "site.without", "norms"),
         ("recovery", "truth", [1, "2"]),
         ("recovery", "truth", []),
         ("recovery", "found", [1]),
