@@ -12,11 +12,12 @@ other causal model a block is a whole layer (`arch.decoder.Decoder`).
 """
 
 import importlib.util
+import io
 import json
 import math
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,9 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer]:
         options: dict[str, Any] = {"ignore_mismatched_sizes": True, "output_loading_info": True}
         options |= {"dtype": dtype, "use_safetensors": True} if not more else {"dtype": dtype}
         options |= {"key_mapping": mapping} if mapping else {}
-        loaded: Any = AutoModelForCausalLM.from_pretrained(directory, **options, **safe)
+        # The reader of GGUF files has a progress bar that no setting turns off.
+        with redirect_stderr(io.StringIO()) if more else nullcontext():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(directory, **options, **safe)
     model, found = loaded
     _check_loaded(name, found)
     if more:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,8 +21,8 @@ V, D, L = 259, 32, 2
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def write_gguf(file):
-    """A random Llama of transformers as a GGUF file; the model."""
+def write_gguf(file, lacks=(), extra=None, parts=1):
+    """A random Llama of transformers as a GGUF file, or a changed one; the model."""
     config = transformers.LlamaConfig(
         vocab_size=V,
         hidden_size=D,
@@ -59,8 +60,13 @@ def write_gguf(file):
         values = tensor.numpy()
         if stem.endswith(("q_proj", "k_proj")):  # llama.cpp turns neighbours, not halves
             values = values.reshape(4, 2, D // 8, D).swapaxes(1, 2).reshape(D, D)
-        if name != "lm_head.weight":
-            writer.add_tensor(f"{names.get_name(stem)}.{kind}", values)
+        theirs = f"{names.get_name(stem)}.{kind}"
+        if name != "lm_head.weight" and theirs not in lacks:
+            writer.add_tensor(theirs, values)
+    for theirs, values in (extra or {}).items():
+        writer.add_tensor(theirs, values)
+    if parts > 1:
+        writer.add_uint16("split.count", parts)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -76,6 +82,34 @@ def test_a_gguf_file_becomes_a_model_directory_with_the_same_logits(tmp_path):
     tokens = torch.randint(V, (2, 9))
     with torch.no_grad():
         torch.testing.assert_close(loaded.model(tokens), model(tokens).logits)
+
+
+ONES = np.ones(D // 8, dtype=np.float32)
+SCALED = np.arange(1, D // 8 + 1, dtype=np.float32)
+BIAS = np.ones(D, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"lacks": ["blk.1.ffn_up.weight"]}, "layers.1.mlp.up_proj.weight"),
+        ({"lacks": ["output_norm.weight"]}, "model.norm.weight"),
+        ({"parts": 2}, "one of 2 parts"),
+        ({"extra": {"rope_freqs.weight": SCALED}}, "rope_freqs.weight"),
+        ({"extra": {"blk.0.attn_q.bias": BIAS}}, "blk.0.attn_q.bias"),
+        ({"extra": {"blk.1.ffn_norm.bias": BIAS}}, "blk.1.ffn_norm.bias"),
+    ],
+)
+def test_a_file_that_is_not_the_whole_model_is_refused(change, named, tmp_path, capsys):
+    write_gguf(tmp_path / "odd.gguf", **change)
+    assert main(["import", str(tmp_path / "odd.gguf"), str(tmp_path / "odd")]) == 2
+    assert named in complaint(capsys)
+    assert not (tmp_path / "odd").exists()
+
+
+def test_frequencies_of_ones_scale_nothing(tmp_path):
+    write_gguf(tmp_path / "UP.GGUF", extra={"rope_freqs.weight": ONES})
+    assert main(["import", str(tmp_path / "UP.GGUF"), str(tmp_path / "up")]) == 0
 
 
 def test_a_file_that_is_no_gguf_is_refused(tmp_path, capsys):
