@@ -204,12 +204,14 @@ class Explorer:
             if request.headers.get("content-type", "").partition(";")[0] != "application/json":
                 return _failed("the question must be application/json", 415)
             try:
-                given = await asyncio.wait_for(_read(request), SECONDS_TO_SEND)
+                try:
+                    given = await asyncio.wait_for(_read(request), SECONDS_TO_SEND)
+                except asyncio.TimeoutError:
+                    late = f"the question took longer than {SECONDS_TO_SEND:g} s to send"
+                    return _failed(late, 408)
                 read = partial(self.library.question, given)
                 question = await anyio.to_thread.run_sync(read, limiter=self.opening)
                 return await endpoint(request, question)
-            except asyncio.TimeoutError:
-                return _failed(f"the question took longer than {SECONDS_TO_SEND:g} s to send", 408)
             except REFUSED as error:
                 return _failed(printable(error), 400)
             except ClientDisconnect:  # nobody is there to read this

@@ -15,7 +15,6 @@ from eval.flags import File, Natural, Out, Part, Plugins, Words, listed
 from eval.messages import legible
 from eval.plugins import run_plugins
 from eval.result import Result, command
-from eval.schema import SCHEMA
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -93,19 +92,21 @@ def recover_file(
         raise RequestError(f"--scale {scale}: {file} has no numbers of 8 bits; leave it out")
     checkpoint = open_model(model, device)
     shown = None if positions is None else listed(positions)
-    asked = {"shown": shown, "first": first, "format": stored, "computed": computed,
-             "solver": solver, "seed": seed, "corpus": corpus}  # fmt: skip
-    several = len(held) > 1
+    arguments = {"shown": shown, "first": first, "format": stored, "computed": computed,
+                 "solver": solver, "seed": seed, "corpus": corpus}  # fmt: skip
     tasks = [
-        RecoverTask(checkpoint, name, entry, given_scale, asked | _site(name, layer, part), several)
+        RecoverTask(
+            checkpoint, name, entry, given_scale, arguments | _site(name, layer, part),
+            aloud=len(held) > 1,
+        )
         for name, entry in held.items()
-    ]
+    ]  # fmt: skip
     with open_results(out) as results:
         run_tasks(tasks, results, "recovering")
         answered, note = results.rows(), results.note if out else ""
     rows, lines = list[dict[str, Any]](), list[str]()
     for task in tasks:
-        some = [row for row in answered if row["key"] in task.keys_of(row)]
+        some = [row for row in answered if row["key"].rpartition("-")[0] == task.key]
         if truth is not None:
             _score(some, listed(truth), checkpoint.tokenizer)
         lines.append(_text(task.name, some))
@@ -125,7 +126,7 @@ class RecoverTask:
         name: of the tensor.
         entry: reads it.
         scale: given as a number, of tensors of 8 bits.
-        asked: arguments of `recover`.
+        arguments: of `recover`.
         aloud: whether the answer is also said on stderr as it is found, as others are to come.
     """
 
@@ -133,7 +134,7 @@ class RecoverTask:
     name: str
     entry: "Outputs"
     scale: float | None
-    asked: dict[str, Any]
+    arguments: dict[str, Any]
     aloud: bool = False
 
     @cached_property
@@ -141,24 +142,25 @@ class RecoverTask:
         """Stands for the tensor's bytes, the model and what is asked."""
         import torch
 
+        from eval.inversion.solver import parse_solvers
         from eval.rows import row_key
 
+        solver = self.arguments["solver"]
+        code = parse_solvers({solver: {}})[0].code if solver else None  # of a user's own file
         held = hashlib.sha256()
         for part in self.entry.read():
             if part is not None:
                 held.update(repr((part.dtype, tuple(part.shape))).encode())
                 held.update(part.contiguous().flatten().view(torch.uint8).numpy().tobytes())
         about = self.checkpoint.identity
-        return row_key(*about, "captured", held.hexdigest(), self.scale, self.name, self.asked)
+        return row_key(
+            *about, "captured", held.hexdigest(), self.scale, self.name, self.arguments, code
+        )
 
     @property
     def keys(self) -> list[str]:
         """That of its first prompt: all its rows are written at once."""
         return [f"{self.key}-0"]
-
-    def keys_of(self, row: dict[str, Any]) -> list[str]:
-        """The key that a row of a prompt has, if it answers this."""
-        return [f"{self.key}-{row['prompt']}"] if row["kind"] == "captured" else []
 
     def run(self, results: "Results") -> list[dict[str, Any]]:
         """A row for each prompt."""
@@ -166,8 +168,10 @@ class RecoverTask:
 
         outputs, own_scale, zero_point = self.entry.read()
         scale = self.scale if self.scale is not None and self.entry.scaled else own_scale
-        found = recover(self.checkpoint, outputs, scale=scale, zero_point=zero_point, **self.asked)
-        about = {"schema": SCHEMA, "kind": "captured", "checkpoint": self.checkpoint.provenance}
+        found = recover(
+            self.checkpoint, outputs, scale=scale, zero_point=zero_point, **self.arguments
+        )
+        about = {"kind": "captured", "checkpoint": self.checkpoint.provenance}
         rows = [
             {"key": f"{self.key}-{number}", **about, **_row(self.name, number, found)}
             for number in range(len(found.tokens))

@@ -34,7 +34,11 @@ def take_layer(
         RequestError: a stack, and no layer is asked for, or one that is not in it.
     """
     D, n_layers = model.config.d_model, len(model.blocks)
-    if outputs.dtype not in FLOATS.values() or outputs.dim() > 4 or outputs.shape[-1] != D:
+    if (
+        outputs.dtype not in (torch.float64, *FLOATS.values())
+        or outputs.dim() > 4
+        or outputs.shape[-1] != D
+    ):
         return outputs
     for axis in range(outputs.dim() - 1):
         entries = outputs.movedim(axis, 0)
@@ -43,20 +47,17 @@ def take_layer(
     else:
         return outputs
     shape, held = tuple(outputs.shape), ", ".join(map(str, names))
-    asked = [FINAL] if part == FINAL else [layer] if isinstance(layer, int) else list(layer or [])
-    missing = [name for name in asked if name not in names]
-    if not asked or missing or part not in (None, "block", FINAL):
+    wanted = [FINAL] if part == FINAL else [layer] if isinstance(layer, int) else list(layer or [])
+    missing = [name for name in wanted if name not in names]
+    if not wanted or missing or part not in (None, "block", FINAL):
         raise RequestError(
             f"outputs: {shape}: axis {axis} holds no prompts, but the layers {held}"
             + (f"; {missing[0]} is not among them" if missing else "")
             + "; give one of them (--layer, --part block or final)"
         )
-    say_once(f"outputs: {shape}: axis {axis} holds the layers {held}; {_join(asked)} is taken")
-    return torch.cat([entries[names.index(name)] for name in asked], dim=-1)
-
-
-def _join(asked: Sequence[int | str]) -> str:
-    return "+".join(map(str, asked))
+    taken = "+".join(map(str, wanted))
+    say_once(f"outputs: {shape}: axis {axis} holds the layers {held}; {taken} is taken")
+    return torch.cat([entries[names.index(name)] for name in wanted], dim=-1)
 
 
 @torch.no_grad()

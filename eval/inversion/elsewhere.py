@@ -25,7 +25,7 @@ def look_elsewhere(captured: Captured, computed: str | None) -> str:
     )
     if captured.positions[0]:
         return unknown
-    for name in [computed] if computed else FLOATS:
+    for name in [computed] if computed else sorted(FLOATS, key=lambda name: name != EXACT):
         if match := _best_site(captured, name):
             where = f"{match.part}.{match.layer}"
             how = "" if name in (computed, EXACT) else f", computed in {name} (--computed {name})"

@@ -15,7 +15,7 @@ TEXTS = "Tom had a red ball.", "The hen ran home to"
 
 
 @pytest.fixture
-def asked(tmp_path, model_directory):
+def words(tmp_path, model_directory):
     """A model, a file of two tensors and a results directory."""
     path = model_directory()
     checkpoint = open_model(str(path))
@@ -28,8 +28,8 @@ def asked(tmp_path, model_directory):
     return [str(file), "--model", str(path), "--corpus", "toy:400", "--out", str(tmp_path / "o")]
 
 
-def rows_of(asked):
-    lines = Path(asked[-1], "rows.jsonl").read_text().splitlines()
+def rows_of(words):
+    lines = Path(words[-1], "rows.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 
 
@@ -37,18 +37,18 @@ def refuse(*_, **__):
     raise AssertionError("searched again")
 
 
-def test_what_is_there_is_not_searched_again(asked, monkeypatch, capsys):
-    assert main(["recover", *asked]) == 0
+def test_what_is_there_is_not_searched_again(words, monkeypatch, capsys):
+    assert main(["recover", *words]) == 0
     first = capsys.readouterr().out
     monkeypatch.setattr(searching, "recover", refuse)
-    assert main(["recover", *asked]) == 0
+    assert main(["recover", *words]) == 0
     assert capsys.readouterr().out == first
-    assert [row["text"] for row in rows_of(asked)] == [TEXTS[0]] * 2
+    assert [row["text"] for row in rows_of(words)] == [TEXTS[0]] * 2
     with pytest.raises(AssertionError, match="searched again"):
-        main(["recover", *asked, "--seed", "1"])
+        main(["recover", *words, "--seed", "1"])
 
 
-def test_an_interrupted_search_keeps_what_was_found(asked, monkeypatch, capsys):
+def test_an_interrupted_search_keeps_what_was_found(words, monkeypatch, capsys):
     search, calls = searching.recover, []
 
     def once(*args, **kwargs):
@@ -58,29 +58,29 @@ def test_an_interrupted_search_keeps_what_was_found(asked, monkeypatch, capsys):
         return search(*args, **kwargs)
 
     monkeypatch.setattr(searching, "recover", once)
-    assert main(["recover", *asked]) == 130
+    assert main(["recover", *words]) == 130
     said = capsys.readouterr().err
     assert TEXTS[0] in said
-    assert [row["tensor"] for row in rows_of(asked)] == ["block.1"]
-    assert main(["recover", *asked, "--tensor", "block.1"]) == 0
+    assert [row["tensor"] for row in rows_of(words)] == ["block.1"]
+    assert main(["recover", *words, "--tensor", "block.1"]) == 0
     monkeypatch.setattr(searching, "recover", search)
-    assert main(["recover", *asked]) == 0
-    assert [row["tensor"] for row in rows_of(asked)] == ["block.1", "block.2"]
+    assert main(["recover", *words]) == 0
+    assert [row["tensor"] for row in rows_of(words)] == ["block.1", "block.2"]
 
 
-def test_views_show_what_was_kept(asked, tmp_path, capsys):
-    assert main(["recover", *asked]) == 0
+def test_views_show_what_was_kept(words, tmp_path, capsys):
+    assert main(["recover", *words]) == 0
     page = tmp_path / "page.html"
-    assert main(["summary", asked[-1]]) == 0
+    assert main(["summary", words[-1]]) == 0
     assert "certain" in capsys.readouterr().out
-    assert main(["report", asked[-1], "--out", str(page)]) == 0
+    assert main(["report", words[-1], "--out", str(page)]) == 0
     assert "block.2" in page.read_text()
 
 
-def test_another_tensor_of_one_name_is_another_question(asked):
-    assert main(["recover", *asked, "--tensor", "block.1"]) == 0
-    checkpoint = open_model(asked[2])
+def test_another_tensor_of_one_name_is_another_question(words):
+    assert main(["recover", *words, "--tensor", "block.1"]) == 0
+    checkpoint = open_model(words[2])
     (batch,) = activations(checkpoint, [TEXTS[1]], 1)
-    save_file({"block.1": torch.clone(batch.outputs["block.1"])}, asked[0])
-    assert main(["recover", *asked, "--tensor", "block.1"]) == 0
-    assert [row["text"] for row in rows_of(asked)] == list(TEXTS)
+    save_file({"block.1": torch.clone(batch.outputs["block.1"])}, words[0])
+    assert main(["recover", *words, "--tensor", "block.1"]) == 0
+    assert [row["text"] for row in rows_of(words)] == list(TEXTS)
