@@ -18,6 +18,7 @@ from arch.files import read_json
 from eval import RequestError
 from eval.flags import TRUST_CODE
 from eval.identity import model_id
+from eval.misfits import parse_json
 from eval.rows import SHARDS, Row, read_rows
 
 if TYPE_CHECKING:
@@ -169,12 +170,12 @@ def _settings(run: Path) -> dict[str, Any]:
 
 
 def _metrics(path: Path) -> Iterator[dict[str, Any]]:
-    lines = path.read_text(encoding="utf-8").split("\n")
+    lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines[:-1], start=1):  # a running training writes the last one
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             yield row | {"step": int(row["step"])}
-        except (json.JSONDecodeError, KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise RequestError(f"{path}, line {number}: not a row of a run's figures") from None
 
 

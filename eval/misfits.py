@@ -1,5 +1,6 @@
-"""Whether a value that was read from JSON is of a declared type."""
+"""JSON from a file: read strictly, and whether a value is of a declared type."""
 
+import json
 import types
 import typing
 from collections.abc import Callable
@@ -8,6 +9,21 @@ from typing import Any
 
 LIMITS = {int: 2**63, float: 1e300}
 """Numbers lie below these, so that libraries hold them."""
+
+
+def parse_json(source: bytes) -> Any:
+    """What JSON in UTF-8 says.
+
+    Raises:
+        ValueError: it is none, or holds numbers that are none, or half a character.
+    """
+    try:
+        value = json.loads(source.decode(), parse_constant=_refuse_constant)
+        if b"\\ud" in source.lower():
+            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ValueError("too deep") from None
+    return value
 
 
 def find_misfit(value: Any, hint: Any) -> str | None:
@@ -82,3 +98,7 @@ def _unlike(value: Any, hint: Any) -> str:
     if typing.get_origin(hint):
         expected = str(hint).replace("typing.", "").replace("eval.schema.", "")
     return f": {text if len(text) < 40 else text[:40] + '...'}, expected {expected}"
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from eval import RequestError
+from eval.misfits import parse_json
 from eval.schema import KINDS, SCHEMA, Row, find_fault
 
 ROWS, SHARDS = "rows.jsonl", "rows*.jsonl"
@@ -148,10 +149,10 @@ def _line(row: Row) -> str:
 
 def _parse(line: bytes, path: Path, number: int) -> Row:
     try:
-        row = json.loads(line, parse_constant=_refuse_constant)
-        fits = isinstance(row["key"], str) and isinstance(row.get("kind", ""), str)
+        row = parse_json(line)
+        fits = isinstance(row["key"], str) and isinstance(row["kind"], str)
         version = row["schema"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         fits, row, version = False, {}, None
     if not fits:
         raise RequestError(
@@ -162,15 +163,11 @@ def _parse(line: bytes, path: Path, number: int) -> Row:
             f"{path}, line {number}: schema {str(version)[:40]}, allowed is {SCHEMA}; run the eval "
             "anew"
         )
-    if row.get("kind") in KINDS and (fault := find_fault(row)):
+    if row["kind"] in KINDS and (fault := find_fault(row)):
         raise RequestError(
             f"{path}, line {number}: {fault}; delete that line and run the eval again"
         )
     return row
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
 
 
 def _lock(file: int, directory: str | Path) -> None:

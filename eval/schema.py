@@ -15,7 +15,14 @@ Row = dict[str, Any]
 """A row of any kind, as JSON gives it: one of the types of `KINDS`, by its `kind`."""
 
 
-class About(TypedDict):
+class OfDirectory(TypedDict, total=False):
+    """Where a model lay, and its size; rows put together from tables lack them."""
+
+    path: str
+    parameters: int
+
+
+class About(OfDirectory):
     """Which model a row is about, at which step."""
 
     name: str

@@ -93,7 +93,14 @@ def find_recipe(name: str) -> Path:
             f"--config {name}: no such recipe or file; {guess}recipes: {', '.join(known)}; "
             "or give the path of a YAML file"
         )
-    read_yaml(path, "--config ")
+    content = read_yaml(path, "--config ")
+    if "config" in content:
+        raise RunError(f"--config {path}: names another recipe, which a recipe cannot; leave it out")
+    for section, values in content.items():
+        if section in SECTIONS and not isinstance(values, dict):
+            raise RunError(
+                f"--config {path}: --{section} is {values!r}; it must be a section of settings"
+            )
     return path
 
 

@@ -31,6 +31,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from starlette.responses import StreamingResponse as Stream
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from arch import ModelError
 from arch.errors import printable
@@ -345,8 +346,22 @@ def listen(host: str, port: int) -> socket.socket:
     )
 
 
+class _Connection(H11Protocol):
+    """A connection that is closed where its first request's head has not come in time."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Sets the limit."""
+        super().connection_made(transport)
+        self.loop.call_later(SECONDS_TO_SEND, self._close_without_request)
+
+    def _close_without_request(self) -> None:
+        if self.cycle is None:
+            self.transport.close()
+
+
 def server(site: Explorer) -> uvicorn.Server:
     """What answers, once its `run(sockets=[...])` is called."""
     quiet = {"log_level": "error", "access_log": False, "lifespan": "off", "ws": "none"}
+    quiet["http"] = _Connection
     site.server = uvicorn.Server(uvicorn.Config(site.app(), timeout_graceful_shutdown=1, **quiet))
     return site.server

@@ -11,7 +11,6 @@ import difflib
 import functools
 import importlib
 import inspect
-import json
 import math
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
     from eval.figures import Figure
     from eval.lenses.charts import Chart, Tables
-from eval.misfits import find_misfit
+from eval.misfits import find_misfit, parse_json
 from eval.schema import LensDocument
 from eval.text import Prompt, encode_text
 
@@ -223,14 +222,14 @@ def read_document(path: Path) -> Document:
         RequestError: it does not hold what a document must.
     """
     try:
-        document = json.loads(path.read_bytes())
+        document = parse_json(path.read_bytes())
         fault = find_misfit(document, LensDocument)
         for numbers in () if fault else document["numbers"]:
             expected = math.prod(map(len, numbers["axes"].values()))
             words = {value for value in numbers["values"] if isinstance(value, str)}
             if len(numbers["values"]) != expected or not words <= {"inf", "-inf"}:
                 fault = f"numbers of {numbers['name']!r}: expected {expected} for its axes"
-    except (ValueError, RecursionError):
+    except ValueError:
         fault = "not JSON"
     if fault:
         raise RequestError(f"{path}: no document of a lens ({fault}); delete it and ask again")

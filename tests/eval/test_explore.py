@@ -130,6 +130,14 @@ def test_a_question_that_trickles_in_is_cut(port, monkeypatch):
     assert send(port, "/models")[0] == 200
 
 
+def test_a_connection_on_which_no_request_comes_is_closed(port, monkeypatch):
+    monkeypatch.setattr(server, "SECONDS_TO_SEND", 0.2)
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as sender:
+        sender.sendall(b"GET / HTTP/1.1\r\nHost: ")
+        assert sender.recv(100) == b""
+    assert send(port, "/models")[0] == 200
+
+
 def test_a_model_may_have_any_name_that_a_file_may_have(tmp_path, small_model, small_tokenizer):
     place = two_steps(tmp_path / os.fsdecode(b"caf\xe9"), small_model, small_tokenizer)
     with running([str(place)]) as port:

@@ -103,12 +103,14 @@ def test_whatever_a_field_holds_is_summed_up_or_refused(field, value, tmp_path_f
 
 
 NO_ROWS = ["5", "[]", "null", '"a"', "{", '{"schema": 2, "key": []}', "[" * 99_999,
-           '{"schema": 2, "key": "a", "kind": []}']  # fmt: skip
+           '{"schema": 2, "key": "a", "kind": []}', '{"schema": 2, "key": "\\ud800"}',
+           '{"schema": 2, "key": "\ud800"}', '{"schema": 2, "key": "a", "size": NaN}']  # fmt: skip
 
 
 @pytest.mark.parametrize("line", NO_ROWS)
 def test_a_line_that_is_no_row_is_refused_by_its_number(line, tmp_path, capsys):
-    (tmp_path / "rows.jsonl").write_text(f"{json.dumps({'schema': 2, **make_row()})}\n{line}\n")
+    text = f"{json.dumps({'schema': 2, **make_row()})}\n{line}\n"
+    (tmp_path / "rows.jsonl").write_bytes(text.encode("utf-8", "surrogatepass"))
     assert main(["summary", str(tmp_path)]) == 2
     assert f"{tmp_path / 'rows.jsonl'}, line 2: " in complaint(capsys)
 
@@ -121,8 +123,24 @@ def test_rows_of_a_kind_that_is_not_known_are_refused(tmp_path, capsys):
     assert "recall" in complaint(capsys)
 
 
+def test_rows_that_do_not_say_their_kind_are_refused(tmp_path, capsys):
+    row = {name: value for name, value in make_row().items() if name != "kind"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"schema": 2, **row}) + "\n")
+    assert main(["summary", str(tmp_path)]) == 2
+    assert "line 1" in complaint(capsys)
+
+
+def test_a_page_needs_no_path_and_no_size_of_a_model(tmp_path):
+    row = make_row()
+    row["checkpoint"] = {
+        name: value for name, value in row["checkpoint"].items() if name not in ("path", "parameters")
+    }
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"schema": 2, **row}) + "\n")
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "page.html")]) == 0
+
+
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"\xff", b"[]", b'{"lens": "logit"}', b"[" * 99_999]
+    "content", [b"", b"{", b"\xff", b"[]", b'{"lens": "logit"}', b"[" * 99_999, b'"\\ud800"']
 )
 def test_a_damaged_document_of_a_lens_is_refused_by_its_path(content, tmp_path):
     path = tmp_path / "logit-1.json"
