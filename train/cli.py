@@ -95,7 +95,7 @@ def find_recipe(name: str) -> Path:
         )
     content = read_yaml(path, "--config ")
     if "config" in content:
-        raise RunError(f"--config {path}: names another recipe, which a recipe cannot; leave it out")
+        raise RunError(f"--config {path}: names another recipe; leave `config` out")
     for section, values in content.items():
         if section in SECTIONS and not isinstance(values, dict):
             raise RunError(

@@ -132,9 +132,8 @@ def test_rows_that_do_not_say_their_kind_are_refused(tmp_path, capsys):
 
 def test_a_page_needs_no_path_and_no_size_of_a_model(tmp_path):
     row = make_row()
-    row["checkpoint"] = {
-        name: value for name, value in row["checkpoint"].items() if name not in ("path", "parameters")
-    }
+    about = row["checkpoint"].items()
+    row["checkpoint"] = {name: x for name, x in about if name not in ("path", "parameters")}
     (tmp_path / "rows.jsonl").write_text(json.dumps({"schema": 2, **row}) + "\n")
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "page.html")]) == 0
 
