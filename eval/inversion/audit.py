@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from eval import RequestError
 from eval.flags import File, Natural, Out, Part, Plugins, Words, listed
-from eval.messages import legible
+from eval.messages import legible, say_once
 from eval.plugins import run_plugins
 from eval.result import Result, command
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from eval.inversion.recovered import Recovered
-    from eval.inversion.tensors import Outputs
+    from eval.inversion.tensors import Outputs, Raw
     from eval.models import Checkpoint
     from eval.rows import Results
 
@@ -166,19 +166,52 @@ class RecoverTask:
         """A row for each prompt."""
         from eval.inversion.recover import recover
 
-        outputs, own_scale, zero_point = self.entry.read()
-        scale = self.scale if self.scale is not None and self.entry.scaled else own_scale
-        found = recover(
-            self.checkpoint, outputs, scale=scale, zero_point=zero_point, **self.arguments
-        )
+        raw = self.entry.read()
+        scale = self.scale if self.scale is not None and self.entry.scaled else raw.scale
         about = {"kind": "captured", "checkpoint": self.checkpoint.provenance}
-        rows = [
-            {"key": f"{self.key}-{number}", **about, **_row(self.name, number, found)}
-            for number in range(len(found.tokens))
-        ]
+        rows = []
+        for prompts, kept in self._without_padding(raw):
+            outputs = raw.outputs[prompts][..., kept, :] if kept else raw.outputs
+            found = recover(
+                self.checkpoint, outputs, scale=scale, zero_point=raw.zero_point, **self.arguments
+            )
+            rows += [
+                {"key": f"{self.key}-{number}", **about, **_row(self.name, number, found, i)}
+                for i, number in enumerate(prompts or range(len(found.tokens)))
+            ]
+        rows.sort(key=lambda row: row["prompt"])
         if self.aloud:
             tqdm.write(legible(_text(self.name, rows)), file=sys.stderr)
         return rows
+
+
+    def _without_padding(self, raw: "Raw") -> list[tuple[list[int], slice | None]]:
+        """The prompts that a mask leaves the same rows of, and these rows; else all at once.
+
+        Raises:
+            RequestError: a mask that does not leave one row after another, or none.
+        """
+        if raw.mask is None:
+            return [([], None)]
+        several = any(x is not None and x.numel() > 1 for x in (raw.scale, raw.zero_point))
+        if several or self.arguments["shown"] is not None or self.arguments["first"] is not None:
+            say_once(f"{self.name}: its attention_mask is not used, as rows are given otherwise")
+            return [([], None)]
+        spans: dict[tuple[int, int], list[int]] = {}
+        for prompt, mask in enumerate(raw.mask.tolist()):
+            start, count = next((t for t, x in enumerate(mask) if x), 0), sum(x != 0 for x in mask)
+            if not count or not all(mask[start : start + count]):
+                raise RequestError(
+                    f"{self.name}: attention_mask of prompt {prompt}: must leave one row after "
+                    "another; leave it out of the file, and give --positions"
+                )
+            spans.setdefault((start, start + count), []).append(prompt)
+        T = raw.mask.shape[1]
+        for (start, end), prompts in spans.items():
+            if (start, end) != (0, T):
+                named = ", ".join(map(str, prompts[:10])) + ", ..." * (len(prompts) > 10)
+                say_once(f"{self.name}: by attention_mask rows {start} to {end - 1} of {named}")
+        return [(prompts, slice(*span)) for span, prompts in spans.items()]
 
 
 def _page(rows: Sequence[dict[str, Any]], title: str | None) -> str:
@@ -208,15 +241,15 @@ def _number(scale: str | None) -> float | None:
     return number
 
 
-def _row(name: str, number: int, found: "Recovered") -> dict[str, Any]:
-    """What is said of one prompt."""
+def _row(name: str, prompt: int, found: "Recovered", number: int) -> dict[str, Any]:
+    """What is said of a prompt of a tensor, the answer of this number."""
     from eval.rows import finite_or_none
 
     ratio = map(finite_or_none, (found.residual[number] / found.floor[number]).tolist())
     alike = found.alike[number]
     return {
         "tensor": name,
-        "prompt": number,
+        "prompt": prompt,
         "site": found.site,
         "sites_tried": [match._asdict() for match in found.matches],
         "format": found.format,

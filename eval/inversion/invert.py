@@ -84,7 +84,7 @@ def invert(
         seeds: of the solvers
         noise: in the target's own units
         controls: asked beside: shuffled, identity, scale=NUMBER, embedding=DIR, embedding=untrained
-        text: texts to recover as they are
+        text: texts to recover as they are; a special token that they spell is that token
         prompts: sets of prompts: story, inside, random
         count: prompts of each set; default: 8, or the suite's
         skip: stories left out at the start; default: 0, or the suite's

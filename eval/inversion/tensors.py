@@ -25,6 +25,8 @@ FILES = "a .safetensors, .npy or .npz file"
 SCALES = ("scale", "scales")
 ZERO_POINTS = ("zero_point", "zero_points", "zp", "zeros")
 """Names of companions: after that of a tensor and a dot or underscore, or alone in the file."""
+MASK = "attention_mask"
+"""The name of a tensor that says which rows of each prompt are no padding."""
 TEXTS = ("token_ids", "input_ids", "tokens", "ids")
 BYTES = ("int8", "uint8", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 NUMBERS = ("float64", "float32", "float16", "bfloat16", *BYTES)
@@ -51,6 +53,7 @@ class Raw(NamedTuple):
     outputs: Tensor
     scale: Tensor | None = None
     zero_point: Tensor | None = None
+    mask: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,7 @@ class Outputs:
     outputs: Entry
     scale: Entry | None = None
     zero_point: Entry | None = None
+    mask: Entry | None = None
 
     @property
     def scaled(self) -> bool:
@@ -86,8 +90,8 @@ class Outputs:
 
     def read(self) -> Raw:
         """Reads it."""
-        scale, zero = (entry and entry.read() for entry in (self.scale, self.zero_point))
-        return Raw(self.outputs.read(), scale, zero)
+        others = (entry and entry.read() for entry in (self.scale, self.zero_point, self.mask))
+        return Raw(self.outputs.read(), *others)
 
 
 def read_tensors(
@@ -129,8 +133,10 @@ def read_tensors(
         own = _companions_of(path, name, held, companions)
         if scale is not None:
             own["scale"] = scale
+        own |= _mask_of(name, held)
         found[name] = Outputs(held[name], **{role: held[other] for role, other in own.items()})
-    rest = {name: entry for name, entry in held.items() if name not in known and name != scale}
+    masks = {_mask_of(name, held).get("mask") for name in known}
+    rest = {name: e for name, e in held.items() if name not in {*known, *masks, scale}}
     eight_bits = any(entry.kind in BYTES for entry in known.values())
     for name, (base, _) in companions.items():
         if not base and not eight_bits:
@@ -197,6 +203,18 @@ def _may_be_outputs(name: str, entry: Entry) -> bool:
         return False
     numbers = entry.kind in NUMBERS or not entry.kind.startswith(("int", "uint", "bool"))
     return numbers or len(entry.shape) > 2 or name.rpartition(".")[0] in PARTS
+
+
+def _mask_of(name: str, held: dict[str, Entry]) -> dict[str, str]:
+    """The mask of a tensor's prompts, `(B, T)`, by its role: that beside its name, else the only.
+
+    A mask of another shape, as of the scores of attention, says nothing of rows.
+    """
+    *_, rows, _ = shape = held[name].shape
+    for mask in (f"{name}.{MASK}", MASK):
+        if mask in held and held[mask].shape == (shape[0], rows) and len(shape) > 2:
+            return {"mask": mask}
+    return {}
 
 
 def _companions_of(

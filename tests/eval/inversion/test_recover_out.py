@@ -84,3 +84,53 @@ def test_another_tensor_of_one_name_is_another_question(words):
     save_file({"block.1": torch.clone(batch.outputs["block.1"])}, words[0])
     assert main(["recover", *words, "--tensor", "block.1"]) == 0
     assert [row["text"] for row in rows_of(words)] == list(TEXTS)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_rows_that_a_mask_leaves_out_are_not_read(words, side, tmp_path, capsys):
+    checkpoint = open_model(words[2])
+    rows = [next(activations(checkpoint, [text], 1)).outputs["block.1"][0] for text in TEXTS]
+    T = 3 + max(map(len, rows))
+    outputs = torch.randn(
+        len(rows), T, rows[0].shape[1], generator=torch.Generator().manual_seed(0)
+    )
+    mask = torch.zeros(len(rows), T, dtype=torch.long)
+    for prompt, held in enumerate(rows):
+        kept = slice(T - len(held), T) if side == "left" else slice(0, len(held))
+        outputs[prompt, kept], mask[prompt, kept] = held, 1
+    save_file({"block.1": outputs, "attention_mask": mask}, words[0])
+    assert main(["recover", *words]) == 0
+    assert [row["text"] for row in rows_of(words)] == list(TEXTS)
+    mask[0, T // 2] = 0
+    save_file({"block.1": outputs, "attention_mask": mask}, words[0])
+    assert main(["recover", *words]) == 2
+    assert "attention_mask of prompt 0" in capsys.readouterr().err
+
+
+HILL = """
+import torch
+
+from eval.inversion.solver import Answer, solver
+
+CODE = {number}
+
+@solver("search", random=True, title="one token")
+def single(problem, chance):
+    "Answers with one token throughout."
+    tokens = problem.target.new_zeros(problem.length, dtype=int)
+    scores = torch.zeros(problem.length, len(problem.vocabulary))
+    return [Answer(tokens, scores, evaluations=1) for _ in problem.target]
+"""
+
+
+def test_answers_of_a_solver_whose_code_changed_are_found_anew(words, tmp_path):
+    plugin = tmp_path / "single.py"
+    for number in (1, 2, 2):
+        plugin.write_text(HILL.format(number=number))
+        assert (
+            main(
+                ["recover", *words[:-2], "--solver", "single", "--plugin", str(plugin), *words[-2:]]
+            )
+            == 0
+        )
+    assert len(rows_of(words)) == 4
