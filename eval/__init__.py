@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from eval.language import loss as loss
     from eval.lenses.command import lens as lens
     from eval.lenses.command import list_lenses as list_lenses
+    from eval.messages import RequestError as RequestError
     from eval.models import open_model as open_model
     from eval.probes.command import geometry as geometry
     from eval.probes.command import probe as probe
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from eval.views import compare as compare
 
 _MODULES = {
+    "RequestError": "messages",
     "open_model": "models",
     "activations": "captures",
     "bits": "information.command",
@@ -42,10 +44,6 @@ _MODULES = {
     "recover": "inversion.recover",
     "watching": "tasks",
 }
-
-
-class RequestError(ValueError):
-    """A request that cannot be answered; the message is one line that says why."""
 
 
 def __getattr__(name: str) -> Any:

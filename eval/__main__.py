@@ -23,8 +23,7 @@ if __name__ == "__main__":
 
 import arch.threads  # noqa: F401 - before torch
 from arch.errors import is_out_of_memory
-from eval import RequestError
-from eval.messages import say
+from eval.messages import RequestError, say
 
 if TYPE_CHECKING:  # libraries are loaded where an interruption is one line
     from collections.abc import Callable, Sequence
@@ -133,7 +132,7 @@ def command_function(name: str) -> Callable[..., Result]:
     Raises:
         RequestError: there is no such command.
     """
-    from eval.flags import nearest
+    from eval.messages import nearest
 
     if name not in COMMANDS:
         raise RequestError(f"{name}: there is no such command; {nearest(name, COMMANDS)}")
@@ -208,7 +207,7 @@ def refusal(event: refusals.ParseErrorEvent, flags: list[str]) -> str:
     """One line of what tyro refuses: the flag, the value, what is allowed."""
     from tyro import _errors as refusals
 
-    from eval.flags import nearest
+    from eval.messages import nearest
 
     argument = getattr(event, "argument", None)
     name = argument.display_name() if argument else ""

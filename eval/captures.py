@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from eval import RequestError
 from eval.circuit import PARTS, Circuit, join
 from eval.memory import rows_at_once
+from eval.messages import RequestError
 from eval.models import Checkpoint, open_models
 from eval.text import encode_text
 

@@ -13,7 +13,7 @@ from arch import Block, LanguageModel, State, embedding_scale
 from arch.decoder import WholeBlock, WholeLayer
 from arch.errors import ModelError
 from arch.mixers import CausalAttention
-from eval import RequestError
+from eval.messages import RequestError
 
 PARTS = {
     "block": "the stream after the whole block",

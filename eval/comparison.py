@@ -8,10 +8,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from eval import RequestError
 from eval.gather import Saved, finite
 from eval.identity import labels, seed_labels
 from eval.measurements import Frame, frame
+from eval.messages import RequestError
 from eval.schema import Row
 from eval.statistics import Difference, equivalent, paired_difference, seeds_difference
 from eval.summary import Record, seeds_mean, summarise

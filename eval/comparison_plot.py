@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval import RequestError, figures, plots
+from eval import figures, plots
 from eval.comparison import BITS, FIGURES, Figure
+from eval.messages import RequestError
 from eval.summary import Record
 
 FORMATS = (".svg", ".png")

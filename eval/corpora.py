@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eval import RequestError
-from eval.messages import say
+from eval.messages import RequestError, say
 from tokenizer import PackedData
 
 if TYPE_CHECKING:

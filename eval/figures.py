@@ -9,8 +9,7 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from arch.files import write_file, write_text
-from eval import RequestError
-from eval.messages import legible
+from eval.messages import RequestError, legible
 from eval.plots import DARK, LIGHT, SERIES, Chart, Record, open_altair
 
 FORMATS = ("svg", "png")

@@ -5,20 +5,19 @@ docstring is the help. Of `str | Sequence[str] | None` a command line takes seve
 below say what plain ones cannot: a range, a place among the words.
 """
 
-import difflib
 import inspect
 import math
 import os
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from tyro.conf import Positional, UseAppendAction, arg
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from eval import RequestError
+from eval.messages import RequestError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -176,13 +175,6 @@ def reader_of(hint: Any) -> PrimitiveConstructorSpec[Any]:
 def flag_name(parameter: str) -> str:
     """A parameter as a flag: `--pad-to` for `pad_to`."""
     return "--" + parameter.strip("_").replace("_", "-")
-
-
-def nearest(word: str, known: Iterable[str], otherwise: str = "") -> str:
-    """The end of an error: the known word that is most like this one, else all, or a hint."""
-    known = list(known)
-    near = difflib.get_close_matches(word, known, 1)
-    return f"did you mean {near[0]}?" if near else otherwise or f"use {', '.join(known)}"
 
 
 def listed(value: Any) -> list[Any]:

@@ -15,9 +15,9 @@ import yaml
 
 from arch import ModelConfig
 from arch.files import read_json
-from eval import RequestError
 from eval.flags import TRUST_CODE
 from eval.identity import model_id
+from eval.messages import RequestError
 from eval.misfits import parse_json
 from eval.rows import SHARDS, Row, read_rows
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from eval import RequestError
 from eval.flags import Model, Models, Out, Positive, Shard, Words, listed
+from eval.messages import RequestError
 from eval.result import Result, command
 from eval.rows import Results, Row, row_key
 

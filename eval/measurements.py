@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-from eval import RequestError
 from eval.identity import labels, seed_labels
+from eval.messages import RequestError
 from eval.recoveries import accepted, is_false_accept
 from eval.schema import Row
 

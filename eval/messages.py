@@ -1,13 +1,19 @@
-"""What is printed, so that nothing in it steers a terminal; and the lines on stderr."""
+"""What is said to a person: refusals, and text in which nothing steers a terminal."""
 
+import difflib
 import re
 import sys
+from collections.abc import Iterable
 from functools import cache
 
 from arch.errors import printable
 
 LONGEST_LINE = 1000
 """Characters of a line on stderr."""
+
+
+class RequestError(ValueError):
+    """A request that cannot be answered; the message is one line that says why."""
 
 
 def legible(text: str) -> str:
@@ -24,3 +30,10 @@ def say(line: object) -> None:
 def say_once(line: str) -> None:
     """Prints a line on stderr the first time it is given."""
     say(line)
+
+
+def nearest(word: str, known: Iterable[str], otherwise: str = "") -> str:
+    """The end of an error: the known word that is most like this one, else all, or a hint."""
+    known = list(known)
+    near = difflib.get_close_matches(word, known, 1)
+    return f"did you mean {near[0]}?" if near else otherwise or f"use {', '.join(known)}"

@@ -31,9 +31,9 @@ from arch.files import read_json
 from arch.pretrained import check_tokenizer, load_pretrained, wrap_model
 from arch.tokenizers import largest_id, read_tokenizer
 from arch.weights import drop_padding
-from eval import RequestError, identity
+from eval import identity
 from eval.flags import TRUST_CODE
-from eval.messages import say_once
+from eval.messages import RequestError, say_once
 from eval.pieces import Pieces
 
 PRETRAINED = "hf:"

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from eval import RequestError
 from eval.flags import listed
+from eval.messages import RequestError
 
 
 def run_plugins(files: str | Sequence[str] | None) -> None:

@@ -2,7 +2,7 @@
 
 from functools import lru_cache
 
-from eval import RequestError
+from eval.messages import RequestError
 from eval.schema import SHUFFLED, Row
 from eval.slices import Slice
 

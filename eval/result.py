@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ParamSpec
 
-from eval import RequestError
-from eval.flags import TRUST_CODE, nearest, read_arguments
-from eval.messages import legible
+from eval.flags import TRUST_CODE, read_arguments
+from eval.messages import RequestError, legible, nearest
 
 if TYPE_CHECKING:
     import pandas

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Iterable
 from pathlib import Path
 
-from eval import RequestError
+from eval.messages import RequestError
 from eval.misfits import parse_json
 from eval.schema import KINDS, SCHEMA, Row, find_fault
 

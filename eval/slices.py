@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from eval import RequestError
+from eval.messages import RequestError
 
 if TYPE_CHECKING:
     from torch import Tensor

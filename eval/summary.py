@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from eval import RequestError
 from eval.measurements import KINDS, LINE, MODEL, Frame, Quantity, frame, quantities
+from eval.messages import RequestError
 from eval.schema import Row
 from eval.statistics import Interval, clustered, exact_share, over_seeds, share
 from eval.tables import Column

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from tqdm import tqdm
 
-from eval import RequestError
-from eval.messages import say
+from eval.messages import RequestError, say
 from eval.rows import Results, Row
 from eval.tables import duration_text
 

@@ -25,8 +25,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from eval import RequestError
-from eval.messages import say_once
+from eval.messages import RequestError, say_once
 from tokenizer import (
     END_OF_TEXT,
     PAD,

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from arch.files import write_text
-from eval import RequestError
 from eval.identity import labels
 from eval.measurements import KINDS, Frame, frame, quantities
-from eval.messages import say
+from eval.messages import RequestError, say
 from eval.schema import Row
 from eval.summary import SAMPLED, Record, summarise, wide
 from eval.tables import text, to_csv

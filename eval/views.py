@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from eval import RequestError
 from eval.flags import AboveZero, Places, Plugins, listed
+from eval.messages import RequestError
 from eval.plugins import run_plugins
 from eval.result import Result, command
 

@@ -3,8 +3,8 @@
 import contextlib
 from pathlib import Path
 
-from eval import RequestError
 from eval.flags import TRUST_CODE, AboveZero, Natural, Places, listed
+from eval.messages import RequestError
 from eval.result import Result, command
 
 DEMO = "demo"

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import eval as evals
 from arch.directory import read_meta
-from eval import RequestError
 from eval.corpora import common_corpus
 from eval.inversion.solver import solvers
 from eval.lenses.lens import lenses
 from eval.lenses.markup import visible
+from eval.messages import RequestError
 from eval.models import PRETRAINED, Checkpoint, find_models, open_model
 from eval.slices import Slice
 from eval.tasks import SoFar, watching

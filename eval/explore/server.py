@@ -35,7 +35,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from arch import ModelError
 from arch.errors import printable
-from eval import RequestError
+from eval.messages import RequestError
 from tokenizer import CorpusError
 
 if TYPE_CHECKING:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
-from eval import RequestError
 from eval.flags import AboveZero, Models, Natural, Out, Part, Positive, Shard, listed
+from eval.messages import RequestError
 from eval.result import Result, command
 
 Quantiser: TypeAlias = Literal["bf16", "fp8", "int8", "int6", "int4", "int2"]

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from eval import RequestError
 from eval.circuit import Circuit
 from eval.information.posterior import (
     QUANTISERS,
@@ -30,6 +29,7 @@ from eval.information.posterior import (
     quantise,
 )
 from eval.memory import tokens_at_once
+from eval.messages import RequestError
 
 SAMPLED = 10  # the sampled effect is of one candidate in so many
 

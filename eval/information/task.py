@@ -8,11 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from eval import RequestError
 from eval.captures import open_site
 from eval.circuit import Circuit
 from eval.information.measure import Candidates, Passage, Question, measure_bits
 from eval.inversion.problem import capture
+from eval.messages import RequestError
 from eval.models import Checkpoint
 from eval.rows import Results, Row, row_key
 from eval.tasks import SoFar, tell

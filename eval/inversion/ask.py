@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from eval import RequestError
 from eval.circuit import Circuit, uncertified
 from eval.inversion.guesses import ReadBack, open_readbacks
 from eval.inversion.problem import Problem, capture, pose
@@ -28,6 +27,7 @@ from eval.inversion.scoring import (
 )
 from eval.inversion.solver import Answer, Solver, ask_solver
 from eval.memory import candidates_at_once, rows_at_once
+from eval.messages import RequestError
 from eval.models import Checkpoint
 from eval.rows import Results, Row, finite_or_none, row_key
 from eval.schema import SHUFFLED

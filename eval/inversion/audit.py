@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tqdm import tqdm
 
-from eval import RequestError
 from eval.flags import File, Natural, Out, Part, Plugins, Words, listed
-from eval.messages import legible, say_once
+from eval.messages import RequestError, legible, say_once
 from eval.plugins import run_plugins
 from eval.result import Result, command
 
@@ -183,7 +182,6 @@ class RecoverTask:
         if self.aloud:
             tqdm.write(legible(_text(self.name, rows)), file=sys.stderr)
         return rows
-
 
     def _without_padding(self, raw: "Raw") -> list[tuple[list[int], slice | None]]:
         """The prompts that a mask leaves the same rows of, and these rows; else all at once.

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from arch import LanguageModel
-from eval import RequestError
 from eval.inversion.stored import FLOATS
-from eval.messages import say_once
+from eval.messages import RequestError, say_once
 
 NEAR = 0.5  # of the change between two layers, by which a block's output may miss the second
 FINAL = "final"

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from eval import RequestError
-from eval.messages import say_once
+from eval.messages import RequestError, say_once
 
 
 class LayeredCache(Protocol):

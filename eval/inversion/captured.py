@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from eval import RequestError
 from eval.captures import open_site
 from eval.circuit import Circuit
 from eval.inversion.arithmetic import ALLOWED, EXACT, Arithmetic
@@ -21,7 +20,7 @@ from eval.inversion.locate import TRIED, Match, find_precision, find_site
 from eval.inversion.problem import ACCEPT, Problem
 from eval.inversion.reading import Reading
 from eval.inversion.stored import Stored, rounding_spread
-from eval.messages import say_once
+from eval.messages import RequestError, say_once
 from eval.slices import Slice
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import nn
 
 from arch import LanguageModel
-from eval import RequestError
+from eval.messages import RequestError
 from eval.models import Checkpoint, draw, open_checkpoint
 
 _SCALE = re.compile(r"scale=(\d*\.?\d+(?:e-?\d+)?)")

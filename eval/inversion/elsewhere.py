@@ -1,10 +1,10 @@
 """Where else captured outputs may be of, when nothing fits at the site that was given."""
 
-from eval import RequestError
 from eval.inversion.arithmetic import EXACT
 from eval.inversion.captured import Captured
 from eval.inversion.locate import Match, count_hits, find_site
 from eval.inversion.stored import FLOATS, Stored
+from eval.messages import RequestError
 
 ROWS = 16  # of the beginning, at most, that are left out to see whether later ones fit
 

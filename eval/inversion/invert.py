@@ -6,7 +6,6 @@ from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from eval import RequestError
 from eval.flags import (
     Layers,
     Models,
@@ -21,7 +20,7 @@ from eval.flags import (
     listed,
 )
 from eval.inversion.suites import read_entries
-from eval.messages import say
+from eval.messages import RequestError, say
 from eval.plugins import run_plugins
 from eval.result import Result, command
 

@@ -4,8 +4,8 @@ import json
 from textwrap import indent, wrap
 from typing import TYPE_CHECKING
 
-from eval import RequestError
 from eval.flags import Plugins, Words, listed
+from eval.messages import RequestError
 from eval.plugins import run_plugins
 from eval.result import Result, command
 

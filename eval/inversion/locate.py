@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from eval import RequestError
 from eval.circuit import PARTS, Circuit, join
 from eval.inversion.arithmetic import ALLOWED, EXACT, Arithmetic
 from eval.inversion.certify import floor_share
@@ -24,6 +23,7 @@ from eval.inversion.problem import ACCEPT, Problem
 from eval.inversion.reading import Reading
 from eval.inversion.stored import Stored, rounding_spread
 from eval.memory import rows_at_once
+from eval.messages import RequestError
 from eval.slices import Slice
 from eval.text import held_out_text
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from eval import RequestError
 from eval.circuit import Circuit, join, precision
 from eval.memory import rows_at_once
+from eval.messages import RequestError
 from eval.slices import Slice
 
 if TYPE_CHECKING:

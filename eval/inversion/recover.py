@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from eval import RequestError
 from eval.circuit import uncertified
 from eval.corpora import choose_corpus
 from eval.inversion.arithmetic import ALLOWED, EXACT, Arithmetic
@@ -36,7 +35,7 @@ from eval.inversion.problem import ACCEPT, Problem, capture
 from eval.inversion.recovered import Recovered
 from eval.inversion.solver import Solver, ask_solver, parse_solvers
 from eval.inversion.stored import FLOATS, read_stored
-from eval.messages import say_once
+from eval.messages import RequestError, say_once
 from eval.models import open_models
 from eval.slices import Slice
 

@@ -23,11 +23,10 @@ import docstring_parser
 import torch
 from torch import Tensor
 
-from eval import RequestError
 from eval.circuit import uncertified
-from eval.flags import nearest
 from eval.inversion.objectives import OBJECTIVES, VARIABLES, restrict
 from eval.inversion.problem import Chance, Problem
+from eval.messages import RequestError, nearest
 from eval.plugins import hash_source
 from eval.ranks import token_ranks
 from eval.slices import Slice

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from eval import RequestError
-from eval.flags import flag_name, listed, nearest, read_arguments
+from eval.flags import flag_name, listed, read_arguments
+from eval.messages import RequestError, nearest
 
 SUITES = Path(__file__).parent.parent / "suites"
 NOT_OF_AN_ENTRY = {

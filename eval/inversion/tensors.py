@@ -17,9 +17,8 @@ from typing import IO, Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from eval import RequestError
 from eval.circuit import PARTS
-from eval.messages import say_once
+from eval.messages import RequestError, say_once
 
 FILES = "a .safetensors, .npy or .npz file"
 SCALES = ("scale", "scales")

@@ -28,11 +28,11 @@ from arch.mixers import (
     SideBySide,
     Triangle,
 )
-from eval import RequestError
 from eval.lenses.charts import Bars, Heat, Lines
 from eval.lenses.lens import Checkpoint, PromptBatch, Request, lens
 from eval.lenses.table import Record, Table
 from eval.lenses.trace import SUBLAYERS, blocks_of
+from eval.messages import RequestError
 from eval.ranks import effective_rank
 
 PARTS = {Headed: "head", Kernel: "tap", Parallel: "branch"}

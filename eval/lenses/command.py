@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from eval import RequestError
 from eval.flags import Models, Natural, Out, Plugins, Positive, Shard, Words, listed
+from eval.messages import RequestError
 from eval.plugins import run_plugins
 from eval.result import Result, command
 

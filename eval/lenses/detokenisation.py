@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from eval import RequestError
 from eval.artefacts import fitted
 from eval.circuit import Circuit
 from eval.lenses.charts import Lines
 from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens
 from eval.lenses.stories import stories, whole_windows
 from eval.lenses.trace import spaced_layers
+from eval.messages import RequestError
 from eval.probes.linear import ProbeFit, outputs_of, pack, unpack
 
 SPACE = ("Ġ", "▁", " ")  # how tokenizers write a space at a token's beginning

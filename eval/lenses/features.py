@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from arch import LanguageModel
-from eval import RequestError
 from eval.lenses.charts import Lines
 from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens, token_ids
 from eval.lenses.stories import retellings
 from eval.lenses.trace import blocks_of
+from eval.messages import RequestError
 
 OUTPUTS = ("down", "down_proj", "c_proj", "fc_out", "2")
 """What the layer after the hidden units is called, ours first, then in four families."""

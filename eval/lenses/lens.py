@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tokenizers import Tokenizer
 
-from eval import RequestError
 from eval.lenses import markup
 from eval.lenses.table import Record, Table
 from eval.lenses.trace import PromptBatch, gather
+from eval.messages import RequestError
 from eval.models import Checkpoint
 
 if TYPE_CHECKING:

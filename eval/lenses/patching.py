@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arch import LanguageModel
-from eval import RequestError
 from eval.lenses.charts import Heat
 from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens, word_tokens
 from eval.lenses.stories import swaps
 from eval.lenses.trace import run_on, trace
+from eval.messages import RequestError
 
 SWAPS = 2  # built-in stories for each attribute
 ROWS = 16  # variants of a sweep's pass; in longer prompts several positions are patched together

@@ -14,10 +14,9 @@ from math import isfinite
 from pathlib import Path
 
 from arch.files import write_text
-from eval import RequestError
 from eval.lenses.lens import FOLDER, Document, Lens, Request, read_document
 from eval.lenses.table import Table
-from eval.messages import say
+from eval.messages import RequestError, say
 from eval.models import Checkpoint
 from eval.plugins import hash_source
 from eval.rows import Results, Row, row_key

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from arch import LanguageModel, generate
-from eval import RequestError
 from eval.lenses.charts import Lines
 from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens
 from eval.lenses.stories import (
@@ -30,6 +29,7 @@ from eval.lenses.stories import (
     tell_story,
 )
 from eval.lenses.trace import blocks_of, run_on, side_by_side, spaced_layers
+from eval.messages import RequestError
 from tokenizer import END_OF_TEXT
 
 CONTEXTS = 8  # stories of each word

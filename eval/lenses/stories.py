@@ -18,8 +18,8 @@ from typing import NamedTuple
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from eval import RequestError
 from eval.lenses.lens import Request, token_ids
+from eval.messages import RequestError
 from eval.models import Checkpoint
 from eval.text import Use, held_out_text
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from eval import RequestError
+from eval.messages import RequestError
 from eval.statistics import student_t, wilson
 
 CLUSTERS = ("story", "prompt", "pair", "token")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from arch import LanguageModel
-from eval import RequestError
+from eval.messages import RequestError
 from eval.models import Checkpoint
 from eval.text import Prompt
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from eval import RequestError
 from eval.flags import AboveZero, Models, Natural, Out, Positive, Shard, listed
+from eval.messages import RequestError
 from eval.result import Result, command
 
 if TYPE_CHECKING:

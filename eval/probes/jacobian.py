@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from eval import RequestError
 from eval.circuit import Circuit
 from eval.memory import rows_at_once
+from eval.messages import RequestError
 from eval.models import Checkpoint
 from eval.ranks import effective_rank
 from eval.rows import Results, Row, row_key

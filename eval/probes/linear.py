@@ -21,7 +21,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eval import RequestError
 from eval.artefacts import fitted
 from eval.circuit import Circuit
 from eval.classifiers import (
@@ -33,6 +32,7 @@ from eval.classifiers import (
     second_moment,
 )
 from eval.memory import tokens_at_once
+from eval.messages import RequestError
 from eval.models import Checkpoint
 from eval.ranks import token_ranks
 from eval.rows import Results, Row, row_key

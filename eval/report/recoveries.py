@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from arch.errors import printable
-from eval import RequestError
 from eval.lenses.markup import visible
 from eval.measurements import Frame, frame
+from eval.messages import RequestError
 from eval.schema import Row
 from eval.slices import Slice
 from eval.summary import summarise
