@@ -64,7 +64,9 @@ def read_command(command: str, words: list[str]) -> Recipe:
     values = parser.parse_args([*_with_paths(list(_full_names(words)))])
     for name in SECTIONS:
         if not isinstance(values[name], Namespace):
-            raise RunError(f"--{name} is {values[name]}; it must be a section of settings")
+            raise RunError(
+                f"--{name} is {str(values[name])[:100]}; it must be a section of settings"
+            )
     settings = {field.name: values[field.name] for field in dataclasses.fields(RunSettings)}
     sections = {name: section(**values[name].as_dict()) for name, section in SECTIONS.items()}
     return Recipe(run=RunSettings(**settings), **sections)
@@ -99,7 +101,8 @@ def find_recipe(name: str) -> Path:
     for section, values in content.items():
         if section in SECTIONS and not isinstance(values, dict):
             raise RunError(
-                f"--config {path}: --{section} is {values!r}; it must be a section of settings"
+                f"--config {path}: --{section} is {repr(values)[:100]}; it must be a section "
+                "of settings"
             )
     return path
 
