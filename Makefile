@@ -20,7 +20,7 @@ test: $(STAMP)
 # Rounding differs with the instructions, the library's code path and the number of threads.
 PROCESSORS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE \
     ONEDNN_MAX_CPU_ISA=AVX2 OMP_NUM_THREADS=2 OMP_NUM_THREADS=4
-NUMBERS := tests/golden tests/eval/inversion tests/eval/test_bits.py tests/eval/probes \
+NUMBERS := tests/golden tests/eval/inversion tests/eval/captured tests/eval/sites tests/eval/measures \
     tests/eval/lenses tests/arch/test_kernels.py tests/arch/test_mixers_equal.py
 
 portable: $(STAMP)

@@ -11,38 +11,38 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from eval.captures import activations as activations
-    from eval.information.command import bits as bits
-    from eval.inversion.invert import invert as invert
-    from eval.inversion.listing import list_solvers as list_solvers
-    from eval.inversion.recover import recover as recover
-    from eval.language import generate as generate
-    from eval.language import loss as loss
-    from eval.lenses.command import lens as lens
-    from eval.lenses.command import list_lenses as list_lenses
+    from eval.captured.recover import recover as recover
+    from eval.commands.bits import bits as bits
+    from eval.commands.invert import invert as invert
+    from eval.commands.language import generate as generate
+    from eval.commands.language import loss as loss
+    from eval.commands.lens import lens as lens
+    from eval.commands.lists import list_lenses as list_lenses
+    from eval.commands.lists import list_solvers as list_solvers
+    from eval.commands.probe import geometry as geometry
+    from eval.commands.probe import probe as probe
+    from eval.commands.views import compare as compare
     from eval.messages import RequestError as RequestError
-    from eval.models import open_model as open_model
-    from eval.probes.command import geometry as geometry
-    from eval.probes.command import probe as probe
-    from eval.tasks import watching as watching
-    from eval.views import compare as compare
+    from eval.models.checkpoint import open_model as open_model
+    from eval.rows.progress import watching as watching
+    from eval.sites.activations import activations as activations
 
 _MODULES = {
     "RequestError": "messages",
-    "open_model": "models",
-    "activations": "captures",
-    "bits": "information.command",
-    "compare": "views",
-    "generate": "language",
-    "geometry": "probes.command",
-    "invert": "inversion.invert",
-    "lens": "lenses.command",
-    "list_lenses": "lenses.command",
-    "list_solvers": "inversion.listing",
-    "loss": "language",
-    "probe": "probes.command",
-    "recover": "inversion.recover",
-    "watching": "tasks",
+    "open_model": "models.checkpoint",
+    "activations": "sites.activations",
+    "bits": "commands.bits",
+    "compare": "commands.views",
+    "generate": "commands.language",
+    "geometry": "commands.probe",
+    "invert": "commands.invert",
+    "lens": "commands.lens",
+    "list_lenses": "commands.lists",
+    "list_solvers": "commands.lists",
+    "loss": "commands.language",
+    "probe": "commands.probe",
+    "recover": "captured.recover",
+    "watching": "rows.progress",
 }
 
 

@@ -30,22 +30,22 @@ if TYPE_CHECKING:  # libraries are loaded where an interruption is one line
 
     from tyro import _errors as refusals
 
-    from eval.result import Result
+    from eval.commands.result import Result
 
 COMMANDS = {
-    "loss": "eval.language:loss",
-    "generate": "eval.language:generate",
-    "invert": "eval.inversion.invert:invert",
-    "recover": "eval.inversion.audit:recover_file",
-    "solvers": "eval.inversion.listing:list_solvers",
-    "bits": "eval.information.command:bits",
-    "probe": "eval.probes.command:probe",
-    "geometry": "eval.probes.command:geometry",
-    "lens": "eval.lenses.command:lens",
-    "lenses": "eval.lenses.command:list_lenses",
-    "summary": "eval.views:summary",
-    "compare": "eval.views:compare",
-    "report": "eval.views:report",
+    "loss": "eval.commands.language:loss",
+    "generate": "eval.commands.language:generate",
+    "invert": "eval.commands.invert:invert",
+    "recover": "eval.commands.recover:recover_file",
+    "solvers": "eval.commands.lists:list_solvers",
+    "bits": "eval.commands.bits:bits",
+    "probe": "eval.commands.probe:probe",
+    "geometry": "eval.commands.probe:geometry",
+    "lens": "eval.commands.lens:lens",
+    "lenses": "eval.commands.lists:list_lenses",
+    "summary": "eval.commands.views:summary",
+    "compare": "eval.commands.views:compare",
+    "report": "eval.commands.views:report",
     "explore": "eval.explore.command:explore",
 }
 """The function of each command."""
@@ -151,7 +151,7 @@ def run_command(name: str, words: list[str]) -> tuple[Result, str]:
     import tyro
     from tyro import _errors as refusals  # what tyro has of what it refuses; pinned
 
-    from eval.flags import READERS, TRUST_HELP, flag_name, reader_of
+    from eval.commands.flags import READERS, TRUST_HELP, flag_name, reader_of
 
     function = command_function(name)
     parameters = list(inspect.signature(function).parameters.values())

@@ -22,16 +22,17 @@ from torch import Tensor
 
 from arch import LanguageModel, ModelConfig
 from eval import RequestError
-from eval.circuit import Circuit
 from eval.inversion.guesses import ReadBack, fit_readbacks
-from eval.inversion.problem import Problem, capture, pose
-from eval.inversion.solvers.alternating import alternating
+from eval.inversion.problem import Problem, pose
+from eval.inversion.solvers.alternating.search import alternating
 from eval.inversion.solvers.descent import descent
 from eval.inversion.solvers.sweep import sweep
-from eval.memory import candidates_at_once
-from eval.models import open_checkpoint
-from eval.slices import Slice
-from eval.text import drawn_prompts, held_out_text
+from eval.models.checkpoint import open_checkpoint
+from eval.models.memory import candidates_at_once
+from eval.models.text import drawn_prompts, held_out_text
+from eval.sites.capture import capture
+from eval.sites.circuit import Circuit
+from eval.sites.slices import Slice
 from scripts import bench
 from tokenizer import CorpusError
 

@@ -21,7 +21,7 @@ import eval as evals
 from arch import LanguageModel, ModelConfig, generate, save_model
 from eval.inversion.solver import solvers
 from eval.lenses.lens import lenses
-from eval.models import Checkpoint, open_checkpoint
+from eval.models.checkpoint import Checkpoint, open_checkpoint
 from tests.arch.cases import MIXERS
 from tests.eval.lenses.cases import story_checkpoint
 from tests.simulated_device import simulated_device

@@ -30,7 +30,7 @@ import pytest
 import yaml
 
 from eval.__main__ import command_function
-from eval.flags import read_arguments
+from eval.commands.flags import read_arguments
 from tokenizer.toy import toy_stories
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -59,14 +59,14 @@ NOT_RUN = {
     r"scripts/gpu_check\.sh": "needs a GPU",
     r"torchrun|srun|--trainer\.devices": "needs several devices",
     r"arch check my_mixers": "tests/arch/test_mixers_docs.py writes and checks that file",
-    r"--plugin lengths\.py": "tests/eval/test_plugins.py writes and runs that file",
+    r"--plugin lengths\.py": "tests/eval/rows/test_plugins.py writes and runs that file",
     r"--plugin hill\.py": "tests/eval/inversion/test_solvers.py writes and runs that file",
     r"runs/recurrent": "needs a file; tests/arch/test_mixers_docs.py writes it and runs them",
-    r"--wandb offline": "starts W&B's process; tests/eval/test_tracking.py has it",
+    r"--wandb offline": "starts W&B's process; tests/eval/views/test_tracking.py has it",
     r"fineweb-edu|--download|scripts/smollm2|models/smollm2": "needs the network",
     r"weights\.gguf": "tests/arch/test_gguf.py makes and imports such a file",
-    r"eval recover": "needs a model of the hub; tests/eval/inversion/test_recover.py has it",
-    r"eval explore": "serves until it is interrupted; tests/eval/test_explore.py has it",
+    r"eval recover": "needs a model of the hub; tests/eval/captured/test_recover.py has it",
+    r"eval explore": "serves until it is interrupted; tests/eval/explore/test_explore.py has it",
 }
 NAMED = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("docs/*.md"))
 """The pages that name models by their steps."""

@@ -21,7 +21,7 @@ from tests.docs_cases import (
     workspace,
     write_book,
 )
-from tests.eval.explore_cases import asked, running, send
+from tests.eval.explore.explore_cases import asked, running, send
 
 TEXTS = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")

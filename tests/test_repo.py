@@ -3,6 +3,7 @@
 import ast
 import re
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,61 @@ def test_rooms_import_only_what_they_may(room: str) -> None:
         assert not foreign, f"{path.relative_to(ROOT)} imports {', '.join(foreign)}"
         if room == "eval":
             assert not imports(path) & {"lightning", "pytorch_lightning"}, path
+
+
+FOLDERS = ("messages", "drawing", "models", "sites", "rows", "analysis", "measures", "inversion",
+           "lenses", "captured", "views", "commands", "explore", "")  # fmt: skip
+"""Of `eval`, in their order: each imports those before it alone; the last is the room's root."""
+LISTS = {"arch/mixers", "eval/commands", "eval/inversion/solvers", "eval/lenses"}
+"""Folders whose files are of one kind, so that a reader chooses from a list."""
+MOST_FILES = 7
+
+
+def modules(room: str) -> dict[str, Path]:
+    """The files of a room by their modules, those of packages by the package."""
+    found = {}
+    for path in (ROOT / room).rglob("*.py"):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        found[name.removesuffix(".__init__")] = path
+    return found
+
+
+def imported(room: str) -> dict[str, set[str]]:
+    """The modules of a room that each of its modules imports, also within its functions."""
+    files = modules(room)
+    found: dict[str, set[str]] = {}
+    for name, path in files.items():
+        found[name] = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == room:
+                whole = [f"{node.module}.{alias.name}" for alias in node.names]
+                found[name] |= {each if each in files else str(node.module) for each in whole}
+    return found
+
+
+def folder(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in FOLDERS else ""
+
+
+def test_no_import_in_eval_runs_up() -> None:
+    for name, others in imported("eval").items():
+        for other in others:
+            assert FOLDERS.index(folder(other)) <= FOLDERS.index(folder(name)), (name, other)
+
+
+@pytest.mark.parametrize("room", ["eval"])
+def test_no_files_import_each_other_in_a_circle(room: str) -> None:
+    graph = {name: others - {name, room} for name, others in imported(room).items()}
+    list(TopologicalSorter(graph).static_order())
+
+
+@pytest.mark.parametrize("room", ["eval"])
+def test_no_folder_has_more_files_than_a_reader_can_choose_from(room: str) -> None:
+    for place in {path.parent for path in modules(room).values()}:
+        files = [path.name for path in place.glob("*.py") if not path.name.startswith("__")]
+        name = str(place.relative_to(ROOT))
+        assert len(files) <= MOST_FILES or name in LISTS, f"{name}: {', '.join(sorted(files))}"
 
 
 @pytest.mark.parametrize("package", [arch, evals, tokenizer, train])

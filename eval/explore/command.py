@@ -3,9 +3,10 @@
 import contextlib
 from pathlib import Path
 
-from eval.flags import TRUST_CODE, AboveZero, Natural, Places, listed
+from eval.commands.flags import AboveZero, Natural, Places, listed
+from eval.commands.result import Result, command
 from eval.messages import RequestError
-from eval.result import Result, command
+from eval.models import TRUST_CODE
 
 DEMO = "demo"
 """Where `make demo` puts its models."""
@@ -36,7 +37,7 @@ def explore(
         seconds: that one question may take
     """
     from eval.explore.questions import Library
-    from eval.models import PRETRAINED, device_of
+    from eval.models.checkpoint import PRETRAINED, device_of
 
     try:
         from eval.explore.server import Explorer, listen, server

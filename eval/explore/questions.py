@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import eval as evals
 from arch.directory import read_meta
-from eval.corpora import common_corpus
+from eval.analysis.verdicts import AMBIGUOUS
+from eval.drawing.markup import visible
 from eval.inversion.solver import solvers
 from eval.lenses.lens import lenses
-from eval.lenses.markup import visible
 from eval.messages import RequestError
-from eval.models import PRETRAINED, Checkpoint, find_models, open_model
-from eval.slices import Slice
-from eval.tasks import SoFar, watching
-from eval.text import text_prompts
-from eval.verdicts import AMBIGUOUS
+from eval.models.checkpoint import PRETRAINED, Checkpoint, find_models, open_model
+from eval.models.corpora import common_corpus
+from eval.models.text import text_prompts
+from eval.rows.progress import SoFar, watching
+from eval.sites.slices import Slice
 
 if TYPE_CHECKING:
-    from eval.result import Result
+    from eval.commands.result import Result
 
 LETTERS, TOKENS, NOISE = 1000, 64, 16.0
 """Of a sentence, and added to outputs, at most."""

@@ -39,8 +39,8 @@ from eval.messages import RequestError
 from tokenizer import CorpusError
 
 if TYPE_CHECKING:
+    from eval.commands.result import Result
     from eval.explore.questions import Library, Question
-    from eval.result import Result
 
 STATIC = Path(__file__).parent / "static"
 FILES = {"/": "page.html", "/explore.js": "explore.js", "/style.css": "explore.css"}

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from eval.artefacts import fitted
-from eval.circuit import Circuit, join
-from eval.text import held_out_text
+from eval.models.text import held_out_text
+from eval.rows.fits import fitted
+from eval.sites.circuit import Circuit, join
 
 if TYPE_CHECKING:
-    from eval.models import Checkpoint
+    from eval.models.checkpoint import Checkpoint
 
 PREFIXES = 128  # after which tokens are run; half of them with half of their tokens drawn at random
 CANDIDATES = 64  # tokens after each: half of them drawn from text, half from the vocabulary

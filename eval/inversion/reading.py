@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from arch import State
-from eval.circuit import Circuit, join, step_together
 from eval.inversion.guesses import Guesser, ReadBack
 from eval.inversion.problem import Problem
-from eval.memory import candidates_at_once
-from eval.tasks import SoFar, tell, watched
+from eval.models.memory import candidates_at_once
+from eval.rows.progress import SoFar, tell, watched
+from eval.sites.circuit import Circuit, join, step_together
 
 GROWTH = 8  # of a shortlist that does not hit
 ENOUGH = 256  # tokens run at a position: the nearest is taken within the limit, not only if near

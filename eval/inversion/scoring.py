@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eval.inversion.descend import normal
-from eval.inversion.objectives import OBJECTIVES
+from eval.inversion.gradient.descend import normal
+from eval.inversion.gradient.objectives import OBJECTIVES
 from eval.inversion.problem import Chance, Problem
 from eval.inversion.solver import Answer, Solver
 

@@ -7,7 +7,7 @@
 It is called with a `Problem` and a source of chance for each of its rows, and gives an answer for
 each row. Keyword-only arguments are the settings, recorded in every row. What an answer claims is
 checked by `ask_solver`: no solver certifies itself. The modules of `eval.inversion.solvers` are
-read for solvers, and files of the user's own (`eval.plugins`).
+read for solvers, and files of the user's own (`eval.rows.plugins`).
 """
 
 import inspect
@@ -23,13 +23,13 @@ import docstring_parser
 import torch
 from torch import Tensor
 
-from eval.circuit import uncertified
-from eval.inversion.objectives import OBJECTIVES, VARIABLES, restrict
+from eval.inversion.gradient.objectives import OBJECTIVES, VARIABLES, restrict
 from eval.inversion.problem import Chance, Problem
+from eval.measures.ranks import token_ranks
 from eval.messages import RequestError, nearest
-from eval.plugins import hash_source
-from eval.ranks import token_ranks
-from eval.slices import Slice
+from eval.rows.plugins import hash_source
+from eval.sites.circuit import uncertified
+from eval.sites.slices import Slice
 
 PACKAGE = "eval.inversion.solvers"
 FAMILIES = ("gradient", "prior", "search", "control")

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from arch import LanguageModel
-from eval.lenses import markup
+from eval.drawing import markup
 from eval.lenses.charts import Heat, Tables
 from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens, word_tokens
 from eval.lenses.trace import run_on

@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from eval import figures, plots
-from eval.lenses import markup
+from eval.drawing import figures, markup, plots
+from eval.drawing.tables import interval_text
 from eval.lenses.table import SAMPLES, Record, Table
-from eval.tables import interval_text
 
 Tables = Mapping[str, Table]
 """What one lens found, by checkpoint."""
@@ -213,3 +212,17 @@ def _token(table: Table, record: Record) -> Record:
         return {}
     token = markup.visible(pieces[record["position"]])
     return {"token": token, "place": f"{record['position']} {token}"}
+
+
+def word_tables(tables: Mapping[str, Table]) -> list[markup.Markup]:
+    """The tables of words of all checkpoints, folded; those of one title and columns as one."""
+    lines: dict[tuple[str, ...], list[list[Any]]] = {}
+    for model, table in tables.items():
+        for one in table.texts:
+            for cells in one["lines"]:
+                shown = [markup.codes(cell) if isinstance(cell, list) else cell for cell in cells]
+                lines.setdefault((one["title"], *one["columns"]), []).append([model, *shown])
+    return [
+        markup.folded(title, markup.html_table(("checkpoint", *columns), rows))
+        for (title, *columns), rows in lines.items()
+    ]

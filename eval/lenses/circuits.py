@@ -32,8 +32,8 @@ from eval.lenses.charts import Bars, Heat, Lines
 from eval.lenses.lens import Checkpoint, PromptBatch, Request, lens
 from eval.lenses.table import Record, Table
 from eval.lenses.trace import SUBLAYERS, blocks_of
+from eval.measures.ranks import effective_rank
 from eval.messages import RequestError
-from eval.ranks import effective_rank
 
 PARTS = {Headed: "head", Kernel: "tap", Parallel: "branch"}
 """The name of each triangle of a stack, by mixer."""

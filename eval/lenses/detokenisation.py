@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from eval.artefacts import fitted
-from eval.circuit import Circuit
 from eval.lenses.charts import Lines
 from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens
 from eval.lenses.stories import stories, whole_windows
 from eval.lenses.trace import spaced_layers
+from eval.measures.linear import ProbeFit, outputs_of, pack, unpack
 from eval.messages import RequestError
-from eval.probes.linear import ProbeFit, outputs_of, pack, unpack
+from eval.rows.fits import fitted
+from eval.sites.circuit import Circuit
 
 SPACE = ("Ġ", "▁", " ")  # how tokenizers write a space at a token's beginning
 APOSTROPHES = ("'", "’")

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arch import LanguageModel
-from eval import figures, plots
-from eval.lenses import markup
+from eval.drawing import figures, markup, plots
 from eval.lenses.charts import Lines, Tables
 from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens, word_tokens
 from eval.lenses.trace import readers

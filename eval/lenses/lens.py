@@ -21,20 +21,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tokenizers import Tokenizer
 
-from eval.lenses import markup
+from eval.lenses.charts import Chart, Tables, word_tables
 from eval.lenses.table import Record, Table
 from eval.lenses.trace import PromptBatch, gather
 from eval.messages import RequestError
-from eval.models import Checkpoint
+from eval.models.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-    from eval.figures import Figure
-    from eval.lenses.charts import Chart, Tables
-from eval.misfits import find_misfit, parse_json
-from eval.schema import LensDocument
-from eval.text import Prompt, encode_text
+    from eval.drawing.figures import Figure
+from eval.models.text import Prompt, encode_text
+from eval.rows.misfits import find_misfit, parse_json
+from eval.rows.schema import LensDocument
 
 TOKENS = 8192
 ALL = "all"
@@ -111,7 +110,7 @@ class Lens:
 
     def texts(self, tables: Tables) -> list[Markup]:
         """Its own texts for the page, then the tables of words that it added."""
-        return [*self.html(tables), *markup.texts(tables)]
+        return [*self.html(tables), *word_tables(tables)]
 
 
 REGISTER: dict[str, Lens] = {}

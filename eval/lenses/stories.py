@@ -20,8 +20,8 @@ from torch import Tensor
 
 from eval.lenses.lens import Request, token_ids
 from eval.messages import RequestError
-from eval.models import Checkpoint
-from eval.text import Use, held_out_text
+from eval.models.checkpoint import Checkpoint
+from eval.models.text import Use, held_out_text
 
 WINDOW = 128  # tokens, or the context
 WORDS = {

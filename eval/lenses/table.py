@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from eval.analysis.statistics import student_t, wilson
 from eval.messages import RequestError
-from eval.statistics import student_t, wilson
 
 CLUSTERS = ("story", "prompt", "pair", "token")
 SAMPLES = (*CLUSTERS, "position")

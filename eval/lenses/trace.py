@@ -17,8 +17,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from arch import LanguageModel
 from eval.messages import RequestError
-from eval.models import Checkpoint
-from eval.text import Prompt
+from eval.models.checkpoint import Checkpoint
+from eval.models.text import Prompt
 
 SUBLAYERS = ("token mixer", "channel mixer")
 TOGETHER = 512  # positions of variants of a prompt that run at once

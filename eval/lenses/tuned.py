@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arch import LanguageModel
-from eval.artefacts import fitted
 from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens
 from eval.lenses.logit import Read, add_readings, charts, draw_words, read_layers
 from eval.lenses.stories import stories, whole_windows
 from eval.lenses.trace import trace
+from eval.rows.fits import fitted
 
 HELD = 16  # windows to choose on, and as many to report on
 SURE = 2.0  # standard errors by which a map has to be better than the identity

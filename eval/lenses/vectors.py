@@ -14,8 +14,8 @@ from torch import Tensor
 
 from eval.lenses.charts import Bars, Histogram
 from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens, word_tokens
-from eval.ranks import token_ranks
-from eval.text import held_out_text
+from eval.measures.ranks import token_ranks
+from eval.models.text import held_out_text
 
 OUTLIER = 3.5  # robust z from which a length is unusual (Iglewicz & Hoaglin 1993)
 SIDES = ("input", "output")

@@ -14,12 +14,19 @@ from typing import Any
 import yaml
 
 import arch.threads  # noqa: F401 - before the first product
-from eval.inversion.ask import Question, plan
 from eval.inversion.solver import parse_solvers
-from eval.models import open_model
-from eval.rows import Results
-from eval.slices import Slice
-from eval.text import HeldOutText, Prompt, drawn_prompts, held_out_text, padded, random_prompts
+from eval.inversion.task import Question, plan
+from eval.models.checkpoint import open_model
+from eval.models.text import (
+    HeldOutText,
+    Prompt,
+    drawn_prompts,
+    held_out_text,
+    padded,
+    random_prompts,
+)
+from eval.rows.store import Results
+from eval.sites.slices import Slice
 from scripts.experiments.forgetting import FOLDER
 
 

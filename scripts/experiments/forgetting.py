@@ -17,17 +17,17 @@ import yaml
 from torch import Tensor
 
 import arch.threads  # noqa: F401 - before the first product
-from eval.circuit import Circuit, join
-from eval.information.measure import Passage, candidate_outputs, spread
-from eval.information.posterior import (
+from eval.measures.bits.measure import Passage, candidate_outputs, spread
+from eval.measures.bits.posterior import (
     fit_of_codes,
     fit_under_noise,
     information,
     noise_evidence,
     quantise,
 )
-from eval.models import open_model
-from eval.text import HeldOutText, held_out_text
+from eval.models.checkpoint import open_model
+from eval.models.text import HeldOutText, held_out_text
+from eval.sites.circuit import Circuit, join
 
 FOLDER = Path(__file__).parents[2] / "docs" / "results" / "experiments"
 

@@ -28,9 +28,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from arch import LanguageModel
-from eval.circuit import Circuit
-from eval.models import Checkpoint, open_model
-from eval.text import held_out_text
+from eval.models.checkpoint import Checkpoint, open_model
+from eval.models.text import held_out_text
+from eval.sites.circuit import Circuit
 
 PROMPTS, LENGTH = 10, 20
 NOISE = 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0

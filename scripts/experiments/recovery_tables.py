@@ -14,8 +14,8 @@ from typing import Any
 
 import pandas
 
-from eval.figures import write_chart
-from eval.statistics import equivalent, paired_difference, share
+from eval.analysis.statistics import equivalent, paired_difference, share
+from eval.drawing.figures import write_chart
 from scripts.experiments.tables import FOLDER, holm, show
 from scripts.experiments.training_tables import place
 

@@ -19,7 +19,7 @@ import numpy as np
 import pandas
 from scipy import stats
 
-from eval.figures import write_chart
+from eval.drawing.figures import write_chart
 
 pd: Any = pandas  # whose annotations leave open what an index or a column gives
 Frame = Any

@@ -18,10 +18,10 @@ import yaml
 from torch import Tensor
 
 import arch.threads  # noqa: F401 - before the first product
-from eval.circuit import Circuit
-from eval.information.measure import Passage, candidate_outputs
-from eval.models import open_model
-from eval.text import HeldOutText, held_out_text, inside_stories
+from eval.measures.bits.measure import Passage, candidate_outputs
+from eval.models.checkpoint import open_model
+from eval.models.text import HeldOutText, held_out_text, inside_stories
+from eval.sites.circuit import Circuit
 from scripts.experiments.forgetting import FOLDER, bits_of, commonest
 
 WINDOWS = 200, 128  # of held-out text, whose loss stands beside

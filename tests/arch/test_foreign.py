@@ -14,8 +14,8 @@ from tokenizers import Tokenizer, processors
 
 from arch import ModelError, load_pretrained
 from arch.convert import import_transformers
-from eval.models import open_model
-from eval.text import random_prompts
+from eval.models.checkpoint import open_model
+from eval.models.text import random_prompts
 from tests.arch.cases import byte_tokenizer
 from tests.arch.test_gguf import write_gguf
 from tests.arch.test_pretrained import random_model

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import eval as evals
-from eval.views import summary
+from eval.commands.views import summary
 
 FOLDER = Path(__file__).parent
 FILE, STORIES = FOLDER / "rows.jsonl", FOLDER / "stories"

@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from arch import load_model
-from eval.models import open_checkpoint
+from eval.models.checkpoint import open_checkpoint
 from tests.train.cases import fit
 
 

@@ -9,7 +9,7 @@ import pytest
 import wandb
 import wandb.errors
 
-from tests.eval.test_tracking import logged, offline_records
+from tests.eval.views.test_tracking import logged, offline_records
 from tests.train.cases import fit
 
 

@@ -5,8 +5,13 @@ import math
 import torch
 from torch import Tensor
 
-from eval.inversion.descend import descend, scaled_rate, scaled_start, with_gradient
-from eval.inversion.objectives import OBJECTIVES, by_distance, by_normed_direction, model_input
+from eval.inversion.gradient.descend import descend, scaled_rate, scaled_start, with_gradient
+from eval.inversion.gradient.objectives import (
+    OBJECTIVES,
+    by_distance,
+    by_normed_direction,
+    model_input,
+)
 from eval.inversion.problem import Chance, Problem
 from eval.inversion.solver import Answer, solver
 

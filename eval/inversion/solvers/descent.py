@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from eval.inversion.descend import descend, normal, with_gradient
-from eval.inversion.objectives import OBJECTIVES, by_pseudo_inverse, model_input, width
+from eval.inversion.gradient.descend import descend, normal, with_gradient
+from eval.inversion.gradient.objectives import OBJECTIVES, by_pseudo_inverse, model_input, width
 from eval.inversion.problem import Chance, Problem
 from eval.inversion.solver import Answer, solver
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from eval.inversion.descend import descend, random_tokens, with_gradient
-from eval.inversion.objectives import relative
+from eval.inversion.gradient.descend import descend, random_tokens, with_gradient
+from eval.inversion.gradient.objectives import relative
 from eval.inversion.problem import Chance, Problem
 from eval.inversion.solver import Answer, solver
 

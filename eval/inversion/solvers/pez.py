@@ -2,8 +2,8 @@
 
 import torch
 
-from eval.inversion.descend import descend, random_tokens, scaled_rate, with_gradient
-from eval.inversion.objectives import by_distance, relative
+from eval.inversion.gradient.descend import descend, random_tokens, scaled_rate, with_gradient
+from eval.inversion.gradient.objectives import by_distance, relative
 from eval.inversion.problem import Chance, Problem
 from eval.inversion.solver import Answer, solver
 

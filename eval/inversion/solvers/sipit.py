@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from arch import State
-from eval.inversion.descend import with_gradient
+from eval.inversion.gradient.descend import with_gradient
 from eval.inversion.problem import Chance, Problem
 from eval.inversion.solver import Answer, solver
 

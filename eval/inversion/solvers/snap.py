@@ -5,7 +5,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from eval.inversion.descend import scaled_start
+from eval.inversion.gradient.descend import scaled_start
 from eval.inversion.problem import Chance, Problem
 from eval.inversion.solver import ANY, Answer, solver
 from eval.inversion.solvers.adam import adam, descend_by_adam

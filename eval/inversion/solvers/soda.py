@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from eval.inversion.descend import descend, normal, with_gradient
-from eval.inversion.objectives import huber, model_input
+from eval.inversion.gradient.descend import descend, normal, with_gradient
+from eval.inversion.gradient.objectives import huber, model_input
 from eval.inversion.problem import Chance, Problem
 from eval.inversion.solver import Answer, solver
 

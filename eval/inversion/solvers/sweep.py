@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from arch import State
-from eval.circuit import Circuit
 from eval.inversion.problem import Chance, Problem
 from eval.inversion.solver import COLLISIONS, Answer, solver
-from eval.memory import candidates_at_once
-from eval.tasks import SoFar, tell, watched
+from eval.models.memory import candidates_at_once
+from eval.rows.progress import SoFar, tell, watched
+from eval.sites.circuit import Circuit
 
 
 @solver("search", hidden=range(1), title="exact search, sweep")

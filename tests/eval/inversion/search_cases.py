@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from arch import LanguageModel
-from eval.circuit import Circuit
 from eval.inversion.guesses import ReadBack, fit_readbacks
-from eval.inversion.problem import Problem, capture, pose
+from eval.inversion.problem import Problem, pose
 from eval.inversion.solver import Answer, ask_solver, solvers
-from eval.slices import Slice
+from eval.sites.capture import capture
+from eval.sites.circuit import Circuit
+from eval.sites.slices import Slice
 
 MIXERS = ["flat", "attention(heads=2, kv_heads=1)", "attention+flat"]
 TEXTS = ["Zinc melts at 419 C.", "A map of Lima, 1902?"]

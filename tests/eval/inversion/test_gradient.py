@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eval.inversion.objectives import OBJECTIVES
+from eval.inversion.gradient.objectives import OBJECTIVES
 from eval.inversion.scoring import score_arrivals
 from eval.inversion.solver import ask_solver, solvers
 from eval.inversion.solvers.descent import descent
@@ -179,7 +179,7 @@ TRUTH = prompts(3, 6)
 )
 def test_shown_tokens_are_recovered(small_model, name, settings, mixer, monkeypatch):
     """Rows are done when they are solved; the model stays as it is."""
-    monkeypatch.setattr("eval.inversion.descend.CHECK", 10)
+    monkeypatch.setattr("eval.inversion.gradient.descend.CHECK", 10)
     model = small_model(mixers=(mixer,))
     before = {part: weight.clone() for part, weight in model.named_parameters()}
     answers = solve(name, posed(model, TRUTH), **settings)

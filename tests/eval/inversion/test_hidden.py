@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from eval.inversion.solvers.alternating import alternating
+from eval.inversion.solvers.alternating.search import alternating
 from tests.eval.inversion.search_cases import (
     MIXERS,
     chance,

@@ -11,9 +11,9 @@ from torch import Tensor
 from arch.decoder import Decoder
 from arch.pretrained import PretrainedModel
 from eval import RequestError, invert, open_model
-from eval.circuit import Circuit
 from eval.inversion.problem import ACCEPT
 from eval.inversion.scoring import verdicts
+from eval.sites.circuit import Circuit
 from tests.arch import test_decoder
 from tests.arch.test_pretrained import FAMILIES, their_model
 from tests.eval.inversion.search_cases import (

@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eval.circuit import Circuit
-from eval.inversion.objectives import (
+from eval.inversion.gradient.objectives import (
     OBJECTIVES,
     by_distance,
     by_normed_direction,
     by_pseudo_inverse,
 )
 from eval.inversion.scoring import is_permuted, nearest_rival, set_recall
+from eval.sites.circuit import Circuit
 
 SHOWN, TARGET = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
 

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from eval.inversion.additive import RIDGE, Changes, different, explain, extrapolate
+from eval.inversion.solvers.alternating.additive import (
+    RIDGE,
+    Changes,
+    different,
+    explain,
+    extrapolate,
+)
 from tests.eval.inversion.search_cases import posed, prompts, solve, tokens_of
 
 V = 40

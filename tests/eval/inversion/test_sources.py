@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from eval import invert
-from eval.inversion.ask import Question, plan
+from eval.commands.suites import read_suite
 from eval.inversion.solver import solvers
-from eval.inversion.suites import read_suite
-from eval.models import open_checkpoint
-from eval.schema import SHUFFLED
-from eval.slices import Slice
-from eval.text import Prompt
+from eval.inversion.task import Question, plan
+from eval.models.checkpoint import open_checkpoint
+from eval.models.text import Prompt
+from eval.rows.schema import SHUFFLED
+from eval.sites.slices import Slice
 from tests.eval.inversion.search_cases import QUICK, prompts
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -16,8 +16,8 @@ from arch.pretrained import PretrainedModel
 from eval.lenses.lens import Request, lenses
 from eval.lenses.stories import CUES, FRAMES, WORDS
 from eval.lenses.table import Table
-from eval.models import Checkpoint
-from eval.text import Prompt
+from eval.models.checkpoint import Checkpoint
+from eval.models.text import Prompt
 from tests.arch.cases import byte_tokenizer
 from tests.arch.test_pretrained import their_model
 from tokenizer import train_tokenizer

@@ -10,7 +10,7 @@ from scipy.stats import spearmanr
 from eval import RequestError
 from eval.lenses.attribution import combined, gradient_x_input, logits_after, occluded
 from eval.lenses.lens import lenses
-from eval.models import open_checkpoint
+from eval.models.checkpoint import open_checkpoint
 from tests.eval.lenses.cases import figures, look, of, some_tokens
 
 

@@ -19,7 +19,7 @@ from eval.lenses.circuits import (
     value_maps,
 )
 from eval.lenses.trace import trace
-from eval.ranks import effective_rank
+from eval.measures.ranks import effective_rank
 from tests.arch.cases import MIXERS, random_mixer, random_tokens, scramble
 from tests.arch.cases import small_model as tiny_model
 from tests.arch.test_pretrained import their_model

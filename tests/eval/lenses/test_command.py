@@ -4,7 +4,7 @@ import torch
 
 from eval.__main__ import main
 from eval.lenses.lens import REGISTER, Lens, read_documents
-from eval.rows import ROWS, read_rows
+from eval.rows.store import ROWS, read_rows
 
 FAST = ("--corpus", "toy:900", "--tokens", "400")
 

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from eval.lenses import features
 from eval.lenses.detokenisation import GROUPS, alphabet, groups, words_of
 from eval.lenses.trace import trace
-from eval.models import open_checkpoint
+from eval.models.checkpoint import open_checkpoint
 from tests.eval.lenses.cases import figures, look, some_tokens
 
 

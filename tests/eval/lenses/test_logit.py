@@ -8,12 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from eval.drawing.markup import visible
 from eval.lenses import tuned
 from eval.lenses.logit import read_layers, token_energy
-from eval.lenses.markup import visible
 from eval.lenses.trace import readers, trace
 from eval.lenses.tuned import RIDGE, fit_tuned, least_squares, tuned_read
-from eval.models import open_checkpoint
+from eval.models.checkpoint import open_checkpoint
 from tests.eval.lenses.cases import figures, look, of, some_tokens
 
 PROMPTS = (40, 41, 42, 43, 44), (50, 51, 52)

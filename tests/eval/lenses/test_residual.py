@@ -8,7 +8,7 @@ import torch
 from arch.families import ParallelBlock
 from eval.lenses.residual import contributions, similarity, survival, update_shares
 from eval.lenses.trace import PromptBatch, readers, spaced_layers, trace
-from eval.models import open_checkpoint
+from eval.models.checkpoint import open_checkpoint
 from tests.eval.lenses.cases import figures, look, of, some_tokens
 
 

@@ -11,10 +11,10 @@ import torch
 from scipy.stats import t, ttest_1samp
 
 from eval import RequestError
+from eval.analysis.statistics import wilson
 from eval.lenses.charts import Bars, Heat, Histogram, Lines
 from eval.lenses.lens import lenses
 from eval.lenses.table import Table
-from eval.statistics import wilson
 from tests.eval.lenses.cases import look, story_checkpoint, wrapped_checkpoint
 
 

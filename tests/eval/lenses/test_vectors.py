@@ -8,7 +8,7 @@ import torch
 from eval.lenses.direction import heated, path, plane, rising, scaled
 from eval.lenses.table import Table
 from eval.lenses.vectors import METRICS, add_bigrams, nearest, outliers, rank_pairs, ways_back
-from eval.models import open_checkpoint
+from eval.models.checkpoint import open_checkpoint
 from tests.eval.lenses.cases import figures
 
 V, D = 40, 8

@@ -1,0 +1,1 @@
+"""What rows say: one frame, one aggregator, one set of intervals."""

@@ -1,0 +1,48 @@
+"""What one row of a recovery says: its hidden positions, and whether its answer is accepted."""
+
+from functools import lru_cache
+
+from eval.messages import RequestError
+from eval.rows.schema import SHUFFLED, Row
+from eval.sites.slices import Slice
+
+
+def weights(row: Row) -> str:
+    """One model at one training step."""
+    return row["checkpoint"]["weights_sha256"]
+
+
+def hidden_positions(row: Row) -> set[int]:
+    """The positions of the prompt that a recovery's slice does not show."""
+    length, count = row["length"], row["hidden"]
+    try:
+        shown = _slice(row["slice"]).positions(length + row["notes"].get("cut", 0))
+    except RequestError:  # only pads are shown
+        shown = []
+    hidden = set(range(length)) - set(shown)
+    # where the padding moved the slice, it hides leading positions only
+    return hidden if len(hidden) == count else set(range(count))
+
+
+def accepted(row: Row) -> bool:
+    """Whether the answer explains the evidence, of a model whose answers can be proved at all."""
+    return bool(row["at_floor"]) and not row["uncertified"]
+
+
+def is_false_accept(row: Row) -> bool:
+    """Whether a wrong answer is at the floor and the true prompt is not, or is called ruled out.
+
+    Where the true prompt is at the floor too, the outputs do not tell the two apart. So it is in
+    rows without `truth_at_floor`: the target is its output, and the limit allows for noise. A
+    shuffled target is another prompt's.
+    """
+    if not accepted(row) or row["exact"] or row["control"] == SHUFFLED:
+        return False
+    named = {collision["position"] for collision in row["collisions"]}
+    wrong = any(row["found"][t] != row["truth"][t] and t not in named for t in range(row["length"]))
+    return wrong and (row["certificate"] == "enumerated" or not row.get("truth_at_floor", True))
+
+
+@lru_cache(maxsize=256)
+def _slice(text: str) -> Slice:
+    return Slice.parse(text)

@@ -1,0 +1,216 @@
+"""Measurements pooled into figures: `summarise` is the only place where lines become one.
+
+Training seeds of one model (`eval.models.identity`) are pooled, and so are prompts and solver
+seeds; any other coordinate only where the caller says so. Shares carry 95 % intervals clustered on
+prompts and training seeds.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from eval.analysis.frame import KINDS, LINE, MODEL, Frame, Quantity, frame, quantities
+from eval.analysis.statistics import Interval, clustered, exact_share, over_seeds, share
+from eval.drawing.tables import Column
+from eval.messages import RequestError
+from eval.rows.schema import Row
+
+Record = dict[str, Any]
+Estimate = tuple[float, float | None, float | None, int]
+"""A value, its limits if it has any, and how many prompts or models it is of."""
+
+SAMPLED = ("key", "name", "model_id", "weights", "prompt", "seed", "length", "cluster", "pool",
+           *LINE)  # fmt: skip
+"""Columns of a frame that are pooled always: prompts, seeds, and what was measured."""
+COUNTS = ("rows", "prompts", "models")
+
+
+def summarise(lines: Frame, by: Sequence[str], pool: Sequence[str] = ()) -> Frame:
+    """Pools measurements: a line for each quantity and each combination of values of `by`.
+
+    Columns: those of `by`, quantity, value, low, high (NaN without an interval), n (prompts, or
+    models where each has one figure) and models.
+
+    Args:
+        lines: of `eval.analysis.frame.frame`.
+        by: the coordinates that tell figures apart.
+        pool: coordinates that are pooled, whatever their values.
+
+    Raises:
+        RequestError: there are no lines, or another coordinate varies within a combination.
+    """
+    import pandas
+
+    if lines.empty:
+        raise RequestError("no rows: there is nothing to sum up; run `python -m eval invert` first")
+    by = [name for name in by if name in lines]
+    _refuse_to_pool(lines, by, pool)
+    groups = lines.groupby([*by, "quantity"], dropna=False, sort=False)
+    order = np.argsort(groups.ngroup().to_numpy(), kind="stable")
+    ends = np.cumsum(groups.size().to_numpy())
+    columns = {name: lines[name].to_numpy()[order] for name in ("cluster", "weights", *LINE[2:])}
+    pools, firsts, figures = lines["pool"].to_numpy()[order], [], []
+    for start, end in zip([0, *ends], ends, strict=False):
+        several = {name: column[start:end] for name, column in columns.items()}
+        firsts.append(order[start])
+        figures.append((*POOLS[pools[start]](several), len(set(several["weights"]))))
+    found = pandas.DataFrame(figures, columns=["value", "low", "high", "n", "models"])
+    found = found.astype({"low": float, "high": float})
+    return pandas.concat(
+        [lines[[*by, "quantity"]].iloc[firsts].reset_index(drop=True), found], axis=1
+    )
+
+
+def _refuse_to_pool(lines: Frame, by: list[str], pool: Sequence[str]) -> None:
+    held = [name for name in lines if name not in (*by, *pool, *SAMPLED)]
+    apart = lines[[*by, "quantity", *held]].drop_duplicates()
+    mixed = apart[apart.duplicated([*by, "quantity"], keep=False)]
+    for name in held if len(mixed) else ():
+        values = mixed.groupby([*by, "quantity"], dropna=False)[name]
+        if (values.nunique(dropna=False) > 1).any():
+            some = ", ".join(map(str, mixed[name].unique()[:4]))
+            raise RequestError(
+                f"a figure would pool {name} {some}; name it in `by`, or in `pool` if that is meant"
+            )
+
+
+def _clustered(
+    estimate: Callable[..., Interval], *counts: str
+) -> Callable[[dict[str, np.ndarray]], Estimate]:
+    def pooled(lines: dict[str, np.ndarray]) -> Estimate:
+        prompts, models = lines["cluster"].tolist(), lines["weights"].tolist()
+        interval = estimate(*(lines[name].tolist() for name in counts), prompts, models)
+        return interval.estimate, interval.low, interval.high, len(set(prompts))
+
+    return pooled
+
+
+def _mean(values: Sequence[float], prompts: Sequence[Any], models: Sequence[Any]) -> Interval:
+    return clustered(values, [1.0] * len(values), prompts, models)
+
+
+def _ratio(lines: dict[str, np.ndarray]) -> Estimate:
+    """Hits over n of parts of one text; a single part of one model has no interval."""
+    if len(lines["hits"]) == 1:
+        return lines["value"][0], None, None, 1
+    return _clustered(clustered, "hits", "n")(lines)
+
+
+def _over_seeds(lines: dict[str, np.ndarray]) -> Estimate:
+    """The mean over training seeds, with Student's interval where there are several."""
+    values, weights = lines["value"], lines["weights"]
+    if len(values) == 1:
+        low, high = (None if np.isnan(lines[end][0]) else lines[end][0] for end in ("low", "high"))
+        return values[0], low, high, int(lines["n"][0])
+    return seeds_mean([values[weights == model].mean() for model in dict.fromkeys(weights)])
+
+
+def seeds_mean(values: Sequence[float]) -> Estimate:
+    """The mean of one figure of each of some models; without an interval where they are alike."""
+    interval = over_seeds(values)
+    if interval is None or interval.low == interval.high:
+        return float(np.mean(values)), None, None, len(values)
+    return interval.estimate, interval.low, interval.high, len(values)
+
+
+def _plain(reduce: Callable[[np.ndarray], Any]) -> Callable[[dict[str, np.ndarray]], Estimate]:
+    def pooled(lines: dict[str, np.ndarray]) -> Estimate:
+        return float(reduce(lines["value"])), None, None, len(set(lines["cluster"]))
+
+    return pooled
+
+
+POOLS: dict[str, Callable[[dict[str, np.ndarray]], Estimate]] = {
+    "share": _clustered(share, "hits", "n"),
+    "ratio": _ratio,
+    "whole": _clustered(exact_share, "hits"),
+    "mean": _clustered(_mean, "value"),
+    "seeds": _over_seeds,
+    "median": _plain(np.median),
+    "least": _plain(np.min),
+    "sum": _plain(np.sum),
+}
+"""How lines become one figure, by the rule of their quantity."""
+
+
+def columns(kind: str) -> list[Column]:
+    """The figures of a kind as columns of a table."""
+    return [(q.name, q.words, q.share) for q in KINDS[kind].quantities]
+
+
+def sum_up(rows: Iterable[Row], kind: str = "recovery", every_seed: bool = False) -> list[Record]:
+    """Rows of one kind summed up, a dictionary for each model, step and set of coordinates.
+
+    It holds the columns of `MODEL`, the coordinates, each figure with `_low` and `_high` if its
+    quantity has intervals (None where it is not known), and the counts `rows`, `prompts` and
+    `models`. They come in the order of reading.
+
+    Args:
+        rows: of any kinds.
+        kind: of the rows that are summed up.
+        every_seed: keep checkpoints apart that differ in their training seed only.
+
+    Raises:
+        RequestError: there are no such rows.
+    """
+    kept = [row for row in rows if row["kind"] == kind]
+    if not kept:
+        command = "invert" if kind == "recovery" else kind
+        raise RequestError(
+            f"no rows: there is nothing to sum up; run `python -m eval {command}` first"
+        )
+    return wide(frame(kept, every_seed), every_seed=every_seed)
+
+
+def wide(lines: Frame, known: Sequence[Quantity] = (), every_seed: bool = False) -> list[Record]:
+    """The figures of lines of one kind side by side: see `sum_up`.
+
+    `known` are the quantities, those of the kind when not given.
+    """
+    known, kind = known or quantities(lines), lines["kind"].iloc[0]
+    held = [name for name in lines.columns[lines.notna().any()]
+            if name not in (*SAMPLED, "kind")]  # fmt: skip
+    by = [*held, "weights"] if every_seed else held
+    found = summarise(lines, by, pool=["kind"])
+    of = dict(zip(COUNTS, ("key", "cluster", "weights"), strict=True))
+    counts = lines.groupby(by, dropna=False, sort=False)[list(of.values())].nunique()
+    empty: Record = {}
+    about = dict.fromkeys(MODEL)
+    for quantity in known:
+        empty[quantity.name] = None
+        if quantity.pool not in ("median", "least", "sum"):
+            empty |= {f"{quantity.name}_low": None, f"{quantity.name}_high": None}
+    cells: dict[Any, Record] = {}
+    places = counts.index.to_frame(index=False).astype(object)
+    for place, numbers in zip(places.itertuples(index=False), counts.to_numpy(), strict=True):
+        named = zip(by, place, strict=True)
+        there = {name: value for name, value in named if name in held and value == value}
+        cells[_key(place)] = (
+            about | there | empty | dict(zip(COUNTS, map(int, numbers), strict=True))
+        )
+    for *place, quantity, value, low, high, _, _ in found.itertuples(index=False):
+        cell = cells[_key(place)]
+        cell[quantity] = value
+        if f"{quantity}_low" in cell:
+            cell[f"{quantity}_low"] = low if low == low else None
+            cell[f"{quantity}_high"] = high if high == high else None
+    models = list(dict.fromkeys(lines["model"]))
+    return sorted(cells.values(), key=lambda cell: reading_order(kind, cell, models))
+
+
+def _key(place: Iterable[Any]) -> tuple[Any, ...]:
+    """Equal for equal places; NaN, which is unequal to itself, is None."""
+    return tuple(value if value == value else None for value in place)
+
+
+def reading_order(kind: str, record: Record, models: list[str]) -> tuple[Any, ...]:
+    """Plain recoveries before the others, model by model; other kinds as they come."""
+    model = models.index(record["model"])
+    if kind != "recovery":
+        return (kind, model, record["step"])
+    plain = not (record["control"] or record["noise"] or record["without"] or record["padded"])
+    where = ("prompt_kind", "without", "control", "noise", "padded", "step", "part", "layer")
+    what = ("hidden", "slice", "observed", *(n for n in ("method", "family", "settings")
+            if n in record))  # fmt: skip
+    return (kind, not plain, model, *(record[name] for name in (*where, *what)))

@@ -1,0 +1,1 @@
+"""Tensors that somebody else captured: their text, and how sure each token is."""

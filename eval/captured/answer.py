@@ -1,0 +1,87 @@
+"""The answer of `recover`: tokens, and how sure each of them is."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from eval.captured.certainty.likelihood import LIKELY
+from eval.captured.locate import Match
+from eval.messages import legible
+
+UNSURE = "?"
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """The tokens of B prompts, up to the last position shown, and how sure they are.
+
+    Attributes:
+        tokens: `(B, T)`.
+        texts: of each prompt.
+        pieces: how each token reads on its own, by prompt.
+        positions: that are shown.
+        residual: distance of the answer's outputs from those given, at each position shown,
+            `(B, S)`.
+        floor: distance that rounding makes there, `(B, S)`: the model's own on the answer's tokens,
+            and that of the format in which the outputs are stored.
+        certificates: of each prompt and position: "residual" (what is shown from there on is as the
+            answer's, to rounding), "enumerated" (and no other token's is), or None.
+        probabilities: of each prompt and position: 1 where the token is certain; else how likely it
+            is by its distance from what was captured, beside the tokens that were run; None where
+            its own output is not shown, or another token fits as well.
+        left_out: of each prompt the positions at its end that no token fits, such as empty slots of
+            a cache; `texts` end before them.
+        alike: of each prompt the positions where other tokens that were run fit as well, with
+            those tokens, the likeliest first; a certain token has none.
+        alike_pieces: how these read.
+        site: whose outputs they are, as `block.3`.
+        matches: where no layer was given, the sites that were tried, the best first.
+        format: in which they are stored.
+        computed: the precision of the computation.
+        solver: that was asked.
+        evaluations: tokens sent through the model for each prompt.
+    """
+
+    tokens: Tensor
+    texts: list[str]
+    pieces: list[list[str]]
+    positions: list[int]
+    residual: Tensor
+    floor: Tensor
+    certificates: list[list[str | None]]
+    probabilities: list[list[float | None]]
+    left_out: list[list[int]]
+    alike: list[dict[int, list[int]]]
+    alike_pieces: list[dict[int, list[str]]]
+    site: str
+    matches: list[Match]
+    format: str
+    computed: str
+    solver: str
+    evaluations: list[int]
+
+    @property
+    def fits(self) -> bool:
+        """Whether any token is certain or likely, or any output as near as rounding lets it be."""
+        graded = any(grade != "unknown" for grades in self.grades for grade in grades)
+        return graded or bool((self.residual <= self.floor).any())
+
+    @property
+    def grades(self) -> list[list[str]]:
+        """Of each prompt and position: certain, likely (`LIKELY` or more probable) or unknown."""
+        return [
+            ["certain" if proof else "likely" if (p or 0) >= LIKELY else "unknown"
+             for proof, p in zip(proofs, chances, strict=True)]
+            for proofs, chances in zip(self.certificates, self.probabilities, strict=True)
+        ]  # fmt: skip
+
+    def __str__(self) -> str:
+        """A line for each prompt; a token that nothing certifies stands between question marks."""
+        lines = (
+            "".join(
+                piece if sure else f"{UNSURE}{piece}{UNSURE}"
+                for piece, sure in zip(pieces, certificates, strict=True)
+            )
+            for pieces, certificates in zip(self.pieces, self.certificates, strict=True)
+        )
+        return legible("\n".join(lines))

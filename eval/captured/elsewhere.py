@@ -1,0 +1,56 @@
+"""Where else captured outputs may be of, when nothing fits at the site that was given."""
+
+from eval.captured.arithmetic import EXACT
+from eval.captured.files.stored import FLOATS, Stored
+from eval.captured.locate import Match, count_hits, find_site
+from eval.captured.site import Captured
+from eval.messages import RequestError
+
+ROWS = 16  # of the beginning, at most, that are left out to see whether later ones fit
+
+
+def look_elsewhere(captured: Captured, computed: str | None) -> str:
+    """What fits where the given site does not, or what may be the reason, as a line.
+
+    Tried are the likeliest sites of the model, other precisions of its computation, and later rows
+    as the first ones of a prompt, as behind padding on the left.
+
+    Args:
+        captured: that no token fits, at a site that was given.
+        computed: the precision that was given; None: it is looked for.
+    """
+    unknown = (
+        "are these outputs of this model, and of a prompt's beginning? of later positions give "
+        "--first, the position of the first row"
+    )
+    if captured.positions[0]:
+        return unknown
+    for name in [computed] if computed else sorted(FLOATS, key=lambda name: name != EXACT):
+        if match := _best_site(captured, name):
+            where = f"{match.part}.{match.layer}"
+            how = "" if name in (computed, EXACT) else f", computed in {name} (--computed {name})"
+            fits = f"{match.hits} of the first {match.tried} tokens fit there"
+            return f"{where}: {fits}{how}; give --layer {match.layer} --part {match.part}"
+    stored, T = captured.stored, captured.length
+    for row in range(1, min(ROWS, T - 2) + 1):
+        later = Stored(stored.values[:, row:], stored.step[:, row:], stored.format)
+        positions = [t - row for t in captured.positions if t >= row]
+        hits, count = count_hits(captured.arithmetic, captured.circuit, later, positions)
+        if 2 * hits > count:
+            return (
+                f"from row {row} on {hits} of {count} tokens fit; are the rows before padding? "
+                f"give the rows from {row} on alone"
+            )
+    return unknown
+
+
+def _best_site(captured: Captured, computed: str | None) -> Match | None:
+    """The likeliest site, if most of the first tokens fit there."""
+    stored, positions = captured.stored, captured.positions
+    try:
+        matches, _ = find_site(
+            captured.checkpoint, stored, positions, captured.source, None, computed
+        )
+    except RequestError:
+        return None
+    return matches[0] if 2 * matches[0].hits > matches[0].tried else None

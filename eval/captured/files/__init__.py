@@ -1,0 +1,1 @@
+"""The door of captured tensors: files, caches, stacks and number formats."""

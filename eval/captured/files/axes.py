@@ -1,0 +1,100 @@
+"""Stacks of layers, which have the shape of prompts: the model itself tells the two apart.
+
+A block turns one layer of a stack into the next. It never turns one prompt into another.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from arch import LanguageModel
+from eval.captured.files.stored import FLOATS
+from eval.messages import RequestError, say_once
+
+NEAR = 0.5  # of the change between two layers, by which a block's output may miss the second
+FINAL = "final"
+
+
+def take_layer(
+    model: LanguageModel, outputs: Tensor, layer: int | Sequence[int] | None, part: str | None
+) -> Tensor:
+    """The outputs of the layers asked for, where a tensor is a stack of layers; else the tensor.
+
+    Args:
+        model: whose outputs they are.
+        outputs: of 2 to 4 axes, the last one that of channels. One of the others may count layers,
+            in order: `(layers, T, D)`, `(T, layers, D)`, `(layers, B, T, D)`, `(B, T, layers, D)`.
+        layer: asked for; several are joined along the channels.
+        part: asked for; None: block.
+
+    Raises:
+        RequestError: a stack, and no layer is asked for, or one that is not in it.
+    """
+    D, n_layers = model.config.d_model, len(model.blocks)
+    if (
+        outputs.dtype not in (torch.float64, *FLOATS.values())
+        or outputs.dim() > 4
+        or outputs.shape[-1] != D
+    ):
+        return outputs
+    for axis in range(outputs.dim() - 1):
+        entries = outputs.movedim(axis, 0)
+        if 2 <= len(entries) <= n_layers + 2 and (names := _name_entries(model, entries)):
+            break
+    else:
+        return outputs
+    shape, held = tuple(outputs.shape), ", ".join(map(str, names))
+    wanted = [FINAL] if part == FINAL else [layer] if isinstance(layer, int) else list(layer or [])
+    missing = [name for name in wanted if name not in names]
+    if not wanted or missing or part not in (None, "block", FINAL):
+        raise RequestError(
+            f"outputs: {shape}: axis {axis} holds no prompts, but the layers {held}"
+            + (f"; {missing[0]} is not among them" if missing else "")
+            + "; give one of them (--layer, --part block or final)"
+        )
+    taken = "+".join(map(str, wanted))
+    say_once(f"outputs: {shape}: axis {axis} holds the layers {held}; {taken} is taken")
+    return torch.cat([entries[names.index(name)] for name in wanted], dim=-1)
+
+
+@torch.no_grad()
+def _name_entries(model: LanguageModel, entries: Tensor) -> list[int | str]:
+    """The layer of each of `(N, ..., D)` entries; none where the first two are no two layers."""
+    entries = entries.to(model.embedding.weight).nan_to_num()
+    if entries.dim() == 2:  # of one position
+        entries = entries[:, None]
+    entries = entries.reshape(len(entries), -1, *entries.shape[-2:])
+    if entries.shape[2] > model.config.context:
+        return []
+    for start in range(len(model.blocks)):
+        names: list[int | str] = [start]
+        for before, after in pairwise(entries):
+            name = _find_next(model, before, after, names[-1])
+            if name is None:
+                break
+            names.append(name)
+        if len(names) == len(entries):
+            return names
+    return []
+
+
+def _find_next(
+    model: LanguageModel, before: Tensor, after: Tensor, layer: int | str
+) -> int | str | None:
+    """The later layer that `(B, T, D)` outputs are of, given those of a layer; None: of none."""
+    if isinstance(layer, str):
+        return None
+    x = before
+    for number in range(layer, len(model.blocks)):
+        x = model.blocks[number](x)
+        if _is_near(x, before, after):
+            return number + 1
+    return FINAL if _is_near(model.norm(x), before, after) else None
+
+
+def _is_near(made: Tensor, before: Tensor, after: Tensor) -> bool:
+    """Whether outputs made from those before are those after, at most positions."""
+    missed, changed = (made - after).norm(dim=-1), (after - before).norm(dim=-1)
+    return bool((missed < NEAR * changed).double().mean() > 0.5)

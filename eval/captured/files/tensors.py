@@ -1,0 +1,381 @@
+"""Files of captured tensors: what they hold, and which tensors belong to which.
+
+Nothing in a file is run, and a tensor is read only when it is asked for.
+"""
+
+import math
+import re
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from eval.messages import RequestError, say_once
+from eval.sites.circuit import PARTS
+
+FILES = "a .safetensors, .npy or .npz file"
+SCALES = ("scale", "scales")
+ZERO_POINTS = ("zero_point", "zero_points", "zp", "zeros")
+"""Names of companions: after that of a tensor and a dot or underscore, or alone in the file."""
+MASK = "attention_mask"
+"""The name of a tensor that says which rows of each prompt are no padding."""
+TEXTS = ("token_ids", "input_ids", "tokens", "ids")
+BYTES = ("int8", "uint8", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+NUMBERS = ("float64", "float32", "float16", "bfloat16", *BYTES)
+SAFETENSORS = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I8": "int8",
+    "U8": "uint8", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz", "BOOL": "bool",
+    "I16": "int16", "I32": "int32", "I64": "int64", "U16": "uint16", "U32": "uint32",
+    "U64": "uint64",
+}  # fmt: skip
+"""The names that numpy and torch have for its types."""
+UNPACKED = 3, 16 << 20  # times an archive's bytes, and more, that it may unpack to
+CACHES = (
+    r"(?:.*[._])?(?P<kind>key|value|k|v)_cache[._](?P<layer>\d+)",
+    r"(?:.*[._])?(?:layers?|cache|past_key_values|past)[._](?P<layer>\d+)[._]"
+    r"(?P<kind>keys?|values?|k|v)(?:_cache)?",
+)
+"""Names of a cache's tensors, whose layers count from 0."""
+
+
+class Raw(NamedTuple):
+    """A tensor as a file holds it, with its companions."""
+
+    outputs: Tensor
+    scale: Tensor | None = None
+    zero_point: Tensor | None = None
+    mask: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor in a file, not read yet.
+
+    Attributes:
+        shape: of the tensor.
+        kind: the name of its type, as float32.
+        read: reads it.
+    """
+
+    shape: tuple[int, ...]
+    kind: str
+    read: Callable[[], Tensor]
+
+    def __str__(self) -> str:
+        return f"{self.shape} {self.kind}"
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """A tensor in a file that may be recovered, with its companions, not read yet."""
+
+    outputs: Entry
+    scale: Entry | None = None
+    zero_point: Entry | None = None
+    mask: Entry | None = None
+
+    @property
+    def scaled(self) -> bool:
+        """Whether its numbers are of 8 bits, so that a scale may belong to them."""
+        return self.outputs.kind in BYTES
+
+    def read(self) -> Raw:
+        """Reads it."""
+        others = (entry and entry.read() for entry in (self.scale, self.zero_point, self.mask))
+        return Raw(self.outputs.read(), *others)
+
+
+def read_tensors(
+    path: str | Path, names: Sequence[str] | None = None, scale: str | None = None
+) -> dict[str, Outputs]:
+    """The tensors of a file that may be outputs of a model, by name, with their companions.
+
+    What else the file holds is named in a line.
+
+    Args:
+        path: a .safetensors file, a .npz file of arrays, or a .npy file, named after the file.
+        names: of those wanted; None: all.
+        scale: the name of a tensor in the file that is the scale of all that have 8 bits.
+
+    Raises:
+        RequestError: no such file, another kind, a pickle, a damaged file, one without such
+            tensors or without those wanted, or a companion that does not belong to a tensor.
+    """
+    path = Path(path)
+    held = dict(sorted(list_tensors(path).items()))
+    if scale is not None and scale not in held:
+        raise RequestError(f"--scale {scale}: no number, and {path} has {', '.join(held)}")
+    companions = {name: split for name in held if (split := _split_companion(name))}
+    known = {
+        name: entry
+        for name, entry in held.items()
+        if name not in companions and name != scale and _may_be_outputs(name, entry)
+    }
+    for name in names or ():
+        if name not in known:
+            raise RequestError(f"--tensor {name}: {path} has {', '.join(known) or 'none'}")
+    if not known:
+        listed = ", ".join(f"{name} {entry}" for name, entry in held.items()) or "nothing"
+        raise RequestError(
+            f"{path}: holds {listed}; give tensors of the shape (T, width) or (B, T, width)"
+        )
+    found: dict[str, Outputs] = {}
+    for name in names or known:
+        own = _companions_of(path, name, held, companions)
+        if scale is not None:
+            own["scale"] = scale
+        own |= _mask_of(name, held)
+        found[name] = Outputs(held[name], **{role: held[other] for role, other in own.items()})
+    masks = {_mask_of(name, held).get("mask") for name in known}
+    rest = {name: e for name, e in held.items() if name not in {*known, *masks, scale}}
+    eight_bits = any(entry.kind in BYTES for entry in known.values())
+    for name, (base, _) in companions.items():
+        if not base and not eight_bits:
+            raise RequestError(
+                f"{path}: {name}: no tensor of 8 bits, which alone need one; multiply the others "
+                "by it first, or leave it out of the file"
+            )
+        if not base or base in known:
+            rest.pop(name, None)
+    if rest:
+        listed = ", ".join(f"{name} {entry}" for name, entry in rest.items())
+        say_once(f"{path}: not read: {listed}"[:1000])
+    if texts := [name for name in rest if name.rpartition(".")[2] in TEXTS]:
+        say_once(f"{path}: {', '.join(texts)}: by name the tokens themselves, in clear; not used")
+    return found
+
+
+def list_tensors(path: Path) -> dict[str, Entry]:
+    """All tensors of a file by name; see `read_tensors`."""
+    if not path.is_file():
+        raise RequestError(f"{path}: no such file; give {FILES}")
+    try:
+        with path.open("rb") as file:
+            start = file.read(9)
+    except OSError as error:
+        raise RequestError(f"{path}: {error.strerror}; give {FILES}") from None
+    if not start:
+        raise RequestError(f"{path}: the file is empty; give {FILES}")
+    if start.startswith(b"\x93NUMPY"):
+        return {path.stem: _list_array(path)}
+    # the ninth byte of safetensors opens their header
+    if start.startswith(b"PK") and not start.endswith(b"{"):
+        return _list_archive(path)
+    if start.startswith(b"\x80") and not start.endswith(b"{"):
+        _refuse_pickle(path)
+    return _list_safetensors(path)
+
+
+def name_site(name: str) -> tuple[int, str] | None:
+    """The layer and part that a tensor's name says: `block.3`, or as caches have it, `keys.3`."""
+    part, _, layer = name.rpartition(".")
+    if part in PARTS and layer.isdecimal():
+        return int(layer), part
+    for pattern in CACHES:
+        if match := re.fullmatch(pattern, name):
+            part = "rotated_key" if match["kind"].startswith("k") else "value"
+            layer = int(match["layer"]) + 1
+            say_once(f"{name}: read as {part}.{layer}, as layers of a cache count from 0")
+            return layer, part
+    return None
+
+
+def _split_companion(name: str) -> tuple[str, str] | None:
+    """The tensor that a scale or a zero point belongs to by its name, or "", and which it is."""
+    match = re.fullmatch(rf"(?:(.+)[._])?({'|'.join((*SCALES, *ZERO_POINTS))})", name)
+    if match is None:
+        return None
+    return match[1] or "", "scale" if match[2] in SCALES else "zero_point"
+
+
+def _may_be_outputs(name: str, entry: Entry) -> bool:
+    """Whether a tensor may be a site's outputs; ids, masks and texts may not."""
+    if len(entry.shape) < 2 or entry.kind in ("object", "str") or "mask" in name.lower():
+        return False
+    numbers = entry.kind in NUMBERS or not entry.kind.startswith(("int", "uint", "bool"))
+    return numbers or len(entry.shape) > 2 or name.rpartition(".")[0] in PARTS
+
+
+def _mask_of(name: str, held: dict[str, Entry]) -> dict[str, str]:
+    """The mask of a tensor's prompts, `(B, T)`, by its role: that beside its name, else the only.
+
+    A mask of another shape, as of the scores of attention, says nothing of rows.
+    """
+    shape = held[name].shape
+    for mask in (f"{name}.{MASK}", MASK):
+        if mask in held and len(shape) > 2 and held[mask].shape == (shape[0], shape[-2]):
+            return {"mask": mask}
+    return {}
+
+
+def _companions_of(
+    path: Path, name: str, held: dict[str, Entry], companions: dict[str, tuple[str, str]]
+) -> dict[str, str]:
+    """The names of the scale and the zero point that belong to a tensor, by role.
+
+    Raises:
+        RequestError: two of one role, one beside numbers that need none, or one that is not known.
+    """
+    entry, own = held[name], dict[str, str]()
+    eight_bits = entry.kind in BYTES
+    for base in (name, ""):
+        for other, (of, role) in companions.items():
+            if of != base or (not base and (role in own or not eight_bits)):
+                continue
+            if role in own:
+                raise RequestError(f"{path}: {own[role]}, {other}: keep one {role} of {name}")
+            own[role] = other
+    if own and not eight_bits:
+        raise RequestError(
+            f"{path}: {', '.join(own.values())}: {name} of {entry.kind} needs none; multiply by it "
+            "first, or leave it out of the file"
+        )
+    for other, about in held.items():
+        follows = eight_bits and other.startswith((f"{name}.", f"{name}_"))
+        if follows and other not in companions and about.shape[-1:] != entry.shape[-1:]:
+            raise RequestError(
+                f"{path}: {other}: what it says of {name} is not known (known are {name}.scale and "
+                f"{name}.zero_point); apply it first"
+            )
+    return own
+
+
+def _list_safetensors(path: Path) -> dict[str, Entry]:
+    from safetensors import SafetensorError, safe_open
+
+    def read(name: str) -> Tensor:
+        try:
+            with safe_open(path, "pt") as file:
+                return file.get_tensor(name)
+        except (SafetensorError, ValueError, TypeError, RuntimeError, OSError) as error:
+            raise RequestError(f"{path}: {name}: {_first_line(error)}") from None
+
+    found = {}
+    try:
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118 - it is no mapping
+                about = file.get_slice(name)
+                kind = str(about.get_dtype())
+                shape = tuple(about.get_shape())
+                found[name] = Entry(shape, SAFETENSORS.get(kind, kind), partial(read, name))
+    except (SafetensorError, ValueError, OSError) as error:
+        raise RequestError(f"{path}: not {FILES} ({_first_line(error)})") from None
+    return found
+
+
+def _list_archive(path: Path) -> dict[str, Entry]:
+    """The arrays of a .npz file; any other archive is refused.
+
+    Raises:
+        RequestError: an archive of torch.save, another one, or one that unpacks to very much.
+    """
+    times, more = UNPACKED
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = {member.filename: member.file_size for member in archive.infolist()}
+    except Exception as error:  # of many kinds, by what is damaged
+        raise RequestError(f"{path}: not {FILES} ({_first_line(error)})") from None
+    if any(name.endswith(".pkl") for name in members):
+        _refuse_pickle(path)
+    for name in members:
+        if not name.endswith(".npy"):
+            raise RequestError(f"{path}: an archive with {name}, which is no array; give {FILES}")
+    if (size := sum(members.values())) > times * path.stat().st_size + more:
+        raise RequestError(
+            f"{path}: would unpack to {size:,} bytes, its own size {path.stat().st_size:,}; save "
+            "the arrays by numpy.savez, not compressed"
+        )
+    return {name.removesuffix(".npy"): _list_array(path, name) for name in members}
+
+
+@contextmanager
+def _opened(path: Path, member: str | None) -> Iterator[tuple[IO[bytes], int]]:
+    """A file, or a member of an archive, with its size in bytes."""
+    if member is None:
+        with path.open("rb") as file:
+            yield file, path.stat().st_size
+    else:
+        with zipfile.ZipFile(path) as archive, archive.open(member) as file:
+            yield file, archive.getinfo(member).file_size
+
+
+@contextmanager
+def _one_line(path: Path, member: str | None) -> Iterator[None]:
+    """What goes wrong in reading an array, which is of many kinds, as one line."""
+    try:
+        yield
+    except RequestError:
+        raise
+    except Exception as error:
+        where = f"{path}: {member}" if member else str(path)
+        raise RequestError(f"{where}: not an array of numbers ({_first_line(error)})") from None
+
+
+def _list_array(path: Path, member: str | None = None) -> Entry:
+    """An array of numpy by its header, in a file of its own or as a member of an archive."""
+    with _one_line(path, member), _opened(path, member) as (file, size):
+        shape, _, kind = _read_header(file, size)
+    name = {"O": "object", "S": "str", "U": "str"}.get(kind.kind) or str(kind.name)
+    return Entry(shape, name, partial(_read_array, path, member))
+
+
+def _read_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, Any]:
+    """The shape, whether the first axis runs fastest, and the type of an array.
+
+    Raises:
+        ValueError: another number of bytes follows.
+        Exception: of any kind, by what stands in a damaged header.
+    """
+    from numpy.lib import format
+
+    readers = {(1, 0): format.read_array_header_1_0, (2, 0): format.read_array_header_2_0}
+    version = format.read_magic(file)
+    if version not in readers:
+        raise ValueError(f"version {version} of the format; known are 1.0 and 2.0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        shape, fortran, kind = readers[version](file)
+    held, said = size - file.tell(), math.prod(shape) * kind.itemsize
+    if min(shape, default=0) < 0 or (said != held and not kind.hasobject):
+        raise ValueError(f"{shape} of {kind} takes {said:,} bytes, {held:,} follow")
+    return shape, fortran, kind
+
+
+def _read_array(path: Path, member: str | None) -> Tensor:
+    """An array of either byte order as a tensor."""
+    import numpy as np
+
+    with _one_line(path, member), _opened(path, member) as (file, size):
+        shape, fortran, kind = _read_header(file, size)
+        if kind.hasobject:
+            raise ValueError("pickled objects, which could run code when they are read")
+        if kind.kind == "V":
+            raise ValueError(
+                f"{kind.itemsize}-byte numbers without a type, as numpy keeps bfloat16; save them "
+                "as float32"
+            )
+        held = np.empty(size - file.tell(), np.uint8)
+        if file.readinto(held) != len(held):  # type: ignore[attr-defined]
+            raise ValueError("the file ends before them")
+        array = held.view(kind).reshape(shape, order="F" if fortran else "C")
+        native = array.astype(kind.newbyteorder("="), copy=False)
+        return torch.from_numpy(np.ascontiguousarray(native).reshape(shape))
+
+
+def _refuse_pickle(path: Path) -> NoReturn:
+    raise RequestError(
+        f"{path}: a pickle, which could run code when it is read; save its tensors by "
+        "safetensors.torch.save_file({name: tensor, ...}, FILE)"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,260 @@
+"""Whose outputs a captured tensor holds: the site at which the model itself gives such outputs.
+
+Sites of the tensor's width are ranked by how likely its numbers are under the mean and the variance
+of each channel on ordinary text. At the likeliest few the first tokens are then searched for: at
+the right one they reach the rounding floor, at no other. The precision that the model computed in
+is found alike: the first in which they do. Below float32 a first token may be mistaken, of which
+many models keep little; later ones then miss the floor, and the site at which they come nearest is
+the likeliest.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from eval.captured.arithmetic import ALLOWED, EXACT, Arithmetic
+from eval.captured.certainty.certify import floor_share
+from eval.captured.files.stored import Stored, rounding_spread
+from eval.inversion.guesses import open_readbacks
+from eval.inversion.problem import ACCEPT, Problem
+from eval.inversion.reading import Reading
+from eval.messages import RequestError
+from eval.models.memory import rows_at_once
+from eval.models.text import held_out_text
+from eval.sites.circuit import PARTS, Circuit, join
+from eval.sites.slices import Slice
+
+if TYPE_CHECKING:
+    from eval.models.checkpoint import Checkpoint
+
+TOGETHER = 6  # of the likeliest sites, at which tokens are searched for at once
+MOST = 2 * TOGETHER  # sites that are tried, one group after another, until most tokens fit
+FIRST = 6  # tokens searched for
+TRIED = 16, 256  # tokens run at each position: the likeliest by the text, and by the read-back
+WINDOWS = 16, 64  # of background text, and tokens of each
+LARGEST = 25.0  # squared deviations count up to here, in variances
+
+
+class Match(NamedTuple):
+    """A site that a tensor may be of.
+
+    Attributes:
+        part: of the layer.
+        layer: number from 0.
+        hits: of the first tokens, how many were found at the rounding floor.
+        tried: of how many.
+        distance: of the outputs found from those given, of their length, on average.
+    """
+
+    part: str
+    layer: int
+    hits: int
+    tried: int
+    distance: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.part}.{self.layer}: {self.hits} of the first {self.tried} tokens fit"
+
+
+def find_site(
+    checkpoint: "Checkpoint",
+    stored: Stored,
+    positions: Sequence[int],
+    corpus: str,
+    part: str | None = None,
+    computed: str | None = None,
+) -> tuple[list[Match], str]:
+    """The sites that fit a tensor best, the best first; of one prompt, as all are of one site.
+
+    Args:
+        checkpoint: the model.
+        stored: the tensor, `(B, T, width)`.
+        positions: shown; from 0 on for the search, else sites are ranked by likelihood alone.
+        corpus: whose background text is compared with.
+        part: that alone is looked at; None: all.
+        computed: the precision of the model's computation; None: found.
+
+    Returns:
+        The sites, and the precision in which they fit.
+
+    Raises:
+        RequestError: no site has that width, or the first tokens fit at none.
+    """
+    width, values = stored.values.shape[-1], stored.values
+    known = _sites(checkpoint, PARTS if part is None else (part,))
+    if not known and part is not None:
+        Circuit(checkpoint.model, checkpoint.config.n_layers, part)  # says why there is none
+    sites = [circuit for circuit in known if circuit.width == width]
+    if not sites:
+        widths = sorted({circuit.width for circuit in known})
+        turned = "; they look transposed" * any(n in widths for n in values.shape[:2])
+        raise RequestError(
+            f"outputs: {width} channels; sites of this model have {', '.join(map(str, widths))}"
+            f"{turned}; give this model's outputs"
+        )
+    seen = values[:, [t for t in positions if t] or list(positions)].flatten(0, 1)
+    likely = sorted(_unlikelihoods(checkpoint, sites, seen, corpus), key=lambda each: each[1])
+    groups, count = _group([circuit for circuit, _ in likely]), _first_shown(positions)
+    ranked = [circuit for group in groups for circuit in group]
+    if not count:
+        return [Match(circuit.part, circuit.depth, 0, 0) for circuit in ranked], computed or EXACT
+    tried: list[tuple[Match, str]] = []
+    for group in groups:
+        for name in _precisions(stored, computed):
+            found = _match(Arithmetic(checkpoint, name, corpus), group, stored, count)
+            tried += [(match, name) for match in found]
+            if 2 * max(match.hits for match in found) > count:
+                break
+        if 2 * max(match.hits for match, _ in tried) > count:
+            break
+    tried.sort(key=lambda each: (-each[0].hits, each[0].distance))
+    best, name = tried[0]
+    lower = [each for each in tried if each[1] != EXACT]
+    if lower and 2 * best.hits <= count:  # at the right site float32 would have hit
+        best, name = lower[0]
+    if not best.hits:
+        names = ", ".join(f"{circuit.part}.{circuit.depth}" for circuit in ranked)
+        raise RequestError(
+            f"outputs: no token fits at the likeliest sites ({names}); are they of another model, "
+            "or of another place in it? give --layer and --part to search there all the same"
+        )
+    return [match for match, of_match in tried if of_match == name], name
+
+
+def _group(ranked: list[Circuit]) -> list[list[Circuit]]:
+    """The likeliest sites in groups that are tried together, one group after another.
+
+    The final norm's outputs are like no other site's: it stands alone, first if it is likeliest.
+    """
+    others = [circuit for circuit in ranked if circuit.part != "final"]
+    last = [circuit for circuit in ranked if circuit.part == "final"]
+    groups = [others[i : i + TOGETHER] for i in range(0, min(len(others), MOST), TOGETHER)]
+    if last:
+        groups.insert(0 if ranked[0] is last[0] else 1, last)
+    return groups
+
+
+def _match(
+    arithmetic: Arithmetic, circuits: list[Circuit], stored: Stored, count: int
+) -> list[Match]:
+    """How the first `count` tokens fit at each of some sites, in one precision."""
+    matches = []
+    circuits = sorted(
+        circuits, key=lambda circuit: (list(PARTS).index(circuit.part), circuit.depth)
+    )
+    for part, of_part in groupby(circuits, lambda circuit: circuit.part):
+        some = list(of_part)
+        found = _hits(arithmetic, some, stored, count)
+        matches += [
+            Match(part, circuit.depth, hits, count, distance)
+            for circuit, (hits, distance) in zip(some, found, strict=True)
+        ]
+    return matches
+
+
+def count_hits(
+    arithmetic: Arithmetic, circuit: Circuit, stored: Stored, positions: Sequence[int]
+) -> tuple[int, int]:
+    """How many of the first tokens shown are found at a site, and of how many."""
+    count = _first_shown(positions)
+    return int(_hits(arithmetic, [circuit], stored, count)[0][0]) if count else 0, count
+
+
+def find_precision(
+    checkpoint: "Checkpoint",
+    circuit: Circuit,
+    stored: Stored,
+    positions: Sequence[int],
+    corpus: str,
+) -> str:
+    """The precision in which a site's numbers were computed, by its first tokens: see `find_site`.
+
+    The lower one of the format where they do not say that it was float32.
+    """
+    count, names = _first_shown(positions), _precisions(stored)
+    if not count or len(names) == 1:
+        return EXACT
+    hits = {}
+    for name in names:
+        ((hits[name], _),) = _hits(Arithmetic(checkpoint, name, corpus), [circuit], stored, count)
+        if 2 * hits[name] > count:
+            return name
+    return max(names[1:], key=lambda name: hits[name])
+
+
+def _precisions(stored: Stored, computed: str | None = None) -> list[str]:
+    """Those that numbers of a format may have been computed in, the likeliest first."""
+    if computed:
+        return [computed]
+    if stored.scaled:
+        return [EXACT, "bf16", "fp16"]
+    return [EXACT] if stored.format == EXACT else [EXACT, stored.format]
+
+
+def _first_shown(positions: Sequence[int]) -> int:
+    """How many positions are shown from 0 on, `FIRST` at most."""
+    return min(next((i for i, t in enumerate(positions) if t != i), len(positions)), FIRST)
+
+
+def _sites(checkpoint: "Checkpoint", parts: Iterable[str]) -> list[Circuit]:
+    sites = []
+    for part in parts:
+        for layer in range(checkpoint.config.n_layers + 1):
+            if part != "block" and not layer:
+                continue
+            try:
+                sites.append(Circuit(checkpoint.model, layer, part))
+            except RequestError:  # a mixer without keys, or a block known as a whole
+                continue
+    return sites
+
+
+@torch.no_grad()
+def _unlikelihoods(
+    checkpoint: "Checkpoint", sites: list[Circuit], values: Tensor, corpus: str
+) -> list[tuple[Circuit, float]]:
+    """Minus the log likelihood of `(N, width)` numbers at each site, up to a constant."""
+    model, (count, length) = checkpoint.model, WINDOWS
+    length = min(length, checkpoint.config.context)
+    text = held_out_text(checkpoint, corpus).windows("background", count, length, least=1)
+    text, found, last = text.to(values.device), [], None
+    for part, of_part in groupby(sites, lambda circuit: circuit.part):
+        circuits = list(of_part)
+        whole, cut = join(circuits)
+        if part == "final" and last is not None:  # no second pass for it
+            outputs = model.norm(last.to(model.embedding.weight.dtype)).to(last.dtype)
+        else:
+            size = rows_at_once(model, length, gradients=False)
+            outputs = torch.cat([whole.of_tokens(rows) for rows in text.split(size)])
+        if part == "block" and circuits[-1].depth == len(model.blocks):
+            last = cut(outputs)[-1]
+        later = outputs[:, 1:] if length > 1 else outputs
+        for circuit, of_site in zip(circuits, cut(later.flatten(0, 1)), strict=True):
+            variance = of_site.var(dim=0) + 1e-6 * of_site.var(dim=0).mean()
+            off = (values - of_site.mean(dim=0)).square() / variance
+            found.append((circuit, float((off.clamp(max=LARGEST) + variance.log()).mean())))
+    return found
+
+
+def _hits(
+    arithmetic: Arithmetic, circuits: list[Circuit], stored: Stored, count: int
+) -> list[tuple[int, float]]:
+    """How many of the first tokens are found at each of some sites of one part, and how near."""
+    whole, problems = Slice(), []
+    checkpoint, corpus = arithmetic.checkpoint, arithmetic.corpus
+    values, steps = stored.values[:1, :count], stored.step[:1, :count]
+    spread = rounding_spread(steps)
+    searched = [circuit.unrotated(values) for circuit in circuits]
+    for circuit, target in searched:
+        size = target.norm(dim=-1)
+        floor = floor_share(checkpoint, circuit, corpus, whole, count) * size
+        limit = ACCEPT * floor + spread + ALLOWED * arithmetic.share(circuit, 0.5) * size
+        problems.append(Problem(circuit, whole, count, target, floor, limit, 0 * floor))
+    readbacks = open_readbacks(checkpoint, corpus, [circuit for circuit, _ in searched])
+    paths = Reading(problems, readbacks, *TRIED).together()
+    sizes = torch.stack([target[0].norm(dim=-1) for _, target in searched])
+    away = (paths.apart[:, 0] / sizes).mean(dim=-1)
+    return list(zip(paths.good[:, 0].sum(dim=-1).tolist(), away.tolist(), strict=True))

@@ -1,0 +1,213 @@
+"""Captured outputs, from what a caller gives to a problem that a solver can be asked.
+
+The site and the precision of the computation are found where they are not given. How far rounding
+moves an output, and what a computation below float32 changes, is measured on background text.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from eval.captured.arithmetic import ALLOWED, EXACT, Arithmetic
+from eval.captured.certainty.certify import floor_share
+from eval.captured.files.stored import Stored, rounding_spread
+from eval.captured.locate import TRIED, Match, find_precision, find_site
+from eval.inversion.guesses import open_readbacks
+from eval.inversion.problem import ACCEPT, Problem
+from eval.inversion.reading import Reading
+from eval.messages import RequestError, say_once
+from eval.sites.circuit import Circuit
+from eval.sites.site import open_site
+from eval.sites.slices import Slice
+
+if TYPE_CHECKING:
+    from eval.models.checkpoint import Checkpoint
+
+ORDINARY = 0.9  # share of tokens whose change is ordinary: of a few it is ten times as large
+DRAWN = 512  # tokens run at the first position, to see how far their outputs lie from those stored
+DISTINCT = 4  # times the spread of rounding: a token drawn at random lies farther off
+
+
+@dataclass(frozen=True)
+class Captured:
+    """Captured outputs whose site and precision are known."""
+
+    checkpoint: "Checkpoint"
+    source: str  # of background text
+    circuit: Circuit  # the site
+    stored: Stored
+    visible: Slice
+    arithmetic: Arithmetic
+    matches: list[Match]
+    guess: Tensor | None = None  # of a first token that is hidden, (B, 1)
+
+    @property
+    def length(self) -> int:
+        """Positions, T."""
+        return self.stored.values.shape[1]
+
+    @property
+    def positions(self) -> list[int]:
+        """Those shown."""
+        return self.visible.positions(self.length)
+
+    @property
+    def steps(self) -> Tensor:
+        """Distance of neighbouring numbers in their format, of what is shown, `(B, S, C)`."""
+        return self.visible.select(self.stored.step)
+
+    @property
+    def half_steps(self) -> Tensor:
+        """The largest distance that rounding to the format makes, `(B, S)`."""
+        return self.steps.norm(dim=-1) / 2
+
+    @property
+    def spread(self) -> Tensor:
+        """The distance that rounding to the format makes but seldom, `(B, S)`."""
+        return rounding_spread(self.steps)
+
+    def after_first(self) -> "Captured":
+        """The first position hidden, its token guessed."""
+        guess = _guess_first(self.checkpoint, self.circuit, self.stored, self.source)
+        visible = Slice.of(self.positions[1:], self.length)
+        return replace(self, visible=visible, guess=guess)
+
+    def up_to_last(self) -> "Captured":
+        """Without the positions after the last one shown, as nothing tells of their tokens."""
+        T, shown = self.positions[-1] + 1, self.visible
+        visible = Slice.of(self.positions, T, shown.low, shown.high)
+        stored = Stored(self.stored.values[:, :T], self.stored.step[:, :T], self.stored.format)
+        return replace(self, visible=visible, stored=stored)
+
+    def pose(self) -> Problem:
+        """The search for their tokens."""
+        checkpoint, source, visible, T = self.checkpoint, self.source, self.visible, self.length
+        searched, values = self.circuit.unrotated(self.stored.values)
+        target = visible.select(values)
+        size = target.norm(dim=-1)
+        floor = floor_share(checkpoint, searched, source, visible, T) * size
+        near, limit = (
+            ACCEPT * floor + self.spread + ALLOWED * self.arithmetic.share(searched, most) * size
+            for most in (ORDINARY, 1.0)
+        )
+        return Problem(
+            searched, visible, T, target, floor, limit, torch.zeros_like(floor),
+            readbacks=lambda circuits: open_readbacks(checkpoint, source, circuits),
+            near=None if self.arithmetic.name == EXACT else near, guess=self.guess,
+        )  # fmt: skip
+
+
+def start_at(stored: Stored, first: int) -> Stored:
+    """The same with its first row at a later position; what is before holds zeros, not shown.
+
+    Raises:
+        RequestError: no position.
+    """
+    if not isinstance(first, int) or first < 0:
+        raise RequestError(f"first: {first!r}; give the position of the first row, from 0")
+    if not first:
+        return stored
+    values, step = (nn.functional.pad(x, (0, 0, first, 0)) for x in (stored.values, stored.step))
+    return Stored(values, step, stored.format)
+
+
+def leave_out_empty(stored: Stored, visible: Slice) -> Slice:
+    """The slice without positions at the end that hold zeros only: empty slots of a cache.
+
+    Raises:
+        RequestError: a number at a position shown is none.
+    """
+    T = stored.values.shape[1]
+    shown = visible.positions(T)
+    finite = visible.select(stored.values).isfinite().all(dim=-1).all(dim=0).tolist()
+    if wrong := [t for t, good in zip(shown, finite, strict=True) if not good]:
+        named = ", ".join(map(str, wrong[:10])) + ", ..." * (len(wrong) > 10)
+        why = ", or their scale is not above 0" if stored.scaled else ""
+        raise RequestError(
+            f"outputs: not finite at positions {named}{why}; leave them out of `shown` "
+            "(--positions)"
+        )
+    filled = (stored.values != 0).any(dim=(0, 2)).tolist()
+    last = max((t for t in shown if filled[t]), default=shown[-1])
+    empty = [t for t in shown if t > last]
+    if not empty:
+        return visible
+    span = f"{empty[0]} to {empty[-1]}" if len(empty) > 1 else str(empty[0])
+    say_once(f"positions {span} hold zeros only; left out")
+    return Slice.of([t for t in shown if t <= last], T, visible.low, visible.high)
+
+
+def identify(
+    checkpoint: "Checkpoint",
+    source: str,
+    stored: Stored,
+    visible: Slice,
+    layer: int | Sequence[int] | None,
+    part: str | None,
+    computed: str | None,
+) -> Captured:
+    """Finds the site and the precision, where they are not given."""
+    positions, matches = visible.positions(stored.values.shape[1]), list[Match]()
+    if layer is None:
+        matches, computed = find_site(checkpoint, stored, positions, source, part, computed)
+        part, layer = matches[0].part, matches[0].layer
+    layers = [layer] if isinstance(layer, int) else list(layer)
+    circuit = open_site(checkpoint, layers, part or "block")
+    _check_shape(stored, circuit)
+    visible.channels(circuit.width)
+    whole = (visible.low, visible.high) == (0, None)
+    if computed is None:
+        first = positions if whole else []
+        computed = find_precision(checkpoint, circuit, stored, first, source)
+    if computed != EXACT:
+        say_once(f"computed in {computed}: the numbers are held against that precision")
+    arithmetic = Arithmetic(checkpoint, computed, source)
+    return Captured(checkpoint, source, circuit, stored, visible, arithmetic, matches)
+
+
+def first_tells(captured: Captured) -> bool:
+    """Whether stored outputs of the first position tell its token, by tokens drawn at random.
+
+    Many models send the first position far off, whatever its token is. Where the scale of its
+    integers covers a number so large, and only its own, or where computing in lower precision
+    rounds it away, what differs is lost.
+    """
+    stored, arithmetic = captured.stored, captured.arithmetic
+    spread = rounding_spread(stored.step)
+    ordinary = bool((spread[:, 0] <= DISTINCT * spread[:, 1:].median()).all())
+    if arithmetic.name == EXACT and (not stored.scaled or ordinary):
+        return True
+    searched, first = captured.circuit.unrotated(stored.values[:, :1])
+    spread = spread[:, :1] + arithmetic.share(searched, 0.5) * first.norm(dim=-1)
+    V = len(searched.vocabulary)
+    drawn = torch.randperm(V, generator=torch.Generator().manual_seed(0))[:DRAWN, None]
+    apart = torch.cdist(first[:, 0], searched.of_tokens(drawn.to(first.device))[:, 0])
+    near = (apart <= DISTINCT * spread).sum(dim=1)
+    return bool((near <= 1).all())  # the token itself may have been drawn
+
+
+def _guess_first(checkpoint: "Checkpoint", circuit: Circuit, stored: Stored, corpus: str) -> Tensor:
+    """The likeliest first tokens, `(B, 1)`: the nearest of some that the read-back names."""
+    searched, first = circuit.unrotated(stored.values[:, :1])
+    none = torch.zeros_like(first[..., 0])
+    problem = Problem(searched, Slice(), 1, first, none, none, none)
+    readbacks = open_readbacks(checkpoint, corpus, [searched])
+    return Reading([problem], readbacks, *TRIED).together().path
+
+
+def _check_shape(stored: Stored, circuit: Circuit) -> None:
+    B, T, width = stored.values.shape
+    context = circuit.model.config.context
+    if width != circuit.width:
+        turned = "; they look transposed" * (circuit.width in (B, T))
+        raise RequestError(
+            f"outputs: {width} channels, the site has {circuit.width}{turned}; give this model's "
+            "outputs of the layer"
+        )
+    if context < T:
+        raise RequestError(
+            f"outputs: {T} positions are longer than the model's context of {context}; cut them"
+        )

@@ -1,0 +1,1 @@
+"""The commands: a function each, whose signature is its flags and its Python API."""

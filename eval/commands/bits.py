@@ -1,0 +1,121 @@
+"""The command `bits`: how much outputs say of one token at a given precision."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias, get_args
+
+from eval.commands.flags import AboveZero, Models, Natural, Out, Part, Positive, Shard, listed
+from eval.commands.result import Result, command
+from eval.messages import RequestError
+
+Quantiser: TypeAlias = Literal["bf16", "fp8", "int8", "int6", "int4", "int2"]
+QUANTISERS: tuple[Quantiser, ...] = get_args(Quantiser)
+
+
+@command
+def bits(
+    models: Models,
+    out: Out = None,
+    corpus: str | None = None,
+    layers: int | Sequence[int] | None = None,
+    part: Part = "block",
+    count: Positive = 40,
+    skip: Natural = 0,
+    text: str | None = None,
+    before: Natural = 12,
+    distances: Natural | Sequence[Natural] = (0, 1, 2, 4, 8, 15),
+    candidates: Positive | None = None,
+    tokens: Positive = 65_536,
+    seed: Natural = 0,
+    device: str = "auto",
+    noise: AboveZero | Sequence[AboveZero] = (1 / 64, 1 / 16, 1 / 4, 1.0, 4.0),
+    draws: Positive = 16,
+    quantisers: Quantiser | Sequence[Quantiser] = QUANTISERS,
+    prior: Literal["uniform", "unigram", "model"] = "uniform",
+    shard: Shard = None,
+) -> Result:
+    """Measures, exactly, the bits that outputs carry about a token at a precision, by distance.
+
+    All tokens but one are given. That one takes every value, and the posterior over its values is
+    exact: under Gaussian noise, and where outputs are known by their quantised codes alone. Rows
+    hold all priors, the margins of the token and its effect on later outputs as well.
+
+    Args:
+        models: model directories
+        out: results directory; what is there is not redone
+        corpus: held-out stories: passages are from inside those for evaluation, tokens are counted
+            in those for fitting, quantisers are calibrated on those for background; default: the
+            data that the models were trained on
+        layers: 0 is the embedding; default: the last block
+        part: of the layer
+        count: passages, whose tokens asked about all differ
+        skip: passages left out before the first that is taken
+        text: is asked about token by token, in place of passages of the corpus
+        before: tokens before the one asked about
+        distances: positions after it that are reported; 0 is its own
+        candidates: the commonest tokens, so many; default: the whole vocabulary
+        tokens: of the text in which candidates are counted
+        seed: of the noise
+        device: where to compute; auto takes a GPU that is in reach
+        noise: standard deviations, in units of the output's RMS and of the token's effect on it
+        draws: of the noise
+        quantisers: rounding to nearest, with a scale for each channel
+        prior: that the tables show
+        shard: this process is the I-th of N that share the work, each with a rows file of its own
+    """
+    from eval.measures.bits.measure import Question
+    from eval.measures.bits.task import Design, plan_bits
+    from eval.models.checkpoint import open_models
+    from eval.models.corpora import choose_corpus
+    from eval.rows.tasks import NO_ROWS, answered
+
+    if prior == "model" and not before and text is None:
+        raise RequestError(
+            "--prior model: no model predicts a first token; give --before 1 or more"
+        )
+    question = Question(
+        tuple(sorted(set(listed(distances)))),
+        tuple(sorted(set(listed(noise)))),
+        tuple(dict.fromkeys(listed(quantisers))),
+        draws,
+        seed,
+    )
+    checkpoints = open_models(models, device)
+    corpus = choose_corpus(checkpoints, corpus)
+    design = Design(corpus, question, count, before, skip, candidates, tokens, text)
+    wanted = None if layers is None else listed(layers)
+    tasks = [
+        task for checkpoint in checkpoints for task in plan_bits(checkpoint, wanted, design, part)
+    ]
+    rows, note = answered(tasks, out, "bits", shard)
+    return Result(rows, bits_tables(rows, prior) if rows else NO_ROWS, note)
+
+
+def bits_tables(rows: Sequence[dict[str, Any]], prior: str = "uniform") -> str:
+    """Rows of kind bits as tables: information by precision and distance, effects and margins."""
+    from eval.analysis.summary import sum_up
+    from eval.drawing.tables import across, terminal
+
+    records = sum_up(rows, "bits")
+    whole = [r for r in records if r.get("prior", prior) == prior]
+    apart = [n for n in ("corpus", "place", "candidates") if len({r[n] for r in whole}) > 1]
+    places = ["model", "step", "layer", "part", *apart]
+    alone, cumulative = (
+        [r for r in whole if r.get("shown") == shown] for shown in ("alone", "cumulative")
+    )
+    about = f"Bits about the token, {prior} prior, by distance:"
+    tables = [
+        across(
+            [r for r in shown if r[name] is not None and (name != "bits" or "precision" in r)],
+            [*places, "precision"] if name == "bits" else places,
+            "distance",
+            [(name, heading, False)],
+            title,
+        )
+        for shown, name, heading, title in (
+            (alone, "bits", "bits", f"{about} that output alone"),
+            (cumulative, "bits", "bits", f"{about} all outputs up to there"),
+            (whole, "effect", "effect", "Effect of the token / RMS"),
+            (alone, "margin_bits", "bits", "Margin of the token, bits"),
+        )
+    ]
+    return "\n\n".join([terminal(*tables), f"n = {whole[0]['prompts']} passages"])

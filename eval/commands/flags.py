@@ -1,0 +1,180 @@
+"""How parameters of commands are read: alike from a command line, from a suite and from Python.
+
+A command is a function. Its parameters are the flags, their types say what may be given, and its
+docstring is the help. Of `str | Sequence[str] | None` a command line takes several words. The types
+below say what plain ones cannot: a range, a place among the words.
+"""
+
+import inspect
+import math
+import os
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+
+from tyro.conf import Positional, UseAppendAction, arg
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+from eval.messages import RequestError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from eval.models.checkpoint import Checkpoint
+
+
+def _number(
+    words: str, allowed: Callable[[float], bool], kind: Callable[[float], Any] = float
+) -> PrimitiveConstructorSpec[Any]:
+    """The reader of a number, which says in `words` what is allowed."""
+
+    def read(given: list[str]) -> Any:
+        try:
+            value = _read_number(given[0])
+            fits = allowed(value) and abs(value) < (2**63 if kind is int else math.inf)
+        except ValueError:
+            fits = False
+        if not fits:
+            raise ValueError(f"{given[0]!r} is not {words}")
+        return kind(value)
+
+    return PrimitiveConstructorSpec(1, "N", read, lambda value: True, lambda value: [str(value)])
+
+
+def _read_number(word: str) -> float:
+    """A number; a whole one to its last digit."""
+    try:
+        return int(word)
+    except ValueError:
+        return float(word)
+
+
+NUMBERS = {
+    int: _number("a whole number", lambda n: n == n // 1, int),
+    float: _number("a number", lambda n: True),
+}
+Positive: TypeAlias = Annotated[
+    int, _number("a whole number of at least 1", lambda n: n == n // 1 >= 1, int)
+]
+Natural: TypeAlias = Annotated[
+    int, _number("a whole number of at least 0", lambda n: n == n // 1 >= 0, int)
+]
+NotNegative: TypeAlias = Annotated[
+    float, _number("a number of at least 0", lambda n: 0 <= n < math.inf)
+]
+AboveZero: TypeAlias = Annotated[float, _number("a number above 0", lambda n: 0 < n < math.inf)]
+Words: TypeAlias = str | Sequence[str] | None
+Out: TypeAlias = Annotated[str | None, arg(metavar="DIR")]
+Shard: TypeAlias = Annotated[str | None, arg(metavar="I/N")]
+Part: TypeAlias = Literal["block", "mixer", "stream", "key", "rotated_key", "value", "final"]
+"""Of a layer: `eval.sites.circuit.PARTS`."""
+File: TypeAlias = Annotated[str, Positional, arg(metavar="FILE")]
+Settings: TypeAlias = Annotated[Words, arg(name="set")]
+"""Of a parameter `set_`, whose flag is `--set`."""
+
+if TYPE_CHECKING:
+    Model: TypeAlias = str | Path | Checkpoint
+    Models: TypeAlias = Model | Sequence[Model]
+    Places: TypeAlias = str | Path | Sequence[str | Path]
+    Plugins: TypeAlias = Words
+    Layers: TypeAlias = int | str | Sequence[int | str] | None
+else:
+    Model = Annotated[str, Positional, arg(metavar="DIR")]
+    Models = Annotated[Sequence[str], Positional, arg(metavar="DIR ...")]
+    Places = Models
+    Plugins = Annotated[tuple[str, ...], UseAppendAction, arg(metavar="FILE")]
+    Layers = Words
+
+TRUST_HELP = "let a model directory name mixers outside this project, whose code then runs"
+
+READERS = ConstructorRegistry()
+"""How words are read, in the place of tyro's own rules."""
+SEQUENCES = (Sequence, list, tuple, typing.get_origin(Sequence[str]))
+
+
+@READERS.primitive_rule
+def read_number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """Numbers, and one line for what is none."""
+    return NUMBERS.get(info.type) if isinstance(info.type, type) else None
+
+
+@READERS.primitive_rule
+def read_one_of(info: PrimitiveTypeInfo) -> Any:
+    """Of several types the sequence, else the first; None is the default and no word."""
+    if info.type_origin not in (typing.Union, types.UnionType):
+        return None
+    kinds = [kind for kind in typing.get_args(info.type) if kind is not type(None)]
+    several = [kind for kind in kinds if typing.get_origin(kind) in SEQUENCES]
+    chosen = PrimitiveTypeInfo.make((several or kinds)[0], info.markers)
+    return ConstructorRegistry.get_primitive_spec(chosen)
+
+
+@READERS.primitive_rule
+def read_several(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """Several words, one at least."""
+    if info.type_origin not in SEQUENCES or UseAppendAction in info.markers:
+        return None
+    inner = PrimitiveTypeInfo.make(typing.get_args(info.type)[0], info.markers)
+    one: Any = ConstructorRegistry.get_primitive_spec(inner)
+
+    def read(given: list[str]) -> list[Any]:
+        if not given:
+            raise ValueError("give one at least")
+        return [one.instance_from_str([word]) for word in given]
+
+    def write(values: Any) -> list[str]:
+        return [str(value) for value in listed(values)]
+
+    return PrimitiveConstructorSpec(
+        "*", f"{one.metavar} ...", read, lambda value: True, write, one.choices
+    )
+
+
+def read_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a call, read as the command line reads its words.
+
+    None and open models stay as they are.
+
+    Raises:
+        RequestError: a value that the flag refuses.
+    """
+    hints = inspect.get_annotations(inspect.unwrap(function), eval_str=True)
+    arguments = dict(given)
+    for name, value in given.items():
+        values = listed(value)
+        if not values or not all(isinstance(v, str | int | float | os.PathLike) for v in values):
+            continue
+        reader = reader_of(hints[name])
+        words = [str(value) for value in values]
+        try:
+            if hints[name] is not bool and any(isinstance(value, bool) for value in values):
+                raise ValueError(f"{' '.join(words)}: true and false are no words; quote them")
+            if reader.nargs == 1 and len(words) > 1:
+                raise ValueError(f"{' '.join(words)}: give one value")
+            for word in words:
+                if reader.choices and word not in reader.choices:
+                    raise ValueError(f"{word!r} is not one of {', '.join(reader.choices)}")
+            arguments[name] = reader.instance_from_str(words)
+        except ValueError as error:
+            raise RequestError(f"{flag_name(name)}: {error}") from None
+    return arguments
+
+
+def reader_of(hint: Any) -> PrimitiveConstructorSpec[Any]:
+    """What reads the words of a parameter; its `nargs` are "*" where it takes several."""
+    with READERS:
+        kind = PrimitiveTypeInfo.make(hint, set(), {UseAppendAction})
+        reader: Any = ConstructorRegistry.get_primitive_spec(kind)
+    return reader
+
+
+def flag_name(parameter: str) -> str:
+    """A parameter as a flag: `--pad-to` for `pad_to`."""
+    return "--" + parameter.strip("_").replace("_", "-")
+
+
+def listed(value: Any) -> list[Any]:
+    """A value, or a sequence of values, as a list; a text is one value."""
+    alone = isinstance(value, str) or not isinstance(value, Sequence)
+    return [value] if alone else list(value)

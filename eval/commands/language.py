@@ -1,0 +1,125 @@
+"""The commands `loss` and `generate`: how well models predict text, and what they write."""
+
+from eval.commands.flags import Model, Models, Out, Positive, Shard, Words, listed
+from eval.commands.result import Result, command
+from eval.measures.loss import Measurement
+from eval.messages import RequestError
+
+FIGURES = [
+    ("tokens", "tokens", False),
+    ("nats_per_token", "nats/token", False),
+    ("bits_per_byte", "bits/byte", False),
+    ("perplexity", "perplexity", False),
+    ("tokens_per_second", "tokens/s", False),
+]
+"""Columns of the table of losses."""
+
+
+@command
+def loss(
+    models: Models,
+    corpus: str | None = None,
+    text: Words = None,
+    stories: Positive | None = None,
+    batch_size: Positive | None = None,
+    out: Out = None,
+    device: str = "auto",
+    shard: Shard = None,
+) -> Result:
+    """Measures the loss on held-out stories: nats/token, bits/byte, perplexity, tokens/s.
+
+    What is in --out is not measured anew.
+
+    Args:
+        models: model directories
+        corpus: held-out stories: of packed data, hub:NAME, toy (the embedded generator), or a
+            directory with valid.*; of a .txt, .jsonl or .parquet file, the share that packing sets
+            aside; default: those of the data that the models were trained on
+        text: these texts, whole, in the place of a corpus; a special token that is spelt in one is
+            that token, in a corpus it is only text
+        stories: only the first so many stories
+        batch_size: windows sent through the model together; default: as many as the device's
+            memory bears
+        out: results directory, for `python -m eval compare`
+        device: where to compute; auto takes a GPU that is in reach
+        shard: this process is the I-th of N that share the work, each with a rows file of its own
+    """
+    from eval.analysis.summary import sum_up
+    from eval.drawing.tables import lay_out, terminal
+    from eval.models.checkpoint import open_models
+    from eval.models.corpora import choose_corpus
+    from eval.rows.tasks import answered
+
+    texts = None if text is None else tuple(listed(text))
+    checkpoints = open_models(models, device)
+    corpus = choose_corpus(checkpoints, corpus) if texts is None else ""
+    tasks = [
+        Measurement(checkpoint, corpus, stories, batch_size, texts) for checkpoint in checkpoints
+    ]
+    rows, note = answered(tasks, out, "predicting", shard)
+    records = sum_up(rows, "loss", every_seed=True) if rows else []
+    table = lay_out(records, ["model", "step"], FIGURES)
+    return Result(rows, terminal(table), note)
+
+
+@command
+def generate(
+    model: Model,
+    prompt: str = "Once upon a time",
+    count: Positive = 1,
+    max_new_tokens: Positive = 200,
+    temperature: float = 0.8,
+    top_k: Positive | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    device: str = "auto",
+) -> Result:
+    """Continues prompts with a model.
+
+    Args:
+        model: a model directory
+        prompt: the beginning; a special token that is spelt in it is that token
+        count: how many continuations
+        max_new_tokens: of each
+        temperature: 0: the likeliest token
+        top_k: draw among the k likeliest tokens
+        top_p: draw among the likeliest with probability p
+        seed: of the draws
+        device: where to compute; auto takes a GPU that is in reach
+    """
+    import torch
+
+    import arch
+    from eval.models.checkpoint import open_models
+    from eval.models.text import encode_text
+    from tokenizer import END_OF_TEXT
+
+    (checkpoint,) = open_models([model], device)
+    tokenizer, place = checkpoint.tokenizer, checkpoint.model.embedding.weight.device
+    tokens = encode_text(tokenizer, prompt, "--prompt")
+    context = checkpoint.config.context
+    if len(tokens) > context:
+        raise RequestError(
+            f"--prompt has {len(tokens)} tokens, the model's context is {context}; shorten it"
+        )
+    stop = tokenizer.token_to_id(END_OF_TEXT)
+    stories = arch.generate(
+        checkpoint.model,
+        torch.tensor([tokens] * count, device=place),
+        max_new_tokens,
+        temperature,
+        top_k,
+        top_p,
+        stop=stop,
+        generator=torch.Generator(place).manual_seed(seed),
+    )
+    written = [_until(row.tolist(), len(tokens), stop) for row in stories]
+    texts = [tokenizer.decode(story, skip_special_tokens=False) for story in written]
+    rows = [{"prompt": prompt, "text": text} for text in texts]
+    return Result(rows, "\n\n---\n\n".join(texts))
+
+
+def _until(tokens: list[int], start: int, stop: int | None) -> list[int]:
+    """The tokens before the first stop that the model said."""
+    said = tokens[start:]
+    return tokens[: start + said.index(stop)] if stop in said else tokens

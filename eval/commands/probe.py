@@ -1,0 +1,167 @@
+"""The commands `probe` and `geometry`: fits to outputs, and measures of them."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from eval.commands.flags import AboveZero, Models, Natural, Out, Positive, Shard, listed
+from eval.commands.result import Result, command
+from eval.messages import RequestError
+
+if TYPE_CHECKING:
+    from eval.models.checkpoint import Checkpoint
+    from eval.rows.store import Row
+
+LINEAR = "Linear probes by offset: top-1 %, I_e = 1 - CE / ln V. Unigram: no output is looked at."
+JACOBIAN = "Jacobian, hidden to visible: medians over prompts."
+
+
+@command
+def probe(
+    models: Models,
+    out: Out = None,
+    layers: int | Sequence[int] | None = None,
+    corpus: str | None = None,
+    length: Positive = 64,
+    train_tokens: Positive = 64_000,
+    valid_tokens: Positive = 8_000,
+    seed: Natural = 0,
+    device: str = "auto",
+    offsets: int | Sequence[int] = range(-3, 4),
+    steps: Natural = 200,
+    rate: AboveZero = 3e-3,
+    shard: Shard = None,
+) -> Result:
+    """Trains linear probes on a layer's outputs, and measures how well they read tokens.
+
+    Args:
+        models: model directories
+        out: results directory; rows that are there are not redone
+        layers: 0 is the embedding; default: all blocks
+        corpus: held-out stories, to fit on and others to judge on: a file, a directory, hub:NAME,
+            toy, or packed data; default: the data that the models were trained on
+        length: tokens of a window
+        train_tokens: to fit on
+        valid_tokens: to judge on
+        seed: of the fits
+        device: where to compute; auto takes a GPU that is in reach
+        offsets: the token at t + O is read from the output at t; default: -3 ... 3
+        steps: of softmax regression; 0: the closed form alone
+        rate: its first rate
+        shard: this process is the I-th of N that share the work, each with a rows file of its own
+    """
+    from eval.measures.linear import ProbeTask, ProbeText, Training
+    from eval.models.checkpoint import open_models
+    from eval.models.corpora import choose_corpus
+    from eval.rows.tasks import NO_ROWS, answered
+
+    train = _windows(train_tokens, length, "--train-tokens", 2)
+    valid = _windows(valid_tokens, length, "--valid-tokens", 1)
+    several = tuple(sorted(set(listed(offsets))))
+    training = Training(steps, rate=rate, seed=seed)
+    for offset in several:
+        if abs(offset) >= length:
+            raise RequestError(
+                f"--offsets {offset}: windows have {length} tokens; "
+                "give an offset within them, or a longer --length"
+            )
+    checkpoints = open_models(models, device)
+    stories = ProbeText(choose_corpus(checkpoints, corpus), length, train, valid)
+    tasks: list[ProbeTask] = []
+    for checkpoint in checkpoints:
+        chosen = _layers(checkpoint, layers)
+        stories.load(checkpoint)  # bad text is refused before any work
+        tasks += [ProbeTask(checkpoint, stories, layer, several, training) for layer in chosen]
+    rows, note = answered(tasks, out, "probing", shard)
+    return Result(rows, _read_out(rows) if rows else NO_ROWS, note)
+
+
+def _layers(checkpoint: "Checkpoint", layers: int | Sequence[int] | None) -> tuple[int, ...]:
+    """The layers asked for, or all blocks'.
+
+    Raises:
+        RequestError: one that does not exist.
+    """
+    chosen = listed(layers) if layers is not None else []
+    for layer in chosen:
+        checkpoint.check_layer(layer)
+    return tuple(dict.fromkeys(chosen or range(1, checkpoint.config.n_layers + 1)))
+
+
+def _read_out(rows: "list[Row]") -> str:
+    """Accuracy and I_e of linear probes by offset."""
+    from eval.analysis.summary import sum_up
+    from eval.drawing.tables import across, terminal
+
+    records = sum_up(rows, "probe", every_seed=True)
+    records.sort(key=lambda r: (r["model"], r["step"], r["layer"], r["method"]))
+    records += [
+        {"model": "unigram", "offset": record["offset"], "top1": record["unigram.top1"],
+         "information": record["unigram.information"]}
+        for record in records
+    ]  # fmt: skip
+    shown = [("top1", "top-1", True), ("information", "I_e", False)]
+    return terminal(across(records, ("model", "step", "layer", "method"), "offset", shown, LINEAR))
+
+
+def _windows(tokens: int, length: int, flag: str, least: int) -> int:
+    if tokens < least * length:
+        raise RequestError(
+            f"{flag} {tokens}: {least} windows of {length} tokens are needed at least; "
+            "ask for more, or give a shorter --length"
+        )
+    return tokens // length
+
+
+@command
+def geometry(
+    models: Models,
+    out: Out = None,
+    corpus: str | None = None,
+    layers: int | Sequence[int] | None = None,
+    hidden: Positive | Sequence[Positive] = (1, 3),
+    count: Positive = 4,
+    length: Positive = 16,
+    device: str = "auto",
+    shard: Shard = None,
+) -> Result:
+    """Measures how visible outputs move with hidden tokens: the Jacobian's singular values.
+
+    Args:
+        models: model directories
+        out: results directory; rows that are there are not redone
+        corpus: held-out stories: of packed data, hub:NAME, toy (the embedded generator), or a
+            directory with valid.*; of a .txt, .jsonl or .parquet file, the share that packing sets
+            aside; default: those of the data that the models were trained on
+        layers: from 1; default: all blocks
+        hidden: first K tokens
+        count: story prompts
+        length: tokens of each prompt
+        device: where to compute; auto takes a GPU that is in reach
+        shard: this process is the I-th of N that share the work, each with a rows file of its own
+    """
+    from eval.analysis.summary import columns, sum_up
+    from eval.drawing.tables import lay_out, terminal
+    from eval.measures.jacobian import plan_jacobians
+    from eval.models.checkpoint import open_models
+    from eval.models.corpora import choose_corpus
+    from eval.models.text import drawn_prompts, held_out_text
+    from eval.rows.tasks import NO_ROWS, answered
+
+    checkpoints = open_models(models, device)
+    corpus = choose_corpus(checkpoints, corpus)
+    tasks = [
+        task
+        for checkpoint in checkpoints
+        for task in plan_jacobians(
+            checkpoint,
+            _layers(checkpoint, layers),
+            sorted(set(listed(hidden))),
+            drawn_prompts("story", held_out_text(checkpoint, corpus), count, length),
+        )
+    ]
+    rows, note = answered(tasks, out, "measuring", shard)
+    if not rows:
+        return Result(rows, NO_ROWS, note)
+    records = sum_up(rows, "geometry", every_seed=True)
+    fields = ["model", "step", "layer", "part", "hidden"]
+    return Result(rows, terminal(lay_out(records, fields, columns("geometry"), JACOBIAN)), note)

@@ -1,0 +1,134 @@
+"""What a command gives: its rows, which print themselves, as a data frame, as JSON or as a page."""
+
+import builtins
+import contextlib
+import functools
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ParamSpec
+
+from eval.commands.flags import read_arguments
+from eval.messages import RequestError, legible, nearest
+from eval.models import TRUST_CODE
+
+if TYPE_CHECKING:
+    import pandas
+
+Parameters = ParamSpec("Parameters")
+
+
+@dataclass(repr=False)
+class Result:
+    """The result of a command.
+
+    Attributes:
+        rows: what was measured in this call, one dictionary each; for commands that print a table
+            of figures, its lines.
+        text: the tables, as a terminal shows them.
+        notes: lines that a terminal shows below them.
+        documents: the lenses' documents, for the page.
+        render: makes the page from rows and a title; the page of measurements when not given.
+    """
+
+    rows: list[dict[str, Any]]
+    text: str
+    notes: str = ""
+    documents: list[dict[str, Any]] = field(default_factory=list)
+    render: Callable[[Sequence[dict[str, Any]], str | None], str] | None = None
+
+    def __repr__(self) -> str:
+        return legible(self.text)
+
+    def __str__(self) -> str:
+        return legible("\n\n".join(part for part in (self.text, self.notes) if part))
+
+    def _repr_html_(self) -> str:
+        """The page, in a frame of its own, for a notebook; the tables where rows have no page."""
+        from html import escape
+
+        try:
+            page = self.html()
+        except RequestError:
+            return f"<pre>{escape(legible(self.text))}</pre>"
+        style = "width:100%;height:40rem;border:0"
+        return f'<iframe style="{style}" srcdoc="{escape(page)}"></iframe>'
+
+    def show(self) -> None:
+        """Shows it in a notebook; elsewhere prints the tables."""
+        getattr(builtins, "display", print)(self)  # IPython has `display` there
+
+    @property
+    def frame(self) -> "pandas.DataFrame":
+        """A line for each row and quantity, with its coordinates (`eval.analysis.frame.frame`).
+
+        Of commands that print records, as `summary` and `compare` do, a line for each of those.
+        """
+        import pandas
+
+        from eval.analysis.frame import frame
+
+        of_rows = all("key" in row for row in self.rows)
+        return frame(self.rows) if of_rows else pandas.DataFrame(self.rows)
+
+    def json(self) -> str:
+        """The rows, as a JSON array."""
+        return json.dumps(self.rows, indent=1)
+
+    def html(self, title: str | None = None) -> str:
+        """The rows as one HTML page; a `RequestError` where rows of these kinds have no page."""
+        if self.render:
+            return self.render(self.rows, title)
+        if any("checkpoint" not in row for row in self.rows):
+            raise RequestError("these are lines of a table and no rows, and have no page")
+        from eval.views.page.page import render_page
+
+        return render_page(self.rows, title, self.documents)
+
+    def page(self, path: str, title: str | None = None) -> str:
+        """Writes the rows as one HTML page, as `python -m eval report` does; returns its path.
+
+        Raises:
+            RequestError: rows of these kinds have no page.
+            OSError: it cannot be written.
+        """
+        from arch.files import write_text
+
+        write_text(path, self.html(title))
+        return path
+
+
+def command(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Makes a function a command: its arguments are read as those of a command line.
+
+    Models run without autograd. A command that opens models takes `trust_code` beside its own
+    parameters: whether their directories may name mixers outside this project, whose code runs.
+    """
+    signature = inspect.signature(function)
+    opens = not {"models", "model", "places", "runs"}.isdisjoint(signature.parameters)
+
+    @functools.wraps(function)
+    def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        token = TRUST_CODE.set(bool(opens and kwargs.pop("trust_code", TRUST_CODE.get())))
+        try:
+            return call(args, kwargs)
+        finally:
+            TRUST_CODE.reset(token)
+
+    def call(args: Any, kwargs: Any) -> Result:
+        for name in kwargs:
+            if name not in signature.parameters:
+                near = nearest(name, signature.parameters)
+                raise TypeError(f"{function.__name__}() has no parameter {name!r}; {near}")
+        bound = signature.bind(*args, **kwargs)
+        bound.arguments.update(read_arguments(function, bound.arguments))
+        with contextlib.ExitStack() as stack:
+            if {"models", "model"} & signature.parameters.keys():
+                import torch
+
+                stack.enter_context(torch.no_grad())
+            return function(*bound.args, **bound.kwargs)
+
+    setattr(run, "opens_models", opens)  # noqa: B010 - a function has no such attribute declared
+    return run

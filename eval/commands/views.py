@@ -1,0 +1,205 @@
+"""The commands `summary`, `compare` and `report`: tables, files and pages of what was measured."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from eval.commands.flags import AboveZero, Places, Plugins, listed
+from eval.commands.result import Result, command
+from eval.messages import RequestError
+from eval.rows.plugins import run_plugins
+
+if TYPE_CHECKING:
+    from eval.analysis.verdicts import Accepts
+
+
+@command
+def summary(results: Places, csv: str | None = None, markdown: str | None = None) -> Result:
+    """Prints rows of every kind as tables with intervals; recoveries with proof, margins and cost.
+
+    Args:
+        results: results directories
+        csv: write every figure in full, a line for each model, step, kind and place
+        markdown: write the tables as Markdown, with every figure
+    """
+    from arch.files import write_text
+    from eval.analysis.frame import frame
+    from eval.analysis.verdicts import QUANTITIES, accepts, verdict_lines
+    from eval.drawing.tables import markdown as markdown_text
+    from eval.drawing.tables import terminal, to_csv
+    from eval.rows.store import read_rows
+    from eval.views.page.numbers import lens_overview, number_tables, of_kind
+
+    rows = read_rows(listed(results))
+    lines = frame(rows)
+    if lines.empty:
+        raise RequestError("no rows: there is nothing to sum up; run `python -m eval invert` first")
+    tables = list(number_tables(lines))
+    records = [{"kind": one.kind, **record} for one in tables for record in one.records]
+    verdicts = verdict_lines(lines, rows)
+    if len(verdicts):
+        tables.append(of_kind(verdicts, "Verdicts across methods", QUANTITIES))
+    accepted = _accepts_text(accepts(rows)) if (lines["kind"] == "recovery").any() else ""
+    if csv:
+        write_text(csv, to_csv(records))
+    if markdown:
+        write_text(markdown, "\n".join([*(markdown_text(t.full) for t in tables), accepted, ""]))
+    shown = [one.brief for one in tables if one.kind != "lens"]
+    if len(shown) < len(tables):
+        shown.append(lens_overview(lines))
+    return Result(records, terminal(*shown), accepted)
+
+
+def _accepts_text(accepts: "Accepts") -> str:
+    """Whether any answer that was accepted is wrong, and how many may be."""
+    from eval.drawing.tables import share_text
+
+    text = (
+        f"False accepts: {accepts.wrong:,} of {accepts.answers:,} answers at the floor "
+        f"({accepts.tokens:,} tokens)"
+    )
+    if not accepts.answers:
+        return f"{text}."
+    return (
+        f"{text}, in {accepts.wrong_pairs:,} of {accepts.pairs:,} pairs of prompt and model: at "
+        f"most {share_text(accepts.bound)} % of pairs. {accepts.ambiguous:,} of the answers are "
+        "other prompts with the same outputs."
+    )
+
+
+@command
+def compare(
+    places: Places,
+    paired: Sequence[str] | None = None,
+    margin: AboveZero = 5.0,
+    method: str | None = None,
+    prompts: str = "story",
+    sort: str | None = None,
+    last: bool = False,
+    every_seed: bool = False,
+    markdown: str | None = None,
+    csv: str | None = None,
+    plot: str | None = None,
+    x: Literal["step", "tokens", "flops", "time"] = "step",
+) -> Result:
+    """Compares checkpoints: bits/byte, tokens recovered and bits, a line each; two of them paired.
+
+    Of the last layer and plain questions. Two checkpoints are also compared on the same prompts and
+    windows: difference, 95 % interval, p, and whether they are equivalent.
+
+    Args:
+        places: a model directory, a run, results of invert, bits or loss --out, or a directory that
+            holds some
+        paired: the two that are paired; default: those of a table of two lines
+        margin: equivalent within it, in per cent: points of a share, and of the first value in bits
+        method: the solver of recoveries; default: a search
+        prompts: the set of prompts of recoveries
+        sort: by a column; -NAME: the largest first
+        last: the last step of each model alone
+        every_seed: training seeds apart; default: their mean, with an interval over them
+        markdown: the tables as Markdown
+        csv: in full: a line a checkpoint
+        plot: four figures over training: .svg, .png
+        x: what they are over
+    """
+    from arch.files import write_text
+    from eval.drawing.tables import markdown as markdown_text
+    from eval.drawing.tables import terminal, to_csv
+    from eval.views.comparison import table as comparison
+    from eval.views.comparison.gather import gather_models, gather_rows
+    from eval.views.comparison.plot import FORMATS, write_plot
+
+    if plot and not plot.endswith(FORMATS):
+        raise RequestError(f"--plot {plot}: must end in {' or '.join(FORMATS)}")
+    given = listed(places)
+    rows, saved = gather_rows(given), gather_models(given)
+    records = comparison.checkpoint_records(saved, rows, every_seed, method, prompts)
+    if not records:
+        raise RequestError(f"{given[0]}: its runs have not reported anything yet")
+    shown = list({record["model"]: record for record in records}.values()) if last else records
+    shown = comparison.sort_records(shown, sort) if sort else shown
+    tables = [comparison.checkpoint_table(shown)]
+    if paired or len(shown) == 2:
+        names = listed(paired or [f"{r['model']}@{r['step']}" for r in shown])
+        if len(names) != 2:
+            raise RequestError(f"--paired {' '.join(names)}: give two checkpoints")
+        first, second = (comparison.find_checkpoint(records, name) for name in names)
+        lines = comparison.measured(saved, rows, every_seed)
+        pairs = comparison.paired_records(lines, first, second, margin, method, prompts)
+        if pairs:
+            said = (f"{model}, step {step}" for model, step in (first, second))
+            tables.append(comparison.paired_table(pairs, *said))
+        elif paired:
+            raise RequestError(f"--paired {' '.join(names)}: nothing was asked of both alike")
+        shown = pairs if paired else shown
+    if csv:
+        write_text(csv, to_csv(shown))
+    if markdown:
+        write_text(markdown, "\n".join(map(markdown_text, tables)))
+    if plot:
+        curves = comparison.checkpoint_records(
+            [*saved, *comparison.reported(saved)], rows, every_seed, figures=()
+        )
+        write_plot(plot, records, curves, x)
+    return Result(shown, terminal(*tables), plot or "")
+
+
+@command
+def report(
+    results: Places,
+    out: str = "report.html",
+    title: str | None = None,
+    figures: str | None = None,
+    format: Literal["svg", "png"] = "svg",
+    plugin: Plugins = (),
+    wandb: Literal["offline", "online"] | None = None,
+    wandb_project: str = "remnant",
+) -> Result:
+    """Writes one self-contained HTML page from results directories; sends it to W&B if asked.
+
+    Args:
+        results: results directories
+        out: the page to write
+        title: its title
+        figures: also every lens's figure as a file
+        format: of those files
+        plugin: a Python file of yours that registers more (docs/extending.md); may be given several
+            times. It is run as your own code, with all your rights: give only files that you trust
+        wandb: also log figures, table and page to W&B, a run a model; kept with the first RESULTS
+        wandb_project: of W&B
+    """
+    from arch.files import write_text
+    from eval.drawing.figures import write_figures
+    from eval.lenses.lens import read_documents
+    from eval.rows.store import read_rows, results_in
+    from eval.views.page.page import render_page
+    from eval.views.tracking import track_results
+
+    run_plugins(plugin)
+    places = listed(results)
+    rows = read_rows(places)
+    folders = [folder for place in places for folder in results_in(Path(place))]
+    documents = [document for folder in folders for document in read_documents(folder)]
+    if rows and not documents and all(row["kind"] == "captured" for row in rows):
+        from eval.views.page.captured import render_captured
+
+        write_text(out, render_captured(rows, title))
+    else:
+        write_text(out, render_page(rows, title, documents))
+    written = [out]
+    if figures:
+        from eval.views.page.inside import lens_sections
+
+        every = [figure for section in lens_sections(documents, rows) for figure in section.figures]
+        if not every:
+            raise RequestError(
+                f"--figures {figures}: no lens has looked yet; run `python -m eval lens` first"
+            )
+        written += map(str, write_figures(figures, every, format))
+    if wandb:
+        first = Path(places[0])
+        kept_in = first if first.is_dir() else first.parent
+        ids = ", ".join(track_results(kept_in, rows, out, wandb, wandb_project))
+        kept = f"; it lies in {kept_in / 'wandb'}" if wandb == "offline" else ""
+        written.append(f"W&B run {ids}{kept}")
+    return Result(rows, "\n".join(written), "", documents)

@@ -1,0 +1,1 @@
+"""Tables, charts and markup of any numbers."""

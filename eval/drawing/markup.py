@@ -1,0 +1,108 @@
+"""HTML that stands beside charts: small tables, tokens as they are, and tokens highlighted.
+
+Tokens are highlighted by their attribution: blue for, orange against, which differ in every kind of
+colour blindness. Each token shows its number on hover, and when it has the keyboard's focus. All
+colours are set by a style sheet that the page has once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup, escape
+
+from arch.errors import printable
+
+if TYPE_CHECKING:
+    pass
+
+STRONGEST = 8  # shades of a colour
+EMPTY = "∅"
+"""A token without a letter: a part of a character that a later token completes."""
+BREAKS = {"\n": "↵\n", "\r": "␍", "\t": "⇥\t"}
+
+STYLE = Markup(
+    """
+.attribution { --for: 11 99 181; --against: 214 108 0 }
+@media (prefers-color-scheme: dark) { .attribution { --for: 98 174 247; --against: 240 150 50 } }
+.attribution p { line-height: 1.9; white-space: pre-wrap; overflow-wrap: anywhere }
+.attribution span { border-radius: 3px; padding: .1em 0; position: relative }
+.attribution span:focus { outline: 2px solid currentColor }
+.attribution span:focus::after, .attribution span:hover::after { content: attr(data-score);
+  position: absolute; left: 0; top: 1.6em; z-index: 1; padding: 0 .4em; border-radius: 3px;
+  background: Canvas; color: CanvasText; border: 1px solid; font-size: .8rem; white-space: nowrap }
+"""
+    + "\n".join(
+        f".attribution .{letter}{shade} {{ "
+        f"background: rgb(var(--{name}) / {0.6 * shade / STRONGEST:.3g});"
+        + (" text-decoration: underline dotted }" if letter == "a" else " }")
+        for letter, name in (("f", "for"), ("a", "against"))
+        for shade in range(1, STRONGEST + 1)
+    )
+)
+"""What the page's style sheet needs; tokens against are underlined too."""
+
+
+def highlighted(pieces: Sequence[str], methods: Mapping[str, Sequence[float]]) -> Markup:
+    """A prompt's tokens once for each method, coloured by score, relative to its largest one.
+
+    Each method has a score for every token.
+    """
+    sections = []
+    for name, scores in methods.items():
+        largest = max((abs(score) for score in scores), default=0.0)
+        tokens = (_token(*one, largest) for one in zip(pieces, scores, strict=True))
+        section = Markup('<section class="attribution"><h4>{}</h4><p>{}</p></section>')
+        sections.append(section.format(name, Markup("").join(tokens)))
+    return Markup("\n").join(sections)
+
+
+def highlights(title: str, answer: str, tokens: Markup, opened: bool) -> Markup:
+    """Highlighted tokens below the answer that they are of; they open on a click."""
+    section = Markup("<details{}><summary><bdi>{}</bdi> (<code>{}</code>)</summary>{}</details>")
+    return section.format(Markup(" open" if opened else ""), title, answer, tokens)
+
+
+def _token(piece: str, score: float, largest: float) -> Markup:
+    shade = round(STRONGEST * abs(score) / largest) if largest else 0
+    style = f"{'f' if score > 0 else 'a'}{shade}" if shade else ""
+    text = "".join(BREAKS.get(letter, letter) for letter in piece)
+    number = f"{score:+.3g}".replace("-", "−")
+    return Markup('<span tabindex="0" class="{}" title="{}" data-score="{}">{}</span>').format(
+        style, f"{number} {piece!r}", number, escape(text)
+    )
+
+
+def html_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Markup:
+    """A small table as HTML, every text in it escaped."""
+    head = Markup("").join(Markup("<th>{}</th>").format(column) for column in columns)
+    body = Markup("").join(
+        Markup("<tr>{}</tr>").format(
+            Markup("").join(Markup("<td>{}</td>").format(cell) for cell in row)
+        )
+        for row in rows
+    )
+    return Markup(
+        '<div class="scroll"><table class="plain"><thead><tr>{}</tr></thead>'
+        "<tbody>{}</tbody></table></div>"
+    ).format(head, body)
+
+
+def folded(summary: str, *content: Markup) -> Markup:
+    """Content that opens on a click, and in print."""
+    return Markup('<details class="print"><summary><bdi>{}</bdi></summary>{}</details>').format(
+        summary, Markup("").join(content)
+    )
+
+
+def codes(pieces: Iterable[str]) -> Markup:
+    """Tokens, each as it is."""
+    return Markup(" ").join(Markup("<code>{}</code>").format(visible(p)) for p in pieces)
+
+
+def visible(piece: str) -> str:
+    """A token whose blanks and control characters can be seen."""
+    marks = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
+    marked = "".join(marks.get(c, c) for c in piece)
+    return printable(marked, len(marked)) or EMPTY

@@ -1,0 +1,307 @@
+"""Charts: lines, cells, bars and dots of records, by Altair; `eval.drawing.figures` draws them.
+
+One style for pages and for files, in light and in dark. Charts have the colours of `LIGHT`; the
+style rules of `colours`, in the page or in the file, replace them by those of `DARK` where the
+reader prefers that. Records have `value`, `low` and `high` where there is an interval, and `tip`,
+which is shown when the mark is pointed at.
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+Record = dict[str, Any]
+Chart = Any
+"""An Altair chart, or a Vega-Lite specification."""
+LIGHT = {
+    "card": "#ffffff", "ink": "#1b2430", "muted": "#5d6875", "line": "#dde2e7",
+    "c0": "#0b63b5", "c1": "#b86e00", "c2": "#00795c", "c3": "#8e3b8c", "c4": "#a5243d",
+    "c5": "#6a727d",
+}  # fmt: skip
+"""Colours by their names in style sheets; c0 to c5 are those of series."""
+DARK = {
+    "card": "#181e25", "ink": "#e6eaee", "muted": "#9aa6b3", "line": "#2e3844",
+    "c0": "#62aef7", "c1": "#f0a33c", "c2": "#3fc8a0", "c3": "#d18ccf", "c4": "#f08096",
+    "c5": "#a3acb7",
+}  # fmt: skip
+SERIES = [LIGHT[f"c{i}"] for i in range(6)]
+MARKS = ["diamond", "square", "triangle-up", "cross", "triangle-down", "circle"]
+DASHES = [[1, 0], [4, 3], [2, 2], [8, 3, 2, 3]]
+SIZE = (230, 130)
+"""Width and height inside the axes: a chart fits a telephone, four stand beside each other."""
+LISTED = 6
+"""Names that a legend lists, whether they are in its chart or in one beside it."""
+MARKED = 20
+"""Points of a line that have marks, at most."""
+
+
+def options(records: Sequence[Record], field: str) -> list[Any]:
+    """The values of a field in order of appearance."""
+    return list(dict.fromkeys(record[field] for record in records))
+
+
+def lines(
+    records: Sequence[Record],
+    x: str,
+    y: str,
+    colour: str,
+    dash: str = "",
+    *,
+    names: Sequence[Any] = (),
+    share: bool = False,
+    ordered: bool = False,
+    even: bool = False,
+    stepped: bool = False,
+    scale: Mapping[str, Any] | None = None,
+    axis: Mapping[str, Any] | None = None,
+    size: tuple[int, int] = SIZE,
+) -> Chart:
+    """Lines with points over `x`, of `value` under the title `y`, intervals as upright lines.
+
+    Args:
+        records: the points.
+        x: field, and the axis' title.
+        y: the title of the values.
+        colour: field of the lines; each has a mark of its own, too.
+        dash: another: lines of its last value are whole, and their marks filled.
+        names: all values of `colour`, in the order of colours; default: as they come.
+        share: whether values are shares, shown in per cent from 0 to 100.
+        ordered: whether the lines have an order, such as depth, that colours should show.
+        even: whether values of x are evenly spaced.
+        stepped: whether lines are steps, without marks: counts over the middles of bins.
+        scale: of x, where it is not linear.
+        axis: of x, where it is not as usual.
+        size: width and height.
+    """
+    alt = open_altair()
+
+    names = list(names) or options(records, colour)
+    kind = "ordinal" if even else "quantitative"
+    places = [r[x] for r in records]
+    ticks: Record = {"tickCount": 6}
+    if not even and all(isinstance(place, int) for place in places):
+        low, high = min(places, default=0), max(places, default=0)
+        ticks["format"] = ",d"
+        if high - low <= 12:  # Vega would put ticks between whole numbers
+            ticks["values"] = list(range(low, high + 1, 1 + (high - low) // 8))
+    along = (
+        {"grid": False, "labelAngle": 0, "labelOverlap": True, "labelSeparation": 6}
+        | ticks
+        | dict(axis or {})
+    )
+    linear = {} if even else {"zero": False, "nice": False, "padding": 8}
+    upright: Record = {"title": y, "type": "quantitative"}
+    upright |= {"scale": alt.Scale(domain=[0, 1] if share else alt.Undefined, zero=stepped)}
+    upright |= {"axis": alt.Axis(format="%", tickCount=5) if share else alt.Axis(tickCount=5)}
+    base = alt.Chart(_data(records, "value"), width=size[0], height=size[1]).encode(
+        x=alt.X(field=x, type=kind, scale=alt.Scale(**(scale or linear)), axis=alt.Axis(**along)),
+        y=alt.Y(field="value", **upright),
+        color=_told(alt.Color, records, colour, names, SERIES, ordered),
+    )
+    line = base
+    if dash:
+        states = options(records, dash)[::-1]
+        line = base.encode(strokeDash=_told(alt.StrokeDash, records, dash, states, DASHES))
+    elif len(names) > len(SERIES) and not ordered:
+        dashes = [dash for dash in DASHES for _ in SERIES]
+        line = base.encode(strokeDash=_told(alt.StrokeDash, records, colour, names, dashes))
+    if stepped:
+        return line.mark_line(interpolate="step", aria=False)
+    layers = [line.mark_line(aria=False)]
+    if any(_has_limits(r) for r in records):
+        limits = base.transform_filter("datum.low < datum.high").mark_rule(aria=False, opacity=0.4)
+        layers.append(limits.encode(y=alt.Y(field="low", **upright), y2=alt.Y2(field="high")))
+    if max(Counter((r[colour], r.get(dash)) for r in records).values(), default=0) > MARKED:
+        return alt.layer(*layers)
+    if not ordered:
+        base = base.encode(shape=_told(alt.Shape, records, colour, names, MARKS))
+    base = base.encode(description=alt.Description(field="tip", type="nominal"))
+    last = [options(records, dash)[-1]] if dash else []
+    for state in options(records, dash) if dash else [None]:
+        of = base.transform_filter(_equals(dash, state)) if dash else base
+        layers.append(of.mark_point(filled=not dash or state in last, opacity=1, size=32))
+    return alt.layer(*layers)
+
+
+def cells(
+    records: Sequence[Record],
+    x: str,
+    y: str,
+    value: str,
+    *,
+    diverging: bool = False,
+    domain: Sequence[float] | None = None,
+    text: str = "",
+    facet: str = "",
+    descending: bool = False,
+    size: tuple[int, int] = (230, 150),
+) -> Chart:
+    """A cell for each record, coloured by its value, whose title is `value`.
+
+    Args:
+        records: the cells.
+        x: field along; words in the order of appearance.
+        y: field upright, from the top; from the bottom where `descending`.
+        value: the title of the values.
+        diverging: whether 0 is the middle of the colours: blue above, orange below.
+        domain: the least and the largest value; default: of the records.
+        text: field of words that stand in the cells.
+        facet: a field: small ones beside each other for each of its values.
+        descending: whether the first value of y is at the bottom.
+        size: width and height, at least.
+    """
+    alt = open_altair()
+
+    scheme = {"scheme": "blues"} if text else {"scheme": "viridis"}
+    if diverging:
+        scheme = {"scheme": "blueorange", "reverse": True, "domainMid": 0}
+    columns = 3 if facet else 1
+    width, height = (side // columns - 4 * bool(facet) for side in size)
+    up = options(records, y)
+    height = width if facet else max(height, 9 * len(up))
+    order = sorted(up) if all(isinstance(label, int | float) for label in up) else up
+    words, upright = (any(isinstance(r[axis], str) for r in records) for axis in (x, y))
+    labels = {"labelOverlap": True, "labelLimit": 100, "labels": not facet, "ticks": not facet}
+    titles = [None if facet or wordy else axis for wordy, axis in ((words, x), (upright, y))]
+    width -= 60 * (upright and not text)  # the room that words take
+    base = alt.Chart(_data(records, "value"), width=width, height=height).encode(
+        x=alt.X(field=x, type="ordinal", sort=options(records, x) if words else None,
+                axis=alt.Axis(labelAngle=-60 * words, title=titles[0], **labels)),
+        y=alt.Y(field=y, type="ordinal", sort=order[::-1] if descending else order,
+                axis=alt.Axis(title=titles[1], **labels)),
+    )  # fmt: skip
+    legend = alt.Legend(orient="bottom", direction="horizontal", gradientLength=140, title=value)
+    drawn = base.mark_rect(aria=False).encode(
+        color=alt.Color(
+            field="value",
+            type="quantitative",
+            scale=alt.Scale(domain=list(domain) if domain else alt.Undefined, **scheme),
+            legend=legend,
+        )
+    )
+    if text:  # by the cell, which is the same on a dark page; `LIGHT` changes there
+        ink = alt.condition("datum.value > 0.75", alt.value("white"), alt.value("black"))
+        written = base.mark_text(fontSize=10, aria=False)
+        drawn += written.encode(text=alt.Text(field=text, type="nominal"), color=ink)
+    if facet:
+        header = alt.Header(title=None, labelFontSize=8, labelPadding=2, labelLimit=width + 4)
+        by = alt.Facet(field=facet, type="nominal", sort=options(records, facet), header=header)
+        drawn = drawn.facet(facet=by, columns=columns, spacing=8)
+    return drawn
+
+
+def bars(
+    records: Sequence[Record],
+    x: str,
+    y: str,
+    group: str = "",
+    row: str = "",
+    *,
+    names: Sequence[Any] = (),
+    size: tuple[int, int] = SIZE,
+) -> Chart:
+    """Bars of `value` under the title `y`, coloured by `x`, with intervals as upright lines.
+
+    Those of one `group` stand together; each value of `row` has bars below those of the one before.
+    `names` are all values of `x`, in the order of colours.
+    """
+    alt = open_altair()
+
+    names = list(names) or options(records, x)
+    slant = {"labelAngle": -40, "labelLimit": 110, "title": None, "labelOverlap": True}
+    base = alt.Chart(_data(records, "value"), width=size[0], height=size[1]).encode(
+        x=alt.X(field=group or x, type="nominal", sort=options(records, group or x),
+                axis=alt.Axis(**slant)),
+        y=alt.Y(field="value", type="quantitative", title=y, axis=alt.Axis(tickCount=4)),
+        color=_told(alt.Color, records, x, names, SERIES) if group else alt.value(SERIES[0]),
+        description=alt.Description(field="tip", type="nominal"),
+    )  # fmt: skip
+    if group:
+        base = base.encode(xOffset=alt.XOffset(field=x, type="nominal", sort=names))
+    drawn = base.mark_bar()
+    if any(_has_limits(r) for r in records):
+        ends = {"y": alt.Y(field="low", type="quantitative"), "y2": alt.Y2(field="high")}
+        drawn += base.mark_rule(aria=False).encode(color=alt.value(LIGHT["ink"]), **ends)
+    if row:
+        header = alt.Header(title=None, labelAngle=0, labelOrient="top", labelAnchor="start")
+        by = alt.Row(field=row, type="nominal", sort=options(records, row), header=header)
+        drawn = drawn.facet(row=by, spacing=6).resolve_scale(y="independent")
+    return drawn
+
+
+def dots(
+    records: Sequence[Record],
+    x: str,
+    y: str,
+    colour: str,
+    text: str = "",
+    *,
+    joined: Any = None,
+    size: tuple[int, int] = (230, 180),
+) -> Chart:
+    """Points in a plane, coloured by a field, with the words of `text` above.
+
+    Those whose colour is `joined` are joined by a line, in their order.
+    """
+    alt = open_altair()
+
+    records = [{**record, "order": i} for i, record in enumerate(records)]
+    base = alt.Chart(_data(records, x, y), width=size[0], height=size[1]).encode(
+        x=alt.X(field=x, type="quantitative", scale=alt.Scale(padding=14)),
+        y=alt.Y(field=y, type="quantitative", scale=alt.Scale(padding=14)),
+        color=_told(alt.Color, records, colour, options(records, colour), SERIES),
+    )
+    along = base.transform_filter(_equals(colour, joined)).mark_line(aria=False)
+    points = base.mark_point(filled=True, size=50, opacity=1).encode(
+        description=alt.Description(field="tip", type="nominal"),
+        shape=_told(alt.Shape, records, colour, options(records, colour), MARKS[::-1]),
+    )
+    drawn = along.encode(order=alt.Order(field="order", type="quantitative")) + points
+    if text:
+        above = base.mark_text(dy=-11, aria=False, fontWeight=600)
+        drawn += above.encode(text=alt.Text(field=text, type="nominal"))
+    return drawn
+
+
+def open_altair() -> Any:
+    """Altair, without the types of its arguments, which leave out what a dictionary holds."""
+    import altair
+
+    return altair
+
+
+def _data(records: Iterable[Record], *needed: str) -> Any:
+    """Records that have a finite number in each field that is needed."""
+    alt = open_altair()
+
+    numbers = [{k: v for k, v in record.items() if not isinstance(v, float) or math.isfinite(v)}
+               for record in records]  # fmt: skip
+    return alt.Data(values=[record for record in numbers if record.keys() >= {*needed}])
+
+
+def _told(
+    channel: Any, records: Sequence[Record], field: str, names: Sequence[Any],
+    styles: Sequence[Any], ordered: bool = False,
+) -> Any:  # fmt: skip
+    """The channel by which values of a field are told apart; the legend has those of records."""
+    alt = open_altair()
+
+    kind, known = "ordinal" if ordered else "nominal", set(options(records, field))
+    used = {"range": [styles[i % len(styles)] for i in range(len(names))]}
+    bright = {"scheme": alt.SchemeParams(name="viridis", extent=[0.25, 0.9])}
+    scale = alt.Scale(domain=list(names), **(bright if ordered else used))
+    some = [n for n in names if n in known or len(names) <= LISTED]
+    some = names[:: 1 + len(names) // LISTED] if ordered else some
+    legend = alt.Legend(title=field if ordered else None, values=some) if len(names) > 1 else None
+    return channel(field=field, type=kind, sort=list(names), scale=scale, legend=legend)
+
+
+def _equals(field: str, value: Any) -> str:
+    return f"datum[{json.dumps(field)}] === {json.dumps(value)}"
+
+
+def _has_limits(record: Record) -> bool:
+    low, high = record.get("low"), record.get("high")
+    return low is not None and high is not None and low < high

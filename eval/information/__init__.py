@@ -1,1 +1,0 @@
-"""Bits that outputs carry about a token when they are known at a given precision."""

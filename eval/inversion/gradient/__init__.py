@@ -1,0 +1,1 @@
+"""What solvers that follow a gradient share."""

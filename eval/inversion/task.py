@@ -1,0 +1,365 @@
+"""Questions of inversion: a grid of what is asked, the tasks that it makes, and their rows.
+
+A task is one call of a solver: some prompts of one length, seen at one site through one slice. It
+captures the prompts' outputs, asks the solver, scores the answers, and gives a row for each.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby, product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from eval.inversion.guesses import ReadBack, open_readbacks
+from eval.inversion.problem import Problem, pose
+from eval.inversion.scoring import (
+    is_permuted,
+    nearest_rival,
+    rank_tally,
+    score_arrivals,
+    set_recall,
+    verdicts,
+)
+from eval.inversion.solver import Answer, Solver, ask_solver
+from eval.messages import RequestError
+from eval.models.checkpoint import Checkpoint
+from eval.models.memory import candidates_at_once, rows_at_once
+from eval.models.text import Prompt, held_out_text
+from eval.rows.schema import SHUFFLED
+from eval.rows.store import Results, Row, finite_or_none, row_key
+from eval.sites.capture import capture
+from eval.sites.circuit import Circuit, uncertified
+from eval.sites.site import Site
+from eval.sites.slices import Slice
+
+ALL, LAST = "all", "last"
+
+
+@dataclass(frozen=True)
+class Question:
+    """A grid that is asked of every checkpoint: the product of all fields.
+
+    Attributes:
+        solvers: with their settings.
+        slices: the positions and channels shown.
+        layers: numbers from 0 (the embedding), tuples of layers to be joined, `all` (every block's)
+            or `last`.
+        parts: of `eval.sites.circuit.PARTS`.
+        without: sets of ablations.
+        seeds: one answer per seed for solvers that draw at random.
+        noise: of the target, in units of its root mean square.
+        shuffled: whether to ask, beside, with every target belonging to another prompt.
+        allowed: the tokens that gradient solvers may answer with; None for all.
+    """
+
+    solvers: tuple[Solver, ...]
+    slices: tuple[Slice, ...] = (Slice(),)
+    layers: tuple[int | tuple[int, ...], ...] | str = ALL
+    parts: tuple[str, ...] = ("block",)
+    without: tuple[frozenset[str], ...] = (frozenset(),)
+    seeds: tuple[int, ...] = (0,)
+    noise: tuple[float, ...] = (0.0,)
+    shuffled: bool = False
+    allowed: tuple[int, ...] | None = None
+
+    def sites(self, checkpoint: Checkpoint) -> list[Site]:
+        """The sites of one checkpoint, those that differ in their layers only beside each other.
+
+        Raises:
+            RequestError: a layer out of range.
+        """
+        depth = checkpoint.config.n_layers
+        named = {ALL: tuple(range(1, depth + 1)), LAST: (depth,)}
+        layers = named[self.layers] if isinstance(self.layers, str) else self.layers
+        sites = []
+        for part, without, layer in product(self.parts, self.without, layers):
+            several = tuple(sorted(set(layer))) if isinstance(layer, tuple) else (layer,)
+            for one in several:
+                checkpoint.check_layer(one)
+            sites.append(Site(several, part, without))
+        return sites
+
+
+class Asked(NamedTuple):
+    """What is asked of a prompt: the seed of chance, and whether its target is another's."""
+
+    prompt: Prompt
+    seed: int
+    shuffled: bool
+
+
+@dataclass(frozen=True)
+class Task:
+    """One call of a solver, which gives a row for each site and prompt.
+
+    Attributes:
+        sites: one; of a solver that shares passes over layers, several.
+        noise: of the targets, in units of their root mean square.
+        asked: the rows of the problem.
+        prompts: all of the run of that length: floors are measured on all at once, and a shuffled
+            target belongs to the next of them.
+        corpus: whose background text the searches guess from.
+        allowed: the only tokens that answers may hold; None for all.
+    """
+
+    checkpoint: Checkpoint
+    solver: Solver
+    sites: tuple[Site, ...]
+    slice: Slice
+    noise: float
+    asked: tuple[Asked, ...]
+    prompts: tuple[Prompt, ...]
+    corpus: str
+    allowed: tuple[int, ...] | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The `settings` field of its rows."""
+        return self.solver.record | ({"allowed": list(self.allowed)} if self.allowed else {})
+
+    @property
+    def keys(self) -> list[str]:
+        """The rows' keys."""
+        return [self.key(site, asked) for site in self.sites for asked in self.asked]
+
+    def key(self, site: Site, asked: Asked) -> str:
+        """A row's key: the question, the model, the method and the source of chance.
+
+        The rest of a run is no part of it: floors are measured, and shuffled targets taken, among
+        its prompts of one length, and read-backs fitted on its corpus. Rows that are there stay as
+        they are where these change; another directory asks anew.
+        """
+        return row_key(
+            *self.checkpoint.identity,
+            site.record,
+            str(self.slice),
+            self.solver.name,
+            self.settings,
+            asked.prompt.tokens,
+            asked.prompt.pads,
+            asked.seed,
+            self.noise,
+            self._control(asked),
+        )
+
+    def _control(self, asked: Asked) -> str | None:
+        return SHUFFLED if asked.shuffled else self.checkpoint.control
+
+    def run(self, results: Results) -> list[Row]:
+        """The rows that are not there yet."""
+        missing = [
+            asked
+            for asked in self.asked
+            if not results.keys.issuperset(self.key(site, asked) for site in self.sites)
+        ]
+        if not missing:
+            return []
+        rows = replace(self, asked=tuple(missing)).rows(results.directory)
+        return [row for row in rows if row["key"] not in results.keys]
+
+    def rows(self, directory: Path | None = None) -> list[Row]:
+        """Asks the solver: a row for each site and prompt.
+
+        Args:
+            directory: of results, where fits are kept; None where they are not.
+        """
+
+        def readbacks(circuits: list[Circuit]) -> list[ReadBack]:
+            return open_readbacks(self.checkpoint, self.corpus, circuits, directory)
+
+        problems = self._pose(readbacks)
+        length, device = problems[0].length, problems[0].target.device
+        truth = torch.tensor([asked.prompt.tokens[:length] for asked in self.asked], device=device)
+        chance = [_generator(asked.prompt, asked.seed) for asked in self.asked]
+        rows: list[Row] = []
+        for site, problem, answers in zip(
+            self.sites, problems, ask_solver(self.solver, problems, chance, truth), strict=True
+        ):
+            arrivals = score_arrivals(self.solver, problem, answers, truth, chance)
+            truth_fits = problem.residual(truth)[1].tolist()
+            for p, asked in enumerate(self.asked):
+                row = self._row(site, asked, problem, p, answers[p], truth_fits[p])
+                if arrival := arrivals[p]:
+                    row["criterion"] = arrival[0]
+                    row["notes"]["loss"] = loss = finite_or_none(arrival[1])
+                    row["diverged"] |= loss is None
+                rows.append(row)
+        return rows
+
+    def _pose(self, readbacks: Any) -> list[Problem]:
+        """A problem for each site."""
+        numbers = [self.prompts.index(asked.prompt) for asked in self.asked]
+        rows = [
+            self._another(n) if asked.shuffled else n
+            for n, asked in zip(numbers, self.asked, strict=True)
+        ]
+        known = {"allowed": self.allowed, "readbacks": readbacks}
+        problems = []
+        for circuit, (outputs, rounding) in zip(*self._capture(), strict=True):
+            chance = [_generator(asked.prompt, f"noise {asked.seed}") for asked in self.asked]
+            shown = outputs[rows], rounding[rows], self.slice
+            problems.append(pose(circuit, *shown, self.noise, chance, **known))
+        return problems
+
+    def _another(self, number: int) -> int:
+        """The number of the next prompt that differs up to the last position shown."""
+        seen = [prompt.tokens[: self.slice.stop_of(len(prompt.tokens))] for prompt in self.prompts]
+        following = (*range(number + 1, len(seen)), *range(number))
+        return next(n for n in following if seen[n] != seen[number])
+
+    def _capture(self) -> tuple[list[Circuit], list[tuple[Tensor, Tensor]]]:
+        """The sites' circuits, and what they give for all prompts, kept with the model."""
+        keep, device = self.checkpoint.keep, self.checkpoint.model.embedding.weight.device
+        sites = {site: keep(("circuit", site), lambda s=site: s.circuit(self.checkpoint))
+                 for site in self.sites}  # fmt: skip
+        kept = keep(("captured", self.prompts), dict)
+        if missing := [site for site in sites if site not in kept]:
+            tokens = torch.tensor([prompt.tokens for prompt in self.prompts], device=device)
+            captured = capture([sites[site] for site in missing], tokens)
+            kept.update(zip(missing, captured, strict=True))
+        return list(sites.values()), [kept[site] for site in sites]
+
+    def _row(
+        self, site: Site, asked: Asked, problem: Problem, p: int, found: Answer, truth_fits: bool
+    ) -> Row:
+        checkpoint, prompt = self.checkpoint, asked.prompt
+        real, shown = min(prompt.real, problem.length), problem.positions
+        tokens = list(prompt.tokens[:real])
+        assert found.ranks is not None
+        rank, named = found.ranks[:real].tolist(), found.tokens[:real].tolist()
+        seen = [t for t in shown if t < real]
+        hidden = [t for t in range(real) if t not in seen]
+        floor = problem.floor[p, : len(seen)]
+        runner_up = None if found.runner_up is None else found.runner_up[: len(seen)].to(floor)
+        searched = self.solver.family == "search"
+        return {
+            "key": self.key(site, asked),
+            "kind": "recovery",
+            "checkpoint": checkpoint.provenance,
+            "site": site.record,
+            "slice": str(self.slice),
+            "length": real,
+            "observed": len(shown),
+            "hidden": len(hidden),
+            "padded": problem.length > real,
+            "noise": self.noise,
+            "control": self._control(asked),
+            "method": self.solver.name,
+            "family": self.solver.family,
+            "settings": self.settings,
+            "batch": len(self.sites) * len(self.asked),
+            "candidates_at_once": candidates_at_once(checkpoint.model) if searched else None,
+            "prompts": prompt.kind,
+            "prompt": prompt.index,
+            "seed": asked.seed,
+            "text": checkpoint.tokenizer.decode(tokens, skip_special_tokens=False),
+            "truth": tokens,
+            "found": named,
+            "truth_text": checkpoint.pieces(tokens),
+            "found_text": checkpoint.pieces(named),
+            "rank": rank,
+            "self": rank_tally(rank, seen),
+            "nonself": rank_tally(rank, hidden),
+            "exact": named == tokens,
+            "set_recall": set_recall(named, tokens, hidden),
+            "permuted": is_permuted(named, tokens, hidden),
+            "residual": found.residual,
+            "floor": float(problem.floor[p].norm()),
+            **nearest_rival(runner_up, floor),
+            "at_floor": found.within,
+            "truth_at_floor": truth_fits,
+            "diverged": found.diverged,
+            "criterion": None,
+            "certificate": found.certificate,
+            "uncertified": uncertified(problem.circuit.model),
+            "verdict": verdicts(named, tokens, found.collisions, found.within),
+            "collisions": [
+                {"position": t, "tokens": checkpoint.words(same)}
+                for t, same in found.collisions.items()
+                if t < real
+            ],
+            "steps_to_solve": found.steps,
+            "evaluations": found.evaluations,
+            "seconds": round(found.seconds, 4),
+            "notes": found.notes | ({"cut": prompt.real - real} if prompt.real > real else {}),
+        }
+
+
+def plan(
+    checkpoint: Checkpoint,
+    question: Question,
+    prompts: list[Prompt],
+    corpus: str,
+    batch: int | None = None,
+) -> list[Task]:
+    """The work that a question makes.
+
+    Args:
+        checkpoint: one of those asked.
+        question: the grid.
+        prompts: to be recovered.
+        corpus: whose background text the searches guess from.
+        batch: rows that are answered at once; None: as many as the device's memory bears. Where
+            layers share a pass, a batch is of whole prompts, one at least.
+
+    Raises:
+        RequestError: a site that does not exist, a slice that shows nothing, a prompt that stands
+            alone and cannot be shuffled, no method that can answer any slice, or a corpus with too
+            little text.
+    """
+    lengths = Counter(len(prompt.tokens) for prompt in prompts)
+    batch = batch or rows_at_once(checkpoint.model, max(lengths))
+    if any(solver.guesses for solver in question.solvers):
+        _ = held_out_text(checkpoint, corpus).background  # none of it is refused here
+    for length, shown in product(lengths, question.slices if question.shuffled else ()):
+        stop = shown.stop_of(length)
+        if len({prompt.tokens[:stop] for prompt in prompts if len(prompt.tokens) == length}) < 2:
+            raise RequestError(
+                f"--controls shuffled: no two prompts of {length} tokens differ in what {shown} "
+                "shows; ask for two or more"
+            )
+    # a model to compare with is compared as it is
+    shuffled = (False, True) if question.shuffled and not checkpoint.control else (False,)
+    sites, refusals, tasks = question.sites(checkpoint), {}, []
+    for solver, shown, noise, length in product(
+        question.solvers, question.slices, question.noise, lengths
+    ):
+        same = tuple(prompt for prompt in prompts if len(prompt.tokens) == length)
+        seeds = question.seeds if solver.random or noise else question.seeds[:1]
+        asked = [Asked(*each) for each in product(same, seeds, shuffled)]
+        allowed = question.allowed if solver.family == "gradient" else None
+        for several in _grouped(sites, together=solver.layers):
+            for site in several:
+                shown.channels(site.circuit(checkpoint).width)
+            if refusal := solver.refusal(shown, length, "mask" not in several[0].without):
+                refusals[f"{solver.name} {refusal}"] = None
+                continue
+            size = max(1, batch // len(several))
+            tasks += [
+                Task(checkpoint, solver, several, shown, noise, tuple(some), same, corpus, allowed)
+                for some in (asked[i : i + size] for i in range(0, len(asked), size))
+            ]
+    if not tasks:
+        raise RequestError(
+            f"--slices {' '.join(map(str, question.slices))}: no method asked for fits "
+            f"({'; '.join(refusals)})"
+        )
+    return tasks
+
+
+def _grouped(sites: list[Site], together: bool) -> Iterator[tuple[Site, ...]]:
+    """Sites one by one, or those that differ in their layers only together."""
+    if not together:
+        yield from ((site,) for site in sites)
+        return
+    for _, several in groupby(sites, lambda site: (site.part, site.without)):
+        yield tuple(several)
+
+
+def _generator(prompt: Prompt, seed: object) -> torch.Generator:
+    """Chance that belongs to the prompt and the seed, whatever batch they stand in."""
+    return torch.Generator().manual_seed(int(row_key(prompt.tokens, seed), 16) % 2**63)

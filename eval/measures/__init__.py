@@ -1,0 +1,1 @@
+"""Questions answered without search: bits, probes, Jacobians, loss."""

@@ -1,0 +1,1 @@
+"""Bits: how much shown outputs say of one token, every candidate run in its place."""

@@ -1,0 +1,188 @@
+"""How much shown outputs say of one token: every candidate is run in its place.
+
+All tokens but one are given. The token asked about takes each value of a candidate set; the model's
+outputs at its own position (distance 0) and at later ones (distance 1, 2, ...) are computed for all
+of them, so that the posterior is exact and nothing is searched for (see `posterior.py`).
+
+Noise is given in two units: the root mean square (RMS) of the position's output, and the
+position's *effect*, the RMS over channels of the standard deviation over candidates. The margin is
+the distance of the nearest wrong candidate over the rounding floor, as a base-2 logarithm.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from eval.measures.bits.posterior import (
+    QUANTISERS,
+    entropy,
+    fit_of_codes,
+    fit_under_noise,
+    information,
+    joint,
+    noise_evidence,
+    quantise,
+)
+from eval.messages import RequestError
+from eval.models.memory import tokens_at_once
+from eval.sites.circuit import Circuit
+
+SAMPLED = 10  # the sampled effect is of one candidate in so many
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One token in its place."""
+
+    index: int  # the passage's number among those drawn
+    tokens: tuple[int, ...]  # the T tokens before, asked about and after
+    place: int  # the position of the token asked about
+
+    @property
+    def truth(self) -> int:
+        """The token asked about."""
+        return self.tokens[self.place]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of a passage."""
+
+    distances: tuple[int, ...] = (0, 1, 2, 4, 8, 15)  # positions after it that are reported
+    noise: tuple[float, ...] = (1 / 64, 1 / 16, 1 / 4, 1.0, 4.0)  # deviations, in both units
+    quantisers: tuple[str, ...] = QUANTISERS
+    draws: int = 16  # of the noise
+    seed: int = 0  # of the draws, and of the candidates of the sampled effect
+
+
+class Candidates(NamedTuple):
+    """The values that the token may take."""
+
+    tokens: Tensor  # (V,) ids, each once
+    unigram: Tensor  # (V,) probabilities, by counts in a text of their own
+
+
+def candidate_outputs(circuit: Circuit, passage: Passage, candidates: Tensor) -> Tensor:
+    """Outputs from the token's position on, for every one of `(V,)` candidates in its place.
+
+    Of S = T - place positions, `(V, S, width)`, in fp32 at least.
+    """
+    device = circuit.vocabulary.device
+    tokens = torch.tensor(passage.tokens, device=device)
+    before, after = tokens[None, : passage.place], tokens[passage.place + 1 :]
+    state = circuit.prefix(before) if passage.place else None
+    outputs = []
+    count = max(1, tokens_at_once(circuit.model) // (len(after) + 1))
+    for some in candidates.to(device).split(count):
+        rows = torch.cat([some[:, None], after.expand(len(some), -1)], dim=1)
+        outputs.append(circuit.step(circuit.embed(rows), state))
+    return torch.cat(outputs)
+
+
+@torch.no_grad()
+def measure_bits(
+    circuit: Circuit,
+    passage: Passage,
+    candidates: Candidates,
+    largest: Tensor,
+    rounding: Tensor,
+    question: Question,
+) -> dict[str, Any]:
+    """All figures of one passage at one site.
+
+    Args:
+        circuit: the site.
+        passage: whose token is asked about; the token is a candidate.
+        candidates: what it may be.
+        largest: `(C,)` magnitudes of a calibration text, for the quantisers.
+        rounding: how far rounding moves the passage's outputs, `(T, C)`
+            (`inversion.problem.capture`).
+        question: what is asked.
+
+    Returns:
+        The row's fields about the passage, the question and the answer: `rms`, `effect`,
+        `effect_sampled`, and for `margin_bits` and each prior's `bits` the values at each reported
+        distance, alone and cumulative; see `eval.analysis.frame.figure_lines`.
+
+    Raises:
+        RequestError: the token is no candidate, or the passage is too short for the distances.
+    """
+    tokens, reported = candidates.tokens, list(question.distances)
+    (numbers,) = torch.nonzero(tokens == passage.truth, as_tuple=True)
+    if not len(numbers):
+        raise RequestError(f"token {passage.truth} is none of the {len(tokens)} candidates")
+    after = len(passage.tokens) - passage.place - 1
+    if max(reported) > after:
+        raise RequestError(
+            f"distance {max(reported)}: the passage has {after} tokens after the one asked about"
+        )
+    outputs, number = candidate_outputs(circuit, passage, tokens), int(numbers[0])
+    truth, effect = outputs[number], spread(outputs)
+    rms = truth.square().mean(dim=-1).sqrt()
+    chance = torch.Generator().manual_seed(question.seed * 1_000_003 + passage.index)
+    sample = torch.randperm(len(tokens), generator=chance)[: max(2, len(tokens) // SAMPLED)]
+    noise = torch.randn(question.draws, *truth.shape, generator=chance).to(outputs)
+    priors = _priors(circuit, passage, candidates)
+    shares, evidence = torch.stack([*priors.values()]), noise_evidence(truth - outputs, noise)
+    bits: dict[str, Tensor] = {}
+    for unit, of in {"rms": rms, "effect": effect}.items():
+        for level in question.noise:
+            size = (level * of).clamp(min=torch.finfo(of.dtype).tiny ** 0.5)
+            fit = fit_under_noise(*evidence, size)
+            bits[f"noise {level:g} {unit}"] = information(fit, shares, reported)
+    for quantiser in question.quantisers:
+        codes = quantise(outputs, quantiser, largest)
+        same = (codes == codes[number]).all(dim=-1)
+        bits[quantiser] = information(fit_of_codes(same), shares, reported)
+    margins = (truth - outputs).norm(dim=-1) / rounding[passage.place :].norm(dim=-1).to(outputs)
+    margins[number] = torch.inf
+    together = joint(margins, lambda x: x.cummax(dim=1).values)
+    return {
+        "prompt": passage.index,
+        "tokens": list(passage.tokens),
+        "place": passage.place,
+        "truth": [passage.truth],
+        "candidates": len(tokens),
+        "draws": question.draws,
+        "seed": question.seed,
+        "distances": reported,
+        "rms": _rounded(rms[reported]),
+        "effect": _rounded((effect / rms)[reported]),
+        "effect_sampled": _rounded((spread(outputs[sample]) / rms)[reported]),
+        "prior_bits": dict(zip(priors, _rounded(entropy(shares.log())), strict=True)),
+        "margin_bits": _by_shown(x.amin(dim=0)[reported].log2() for x in (margins, together)),
+        "bits": {
+            name: {precision: _by_shown(both[:, k]) for precision, both in bits.items()}
+            for k, name in enumerate(priors)
+        },
+    }
+
+
+def spread(outputs: Tensor) -> Tensor:
+    """The effect: `(V, S, C)` to `(S,)`, RMS over channels of the deviation over candidates."""
+    return outputs.var(dim=0, unbiased=False).mean(dim=-1).sqrt()
+
+
+def _priors(circuit: Circuit, passage: Passage, candidates: Candidates) -> dict[str, Tensor]:
+    """What is known of the candidates before anything is shown, `(V,)` probabilities by name."""
+    tokens, device = candidates.tokens, circuit.vocabulary.device
+    uniform = torch.full((len(tokens),), 1 / len(tokens), device=device)
+    priors = {"uniform": uniform, "unigram": candidates.unigram.to(device)}
+    if passage.place:  # before the first token a model predicts nothing
+        before = torch.tensor([passage.tokens[: passage.place]], device=device)
+        logits = circuit.model(before)[0, -1].float()
+        priors["model"] = logits[tokens.to(device)].softmax(dim=-1)
+    return priors
+
+
+def _by_shown(both: Iterable[Tensor]) -> dict[str, list[float | None]]:
+    """A figure at each reported distance `(R,)`, of one position and of several, for a row."""
+    return dict(zip(("alone", "cumulative"), map(_rounded, both), strict=True))
+
+
+def _rounded(values: Tensor) -> list[float | None]:
+    return [round(value, 4) if math.isfinite(value) else None for value in values.tolist()]

@@ -1,0 +1,183 @@
+"""Which passages, candidates and calibration texts are measured, and the rows that result."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from eval.measures.bits.measure import Candidates, Passage, Question, measure_bits
+from eval.messages import RequestError
+from eval.models.checkpoint import Checkpoint
+from eval.models.text import HeldOutText, held_out_text, inside_stories, text_prompts
+from eval.rows.progress import SoFar, tell
+from eval.rows.store import Results, Row, row_key
+from eval.sites.capture import capture
+from eval.sites.circuit import Circuit
+from eval.sites.site import open_site
+from tokenizer import tokenizer_hash
+
+CALIBRATION = (16, 64)  # windows of background text whose outputs scale the quantisers, and tokens
+
+
+class Sample(NamedTuple):
+    """What all models that share a tokenizer are asked."""
+
+    passages: list[Passage]  # with the token asked about in each
+    candidates: Candidates  # what it may be
+    calibration: Tensor  # (16, 64) tokens whose outputs scale the quantisers
+
+
+@dataclass(frozen=True)
+class Design:
+    """What is drawn, once for each tokenizer."""
+
+    corpus: str  # the source of all text
+    question: Question  # what is asked of each passage
+    count: int = 40  # passages from inside stories for evaluation; their tokens all differ
+    before: int = 12  # tokens before the one asked about
+    skip: int = 0  # passages left out before the first that is taken
+    candidates: int | None = None  # the commonest tokens, so many, or the whole vocabulary
+    counted: int = 65_536  # tokens of text for fitting in which they are counted
+    text: str | None = None  # asked about token by token, in place of the corpus' passages
+    _drawn: dict[tuple[str, float], Sample] = field(default_factory=dict, repr=False)
+
+    @property
+    def length(self) -> int:
+        """Tokens of a passage."""
+        return self.before + 1 + max(self.question.distances)
+
+    def of(self, checkpoint: Checkpoint) -> Sample:
+        """What a model is asked.
+
+        Raises:
+            RequestError: the corpus has too little text; or the given text is empty, too short, or
+                longer than the model's context.
+        """
+        text = held_out_text(checkpoint, self.corpus)
+        key = tokenizer_hash(text.tokenizer), text.fraction
+        if key not in self._drawn:
+            candidates = self._candidates(text)
+            passages = (
+                self._passages(text, candidates)
+                if self.text is None
+                else self._of_text(self.text, checkpoint)
+            )
+            calibration = text.windows("background", *CALIBRATION, least=1)
+            self._drawn[key] = Sample(passages, candidates, calibration)
+        return self._drawn[key]
+
+    def _candidates(self, text: HeldOutText) -> Candidates:
+        """The whole vocabulary, or the tokens that are commonest in text for fitting."""
+        V = text.tokenizer.get_vocab_size()
+        fitting = text.windows("fitting", self.counted, 1, least=1).flatten()
+        counts = torch.bincount(fitting, minlength=V).float() + 1
+        order = counts.argsort(descending=True, stable=True)
+        tokens = order[: self.candidates].sort().values
+        return Candidates(tokens, counts[tokens] / counts[tokens].sum())
+
+    def _passages(self, text: HeldOutText, candidates: Candidates) -> list[Passage]:
+        """Passages whose tokens asked about are candidates and all differ, in corpus order."""
+        allowed, seen, passages = set(candidates.tokens.tolist()), set[int](), []
+        for prompt in inside_stories(text, self.length):
+            token = prompt.tokens[self.before]
+            if token in allowed and token not in seen:
+                seen.add(token)
+                passages.append(Passage(prompt.index, prompt.tokens, self.before))
+            if len(passages) == self.skip + self.count:
+                return passages[self.skip :]
+        raise RequestError(
+            f"--count {self.count} --skip {self.skip}: the corpus {self.corpus} has "
+            f"{len(passages)} passages of {self.length} tokens for evaluation whose tokens asked "
+            "about all differ; ask for fewer"
+        )
+
+    def _of_text(self, text: str, checkpoint: Checkpoint) -> list[Passage]:
+        """Each token of a text in its place, if enough tokens stand after it."""
+        (prompt,) = text_prompts([text], checkpoint.tokenizer, checkpoint.config.context)
+        count, least = len(prompt.tokens), min(self.question.distances)
+        if not least < count <= checkpoint.config.context:
+            raise RequestError(
+                f"--text: it has {count} tokens; with --distances {least} and this model's "
+                f"context, give {least + 1} to {checkpoint.config.context}"
+            )
+        return [Passage(place, prompt.tokens, place) for place in range(count - least)]
+
+
+@dataclass(frozen=True)
+class BitsTask:
+    """All passages at one layer of one model; `eval.rows.tasks.Task`."""
+
+    checkpoint: Checkpoint
+    layer: int
+    part: str
+    design: Design
+
+    @cached_property
+    def sample(self) -> Sample:
+        """The same for all layers and models that share a tokenizer."""
+        return self.design.of(self.checkpoint)
+
+    @property
+    def keys(self) -> list[str]:
+        """One for each passage."""
+        return self._keys
+
+    @cached_property
+    def _keys(self) -> list[str]:
+        design, about = self.design, self.checkpoint.identity
+        asked = design.question, design.corpus, design.candidates, design.counted
+        return [
+            row_key(*about, "bits", self.layer, self.part, passage.tokens, passage.place, *asked)
+            for passage in self.sample.passages
+        ]
+
+    def run(self, results: Results) -> Iterable[Row]:
+        """A row for each passage that has none."""
+        circuit, text = Circuit(self.checkpoint.model, self.layer, self.part), self.design.text
+        device, context = circuit.vocabulary.device, circuit.model.config.context
+        passages, candidates, calibration = self.sample
+        largest = circuit.of_tokens(calibration[:, :context].to(device)).abs().amax(dim=(0, 1))
+        rows = [passage.tokens for passage in (passages if text is None else passages[:1])]
+        ((_, rounding),) = capture([circuit], torch.tensor(rows, device=device))
+        for number, (key, passage) in enumerate(zip(self.keys, passages, strict=True)):
+            if key in results.keys:
+                continue
+            after = len(passage.tokens) - passage.place
+            reached = tuple(d for d in self.design.question.distances if d < after)
+            question = replace(self.design.question, distances=reached)
+            at = rounding[number if text is None else 0]
+            row = {
+                "key": key,
+                "kind": "bits",
+                "checkpoint": self.checkpoint.provenance,
+                "site": {"layer": self.layer, "part": self.part},
+                "corpus": self.design.corpus,
+                "prompts": "inside" if text is None else "text",
+                **measure_bits(circuit, passage, candidates, largest, at, question),
+            }
+            tell(SoFar(row=row))
+            yield row
+
+
+def plan_bits(
+    checkpoint: Checkpoint, layers: list[int] | None, design: Design, part: str = "block"
+) -> list[BitsTask]:
+    """The tasks of a checkpoint: one for each layer, the last block if none is given.
+
+    Raises:
+        RequestError: a layer or part that does not exist, or passages longer than the model's
+            context.
+    """
+    context = checkpoint.config.context
+    if design.text is None and design.length > context:
+        raise RequestError(
+            f"--before {design.before} --distances {max(design.question.distances)}: passages of "
+            f"{design.length} tokens, the context of {checkpoint.path} is {context}; give less"
+        )
+    layers = layers or [checkpoint.config.n_layers]
+    for layer in layers:
+        open_site(checkpoint, [layer], part)
+    return [BitsTask(checkpoint, layer, part, design) for layer in sorted(set(layers))]

@@ -1,0 +1,180 @@
+"""The Jacobian of a prompt: which changes of the hidden tokens the visible outputs show; as tasks.
+
+Its singular values say how well each change can be seen, if the visible tokens stay as they are.
+Directions that no output can show are taken out first: a hidden token acts on others through a
+norm, which may remove its mean (LayerNorm) or its length (both kinds, in the first block). They are
+not assumed but tested on the Jacobian.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from eval.measures.ranks import effective_rank
+from eval.messages import RequestError
+from eval.models.checkpoint import Checkpoint
+from eval.models.memory import rows_at_once
+from eval.models.text import Prompt
+from eval.rows.store import Results, Row, row_key
+from eval.sites.circuit import Circuit
+
+NULL = 1e-3  # of the largest singular value: a norm's direction that moves less counts as removed
+POSITIONS = 2048  # sent through the circuit together on a CPU, at most
+EXACT = 6  # times the memory of a pass with gradients: float64, and a graph of the gradient
+
+
+def local_geometry(circuit: Circuit, tokens: Tensor, hidden: int) -> dict[str, Any]:
+    """Measures the map from the first `hidden` tokens to the other positions' outputs, in float64.
+
+    Args:
+        circuit: any site.
+        tokens: one prompt, `(T,)`.
+        hidden: k, from 1 to T - 1.
+
+    Returns:
+        `inputs`: hidden features, k x D; `removed`: directions of them that the norms remove;
+        `sigma_max`: the greatest gain; `sigma_min`: the smallest one off the removed directions, 0
+        if there are fewer outputs; `condition`: their ratio, None if the smallest is 0; and
+        `effective_rank` (Roy & Vetterli, 2007). Lengths of outputs are in root mean squares of the
+        visible outputs' entries, those of inputs in standard deviations of the embedding's, so that
+        models compare: a gain of 1 moves the outputs by as many of theirs.
+
+    Raises:
+        RequestError: k out of range, or outputs that are not finite.
+    """
+    exact = circuit.exact
+    embeddings = exact.model.embed(tokens)
+    outputs = exact(embeddings[None])[0, hidden:]
+    if not outputs.isfinite().all():
+        raise RequestError(f"layer {circuit.layers} gives numbers that are not finite")
+    unit = float(exact.scale / outputs.square().mean().sqrt())
+    J = jacobian(exact, embeddings, hidden) * unit
+    removed = _removed(J, embeddings[:hidden])
+    J = J - (J @ removed) @ removed.T
+    dimensions = J.shape[1] - removed.shape[1]
+    values = torch.linalg.svdvals(J)[:dimensions]
+    smallest = float(values[-1]) if len(values) == dimensions else 0.0
+    largest = float(values[0])
+    return {
+        "inputs": J.shape[1],
+        "removed": removed.shape[1],
+        "sigma_max": largest,
+        "sigma_min": smallest,
+        "condition": largest / smallest if smallest else None,
+        "effective_rank": float(effective_rank(values)) if largest else 0.0,
+    }
+
+
+def jacobian(circuit: Circuit, embeddings: Tensor, hidden: int) -> Tensor:
+    """Derivative of the visible outputs by the hidden embeddings, `((T - k) F, k D)`.
+
+    Of one prompt's `(T, D)` embeddings, the first k of them hidden. By columns or by rows,
+    whichever are fewer: one of a batch of equal prompts for each, and exact products with it. J' u
+    is linear in u, so its gradient by u in the direction p is J p: a backward pass of a backward
+    pass.
+    """
+    T, D = embeddings.shape
+    inputs, outputs = hidden * D, (T - hidden) * circuit.width
+    parts = []
+    rows = rows_at_once(circuit.model, EXACT * T, most=max(1, POSITIONS // T))
+    for units in torch.eye(min(inputs, outputs)).to(embeddings).split(rows):
+        # The fused kinds of attention have no gradient of a gradient.
+        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+            every = embeddings.detach().repeat(len(units), 1, 1)
+            free = every[:, :hidden].clone().requires_grad_()
+            visible = circuit(torch.cat([free, every[:, hidden:]], dim=1))[:, hidden:].flatten(1)
+            if inputs < outputs:
+                u = torch.zeros_like(visible).requires_grad_()
+                (pulled,) = torch.autograd.grad(visible, free, u, create_graph=True)
+                parts += torch.autograd.grad(pulled.flatten(1), u, units)
+            else:
+                parts += [part.flatten(1) for part in torch.autograd.grad(visible, free, units)]
+    return torch.cat(parts).T if inputs < outputs else torch.cat(parts)
+
+
+def _removed(J: Tensor, embeddings: Tensor) -> Tensor:
+    """Orthonormal directions of the hidden `(k, D)` embeddings that norms remove, `(k D, R)`."""
+    k, D = embeddings.shape
+    bound = NULL * torch.linalg.matrix_norm(J, ord=2)
+    columns = []
+    for i, e in enumerate(embeddings):
+        for direction in (torch.ones_like(e), e - e.mean(), e):
+            column = torch.zeros(k, D).to(J)
+            column[i] = direction / direction.norm().clamp(min=1e-30)
+            if (J @ column.flatten()).norm() <= bound:
+                columns.append(column.flatten())
+    if not columns:
+        return J.new_zeros(k * D, 0)
+    basis, values, _ = torch.linalg.svd(torch.stack(columns, dim=1), full_matrices=False)
+    return basis[:, values > 1e-6]
+
+
+@dataclass(frozen=True)
+class JacobianTask:
+    """A task: a layer with k hidden tokens, on prompts of one length."""
+
+    checkpoint: Checkpoint
+    layer: int
+    hidden: int
+    prompts: tuple[Prompt, ...]
+
+    @property
+    def keys(self) -> list[str]:
+        """The rows' keys, by prompt."""
+        about = [*self.checkpoint.identity, self.layer, self.hidden]
+        return [row_key(*about, prompt.tokens, "geometry") for prompt in self.prompts]
+
+    def run(self, results: Results) -> list[Row]:
+        """A row of kind geometry for every prompt."""
+        model, rows = self.checkpoint.model, []
+        circuit = Circuit(model, self.layer)
+        for key, prompt in zip(self.keys, self.prompts, strict=True):
+            started = time.perf_counter()
+            tokens = torch.tensor(prompt.tokens, device=model.embedding.weight.device)
+            figures = local_geometry(circuit, tokens, self.hidden)
+            rows.append(
+                {
+                    "key": key,
+                    "kind": "geometry",
+                    "checkpoint": self.checkpoint.provenance,
+                    "site": {"layer": self.layer, "part": "block"},
+                    "length": len(prompt.tokens),
+                    "hidden": self.hidden,
+                    "prompts": prompt.kind,
+                    "prompt": prompt.index,
+                    "truth": list(prompt.tokens),
+                    **figures,
+                    "seconds": round(time.perf_counter() - started, 4),
+                }
+            )
+        return rows
+
+
+def plan_jacobians(
+    checkpoint: Checkpoint,
+    layers: tuple[int, ...],
+    hidden: Sequence[int],
+    prompts: Sequence[Prompt],
+) -> list[JacobianTask]:
+    """The work that a checkpoint makes.
+
+    Raises:
+        RequestError: a prompt too long, or as many hidden tokens as it has.
+    """
+    length = len(prompts[0].tokens)
+    checkpoint.check_length(length)
+    for k in hidden:
+        if k < 1 or k >= length:
+            raise RequestError(
+                f"--hidden {k}: a prompt of {length} tokens can hide 1 to {length - 1}"
+            )
+    if 0 in layers:
+        raise RequestError(
+            "--layers 0: an embedding shows nothing of other positions; give 1 or more"
+        )
+    return [JacobianTask(checkpoint, layer, k, tuple(prompts)) for layer in layers for k in hidden]

@@ -1,0 +1,199 @@
+"""How well models predict text: nats for each token, bits for each byte."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from eval.messages import RequestError
+from eval.rows.store import Results, Row, row_key
+
+if TYPE_CHECKING:
+    import numpy as np
+    from tokenizers import Tokenizer
+    from torch import Tensor
+
+    from arch import LanguageModel
+    from eval.models.checkpoint import Checkpoint
+
+PARTS = 500
+"""Stories are kept apart in at most so many parts, for intervals."""
+LOGITS = 1 << 24
+"""Logits held at once, in entries."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A task: the loss of a checkpoint on a corpus, or on texts in its place (`measure_loss`)."""
+
+    checkpoint: "Checkpoint"
+    corpus: str
+    stories: int | None
+    batch_size: int | None
+    texts: tuple[str, ...] | None
+
+    @property
+    def keys(self) -> list[str]:
+        """The row's key."""
+        asked = [self.corpus, self.stories] if self.texts is None else [list(self.texts)]
+        return [row_key(*self.checkpoint.identity, "loss", *asked)]
+
+    def run(self, results: Results) -> list[Row]:
+        """One row."""
+        from eval.models.memory import windows_at_once
+
+        model, context = self.checkpoint.model, self.checkpoint.config.context
+        batch = self.batch_size or windows_at_once(model, context)
+        loss = measure_loss(self.checkpoint, self.corpus, self.stories, batch, self.texts)
+        about = {
+            "key": self.keys[0],
+            "kind": "loss",
+            "checkpoint": self.checkpoint.provenance,
+            "corpus": self.corpus if self.texts is None else None,
+            "device": model.embedding.weight.device.type,
+            "batch": batch,
+        }
+        return [about | loss]
+
+
+def measure_loss(
+    checkpoint: "Checkpoint",
+    corpus: str,
+    stories: int | None = None,
+    batch_size: int | None = None,
+    texts: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """Loss of a checkpoint on all held-out stories of a corpus, or on texts in their place.
+
+    Stories are joined by ends of text. Every token but the first is predicted once, from at most
+    one context of tokens before it, in windows that do not overlap.
+
+    Args:
+        checkpoint: the model and its tokenizer.
+        corpus: a source that `tokenizer.open_corpus` reads.
+        stories: only the first so many; all when not given.
+        batch_size: windows sent through the model together; as many as the device's memory bears
+            when not given.
+        texts: predicted in the place of a corpus's stories.
+
+    Returns:
+        Fields of a row (`eval.rows.schema.LossRow`): `tokens` predicted, ends of stories included;
+        UTF-8 `bytes` of the `stories`; `nats_per_token`, `bits_per_byte`, `perplexity`,
+        `tokens_per_second`; `parts`, the sums of each story or of several that follow each other.
+
+    Raises:
+        RequestError: fewer than two tokens, a loss that is not finite, or data packed with another
+            tokenizer.
+        CorpusError: the corpus cannot be read.
+    """
+    import numpy as np
+    import torch
+
+    from eval.models.memory import windows_at_once
+
+    tokens, owner, sizes = _tokens(checkpoint, corpus, stories, texts)
+    T = checkpoint.config.context
+    batch_size = batch_size or windows_at_once(checkpoint.model, T)
+    device = checkpoint.model.embedding.weight.device
+    started, losses = time.perf_counter(), []
+    whole = (len(tokens) - 1) // T * T
+    windows = [
+        (tokens[:whole].reshape(-1, T), tokens[1 : whole + 1].reshape(-1, T)),
+        (tokens[whole:-1][None], tokens[whole + 1 :][None]),
+    ]
+    for inputs, targets in windows:
+        for i in range(0, len(inputs) if inputs.size else 0, batch_size):
+            x, y = (torch.from_numpy(part[i : i + batch_size]).to(device)
+                    for part in (inputs, targets))  # fmt: skip
+            with torch.no_grad():
+                losses.append(_nats(checkpoint.model, x, y).cpu().numpy())
+    nats, predicted = np.concatenate(losses), len(tokens) - 1
+    if not np.isfinite(nats).all():
+        raise RequestError(
+            f"{checkpoint.path} gives probabilities that are not finite; its loss has no value"
+        )
+    total, mean, size = float(nats.sum()), float(nats.mean()), int(sizes.sum())
+    return {
+        "tokens": predicted,
+        "bytes": size,
+        "nats_per_token": mean,
+        "bits_per_byte": total / math.log(2) / size,
+        "perplexity": math.exp(min(mean, 700.0)),
+        "tokens_per_second": predicted / (time.perf_counter() - started),
+        "stories": len(sizes),
+        "parts": _parts(nats, owner[1:], sizes),
+    }
+
+
+def _nats(model: "LanguageModel", x: "Tensor", y: "Tensor") -> "Tensor":
+    """Cross entropy of each next token of `(B, T)` tokens, `(B * T,)` in float64.
+
+    Logits are made of a few positions at a time, so that a large vocabulary needs no more memory.
+    """
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    hidden = model.hidden(model.embed(x), model.config.n_layers).flatten(0, 1)
+    count = max(1, LOGITS // model.config.vocab_size)
+    each = [
+        cross_entropy(model.logits(some[None])[0].float(), tokens, reduction="none").double()
+        for some, tokens in zip(hidden.split(count), y.flatten().split(count), strict=True)
+    ]
+    return torch.cat(each)
+
+
+def _parts(nats: "np.ndarray", owner: "np.ndarray", sizes: "np.ndarray") -> dict[str, list[Any]]:
+    """Sums over parts of the text with equally many stories each, at most `PARTS`.
+
+    Of each predicted token its `nats` and its `owner`, a story; of each story its bytes.
+    """
+    import numpy as np
+
+    count = min(PARTS, len(sizes))
+    part = np.arange(len(sizes)) * count // len(sizes)
+    return {
+        "nats": [round(x, 4) for x in np.bincount(part[owner], nats, count).tolist()],
+        "tokens": np.bincount(part[owner], minlength=count).tolist(),
+        "bytes": np.bincount(part, sizes, count).astype(int).tolist(),
+    }
+
+
+def _tokens(
+    checkpoint: "Checkpoint", corpus: str, limit: int | None, given: Sequence[str] | None
+) -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
+    """The tokens, the story of each, and the bytes of each story; special tokens have none."""
+    import numpy as np
+
+    from eval.models.text import encode_text, held_out_text
+    from tokenizer import token_bytes
+
+    text, tokenizer = held_out_text(checkpoint, corpus), checkpoint.tokenizer
+    if given is None:
+        held_out = list(islice(text.held_out(), limit))
+        stories = text.encode(held_out)
+        packed = held_out and held_out[0].ids is not None
+        lengths = np.array(list(map(len, token_bytes(tokenizer)))) if packed else None
+        sizes = (
+            [len(story.encode()) for story in held_out]
+            if lengths is None
+            else [int(lengths[ids].sum()) for ids in stories]
+        )
+    else:
+        texts = list(islice(given, limit))
+        stories = [[*encode_text(tokenizer, each), *text.end] for each in texts]
+        sizes = [len(_without_special(each, tokenizer).encode()) for each in texts]
+    owner = np.repeat(np.arange(len(stories)), [len(story) for story in stories])
+    if len(owner) < 2:
+        source = f"--corpus {corpus}: it has" if given is None else "--text: there is"
+        raise RequestError(f"{source} nothing to predict")
+    tokens = np.array([token for story in stories for token in story], dtype=np.int64)
+    return tokens, owner, np.array(sizes)
+
+
+def _without_special(text: str, tokenizer: "Tokenizer") -> str:
+    """A text without the special tokens that it spells."""
+    for token in tokenizer.get_added_tokens_decoder().values():
+        text = text.replace(token.content, "") if token.special else text
+    return text

@@ -1,0 +1,348 @@
+"""Models to ask: opened from a directory, the hub, a file or memory, with their provenance.
+
+    open_model("runs/flat/models/step-020000"), open_model("hf:gpt2"), open_model("hf:model.gguf")
+    open_model(module, tokenizer=tokenizer)  # of transformers, or of ours
+
+A result that depends on the model alone is kept with it, once for all its sites.
+"""
+
+import copy
+import hashlib
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from tokenizers import Tokenizer
+from torch import nn
+
+from arch import (
+    LanguageModel,
+    ModelConfig,
+    ModelError,
+    check_causal,
+    count_parameters,
+    load_model,
+)
+from arch.errors import printable
+from arch.files import read_json
+from arch.pretrained import check_tokenizer, load_pretrained, wrap_model
+from arch.tokenizers import largest_id, read_tokenizer
+from arch.weights import drop_padding
+from eval.messages import RequestError, say_once
+from eval.models import TRUST_CODE, identity
+from eval.models.pieces import Pieces
+
+PRETRAINED = "hf:"
+PROBE = "The CAFÉ  ran"
+"""A text on which a tokenizer shows what it adds and changes: capitals, an accent, two blanks."""
+Kept = TypeVar("Kept")
+Built = TypeVar("Built", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A loaded model: in evaluation mode, with its tokenizer and its provenance.
+
+    Attributes:
+        control: how it was changed, of a model to compare with; None for the model itself.
+        weights: a hash that stands for the weights, where no file does.
+    """
+
+    model: LanguageModel
+    config: ModelConfig
+    tokenizer: Tokenizer
+    meta: dict[str, Any]
+    path: Path
+    control: str | None = None
+    weights: str | None = None
+
+    @cached_property
+    def kept(self) -> dict[Any, Any]:
+        """The results of `keep`; they go with the checkpoint, or when another is at work."""
+        return {}
+
+    def release(self) -> None:
+        """Drops what was computed of the model."""
+        self.kept.clear()
+        self.model.kept.clear()
+
+    def keep(self, key: Hashable, make: Callable[[], Kept]) -> Kept:
+        """The result under a key, computed when it is first asked for."""
+        if key not in self.kept:
+            self.kept[key] = make()
+        return self.kept[key]
+
+    @cached_property
+    def weights_sha256(self) -> str:
+        """The hash of the weights' file, or of the tensors of a pretrained model."""
+        if self.weights:
+            return self.weights
+        file = self.path / "model.safetensors"
+        if (self.path / "meta.json").is_file() and file.is_file():
+            return file_sha256(file)
+        return weights_hash(self.model)
+
+    @cached_property
+    def model_id(self) -> str:
+        """Equal for the training steps and seeds of one model; see `eval.models.identity`."""
+        return identity.model_id(self.meta, self.weights_sha256)
+
+    @cached_property
+    def identity(self) -> tuple[str, int, str]:
+        """Its name, training step and weights, which stand for it in the keys of rows."""
+        return self.meta["name"], int(self.meta.get("step", 0)), self.weights_sha256
+
+    def check_layer(self, layer: int) -> None:
+        """Refuses a layer that the model has not, by a `RequestError` that names `--layers`."""
+        if not 0 <= layer <= self.config.n_layers:
+            raise RequestError(
+                f"--layers {layer}: {self.path} has layers 0 (the embedding) to "
+                f"{self.config.n_layers}"
+            )
+
+    def check_length(self, length: int) -> None:
+        """Refuses more tokens than the context holds, by a `RequestError` that names `--length`."""
+        if length > self.config.context:
+            raise RequestError(
+                f"--length {length}: the context of {self.path} is {self.config.context}; give a "
+                "shorter one"
+            )
+
+    @cached_property
+    def provenance(self) -> dict[str, Any]:
+        """The `checkpoint` field of a row."""
+        step = int(self.meta.get("step", 0))
+        return {
+            "name": self.meta["name"],
+            "model_id": self.model_id,
+            "path": str(self.path),
+            "step": step,
+            "trained": step > 0 or "source" in self.meta,
+            "mixers": list(self.config.mixers),
+            **{n: getattr(self.config, n) for n in ("d_model", "n_layers", "context")},
+            "parameters": count_parameters(self.model),
+            "val_loss": self.meta.get("val_loss"),
+            **{n: getattr(self.config, n) for n in ("init", "embedding_std")},
+            "weights_sha256": self.weights_sha256,
+        }
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """The piece of a text that each of its tokens is; see `Pieces.of`."""
+        return self._pieces.of(tokens)
+
+    def words(self, tokens: Iterable[int]) -> list[str]:
+        """How each of these tokens, which are no text together, reads; see `Pieces.alone`."""
+        return [self._pieces.alone(token) for token in tokens]
+
+    @cached_property
+    def _pieces(self) -> Pieces:
+        return Pieces(self.tokenizer)
+
+
+def open_checkpoint(
+    path: str | Path, device: str | torch.device = "cpu", trust_code: bool | None = None
+) -> Checkpoint:
+    """Loads a model directory, a run's last model, or `hf:` and a transformers model.
+
+    `trust_code` is as for `open_model`; None: what the command at work was given.
+
+    Raises:
+        ModelError: the directory is missing or its files do not belong together; a pretrained
+            model that cannot be had; an output that depends on a later token.
+    """
+    name = str(path)
+    pretrained = name.startswith(PRETRAINED)
+    loaded = (
+        load_pretrained(name[len(PRETRAINED) :], device)
+        if pretrained
+        else load_model(
+            model_directory(path),
+            device,
+            trust_code=TRUST_CODE.get() if trust_code is None else trust_code,
+        )
+    )
+    loaded.model.requires_grad_(False)
+    check_causal(loaded.model)
+    tokenizer = read_tokenizer(loaded.tokenizer_json, loaded.path / "tokenizer.json")
+    if pretrained:
+        say_how_text_is_read(tokenizer, loaded.meta["name"])
+    return Checkpoint(loaded.model, loaded.config, tokenizer, loaded.meta, loaded.path)
+
+
+def say_how_text_is_read(tokenizer: Tokenizer, name: str) -> None:
+    """Says on stderr, once a model, what of a text its tokenizer adds or changes."""
+    bare = tokenizer.encode(PROBE, add_special_tokens=False)
+    added = [token for token in tokenizer.encode(PROBE).ids if token not in bare.ids]
+    if added:
+        words = " ".join(printable(tokenizer.id_to_token(token)) for token in added)
+        say_once(f"{name}: its tokenizer adds {words} to a text; texts are asked without it")
+    read = tokenizer.decode(bare.ids, skip_special_tokens=False)
+    if tokenizer.normalizer is not None and read.split() != PROBE.split():
+        say_once(
+            f"{name}: its tokenizer changes text before it reads it ({printable(PROBE)} is "
+            f"{printable(read)}); answers are compared by their tokens"
+        )
+
+
+def model_directory(path: str | Path) -> Path:
+    """The model directory of a path: itself, a run's last model, or that of a step for `RUN@STEP`.
+
+    Raises:
+        ModelError: no model of that step, or a file or a directory of another layout.
+    """
+    run, at, number = str(path).rpartition("@")
+    path = Path(path)
+    by_step = bool(at) and number.isdecimal() and not path.exists()
+    place = Path(run) if by_step else path
+    found = (*place.glob("models/step-*"), *place.glob("step-*"))
+    numbers = {path: path.name.removeprefix("step-") for path in found}
+    steps = {int(number): path for path, number in sorted(numbers.items()) if number.isdecimal()}
+    if by_step:
+        if int(number) not in steps:
+            known = ", ".join(map(str, sorted(steps))) or "none"
+            raise ModelError(f"{path}: there is no model of that step; steps saved: {known}")
+        return steps[int(number)]
+    ours = (path / "meta.json").is_file()
+    if steps and not ours:
+        return steps[max(steps)]
+    if path.suffix == ".ckpt":
+        run = path.parent.parent
+        raise ModelError(f"{path}: is a checkpoint to resume training from; give its run, {run}")
+    if path.is_file() and path.suffix.lower() == ".gguf":
+        raise ModelError(f"{path}: is a GGUF file; give {PRETRAINED}{path}")
+    config = path / "config.json"
+    if config.is_file() and not ours and "model_type" in read_json(config):
+        raise ModelError(f"{path}: has the layout of transformers; give {PRETRAINED}{path}")
+    return path
+
+
+def find_models(place: str | Path) -> list[Path]:
+    """The model directories at or below a place, by path."""
+    found = (path.parent for path in Path(place).rglob("model.safetensors"))
+    return sorted(path for path in found if (path / "meta.json").is_file())
+
+
+def open_model(
+    model: str | Path | nn.Module,
+    device: str = "auto",
+    *,
+    tokenizer: Any = None,
+    name: str | None = None,
+    trust_code: bool | None = None,
+) -> Checkpoint:
+    """Opens a model for evaluation.
+
+    Args:
+        model: a model directory; a run, for its last model, or RUN@STEP; `hf:` and a name of the
+            hub, a directory in transformers' layout or a GGUF file; or a module in memory, a causal
+            model of transformers or of ours. The module stays as it is and where it is: the
+            checkpoint is a copy in evaluation mode that shares its weights. Open it anew when they
+            have changed.
+        device: cpu, cuda, or auto: a GPU that is in reach. Not of a module in memory.
+        tokenizer: of a module in memory: of the library tokenizers, or a fast one of transformers.
+        name: of a module in memory, in rows and pages; its class when not given.
+        trust_code: whether a model directory may name mixers outside this project, as
+            `module.Class`, whose code then runs; not when not given.
+
+    Raises:
+        ModelError: a model directory that cannot be read, a pretrained model that cannot be had, a
+            module that is no causal decoder, a tokenizer with more tokens than the model, or an
+            output that depends on a later token.
+        RequestError: no such device, or none in reach; a tokenizer that is missing, not a fast one,
+            or given for a model that has its own; a module of another kind.
+    """
+    if isinstance(model, nn.Module):
+        return _in_memory(model, tokenizer, name or type(model).__name__)
+    if tokenizer is not None or name is not None:
+        raise RequestError(
+            f"{model}: has a tokenizer and a name of its own; leave out tokenizer and name"
+        )
+    return open_checkpoint(model, device_of(device), trust_code)
+
+
+def open_models(
+    models: Sequence[str | Path | Checkpoint] | str | Path | Checkpoint, device: str
+) -> list[Checkpoint]:
+    """Opens models as `open_model` does, before anything is computed; open ones stay open."""
+    several = [models] if isinstance(models, str | Path | Checkpoint | nn.Module) else models
+    place = device_of(device)
+    return [
+        model
+        if isinstance(model, Checkpoint)
+        else open_model(model)
+        if isinstance(model, nn.Module)
+        else open_checkpoint(model, place)
+        for model in several
+    ]
+
+
+def _in_memory(module: nn.Module, tokenizer: Any, name: str) -> Checkpoint:
+    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    if not isinstance(backend, Tokenizer):
+        given = "none was given" if tokenizer is None else f"it is a {type(tokenizer).__name__}"
+        raise RequestError(
+            f"tokenizer of {name}: {given}; give open_model(module, tokenizer=...) a Tokenizer or "
+            "a fast tokenizer of transformers"
+        )
+    foreign = not isinstance(module, LanguageModel)
+    if foreign and not hasattr(getattr(module, "config", None), "model_type"):
+        raise RequestError(
+            f"{name}: a {type(module).__name__} is no causal model; give one of "
+            "transformers, or an arch.LanguageModel"
+        )
+    shared = {
+        id(p): nn.Parameter(p.detach(), requires_grad=False) if p.is_floating_point() else p
+        for p in module.parameters()
+    } | {id(buffer): buffer for buffer in module.buffers()}
+    copied = copy.deepcopy(module, shared).eval()
+    model: LanguageModel = wrap_model(copied) if foreign else copied  # pyright: ignore
+    backend = read_tokenizer(backend.to_str(), f"the tokenizer of {name}")  # the caller's stays
+    check_tokenizer(name, backend, model)
+    say_how_text_is_read(backend, name)
+    check_causal(model)
+    model = drop_padding(model, 1 + largest_id(backend))
+    meta = {"name": name, "source": "memory"}
+    return Checkpoint(model, model.config, backend, meta, Path(name), weights=weights_hash(model))
+
+
+def draw(build: Callable[[], Built], seed: int) -> Built:
+    """A model that `build` makes with random weights of a seed; other draws are not disturbed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build().eval().requires_grad_(False)
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file's bytes, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def weights_hash(model: nn.Module) -> str:
+    """The SHA-256 of a model's tensors and their names, in hexadecimal."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def device_of(name: str) -> torch.device:
+    """The device of --device.
+
+    Raises:
+        RequestError: no such device, or none in reach.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name not in ("cpu", "cuda"):
+        raise RequestError(f"--device {name}: allowed are cpu, cuda and auto")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise RequestError("--device cuda: no CUDA device is in reach; use --device cpu")
+    return torch.device(name)

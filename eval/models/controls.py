@@ -1,0 +1,72 @@
+"""Controls of inversion: models to compare with, made from the one that is asked."""
+
+import copy
+import hashlib
+import re
+from dataclasses import replace
+
+from torch import nn
+
+from arch import LanguageModel
+from eval.messages import RequestError
+from eval.models.checkpoint import Checkpoint, draw, open_checkpoint
+
+_SCALE = re.compile(r"scale=(\d*\.?\d+(?:e-?\d+)?)")
+
+
+def derive(checkpoint: Checkpoint, control: str) -> Checkpoint:
+    """A checkpoint's control.
+
+    Args:
+        checkpoint: of a model of our own.
+        control: `identity` (token mixers that pass their input on, freshly initialised),
+            `scale=S` (the model freshly initialised, its embedding with standard deviation S),
+            `embedding=DIR` (the model with the embedding of another model directory) or
+            `embedding=untrained` (with a freshly drawn one).
+
+    Raises:
+        RequestError: another word, or a model that cannot be built anew.
+    """
+    scale, step, source, meta = _SCALE.fullmatch(control), 0, "", dict(checkpoint.meta)
+    if control.startswith("embedding="):
+        model, source = _with_embedding(checkpoint, control)
+        step = int(checkpoint.meta.get("step", 0))
+    elif control != "identity" and not scale:
+        raise RequestError(
+            f"--controls {control}: allowed are shuffled, identity, scale=NUMBER, embedding=DIR"
+        )
+    elif type(checkpoint.model) is not LanguageModel:
+        raise RequestError(
+            f"--controls {control}: {checkpoint.path} was not built here and cannot be built anew; "
+            "leave it out"
+        )
+    else:
+        changed = {"embedding_std": float(scale[1])} if scale else {"mixers": ("identity",)}
+        model = draw(lambda: LanguageModel(replace(checkpoint.config, **changed)), seed=0)
+        model = model.to(checkpoint.model.embedding.weight.device)
+        meta.pop("source", None)  # it is untrained, wherever the weights came from
+    name = f"{checkpoint.meta['name']} [{control}]"
+    meta |= {"step": step, "val_loss": None, "name": name}
+    digest = hashlib.sha256(f"{checkpoint.weights_sha256} {control}{source}".encode()).hexdigest()
+    return replace(
+        checkpoint, model=model, config=model.config, meta=meta, control=control, weights=digest
+    )
+
+
+def _with_embedding(checkpoint: Checkpoint, control: str) -> tuple[LanguageModel, str]:
+    """The model with another one's embedding, and the hash of that one's weights."""
+    weight, source = checkpoint.model.embedding.weight, control.removeprefix("embedding=")
+    if source == "untrained" and type(checkpoint.model) is LanguageModel:
+        drawn = draw(lambda: LanguageModel(checkpoint.config), seed=0)
+        other, digest = drawn.embedding.weight.to(weight.device), ""
+    else:
+        opened = open_checkpoint(source, weight.device)
+        other, digest = opened.model.embedding.weight, opened.weights_sha256
+    if weight.shape != other.shape:
+        raise RequestError(
+            f"--controls {control}: its embedding is {tuple(other.shape)}, that of "
+            f"{checkpoint.path} is {tuple(weight.shape)}; give a model of the same sizes"
+        )
+    model = copy.deepcopy(checkpoint.model)
+    model.embedding.weight = nn.Parameter(other.clone(), requires_grad=False)
+    return model, digest

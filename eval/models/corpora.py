@@ -1,0 +1,82 @@
+"""Which corpus a model is asked about, where none is given."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eval.messages import RequestError, say
+from tokenizer import PackedData
+
+if TYPE_CHECKING:
+    from eval.models.checkpoint import Checkpoint
+
+
+def choose_corpus(checkpoints: "Sequence[Checkpoint]", corpus: str | None) -> str:
+    """The corpus that is given; else that of `common_corpus`, which is said on stderr."""
+    return corpus or _said([common_corpus(checkpoints)])[0]
+
+
+def choose_corpora(checkpoints: "Sequence[Checkpoint]", corpus: str | None) -> list[str]:
+    """Of each model: the corpus that is given, else that of `own_corpus`, said on stderr."""
+    return [corpus] * len(checkpoints) if corpus else _said(list(map(own_corpus, checkpoints)))
+
+
+def _said(chosen: list[tuple[str, str]]) -> list[str]:
+    for corpus, about in dict.fromkeys(chosen):
+        say(f"corpus: {corpus}, {about}; --corpus gives another")
+    return [corpus for corpus, _ in chosen]
+
+
+def common_corpus(checkpoints: "Sequence[Checkpoint]") -> tuple[str, str]:
+    """The data that all models were trained on, as `own_corpus` finds it.
+
+    Models that record no data are asked about that of the others.
+
+    Raises:
+        RequestError: the models were trained on different data.
+    """
+    trained = {c.meta["data_sha256"]: c for c in checkpoints if c.meta.get("data_sha256")}
+    if len(trained) > 1:
+        each = "; ".join(f"{c.path}: {_recorded(c)}" for c in trained.values())
+        raise RequestError(
+            f"--corpus: the models were trained on different data ({each}); say which corpus they "
+            "are asked about, or ask them apart"
+        )
+    asked = [*trained.values(), *checkpoints]
+    return own_corpus(asked[0]) if asked else ("toy", "as no model is given")
+
+
+def own_corpus(checkpoint: "Checkpoint") -> tuple[str, str]:
+    """The data that a model was trained on, and what it is, in words.
+
+    It is the packed data that its meta.json records (`data`), if that is still there and the same
+    (`data_sha256`), or the source that was packed (`data_source`), if that is `toy` or lies below
+    the working directory; else `toy`. Whoever wrote the meta.json may name any file of this
+    machine, so that of another place neither text nor figures are taken unasked.
+    """
+    meta = checkpoint.meta
+    packed, source = (meta.get(name) or "" for name in ("data", "data_source"))
+    here = packed and PackedData.stands_in(packed)
+    if here and PackedData(packed).hash == meta.get("data_sha256"):
+        return packed, "the training data"
+    if source.partition(":")[0] == "toy" or _lies_here(source):
+        return source, "the source of the training data"
+    if packed or source:
+        return "toy", f"as the training data ({_recorded(checkpoint)}) is not here"
+    return "toy", "as no training data is recorded"
+
+
+def _lies_here(source: str) -> bool:
+    """Whether a source is a file or folder below the working directory, named from there."""
+    path, here = Path(source), Path.cwd()
+    try:
+        inside = here in (here / path).resolve().parents
+        return bool(source) and not path.is_absolute() and inside and path.exists()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
+def _recorded(checkpoint: "Checkpoint") -> str:
+    meta = checkpoint.meta
+    known = [meta[name] for name in ("data", "data_source") if meta.get(name)]
+    return ", packed from ".join(known) or "unnamed"

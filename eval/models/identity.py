@@ -1,0 +1,63 @@
+"""Which model a checkpoint is of: what its training steps and its training seeds share.
+
+A checkpoint has a `model_id`: its name without a seed, and a hash. `train` writes the hash of a
+run's recipe and data into `meta.json`; of any other model it is that of the weights. Checkpoints of
+one `model_id` are steps and seeds of one model, and may be pooled; all others are different models.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+SEED = re.compile(r"(?:^|[-_. ])s(?:eed)?[-_.= ]?\d+(?= \[|$)")
+"""The training seed at the end of a model's name: `flat-s0`, `mixers=flat_seed=1`."""
+
+
+def model_id(meta: Mapping[str, Any], weights_sha256: str) -> str:
+    """The name without its seed, and a hash: `flat-small-3f2a91c07d`.
+
+    Args:
+        meta: the content of a meta.json: the `name`, and of a trained model the `model_id`.
+        weights_sha256: of a model that was not trained here.
+    """
+    return f"{SEED.sub('', meta['name'])}-{meta.get('model_id') or weights_sha256[:10]}"
+
+
+def seed_labels(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], str]:
+    """A label for every training seed of the rows, by `model_id` and name; no two are alike.
+
+    It is the name; where two models have one name, with the hash of the id.
+    """
+    known = [row["checkpoint"] for row in rows]
+    names = {(about["model_id"], about["name"]): about["name"] for about in known}
+    return _tell_apart(names, lambda pair: pair[0])
+
+
+def labels(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """A label for every model of the rows, by `model_id`; no two are alike.
+
+    It is the name that its checkpoints share, else theirs without the seed; where two models have
+    one label, with the hash of the id.
+    """
+    names: dict[str, set[str]] = {}
+    mixers: dict[str, str] = {}
+    for row in rows:
+        about = row["checkpoint"]
+        names.setdefault(about["model_id"], set()).add(about["name"])
+        mixers[about["model_id"]] = ", ".join(map(str, about["mixers"]))
+    plain = {
+        key: SEED.sub("", min(several)) or mixers[key] if len(several) > 1 else min(several)
+        for key, several in names.items()
+    }
+    return _tell_apart(plain, lambda key: key)
+
+
+def _tell_apart(names: dict[Key, str], id_of: Callable[[Key], str]) -> dict[Key, str]:
+    """The names, each with the hash of its `model_id` where another has the same name."""
+    count = Counter(names.values())
+    return {
+        key: name if count[name] == 1 else f"{name} ({id_of(key).rpartition('-')[2]})"
+        for key, name in names.items()
+    }

@@ -1,1 +1,0 @@
-"""Probes of a site: linear probes and local geometry."""

@@ -1,1 +1,0 @@
-"""A page that can be read, and a table for the terminal, made of rows of evidence."""

@@ -1,0 +1,194 @@
+"""Rows of evidence on the disk: the JSONL file that keeps them, and its readers and writers.
+
+The file `rows.jsonl` of a results directory is append-only, and resumable by key: a row is on the
+disk before the next one is computed. A torn last line (a crash in the middle of a write, or a write
+under way) is no row yet: readers leave it out, and the next writer cuts it off. `eval.rows.schema`
+declares the fields of each kind of row.
+"""
+
+import fcntl
+import hashlib
+import json
+import math
+import os
+import weakref
+from collections.abc import Iterable
+from pathlib import Path
+
+from eval.messages import RequestError
+from eval.rows.misfits import parse_json
+from eval.rows.schema import KINDS, SCHEMA, Row, find_fault
+
+ROWS, SHARDS = "rows.jsonl", "rows*.jsonl"
+
+
+def row_key(*parts: object) -> str:
+    """A short stable name of a question; equal questions have equal keys."""
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Results:
+    """A results directory open for appending, by this process alone until it is let go.
+
+    One that cannot be written is open for reading where its rows are there: `refusal` says why.
+
+    Args:
+        directory: made when missing, and written to once before anything is computed.
+        shard: its number from 1 and how many there are, where several processes write; each has a
+            file of its own.
+
+    Raises:
+        RequestError: it is a file, or cannot be written and holds no rows; another process is
+            writing there.
+    """
+
+    def __init__(self, directory: str | Path, shard: tuple[int, int] = (1, 1)) -> None:
+        self.directory = Path(directory)
+        self.shard = number, count = shard
+        self.path = self.directory / (ROWS if count == 1 else f"rows.{number}-of-{count}.jsonl")
+        self.refusal: str | None = None
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        except (OSError, ValueError) as error:  # by a ValueError Python refuses NUL
+            reason = getattr(error, "strerror", None) or error
+            self.refusal = (
+                f"--out {directory}: cannot be written ({reason}); give another directory"
+            )
+            if not (self.path.is_file() and os.access(self.path, os.R_OK)):
+                raise RequestError(self.refusal) from None
+        else:
+            weakref.finalize(self, os.close, file)  # which lets the lock go
+            _lock(file, directory)
+            _cut_torn_line(self.path)
+        self.keys = {row["key"] for row in self.rows()}
+
+    def append(self, rows: Iterable[Row]) -> None:
+        """Adds rows and flushes them to the disk; rows whose key is there already are left out.
+
+        Raises:
+            RequestError: the directory cannot be written.
+            ValueError: a kind that is not declared, or a number that is not finite, which JSON
+                lacks: give None, and the reason in another field.
+        """
+        if self.refusal:
+            raise RequestError(self.refusal)
+        new = list({row["key"]: row for row in rows if row["key"] not in self.keys}.values())
+        lines = "".join(_line({"schema": SCHEMA, **row}) for row in new)
+        start = self.path.stat().st_size
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(lines)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            os.truncate(self.path, start)  # a full disk leaves no half line
+            error.filename = str(self.path)
+            raise
+        self.keys.update(row["key"] for row in new)
+
+    @property
+    def note(self) -> str:
+        """The path of the rows, for the end of a command."""
+        return f"rows: {self.path}"
+
+    def rows(self) -> list[Row]:
+        """All rows of the directory, those of every shard."""
+        return read_rows([self.directory])
+
+
+def read_rows(places: Iterable[str | Path]) -> list[Row]:
+    """Reads the rows of results directories, or of JSONL or Parquet files, up to a torn last line.
+
+    A directory holds one file of rows, or one for each shard, or directories that do; of equal keys
+    the last row counts.
+
+    Raises:
+        RequestError: nothing there, a line that is not a row, or a schema of another version.
+    """
+    rows: list[Row] = []
+    for place in map(Path, places):
+        paths = [file for each in results_in(place) for file in sorted(each.glob(SHARDS))]
+        paths = paths or [place]
+        if not paths[0].is_file():
+            raise RequestError(f"{place}: no results here; give a directory that holds {ROWS}")
+        lines = [(path, *line) for path in paths for line in enumerate(_lines(path), start=1)]
+        by_key = {row["key"]: row for row in (_parse(line, path, n) for path, n, line in lines)}
+        rows += by_key.values()
+    return rows
+
+
+def results_in(place: Path) -> list[Path]:
+    """A results directory; of a directory that is none, those in it."""
+    return [place] if any(place.glob(SHARDS)) else sorted({f.parent for f in place.rglob(SHARDS)})
+
+
+def finite_or_none(value: float) -> float | None:
+    """A figure as a row holds it: None where it is infinite or no number."""
+    return value if math.isfinite(value) else None
+
+
+def _lines(path: Path) -> list[bytes]:
+    if path.suffix == ".parquet":
+        import pandas
+
+        try:
+            return [line.encode() for line in pandas.read_parquet(path)["row"]]
+        except (KeyError, ValueError, OSError) as error:
+            raise RequestError(f"{path}: no Parquet file of rows ({error})") from None
+    content = path.read_bytes()
+    return content[: _whole(content)].splitlines()
+
+
+def _line(row: Row) -> str:
+    if row.get("kind") not in KINDS:
+        raise ValueError(f"row {row['key']}: kind {row.get('kind')!r}; it is one of {[*KINDS]}")
+    return json.dumps(row, allow_nan=False) + "\n"
+
+
+def _parse(line: bytes, path: Path, number: int) -> Row:
+    try:
+        row = parse_json(line)
+        fits = isinstance(row["key"], str) and isinstance(row["kind"], str)
+        version = row["schema"]
+    except (ValueError, KeyError, TypeError):
+        fits, row, version = False, {}, None
+    if not fits:
+        raise RequestError(
+            f"{path}, line {number}: not a row of results; delete that line and run the eval again"
+        )
+    if version != SCHEMA:
+        raise RequestError(
+            f"{path}, line {number}: schema {str(version)[:40]}, allowed is {SCHEMA}; run the eval "
+            "anew"
+        )
+    if row["kind"] in KINDS and (fault := find_fault(row)):
+        raise RequestError(
+            f"{path}, line {number}: {fault}; delete that line and run the eval again"
+        )
+    return row
+
+
+def _lock(file: int, directory: str | Path) -> None:
+    """Locks a file of rows; a disk that has no locks is written without."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RequestError(
+            f"--out {directory}: another process is writing there; wait for it, give another "
+            "directory, or share the work, as in --shard 1/2 and --shard 2/2"
+        ) from None
+    except OSError:
+        return
+
+
+def _cut_torn_line(path: Path) -> None:
+    content = path.read_bytes()
+    if _whole(content) < len(content):
+        os.truncate(path, _whole(content))
+
+
+def _whole(content: bytes) -> int:
+    """The length of the lines that were written to their end."""
+    return content.rfind(b"\n") + 1

@@ -1,0 +1,142 @@
+"""Work that gives rows, and the one runner of it: resumed by key, shared out, watched.
+
+A task's rows are on the disk before the next task begins. Several processes may share the work: of
+N shards, shard I takes every N-th task from the I-th on, and appends to a rows file of its own.
+"""
+
+import sys
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Protocol
+
+from tqdm import tqdm
+
+from eval.drawing.tables import duration_text
+from eval.messages import RequestError, say
+from eval.rows.progress import SoFar, tell, watched
+from eval.rows.store import Results, Row
+
+if TYPE_CHECKING:
+    from eval.models.checkpoint import Checkpoint
+
+LONG = 60.0
+"""Seconds: of a job that is expected to take longer it is said how long."""
+SECONDS_BETWEEN_LINES = 15.0  # of progress, on a pipe
+NO_ROWS = "no rows yet"
+"""What a command says whose shard has no task, or whose limit is below the first."""
+
+
+class Task(Protocol):
+    """A piece of work that gives rows."""
+
+    @property
+    def checkpoint(self) -> "Checkpoint":
+        """The model that it is about; what was computed of it goes when the next is of another."""
+        ...
+
+    @property
+    def keys(self) -> Collection[str]:
+        """Its rows' keys. It is not run where all are there; without keys, it always is."""
+        ...
+
+    def run(self, results: Results) -> Iterable[Row]:
+        """Its rows, at least those that are not in the results yet.
+
+        A list is written whole; of anything else each row is, as it comes.
+        """
+        ...
+
+
+@contextmanager
+def open_results(
+    out: str | None, resume: bool = True, shard: str | None = None
+) -> Iterator[Results]:
+    """Opens a results directory for tasks.
+
+    Args:
+        out: the directory; None for one that is deleted when the block ends.
+        resume: whether there may be rows in it.
+        shard: I/N of N processes that share the work; None for one alone.
+
+    Raises:
+        RequestError: it cannot be written, it holds rows and may not, or there is no such shard.
+    """
+    missing = [] if out is None else [p for p in (Path(out), *Path(out).parents) if not p.exists()]
+    number, _, count = (shard or "1/1").partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise RequestError(f"--shard {shard}: give I/N with I from 1 to N, as in 1/2")
+    with TemporaryDirectory(prefix="eval-") if out is None else nullcontext(out) as directory:
+        results = Results(directory, (int(number), int(count)))
+        if results.keys and not resume:
+            raise RequestError(
+                f"--no-resume: {out} holds {len(results.keys)} rows; give another directory"
+            )
+        try:
+            yield results
+        except Exception:  # where nothing was measured, no directory is left that was made here
+            if missing and not results.keys:
+                results.path.unlink(missing_ok=True)
+                with suppress(OSError):
+                    for path in missing:
+                        path.rmdir()
+            raise
+
+
+def answered(
+    tasks: Sequence[Task], out: str | None, what: str, shard: str | None = None
+) -> tuple[list[Row], str]:
+    """The tasks' rows after they are run, in their order, and where they are, if they are kept."""
+    with open_results(out, shard=shard) as results:
+        run_tasks(tasks, results, what)
+        return rows_of(tasks, results), results.note if out else ""
+
+
+def rows_of(tasks: Sequence[Task], results: Results) -> list[Row]:
+    """Those rows of a results directory that answer the tasks, in their order."""
+    rows = {row["key"]: row for row in results.rows()}
+    return [rows[key] for key in dict.fromkeys(k for t in tasks for k in t.keys) if key in rows]
+
+
+def run_tasks(tasks: Sequence[Task], results: Results, what: str, limit: int | None = None) -> None:
+    """Runs this shard's tasks whose rows are not there yet, under a progress bar on stderr.
+
+    Args:
+        tasks: those of one model stand together.
+        results: as `open_results` gives them.
+        what: is being done, for the progress.
+        limit: no more tasks than it takes for so many rows.
+    """
+    number, count = results.shard
+    remaining, rows = [], 0
+    for task in tasks[number - 1 :: count]:
+        if task.keys and results.keys.issuperset(task.keys):
+            continue
+        if limit is None or rows < limit:
+            remaining.append(task)
+        rows += len(task.keys)
+    if remaining and results.refusal:
+        raise RequestError(results.refusal)
+    if not remaining:
+        say(f"{results.directory}: every row is there already")
+    seconds = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES
+    bar = tqdm(remaining, what, disable=watched() or not remaining, mininterval=seconds,
+               delay=seconds, dynamic_ncols=True)  # fmt: skip
+    started, rest = time.monotonic(), sum(len(task.keys) for task in remaining)
+    for task, following in zip(bar, [*remaining[1:], None], strict=False):
+        tell(SoFar())
+        rows = task.run(results)
+        for some in [rows] if isinstance(rows, list) else ([row] for row in rows):
+            results.append(some)
+        if task is remaining[0] and task.keys and not watched():
+            rest -= len(task.keys)
+            expected = (time.monotonic() - started) * rest / len(task.keys)
+            if expected > LONG:
+                about = (
+                    f"{what}: about {duration_text(expected)} for {rest} more rows, by the first"
+                )
+                tqdm.write(about, file=sys.stderr)
+        if following and following.checkpoint is not task.checkpoint:
+            task.checkpoint.release()

@@ -1,0 +1,1 @@
+"""Where outputs are taken: layers, parts of them, positions and channels."""

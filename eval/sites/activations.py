@@ -1,0 +1,107 @@
+"""Outputs of a model's sites for texts, batch by batch.
+
+    for batch in activations("runs/flat/models/step-020000", texts, sites=["block.1", "mixer.2"]):
+        batch.outputs["block.1"]  # (B, T, D)
+
+Only one batch is in memory at a time.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from eval.messages import RequestError
+from eval.models.checkpoint import Checkpoint, open_models
+from eval.models.memory import rows_at_once
+from eval.models.text import encode_text
+from eval.sites.circuit import Circuit, join
+from eval.sites.site import read_site
+
+if TYPE_CHECKING:
+    Model = str | Path | Checkpoint
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Outputs of sites for B texts; behind a text's own tokens all is zero.
+
+    Attributes:
+        tokens: ids, `(B, T)`.
+        lengths: tokens of each text, `(B,)`.
+        outputs: of each site by its name, as "block.1", `(B, T, width)`, in float32 at least.
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+    outputs: dict[str, Tensor]
+
+
+def activations(
+    model: "Model",
+    texts: Iterable[str],
+    sites: "Sequence[str | int] | str | int" = "last",
+    *,
+    device: str = "auto",
+    batch_size: int | None = None,
+) -> Iterator[Activations]:
+    """Yields the outputs of sites for texts, in the order of the texts.
+
+    Args:
+        model: a model directory, `hf:` and a pretrained model's name, or an open model.
+        texts: may be without end.
+        sites: names as "block.3", "mixer.2", "stream.1" (part and layer; layer 0 is the
+            embedding), "block.1+4" (two layers joined), or a layer's number for its block; all
+            blocks by "all", or "last".
+        device: where to compute; auto takes a GPU that is in reach.
+        batch_size: texts of a batch; None: as many as the device's memory bears.
+
+    Raises:
+        RequestError: a site that does not exist, an empty text, or one that is longer than the
+            context; those about a text are raised when its batch is reached.
+        ModelError: the model cannot be opened.
+    """
+    (checkpoint,) = open_models(model, device)
+    names = [str(site) for site in _listed(sites, checkpoint)]
+    names = [name if "." in name else f"block.{name}" for name in names]
+    circuits = {name: read_site(name, checkpoint) for name in names}
+    size = batch_size or rows_at_once(checkpoint.model, checkpoint.config.context, gradients=False)
+    return _batches(checkpoint, iter(texts), circuits, size)
+
+
+def _listed(sites: "Sequence[str | int] | str | int", checkpoint: Checkpoint) -> list[str | int]:
+    depth = checkpoint.config.n_layers
+    if sites == "all":
+        return [f"block.{layer}" for layer in range(1, depth + 1)]
+    if sites == "last":
+        return [f"block.{depth}"]
+    return [sites] if isinstance(sites, str | int) else list(sites)
+
+
+def _batches(
+    checkpoint: Checkpoint, texts: Iterator[str], circuits: dict[str, Circuit], size: int
+) -> Iterator[Activations]:
+    device = checkpoint.model.embedding.weight.device
+    by_part: dict[str, dict[str, Circuit]] = {}
+    for name, circuit in circuits.items():
+        by_part.setdefault(circuit.part, {})[name] = circuit
+    while some := list(islice(texts, size)):
+        encoded = [encode_text(checkpoint.tokenizer, text, "text") for text in some]
+        for text, ids in zip(some, encoded, strict=True):
+            if not ids:
+                raise RequestError(f"text {text!r}: there is no token in it; leave it out")
+            checkpoint.check_length(len(ids))
+        lengths = torch.tensor([len(ids) for ids in encoded], device=device)
+        rows = [torch.tensor(ids, device=device) for ids in encoded]
+        tokens = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        inside = torch.arange(tokens.shape[1], device=device) < lengths[:, None]
+        outputs = {}
+        for named in by_part.values():
+            whole, cut = join(list(named.values()))
+            parts = cut(whole.of_tokens(tokens))
+            outputs |= {n: p * inside[..., None] for n, p in zip(named, parts, strict=True)}
+        yield Activations(tokens, lengths, {name: outputs[name] for name in circuits})

@@ -1,0 +1,1 @@
+"""What is looked at: a page, a table of checkpoints, W&B."""

@@ -1,0 +1,235 @@
+"""Finds models and runs in directories: what training wrote of them."""
+
+import fnmatch
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from arch import ModelConfig
+from arch.files import read_json
+from eval.messages import RequestError
+from eval.models import TRUST_CODE
+from eval.models.identity import model_id
+from eval.rows.misfits import parse_json
+from eval.rows.store import SHARDS, Row, read_rows
+
+if TYPE_CHECKING:
+    from arch import Cost
+
+METRICS = "metrics.jsonl"
+SIZES = ("d_model", "n_layers", "context", "init", "embedding_std")
+"""What a record says of a model's configuration, beside its mixers."""
+UNSEARCHED = {"wandb", "checkpoints", "__pycache__"}
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run directory: its settings, and the figures that it wrote while training.
+
+    Attributes:
+        path: of the directory.
+        settings: its config.yaml; empty without one.
+        metrics: rows of figures in the order of steps.
+    """
+
+    path: Path
+    settings: dict[str, Any]
+    metrics: list[dict[str, Any]]
+
+    @cached_property
+    def seconds(self) -> dict[int, float]:
+        """Time spent in training until each reported step, by the speeds reported."""
+        spent, tokens, by_step = 0.0, 0, {0: 0.0}
+        for row in self.metrics:
+            if row.get("tokens_per_second") and "tokens_seen" in row:
+                spent += (row["tokens_seen"] - tokens) / row["tokens_per_second"]
+                tokens = row["tokens_seen"]
+                by_step[row["step"]] = spent
+        return by_step
+
+
+@dataclass
+class Saved:
+    """One model at one training step, as training left it.
+
+    Attributes:
+        checkpoint: what rows say of it: name, step, model_id, mixers, d_model, ...
+        meta: its meta.json; of a run without models, its last row of figures.
+        path: its directory; None where only a run is known.
+        config: of the model, if it is known.
+        run: its run; None where no run directory is known.
+    """
+
+    checkpoint: dict[str, Any]
+    meta: dict[str, Any] = field(default_factory=dict)
+    path: Path | None = None
+    config: ModelConfig | None = None
+    run: RunRecord | None = None
+
+    @property
+    def tokens_seen(self) -> int | None:
+        """How much it was trained on."""
+        return self.meta.get("tokens_seen", None if self.checkpoint["step"] else 0)
+
+    def flops(self, tokens: float | None) -> float | None:
+        """Spent in training on so many tokens, forward and backward."""
+        if self.config is None or tokens is None:
+            return None
+        return float(_cost(self.config.to_json()).training_flops) * tokens
+
+
+def gather_models(places: Iterable[str | Path]) -> list[Saved]:
+    """Every model directory in the places, and the end of each run that has none.
+
+    Args:
+        places: model directories, run directories, or directories of those.
+
+    Raises:
+        RequestError: a place that holds no model, run or row, or a file that cannot be read.
+        ModelError: a model directory whose files do not hold what they must.
+    """
+    runs: dict[Path, RunRecord] = {}
+    saved: dict[Path, Saved] = {}
+    for path in _files(places):
+        if path.name == METRICS:
+            _run(path.parent, runs)
+        elif path.name == "config.json" and (key := path.parent.resolve()) not in saved:
+            saved[key] = _of_directory(path.parent, runs)
+    whose = {id(one.run) for one in saved.values()}
+    ends = (_last(run) for run in runs.values() if id(run) not in whose)
+    return [*saved.values(), *filter(None, ends)]
+
+
+def gather_rows(places: Iterable[str | Path]) -> list[Row]:
+    """Every row about a model in the places; of equal keys the last counts.
+
+    Raises:
+        RequestError: a place that holds no model, run or row, or a file that cannot be read.
+    """
+    files = [path for path in _files(places) if path.name not in (METRICS, "config.json")]
+    rows = {row["key"]: row for row in read_rows(files)}
+    return [row for row in rows.values() if "checkpoint" in row]
+
+
+def finite(value: Any) -> bool:
+    """Whether it is a number that can be shown and averaged."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and math.isfinite(value)
+
+
+def _files(places: Iterable[str | Path]) -> Iterator[Path]:
+    """The files that say what is in places."""
+    for place in places:
+        found = list(_walk(Path(place)))
+        if not found:
+            raise RequestError(
+                f"{place}: nothing to compare here; give a model directory, a run, results, or a "
+                "directory that holds some"
+            )
+        yield from found
+
+
+def _walk(place: Path) -> Iterator[Path]:
+    if place.is_file() and place.suffix in (".jsonl", ".parquet"):
+        yield place
+    for folder, names, files in os.walk(place):
+        if "config.json" in files and "meta.json" in files:
+            yield Path(folder, "config.json")
+            names.clear()
+            continue
+        found = (METRICS, *sorted(fnmatch.filter(files, SHARDS)))
+        yield from (Path(folder, file) for file in found if file in files)
+        names[:] = sorted(n for n in names if n not in UNSEARCHED and not n.startswith("."))
+
+
+def _run(path: Path, runs: dict[Path, RunRecord]) -> RunRecord:
+    key = path.resolve()
+    if key not in runs:
+        runs[key] = RunRecord(path, _settings(path), list(_metrics(path / METRICS)))
+    return runs[key]
+
+
+def _settings(run: Path) -> dict[str, Any]:
+    """The settings of a run directory; empty where it has no config.yaml."""
+    file = run / "config.yaml"
+    try:
+        settings = (yaml.safe_load(file.read_text("utf-8")) if file.is_file() else None) or {}
+        if isinstance(settings, dict):
+            return settings
+    except (yaml.YAMLError, UnicodeDecodeError):
+        pass
+    raise RequestError(f"{file}: not YAML of settings; is it the config of a run?")
+
+
+def _metrics(path: Path) -> Iterator[dict[str, Any]]:
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines[:-1], start=1):  # a running training writes the last one
+        try:
+            row = parse_json(line)
+            yield row | {"step": int(row["step"])}
+        except (KeyError, TypeError, ValueError, OverflowError):
+            raise RequestError(f"{path}, line {number}: not a row of a run's figures") from None
+
+
+def _of_directory(path: Path, runs: dict[Path, RunRecord]) -> Saved:
+    # with torch, which rows alone need not wait for
+    from arch.directory import check_meta, read_config
+    from arch.weights import check_weights
+    from eval.models.checkpoint import file_sha256
+
+    config = read_config(path / "config.json", trust_code=TRUST_CODE.get())
+    weights = path / "model.safetensors"
+    if weights.is_file():  # a comparison needs none
+        check_weights(weights, config, str(path))
+    meta = read_json(path / "meta.json")
+    above = path.resolve().parent.parent
+    run = _run(above, runs) if (above / METRICS).is_file() else None
+    meta = {"name": path.name, "step": 0} | meta
+    check_meta(meta, path / "meta.json")
+    known = meta.get("model_id") or not weights.is_file()
+    return Saved(_checkpoint(meta, config, "" if known else file_sha256(weights)), meta, path,
+                 config, run)  # fmt: skip
+
+
+def _last(run: RunRecord) -> Saved | None:
+    """The end of a run of which no model is at hand; None where nothing is reported yet."""
+    judged = [row for row in run.metrics if "val_loss" in row] or run.metrics
+    if not judged:
+        return None
+    last, known = judged[-1], run.settings.get("model")
+    config = _config_of_run(known, run.path / "config.yaml") if known else None
+    sections = {n: v for n, v in run.settings.items() if isinstance(v, dict) and n != "trainer"}
+    recipe = hashlib.sha256(json.dumps(sections, sort_keys=True, default=str).encode()).hexdigest()
+    about = {"name": run.path.resolve().name, "step": last["step"]}
+    return Saved(_checkpoint(about, config, recipe), last, None, config, run)
+
+
+def _config_of_run(settings: Any, file: Path) -> ModelConfig:
+    from arch.mixers import refuse_foreign
+
+    config = ModelConfig.from_json(json.dumps(settings, default=str), str(file))
+    refuse_foreign(config.mixers, file.parent, TRUST_CODE.get(), str(file))
+    return config
+
+
+def _checkpoint(meta: dict[str, Any], config: ModelConfig | None, digest: str) -> dict[str, Any]:
+    about = {"name": meta["name"], "step": int(meta["step"]), "model_id": model_id(meta, digest)}
+    about |= {"mixers": list(config.mixers) if config else []}
+    about |= {n: getattr(config, n, None) for n in SIZES}
+    return about | ({"parameters": _cost(config.to_json()).parameters} if config else {})
+
+
+@lru_cache(maxsize=256)
+def _cost(config: str) -> "Cost":
+    """Of a model; what depends on the length of a sequence is taken at its whole context."""
+    from arch import describe
+
+    return describe(ModelConfig.from_json(config, "config")).cost

@@ -1,0 +1,94 @@
+"""The comparison over training: four panels of the fixed figures, a line for each model."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from eval.analysis.summary import Record
+from eval.drawing import figures, plots
+from eval.messages import RequestError
+from eval.views.comparison.table import BITS, FIGURES, Figure
+
+FORMATS = (".svg", ".png")
+PANELS = tuple(figure for figure in FIGURES if figure.name != "hidden_1")
+"""Bits per byte, shown tokens, three hidden tokens, bits at distance 4."""
+AXES = {
+    "step": ("step", "training step", 1.0, ",d"),
+    "tokens": ("tokens", "tokens seen", 1.0, "~s"),
+    "flops": ("flops", "FLOPs spent in training", 1.0, "~g"),
+    "time": ("seconds", "hours of training", 3600.0, "~g"),
+}
+"""What the panels are over: a field of records, its title, its unit, and the format of ticks."""
+SKIPPED = 0.02
+"""Losses of this first part of training are not drawn: they fall too fast to leave room."""
+WIDTH, HEIGHT = 290, 190
+
+
+def write_plot(
+    path: str | Path, records: Sequence[Record], curves: Sequence[Record], axis: str = "step"
+) -> None:
+    """Draws the four panels into a file whose ending, one of `FORMATS`, says the format.
+
+    Args:
+        path: of the file.
+        records: of `eval.views.comparison.table.checkpoint_records`, of every step.
+        curves: the same of what runs reported between their saved models.
+        axis: one of `AXES`.
+
+    Raises:
+        RequestError: no figure was measured at two steps of a model.
+        OSError: the file cannot be written.
+    """
+    import altair as alt
+
+    panels = {figure: plot_data(records, curves, figure, axis) for figure in PANELS}
+    points = Counter((p["model"], figure) for figure, panel in panels.items() for p in panel)
+    if max(points.values(), default=0) < 2:
+        raise RequestError(
+            f"--plot {path}: nothing was measured at several training steps, over --x {axis}; "
+            "give runs, or results of more of their models"
+        )
+    names = list(dict.fromkeys(record["model"] for record in records))
+    drawn = [_panel(figure, panel, names, axis) for figure, panel in panels.items()]
+    chart = alt.concat(*drawn, columns=2, spacing=26)
+    if len(names) > plots.LISTED:
+        chart = chart.resolve_scale(color="independent", shape="independent")
+    figures.write_chart(path, chart)
+
+
+def plot_data(
+    records: Sequence[Record], curves: Sequence[Record], figure: Figure, axis: str = "step"
+) -> list[dict[str, Any]]:
+    """The points of a panel: model, x, value, low, high and n.
+
+    Bits per byte are those of `curves`, of the models that have such.
+    """
+    if figure is BITS:
+        known = [record for record in curves if record[BITS.name] is not None]
+        models = {record["model"] for record in known}
+        records = [*(record for record in records if record["model"] not in models), *known]
+    field, _, unit, _ = AXES[axis]
+    points = []
+    for record in records:
+        value = record[figure.name]
+        if value is None or record[field] is None:
+            continue
+        ends = (record[f"{figure.name}_{end}"] for end in ("low", "high"))
+        low, high = (value if end is None else end for end in ends)
+        points.append({
+            "model": record["model"], "x": record[field] / unit, "value": value,
+            "low": low, "high": high, "n": record[f"{figure.name}_n"],
+        })  # fmt: skip
+    start = SKIPPED * max((point["x"] for point in points), default=0)
+    return [point for point in points if figure is not BITS or point["x"] > start]
+
+
+def _panel(figure: Figure, points: list[Record], names: list[str], axis: str) -> plots.Chart:
+    _, title, _, ticks = AXES[axis]
+    along = {"title": title, "tickCount": 4, "format": ticks}
+    chart = plots.lines(
+        points, "x", "", "model", names=names, share=figure.share, axis=along, size=(WIDTH, HEIGHT)
+    )
+    heading = figure.heading + " %" * figure.share
+    return chart.properties(title=heading if points else f"{heading}: not measured")

@@ -1,0 +1,366 @@
+"""Checkpoints side by side: five fixed figures of each, and two checkpoints paired.
+
+The figures are of the last layer and of plain questions: without noise, ablations, controls or
+pads. `select` says which measurements each is of; tables, plots and pairs are all made of those.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from eval.analysis.frame import Frame, frame
+from eval.analysis.statistics import Difference, equivalent, paired_difference, seeds_difference
+from eval.analysis.summary import Record, seeds_mean, summarise
+from eval.drawing.tables import Table, cell, interval_text, share_text, text
+from eval.messages import RequestError
+from eval.models.identity import labels, seed_labels
+from eval.rows.schema import Row
+from eval.views.comparison.gather import Saved, finite
+
+
+class Figure(NamedTuple):
+    """A column: its name in records and its heading, and the measurements that it is of."""
+
+    name: str
+    heading: str
+    share: bool
+    kind: str
+    quantity: str
+    where: tuple[tuple[str, Any], ...]
+    units: str = "prompts"
+
+
+PLAIN = (("part", "block"), ("without", ""), ("noise", 0.0), ("control", ""), ("padded", False))
+AT_4 = (("distance", 4), ("shown", "alone"), ("prior", "uniform"),
+        ("precision", "noise 0.25 rms"))  # fmt: skip
+
+
+def _recovery(name: str, heading: str, quantity: str, hidden: int) -> Figure:
+    shown = ("slice", f"[:, {hidden}:, :]")
+    return Figure(name, heading, True, "recovery", quantity, (*PLAIN, shown))
+
+
+BITS = Figure("bits_per_byte", "bits/byte", False, "loss", "bits_per_byte", (), "windows")
+FIGURES = (
+    BITS,
+    _recovery("shown", "shown", "self", 0),
+    _recovery("hidden_1", "hidden 1", "nonself", 1),
+    _recovery("hidden_3", "hidden 3", "nonself", 3),
+    Figure("bits_at_4", "bits at 4", False, "bits", "bits", AT_4, "passages"),
+)
+"""Bits per byte of text; shown tokens recovered where all positions are shown, and hidden ones
+where the first or the first three are not; bits about a token in the output four positions later,
+under noise of a quarter of the output's RMS."""
+SEARCHES = {"self": ("sweep", "propose"), "nonself": ("alternating", "sweep", "propose")}
+"""The searches that a column may be of, the one made for its question first."""
+ALIKE = {"loss": ("corpus", "stories"), "recovery": ("method", "settings"),
+         "bits": ("corpus", "place", "candidates")}  # fmt: skip
+"""Coordinates that a column has in common: those that most of its checkpoints were asked at."""
+COLUMNS = {"model": "model", "step": "step", "tokens": "tokens",
+           **{figure.heading: figure.name for figure in FIGURES}}  # fmt: skip
+"""The columns of the table by their names, and the fields of records that they show."""
+VALIDATION = "*"
+"""Marks bits per byte that are of a training's own validation, not of `eval loss`."""
+
+
+def measured(saved: Sequence[Saved], rows: Sequence[Row], every_seed: bool = False) -> Frame:
+    """The measurements of rows; `model` is the label that tells it apart from all, saved ones too.
+
+    Args:
+        saved: models and runs, compared beside the rows.
+        rows: of any kinds.
+        every_seed: keep training seeds apart.
+    """
+    lines = frame(rows, every_seed)
+    if len(lines):
+        label = _labeller(saved, rows, every_seed)
+        lines["model"] = list(map(label, lines["model_id"], lines["name"]))
+    return lines
+
+
+def select(
+    lines: Frame, figure: Figure, method: str | None = None, prompts: str = "story"
+) -> Frame:
+    """The measurements that a figure is of.
+
+    Args:
+        lines: of `measured`.
+        figure: one of `FIGURES`.
+        method: the solver of recoveries; a search when not given.
+        prompts: the set of prompts of recoveries.
+    """
+    kept = lines[(lines["kind"] == figure.kind) & (lines["quantity"] == figure.quantity)] if len(
+        lines) else lines  # fmt: skip
+    if kept.empty:
+        return kept
+    for name, value in figure.where:
+        kept = kept[kept[name] == value]
+    if figure.kind != "loss":
+        kept = kept[kept["layer"] == kept["n_layers"]]
+    if figure.kind == "recovery":
+        known = set(kept["method"])
+        wanted = [method] if method else [m for m in SEARCHES[figure.quantity] if m in known]
+        kept = kept[(kept["prompt_kind"] == prompts) & (kept["method"].isin(wanted[:1]))]
+    return _commonest(kept, ALIKE[figure.kind])
+
+
+def _commonest(lines: Frame, names: Sequence[str]) -> Frame:
+    """Those at the values of some coordinates that most checkpoints have, the first of equals."""
+    checkpoints = lines.drop_duplicates([*names, "model", "step", "weights"])
+    sizes = checkpoints.groupby(list(names), sort=False, dropna=False).size()
+    if len(sizes) < 2:
+        return lines
+    groups = lines.groupby(list(names), sort=False, dropna=False)
+    return groups.get_group(sizes.index[int(sizes.to_numpy().argmax())])
+
+
+def checkpoint_records(
+    saved: Sequence[Saved],
+    rows: Sequence[Row],
+    every_seed: bool = False,
+    method: str | None = None,
+    prompts: str = "story",
+    figures: Sequence[Figure] = FIGURES,
+) -> list[Record]:
+    """A record for each model and step, in the order of names and steps.
+
+    Fields: model, step, seeds, tokens, flops and seconds (of training), each figure of `FIGURES`
+    with `_low`, `_high` and `_n` (None where it was not measured), and `bits_per_byte_of`, which is
+    `loss` or `validation`.
+
+    Args:
+        saved: of `eval.views.comparison.gather.gather_models`.
+        rows: of `eval.views.comparison.gather.gather_rows`.
+        every_seed: keep training seeds apart.
+        method: the solver of recoveries; a search when not given.
+        prompts: the set of prompts of recoveries.
+        figures: of rows; without any, records are of training alone.
+    """
+    label, lines = _labeller(saved, rows, every_seed), measured(saved, rows, every_seed)
+    places: dict[tuple[str, int], list[Saved]] = {}
+    for one in [*saved, *(Saved(row["checkpoint"]) for row in rows)]:
+        about = one.checkpoint
+        model = label(about["model_id"], about["name"])
+        places.setdefault((model, about["step"]), []).append(one)
+    records = {
+        place: _training(*place, several)
+        for place, several in sorted(places.items(), key=lambda item: _natural(*item[0]))
+    }
+    for figure in figures:
+        kept = select(lines, figure, method, prompts)
+        if kept.empty:
+            continue
+        found = summarise(kept, ["model", "step"], ["observed", "trained", *ALIKE[figure.kind]])
+        for line in found.itertuples():
+            limits = (None if end != end else end for end in (line.low, line.high))
+            records[line.model, line.step] |= _fields(figure, (line.value, *limits, line.n))
+            if figure is BITS:
+                records[line.model, line.step]["bits_per_byte_of"] = "loss"
+    return list(records.values())
+
+
+def _labeller(
+    saved: Sequence[Saved], rows: Sequence[Row], every_seed: bool
+) -> Callable[[str, str], str]:
+    """Gives the label of a `model_id` and a name, which tells it apart from all other models."""
+    known = [*rows, *({"checkpoint": one.checkpoint} for one in saved)]
+    if every_seed:
+        by_seed = seed_labels(known)
+        return lambda model_id, name: by_seed[model_id, name]
+    by_model = labels(known)
+    return lambda model_id, name: by_model[model_id]
+
+
+def reported(saved: Sequence[Saved]) -> list[Saved]:
+    """Each validation that the runs reported, as a checkpoint of its step."""
+    runs = {id(one.run): one for one in saved if one.run}.values()
+    return [
+        Saved(one.checkpoint | {"step": row["step"]}, row, None, one.config, one.run)
+        for one in runs
+        for row in (one.run.metrics if one.run else ())
+        if finite(row.get("val_bits_per_byte"))
+    ]
+
+
+def _training(model: str, step: int, checkpoints: Sequence[Saved]) -> Record:
+    """What training left of the checkpoints of one model and step; of each run once."""
+    runs = {(one.checkpoint["name"], str(one.run.path if one.run else one.path)): one
+            for one in checkpoints if one.meta}  # fmt: skip
+    asked = {one.checkpoint.get("weights_sha256") for one in checkpoints if not one.meta}
+    record: Record = {"model": model, "step": step, "seeds": max(len(runs), len(asked))}
+    costs = {
+        "tokens": [one.tokens_seen for one in runs.values() or checkpoints],
+        "flops": [one.flops(one.tokens_seen) for one in runs.values()],
+        "seconds": [one.run.seconds.get(step) for one in runs.values() if one.run],
+    }
+    for name, values in costs.items():
+        known = [value for value in values if value is not None]
+        record[name] = sum(known) / len(known) if known else None
+    record["bits_per_byte_of"] = None
+    for figure in FIGURES:
+        record |= _fields(figure, (None, None, None, None))
+    bits = [one.meta["val_bits_per_byte"] for one in runs.values()
+            if finite(one.meta.get("val_bits_per_byte"))]  # fmt: skip
+    if bits:
+        record |= _fields(BITS, seeds_mean(bits)) | {"bits_per_byte_of": "validation"}
+    return record
+
+
+def _fields(figure: Figure, estimate: tuple[Any, ...]) -> Record:
+    ends = ("", "_low", "_high", "_n")
+    return {f"{figure.name}{end}": value for end, value in zip(ends, estimate, strict=True)}
+
+
+def sort_records(records: Sequence[Record], by: str) -> list[Record]:
+    """Records by a column of `COLUMNS`, `-` before it for the largest first; those without last.
+
+    Raises:
+        RequestError: there is no such column.
+    """
+    name = by.removeprefix("-")
+    if name not in COLUMNS:
+        raise RequestError(f"--sort {by}: allowed are {', '.join(COLUMNS)}, and - before them")
+    key = COLUMNS[name]
+    known = [record for record in records if record[key] is not None]
+    known.sort(key=lambda record: record[key], reverse=by.startswith("-"))
+    return [*known, *(record for record in records if record[key] is None)]
+
+
+def checkpoint_table(records: Sequence[Record]) -> Table:
+    """The fixed table, a line for each record."""
+    lines = []
+    for record in records:
+        cells = [cell(record, figure.name, figure.share) for figure in FIGURES]
+        mark = VALIDATION * (record["bits_per_byte_of"] == "validation")
+        lines.append([*(text(record[name]) for name in ("model", "step", "tokens")),
+                      cells[0] + mark, *cells[1:]])  # fmt: skip
+    headings = [figure.heading + " %" * figure.share for figure in FIGURES]
+    validation = any(record["bits_per_byte_of"] == "validation" for record in records)
+    note = f"{VALIDATION} of training's own validation" if validation else ""
+    return Table(["model", "step", "tokens", *headings], lines, note=note)
+
+
+def paired_records(
+    lines: Frame,
+    first: tuple[str, int],
+    second: tuple[str, int],
+    margin: float,
+    method: str | None = None,
+    prompts: str = "story",
+) -> list[Record]:
+    """The difference of two checkpoints in each figure, of what both were asked.
+
+    Fields: figure, first, second, difference (first less second), low, high, p, n, units (what n
+    counts), margin and equivalent. Where both have several training seeds, seeds are compared.
+
+    Args:
+        lines: of `measured`.
+        first: model and step.
+        second: the same of the other.
+        margin: within which figures count as equivalent, in per cent: points of a share, and of the
+            first value in bits.
+        method: the solver of recoveries; a search when not given.
+        prompts: the set of prompts of recoveries.
+    """
+    records = []
+    for figure in FIGURES:
+        kept = select(lines, figure, method, prompts)
+        if kept.empty:
+            continue
+        sides = [kept[(kept["model"] == model) & (kept["step"] == step)]
+                 for model, step in (first, second)]  # fmt: skip
+        if any(side.empty for side in sides):
+            continue
+        both = _both(*sides)
+        if both.empty:
+            continue
+        seeds = [_of_seeds(side, both) for side in sides]
+        totals = [
+            float(both[hits].sum() / both["n"].sum()) for hits in ("hits_first", "hits_second")
+        ]
+        bound = margin / 100 * (1 if figure.share else abs(totals[0]))
+        results: list[Difference | None] = []
+        for confidence in (0.95, 0.9):
+            found = seeds_difference(seeds[0], seeds[1], confidence)
+            units = "seeds" if found else figure.units
+            results.append(found or paired_difference(
+                both["hits_first"], both["hits_second"], both["n"], figure.share, confidence
+            ))  # fmt: skip
+        wide, narrow = results
+        records.append({
+            "figure": figure.heading,
+            "first": totals[0],
+            "second": totals[1],
+            "difference": totals[0] - totals[1],
+            **{name: getattr(wide, name, None) for name in ("low", "high", "p")},
+            "n": wide.n if wide else len(both),
+            "units": units,
+            "margin": bound,
+            "equivalent": bool(narrow and equivalent(narrow.low, narrow.high, bound)),
+        })  # fmt: skip
+    return records
+
+
+def _both(first: Frame, second: Frame) -> Frame:
+    """Hits and counts of the prompts, or windows, that both sides have, seeds averaged."""
+    sides = []
+    for side in (first, second):
+        counts = side.assign(
+            hits=side["hits"].fillna(side["value"]), n=side["n"].where(side["hits"].notna(), 1.0)
+        )
+        sides.append(counts.groupby(["cluster", "prompt"])[["hits", "n"]].mean().reset_index())
+    return sides[0].merge(sides[1], on=["cluster", "prompt", "n"], suffixes=("_first", "_second"))
+
+
+def _of_seeds(side: Frame, both: Frame) -> dict[str, float]:
+    """The figure of each training seed on what both sides have, by the name of its run."""
+    shared = side.merge(both[["cluster", "prompt"]], on=["cluster", "prompt"])
+    hits = shared["hits"].fillna(shared["value"])
+    counts = shared["n"].where(shared["hits"].notna(), 1.0)
+    sums = shared.assign(hits=hits, n=counts).groupby("name")[["hits", "n"]].sum()
+    return (sums["hits"] / sums["n"]).to_dict()
+
+
+def paired_table(records: Sequence[Record], first: str, second: str) -> Table:
+    """The differences as a table; shares in per cent, and their differences in points."""
+    lines = []
+    for record in records:
+        share = next(f.share for f in FIGURES if f.heading == record["figure"])
+        scale = 100 if share else 1
+        ends = [None if record[name] is None else scale * record[name] for name in ("low", "high")]
+        lines.append([
+            record["figure"] + " %" * share,
+            *(share_text(record[side]) if share else text(record[side])
+              for side in ("first", "second")),
+            interval_text(_rounded(scale * record["difference"]), _rounded(ends[0]),
+                          _rounded(ends[1])),
+            "–" if record["p"] is None else f"{record['p']:.3f}",
+            f"{record['n']} {record['units']}",
+            "yes" if record["equivalent"] else "not shown",
+        ])  # fmt: skip
+    headings = ["figure", first, second, "difference", "p", "of", "equivalent"]
+    return Table(headings, lines, f"{first} less {second}, on the same prompts and windows")
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.3g}")
+
+
+def find_checkpoint(records: Sequence[Record], wanted: str) -> tuple[str, int]:
+    """The model and step that `MODEL` (its last step) or `MODEL@STEP` names.
+
+    Raises:
+        RequestError: there is no such one.
+    """
+    name, _, step = wanted.rpartition("@") if "@" in wanted else (wanted, "", "")
+    steps = [record["step"] for record in records if record["model"] == name]
+    if steps and (not step or (step.isdigit() and int(step) in steps)):
+        return name, int(step) if step else max(steps)
+    known = ", ".join(f"{record['model']}@{record['step']}" for record in records[:8])
+    raise RequestError(f"--paired {wanted}: there is no such checkpoint; there are {known}")
+
+
+def _natural(name: str, step: int) -> tuple[list[tuple[bool, int, str]], int]:
+    """Sorts numbers in names by their size."""
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part)
+            for part in re.split(r"(\d+)", name)], step  # fmt: skip

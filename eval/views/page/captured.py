@@ -1,0 +1,66 @@
+"""The page of `recover`: the text behind captured tensors, and how sure each token is."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from eval.drawing import figures
+from eval.drawing.markup import visible
+from eval.views.page.page import template
+
+
+class Line(NamedTuple):
+    """One position of a prompt.
+
+    `mark` is the class of the token on the page: empty where it is certain, `l` where it is likely,
+    `a` where others fit as well, `w` where nothing certifies it or it is wrong, with `k` where its
+    output is not known.
+    """
+
+    position: int
+    token: str
+    mark: str
+    said: str
+    ratio: float | None
+    others: list[str]
+
+
+def render_captured(rows: Sequence[dict[str, Any]], title: str | None = None) -> str:
+    """The page for rows of `eval recover`, as HTML.
+
+    Args:
+        rows: of prompts, as the command gives them.
+        title: the page's; a sentence of its own when not given.
+    """
+    tensors: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        tensors.setdefault(row["tensor"], []).append(row | {"lines": read_lines(row)})
+    return template("captured.html").render(
+        title=title or "What captured tensors give away",
+        colours=figures.colours(),
+        lens_style="",
+        tensors=tensors,
+    )
+
+
+def read_lines(row: dict[str, Any]) -> list[Line]:
+    """The positions of one prompt."""
+    lines = []
+    for position, (piece, proof) in enumerate(zip(row["pieces"], row["certificates"], strict=True)):
+        others = row["alike_pieces"].get(str(position), [])
+        ratio = row["residual_over_floor"].get(str(position))
+        chance = row["probabilities"][position]
+        said, mark = ("several fit", "a") if others else ("no output from here on fits", "w")
+        if position in row["left_out"]:
+            said = "no token fits; left out of the text"
+        elif proof:
+            said, mark = f"certain ({proof})", ""
+        elif row["grades"][position] == "likely":
+            said, mark = f"likely (p {chance:.4g})", "l"
+        elif chance is not None and not others:
+            said = f"unknown (p {chance:.2g})"
+        if position in row.get("wrong", ()):
+            said, mark = f"{said}; wrong", "w"
+        mark += " k" if ratio is None else ""
+        shown = [visible(other) for other in others]
+        lines.append(Line(position, visible(piece), mark.strip(), said, ratio, shown))
+    return lines

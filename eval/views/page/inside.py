@@ -1,0 +1,70 @@
+"""The page's part about the inside of models: a section of figures for each lens."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+from markupsafe import Markup
+
+from eval.drawing.figures import Figure
+from eval.lenses.lens import Document, Lens, lenses, model_name
+from eval.lenses.table import Table
+from eval.messages import say_once
+from eval.rows.schema import Row
+
+
+class LensSection(NamedTuple):
+    """The figures of one lens."""
+
+    name: str
+    title: str
+    about: str  # a sentence
+    figures: list[Figure]
+    texts: Sequence[Markup] = ()  # anything else
+
+
+def lens_sections(documents: Sequence[Document], rows: Sequence[Row] = ()) -> list[LensSection]:
+    """A section for each lens that has documents, in the order of `lenses`.
+
+    A lens that is not registered was a plug-in; its section asks for its file. Of two documents of
+    one lens and checkpoint the one asked last counts, by the order of their rows.
+    """
+    order = {row["look"]: i for i, row in enumerate(rows) if "look" in row}
+    documents = sorted(documents, key=lambda document: order.get(document.get("key"), -1))
+    alike = Counter((name, step) for name, step, _ in {_weights(one) for one in documents})
+
+    def named(one: Document) -> Document:
+        """With a hash of the weights in the checkpoint's name, where name and step are shared."""
+        name, step, weights = _weights(one)
+        name = f"{name} ({weights[:10]})" if alike[name, step] > 1 else name
+        return {**one, "checkpoint": one["checkpoint"] | {"name": name}}
+
+    by_lens: dict[str, dict[Hashable, Document]] = defaultdict(dict)
+    for document in documents:
+        by_lens[document["lens"]][_weights(document)] = named(document)
+    known = lenses()
+    parts = []
+    for name in [*(n for n in known if n in by_lens), *(n for n in by_lens if n not in known)]:
+        several = [document for _, document in sorted(by_lens[name].items())]
+        about = several[0]["about"]
+        about = f"{about[:1].upper()}{about[1:]}{'' if about.endswith('?') else '.'}"
+        parts.append(_section(name, about, several, known.get(name)))
+    return parts
+
+
+def _section(name: str, about: str, documents: list[Document], lens: Lens | None) -> LensSection:
+    if lens is None:
+        say_once(f"lens {name} is left out: give the file that defines it as --plugin FILE")
+        text = Markup("<p>Its figures are drawn by the file that defines it: give that file to the "
+                      "command of this page as <code>--plugin FILE</code>.</p>")  # fmt: skip
+        return LensSection(name, name, about, [], [text])
+    tables = {model_name(one): Table.read(one) for one in documents}
+    return LensSection(name, lens.title, about, lens.figures(tables), lens.texts(tables))
+
+
+def _weights(one: Document) -> tuple[str, int, str]:
+    """One model at one training step."""
+    about = one["checkpoint"]
+    return about["name"], about["step"], about.get("weights_sha256", "")

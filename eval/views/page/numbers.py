@@ -1,0 +1,79 @@
+"""Every number of rows as tables, one of each kind: what `summary` prints, and the page folds."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from eval.analysis.frame import KINDS, Frame, Quantity, quantities
+from eval.analysis.summary import COUNTS, MODEL, wide
+from eval.drawing.tables import Record, Table, across, lay_out
+from eval.views.page.recoveries import departures, site, solver_names
+
+BRIEF = ("self", "nonself", "exact", "margin_bits", "false_accepts", "evaluations", "seconds")
+"""Figures of recoveries that a line of a terminal has room for."""
+
+
+class Numbers(NamedTuple):
+    """The figures of one kind of rows, or of one lens.
+
+    Attributes:
+        kind: of the rows.
+        records: of `eval.analysis.summary.wide`.
+        brief: a table of the main figures.
+        full: a table of all.
+    """
+
+    kind: str
+    records: list[Record]
+    brief: Table
+    full: Table
+
+
+def number_tables(lines: Frame) -> Iterator[Numbers]:
+    """The tables of all kinds, recoveries first, each lens on its own."""
+    lenses = lines["lens"] if "lens" in lines else lines["kind"]
+    groups = lines.groupby([lines["kind"] != "recovery", "kind", lenses], dropna=False)
+    for (_, kind, name), some in groups:
+        title = f"{kind} {name if kind == 'lens' else ''}".strip().capitalize()
+        yield of_kind(some, title * (groups.ngroups > 1))
+
+
+def of_kind(lines: Frame, title: str, known: Sequence[Quantity] = ()) -> Numbers:
+    """The tables of lines of one kind.
+
+    Args:
+        lines: of `eval.analysis.frame.frame`.
+        title: stands above.
+        known: the quantities; those of the kind when not given.
+    """
+    kind, records = lines["kind"].iloc[0], wide(lines, known)
+    known = known or quantities(lines)
+    main = [q for q in known if (q.name in BRIEF if kind == "recovery" else q.main)] or known
+    if kind == "recovery":
+        of_solvers = "method" in records[0]  # verdicts are of all together
+        fields = ["model", "step", "layer", "slice", "with", *["solver"] * of_solvers]
+        names = solver_names(records) if of_solvers else [""] * len(records)
+        shown = [
+            r | {"layer": site(r), "with": ", ".join(departures(r).values()), "solver": name}
+            for r, name in zip(records, names, strict=True)
+        ]
+    else:
+        found = (name for record in records for name in record if name in lines)
+        named = KINDS[kind].coordinates or [n for n in dict.fromkeys(found) if n not in MODEL]
+        fields, shown = ["model", "step", *named], records
+    brief, full = (
+        lay_out(shown, fields, [*((q.name, q.words, q.share) for q in some), *counts], title)
+        for some, counts in (
+            (main, [("prompts", "prompts", False)]),
+            (known, [(name, name, False) for name in COUNTS]),
+        )
+    )
+    return Numbers(kind, records, brief, full)
+
+
+def lens_overview(lines: Frame) -> Table:
+    """How many figures each lens found in each checkpoint."""
+    counts = lines[lines["kind"] == "lens"].groupby(["lens", "model", "step"], sort=False).size()
+    records = [{"lens": lens, "checkpoint": f"{model} at {step}", "figures": count}
+               for (lens, model, step), count in counts.items()]  # fmt: skip
+    title = "Figures that lenses found; report draws them, summary --csv writes them"
+    return across(records, ["lens"], "checkpoint", [("figures", "figures", False)], title)

@@ -1,0 +1,191 @@
+"""The page of evidence: one HTML file that needs nothing but itself.
+
+Its sections are fixed: an example, before and after training, layer by layer, the prompts, the
+lenses, and where the numbers come from. A section about which there is nothing is left out.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from markupsafe import Markup
+
+from eval.analysis.frame import Frame, frame
+from eval.drawing import figures, plots
+from eval.drawing.markup import EMPTY, STYLE
+from eval.drawing.tables import Record, percent, text
+from eval.messages import legible
+from eval.rows.schema import Row
+from eval.views.page.numbers import number_tables
+from eval.views.page.prompts import choose_example, draw_prompts
+from eval.views.page.recoveries import AFTER, BEFORE, BETWEEN, asked, deepest, recoveries
+
+LENSES_TITLE = "Inside a language model"
+TITLE = "What is left of a prompt inside a language model"
+OVER = {"layer": "layer", "noise": "noise / RMS", "channels": "channels shown"}
+"""What the panels of the third section are over, and the titles of their axes."""
+QUESTIONS = 40
+"""Questions of a model in the table of the second section, at most."""
+LINES = 300
+"""Lines of a table of every number, which `summary --csv` writes in full."""
+
+
+class Panel(NamedTuple):
+    """A chart under its heading."""
+
+    title: str
+    svg: Markup
+
+
+def render_page(
+    rows: list[Row], title: str | None = None, documents: Sequence[dict[str, Any]] = ()
+) -> str:
+    """The page for rows of evidence, as HTML.
+
+    Args:
+        rows: of any kinds; of equal keys the last counts.
+        title: the page's; a sentence of its own when not given.
+        documents: of lenses (`eval.lenses.lens.read_documents`).
+
+    Raises:
+        RequestError: there is nothing to show.
+    """
+    rows = list({row["key"]: row for row in rows}.values())
+    lenses: list[Any] = []
+    if documents:
+        from eval.views.page.inside import lens_sections  # which imports torch
+
+        lenses = lens_sections(documents, rows)
+    lines = frame(rows)
+    context: dict[str, Any] = dict.fromkeys(("example", "training", "prompts", "curves", "solvers"))
+    recovered = not lines.empty and (lines["kind"] == "recovery").any()
+    if recovered or (lines.empty and not lenses):
+        context |= _of_recoveries(rows, asked(lines))
+    tables = [] if lines.empty else number_tables(lines)
+    return template("page.html").render(
+        title=title or (TITLE if context["training"] else LENSES_TITLE),
+        colours=figures.colours(),
+        lenses=lenses,
+        lens_style=STYLE if lenses else "",
+        checkpoints=_checkpoints(rows),
+        tables=[each.full for each in tables if each.kind != "lens"],
+        most=LINES,
+        **context,
+    )
+
+
+def _of_recoveries(rows: Sequence[Row], lines: Frame) -> Record:
+    """The first four sections."""
+    records = recoveries(lines)
+    ends = [record for record in deepest(records) if record["phase"] != BETWEEN]
+    plain = [r for r in ends if not r["departs"] and r["family"] != "control"]
+    prompts, known = draw_prompts(rows, lines, plain or ends)
+    return {
+        "example": choose_example(prompts),
+        "training": training_tables(ends),
+        "curves": {field: panels for field in OVER if (panels := curves(records, field))},
+        "prompts": prompts,
+        "undrawn": known - len(prompts),
+        "solvers": _solver_words(records),
+    }
+
+
+def training_tables(records: Sequence[Record]) -> list[Record]:
+    """A table for each model: by question, and within it by solver, the figures of each phase."""
+    models: dict[str, dict[Any, dict[str, dict[str, Record]]]] = {}
+    for record in records:
+        asked = (record["tokens"], record["departs"], record["site"], record["prompts"])
+        solvers = models.setdefault(record["model"], {}).setdefault(asked, {})
+        solvers.setdefault(record["solver"], {})[record["phase"]] = record
+    return [
+        {
+            "model": model,
+            "seeds": max(r["models"] for r in records if r["model"] == model),
+            "questions": list(questions.items())[:QUESTIONS],
+            "left": max(0, len(questions) - QUESTIONS),
+        }
+        for model, questions in models.items()
+    ]
+
+
+def curves(records: Sequence[Record], field: str) -> list[Panel]:
+    """Shares over layers, noise or channels: a panel for each model and question asked at several.
+
+    Noise and channels are evenly spaced, and are of the deepest layer.
+    """
+    if field != "layer":
+        known = [r | {"departs": ""} for r in records if r["departures"].keys() <= {field}]
+        records = [r for r in deepest(known) if r[field] is not None]
+    else:
+        records = [r for r in records if not r["departs"]]
+    panels: dict[str, dict[Any, list[Record]]] = {}
+    for record in records:
+        if record["phase"] != BETWEEN:
+            part = "" if record["part"] == "block" else f", {record['part']}"
+            heading = f"{record['model']}: {record['tokens']}{part}"
+            line = record["phase"], record["solver"]
+            panels.setdefault(heading, {}).setdefault(line, []).append(record)
+    drawn = []
+    for heading, series in panels.items():
+        several = [r for line in series.values() if len({r[field] for r in line}) > 1 for r in line]
+        if several:
+            points = sorted(map(_point, several), key=lambda p: (p["phase"] != BEFORE, p[field]))
+            chart = plots.lines(
+                points, field, "", "solver", "phase", names=_solvers(several), share=True,
+                even=field != "layer", axis={"title": OVER[field]},
+            )  # fmt: skip
+            drawn.append(Panel(heading, figures.inline(chart, f"tokens recovered, {heading}")))
+    return drawn
+
+
+def _solver_words(records: Sequence[Record]) -> list[tuple[str, str, list[str]]]:
+    """Each solver's name, its description and its settings."""
+    from eval.inversion.solver import solvers
+
+    known = solvers()
+    settings: dict[str, list[str]] = {}
+    for record in sorted(records, key=lambda r: r["rank"]):
+        settings.setdefault(record["method"], []).append(record["settings"])
+    return [(name, known[name].text if name in known else "", list(dict.fromkeys(some)))
+            for name, some in settings.items()]  # fmt: skip
+
+
+def _solvers(records: Sequence[Record]) -> list[str]:
+    return list(dict.fromkeys(r["solver"] for r in sorted(records, key=lambda r: r["rank"])))
+
+
+def _point(record: Record) -> Record:
+    ends = percent(record["low"]), percent(record["high"])
+    said = f"{percent(record['value'])} % ({ends[0]}–{ends[1]}), {record['prompts']} prompts"
+    point = {name: record[name] for name in (*OVER, "value", "low", "high", "solver")}
+    when = f"{record['phase']} training"
+    return point | {"phase": when, "tip": f"{record['solver']}, {when}: {said}"}
+
+
+def _checkpoints(rows: Sequence[Row]) -> list[Record]:
+    """Every checkpoint asked about, once."""
+    known = [row["checkpoint"] for row in rows if "checkpoint" in row]
+    return list({about["weights_sha256"]: about for about in known}.values())
+
+
+def _finalize(value: Any) -> Any:
+    """What stands in a page of a value: no control characters, no marks of direction."""
+    if isinstance(value, Markup):
+        return Markup(legible(value))
+    return legible(value) if isinstance(value, str) else value
+
+
+def template(name: str) -> Template:
+    """A template of a page."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_finalize,
+    )
+    words = {"percent": percent, "text": text, "inline": figures.inline}
+    environment.globals |= words | {"BEFORE": BEFORE, "AFTER": AFTER, "EMPTY": EMPTY}
+    return environment.get_template(name)

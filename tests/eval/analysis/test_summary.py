@@ -1,0 +1,311 @@
+"""The summary of rows: what is pooled and counted, verdicts across methods, how it is written."""
+
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from eval import RequestError
+from eval.__main__ import main
+from eval.analysis.accepts import hidden_positions, is_false_accept
+from eval.analysis.frame import coordinates, frame
+from eval.analysis.statistics import at_most, clustered, wilson
+from eval.analysis.summary import sum_up, summarise, wide
+from eval.analysis.verdicts import QUANTITIES, SHORT, accepts, join_rows, verdict_lines
+from eval.commands.views import summary
+from eval.drawing.tables import duration_text, interval_text, number_text, percent, share_text
+from eval.rows.store import Results, read_rows
+from eval.views.page.page import render_page
+from tests.eval.views.page.cases import about, every_kind, lens, make_row, make_rows
+
+ROWS = make_rows(count=6)
+RESULTS = Path(__file__).parents[3] / "docs" / "results"
+
+
+def seeds(count, **place):
+    """Rows of three training seeds of one model, each with its own weights."""
+    rows = []
+    for seed in range(3):
+        for prompt in range(count):
+            row = make_row(prompt=prompt, **place)
+            row["checkpoint"] |= {"name": f"llama-s{seed}", "weights_sha256": f"seed {seed}"}
+            rows.append(row | {"key": f"{row['key']} {seed}"})
+    return rows
+
+
+def only(records, **place):
+    found = [r for r in records if place.items() <= r.items()]
+    assert len(found) == 1, (place, len(found))
+    return found[0]
+
+
+def test_accuracy_is_counted_from_ranks_and_clustered_on_prompts():
+    asked = {"model": "llama", "step": 300, "layer": 4, "hidden": 3, "method": "adam"}
+    record = only(sum_up(ROWS), **asked)
+    rows = make_rows(("llama",), (300,), (4,), (3,), count=6)
+    ranks = [row["rank"] for row in rows if row["method"] == "adam"]
+    hits = [sum(rank == 0 for rank in own[3:]) for own in ranks]
+    expected = clustered(hits, [13] * 6, range(6), [0] * 6)
+    assert (record["self"], record["self_low"], record["self_high"]) == pytest.approx(expected)
+    assert record["self_tokens"] == 6 * 13
+    shown, hidden = (
+        [rank for own in ranks for rank in own[part]] for part in (slice(3, None), slice(3))
+    )
+    assert record["nonself"] == pytest.approx(sum(rank == 0 for rank in hidden) / 18)
+    assert record["self_top5"] == pytest.approx(sum(rank < 5 for rank in shown) / 78)
+    assert record["nonself_rank"] == median(median(own[:3]) for own in ranks)
+    assert record["exact"] == sum(not any(own) for own in ranks) / 6
+    assert record["evaluations"] == 3 * 500 * 16
+
+
+def test_seeds_are_pooled_and_those_of_solvers_are_no_trials():
+    (record,) = sum_up(seeds(4, method="adam"))
+    assert (record["model"], record["rows"], record["prompts"], record["models"]) == (
+        "llama", 12, 4, 3,
+    )  # fmt: skip
+    both = sum_up([*seeds(4, method="adam"), *seeds(4, method="adam", step=0)])
+    assert [(r["step"], r["trained"], r["models"]) for r in both] == [(0, False, 3), (300, True, 3)]
+    rows = [make_row(method="alternating", prompt=p, seed=s) for p in range(5) for s in range(4)]
+    (record,) = sum_up(rows)
+    assert (record["rows"], record["prompts"], record["models"]) == (20, 5, 1)
+    assert record["exact_low"] == wilson(5, 5).low
+
+
+def test_figures_of_the_protocols():
+    cases = [(True, True), (True, False), (True, False), (False, True), (False, False)]
+    rows = [make_row(prompt=p, criterion=c, exact=e) for p, (c, e) in enumerate(cases)]
+    record = only(sum_up(rows))
+    assert record["criterion"] == 0.6
+    counts = [record[f"{a}_{b}"] for a in ("criterion", "failed") for b in ("exact", "wrong")]
+    assert counts == [1, 2, 1, 1]
+    first = make_row() | {"set_recall": 1.0, "permuted": True}
+    second = first | {"key": "b", "set_recall": 1 / 3, "permuted": False}
+    (record,) = sum_up([first, second])
+    assert record["set_recall"] == pytest.approx((1 + 1 / 3) / 2)
+    assert record["permuted"] == 0.5
+    other = only(sum_up([make_row(method="adam")]))
+    assert other["criterion_exact"] is other["margin_bits"] is None
+
+
+def wrong(at, **changes):
+    """A row at the floor that is wrong at one position of six."""
+    truth = [1, 2, 3, 4, 5, 6]
+    found = [9 if t == at else token for t, token in enumerate(truth)]
+    row = make_row(method="alternating", length=6, truth=truth, found=found)
+    own = {"at_floor": True, "exact": False, "truth_at_floor": False, "certificate": "residual"}
+    return row | own | changes
+
+
+def test_a_wrong_answer_is_a_false_accept_where_the_truth_does_not_fit_too():
+    told = [{"position": 1, "tokens": ["a", "b"]}]
+    cases = {
+        True: [
+            wrong(1),
+            wrong(4),
+            wrong(2, collisions=told),
+            # every other choice is said to be ruled out, the true one among them
+            wrong(1, truth_at_floor=True, certificate="enumerated"),
+        ],
+        False: [
+            wrong(1, truth_at_floor=True),
+            {name: value for name, value in wrong(1).items() if name != "truth_at_floor"},
+            wrong(1, collisions=told),
+            wrong(1, truth_at_floor=True, certificate="enumerated", collisions=told),
+            wrong(1, at_floor=False),
+            wrong(None, exact=True),
+            wrong(1, control="shuffled"),
+        ],
+    }
+    for expected, rows in cases.items():
+        assert [is_false_accept(row) for row in rows] == [expected] * len(rows)
+    rows = [wrong(1), wrong(None, exact=True, key="b"), wrong(1, truth_at_floor=True, key="c")]
+    record = only(sum_up(rows))
+    assert (record["at_floor"], record["false_accepts"], record["tokens_accepted"]) == (3, 1, 18)
+
+
+def test_no_coordinate_is_pooled_unasked():
+    lines = frame([make_row(), make_row(noise=0.5, key="b"), make_row("flat", layer=2)])
+    for by in (["model"], ["model", "layer"], []):
+        with pytest.raises(RequestError, match="a figure would pool") as refused:
+            summarise(lines, by)
+        assert "\n" not in str(refused.value)
+    exact = summarise(lines, ["model"], pool=["noise"])
+    assert set(exact["model"]) == {"flat", "llama"}
+    everything = [name for name in lines if name not in ("noise", "model")]
+    pooled = summarise(lines, ["noise"], pool=["model", *everything]).set_index("quantity")
+    assert set(pooled.loc["self_tokens", "value"]) == {26, 13}
+    with pytest.raises(RequestError, match="no rows"):
+        summarise(lines[:0], ["model"])
+
+
+def test_a_frame_has_a_line_for_each_row_and_quantity():
+    row = make_row(method="adam")
+    lines = frame([row, row]).set_index("quantity")
+    assert lines.index.is_unique
+    assert lines.loc["self", ["hits", "n"]].tolist() == [sum(r == 0 for r in row["rank"][3:]), 13]
+    assert lines.loc["seconds", "value"] == row["seconds"]
+    assert coordinates(row).items() <= lines.loc["self"].to_dict().items()
+    mixed = frame([row, *every_kind(about(100))])
+    assert set(mixed["kind"]) == {"recovery", "lens", "loss", "probe", "geometry"}
+    bits = mixed[mixed["quantity"] == "bits_per_byte"]
+    assert bits["n"].tolist() == [2, 2]
+
+
+def test_a_bound_on_false_accepts_counts_pairs_of_prompt_and_model():
+    rows = make_rows(models=("flat",), count=5)  # layers, methods and seeds are no trials
+    right = [row for row in rows if row["at_floor"]]
+    pairs = {(str(row["truth"]), row["checkpoint"]["weights_sha256"]) for row in right}
+    found = accepts(rows)
+    assert found == (0, len(right), 16 * len(right), 0, len(pairs), 0)
+    assert len(pairs) < len(right) / 3
+    assert found.bound == at_most(0, len(pairs))
+    other = {"found": [9] * 16, "exact": False, "truth_at_floor": False}
+    one = right[0] | other  # the same pair, at two layers
+    several = [*rows, one | {"key": "x"}, one | {"key": "y", "site": {"layer": 3, "part": "block"}}]
+    assert accepts(several)[::3] == (2, 1)
+    halved = [row | {"uncertified": "weights in float16"} for row in rows]
+    assert accepts(halved).answers == 0
+
+
+def test_verdicts_are_summed_up_beside_the_methods():
+    rows = make_rows(models=("flat",), steps=(300,), layers=(4,), count=12)
+    records = wide(verdict_lines(frame(rows), rows), QUANTITIES)
+    assert [(r["hidden"], r["prompts"]) for r in records] == [(0, 12), (1, 12), (3, 12)]
+    record = records[-1]
+    tried = [r for r in rows if r["hidden"] == 3 and r["method"] in ("descent", "adam")]
+    found = {(r["prompt"], t) for r in tried for t in range(3) if r["rank"][t] == 0}
+    assert record["nonself_gradient"] == pytest.approx(len(found) / 36)
+    assert record["nonself_search"] == pytest.approx(1 - len(found) / 36)
+    assert record["nonself_search_low"] < record["nonself_search"] < 1
+    assert record["nonself_not_found"] == 0
+    assert record["nonself_not_found_high"] == pytest.approx(wilson(0, 12).high)
+    assert records[0]["nonself_gradient"] is None
+    assert not {"method", "settings"} & record.keys()
+    gradients = [make_row(method="adam"), make_row(method="descent")]
+    assert verdict_lines(frame(gradients), gradients).empty
+
+
+def test_words_for_shares_and_numbers():
+    assert [share_text(s) for s in (0, 0.0001, 0.5, 0.9999, 1)] == [
+        "0", "<0.1", "50.0", ">99.9", "100",
+    ]  # fmt: skip
+    assert [percent(s) for s in (0, 0.001, 0.005, 0.42, 0.996, 1)] == [
+        "0", "<1", "<1", "42", ">99", "100",
+    ]  # fmt: skip
+    assert [duration_text(s) for s in (1.25, 72, 3725)] == ["1.25 s", "1 min 12 s", "1 h 2 min"]
+    assert interval_text(0.5, 0.25, 1.0, share=True) == "50.0 (25.0–100)"
+    assert interval_text(-9.5, -10.8, -8.7) == "-9.5 (-10.8 to -8.7)"
+    assert interval_text(None, None, None) == "–"
+    assert [number_text(n) for n in (0, 3, 3.14159, 12345.6, float("inf"))] == [
+        "0", "3", "3.142", "12,346", "inf",
+    ]  # fmt: skip
+
+
+def test_command_prints_and_writes(tmp_path, capsys):
+    Results(tmp_path / "results").append(make_rows(models=("flat",), count=2))
+    files = tmp_path / "new" / "table.csv", tmp_path / "table.md"
+    arguments = ["summary", str(tmp_path / "results"), "--csv", str(files[0])]
+    assert main([*arguments, "--markdown", str(files[1])]) == 0
+    printed = capsys.readouterr().out
+    assert "Verdicts across methods" in printed
+    assert printed.count("\n") <= 25
+    for count in ("0 of 36 answers", "(576 tokens)", "0 of 4 pairs", "52.7 %"):
+        assert count in printed.splitlines()[-1]
+    assert len(files[0].read_text().splitlines()) == 1 + 2 * 3 * 3 * 3
+    assert files[1].read_text().count("\n| flat |") == 2 * 3 * 3 * 3 + 2 * 3 * 3
+    wrongly = [wrong(1), wrong(None, exact=True, key="b"), wrong(1, key="c", noise=0.1)]
+    Results(tmp_path / "wrong").append(wrongly)
+    assert main(["summary", str(tmp_path / "wrong")]) == 0
+    printed = capsys.readouterr().out
+    for count in ("1 of 2 answers", "(12 tokens)", "1 of 1 pairs", "100 %"):
+        assert count in printed.splitlines()[-1]
+    assert "Verdicts" not in printed
+
+
+def test_other_prompts_with_the_same_outputs_are_counted_beside():
+    """Identity networks with a hidden token: nothing shown depends on it."""
+    rows = read_rows([RESULTS / "experiments" / "e4b.parquet"])
+    found = accepts(rows)
+    assert (found.wrong, found.answers, found.ambiguous) == (0, 107, 72)
+    assert sum(record["false_accepts"] for record in sum_up(rows)) == 0
+
+
+GRADIENT, SEARCH, AMBIGUOUS, NOT_FOUND = SHORT
+
+
+def row_of(method, found, **changes):
+    """A row of four tokens, two of them hidden; the verdicts are those of one method alone."""
+    truth = [1, 2, 3, 4]
+    verdict = ["recovered" if a == b else "not found" for a, b in zip(found, truth, strict=True)]
+    own = {"truth": truth, "found": found, "verdict": verdict} | changes
+    made = make_row(method=method, length=4, hidden=2, **own)
+    return made | {"key": f"{made['key']} {found}"}
+
+
+def test_each_token_has_the_verdict_of_all_methods():
+    descent = row_of("descent", [1, 9, 9, 9])
+    search = row_of("alternating", [8, 2, 3, 8])
+    search["verdict"] = ["not found", "recovered", "ambiguous", "not found"]
+    (joined,) = join_rows([descent, search])
+    assert joined.verdicts == [GRADIENT, SEARCH, AMBIGUOUS, NOT_FOUND]
+    assert joined.decisive
+    assert joined.count(hidden=True) == {GRADIENT: 1, SEARCH: 1}
+    assert joined.count(hidden=False) == {AMBIGUOUS: 1, NOT_FOUND: 1}
+
+
+def test_any_gradient_method_will_do_but_ambiguous_stands_above_a_lucky_find():
+    rows = [
+        row_of("descent", [9, 9, 3, 4]),
+        row_of("adam", [1, 9, 9, 9]),
+        row_of("adam", [9, 2, 9, 9]),
+    ]
+    (joined,) = join_rows([*rows, row_of("alternating", [1, 2, 3, 4])])
+    assert joined.verdicts == [GRADIENT] * 4
+    lucky = row_of("descent", [1, 2, 3, 4])
+    search = row_of("alternating", [1, 2, 3, 4], verdict=["ambiguous"] + ["recovered"] * 3)
+    (joined,) = join_rows([lucky, search])
+    assert joined.verdicts == [AMBIGUOUS, GRADIENT, GRADIENT, GRADIENT]
+
+
+@pytest.mark.parametrize("changes", [{"control": "shuffled"}, {"family": "probe"}])
+def test_a_control_with_nothing_to_find_and_a_reader_have_no_verdict(changes):
+    assert join_rows([row_of("descent", [1, 2, 3, 4], **changes)]) == []
+
+
+def test_positions_that_padding_hides():
+    own = {"length": 4, "slice": "[:, -1, :]"}
+    assert hidden_positions(make_row(**own, hidden=3)) == {0, 1, 2}
+    assert hidden_positions(make_row(**own, hidden=4, padded=True)) == {0, 1, 2, 3}
+
+
+def test_margins_of_searches_that_arrived():
+    kind: dict = {"method": "alternating"}
+    arrived = make_row(margin_bits=3.0, **kind)
+    near = make_row(margin_bits=2.0, prompt=1, **kind)
+    lost = make_row(margin_bits=0.0, prompt=2, verdict=["not found"] * 16, **kind)
+    assert only(sum_up([arrived, near, lost]))["margin_bits"] == 2
+    shuffled = make_row(margin_bits=0.0, verdict=None, control="shuffled", **kind)
+    assert only(sum_up([shuffled]))["margin_bits"] is None
+    assert render_page([shuffled])
+
+
+def test_figures_of_a_lens_at_one_place_are_not_pooled():
+    figures = {"near": 1.0, "far": 3.0}
+    rows = [lens(about(0), v) | {"key": name, "figure": name} for name, v in figures.items()]
+    (record,) = sum_up(rows, kind="lens")
+    assert (record["near"], record["far"]) == (1.0, 3.0)
+
+
+def test_n_counts_the_prompts_whose_rows_have_the_figure():
+    rows = [make_row(method="adam", prompt=p, length=16 + p, seed=p) for p in range(10)]
+    for p, row in enumerate(rows):
+        row["set_recall"] = 0.5 if p < 3 else None
+    figures = summarise(frame(rows), ["model"], ["observed"]).set_index("quantity")
+    assert (figures["n"]["set_recall"], figures["n"]["exact"]) == (3, 10)
+
+
+def test_lines_of_a_table_have_no_page(tmp_path):
+    Results(tmp_path).append([make_row()])
+    with pytest.raises(RequestError, match="no page"):
+        summary(str(tmp_path)).page(str(tmp_path / "page.html"))
+    assert not (tmp_path / "page.html").exists()

@@ -1,0 +1,197 @@
+"""Formats of 8 bits and of float64: what their numbers stand for, and what they give away."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from eval import RequestError, recover
+from eval.captured.files.stored import BYTES, read_stored
+from tests.said import one_line
+
+
+@pytest.mark.parametrize("kind", BYTES)
+def test_a_step_of_8_bits_is_the_distance_to_the_next_number(kind):
+    """All 256 numbers of the format, sorted, are the oracle."""
+    numbers = torch.arange(256, dtype=torch.uint8).view(BYTES[kind])
+    numbers = numbers[numbers.float().isfinite() & (numbers.float() >= 0)]
+    stored = read_stored(numbers[None])
+    assert stored.format == kind
+    held = numbers.float().unique()
+    above = dict(itertools.pairwise(held.tolist()))
+    for number, step in zip(stored.values.flatten().tolist(), stored.step.flatten().tolist(),
+                            strict=True):  # fmt: skip
+        assert number not in above or step == above[number] - number
+    scaled = read_stored(numbers[None], scale=0.25)
+    assert torch.equal(scaled.values, stored.values / 4)
+    assert torch.equal(scaled.step, stored.step / 4)
+
+
+@pytest.mark.parametrize("kind", ["fp8_e4m3", "fp8_e5m2"])
+def test_numbers_of_8_bits_that_were_widened_are_known(kind):
+    numbers = torch.randn(1, 40, 9).to(BYTES[kind])
+    for wider in (torch.bfloat16, torch.float16, torch.float32):
+        stored = read_stored(numbers.to(wider))
+        assert stored.format == kind
+        assert torch.equal(stored.step, read_stored(numbers).step)
+
+
+SHAPES = [
+    # outputs, scale or zero point, as which it is laid along the outputs
+    ((2, 5, 8), (), (1, 1, 1)),
+    ((2, 5, 8), (1,), (1, 1, 1)),
+    ((2, 5, 8), (5,), (1, 5, 1)),
+    ((2, 5, 8), (8,), (1, 1, 8)),
+    ((2, 5, 8), (5, 1), (1, 5, 1)),
+    ((2, 5, 8), (1, 8), (1, 1, 8)),
+    ((2, 5, 8), (2, 5), (2, 5, 1)),
+    ((2, 5, 8), (2, 1, 1), (2, 1, 1)),
+    ((5, 8), (1, 5, 1), (5, 1)),
+    ((2, 3, 5, 4), (2, 3, 5, 1), (2, 3, 5, 1)),
+    ((2, 3, 5, 4), (2, 3, 5), (2, 3, 5, 1)),
+    ((2, 3, 5, 4), (3,), (1, 3, 1, 1)),
+    ((2, 3, 5, 4), (3, 1, 1), (1, 3, 1, 1)),
+    ((2, 3, 5, 4), (3, 1), (1, 3, 1, 1)),
+    ((2, 3, 5, 4), (1, 3, 1, 4), (1, 3, 1, 4)),
+    ((2, 3, 5, 4), (5, 1), (1, 1, 5, 1)),
+]
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.uint8])
+@pytest.mark.parametrize(("shape", "given", "laid"), SHAPES)
+def test_a_scale_and_a_zero_point_are_laid_along_the_outputs(kind, shape, given, laid):
+    codes = torch.randint(0, 100, shape).to(kind)
+    scale, zero = torch.rand(given) + 0.1, torch.randint(-9, 9, given).to(torch.int8)
+    stored = read_stored(codes, scale=scale, zero_point=zero)
+    units, right = scale.view(laid), (codes.float() - zero.view(laid)) * scale.view(laid)
+    units = units.expand(shape)
+    if len(shape) == 4:
+        right, units = (x.transpose(1, 2).flatten(2) for x in (right, units))
+    torch.testing.assert_close(stored.values, right.view(stored.values.shape))
+    torch.testing.assert_close(stored.step, units.reshape(stored.step.shape))
+
+
+def test_groups_of_channels_have_a_step_each():
+    codes, scale = torch.randint(-8, 8, (2, 5, 64), dtype=torch.int8), torch.rand(5, 2) + 0.1
+    right = scale[None, :, :, None].expand(2, 5, 2, 32).flatten(2)
+    stored = read_stored(codes, scale=scale)
+    assert torch.equal(stored.step, right)
+    assert torch.equal(stored.values, codes * right)
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "seen"),
+    [
+        (torch.float32, {"scale": 2.0}, "scale"),
+        (torch.bfloat16, {"zero_point": 2.0}, "zero_point"),
+        (torch.float8_e5m2, {"zero_point": 2.0}, "zero_point"),
+        (torch.float8_e5m2, {"format": "bf16"}, "bf16"),
+        (torch.float8_e4m3fn, {"scale": torch.rand(3)}, "(3,)"),
+        (torch.float8_e8m0fnu, {}, "float8_e8m0fnu"),
+        (torch.uint8, {"scale": 2.0}, "zero point"),
+        (torch.uint8, {}, "scale"),
+        (torch.int8, {"scale": torch.rand(3, 8, 1)}, "(3, 8, 1)"),
+        (torch.int8, {"scale": torch.rand(8)}, "several ways"),
+        (torch.int8, {"scale": torch.rand(8).bool()}, "bool"),
+        (torch.int8, {"scale": "one"}, "scale"),
+        (torch.int8, {"scale": 1.0, "format": "uint8"}, "int8"),
+        (torch.int16, {"scale": 1.0}, "int16"),
+        (torch.int32, {}, "int32"),
+        (torch.bool, {}, "bool"),
+        (torch.complex64, {}, "complex64"),
+        (torch.float32, {"format": "int8"}, "int8"),
+    ],
+)
+def test_what_a_format_does_not_have_is_one_line(kind, asked, seen):
+    with one_line(RequestError, seen):
+        read_stored(torch.ones(2, 8, 8).to(kind), **asked)
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -1.0, 0.0])
+def test_a_scale_that_is_none_matters_where_it_is_shown(wrong):
+    codes, scale = torch.ones(1, 4, 8, dtype=torch.int8), torch.ones(4, 1)
+    scale[2] = wrong
+    stored = read_stored(codes, scale=scale)
+    assert stored.values.isfinite().all(dim=-1)[0].tolist() == [True, True, False, True]
+    assert bool(stored.step.isfinite().all())
+    codes[0, 2], scale[2] = 0, 0.0
+    stored = read_stored(codes, scale=scale)
+    assert not stored.values[0, 2].any()
+    assert not stored.step[0, 2].any()
+
+
+@pytest.mark.parametrize("shift", [0.0, 1e-10])
+def test_float64_goes_on_in_float32(shift):
+    numbers = torch.randn(2, 5, 8).double() + shift
+    stored = read_stored(numbers)
+    assert stored.format == "fp32"
+    assert stored.values.dtype == torch.float32
+    assert bool(((numbers - stored.values).abs() <= stored.step.double() / 2).all())
+
+
+@pytest.fixture
+def captured(directories) -> tuple[str, dict[str, torch.Tensor]]:
+    path = directories["llama"]
+    return f"hf:{path}", load_file(f"{path}/states.safetensors")
+
+
+def stored_as(kind: str, x: torch.Tensor) -> dict[str, Any]:
+    """The arguments of `recover` for states in a format."""
+    if kind == "fp64":
+        return {"outputs": x.double()}
+    if kind == "fp8":
+        return {"outputs": x.to(torch.float8_e4m3fn)}
+    if kind == "fp8 by token":
+        scale = x.abs().amax(dim=-1, keepdim=True) / 448
+        return {"outputs": (x / scale).to(torch.float8_e4m3fn), "scale": scale}
+    if kind == "uint8":
+        low, high = x.amin(dim=-1, keepdim=True), x.amax(dim=-1, keepdim=True)
+        scale = (high - low) / 255
+        zero = (-low / scale).round()
+        codes = (x / scale + zero).round().clamp(0, 255).to(torch.uint8)
+        return {"outputs": codes, "scale": scale, "zero_point": zero.to(torch.uint8)}
+    groups = x.unflatten(-1, (-1, 8))
+    scale = groups.abs().amax(dim=-1) / 7
+    return {"outputs": (groups / scale[..., None]).round().flatten(-2).to(torch.int8),
+            "scale": scale}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["fp64", "fp8", "fp8 by token", "uint8", "int4 by group"])
+def test_states_in_a_format_are_recovered(captured, kind):
+    model, states = captured
+    found = recover(model, **stored_as(kind, states["2"]), layer=2, corpus="toy:400")
+    for row, tokens in enumerate(states["tokens"].tolist()):
+        for t, token in enumerate(tokens):
+            answer = int(found.tokens[row, t])
+            assert answer == token or token in found.alike[row].get(t, [])
+            assert answer == token or not found.certificates[row][t]
+    assert found.computed == "fp32"
+    assert bool((found.residual <= 3 * found.floor).all()) or kind == "fp64"
+    sure = sum(proof is not None for prompt in found.certificates for proof in prompt)
+    assert sure == 40 if kind == "fp64" else sure > 20
+
+
+def test_float64_is_searched_by_every_way(captured):
+    model, states = captured
+    outputs = states["1"].double()[:1, :8]
+    shown = [0, 1, 2, 4, 5, 6, 7]
+    ways: list[dict[str, Any]] = [{"solver": "sweep"}, {"shown": shown}, {"format": "fp32"}, {}]
+    for asked in ways:
+        layer = None if not asked else 1
+        found = recover(model, outputs, layer=layer, corpus="toy:400", **asked)
+        assert found.tokens.tolist() == states["tokens"][:1, :8].tolist()
+
+
+def test_a_row_without_a_scale_is_left_out(captured):
+    model, states = captured
+    x = states["2"][:1]
+    scale = x.abs().amax(dim=-1, keepdim=True) / 127
+    codes = (x / scale).round().to(torch.int8)
+    scale[:, -1] = 0.0
+    with one_line(RequestError, "positions 19"):
+        recover(model, codes, scale=scale, layer=2, corpus="toy:400")
+    shown = list(range(19))
+    found = recover(model, codes, scale=scale, layer=2, shown=shown, corpus="toy:400")
+    assert found.tokens.tolist() == states["tokens"][:1, :19].tolist()

@@ -1,0 +1,136 @@
+"""`recover --out`: answers are kept as they are found, and not searched twice."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from eval import activations, open_model
+from eval.__main__ import main
+from eval.captured import recover as searching
+
+TEXTS = "Tom had a red ball.", "The hen ran home to"
+
+
+@pytest.fixture
+def words(tmp_path, model_directory):
+    """A model, a file of two tensors and a results directory."""
+    path = model_directory()
+    checkpoint = open_model(str(path))
+    held = {}
+    for layer in (1, 2):
+        (batch,) = activations(checkpoint, [TEXTS[0]], layer)
+        held |= batch.outputs
+    file = tmp_path / "captured.safetensors"
+    save_file({name: outputs.contiguous() for name, outputs in held.items()}, file)
+    return [str(file), "--model", str(path), "--corpus", "toy:400", "--out", str(tmp_path / "o")]
+
+
+def rows_of(words):
+    lines = Path(words[-1], "rows.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def refuse(*_, **__):
+    raise AssertionError("searched again")
+
+
+def test_what_is_there_is_not_searched_again(words, monkeypatch, capsys):
+    assert main(["recover", *words]) == 0
+    first = capsys.readouterr().out
+    monkeypatch.setattr(searching, "recover", refuse)
+    assert main(["recover", *words]) == 0
+    assert capsys.readouterr().out == first
+    assert [row["text"] for row in rows_of(words)] == [TEXTS[0]] * 2
+    with pytest.raises(AssertionError, match="searched again"):
+        main(["recover", *words, "--seed", "1"])
+
+
+def test_an_interrupted_search_keeps_what_was_found(words, monkeypatch, capsys):
+    search, calls = searching.recover, []
+
+    def once(*args, **kwargs):
+        calls.append(1)
+        if len(calls) > 1:
+            raise KeyboardInterrupt
+        return search(*args, **kwargs)
+
+    monkeypatch.setattr(searching, "recover", once)
+    assert main(["recover", *words]) == 130
+    said = capsys.readouterr().err
+    assert TEXTS[0] in said
+    assert [row["tensor"] for row in rows_of(words)] == ["block.1"]
+    assert main(["recover", *words, "--tensor", "block.1"]) == 0
+    monkeypatch.setattr(searching, "recover", search)
+    assert main(["recover", *words]) == 0
+    assert [row["tensor"] for row in rows_of(words)] == ["block.1", "block.2"]
+
+
+def test_views_show_what_was_kept(words, tmp_path, capsys):
+    assert main(["recover", *words]) == 0
+    page = tmp_path / "page.html"
+    assert main(["summary", words[-1]]) == 0
+    assert "certain" in capsys.readouterr().out
+    assert main(["report", words[-1], "--out", str(page)]) == 0
+    assert "block.2" in page.read_text()
+
+
+def test_another_tensor_of_one_name_is_another_question(words):
+    assert main(["recover", *words, "--tensor", "block.1"]) == 0
+    checkpoint = open_model(words[2])
+    (batch,) = activations(checkpoint, [TEXTS[1]], 1)
+    save_file({"block.1": torch.clone(batch.outputs["block.1"])}, words[0])
+    assert main(["recover", *words, "--tensor", "block.1"]) == 0
+    assert [row["text"] for row in rows_of(words)] == list(TEXTS)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_rows_that_a_mask_leaves_out_are_not_read(words, side, tmp_path, capsys):
+    checkpoint = open_model(words[2])
+    rows = [next(activations(checkpoint, [text], 1)).outputs["block.1"][0] for text in TEXTS]
+    T = 3 + max(map(len, rows))
+    outputs = torch.randn(
+        len(rows), T, rows[0].shape[1], generator=torch.Generator().manual_seed(0)
+    )
+    mask = torch.zeros(len(rows), T, dtype=torch.long)
+    for prompt, held in enumerate(rows):
+        kept = slice(T - len(held), T) if side == "left" else slice(0, len(held))
+        outputs[prompt, kept], mask[prompt, kept] = held, 1
+    save_file({"block.1": outputs, "attention_mask": mask}, words[0])
+    assert main(["recover", *words]) == 0
+    assert [row["text"] for row in rows_of(words)] == list(TEXTS)
+    mask[0, T // 2] = 0
+    save_file({"block.1": outputs, "attention_mask": mask}, words[0])
+    assert main(["recover", *words]) == 2
+    assert "attention_mask of prompt 0" in capsys.readouterr().err
+
+
+HILL = """
+import torch
+
+from eval.inversion.solver import Answer, solver
+
+CODE = {number}
+
+@solver("search", random=True, title="one token")
+def single(problem, chance):
+    "Answers with one token throughout."
+    tokens = problem.target.new_zeros(problem.length, dtype=int)
+    scores = torch.zeros(problem.length, len(problem.vocabulary))
+    return [Answer(tokens, scores, evaluations=1) for _ in problem.target]
+"""
+
+
+def test_answers_of_a_solver_whose_code_changed_are_found_anew(words, tmp_path):
+    plugin = tmp_path / "single.py"
+    for number in (1, 2, 2):
+        plugin.write_text(HILL.format(number=number))
+        assert (
+            main(
+                ["recover", *words[:-2], "--solver", "single", "--plugin", str(plugin), *words[-2:]]
+            )
+            == 0
+        )
+    assert len(rows_of(words)) == 4

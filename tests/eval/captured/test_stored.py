@@ -1,0 +1,242 @@
+"""Tensors as people store them: formats and their steps, files, and the site that they are of."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from eval import RequestError, activations, open_model, recover
+from eval.captured.files.stored import read_stored
+from eval.captured.files.tensors import read_tensors
+from eval.captured.locate import find_precision, find_site
+from eval.sites.site import open_site
+from tests.eval.inversion.search_cases import TEXTS
+from tests.said import one_line
+
+KINDS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_is_the_distance_to_the_next_number(kind):
+    """Numpy's and torch's own next numbers are the oracle, subnormal ones and zero among them."""
+    x = torch.randn(1, 40, 9) * torch.logspace(-9, 4, 9)
+    x[0, 0] = 0.0
+    numbers = x.to(KINDS[kind])
+    stored = read_stored(numbers)
+    assert stored.format == kind
+    assert torch.equal(stored.values, numbers.float())
+    above = torch.nextafter(numbers.abs(), torch.tensor(torch.inf, dtype=numbers.dtype))
+    gaps = above.double() - numbers.abs().double()
+    least = torch.finfo(torch.float32).tiny
+    torch.testing.assert_close(stored.step.double(), gaps.clamp(min=least), rtol=0, atol=0)
+    assert read_stored(numbers.float()).format == kind  # found in numbers that were widened since
+    assert bool(((x - stored.values).abs() <= stored.step / 2).all())
+
+
+@pytest.mark.parametrize("shape", [(), (8,), (5, 1), (2, 5, 1)])
+def test_integers_stand_for_their_scale(shape):
+    x, scale = torch.randn(2, 5, 8), torch.rand(shape) / 50 + 0.03
+    stored = read_stored((x / scale).round().to(torch.int8), scale=scale)
+    assert stored.format == "int8"
+    assert bool(((x - stored.values).abs() <= stored.step / 2 + 1e-6).all())
+    torch.testing.assert_close(stored.step, scale.expand(2, 5, 8))
+
+
+@pytest.fixture
+def captured(directories) -> tuple[str, dict[str, torch.Tensor]]:
+    path = directories["llama"]
+    return f"hf:{path}", load_file(f"{path}/states.safetensors")
+
+
+def quantised(x: torch.Tensor, kind: str) -> dict[str, Any]:
+    """The arguments of `recover` for a tensor that is stored in a format."""
+    if kind in KINDS:
+        return {"outputs": x.to(KINDS[kind])}
+    dims = (0, 1) if kind == "int8 by channel" else -1
+    scale = x.abs().amax(dim=dims, keepdim=kind != "int8 by channel") / 127
+    return {"outputs": (x / scale).round().to(torch.int8), "scale": scale}
+
+
+@pytest.mark.parametrize(
+    ("kind", "layer"),
+    [("bf16", 1), ("fp16", 2), ("int8 by channel", 1), ("int8 by token", 2)],
+)
+def test_short_numbers_are_recovered(captured, kind, layer):
+    model, states = captured
+    asked = quantised(states[str(layer)], kind)
+    found = recover(model, **asked, layer=layer, corpus="toy:400")
+    for row, tokens in enumerate(states["tokens"].tolist()):
+        for t, token in enumerate(tokens):
+            answer = int(found.tokens[row, t])
+            assert answer == token or token in found.alike[row].get(t, [])
+            if found.certificates[row][t]:
+                assert answer == token
+    assert found.format == kind.split()[0]
+    assert bool((found.residual <= 3 * found.floor).all())
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp16"])
+def test_states_of_a_computation_in_lower_precision_are_recovered(captured, directories, kind):
+    from transformers import AutoModelForCausalLM
+
+    model, states = captured
+    theirs = AutoModelForCausalLM.from_pretrained(directories["llama"], dtype=KINDS[kind])
+    with torch.no_grad():
+        outputs = theirs(states["tokens"], output_hidden_states=True).hidden_states[2]
+    found = recover(model, outputs, layer=2, corpus="toy:400")
+    assert torch.equal(found.tokens, states["tokens"])
+    assert found.computed == kind
+    assert all(proof for proofs in found.certificates for proof in proofs)
+    assert recover(model, states["2"].to(KINDS[kind]), layer=2, corpus="toy:400").computed == "fp32"
+
+
+def test_states_too_far_for_float32_are_taken_for_the_lower_precision(captured, directories):
+    """As after a first token that was mistaken: the tokens are right and miss every limit."""
+    from transformers import AutoModelForCausalLM
+
+    path, tokens = directories["llama"], captured[1]["tokens"]
+    theirs = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
+    with torch.no_grad():
+        outputs = theirs(tokens, output_hidden_states=True).hidden_states[2]
+    checkpoint, positions = open_model(f"hf:{path}"), range(tokens.shape[1])
+    noise = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0))
+    noise[:, 0] = 0
+    far = outputs + (0.1 * outputs.float().square().mean(dim=-1, keepdim=True).sqrt() * noise)
+    stored = read_stored(far.bfloat16())
+    (best, *_), computed = find_site(checkpoint, stored, positions, "toy:400")
+    assert (best.part, best.layer, computed) == ("block", 2, "bf16")
+    stored = read_stored(far[:, 1:].bfloat16())
+    circuit = open_site(checkpoint, [2], "block")
+    assert find_precision(checkpoint, circuit, stored, positions[1:], "toy:400") == "fp32"
+    assert find_precision(checkpoint, circuit, stored, positions[:-1], "toy:400") == "bf16"
+
+
+def test_all_that_fit_are_named(captured, directories):
+    """Five levels for each number: the oracle runs every token at each place, in transformers."""
+    from transformers import AutoModelForCausalLM
+
+    model, states = captured
+    x, true = states["1"], states["tokens"]
+    scale = x.abs().amax(dim=-1, keepdim=True) / 2
+    numbers = (x / scale).round()
+    found = recover(model, numbers.to(torch.int8), scale=scale, layer=1, corpus="toy:400")
+    assert torch.equal(found.tokens, true)
+    assert any(others for prompt in found.alike for others in prompt.values())
+    theirs = AutoModelForCausalLM.from_pretrained(directories["llama"])
+    for row, t in np.ndindex(*true.shape):
+        versions = true[row].repeat(theirs.config.vocab_size, 1)
+        versions[:, t] = torch.arange(len(versions))
+        with torch.no_grad():
+            outputs = theirs(versions, output_hidden_states=True).hidden_states[1]
+        steps = (outputs / scale[row] - numbers[row]).abs()[:, t:].amax(dim=(1, 2))
+        named = {int(true[row, t]), *found.alike[row].get(t, [])}
+        assert {*(steps <= 0.999).nonzero()[:, 0].tolist()} <= named
+        assert named <= {*(steps <= 1.001).nonzero()[:, 0].tolist()}
+
+
+def test_a_first_position_whose_scale_erases_it_is_searched_for(captured):
+    model, states = captured
+    x = states["2"]
+    scale = x.abs().amax(dim=-1, keepdim=True) / 127
+    scale[:, 0] *= 1000
+    numbers = (x / scale).round()
+    assert not numbers[:, 0].any()
+    found = recover(model, numbers.to(torch.int8), scale=scale, layer=2, corpus="toy:400")
+    assert found.positions[0] == 1
+    right = found.tokens == states["tokens"]
+    certain = torch.tensor([[proof is not None for proof in one] for one in found.certificates])
+    assert bool((right | ~certain).all())
+    assert bool((right & certain).all(dim=1).any())
+
+
+@pytest.mark.parametrize("part", ["rotated_key", "value"])
+def test_a_cache_gives_the_text_away(directories, part):
+    """The cache of transformers itself, and its tensors in bfloat16."""
+    from transformers import AutoModelForCausalLM
+
+    path = directories["llama"]
+    tokens = load_file(f"{path}/states.safetensors")["tokens"]
+    with torch.no_grad():
+        theirs = AutoModelForCausalLM.from_pretrained(path)
+        cache = theirs(tokens, use_cache=True).past_key_values
+    found = recover(f"hf:{path}", cache, layer=2, part=part, corpus="toy:400")
+    assert found.texts == TEXTS
+    assert found.certificates == [["residual"] * 20] * 2
+    layer = cache.layers[1]
+    tensor = layer.keys if part == "rotated_key" else layer.values
+    found = recover(f"hf:{path}", tensor.bfloat16(), layer=2, part=part, corpus="toy:400")
+    assert found.texts == TEXTS
+
+
+@pytest.mark.parametrize(
+    ("site", "kind"),
+    [("block.0", "fp32"), ("stream.3", "fp32"), ("rotated_key.2", "fp32"), ("key.1", "fp32"),
+     ("block.2", "bf16"), ("mixer.1", "bf16"), ("value.3", "bf16")],
+)  # fmt: skip
+def test_the_site_is_found(directories, site, kind):
+    checkpoint = open_model(f"hf:{directories['llama']}")
+    (batch,) = activations(checkpoint, TEXTS, site)
+    found = recover(checkpoint, batch.outputs[site].to(KINDS[kind]), corpus="toy:400")
+    assert found.site == site
+    assert found.texts == TEXTS
+    first, *others = found.matches
+    assert first.hits > max((other.hits for other in others), default=0)
+
+
+def test_a_file_is_read_by_name(tmp_path):
+    x, scale = torch.randint(-9, 9, (2, 5, 8), dtype=torch.int8), torch.rand(8)
+    save_file({"a": x, "a.scale": scale, "b": x.float()}, tmp_path / "two.safetensors")
+    held = read_tensors(tmp_path / "two.safetensors")
+    assert list(held) == ["a", "b"]
+    torch.testing.assert_close(held["a"].read()[:2], (x, scale))
+    assert held["b"].read().scale is None
+    np.save(tmp_path / "one.npy", x.float().numpy())
+    assert torch.equal(read_tensors(tmp_path / "one.npy")["one"].read()[0], x.float())
+
+
+class Dangerous:
+    """A pickle that would leave a trace if it were loaded."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self):
+        return (Path.touch, (self.trace,))
+
+
+def test_a_pickle_is_never_loaded_and_a_file_that_cannot_be_read_is_one_line(tmp_path):
+    trace = tmp_path / "trace"
+    pickled = pickle.dumps(Dangerous(trace))
+    for name, write, seen in (
+        ("a.pt", lambda file: torch.save(Dangerous(trace), file), "a.pt"),
+        ("a.pkl", lambda file: file.write_bytes(pickled), "a.pkl"),
+        ("a.npy", lambda file: np.save(file, np.array([Dangerous(trace)]), True), "a.npy"),
+        ("a.safetensors", lambda file: file.write_bytes(pickled), "a.safetensors"),
+        ("none.npy", lambda file: None, "no such file"),
+        ("empty.safetensors", lambda file: file.write_bytes(b""), "empty"),
+        ("text.npy", lambda file: file.write_bytes(b"hello there"), "text.npy"),
+    ):
+        write(tmp_path / name)
+        with one_line(RequestError, seen):
+            [entry.read() for entry in read_tensors(tmp_path / name).values()]
+    assert not trace.exists()
+
+
+def test_other_tokens_that_fit_are_named(small_model, small_tokenizer):
+    """Two tokens of one embedding cannot be told apart: none is certain, the other is named."""
+    module = small_model()
+    encoded = small_tokenizer.encode("Tom had a red ball.").ids
+    with torch.no_grad():
+        module.embedding.weight[7] = module.embedding.weight[encoded[2]]
+    checkpoint = open_model(module, tokenizer=small_tokenizer)
+    (batch,) = activations(checkpoint, ["Tom had a red ball."], 1)
+    outputs = batch.outputs["block.1"].bfloat16()
+    found = recover(checkpoint, outputs, layer=1, corpus="toy:400")
+    answer = int(found.tokens[0, 2])
+    assert {answer, *found.alike[0][2]} == {7, encoded[2]}
+    assert found.certificates[0][2] is None
+    assert sum(proof is not None for proof in found.certificates[0]) == len(encoded) - 1

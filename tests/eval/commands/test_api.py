@@ -1,0 +1,124 @@
+"""Commands as functions: what help needs, what a call takes, and what its result can do."""
+
+import functools
+import json
+import subprocess
+import sys
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+
+import eval as evals
+from eval.__main__ import command_function, main
+from eval.commands.flags import read_arguments
+from eval.commands.result import Result
+from eval.commands.views import summary
+
+KINDS = {"invert": "recovery"}
+HELP = """
+import contextlib, io, sys
+from eval.__main__ import COMMANDS, main
+for words in ([], *([name] for name in COMMANDS)):
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        main([*words, "--help"])
+print({"torch", "numpy", "pandas", "tokenizer"} & set(sys.modules))
+"""
+
+
+def test_help_of_every_command_needs_no_torch():
+    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+READ = [
+    ("invert", "--layers 1 2 1+4", {"layers": ["1", "2", "1+4"]}),
+    ("invert", "--set adam.steps=5 adam.rate=1", {"set_": ["adam.steps=5", "adam.rate=1"]}),
+    ("invert", "--text=-x --pad_to 8", {"text": ["-x"], "pad_to": 8}),
+    ("invert", "--noise 0 1e-1 --no-resume", {"noise": [0.0, 0.1], "resume": False}),
+    ("invert", "--plugin a.py --plugin b.py", {"plugin": ("a.py", "b.py")}),
+    ("probe", "--offsets -3 0 --rate 0.5", {"offsets": [-3, 0], "rate": 0.5}),
+    ("bits", "--quantisers int8 fp8", {"quantisers": ["int8", "fp8"]}),
+    ("invert", "--seeds 9007199254740993 1e3", {"seeds": [9007199254740993, 1000]}),
+    ("loss", "--corpus toy", {"corpus": "toy"}),
+]
+
+
+@pytest.mark.parametrize(("name", "words", "read"), READ)
+def test_flags_are_read_as_arguments_are(name, words, read, monkeypatch):
+    """Of a command line and from Python; what is not given has its default."""
+    function, calls = command_function(name), []
+
+    @functools.wraps(function)
+    def call(**given):
+        calls.append(given)
+        return Result([], "")
+
+    monkeypatch.setattr("eval.__main__.command_function", lambda name: call)
+    assert main([name, "one", "two", *words.split()]) == 0
+    (given,) = calls
+    defaults = {p.name: p.default for p in signature(function).parameters.values()}
+    defaults["plugin"] = ()
+    assert given == {n: defaults[n] for n in given} | {"models": ["one", "two"]} | read
+    assert read_arguments(function, read) == {
+        n: [*v] if isinstance(v, tuple) else v for n, v in read.items()
+    }
+
+
+def test_invert_from_python_is_that_of_the_command(model_directory, tmp_path, capsys):
+    path, out = model_directory(), tmp_path / "out"
+    text, methods = "Tom had a red ball.", ["sweep", "propose"]
+    model = evals.open_model(path, "cpu")
+    result = evals.invert(model, text=text, layers="last", methods=methods, corpus="toy:400")
+    words = ["invert", str(path), "--out", str(out), "--text", text, "--layers", "last"]
+    words += ["--corpus", "toy:400"]
+    assert main([*words, "--methods", *methods, "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    kept = ("key", "found", "verdict", "rank")
+    assert [[row.get(k) for k in kept] for row in rows] == [
+        [row.get(k) for k in kept] for row in result.rows
+    ]
+    frame = result.frame[result.frame["quantity"] == "exact"]
+    assert frame["step"].tolist() == [0] * len(rows)
+    assert {"sweep", "propose"} == set(result.frame["method"])
+    summed = summary(str(out))
+    assert summed.frame.equals(pandas.DataFrame(summed.rows))
+    assert {"kind", "method", "self", "prompts"} <= set(summed.frame.columns)
+    assert "<" in result._repr_html_()
+    capsys.readouterr()
+    result.show()
+    assert capsys.readouterr().out
+    assert Path(result.page(str(tmp_path / "page.html"))).read_text().startswith("<!")
+
+
+def test_rows_and_tables_are_of_the_call_alone(model_directory, tmp_path):
+    """Though the directory holds more."""
+    models, out = [model_directory("flat", step) for step in (0, 5)], str(tmp_path / "out")
+    before = sorted(tmp_path.rglob("*"))
+    assert evals.geometry(models[0], layers=1, hidden=1, count=1, length=4).rows
+    assert sorted(tmp_path.rglob("*")) == before  # without `out`
+    asked = {
+        "invert": {"text": "Tom sat.", "layers": 1, "methods": "sweep"},
+        "geometry": {"layers": 1, "hidden": 1, "count": 1, "length": 4},
+        "lens": {"lens": "residual", "text": "Tom sat."},
+    }
+    for name, words in asked.items():
+        first = getattr(evals, name)(models[0], out=out, **words)
+        assert {row["kind"] for row in first.rows} == {KINDS.get(name, name)}
+        second = getattr(evals, name)(models[1], out=out, **words)
+        assert {row["checkpoint"]["step"] for row in second.rows} == {5}
+        again = getattr(evals, name)(models, out=out, **words)
+        assert again.rows == [*first.rows, *second.rows]
+
+
+def test_answers_are_printed_with_wrong_tokens_marked(model_directory):
+    model = model_directory()
+    words: dict[str, Any] = {"text": "Tom sat.", "layers": 1, "set_": "adam.steps=1"}
+    result = evals.invert(model, methods=["sweep", "adam"], **words)
+    _, *lines = str(result).splitlines()[:3]
+    wrong = sum(
+        a != b for a, b in zip(*(result.rows[1][n] for n in ("truth", "found")), strict=True)
+    )
+    assert lines[1].count("[") - 1 == wrong > 0  # one is the slice's

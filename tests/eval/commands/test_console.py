@@ -1,0 +1,109 @@
+"""What a person reads on a terminal or a page: always there, of one line, and steering nothing."""
+
+import functools
+import io
+import json
+import shlex
+
+import pytest
+
+from eval.__main__ import main
+from eval.commands.language import loss
+from eval.drawing.figures import inline
+from eval.drawing.tables import Table, markdown, terminal
+from eval.models.checkpoint import open_model
+from eval.models.corpora import own_corpus
+
+STEERING = "\x1b]0;owned\x07\x1b[31mRED\u202e"
+
+
+def raising(error):
+    """A command that ends so."""
+
+    @functools.wraps(loss)
+    def call(**given):
+        raise error
+
+    return lambda name: call
+
+
+def test_a_console_of_ascii_shows_the_answer(model_directory, monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    asked = ["--methods", "propose", "--slices", "[:, 0:, :]", "--layers", "1"]
+    assert main(["invert", str(model_directory()), "--text", "Tom ran", *asked]) == 0
+    assert rb"Tom\xb7ran" in raw.getvalue()
+
+
+@pytest.mark.parametrize("made", [True, False])
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (KeyboardInterrupt(), 130),
+        (MemoryError(), 2),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), 2),
+    ],
+)
+def test_an_end_before_the_answer_says_what_is_kept(
+    error, code, made, monkeypatch, capsys, tmp_path
+):
+    monkeypatch.setattr("eval.__main__.command_function", raising(error))
+    out = tmp_path / "out"
+    if made:
+        out.mkdir()
+    assert main(["loss", "model", "--out", str(out)]) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(out) in line
+    assert ("kept in" in line) == made
+
+
+def test_nothing_of_a_model_or_an_error_steers_a_terminal(model_directory, capsys, tmp_path):
+    path = model_directory("one", step=10)
+    meta = path / "meta.json"
+    steering = {"name": STEERING, "data": f"nowhere{STEERING}"}
+    meta.write_text(json.dumps(json.loads(meta.read_text()) | steering))
+    out = str(tmp_path / "o $(touch x)")
+    asked = ["--methods", "propose", "--slices", "[:, 0:, :]", "--layers", "1", "--out", out]
+    assert main(["invert", str(path), "--text", "Tom", *asked]) == 0
+    assert main(["summary", out]) == 0
+    assert main(["report", out, "--out", str(tmp_path / "page.html")]) == 0
+    assert main(["loss", f"none{STEERING}"]) == 2
+    said = capsys.readouterr()
+    page = (tmp_path / "page.html").read_text()
+    for text in (said.out, said.err, page):
+        assert not set(STEERING) - set("]0;owned[31mRED") & set(text)
+    (line,) = (line for line in said.out.splitlines() if line.startswith("next: "))
+    assert shlex.split(line)[5] == out
+
+
+def test_a_cell_is_of_one_line():
+    table = Table(["a\nb"], [[f"x\ny{STEERING}"]], "t\x1b")
+    for text in (terminal(table), markdown(table)):
+        assert "x\\ny\\x1b]0;owned" in text
+        assert "\x1b" not in text
+
+
+def test_the_words_of_a_chart_stay():
+    words = 'a class="b" version="1" rgb(1, 2, 3) 0.12345'
+    chart = {"data": {"values": [{"x": words}]}, "mark": "text",
+             "encoding": {"text": {"field": "x"}}}  # fmt: skip
+    drawn = str(inline(chart, "words"))
+    assert f">{words}</text>" in drawn
+    assert "xmlns" not in drawn
+
+
+@pytest.mark.parametrize("named", ["absolute", "../secret.txt", "link.txt", "none.txt", "a\0b"])
+def test_a_model_names_no_file_outside_the_working_directory(
+    named, model_directory, tmp_path, monkeypatch
+):
+    secret, here = tmp_path / "secret.txt", tmp_path / "here"
+    secret.write_text("a secret\n" * 200)
+    here.mkdir()
+    (here / "link.txt").symlink_to(secret)
+    (here / "own.txt").write_text("a story\n" * 200)
+    monkeypatch.chdir(here)
+    checkpoint = open_model(model_directory("one", step=10))
+    checkpoint.meta["data_source"] = str(secret) if named == "absolute" else named
+    assert own_corpus(checkpoint)[0] == "toy"
+    checkpoint.meta["data_source"] = "own.txt"
+    assert own_corpus(checkpoint)[0] == "own.txt"

@@ -1,0 +1,151 @@
+"""python -m eval invert: controls, padding, resuming, suites, and one line for every wrong wish."""
+
+import re
+from collections import Counter
+
+import pytest
+
+from eval.__main__ import main
+from eval.rows.store import read_rows
+from tests.said import complaint
+
+QUICK = ["--count", "2", "--length", "6"]
+ONE = [*QUICK, "--layers", "1", "--slices", "[:, 0:, :]"]
+
+
+def invert(*words: object) -> int:
+    return main(["invert", *map(str, words)])
+
+
+def test_controls_stand_beside_the_model(model_directory, tmp_path):
+    model, other = model_directory("flat", step=5), model_directory("other", embedding_std=0.3)
+    swap, out = f"embedding={other}", tmp_path / "out"
+    words = ["--count", 4, "--length", 8, "--layers", 2, "--slices", "[:, 0:, :]"]
+    words += ["--methods", "sweep", "--controls", "shuffled", "identity", "scale=0.02", swap]
+    assert invert(model, "--out", out, *words) == 0
+    rows = read_rows([out])
+    steps = {None: 5, "shuffled": 5, "identity": 0, "scale=0.02": 0, swap: 5}
+    assert Counter(row["control"] for row in rows) == dict.fromkeys(steps, 4)
+    assert {row["control"]: row["checkpoint"]["step"] for row in rows} == steps
+    for row in rows:
+        assert row["exact"] == (row["control"] != "shuffled")  # whose target is another prompt's
+        assert row["certificate"]
+    about = {row["control"]: row["checkpoint"] for row in rows if row["control"] != "shuffled"}
+    assert about["identity"]["name"] == "flat [identity]"
+    assert len({each["weights_sha256"] for each in about.values()}) == 4
+
+
+def test_padding_is_shown_and_counts_for_nothing(model_directory, tmp_path):
+    model, methods = model_directory(), ["--methods", "sweep", "propose", "adam"]
+    out, short = tmp_path / "out", ["--set", "adam.steps=5"]
+    assert invert(model, "--out", out, *ONE, *methods, *short, "--pad-to", 16) == 0
+    assert invert(model, "--out", out, *ONE, *methods, *short) == 0
+    rows = read_rows([out])
+    assert [row["padded"] for row in rows] == [True] * 6 + [False] * 6
+    for row in rows:
+        assert row["length"] == row["self"]["count"] == 6
+        assert len(row["found"]) == len(row["verdict"]) == 6
+        assert row["observed"] == (16 if row["padded"] else 6)
+        assert row["exact"] or row["method"] == "adam"
+    assert rows[0]["truth"] == rows[6]["truth"]
+
+
+def test_allowed_tokens_alone_answer_and_make_rows_of_their_own(model_directory, tmp_path):
+    model, out = model_directory(), tmp_path / "out"
+    words = [*ONE, "--methods", "adam", "propose", "--set", "adam.steps=5"]
+    assert invert(model, "--out", out, *words) == 0
+    assert invert(model, "--out", out, *words, "--allowed", "Tom sat down.") == 0
+    rows = read_rows([out])
+    assert len(rows) == 2 + 2 + 2  # propose is no gradient method: the same question again
+    restricted = [row for row in rows if "allowed" in row["settings"]]
+    assert [row["method"] for row in restricted] == ["adam"] * 2
+    for row in restricted:
+        assert set(row["found"]) <= set(row["settings"]["allowed"])
+    free = [row for row in rows if row["method"] == "adam" and row not in restricted]
+    assert not any(set(row["found"]) <= set(restricted[0]["settings"]["allowed"]) for row in free)
+
+
+def test_a_limit_ends_early_and_no_resume_refuses_what_is_there(model_directory, tmp_path, capsys):
+    out = tmp_path / "out"
+    words = [model_directory(), "--out", out, *QUICK, "--layers", 1, 2, "--methods", "chance"]
+    words += ["--slices", "[:, 0:, :]", "--seeds", 0, 1, "--limit", 3, "--no-resume"]
+    assert invert(*words) == 0
+    assert 3 <= len(read_rows([out])) < 2 * 2 * 2
+    before = (out / "rows.jsonl").read_text()
+    capsys.readouterr()
+    assert invert(*words) == 2
+    assert re.search(r"holds \d rows; give another directory", complaint(capsys))
+    assert (out / "rows.jsonl").read_text() == before
+
+
+def test_a_suite_of_ones_own(model_directory, tmp_path, capsys):
+    """Its entries are calls; flags replace what all of them say; what fits no model is left out."""
+    path, out = tmp_path / "mine.yaml", tmp_path / "out"
+    path.write_text(
+        "joined: {layers: [1, '1+2'], methods: [sweep, adam], count: 2, length: 5,\n"
+        "    prompts: [story, random], set_: [adam.objective=l1, adam.steps=3]}\n"
+        "hidden: {layers: last, slices: '[:, 1:, :]', methods: chance, seeds: [0, 1], count: 2}\n"
+        "masked: {without: mask, methods: adam, count: 1}\n"
+    )
+    asked = [model_directory(), "--suite", path]
+    for _ in range(2):  # nothing is asked twice
+        assert invert(*asked, "--out", out) == 0
+        said = capsys.readouterr().err
+        assert re.search(r"^left out: masked \(.*--without mask", said, re.MULTILINE)
+        rows = read_rows([out])
+        assert len(rows) == 2 * 4 * 2 + 2 * 2
+    assert {row["method"] for row in rows} == {"sweep", "adam", "chance"}
+    settings = next(row["settings"] for row in rows if row["method"] == "adam")
+    assert (settings["objective"], settings["steps"]) == ("l1", 3)
+    assert {row["prompts"] for row in rows} == {"story", "random"}
+    few = tmp_path / "few"
+    assert invert(*asked, "--out", few, "--methods", "chance", "--count", 1) == 0
+    assert {(row["method"], row["prompt"]) for row in read_rows([few])} == {("chance", 0)}
+    path.write_text("all: {method: sweep}")
+    capsys.readouterr()
+    assert invert(*asked, "--out", out) == 2
+    assert re.search(r"mine.yaml, all: unknown key", complaint(capsys))
+
+
+def test_a_flag_replaces_a_suite_s_value_by_its_default(model_directory, tmp_path):
+    path, model = tmp_path / "mine.yaml", model_directory()
+    path.write_text("late: {methods: chance, skip: 3, count: 1, length: 5, layers: last}")
+    prompts = []
+    for name, words in (("suite", []), ("flag", ["--skip", 0])):
+        assert invert(model, "--suite", path, "--out", tmp_path / name, *words) == 0
+        prompts += [row["text"] for row in read_rows([tmp_path / name])]
+    assert len(set(prompts)) == 2
+
+
+def test_joined_layers_are_one_each_and_have_their_channels(model_directory, tmp_path):
+    """A layer that is named twice is joined once; the channels of two are beyond one's width."""
+    out = tmp_path / "out"
+    asked = [model_directory(), "--out", out, "--text", "Tom ran.", "--methods", "sweep"]
+    assert invert(*asked, "--layers", "1+1") == 0
+    (row,) = read_rows([out])
+    assert row["site"]["layer"] == 1
+    width = row["checkpoint"]["d_model"]
+    assert invert(*asked, "--layers", "1+2", "--slices", f"[:, :, :{width + 4}]") == 0
+    assert main(["report", str(out), "--out", str(tmp_path / "page.html")]) == 0
+
+
+def test_a_shuffled_target_is_never_the_prompt_s_own(model_directory, tmp_path):
+    out = tmp_path / "out"
+    texts = ["--text", "Tom ran.", "Tom ran.", "The dog sat."]
+    asked = ["--methods", "sweep", "--layers", "last", "--slices", "[:, :2, :]"]
+    assert invert(model_directory(), "--out", out, *texts, *asked, "--controls", "shuffled") == 0
+    shuffled = [row for row in read_rows([out]) if row["control"]]
+    assert shuffled
+    assert not any(row["exact"] for row in shuffled)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [("bits", "--count 1 --before 2 --candidates 4 --distances 0 --layers 1"),
+     ("probe", "--layers 1 --steps 1 --train-tokens 128 --valid-tokens 64 --length 16"),
+     ("geometry", "--layers 1 --count 1 --hidden 1 --length 4")],
+)  # fmt: skip
+def test_a_shard_without_tasks_is_no_failure(command, words, model_directory, tmp_path, capsys):
+    asked = [command, str(model_directory()), "--out", str(tmp_path / "out"), "--shard", "2/2"]
+    assert main([*asked, *words.split(), "--corpus", "toy:400"]) == 0
+    assert "no rows" in capsys.readouterr().out

@@ -1,0 +1,148 @@
+"""The explorer's server: its answers are those of the commands, and nothing harms it."""
+
+import json
+import os
+import shlex
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from eval.__main__ import main
+from eval.explore import server
+from tests.eval.explore.explore_cases import asked, begin, running, send, two_steps
+
+TEXT = "Once upon a time there was a dog."
+FLAT = "flat, step 10"
+SLOW = {"text": f"{TEXT} {TEXT}"[:45], "hidden": list(range(20)), "solvers": ["alternating"]}
+"""Minutes of work."""
+
+
+@pytest.mark.parametrize(("hidden", "solver"), [([], "propose"), ([2, 5], "alternating")])
+def test_solvers_are_watched_until_they_are_right(port, hidden, solver):
+    said = asked(port, text=TEXT, models=[FLAT], hidden=hidden)
+    (answer,) = [event for event in said if event["type"] == "answer"]
+    between = [event for event in said if event["type"] == "tokens"]
+    assert answer["solver"] == solver
+    assert all(answer["right"])
+    assert answer["certificate"]
+    assert between[-1]["found"] == answer["found"][: len(between[-1]["found"])]
+    assert said[-1] == {"type": "end"}
+
+
+def test_a_page_and_a_lens_can_be_opened(port):
+    for question in ({"text": TEXT}, {"text": TEXT, "kind": "lens", "lens": "logit"}):
+        first, *_, last = asked(port, **question)
+        assert last == {"type": "end"}
+        for inside in (False, True):
+            status, page = send(port, f"/results/{first['name']}{'?inside' * inside}")
+            assert status == 200
+            assert "<section" in page
+            assert ("h1{display:none}" in page) == inside
+    assert send(port, "/results/other")[0] == 404
+
+
+def test_the_copied_command_and_python_give_the_same(port, tmp_path, monkeypatch):
+    question = {"text": "-x 'a' \"b\" $HOME\n", "models": ["flat, step 0", FLAT], "hidden": [0, 2]}
+    answers = [event for event in asked(port, **question) if event["type"] == "answer"]
+    _, look = send(port, "/look", question)
+    monkeypatch.chdir(tmp_path)
+    assert main(shlex.split(look["command"])[3:]) == 0
+    lines = (tmp_path / "results/explore/rows.jsonl").read_text().splitlines()
+    scope: dict = {}
+    exec(look["python"], scope)
+    for rows in (list(map(json.loads, lines)), scope["result"].rows):
+        assert [row["residual"] for row in rows] == [answer["residual"] for answer in answers]
+
+
+@pytest.mark.parametrize(
+    ("question", "says"),
+    [
+        (b"{", "no JSON"),
+        (b"x" * 20_000, "longer than"),
+        ([], "no JSON object"),
+        ({"text": 1}, "not str"),
+        ({"text": "a" * 1001}, "1000 at most"),
+        ({"text": TEXT, "models": ["../../etc/passwd"]}, "there is no"),
+        ({"text": TEXT, "models": [[]]}, "there is no"),
+        ({"text": TEXT, "kind": "claims"}, "there is no"),
+        ({"text": TEXT, "solvers": ["os.system"]}, "there is no"),
+        ({"text": TEXT, "layer": 3}, "layers 0"),
+        ({"text": TEXT, "noise": 1e400}, "between 0 and 16"),
+        ({"text": TEXT, "hidden": [99]}, "no token 99; give numbers from 0 to"),
+        ({"text": "a", "hidden": [0]}, "show one at least"),
+    ],
+)
+def test_what_is_wrong_gets_one_line_and_the_server_lives_on(port, question, says):
+    for path in ("/look", "/ask"):
+        status, answer = send(port, path, question)
+        assert status == 400
+        assert says in answer["error"]
+        assert "\n" not in answer["error"]
+    assert send(port, "/models")[0] == 200
+
+
+def test_other_hosts_and_origins_are_refused_and_no_other_file_is_given(port):
+    for headers, status in (
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "192.168.1.1"}, 403),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Host": "localhost"}, 200),
+    ):
+        assert send(port, "/look", {"text": TEXT}, **headers)[0] == status
+        assert send(port, "/", **headers)[0] == status
+    assert send(port, "/look", {"text": TEXT}, Content_Type="text/plain")[0] == 415
+    for path in ("/../questions.py", "/%2e%2e/questions.py", "/static/page.html", "/ask"):
+        assert send(port, path)[0] in (404, 405)
+
+
+def test_questions_wait_in_a_line_that_ends(explored):
+    with running([str(explored)], waiting=2) as port:
+        with ThreadPoolExecutor(20) as pool:
+            answers = list(pool.map(lambda _: begin(port, "/ask", SLOW), range(20)))
+        refused = [json.loads(response.read())["error"] for _, response in answers
+                   if response.status == 429]  # fmt: skip
+        assert len(refused) == 17  # one is answered, two wait
+        assert all("busy: 2 questions wait" in text for text in refused)
+        for connection, _ in answers:  # the pages are gone
+            connection.close()
+        for _ in range(200):
+            status, text = send(port, "/ask", {"text": "a b", "models": [FLAT]})
+            if status == 200:
+                break
+            time.sleep(0.1)
+        assert json.loads(text.splitlines()[-1]) == {"type": "end"}
+
+
+def test_a_question_ends_when_its_time_is_over(explored):
+    with running([str(explored)], seconds=0.5) as port:
+        assert "stopped after 0.5 s" in asked(port, models=[FLAT], **SLOW)[-1]["stopped"]
+
+
+def test_a_question_that_trickles_in_is_cut(port, monkeypatch):
+    monkeypatch.setattr(server, "SECONDS_TO_SEND", 0.2)
+    head = f"POST /ask HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as sender:
+        sender.sendall(f"{head}Content-Length: 1000\r\n\r\n{{".encode())
+        assert b" 408 " in sender.recv(100)
+    assert send(port, "/models")[0] == 200
+
+
+def test_a_connection_on_which_no_request_comes_is_closed(port, monkeypatch):
+    monkeypatch.setattr(server, "SECONDS_TO_SEND", 0.2)
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as sender:
+        sender.sendall(b"GET / HTTP/1.1\r\nHost: ")
+        assert sender.recv(100) == b""
+    assert send(port, "/models")[0] == 200
+
+
+def test_a_model_may_have_any_name_that_a_file_may_have(tmp_path, small_model, small_tokenizer):
+    place = two_steps(tmp_path / os.fsdecode(b"caf\xe9"), small_model, small_tokenizer)
+    with running([str(place)]) as port:
+        status, known = send(port, "/models")
+        assert (status, len(known["models"])) == (200, 2)
+        status, look = send(port, "/look", {"text": TEXT, "models": known["models"][:1]})
+        assert status == 400  # safetensors opens no such path
+        assert "caf" in look["error"]

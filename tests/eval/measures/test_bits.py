@@ -1,0 +1,160 @@
+"""Bits at a given precision: against brute force, closed forms and torch's own quantisers."""
+
+import copy
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.integrate import quad
+from scipy.stats import norm
+
+from eval.measures.bits.measure import (
+    Candidates,
+    Passage,
+    Question,
+    candidate_outputs,
+    measure_bits,
+    spread,
+)
+from eval.measures.bits.posterior import (
+    entropy,
+    fit_of_codes,
+    fit_under_noise,
+    information,
+    noise_evidence,
+    quantise,
+)
+from eval.sites.capture import capture
+from eval.sites.circuit import Circuit
+
+V = 40
+MIXERS = ["flat", "attention", "headed(heads=2)"]
+
+
+@pytest.fixture(params=MIXERS)
+def circuit(request, small_model):
+    return Circuit(small_model(mixers=(request.param,), vocab_size=V), 2)
+
+
+@pytest.fixture
+def passage():
+    return Passage(3, tuple(range(5, 17)), 4)
+
+
+def candidates() -> Candidates:
+    unigram = torch.arange(1.0, V + 1)
+    return Candidates(torch.arange(V), unigram / unigram.sum())
+
+
+def figures(circuit: Circuit, passage: Passage, **settings) -> dict:
+    tokens = torch.tensor([passage.tokens])
+    question = Question(distances=(0, 1, 2, 7), noise=(1 / 16, 1.0), **settings)
+    largest = circuit.of_tokens(tokens).abs().amax(dim=(0, 1))
+    row = measure_bits(
+        circuit, passage, candidates(), largest, capture([circuit], tokens)[0][1][0], question
+    )
+    return row | {"distances": list(question.distances)}
+
+
+def whole(circuit: Circuit, passage: Passage) -> torch.Tensor:
+    """Every candidate's outputs by one full pass each, in float64."""
+    model = Circuit(copy.deepcopy(circuit.model).double(), circuit.layers)
+    rows = [
+        [*passage.tokens[: passage.place], v, *passage.tokens[passage.place + 1 :]]
+        for v in range(V)
+    ]
+    return torch.stack([model.of_tokens(torch.tensor([row]))[0, passage.place :] for row in rows])
+
+
+def test_candidates_outputs_are_those_of_full_passes(circuit, passage, monkeypatch):
+    monkeypatch.setattr("eval.measures.bits.measure.tokens_at_once", lambda model: 50)
+    ours = candidate_outputs(circuit, passage, torch.arange(V))
+    torch.testing.assert_close(ours.double(), whole(circuit, passage), rtol=1e-4, atol=1e-4)
+
+
+def test_information_is_that_of_bayes_rule_by_hand(small_model, passage):
+    """Densities of numpy, candidate by candidate, with draws of their own."""
+    circuit = Circuit(small_model(mixers=("attention",), vocab_size=V), 2)
+    few = figures(circuit, passage, draws=2000)["bits"]["unigram"]["noise 1 rms"]
+    outputs, truth = whole(circuit, passage).numpy(), passage.truth
+    prior = candidates().unigram.numpy().astype(float)
+    generator = np.random.default_rng(0)
+    sizes = np.sqrt((outputs[truth] ** 2).mean(axis=-1))
+    known = -(prior * np.log2(prior)).sum()
+    for places, shown, at in (([0], "alone", 0), ([2], "alone", 2), ([1, 2], "cumulative", 2)):
+        losses = []
+        for _ in range(2000):
+            logs = np.log(prior)
+            for s in places:
+                y = outputs[truth, s] + sizes[s] * generator.standard_normal(outputs.shape[-1])
+                logs = logs + norm.logpdf(y, outputs[:, s], sizes[s]).sum(axis=-1)
+            p = np.exp(logs - logs.max())
+            p /= p.sum()
+            losses.append(-(p[p > 0] * np.log2(p[p > 0])).sum())
+        error = 4 * np.std(losses) / len(losses) ** 0.5 * 2**0.5
+        assert few[shown][[0, 1, 2, 7].index(at)] == pytest.approx(
+            known - np.mean(losses), abs=error + 1e-3
+        )
+
+
+@pytest.mark.parametrize("signal", [0.3, 1.0, 2.5])
+def test_two_candidates_are_the_binary_channel(signal):
+    """An identity model of two opposite embeddings at unit noise: capacity by quadrature."""
+
+    def density(z):
+        return float(norm.pdf(z)) * math.log2(1 + math.exp(-2 * signal * (signal + z)))
+
+    expected = 1 - quad(density, -10, 10)[0]
+    outputs = torch.tensor([[[signal]], [[-signal]]])
+    noise = torch.randn(20_000, 1, 1, generator=torch.Generator().manual_seed(0))
+    fit = fit_under_noise(*noise_evidence(outputs[0] - outputs, noise), torch.ones(1))
+    alone, cumulative = information(fit, torch.full((1, 2), 0.5), [0])
+    assert float(alone) == pytest.approx(expected, abs=0.02)
+    assert torch.equal(alone, cumulative)
+
+
+def test_integers_and_floats_are_torchs_own():
+    x = torch.randn(50, 6, generator=torch.Generator().manual_seed(0))
+    largest, zero = x[:30].abs().amax(dim=0), torch.zeros(6, dtype=torch.int32)
+    for width in (2, 4, 6, 8):
+        top = 2 ** (width - 1) - 1
+        theirs = torch.fake_quantize_per_channel_affine(x, largest / top, zero, 1, -top, top)
+        torch.testing.assert_close(quantise(x, f"int{width}", largest) * largest / top, theirs)
+    largest = x.abs().amax(dim=0)
+    assert torch.equal(quantise(x, "bf16", largest), x.bfloat16())
+    scaled = (x / (largest / 448)).to(torch.float8_e4m3fn).float()
+    assert torch.equal(quantise(x, "fp8", largest), scaled)
+
+
+def test_candidates_of_one_code_are_counted_one_by_one():
+    assert float(entropy(torch.tensor([0.5, 0.25, 0.25, 0.0]).log())) == pytest.approx(1.5)
+    codes = torch.randint(3, (V, 4, 5), generator=torch.Generator().manual_seed(1))
+    for channels, s in itertools.product(range(1, 6), range(4)):
+        later = [s] if s == 0 else range(1, s + 1)
+        same = (codes[..., :channels] == codes[7, :, :channels]).all(dim=-1)
+        alone = sum(bool(same[v, s]) for v in range(V))
+        joint = sum(all(same[v, t] for t in later) for v in range(V))
+        bits = information(fit_of_codes(same), torch.full((1, V), 1 / V), [s]).flatten()
+        expected = [math.log2(V / alone), math.log2(V / joint)]
+        assert bits.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_effects_and_margins_are_those_of_the_outputs(circuit, passage):
+    row, outputs = figures(circuit, passage), whole(circuit, passage)
+    truth = outputs[passage.truth]
+    rms = truth.square().mean(dim=-1).sqrt()
+    assert row["rms"] == pytest.approx(rms[[0, 1, 2, 7]].tolist(), rel=1e-3)
+    effect = (outputs.numpy().std(axis=0) ** 2).mean(axis=-1) ** 0.5 / rms.numpy()
+    assert row["effect"] == pytest.approx(effect[[0, 1, 2, 7]].tolist(), rel=1e-3, abs=1e-4)
+    assert row["effect_sampled"] != row["effect"]
+    assert spread(outputs).shape == (8,)
+    margins = row["margin_bits"]
+    assert margins["cumulative"][1] == margins["alone"][1]
+    assert margins["cumulative"][3] >= max(margins["alone"][1:]) - 1e-3
+    ((_, rounding),) = capture([circuit], torch.tensor([passage.tokens]))
+    floor = rounding[0, 4:].norm(dim=-1)
+    others = [v for v in range(V) if v != passage.truth]
+    nearest = ((outputs - truth).norm(dim=-1)[others].amin(dim=0) / floor).log2()
+    assert margins["alone"] == pytest.approx(nearest[[0, 1, 2, 7]].tolist(), abs=0.05)

@@ -1,0 +1,112 @@
+"""The loss of a model: over windows, by story, with its interval, and as rows."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+
+from arch import load_model
+from eval import RequestError
+from eval.analysis.frame import frame
+from eval.analysis.statistics import clustered
+from eval.analysis.summary import summarise
+from eval.measures.loss import PARTS, measure_loss
+from eval.models.checkpoint import Checkpoint, open_checkpoint
+from tests.arch.cases import byte_tokenizer
+from tests.eval.views.page.cases import about, every_kind
+from tokenizer import load_tokenizer
+
+
+def stories_in(place, stories):
+    """Lays out held-out stories, which are the corpus of that place."""
+    place = place / "stories"  # models lie beside
+    place.mkdir()
+    (place / "valid.txt").write_text("<|endoftext|>".join(f"{story}\n" for story in stories))
+    return str(place)
+
+
+def test_loss_is_the_mean_over_windows_and_by_story(model_directory, tmp_path):
+    path = model_directory()
+    stories = ["Tom had a red ball.", "Mia saw a big dog.\nIt ran.", "The end came."]
+    loss = measure_loss(open_checkpoint(path), stories_in(tmp_path, stories))
+    tokenizer = load_tokenizer(path)
+    ids = [[*tokenizer.encode(story).ids, 0] for story in stories]
+    tokens = [token for story in ids for token in story]
+    model, nats = load_model(path).model.double(), []
+    for start in range(0, len(tokens) - 1, 32):  # the context
+        window = torch.tensor([tokens[start : start + 33]])
+        logits = model(window[:, :-1])[0].detach()
+        nats += F.cross_entropy(logits, window[0, 1:], reduction="none").tolist()
+    counts = [len(ids[0]) - 1, len(ids[1]), len(ids[2])]  # the first token is not predicted
+    assert loss["tokens"] == len(tokens) - 1 == len(nats) > 32
+    assert loss["bytes"] == sum(len(story.encode()) for story in stories)
+    assert loss["nats_per_token"] == pytest.approx(sum(nats) / loss["tokens"], rel=1e-5)
+    assert loss["bits_per_byte"] == pytest.approx(sum(nats) / loss["bytes"] / math.log(2), rel=1e-5)
+    expected = [float(part.sum()) for part in torch.tensor(nats).split(counts)]
+    assert loss["parts"]["nats"] == pytest.approx(expected, abs=2e-4)
+    assert loss["parts"]["tokens"] == counts
+    assert loss["parts"]["bytes"] == [len(story.encode()) for story in stories]
+    assert loss["stories"] == 3
+
+
+def test_stories_are_joined_without_an_end_of_text_where_there_is_none(small_model, tmp_path):
+    """A tokenizer of bytes, with no special token at all, as of some pretrained models."""
+    (tmp_path / "valid.txt").write_text("One cat.<|endoftext|>Two dogs.", "utf-8")
+    (tmp_path / "train.txt").write_text("Some.", "utf-8")
+    model = small_model()
+    plain = Tokenizer.from_str(
+        json.dumps({**json.loads(byte_tokenizer().to_str()), "added_tokens": []})
+    )
+    checkpoint = Checkpoint(model, model.config, plain, {"name": "m"}, tmp_path)
+    loss = measure_loss(checkpoint, str(tmp_path))
+    assert (loss["tokens"], loss["bytes"], loss["stories"]) == (16, 17, 2)
+
+
+def test_many_stories_make_few_parts(model_directory, tmp_path):
+    corpus = stories_in(tmp_path, [f"Story {i}." for i in range(PARTS + 9)])
+    loss = measure_loss(open_checkpoint(model_directory()), corpus, stories=PARTS + 7)
+    assert loss["stories"] == PARTS + 7
+    assert len(loss["parts"]["nats"]) == PARTS
+    assert sum(loss["parts"]["tokens"]) == loss["tokens"]
+    assert sum(loss["parts"]["bytes"]) == loss["bytes"]
+    assert sum(loss["parts"]["nats"]) == pytest.approx(
+        loss["nats_per_token"] * loss["tokens"], rel=1e-5
+    )
+
+
+def figures(rows):
+    """Bits per byte of rows of one model: value, low, high, n, models."""
+    found = summarise(frame(rows), ["model"]).set_index("quantity")
+    return found.loc["bits_per_byte", "value":].tolist()
+
+
+def loss_row(checkpoint, **changes):
+    (row,) = [row for row in every_kind(checkpoint) if row["kind"] == "loss"]
+    return row | changes
+
+
+def test_bits_per_byte_between_limits():
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(50, 200, 60)
+    nats = sizes * rng.normal(0.8, 0.1, 60)
+
+    def bits(nats, sizes):
+        parts = {"nats": nats, "bytes": sizes, "tokens": [1] * len(nats)}
+        return figures([loss_row(about(0), parts=parts)])[:3]
+
+    expected = clustered((nats / math.log(2)).tolist(), sizes.tolist(), range(60), [0] * 60)
+    assert bits(nats.tolist(), sizes.tolist()) == pytest.approx(expected)
+    alone = bits([math.log(2) * 1.5], [1])
+    assert alone[0] == 1.5
+    assert np.isnan(alone[1:]).all()
+
+
+def test_a_loss_that_is_not_finite_is_refused(model_directory, tmp_path):
+    checkpoint = open_checkpoint(model_directory())
+    checkpoint.model.head.weight[3] = math.nan
+    with pytest.raises(RequestError, match="gives probabilities that are not finite"):
+        measure_loss(checkpoint, stories_in(tmp_path, ["Tom had a red ball.", "The end."]))

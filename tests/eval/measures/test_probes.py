@@ -1,0 +1,201 @@
+"""Probes against their textbook restatements, and on data whose answer is known."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from eval.measures import linear
+from eval.measures.classifiers import (
+    PRIOR,
+    RIDGE,
+    TokenMoments,
+    calibrated,
+    gaussian,
+    second_moment,
+)
+from eval.measures.jacobian import jacobian, local_geometry
+from eval.measures.linear import (
+    ProbeFit,
+    Training,
+    aligned,
+    outputs_of,
+    score_probes,
+    score_unigram,
+    token_figures,
+)
+from eval.sites.circuit import Circuit
+
+V, D = 12, 5
+
+
+@pytest.fixture
+def examples():
+    """Features `(N, D)` about a mean for each token, tokens `(N,)`, embeddings `(V, E)`."""
+    tokens = torch.randint(V - 1, (300,))  # the last one is never seen
+    means = torch.randn(V, D)
+    return means[tokens] + 0.5 * torch.randn(300, D), tokens, torch.randn(V, 4)
+
+
+def test_gaussian_is_the_discriminant_of_its_means(examples):
+    """Against distances in the metric of the covariance within tokens, example by example."""
+    x, y, embedding = examples
+    X, E, labels = x.double().numpy(), embedding.double().numpy(), y.numpy()
+    count = np.bincount(labels, minlength=V)[:, None]
+    middle = E[labels].mean(0)
+    apart = E[labels] - middle
+    spread = apart.T @ apart / len(X)
+    spread += RIDGE * np.diag(spread).mean() * np.eye(4)
+    guess = X.mean(0) + (E - middle) @ np.linalg.solve(spread, apart.T @ (X - X.mean(0)) / len(X))
+    total = np.stack([X[labels == v].sum(0) for v in range(V)])
+    means = (total + PRIOR * guess) / (count + PRIOR)
+    within = X - means[labels]
+    metric = np.linalg.inv(within.T @ within / len(X))
+    gaps = X[:, None] - means[None]
+    wanted = -0.5 * np.einsum("nvi,ij,nvj->nv", gaps, metric, gaps)
+    found = gaussian(TokenMoments.of(x, y, V), embedding)(x)
+    gap = found.double().numpy() - wanted  # scores less the mean of their row decide
+    assert np.allclose(gap, gap.mean(1, keepdims=True), rtol=1e-3, atol=1e-3)
+    assert (found.argmax(1) == y).float().mean() > 0.6
+
+
+def test_a_factor_makes_probabilities(examples):
+    x, y, embedding = examples
+    sums = TokenMoments.of(x, y, V)
+    classify, log_share = gaussian(sums, embedding), sums.log_share().float()
+
+    def loss(factor):
+        return float(F.cross_entropy(factor * classify(x) + log_share, y))
+
+    found = float(F.cross_entropy(calibrated(classify, log_share, x, y)(x), y))
+    assert found == pytest.approx(min(map(loss, np.geomspace(1e-2, 1e2, 2000))), abs=1e-4)
+
+
+def test_scores_are_accuracy_and_cross_entropy():
+    logits, y = torch.randn(50, V), torch.randint(V, (50,))
+    found = token_figures([(logits[:20], y[:20]), (logits[20:], y[20:])], V)
+    top, nats = logits.topk(5, dim=1).indices == y[:, None], float(F.cross_entropy(logits, y))
+    expected = {"count": 50, "top1": float(top[:, 0].float().mean()), "nats": nats,
+                "top5": float(top.any(1).float().mean()),
+                "information": 1 - nats / np.log(V)}  # fmt: skip
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_unigram_knows_the_frequencies_alone():
+    train, valid = torch.tensor([[0, 0, 0, 1]]), torch.tensor([[0, 1, 0, 0]])
+    share = (np.array([3, 1, 0]) + 0.5) / 5.5
+    found = score_unigram(train, valid, 3)
+    assert found["nats"] == pytest.approx(-np.mean(np.log(share[[0, 1, 0, 0]])))
+    assert found["top1"] == 0.75
+
+
+def random_windows(count: int, seed: int = 3) -> Tensor:
+    return torch.randint(400, (count, 16), generator=torch.Generator().manual_seed(seed))
+
+
+def read(circuit: Circuit, train: Tensor, valid: Tensor, offset: int, training: Any = None) -> Any:
+    """The figures of each kind of probe, fitted on some stories and judged on others."""
+    fit = ProbeFit(outputs_of(circuit, train), train, circuit.vocabulary, training)
+    return score_probes(outputs_of(circuit, valid), valid, offset, fit.fit(offset))
+
+
+@pytest.mark.parametrize("offset", [-3, -1, 0, 2])
+def test_offsets_share_their_second_moment(offset, monkeypatch):
+    """It is summed once; each offset takes away the positions that it does not ask."""
+    outputs, windows = torch.randn(70, 9, D), torch.randint(V, (70, 9))
+    fit = ProbeFit(outputs, windows, torch.randn(V, D))
+    x, y = aligned(outputs[fit.held :], windows[fit.held :], offset)
+    assert x.shape[:2] == y.shape == (70 - fit.held, 9 - abs(offset))
+    plain, seen = TokenMoments.of(x, y, V), []
+    monkeypatch.setattr(linear, "gaussian", lambda m, e: seen.append(m) or gaussian(m, e))
+    fit.fit(offset)
+    for found, expected in zip(seen[0], plain, strict=True):
+        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(plain.second, second_moment(x))
+
+
+@pytest.mark.parametrize("offset", [-3, 0, 2])
+def test_an_offset_is_the_token_so_far_away(small_model, offset):
+    """Each token is its neighbour's successor: the embedding of one tells all of them."""
+    train, valid = ((random_windows(n, n)[:, :1] + torch.arange(16)) % 400 for n in (400, 20))
+    assert read(Circuit(small_model(), 0), train, valid, offset)["gaussian"]["top1"] == 1.0
+
+
+def test_softmax_goes_on_from_the_gaussian_probe(small_model):
+    circuit, windows = Circuit(small_model(), 2), random_windows(200)
+    first, fitted, again = (
+        read(circuit, windows, windows, -1, Training(steps=steps, rate=1e-2))
+        for steps in (1, 60, 60)
+    )
+    assert fitted["softmax"]["nats"] < fitted["gaussian"]["nats"] - 0.1
+    assert fitted["gaussian"]["nats"] == pytest.approx(first["softmax"]["nats"], abs=0.05)
+    assert again == fitted
+
+
+def prompt(length: int = 6) -> Tensor:
+    return torch.randint(400, (length,), generator=torch.Generator().manual_seed(7))
+
+
+@pytest.mark.parametrize("k", [2, 4])  # by columns, and by rows
+@pytest.mark.parametrize(
+    "mixer", ["flat", "expanded", "headed(heads=2)", "attention(heads=2)", "attention+flat"]
+)
+def test_jacobian_is_what_finite_differences_give(small_model, mixer, k):
+    circuit = Circuit(small_model(mixers=(mixer,), d_model=8).double(), 2)
+    embeddings, step = circuit.model.embed(prompt()), 1e-5
+    J = jacobian(circuit, embeddings, k)
+    assert J.shape == ((6 - k) * 8, k * 8)
+    for column in range(k * 8):
+        moved = torch.zeros(6 * 8, dtype=torch.float64)
+        moved[column] = step
+        ahead, behind = (
+            circuit((embeddings + sign * moved.reshape(6, 8))[None])[0, k:].flatten()
+            for sign in (1, -1)
+        )
+        assert torch.allclose(J[:, column], (ahead - behind) / (2 * step), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("norm", "layer", "each"),
+    [("layernorm", 1, 2), ("layernorm", 2, 1), ("rmsnorm", 1, 1), ("rmsnorm", 2, 0)],
+)
+def test_what_norms_remove_is_found(small_model, norm, layer, each):
+    """A mean is removed at any depth; a length in the first block, where nothing is added to it."""
+    figures = local_geometry(Circuit(small_model(norm=norm), layer), prompt(), 2)
+    assert (figures["inputs"], figures["removed"]) == (2 * 32, 2 * each)
+    assert figures["sigma_min"] > 1e-4 * figures["sigma_max"]
+    assert figures["condition"] == pytest.approx(figures["sigma_max"] / figures["sigma_min"])
+
+
+def test_figures_are_those_of_the_singular_values(small_model):
+    model = small_model(norm="rmsnorm", mixers=("attention(heads=2)",))
+    figures = local_geometry(Circuit(model, 2), prompt(), 1)
+    exact = Circuit(model.double(), 2)
+    embeddings = exact.model.embed(prompt())
+    unit = exact.scale / exact(embeddings[None])[0, 1:].square().mean().sqrt()
+    values = torch.linalg.svdvals(jacobian(exact, embeddings, 1) * unit)
+    share = values / values.sum()
+    expected = {
+        "removed": 0,
+        "sigma_max": float(values[0]),
+        "sigma_min": float(values[-1]),
+        "effective_rank": float((-(share * share.log()).sum()).exp()),
+    }
+    assert {name: figures[name] for name in expected} == pytest.approx(expected)
+
+
+def test_units_are_the_models_own(small_model):
+    """Embeddings ten times as long that the norms shorten again: an equally visible token."""
+    figures = []
+    for length in (1.0, 10.0):
+        model = small_model()
+        for block in model.blocks:
+            block.norm_token.eps = 1e-20  # pyright: ignore
+        with torch.no_grad():
+            model.embedding.weight.mul_(length)
+        figures.append(local_geometry(Circuit(model, 1, part="mixer"), prompt(), 1))
+    assert figures[0]["sigma_max"] == pytest.approx(figures[1]["sigma_max"], rel=1e-6)
+    assert figures[0]["sigma_min"] == pytest.approx(figures[1]["sigma_min"], rel=1e-6)

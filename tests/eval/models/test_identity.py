@@ -1,0 +1,162 @@
+"""Which models are the same: one answer, in the summary, on the page, in W&B and in `compare`."""
+
+import itertools
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from arch import save_model
+from eval.analysis.summary import sum_up
+from eval.models.checkpoint import open_checkpoint
+from eval.models.controls import derive
+from eval.models.identity import labels
+from eval.rows.store import Results, Row
+from eval.views.comparison.gather import gather_models
+from eval.views.page.page import render_page
+from tests.arch.cases import byte_tokenizer
+from tests.arch.test_pretrained import their_model
+from tests.eval.views.compare_cases import compared
+from tests.eval.views.page.cases import Page, checkpoint_of, make_row
+from tests.train.cases import fit, pack_toy
+
+
+@pytest.fixture
+def save(tmp_path, small_model, small_tokenizer):
+    """Saves a model as a run does, each time other weights: `save("a/flat-s0", model_id="b")`."""
+    drawn = itertools.count(1)
+
+    def make(run, step=10, model_id="a"):
+        model = small_model()
+        torch.manual_seed(next(drawn))
+        torch.nn.init.normal_(model.embedding.weight)
+        meta = {"name": Path(run).name, "step": step, "model_id": model_id}
+        path = tmp_path / run / "models" / f"step-{step:06d}"
+        return save_model(path, model, small_tokenizer.to_str(), meta)
+
+    return make
+
+
+def rows_about(*models: str | Path) -> list[Row]:
+    """A recovery and a lens's figure of each."""
+    rows = []
+    for model in models:
+        about = {"checkpoint": open_checkpoint(model).provenance}
+        recovery = make_row(layer=2, method="sweep", hidden=0)
+        lens = {"kind": "lens", "lens": "logit", "figure": "entropy", "layer": 2, "value": 1.0,
+                "prompts": 1, "prompt_kind": "story", "length": 4, "look": "look"}  # fmt: skip
+        rows += [recovery | about | {"key": f"{model}"}, lens | about | {"key": f"{model} lens"}]
+    return rows
+
+
+def seeds_of(rows: list[Row], out: Path) -> list[int]:
+    """How many training seeds each model has, which every reader of rows says alike."""
+    recoveries = [row for row in rows if row["kind"] == "recovery"]
+    Results(out).append(rows)
+    page = Page(render_page(recoveries))
+    titles = " ".join(str(value) for name, value in page.attributes if name == "title")
+    pooled = [int(n) for n in re.findall(r" x (\d+) training", titles)][:1]
+    found = [
+        sorted(record["models"] for record in sum_up(recoveries)),
+        pooled or [1] * page.classes["table", "shares"],
+        sorted(record["seeds"] for record in compared(out)),
+    ]
+    assert found == [found[0]] * 3
+    return found[0]
+
+
+# All readers.
+
+
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [
+        ({"run": "b/flat-s1"}, [2]),
+        ({"run": "b/flat-s1", "model_id": "b"}, [1, 1]),
+        ({"run": "b/flat-cold-s0"}, [1, 1]),
+    ],
+    ids=str,
+)
+def test_seeds_of_one_recipe_are_pooled_and_others_apart(save, tmp_path, second, expected):
+    models = [save("a/flat-s0"), save(**second)]
+    assert seeds_of(rows_about(*models), tmp_path / "out") == expected
+
+
+def test_models_of_transformers_are_known_by_their_weights(tmp_path):
+    """A fine-tuned copy is another model; a copy elsewhere is the same."""
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer())
+    for seed, place in enumerate(("theirs/gpt2", "mine/gpt2")):
+        model = their_model("gpt2", dtype=torch.float32)
+        torch.manual_seed(seed)
+        torch.nn.init.normal_(model.get_input_embeddings().weight)
+        model.save_pretrained(tmp_path / place)
+        tokenizer.save_pretrained(tmp_path / place)
+    shutil.copytree(tmp_path / "theirs" / "gpt2", tmp_path / "copied" / "gpt2")
+    models = [f"hf:{tmp_path / place}" for place in ("theirs/gpt2", "mine/gpt2", "copied/gpt2")]
+    first, second, copy = (open_checkpoint(model).model_id for model in models)
+    assert first == copy != second
+    assert seeds_of(rows_about(*models[:2]), tmp_path / "out") == [1, 1]
+
+
+# Where it comes from.
+
+
+def test_what_train_writes_tells_recipes_apart(small_tokenizer, tmp_path):
+    data = pack_toy(small_tokenizer, tmp_path / "packed", 40).path
+    ids = {}
+    for name, flags in {
+        "a/flat-s0": ("--seed", 0, "--trainer.max_steps", 2),
+        "a/flat-s1": ("--seed", 1, "--trainer.max_steps", 3, "--log_every", 2),
+        "b/flat-s0": ("--seed", 0, "--trainer.max_steps", 2, "--optimizer.lr", 0.01),
+        "c/padded-s0": ("--trainer.max_steps", 2, "--model.vocab_multiple", 64),
+    }.items():
+        assert fit(data, tmp_path / name, *map(str, flags)) == 0
+        for path in sorted((tmp_path / name / "models").iterdir()):
+            ids.setdefault(name, set()).add(open_checkpoint(path).model_id)
+    assert all(len(own) == 1 for own in ids.values())
+    assert ids["a/flat-s0"] == ids["a/flat-s1"] != ids["b/flat-s0"]
+    compared = {one.checkpoint["model_id"] for one in gather_models([tmp_path])}
+    assert compared == set.union(*ids.values())
+
+
+def test_a_model_that_was_changed_for_a_control_is_another(save):
+    first, second = (open_checkpoint(save(f"flat-s{seed}")) for seed in (0, 1))
+    assert first.model_id == second.model_id
+    ids = {derive(first, control).model_id for control in ("identity", "scale=1", "scale=2")}
+    assert len(ids | {first.model_id}) == 4
+    assert derive(first, "identity").model_id == derive(second, "identity").model_id
+
+
+# What models are called.
+
+
+def named(name: str, **checkpoint: object) -> Row:
+    row = make_row()
+    about = checkpoint_of(row["checkpoint"], name=name, **{"weights_sha256": name} | checkpoint)
+    return row | {"key": str(about), "checkpoint": about}
+
+
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [
+        ([named("flat-s0")], ["flat-s0"]),
+        ([named("flat-s0 [scale=1]"), named("flat-s1 [scale=1]")], ["flat [scale=1]"]),
+        ([named("s0"), named("s1")], ["attention(heads=4)"]),
+        ([named("plain"), named("other")], ["plain", "other"]),
+        (
+            [named("flat", d_model=128), named("flat", d_model=256), named("llama", d_model=512)],
+            ["flat (HASH)", "flat (HASH)", "llama"],
+        ),
+        ([named("flat"), named("flat [embedding=x]")], ["flat", "flat [embedding=x]"]),
+        ([named("flat"), named("flat") | {"control": "shuffled"}], ["flat"]),
+        ([named("gpt2", step=0), named("gpt2", step=0, path="b/gpt2")], ["gpt2"]),
+    ],
+    ids=lambda value: str(value) if isinstance(value[0], str) else "",
+)
+def test_models_are_called_by_name_and_by_what_tells_them_apart(rows, found):
+    said = list(labels(rows).values())
+    assert [re.sub(r"\([0-9a-f]{10}\)", "(HASH)", label) for label in said] == found
+    assert len(set(said)) == len(said)

@@ -1,0 +1,178 @@
+"""One door to models: a module answers as its directory does; what was fitted to one is kept."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import eval as evals
+from arch import LanguageModel, ModelError
+from eval.models.checkpoint import model_directory, open_checkpoint, open_model, weights_hash
+from eval.models.controls import derive
+from eval.models.memory import candidates_at_once, host_memory, rows_at_once
+from eval.rows.fits import fitted
+from tests.arch.cases import byte_tokenizer
+from tests.arch.test_pretrained import their_model
+from tests.said import one_line
+
+ASKED: dict[str, Any] = {"text": "Tom sat.", "layers": 2, "methods": "sweep"}
+
+
+@pytest.fixture(params=["gpt2", "ours"])
+def module(request, small_model):
+    """A model in memory that is being trained."""
+    made = their_model("gpt2", dtype=torch.float32) if request.param == "gpt2" else small_model()
+    return made.train()
+
+
+def test_a_module_answers_as_its_directory_does_and_stays_as_it_is(
+    module, tmp_path, small_tokenizer
+):
+    ours = isinstance(module, LanguageModel)
+    tokenizer: Any = small_tokenizer if ours else fast_tokenizer()
+    before = {n: (p.shape, p.requires_grad) for n, p in module.named_parameters()}
+    opened = evals.open_model(module, tokenizer=tokenizer, name="mine")
+    result = evals.invert(opened, **ASKED)
+    assert {n: (p.shape, p.requires_grad) for n, p in module.named_parameters()} == before
+    assert module.training
+    assert all(row["checkpoint"]["name"] == "mine" for row in result.rows)
+    if ours:
+        shown = opened.model.embedding.weight
+        assert shown.untyped_storage().data_ptr() == module.embedding.weight.data_ptr()
+        assert derive(opened, "identity").meta["name"] == "mine [identity]"
+        return
+    module.save_pretrained(tmp_path / "small")
+    tokenizer.save_pretrained(tmp_path / "small")
+    saved = evals.invert(f"hf:{tmp_path / 'small'}", **ASKED)
+    fields = ("truth", "found", "rank", "floor", "residual")
+    for name in fields:
+        assert [row[name] for row in result.rows] == [row[name] for row in saved.rows]
+    assert result.rows[0]["checkpoint"]["weights_sha256"] == opened.weights_sha256
+
+
+def test_other_weights_in_memory_are_another_model(small_model, small_tokenizer):
+    module = small_model()
+    first = evals.open_model(module, tokenizer=small_tokenizer)
+    with torch.no_grad():
+        module.embedding.weight.mul_(2)
+    second = evals.open_model(module, tokenizer=small_tokenizer)
+    assert first.provenance["name"] == second.provenance["name"] == "LanguageModel"
+    assert first.model_id != second.model_id
+
+
+def test_a_model_that_sees_the_future_is_refused(small_model, small_tokenizer):
+    module = small_model(mixers=("flat", "tests.arch.leaks.Mean"))
+    with one_line(ModelError, "layer 2 (Mean) is not causal"):
+        evals.open_model(module, tokenizer=small_tokenizer)
+
+
+def fast_tokenizer() -> transformers.PreTrainedTokenizerFast:
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer())
+
+
+GB = 1 << 30
+UNLIMITED = 9223372036854771712  # as version 1 says it
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("0::/", {"": (8 * GB, 3 * GB, GB)}, 6 * GB),  # a container's root
+        ("0::/a/b", {"a/b": (2 * GB, 0, 0), "a": (8 * GB, 7 * GB, 0)}, GB),
+        ("0::/a", {"other": (GB, 0, 0)}, 64 * GB),
+        ("4:memory:/d\n0::/", {"memory": (UNLIMITED, GB, 0), "memory/d": (4 * GB, GB, 0)}, 3 * GB),
+        # the file system shows the container its own group as the root
+        ("4:memory:/docker/1\n3:cpu:/", {"memory": (4 * GB, 3 * GB, GB)}, 2 * GB),
+    ],
+)
+def test_a_container_s_limit_is_the_machine_s_memory(
+    tmp_path, monkeypatch, groups, files, expected
+):
+    page = {"SC_PAGE_SIZE": 1 << 12, "SC_PHYS_PAGES": 1 << 24}
+    monkeypatch.setattr("os.sysconf", page.get)
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "self" / "cgroup").write_text(groups + "\n")
+    for group, values in files.items():
+        place = tmp_path / "sys" / "fs" / "cgroup" / group
+        place.mkdir(parents=True, exist_ok=True)
+        first = group.startswith("memory")
+        names = ("limit_in_bytes", "usage_in_bytes") if first else ("max", "current")
+        for name, value in zip(names, values, strict=False):
+            (place / f"memory.{name}").write_text(f"{value}\n")
+        dropped = "total_inactive_file" if first else "inactive_file"
+        (place / "memory.stat").write_text(f"anon 5\n{dropped} {values[2]}\nfile 7\n")
+    assert host_memory(tmp_path) == expected
+
+
+def test_a_batch_is_what_the_memory_bears(model_directory, monkeypatch):
+    checkpoint = open_checkpoint(model_directory())
+    assert rows_at_once(checkpoint.model, 8) == 64
+    assert candidates_at_once(checkpoint.model) == 1024
+    page = {"SC_PAGE_SIZE": 1 << 12, "SC_PHYS_PAGES": 1 << 10}
+    monkeypatch.setattr("os.sysconf", page.get)
+    few = [rows_at_once(checkpoint.model, length) for length in (1, 4, 16, 32)]
+    assert few == sorted(few, reverse=True)
+    assert 1 <= few[-1] < few[0] <= 64
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("run", "run/models/step-000010"),
+        ("run/models", "run/models/step-000010"),
+        ("run@0", "run/models/step-000000"),
+        ("run@10", "run/models/step-000010"),
+        ("run/models/step-000000", "run/models/step-000000"),
+        ("long", "long/models/step-1000000"),
+        ("long@999500", "long/models/step-999500"),
+        ("nowhere", "nowhere"),
+    ],
+)
+def test_a_run_stands_for_its_models(given, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for run, step in (("run", 0), ("run", 10), ("long", 999_500), ("long", 1_000_000)):
+        path = tmp_path / run / "models" / f"step-{step:06d}"
+        path.mkdir(parents=True)
+        (path / "meta.json").write_text("{}")
+    assert str(model_directory(given)) == expected
+
+
+TEXT = [torch.arange(6)[None]]
+
+
+def test_a_fit_is_kept_by_model_question_and_text(model_directory, tmp_path):
+    models = [open_model(model_directory("flat", step, d_model=16), "cpu") for step in (0, 5)]
+    kept = {"map": torch.randn(3, 2).T, "bias": torch.arange(4)}
+    asked = [
+        (models[0], {"layer": 1}, TEXT),
+        (models[1], {"layer": 1}, TEXT),
+        (models[0], {"layer": 2}, TEXT),
+        (models[0], {"layer": 1}, [TEXT[0] + 1]),
+    ]
+    for times in (1, 0):
+        for question in asked:
+            fits = []
+            found = fitted(tmp_path, *question, lambda fits=fits: fits.append(1) or kept)
+            assert len(fits) == times
+            assert all(torch.equal(found[name], tensor) for name, tensor in kept.items())
+    assert len(list(tmp_path.glob("artefacts/*"))) == len(asked)
+
+
+def test_a_module_with_a_scalar_is_hashed():
+    class Scaled(torch.nn.Linear):
+        def __init__(self):
+            super().__init__(2, 2)
+            self.scale = torch.nn.Parameter(torch.tensor(2.0))
+
+    model = Scaled()
+    before = weights_hash(model)
+    model.scale.data += 1
+    assert weights_hash(model) != before
+
+
+def test_a_fresh_control_of_an_imported_model_is_untrained(small_model, small_tokenizer):
+    model = open_model(small_model(), tokenizer=small_tokenizer)
+    assert model.provenance["trained"]
+    assert not derive(model, "identity").provenance["trained"]
+    assert derive(model, "embedding=untrained").provenance["trained"]

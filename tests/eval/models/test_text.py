@@ -1,0 +1,239 @@
+"""Held-out text: which stories prompts, fits and background text are of, whatever the source."""
+
+import json
+import re
+from itertools import combinations
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from torch import Tensor
+
+import eval as evals
+import eval.__main__ as evaluation
+import tokenizer.__main__ as tokenizers
+from eval import RequestError
+from eval.measures.loss import measure_loss
+from eval.models.checkpoint import open_checkpoint
+from eval.models.text import HeldOutText, Use, drawn_prompts, held_out_text
+from tests.said import one_line
+from tests.train.cases import fit
+from tokenizer import open_corpus, pack
+from tokenizer.pack import Layout
+
+SOURCES = ("stories.txt", "stories.jsonl", "directory", "toy:1000", "packed")
+BODY = "went to the park. " + "It was a sunny day. " * 20
+STORIES = [f"Number {i % 500:03d} {BODY}" for i in range(700)]
+HOSTILE = ["Zoë met 🙂.", "A <|pad|> in a text.", "\u201cTwo\u201d\nlines,  a gap.", "One.", "Two."]
+
+
+@pytest.fixture
+def tokenizer_file(tmp_path, small_tokenizer):
+    file = tmp_path / "tokenizer.json"
+    file.write_text(small_tokenizer.to_str())
+    return file
+
+
+@pytest.fixture
+def make_source(tmp_path, tokenizer_file):
+    """Lays out a corpus in which stories occur twice, in one split and in both."""
+
+    def write(path, stories):
+        path.parent.mkdir(exist_ok=True)
+        if path.suffix == ".jsonl":
+            path.write_text("".join(json.dumps({"text": story}) + "\n" for story in stories))
+        else:
+            path.write_text("<|endoftext|>".join(stories))
+        return str(path)
+
+    def make(name):
+        if name == "directory":
+            write(tmp_path / name / "train.jsonl", STORIES[:300])
+            write(tmp_path / name / "valid.txt", STORIES[280:330] + STORIES[290:310])
+            return str(tmp_path / name)
+        if name == "packed":
+            source = write(tmp_path / "packed.txt", STORIES)
+            pack(source, tokenizer_file, tmp_path / name, valid_fraction=0.1)
+            return str(tmp_path / name)
+        return name if name.startswith("toy") else write(tmp_path / name, STORIES)
+
+    return make
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_no_text_has_two_uses(name, make_source, tokenizer_file, small_tokenizer, tmp_path):
+    source = make_source(name)
+    training = pack(source, tokenizer_file, tmp_path / "data", valid_fraction=0.1)
+    text = HeldOutText(source, small_tokenizer, 0.1)
+    groups = {"training": set(training.stories("train"))}
+    groups |= {use: set(text.stories(use)) for use in get_args(Use)}
+    assert all(groups.values())
+    for one, other in combinations(groups, 2):
+        assert not groups[one] & groups[other], (one, other)
+    held_out = list(text.held_out())
+    assert held_out == list(training.stories("valid"))
+    assert set(held_out) == groups["evaluation"] | groups["fitting"] | groups["background"]
+
+    def encoded(use):
+        return [tuple(small_tokenizer.encode(story).ids) for story in text.stories(use)]
+
+    # Prompts, windows and background text are of the stories of their use.
+    whole = encoded("evaluation")
+    assert {p.tokens for p in drawn_prompts("story", text, 2, 20)} <= {ids[:20] for ids in whole}
+    inside = drawn_prompts("inside", text, 4, 20)
+    for prompt, ids in zip(inside, [ids for ids in whole if len(ids) > 20], strict=False):
+        assert prompt.tokens in {ids[i : i + 20] for i in range(1, len(ids) - 19)}
+    windows: dict[Use, Tensor] = {
+        "fitting": text.windows("fitting", 6, 32),
+        "background": text.background,
+    }
+    for use, tokens in windows.items():
+        joined = [token for ids in encoded(use) for token in (*ids, *text.end)]
+        assert tokens.flatten().tolist() == joined[: tokens.numel()]
+
+
+@pytest.mark.parametrize("recorded", [None, 0.3])
+def test_the_fraction_is_the_one_that_the_model_records(
+    recorded, make_source, model_directory, tokenizer_file, tmp_path
+):
+    source, path = make_source("stories.txt"), model_directory()
+    settings: dict[str, Any] = {} if recorded is None else {"valid_fraction": recorded}
+    data = pack(source, tokenizer_file, tmp_path / "data", **settings)
+    assert data.meta["valid_fraction"] == (recorded or 0.05)
+    meta = path / "meta.json"
+    meta.write_text(json.dumps(json.loads(meta.read_text()) | settings))
+    checkpoint = open_checkpoint(path)
+    stories = list(held_out_text(checkpoint, source).held_out())
+    assert stories == list(data.stories("valid"))
+    counts = data.meta["splits"]["valid"]
+    for corpus in (source, str(data.path)):
+        loss = measure_loss(checkpoint, corpus)
+        assert (loss["tokens"], loss["bytes"]) == (counts["tokens"] - 1, counts["bytes"])
+        assert loss["stories"] == counts["stories"] < len(STORIES) / 2
+
+
+# The corpus of a command that is given none.
+
+
+@pytest.fixture
+def trained(make_source, model_directory, tokenizer_file, tmp_path, monkeypatch):
+    """Makes a model, and the packed data that it says it was trained on."""
+    monkeypatch.chdir(tmp_path)
+    make_source("stories.txt")
+
+    def make(name, source="stories.txt", **changed):
+        data = pack(source, tokenizer_file, Path(f"data-{name}"))
+        about = {"data": str(data.path), "data_sha256": data.hash, "data_source": source}
+        about["valid_fraction"] = data.meta["valid_fraction"]
+        path = model_directory(name, step=10)
+        meta = path / "meta.json"
+        meta.write_text(json.dumps(json.loads(meta.read_text()) | about | changed))
+        return path
+
+    return make
+
+
+def said(capsys):
+    """What was said of the corpus, without what else stood on the standard error."""
+    lines = capsys.readouterr().err.splitlines()
+    return [line for line in lines if line.startswith("corpus: ")]
+
+
+ASKED: dict[str, dict[str, Any]] = {
+    "loss": {"stories": 2},
+    "invert": {"count": 2, "length": 12, "layers": "last", "methods": "sweep"},
+    "probe": {"layers": 1, "length": 8, "train_tokens": 160, "valid_tokens": 80, "steps": 0},
+    "geometry": {"layers": 1, "count": 1, "length": 6},
+    "bits": {"count": 2, "before": 2, "distances": [0], "quantisers": "int4", "draws": 1},
+    "lens": {"lens": "direction", "count": 1, "length": 6},
+}
+
+
+@pytest.mark.parametrize("command", ASKED)
+def test_models_are_asked_about_their_own_data(command, trained, capsys):
+    path = trained("one")
+    rows = [
+        [row["key"] for row in getattr(evals, command)(path, **ASKED[command], **more).rows]
+        for more in ({}, {"corpus": "data-one"}, {"corpus": "toy"})
+    ]
+    assert said(capsys) == ["corpus: data-one, the training data; --corpus gives another"]
+    assert rows[0] == rows[1]
+    if command in ("loss", "probe", "bits", "lens"):  # others have it in no key, but in their text
+        assert rows[0] != rows[2]
+
+
+@pytest.mark.parametrize(
+    ("changed", "corpus"),
+    [
+        ({"data": "nowhere"}, "stories.txt"),
+        ({"data": None, "data_source": "toy:60"}, "toy:60"),
+        ({"data_sha256": "0" * 64}, "stories.txt"),
+        ({"data": "nowhere", "data_source": "hub:roneneldan/TinyStories"}, "toy"),
+        (dict.fromkeys(("data", "data_source", "data_sha256")), "toy"),
+    ],
+)
+def test_data_that_is_not_here_is_named(changed, corpus, trained, capsys):
+    row = evals.loss(trained("one", **changed), stories=2).rows[0]
+    assert [line.split(",")[0] for line in said(capsys)] == [f"corpus: {corpus}"]
+    assert row["corpus"] == corpus
+
+
+def test_models_of_different_data_are_asked_apart(trained, model_directory, capsys):
+    models = [trained("one"), trained("two", source="toy:60")]
+    with one_line(RequestError, "--corpus: the models were trained on different data ("):
+        evals.loss(models, stories=2)
+    assert len(evals.loss(models, corpus="toy:40", stories=2).rows) == 2
+    evals.loss([model_directory("new"), models[1]], stories=2)
+    assert said(capsys) == ["corpus: data-two, the training data; --corpus gives another"]
+    # A text is of no corpus: each model's search guesses from its own.
+    evals.invert(models, text="Once upon", layers="last", methods=["sweep", "propose"])
+    assert [line.split(",")[0] for line in said(capsys)] == ["corpus: data-one", "corpus: data-two"]
+
+
+# Plain text, and little of it.
+
+
+def test_a_small_plain_text_is_trained_on_and_inverted(tmp_path, monkeypatch, capsys):
+    """README's commands on a book of 200 kB: what its few held-out passages have is used."""
+    monkeypatch.chdir(tmp_path)
+    words = " ".join(open_corpus("toy:400", "train")).split()
+    lines = [" ".join(words[i : i + 12]) for i in range(0, len(words), 12)]
+    paragraphs = ["\n".join(lines[i : i + 5]) for i in range(0, len(lines), 5)]
+    Path("book.txt").write_text("\n\n".join(paragraphs)[:200_000])
+    for command in (
+        "train book.txt --vocab-size 400 --out tokenizer.json",
+        "pack book.txt --tokenizer tokenizer.json --out data",
+    ):
+        assert tokenizers.main(command.split()) == 0
+    settings = "--trainer.max_steps 1 --model.context 48"
+    assert fit(Path("data"), Path("run"), *settings.split()) == 0
+    capsys.readouterr()
+    command = """invert run/models/step-000001 --suite standard --layers last --out out
+        --methods propose alternating adam --set adam.steps=1 alternating.starts=1"""
+    assert evaluation.main([*map(str, command.split())]) == 0
+    said = capsys.readouterr().err
+    for line in ("data, the training data", r"\d+ of 32 prompts", r"\d+ tokens of background"):
+        assert re.search(f"(?m)^corpus( data)?: {line}", said), (line, said)
+    assert evals.invert("run/models/step-000001", corpus="book.txt", count=2, length=6).rows
+
+
+# Packed data as a corpus.
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"shard_tokens": 40}, {"layout": Layout("rows", 40, "left")}]
+)
+@pytest.mark.parametrize("block", [1 << 20, 41])
+def test_packed_data_decodes_to_its_stories(settings, block, tokenizer_file, tmp_path, monkeypatch):
+    (tmp_path / "in").mkdir()
+    splits = {"train": HOSTILE, "valid": [f"{story} Again." for story in HOSTILE]}
+    for split, stories in splits.items():
+        (tmp_path / "in" / f"{split}.txt").write_text("<|endoftext|>".join(stories), "utf-8")
+    data = pack(str(tmp_path / "in"), tokenizer_file, tmp_path / "data", **settings)
+    monkeypatch.setattr("tokenizer.data.BLOCK", block)
+    for split, stories in splits.items():
+        assert list(data.stories(split)) == stories
+        corpus = open_corpus(str(data.path), split, valid_fraction=0.5)
+        assert list(corpus) == stories
+    again = pack(str(data.path), tokenizer_file, tmp_path / "again", **settings)
+    assert again.hash == data.hash

@@ -1,0 +1,142 @@
+"""A user's own file of lenses: as `docs/extending.md` shows it, and every way in which it fails."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from eval.__main__ import main
+from eval.inversion import solver as registry
+from eval.inversion.solver import FAMILIES, solvers
+from eval.lenses.lens import REGISTER, lenses
+from eval.models.checkpoint import open_checkpoint
+from eval.rows.store import read_rows
+from eval.views.page.page import render_page
+from tests.docs_cases import ROOT, blocks
+
+TEXT = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(autouse=True)
+def register():
+    """What a plug-in registered is forgotten."""
+    before = dict(lenses())
+    yield
+    REGISTER.clear()
+    REGISTER.update(before)
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    """The lens of the document, as a file."""
+    section = TEXT[TEXT.index("## A lens") :]
+    code = next(lines for _, language, lines in blocks(section) if language == "python")
+    path = tmp_path / "lengths.py"
+    path.write_text("\n".join(code), encoding="utf-8")
+    return path
+
+
+def test_the_lens_of_the_document_measures_and_draws(plugin, model_directory, tmp_path, capsys):
+    model, out, page = model_directory(), tmp_path / "out", tmp_path / "page.html"
+    asked = ["--text", "Tom sat.", "--out", str(out), "--plugin", str(plugin)]
+    assert main(["lens", str(model), "--lens", "lengths", *asked]) == 0
+    checkpoint = open_checkpoint(model)
+    tokens = torch.tensor([checkpoint.tokenizer.encode("Tom sat.").ids])
+    embedded = checkpoint.model.embed(tokens)
+    rows = read_rows([out])
+    assert [(row["lens"], row["figure"], row["layer"]) for row in rows] == [
+        ("lengths", "last length", layer) for layer in range(len(checkpoint.model.blocks) + 1)
+    ]
+    assert all((row["n"], row.get("low")) == (1, None) for row in rows)  # of one prompt
+    for row in rows:
+        last = checkpoint.model.hidden(embedded, row["layer"])[0, -1]
+        assert row["value"] == pytest.approx(float(last.norm()), rel=1e-5)
+    assert main(["report", str(out), "--out", str(page), "--plugin", str(plugin)]) == 0
+    assert 'id="lengths-last-length"' in page.read_text(encoding="utf-8")
+    assert "left out" not in capsys.readouterr().err
+    assert main(["lenses", "--plugin", str(plugin), "--format", "json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert listed[0]["name"] == "residual"
+    assert listed[-1]["name"] == "lengths"
+    del REGISTER["lengths"]
+    assert main(["report", str(out), "--out", str(page)]) == 0
+    assert "<code>--plugin FILE</code>" in page.read_text(encoding="utf-8")
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["lens lengths is left out: give the file that defines it as --plugin FILE"]
+
+
+UNIT, HILL = (
+    "\n".join(lines)
+    for _, language, lines in blocks((ROOT / "docs/extending.md").read_text(encoding="utf-8"))
+    if language == "python" and any("@solver" in line for line in lines)
+)
+ASKED = ("--text", "Once upon a time", "--layers", "1", "--slices", "[:, :, :]")
+
+
+@pytest.fixture(autouse=True)
+def ours_again(monkeypatch):
+    """Solvers entered by a test leave with it."""
+    monkeypatch.setattr(registry, "_REGISTRY", dict(solvers()))
+
+
+@pytest.fixture
+def example(tmp_path):
+    file = tmp_path / "hill.py"
+    file.write_text(HILL)
+    return file
+
+
+def invert(model: Path, out: Path, *more: object) -> int:
+    return main(["invert", str(model), "--out", str(out), *ASKED, *map(str, more)])
+
+
+def test_the_examples_of_the_docs_recover_tokens(model_directory, example, tmp_path):
+    model, out, unit = model_directory(), tmp_path / "rows", tmp_path / "unit.py"
+    unit.write_text(UNIT)
+    plugins = ("--plugin", example, "--plugin", unit)
+    assert invert(model, out, *plugins, "--methods", "hill", "unit", "--set", "hill.width=200") == 0
+    rows = {row["method"]: row for row in read_rows([out])}
+    assert all(row["exact"] and row["certificate"] == "residual" for row in rows.values())
+    assert rows["hill"]["settings"].items() >= {"rounds": 25, "width": 200}.items()
+    assert "Exchanges one token at a time for a random one" in render_page([rows["hill"]])
+    example.write_text(HILL.replace("25", "24"))  # other code answers anew
+    assert invert(model, out, "--plugin", example, "--methods", "hill") == 0
+    assert len({row["settings"]["code"] for row in read_rows([out])}) == 3
+
+
+def test_solvers_are_listed_with_settings_and_defaults(example, capsys):
+    assert main(["solvers", "--format", "json", "--plugin", str(example)]) == 0
+    listed = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
+    assert set(listed) == set(solvers())
+    assert listed["hill"]["settings"]["rounds"] == 25
+    assert listed["hill"]["settings_text"]["rounds"] == "over all positions."
+    for each in listed.values():
+        assert each["family"] in FAMILIES
+        assert each["text"]
+        assert all(each["settings_text"].values())
+    assert main(["solvers", "--names", "adam"]) == 0
+    text = capsys.readouterr().out
+    assert "adam.steps=300" in text
+    assert "sweep" not in text
+
+
+def test_two_files_of_one_name_do_not_replace_each_other(tmp_path, capsys):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "hill.py").write_text(HILL)
+    files = [word for folder in ("a", "b") for word in ("--plugin", f"{tmp_path}/{folder}/hill.py")]
+    assert main(["solvers", *files]) == 2
+    assert "solver hill: there is one of that name" in capsys.readouterr().err
+
+
+def test_a_lens_whose_file_changed_is_asked_anew(plugin, model_directory, tmp_path):
+    model, out = str(model_directory()), tmp_path / "out"
+    asked = ["lens", model, "--lens", "lengths", "--text", "Tom sat.", "--out", str(out)]
+    assert main([*asked, "--plugin", str(plugin)]) == 0
+    before = {row["value"] for row in read_rows([out])}
+    plugin.write_text(plugin.read_text().replace(".norm(dim=-1)", ".norm(dim=-1) + 100"))
+    assert main([*asked, "--plugin", str(plugin)]) == 0
+    after = {row["value"] for row in read_rows([out])} - before
+    assert len(after) == len(before)
+    assert min(after) > 100

@@ -1,0 +1,173 @@
+"""Rows that come from a file: those that do not hold what their kind declares are refused."""
+
+import copy
+import json
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eval import RequestError
+from eval.__main__ import main
+from eval.analysis.frame import frame
+from eval.analysis.summary import wide
+from eval.lenses.lens import read_document
+from eval.rows.store import Results, read_rows
+from tests.eval.views.page.cases import SIZES, bits_row, checkpoint_of, every_kind, make_row
+from tests.said import complaint
+
+ABOUT = make_row()["checkpoint"]
+ROWS = {row["kind"]: {"schema": 2, **row} for row in [
+    make_row(), bits_row(ABOUT, 0, 2.0), *every_kind(ABOUT)
+]}  # fmt: skip
+
+
+def changed(row, path, value):
+    """A copy of a row with another value at a path, or without it."""
+    row = copy.deepcopy(row)
+    *folders, name = path.split(".")
+    place = row
+    for folder in folders:
+        place = place[folder]
+    if value is KeyError:
+        del place[name]
+    else:
+        place[name] = value
+    return row
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "value"),
+    [
+        ("recovery", "checkpoint", KeyError),
+        ("recovery", "checkpoint", []),
+        ("recovery", "checkpoint.name", 5),
+        ("recovery", "checkpoint.step", "last"),
+        ("recovery", "checkpoint.mixers", "flat"),
+        ("recovery", "site", {}),
+        ("recovery", "site.layer", None),
+        ("recovery", "site.part", 1),
+        ("recovery", "site.without", "norms"),
+        ("recovery", "truth", [1, "2"]),
+        ("recovery", "truth", []),
+        ("recovery", "found", [1]),
+        ("recovery", "rank", [True] * 16),
+        ("recovery", "self.count", "4"),
+        ("recovery", "residual", 1e999),
+        ("recovery", "residual", float("nan")),
+        ("recovery", "length", 10**30),
+        ("recovery", "length", -1),
+        ("recovery", "notes", None),
+        ("recovery", "notes.cut", 1 << 40),
+        ("recovery", "hidden", 1 << 31),
+        ("recovery", "collisions", [{}]),
+        ("loss", "parts", {"nats": [1.0], "bytes": [0]}),
+        ("loss", "parts", {"nats": [1.0, 2.0], "bytes": [3]}),
+        ("loss", "nats_per_token", "high"),
+        ("bits", "bits", {"uniform": {"noise 0.25 rms": {"alone": [1.0]}}}),
+        ("bits", "distances", [0, None]),
+        ("lens", "value", "5"),
+        ("lens", "prompts", None),
+        ("probe", "unigram", 1.0),
+        ("geometry", "sigma_min", KeyError),
+    ],
+)
+def test_a_row_that_lacks_what_its_kind_declares_is_refused(kind, path, value, tmp_path, capsys):
+    file = tmp_path / "rows.jsonl"
+    good = [json.dumps({**row, "key": name}) for name, row in ROWS.items()]
+    file.write_text("\n".join(good) + "\n")
+    assert len(read_rows([tmp_path])) == len(ROWS)
+    file.write_text("\n".join([*good, json.dumps(changed(ROWS[kind], path, value))]) + "\n")
+    assert main(["summary", str(tmp_path)]) == 2
+    line = complaint(capsys)
+    assert line.startswith(f"error: {file}, line {len(ROWS) + 1}: ")
+    assert len(line) < 400
+
+
+TREES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=12,
+)
+FIELDS = [(kind, name) for kind, row in ROWS.items() for name in row]
+
+
+@given(field=st.sampled_from(FIELDS), value=TREES)
+@settings(derandomize=True, max_examples=200, deadline=None)
+def test_whatever_a_field_holds_is_summed_up_or_refused(field, value, tmp_path_factory):
+    kind, name = field
+    place = tmp_path_factory.mktemp("rows")
+    (place / "rows.jsonl").write_text(json.dumps(ROWS[kind] | {name: value}) + "\n")
+    with suppress(RequestError):
+        lines = frame(read_rows([place]))
+        assert lines.empty or len(wide(lines[lines["kind"] == kind]))
+
+
+NO_ROWS = ["5", "[]", "null", '"a"', "{", '{"schema": 2, "key": []}', "[" * 99_999,
+           '{"schema": 2, "key": "a", "kind": []}', '{"schema": 2, "key": "\\ud800"}',
+           '{"schema": 2, "key": "\ud800"}', '{"schema": 2, "key": "a", "size": NaN}']  # fmt: skip
+
+
+@pytest.mark.parametrize("line", NO_ROWS)
+def test_a_line_that_is_no_row_is_refused_by_its_number(line, tmp_path, capsys):
+    text = f"{json.dumps({'schema': 2, **make_row()})}\n{line}\n"
+    (tmp_path / "rows.jsonl").write_bytes(text.encode("utf-8", "surrogatepass"))
+    assert main(["summary", str(tmp_path)]) == 2
+    assert f"{tmp_path / 'rows.jsonl'}, line 2: " in complaint(capsys)
+
+
+def test_rows_of_a_kind_that_is_not_known_are_refused(tmp_path, capsys):
+    (tmp_path / "rows.jsonl").write_text(
+        json.dumps({"schema": 2, **make_row(kind="recall")}) + "\n"
+    )
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "page.html")]) == 2
+    assert "recall" in complaint(capsys)
+
+
+def test_rows_that_do_not_say_their_kind_are_refused(tmp_path, capsys):
+    row = {name: value for name, value in make_row().items() if name != "kind"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"schema": 2, **row}) + "\n")
+    assert main(["summary", str(tmp_path)]) == 2
+    assert "line 1" in complaint(capsys)
+
+
+def test_a_page_needs_no_path_and_no_size_of_a_model(tmp_path):
+    row = make_row()
+    about = row["checkpoint"].items()
+    row["checkpoint"] = {name: x for name, x in about if name not in ("path", "parameters")}
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"schema": 2, **row}) + "\n")
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "page.html")]) == 0
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\xff", b"[]", b'{"lens": "logit"}', b"[" * 99_999, b'"\\ud800"']
+)
+def test_a_damaged_document_of_a_lens_is_refused_by_its_path(content, tmp_path):
+    path = tmp_path / "logit-1.json"
+    path.write_bytes(content)
+    with pytest.raises(RequestError, match=str(path)):
+        read_document(path)
+
+
+def test_a_directory_is_written_by_one_at_a_time_and_read_by_all(tmp_path):
+    first = Results(tmp_path)
+    first.append([make_row(key="first")])
+    with pytest.raises(RequestError, match=r"--shard"):
+        Results(tmp_path)
+    assert [row["key"] for row in read_rows([tmp_path])] == ["first"]
+    Results(tmp_path, (1, 2)).append([make_row(key="second")])  # a shard has a file of its own
+    del first
+    assert Results(tmp_path).keys == {"first", "second"}
+
+
+def test_two_models_of_one_name_are_two_lines_with_every_seed(tmp_path, capsys):
+    def asked(model, share):
+        about = checkpoint_of(ABOUT, name="flat", weights_sha256=model * 32, **{SIZES[0]: 8})
+        return make_row(key=model, checkpoint=about | {"model_id": f"flat-{model}"}, share=share)
+
+    Results(tmp_path).append([asked("aa", (1.0, 1.0)), asked("bb", (0.0, 0.0))])
+    for words in ([], ["--every-seed"]):
+        assert main(["compare", str(tmp_path), "--format", "json", *words]) == 0
+        records = json.loads(capsys.readouterr().out)
+        assert {record["model"] for record in records} == {"flat (aa)", "flat (bb)"}

@@ -1,0 +1,117 @@
+"""Every command's work goes on after an interruption, and is shared out over processes."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from eval.__main__ import main
+from eval.rows import tasks
+from eval.rows.store import ROWS, Results, read_rows
+from tests.eval.views.page.cases import make_row
+
+ROOT = Path(__file__).parents[3]
+TEXT = ["--corpus", "toy:1000"]
+FEW = [*TEXT, "--count", "2", "--length", "6"]
+SLICE = ["--slices", "[:, 0:, :]"]
+COMMANDS = {
+    "loss": [*TEXT, "--stories", "3"],
+    "invert": [*FEW, "--layers", "1", "2", *SLICE, "--methods", "propose", "sweep", "chance"],
+    "probe": [*TEXT, "--length", "8", "--train-tokens", "800", "--valid-tokens", "80", "--steps",
+              "2", "--offsets", "0"],
+    "geometry": [*FEW, "--hidden", "1"],
+    "bits": [*TEXT, "--count", "2", "--before", "2", "--distances", "1", "--tokens", "800"],
+    "lens": ["--lens", "residual", "logit", "--text", "Tom had a red ball."],
+}  # fmt: skip
+"""What each of them is asked, of two models where they are given."""
+ASIDE = ("schema", "seconds", "tokens_per_second", "batch")
+"""Fields that say how a row was made: what is left of a batch is a smaller one."""
+
+
+@pytest.fixture
+def ask(model_directory, tmp_path):
+    """The words of a command that asks two models, and writes into a directory."""
+    models = [str(model_directory("flat", step, d_model=16)) for step in (0, 5)]
+
+    def words(name, out):
+        return [name, *models, *COMMANDS[name], "--out", str(out)]
+
+    return words
+
+
+def content(out: Path) -> dict:
+    rows = read_rows([out])
+    assert len({row["key"] for row in rows}) == len(rows)
+    return {row["key"]: {k: v for k, v in row.items() if k not in ASIDE} for row in rows}
+
+
+class Stopped(BaseException):
+    """As an interruption by the keyboard."""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_interrupted_command_goes_on_where_it_was(ask, tmp_path, monkeypatch, capsys, name):
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    real, calls = Results.append, []
+
+    def append(self, rows):
+        rows = list(rows)
+        calls.append(rows)
+        real(self, rows)
+        if len(calls) == stop:
+            raise Stopped
+
+    monkeypatch.setattr(Results, "append", append)
+    stop = 0
+    assert main(ask(name, whole)) == 0
+    total, stop = len(calls), 1
+    assert total > 1
+    calls.clear()
+    with pytest.raises(Stopped):
+        main(ask(name, out))
+    before, first = (out / ROWS).read_text(), calls[0]
+    assert before
+    (out / ROWS).write_text(before + '{"schema": 1, "key": "to')  # torn
+    calls.clear()
+    stop = 0
+    assert main(ask(name, out)) == 0
+    assert (out / ROWS).read_text().startswith(before)
+    assert content(out) == content(whole)
+    again = {row["key"] for rows in calls for row in rows}
+    if name != "lens":  # whose rows are made of documents once more
+        assert not again & {row["key"] for row in first}
+        calls.clear()
+        capsys.readouterr()
+        assert main(ask(name, out)) == 0
+        assert "every row is there already" in capsys.readouterr().err
+        assert not [rows for rows in calls if rows]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_shards_make_the_rows_of_one_process(ask, tmp_path, name):
+    """One after the other, as in a loop of shell; the second sees the rows of the first."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert main(ask(name, one)) == 0
+    for shard in ("1/2", "2/2"):
+        assert main([*ask(name, two), "--shard", shard]) == 0
+    assert content(two) == content(one)
+    if len(content(one)) > 1 and name != "lens":
+        files = {path.name for path in two.glob("*.jsonl")}
+        assert files == {"rows.1-of-2.jsonl", "rows.2-of-2.jsonl"}
+
+
+def test_a_long_job_says_how_long_it_will_take(tmp_path, monkeypatch, capsys):
+    clock = iter([0.0, 30.0])
+    monkeypatch.setattr(tasks, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+
+    def work(*keys: str) -> Any:
+        run = lambda results: [make_row(key=key) for key in keys]  # noqa: E731
+        return SimpleNamespace(checkpoint=None, keys=keys, run=run)
+
+    tasks.run_tasks([work("a", "b"), work("c"), work("d", "e", "f")], Results(tmp_path), "asking")
+    assert "asking: about 1 min 0 s for 4 more rows" not in capsys.readouterr().err  # not above 60
+    clock = iter([0.0, 40.0])
+    more = [work("g"), work("h", "i", "j")]
+    tasks.run_tasks(more, Results(tmp_path), "asking")
+    assert "asking: about 2 min 0 s for 3 more rows" in capsys.readouterr().err

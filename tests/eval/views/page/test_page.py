@@ -1,0 +1,196 @@
+"""The page and the terminal's table of recoveries, on made-up rows."""
+
+from typing import Any
+
+import pytest
+
+from arch.files import write_text
+from eval import RequestError
+from eval.__main__ import main
+from eval.analysis.frame import frame
+from eval.drawing.tables import percent, share_text
+from eval.rows.store import read_rows
+from eval.views.page.page import curves, render_page
+from eval.views.page.prompts import draw_prompts
+from eval.views.page.recoveries import ANSWERS, asked, recoveries, terminal_text
+from tests.eval.views.page.cases import Page, expected_share, make_row, make_rows, renamed
+
+ROWS = make_rows()
+HTML = render_page(ROWS)
+QUESTIONS = {"all tokens shown": ("self", 0), "1 hidden token": ("nonself", 1),
+             "3 hidden tokens": ("nonself", 3)}  # fmt: skip
+
+
+def figures(rows):
+    return recoveries(asked(frame(rows)))
+
+
+def found(rows, *names):
+    """Fields of the figures of rows."""
+    return [tuple(record[name] for name in names) for record in figures(rows)]
+
+
+def test_the_page_has_them_at_the_deepest_layer_before_and_after_training():
+    tables = [t for t in Page(HTML).tables if t[0][0] == "tokens asked for"]
+    assert len(tables) == 2
+    for model, table in zip(("flat", "llama"), tables, strict=True):
+        lines = iter(line for line in table[1:] if line)
+        for kind, k in QUESTIONS.values():
+            for method in ("descent", "adam", "alternating" if k else "sweep"):
+                place = {"model": model, "layer": 4, "method": method}
+                shares = [expected_share(ROWS, kind, k, step=step, **place) for step in (0, 300)]
+                name, *shown = next(lines)[-3:]
+                assert (name, *(cell.split()[0] for cell in shown)) == (
+                    method, *map(percent, shares),
+                )  # fmt: skip
+
+
+def test_the_terminal_has_them_by_step_in_few_lines():
+    rows = make_rows(models=("flat",), layers=(4,), count=8)
+    text = terminal_text(rows)
+    lines = [line.split() for line in text.splitlines() if "flat" in line]
+    assert len(lines) == 6
+    for line, (kind, k) in zip(lines[::2], QUESTIONS.values(), strict=True):
+        share = expected_share(rows, kind, k, model="flat", step=0, layer=4, method="adam")
+        assert share_text(share) in line
+    assert text.startswith("Tokens recovered, % (top-1)")
+    assert len(terminal_text(ROWS).splitlines()) <= 23
+    assert max(map(len, terminal_text(ROWS).splitlines())) <= 160
+    few = [make_row("flat", seed=s, method="adam", share=(1.0, 0.0)) for s in range(ANSWERS)]
+    answers = [line for line in terminal_text(few).splitlines() if "adam  " in line]
+    assert len(answers) == ANSWERS
+    assert all("[" in line.split("adam")[1] for line in answers)
+    assert "[b]flat" in terminal_text([renamed(make_row("flat"), "[b]flat")])
+
+
+def test_the_page_is_well_formed_small_and_needs_nothing_else():
+    page = Page(HTML)
+    assert len(HTML.encode()) < 1_000_000
+    assert not [word for word in ("http", "url(", "@import") if word in HTML]
+    assert not {"src"} & {name for name, _ in page.attributes}
+    ids = {value for name, value in page.attributes if name == "id"}
+    links = [value for name, value in page.attributes if name == "href"]
+    assert links == ["#example", "#training", "#layers", "#prompts", "#numbers"]
+    assert {link.removeprefix("#") for link in links} <= ids
+    assert "prefers-color-scheme: dark" in HTML
+    for words in ("runs/llama/models/step-000300", "steps=500 rate=0.02", "1,234,567"):
+        assert words in page.words  # where it comes from
+
+
+def test_everything_from_rows_is_escaped_and_any_text_is_written(tmp_path):
+    evil = "<script>alert('x')</script>\"><b onmouseover=x>"
+    row = make_row(method="alternating", prompts=evil, settings={evil: evil})
+    row = renamed(row, evil)
+    row["checkpoint"] |= {"path": evil, "mixers": [evil], "weights_sha256": evil}
+    row |= {"truth_text": [evil] * 16, "found_text": [evil] * 16, "text": evil}
+    row["site"] = {"layer": 4, "part": evil}
+    html = render_page([row, row | {"key": "other", "method": evil}], title=evil)
+    assert html.count("<script>") == 1  # our own
+    assert not any(name.startswith("on") for name, _ in Page(html).attributes)
+    path = tmp_path / "deep" / "page.html"
+    write_text(path, render_page([make_row(text="\ud800 lone")]))
+    assert path.stat().st_size > 1000
+
+
+def test_rows_of_which_there_is_nothing_to_say_are_one_clear_line():
+    for function in (render_page, figures, terminal_text):
+        with pytest.raises(RequestError, match=r"no rows: .* run `python -m eval invert` first"):
+            function([])
+    with pytest.raises(RequestError, match="1 rows, but none has a scored token"):
+        asked(frame([make_row(self=None, nonself=None)]))
+
+
+@pytest.mark.parametrize(
+    ("rows", "names", "expected"),
+    [
+        ([make_row(step=0), make_row(step=100), make_row()], "phase",
+         [("before",), ("between",), ("after",)]),
+        ([make_row(), renamed(make_row(step=100), "llama-s1")], "phase models", [("after", 2)]),
+        ([make_row(site={"layer": 2, "part": "mixer"})], "site", [("2 mixer",)]),
+        ([make_row(site={"layer": [1, 3], "part": "block"})], "site", [("3 block 1+3",)]),
+        ([make_row(slice="[:, :3+4:, :]", hidden=1)], "tokens",
+         [("1 hidden token of [:, :3+4:, :]",)]),
+        ([make_row(prompts="random")], "tokens", [("3 hidden tokens, random",)]),
+        ([make_row(method="adam"), make_row(method="adam", settings={"steps": 9}, key="b")],
+         "solver", [("adam steps=300 rate=0.2",), ("adam steps=9",)]),
+        ([make_row(noise=0.5, padded=True), make_row(slice="[:, 3:, :8]", key="b"),
+          make_row(control="shuffled", key="c")], "departs",
+         [("channels :8",), ("control: shuffled",), ("noise 0.5, padded",)]),
+        ([make_row(share=(0.0, 0.0)), make_row(share=(1.0, 1.0))], "top1", [(1.0,)]),
+        ([make_row(method=m, hidden=0) | {"family": f} for m, f in
+          (("chance", "control"), ("sweep", "search"), ("descent", "gradient"))
+          if m != "chance"], "solver", [("descent",), ("sweep",)]),
+    ],
+    ids=["phases", "seeds that ended apart", "part", "joined layers", "slice", "prompts",
+         "settings", "departures", "equal keys", "order of solvers"],
+)  # fmt: skip
+def test_figures_are_told_apart_by(rows, names, expected):
+    assert found(rows, *names.split()) == expected
+
+
+def test_layers_noise_and_channels_are_curves_and_count_in_nothing_else():
+    plain = make_rows(models=("flat",), layers=(2, 4), hidden=(0,), count=2)
+    rows = list(plain)
+    for row in plain:
+        for noise in (0.01, 1.0):
+            rows.append(row | {"key": f"{row['key']} {noise}", "noise": noise})
+        rows.append(row | {"key": f"{row['key']} :8", "slice": "[:, 0:, :8]"})
+    records = figures(rows)
+    assert [r for r in records if not r["departs"]] == figures(plain)
+    for field, values in {
+        "layer": "24",
+        "noise": ("0", "0.01", "1"),
+        "channels": ("8", "128"),
+    }.items():
+        (panel,) = curves(records, field)
+        assert panel.title == "flat: all tokens shown"
+        assert panel.svg.count("<title>") == len(values) * 2 * 3
+        assert "sweep, after training: 100 % (34–100), 2 prompts" in panel.svg
+        assert all(f">{value}</text>" in panel.svg for value in values)
+    assert curves(figures([make_row()]), "layer") == []
+
+
+def drawn(rows):
+    lines = asked(frame(rows))
+    return draw_prompts(rows, lines, recoveries(lines))
+
+
+def test_tokens_have_their_marks():
+    row = make_row(method="descent", length=5, hidden=2) | {
+        "truth": [1, 2, 3, 4, 5],
+        "found": [1, 9, 3, 8, 5],
+        "truth_text": ["Once", " upon", "\n", "\x07", ""],
+        "found_text": ["Once", " cat", "\n", " dog", ""],
+        "verdict": ["recovered", "not found", "ambiguous", "not found", "recovered"],
+    }
+    ((prompt,), known) = drawn([row])
+    (sheet,) = prompt.sheets
+    assert [text for text, _ in sheet.truth] == ["Once", "·upon", "⏎", "\\x07", "∅"]
+    (strip,) = sheet.strips
+    assert (known, strip.solver, strip.phase, strip.right) == (1, "descent", "after", 3)
+    assert [text for text, _ in strip.tokens] == ["Once", "·cat", "⏎", "·dog", "∅"]
+    assert [marks.split() for _, marks in strip.tokens] == [["k"], ["w", "k"], ["a"], ["w"], []]
+    assert '<i class="w k">·cat</i>' in render_page([row])
+    tail = make_row(length=4, slice="[:, :2, :]", hidden=2, share=(1.0, 1.0))
+    ((prompt,), _) = drawn([tail])
+    assert [marks for _, marks in prompt.sheets[0].truth] == ["", "", "k", "k"]
+
+
+def kinds(row: dict[str, Any]) -> dict[str, Any]:
+    """The fields, those of what is nested too; none of free form."""
+    free = ("settings", "notes")
+    return {k: kinds(v) if isinstance(v, dict) and k not in free else None for k, v in row.items()}
+
+
+@pytest.mark.parametrize(("method", "hidden"), [("sweep", 0), ("alternating", 1), ("descent", 3)])
+def test_made_up_rows_have_the_fields_of_real_ones(method, hidden, model_directory, tmp_path):
+    asked = ["--methods", method, "--slices", f"[:, {hidden}:, :]", "--layers", "1"]
+    asked += ["--text", "Once upon a time", *(["--set", "descent.steps=1"] if hidden == 3 else [])]
+    out = tmp_path / "out"
+    assert main(["invert", str(model_directory()), "--out", str(out), *asked]) == 0
+    (real,) = read_rows([out])
+    made = make_row(method=method, hidden=hidden, length=real["length"])
+    assert kinds(made) == kinds(real)
+    for name, value in real.items():
+        if name not in ("criterion", "permuted", "certificate"):
+            assert type(made[name]) is type(value) or None in (made[name], value), name

@@ -1,0 +1,203 @@
+"""The comparison: what it finds and pools, its table, files and plots, and two models paired."""
+
+import csv
+import io
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from eval.analysis.frame import frame
+from eval.analysis.summary import sum_up
+from eval.models.checkpoint import open_checkpoint
+from eval.rows.store import Results
+from eval.views.comparison.gather import gather_models
+from eval.views.comparison.table import paired_records
+from tests.eval.views.compare_cases import add_model, compared, make_run, run_compare
+from tests.eval.views.page.cases import about, bits_row, loss_row, make_row, make_rows
+
+
+def test_models_runs_and_rows_come_together(model_directory, tmp_path):
+    run = make_run(tmp_path, "flat-s0")
+    models = [add_model(run, step, model_directory("any", step)) for step in (0, 100)]
+    row = make_row("flat-s0", 100, method="sweep", hidden=0)
+    row["checkpoint"] |= open_checkpoint(models[1]).provenance
+    row |= {"site": {"layer": 2, "part": "block"}}
+    Results(tmp_path / "results").append([row])
+    found = compared(tmp_path, run, models[0], tmp_path / "results")  # each thing once
+    found = [record for record in found if record["model"] == "flat-s0"]
+    assert [(r["step"], r["shown"], r["tokens"]) for r in found] == [(0, None, 0), (100, 1, 1000)]
+    assert [record["seeds"] for record in found] == [1, 1]
+    (alone,) = gather_models([models[1]])
+    assert alone.run is not None  # its own run is found above it
+    parameters = open_checkpoint(models[1]).provenance["parameters"]
+    assert alone.checkpoint["parameters"] == parameters
+
+
+def test_seeds_are_pooled_with_students_interval(tmp_path):
+    bits = [1.2, 1.3, 1.25]
+    runs = [make_run(tmp_path, f"flat-s{seed}", seed, b) for seed, b in enumerate(bits)]
+    (record,) = compared(*runs)
+    assert (record["model"], record["seeds"]) == ("flat", 3)
+    low, high = stats.t.interval(0.95, 2, np.mean(bits), stats.sem(bits))
+    found = [record[f"bits_per_byte{end}"] for end in ("", "_low", "_high", "_n")]
+    assert found == pytest.approx((np.mean(bits), low, high, 3))
+    apart = compared(*runs, every=True)
+    assert [record["model"] for record in apart] == ["flat-s0", "flat-s1", "flat-s2"]
+    assert [record["bits_per_byte"] for record in apart] == pytest.approx(bits)
+    assert all(record["bits_per_byte_low"] is None for record in apart)
+
+
+@pytest.mark.parametrize(
+    ("name", "hidden", "quantity", "method"),
+    [
+        ("shown", 0, "self", "sweep"),
+        ("hidden_1", 1, "nonself", "alternating"),
+        ("hidden_3", 3, "nonself", "adam"),
+    ],
+)
+def test_recoveries_are_those_of_the_summary(tmp_path, name, hidden, quantity, method):
+    rows = make_rows(models=("flat",), layers=(2, 4), count=3)
+    departing = [{"noise": 0.5}, {"control": "shuffled"}, {"padded": True}]
+    rows += [
+        row | change | {"key": f"{row['key']}{change}"} for row in rows for change in departing
+    ]
+    Results(tmp_path).append(rows)
+    (expected,) = [
+        r for r in sum_up(rows)
+        if (r["step"], r["layer"], r["hidden"], r["method"]) == (300, 4, hidden, method)
+        and not (r["noise"] or r["control"] or r["padded"])
+    ]  # fmt: skip
+    record = compared(tmp_path, method=method if method == "adam" else None)[1]
+    found = [record[f"{name}{end}"] for end in ("", "_low", "_high", "_n")]
+    ends = (expected[f"{quantity}{end}"] for end in ("", "_low", "_high"))
+    assert found == pytest.approx([*ends, expected["prompts"]])
+
+
+def test_rows_of_seeds_are_their_mean(tmp_path):
+    nats = [3.0, 3.2, 3.7]
+    rows = [loss_row(about(300, f"a{s}", f"a-s{s}"), [n, n]) for s, n in enumerate(nats)]
+    Results(tmp_path).append(rows)
+    (record,) = compared(tmp_path)
+    assert record["bits_per_byte"] == pytest.approx(np.mean(nats) / 2 / np.log(2))  # two bytes each
+    assert record["bits_per_byte_low"] < record["bits_per_byte"] < record["bits_per_byte_high"]
+    assert record["seeds"] == 3
+
+
+def test_losses_and_bits_are_at_what_most_checkpoints_were_asked(tmp_path):
+    here = [about(step) for step in (0, 300)]
+    rows = [loss_row(one, [3.0, 4.0]) for one in here]
+    rows += [loss_row(here[0], [9.0, 9.0], corpus="other", key="other")]
+    rows += [bits_row(one, prompt, 2.0 + prompt) for one in here for prompt in range(3)]
+    Results(tmp_path).append(rows)
+    records = compared(tmp_path)
+    assert [r["bits_per_byte"] for r in records] == pytest.approx([7 / 4 / np.log(2)] * 2)
+    assert [r["bits_at_4"] for r in records] == [3, 3]
+    assert records[0]["bits_at_4_n"] == 3
+    assert records[0]["bits_per_byte_of"] == "loss"
+
+
+def test_command_prints_and_writes(tmp_path, capsys):
+    runs = [
+        make_run(tmp_path, "conv-s0", 0, 1.2),
+        make_run(tmp_path, "conv-s1", 1, 1.3),
+        make_run(tmp_path, "other", 0, 1.1),
+    ]
+    Results(tmp_path / "results").append(make_rows(models=("flat",), count=2))
+    files = {kind: tmp_path / "new" / f"table.{kind}" for kind in ("md", "csv")}
+    words = ["--markdown", files["md"], "--csv", files["csv"]]
+    assert run_compare(*runs, tmp_path / "results", *words) == 0
+    printed = capsys.readouterr().out
+    headings = ["model", "step", "tokens", "bits/byte", "shown %", "hidden 1 %", "hidden 3 %",
+                "bits at 4"]  # fmt: skip
+    assert "".join(headings).replace(" ", "") in printed.replace(" ", "")
+    assert f"| {' | '.join(headings)} |" in files["md"].read_text()
+    assert len(printed.splitlines()) <= 25
+    (pooled,) = [r for r in csv.DictReader(io.StringIO(files["csv"].read_text()))
+                 if r["model"] == "conv"]  # fmt: skip
+    assert float(pooled["bits_per_byte"]) == np.mean([1.2, 1.3])
+    assert (pooled["seeds"], pooled["bits_per_byte_n"], pooled["step"]) == ("2", "2", "100")
+
+
+@pytest.mark.parametrize("kind", ["svg", "png"])
+def test_plots_are_files(tmp_path, kind):
+    names = ["flat", "<llama> & co", *(f"m{c}" for c in "abcdef")]
+    runs = [make_run(tmp_path, name, bits=1 + i / 10) for i, name in enumerate(names)]
+    file = tmp_path / f"plot.{kind}"
+    assert run_compare(*runs, "--plot", file) == 0
+    if kind == "png":
+        assert file.read_bytes().startswith(b"\x89PNG")
+    else:
+        text = file.read_text()
+        assert text.count("stroke-dasharray") >= 2  # where the colours begin anew
+        assert "<llama> & co" in "".join(ET.fromstring(text).itertext())
+
+
+# Two checkpoints.
+
+
+def test_two_checkpoints_are_compared_on_what_both_were_asked():
+    share = {"flat": (1.0, 0.9), "llama": (1.0, 0.4)}
+    rows = [
+        make_row(model, method="alternating", prompt=p, share=share[model])
+        for model in share
+        for p in range(30 if model == "flat" else 28)
+    ]
+    rows += [loss_row(make_row(name)["checkpoint"], nats) for name, nats in
+             {"flat": [3.0, 4.0, 5.0], "llama": [4.0, 5.0, 7.0]}.items()]  # fmt: skip
+    lines = frame(rows)
+    records = paired_records(lines, ("flat", 300), ("llama", 300), margin=5)
+    found = {record["figure"]: record for record in records}
+    assert set(found) == {"bits/byte", "hidden 3"}
+    hidden = found["hidden 3"]
+    hits = {name: [sum(r == 0 for r in row["rank"][:3]) for row in rows[:58]
+                   if row["checkpoint"]["name"] == name][:28] for name in share}  # fmt: skip
+    expected = (sum(hits["flat"]) - sum(hits["llama"])) / (3 * 28)
+    assert hidden["difference"] == pytest.approx(expected)
+    assert (hidden["n"], hidden["units"]) == (28, "prompts")
+    assert hidden["low"] < expected < hidden["high"]
+    assert hidden["p"] < 0.01
+    assert not hidden["equivalent"]
+    bits = found["bits/byte"]
+    assert bits["difference"] == pytest.approx(-4 / 6 / np.log(2))
+    assert (bits["n"], bits["p"]) == (3, 0.25)  # of the 8 ways to sign three differences, 2
+
+
+def test_alike_checkpoints_are_equivalent_and_seeds_are_the_unit():
+    same = [make_row(m, method="sweep", hidden=0, prompt=p) for m in ("flat", "llama")
+            for p in range(80)]  # fmt: skip
+    (record,) = paired_records(frame(same), ("flat", 300), ("llama", 300), margin=5)
+    assert (record["difference"], record["p"], record["equivalent"]) == (0, 1, True)
+    assert 0 < record["high"] < 0.05  # all agree, which leaves some room
+    (record,) = paired_records(frame(same), ("flat", 300), ("llama", 300), margin=1)
+    assert not record["equivalent"]
+    rows = [
+        loss_row(about(300, f"{name}{seed}", f"{name}-s{seed}"), [bits + 0.1 * seed, 3.0])
+        for name, bits in {"a": 3.0, "b": 5.0}.items()
+        for seed in range(3)
+    ]
+    (record,) = paired_records(frame(rows), ("a", 300), ("b", 300), margin=5)
+    first, second = ([(bits + 0.1 * s + 3) / 4 / np.log(2) for s in range(3)] for bits in (3, 5))
+    expected = stats.ttest_ind(first, second, equal_var=False)
+    assert (record["n"], record["units"]) == (3, "seeds")
+    assert record["p"] == pytest.approx(expected.pvalue)  # pyright: ignore
+
+
+def test_the_command_pairs_two_lines_or_two_named(tmp_path, capsys):
+    Results(tmp_path).append(make_rows(models=("flat", "llama"), layers=(4,), count=3))
+    assert run_compare(tmp_path, "--last") == 0
+    assert "flat, step 300 less llama, step 300" in capsys.readouterr().out
+    assert run_compare(tmp_path, "--paired", "flat@0", "flat") == 0
+    printed = capsys.readouterr().out
+    assert "flat, step 0 less flat, step 300" in printed
+    assert "3 prompts" in printed
+    assert run_compare(tmp_path, "--paired", "flat@7", "flat") == 2
+    assert "there are flat@0, flat@300" in capsys.readouterr().err
+
+
+def test_prompts_of_all_lengths_are_one_figure(tmp_path):
+    rows = [make_row(method="alternating", prompt=i, length=8 + i) for i in range(9)]
+    Results(tmp_path).append(rows)
+    (record,) = compared(tmp_path)
+    assert (record["hidden_3"], record["hidden_3_n"]) == (1, 9)
