@@ -213,7 +213,7 @@ def vocabulary_size(path: Path, tokenizer_json: str) -> int:
             vocabulary = {piece[0]: token for token, piece in enumerate(vocabulary)}
         names = {entry["content"] for entry in added} | set(vocabulary)
         return max(len(names), 1 + max(map(int, vocabulary.values()), default=-1))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
         raise ModelError(f"{path} is not a tokenizer file") from None
 
 

@@ -123,6 +123,15 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_of_ours_that_a_page_names_are_there(page: Path) -> None:
+    named = re.findall(
+        r"`((?:arch|tokenizer|train|eval|scripts|tests)/[\w/.-]+\.(?:py|sh|yaml))`",
+        page.read_text(),
+    )
+    assert [file for file in named if not (ROOT / file).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for target, anchor in re.findall(r"\]\((?!http)([^)#\s]*)(?:#([^)\s]*))?\)", text):

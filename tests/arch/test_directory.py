@@ -192,6 +192,7 @@ OTHER = {size: tokenizer_json(size).encode() for size in (11, 12)}
         (spoil("tokenizer.json", OTHER[11].replace(b'"0"', b'"zero"')), "tokenizer.json has hash "),
         *((spoil("tokenizer.json", text), "tokenizer.json is not a tokenizer file")
           for text in (b"{", b"[]", b'{"model": {}}', b"{}",
+                       b'{"added_tokens": [], "model": {"vocab": [[]]}}',
                        b'{"added_tokens": [], "model": {"vocab": {"a": Infinity}}}')),
         (spoil("config.json", {"context": 13}), "mix.bias is (12,), the configuration says (13,)"),
         (spoil("config.json", {"n_layers": 3}), f"{MISFIT}n_layers is 3, the weights have 2"),
