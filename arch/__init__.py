@@ -12,14 +12,14 @@ from arch.errors import ModelError
 
 if TYPE_CHECKING:
     from arch.check import check_causal
-    from arch.convert import export_transformers, import_transformers
     from arch.costs import Cost, Description, describe
-    from arch.directory import LoadedModel, add_to_meta, check_model, load_model, save_model
+    from arch.formats.llama import export_transformers, import_transformers
+    from arch.formats.maskedmixers import import_reference
     from arch.mixers import MIXERS, TokenMixer
     from arch.model import Block, LanguageModel, State, count_parameters, embedding_scale
-    from arch.pretrained import load_pretrained
-    from arch.reference import import_reference
+    from arch.pretrained.pretrained import load_pretrained
     from arch.sampling import generate
+    from arch.storage.directory import LoadedModel, add_to_meta, check_model, load_model, save_model
 
 __all__ = [
     "MIXERS", "Block", "Cost", "Description", "LanguageModel", "LoadedModel", "ModelConfig",
@@ -30,13 +30,13 @@ __all__ = [
 ]  # fmt: skip
 NAMES = {
     "check": "check_causal",
-    "convert": "export_transformers import_transformers",
+    "formats.llama": "export_transformers import_transformers",
     "costs": "Cost Description describe",
-    "directory": "LoadedModel add_to_meta check_model load_model save_model",
+    "storage.directory": "LoadedModel add_to_meta check_model load_model save_model",
     "mixers": "MIXERS TokenMixer",
     "model": "Block LanguageModel State count_parameters embedding_scale",
-    "pretrained": "load_pretrained",
-    "reference": "import_reference",
+    "pretrained.pretrained": "load_pretrained",
+    "formats.maskedmixers": "import_reference",
     "sampling": "generate",
 }
 """What is imported late, by the module that has it."""

@@ -15,12 +15,18 @@ if __name__ == "__main__":
 
 import yaml
 
-import arch.threads  # noqa: F401 - before torch
+import arch.kernels.threads  # noqa: F401 - before torch
 from arch.check import check_promises
 from arch.config import ModelConfig
-from arch.convert import download, export_transformers, open_directory
 from arch.costs import describe
-from arch.directory import (
+from arch.errors import ModelError, is_out_of_memory, printable
+from arch.formats.llama import download, export_transformers, open_directory
+from arch.formats.maskedmixers import import_reference
+from arch.mixers import refuse_foreign
+from arch.model import LanguageModel
+from arch.pretrained.gguf import GGUF
+from arch.pretrained.pretrained import import_gguf, load_pretrained
+from arch.storage.directory import (
     LoadedModel,
     check_model,
     check_vocabulary,
@@ -29,13 +35,7 @@ from arch.directory import (
     save_model,
     vocabulary_size,
 )
-from arch.errors import ModelError, is_out_of_memory, printable
-from arch.files import read_text
-from arch.gguf import GGUF
-from arch.mixers import refuse_foreign
-from arch.model import LanguageModel
-from arch.pretrained import import_gguf, load_pretrained
-from arch.reference import import_reference
+from arch.storage.files import read_text
 
 HUB = "hub:"
 PRETRAINED = "hf:"

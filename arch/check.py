@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from arch.config import ModelConfig
-from arch.decoder import WholeLayer
-from arch.directory import load_model, save_model
 from arch.errors import ModelError, is_out_of_memory, printable
 from arch.mixers.base import SideBySide
 from arch.model import Block, LanguageModel
+from arch.pretrained.decoder import WholeLayer
+from arch.storage.directory import load_model, save_model
 
 WORK = 6e9
 """FLOP of one round of the check, about: a larger model is run on fewer positions."""

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import torch
 
 from arch import ModelError
-from arch.files import write_text
+from arch.storage.files import write_text
 
 Pages = Iterable[tuple[str, Sequence[dict[str, Any]]]]
 """A page and its rows, anew whenever there is more."""

@@ -6,7 +6,7 @@
 Every form makes tril(W) x, and its gradients, from the same random operands; the forms take turns
 in one process, each time in another order. On a CPU: one thread, eager. On CUDA: eager and
 compiled, in CUDA graphs, over operands that rotate through more memory than the cache holds; with
---out, DIR/masked_conv.csv has what `arch/masked_conv.csv` is to hold of the device.
+--out, DIR/masked_conv.csv has what `arch/kernels/masked_conv.csv` is to hold of the device.
 """
 
 import argparse
@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from arch.files import write_text
-from arch.masked_conv import MEASURED, implementation, masked_convolution
+from arch.kernels.masked_conv import MEASURED, implementation, masked_convolution
+from arch.storage.files import write_text
 from scripts import bench
 
 Form = Callable[[Tensor, Tensor], Tensor]
@@ -105,7 +105,7 @@ def timings(
 
 
 def measured(rows: list[dict[str, Any]], device: str) -> list[dict[str, Any]]:
-    """The rows of `arch/masked_conv.csv`: the fastest compiled dense form over the kernels."""
+    """The rows of `masked_conv.csv` of arch: the fastest compiled dense form over the kernels."""
     found = []
     names = ("dtype", "length", "width", "batch")
     for sizes, some in groupby(rows, lambda row: tuple(row[name] for name in names)):

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from arch.files import write_file
+from arch.storage.files import write_file
 from scripts import bench
 from scripts.baselines import ReferenceMixer, llama, reference, trainer
 from scripts.bench import BenchmarkError

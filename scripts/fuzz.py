@@ -102,7 +102,7 @@ def make_bases(place: Path) -> None:
     from safetensors.torch import save_file
 
     from arch import LanguageModel, ModelConfig, save_model
-    from arch.convert import export_transformers
+    from arch.formats.llama import export_transformers
     from tokenizer import open_corpus, pack, train_tokenizer
 
     tokenizer = train_tokenizer(open_corpus("toy:60", "train"), vocab_size=300).to_str()

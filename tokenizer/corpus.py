@@ -29,8 +29,8 @@ from typing import Any
 from tokenizer.bpe import CorpusError
 from tokenizer.data import SPLITS, PackedData
 from tokenizer.readers import READERS, ROWS, check_kind, read_batches, read_file
-from tokenizer.splits import divide_folder
-from tokenizer.toy import digest, held_out, toy_stories
+from tokenizer.splits import digest, divide_folder, held_out
+from tokenizer.toy import toy_stories
 
 TOY_STORIES = 20_000
 NAMES = {"train": ("train",), "valid": ("valid", "validation", "val", "dev")}

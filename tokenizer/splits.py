@@ -1,4 +1,4 @@
-"""Which files of a folder are which split, by their names and those of the folders in it.
+"""Which text is training and which is validation: files by their names, else stories by a hash.
 
     train.txt, Train.txt, owt_train.txt, wiki.train.txt, train-00000-of-00002.parquet, train/a.txt
     valid.txt; validation, val, dev, eval and held-out are the same
@@ -11,6 +11,7 @@ are one text. What is not plain, and what is not read, is said in one line.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 from functools import cache
@@ -135,3 +136,16 @@ def _names(folder: Path, paths: list[Path]) -> str:
 def say_once(line: str) -> None:
     """Print a line on stderr, the first time it is given."""
     logging.getLogger(__name__).warning(line)
+
+
+def held_out(text: str, share: float) -> bool:
+    """Whether a story belongs to the `share` set aside for validation.
+
+    The answer depends on the text alone: two copies of it are always in the same split.
+    """
+    return int.from_bytes(digest(text), "big") < share * 2**64
+
+
+def digest(text: str) -> bytes:
+    """Eight bytes that stand for a story: equal exactly for equal ones, for all purposes."""
+    return hashlib.blake2b(text.encode(), digest_size=8).digest()

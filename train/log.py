@@ -18,7 +18,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 
 from arch.errors import printable
-from arch.files import write_file
+from arch.storage.files import write_file
 from train.rundir import RunDirectory
 from train.settings import RunError, RunSettings
 

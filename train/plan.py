@@ -20,12 +20,12 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 from arch import LanguageModel, describe
 from train.busy import busy_machine
-from train.checkpoints import KEPT
 from train.data import Windows
 from train.module import LanguageModule
 from train.progress import clock
 from train.run import build_trainer
 from train.rundir import RunDirectory
+from train.saving import KEPT
 from train.settings import Recipe
 from train.speed import compiles, prepare
 

@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from arch.files import make_directory, write_text
+from arch.storage.files import make_directory, write_text
 from tokenizer import VALID_FRACTION, PackedData, load_tokenizer, open_corpus, train_tokenizer
 from tokenizer import pack as pack_data
 from tokenizer.pack import Layout

@@ -19,27 +19,27 @@ from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
 from arch import LanguageModel, check_causal, count_parameters, describe
-from arch.convert import download, open_directory
 from arch.errors import is_out_of_memory
-from arch.tokenizers import read_tokenizer
+from arch.formats.llama import download, open_directory
+from arch.pretrained.tokenizers import read_tokenizer
 from tokenizer import tokenizer_hash
 from train.busy import busy_machine
-from train.checkpoints import AtomicCheckpointIO, changed_settings
 from train.data import PackedDataModule
 from train.launcher import in_slurm
 from train.log import Log
 from train.module import LanguageModule
 from train.optim import build_optimizer
 from train.progress import Progress, StepBar, TimeBudget, has_terminal
+from train.resume import changed_settings, choose_start
 from train.rundir import RunDirectory
-from train.saving import Saving, StopOnSignal, since_best
+from train.saving import AtomicCheckpointIO, Saving, StopOnSignal, since_best
 from train.settings import HUB, Recipe, RunError
 from train.speed import prepare, use_machine
 from train.verify import find_wrong_tensor
 
 LIGHTNING_ADVICE = (
     r"`isinstance\(treespec, LeafSpec\)` is deprec",  # its own use of torch
-    "Checkpoint directory .* exists and is not empty",  # `RunDirectory.start_from` has looked
+    "Checkpoint directory .* exists and is not empty",  # `choose_start` has looked
     "Be aware that when using `ckpt_path`, callbacks",  # a budget, or another one's callback
 )
 PADDED_WEIGHTS = ("embedding.weight", "head.weight")
@@ -68,8 +68,12 @@ class Run:
         seed_everything(settings.seed, verbose=False)
         model = LanguageModel(recipe.model)
         optimizer = build_optimizer(model, recipe.optimizer)
-        self.start = self.directory.start_from(
-            resume, recorded, fixed, lambda content: find_wrong_tensor(content, model, optimizer)
+        self.start = choose_start(
+            self.directory,
+            resume,
+            recorded,
+            fixed,
+            lambda content: find_wrong_tensor(content, model, optimizer),
         )
         every, done, self.total = settings.log_every, self.start.step, recipe.trainer.max_steps
         self.stop = StopOnSignal(every)
@@ -150,7 +154,10 @@ class Run:
     def _open(self) -> None:
         """Opens the directory, the log and the loggers, and says what is about to be trained."""
         start = self.start
-        self.directory.prepare(yaml.safe_dump(self.recipe.plain(), sort_keys=False), start)
+        changes = changed_settings(start.history)
+        comments = "".join(f"# {line}\n" for line in changes)
+        config = yaml.safe_dump(self.recipe.plain(), sort_keys=False)
+        self.directory.prepare(comments + config, start.unreadable)
         self.log.start(self.trainer, start.step if start.checkpoint else -1)
         for path, reason in start.unreadable.items():
             self.log.say(
@@ -158,7 +165,6 @@ class Run:
                 f"{path.with_suffix('.unreadable').name}; going on from the one before"
             )
         busy = busy_machine(self.trainer)
-        changes = changed_settings(start.history)
         lines = (self._describe(), busy, *changes, self._initial)
         for line in filter(None, lines):
             self.log.say(line)

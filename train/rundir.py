@@ -18,19 +18,12 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from arch.files import make_directory, remove_leftovers, write_file
-from train.checkpoints import (
-    FindFault,
-    Start,
-    Unreadable,
-    changed_settings,
-    read_start,
-    weights_are_good,
-)
+from arch.storage.files import make_directory, remove_leftovers, write_file
+from train.checkpoints import weights_are_good
 from train.settings import RunError
 
 FAILED_START = {"config.yaml", "metrics.jsonl", "wandb", "wandb_id", ".lock"}
@@ -74,54 +67,18 @@ class RunDirectory:
         """The loss of every validation on record, in nats, by its step, oldest first."""
         return {row["step"]: row["val_loss"] for row in self.rows() if "val_loss" in row}
 
-    def start_from(
-        self, resume: str, settings: dict[str, Any], fixed: dict[str, Any], find_fault: FindFault
-    ) -> Start:
-        """Which checkpoint to start from, if any; with auto, the last that can be read.
+    def begun(self) -> bool:
+        """Whether there is more than a start that failed may leave behind, or a file."""
+        if not self.path.is_dir():
+            return self.path.exists()
+        return bool({path.name for path in self.path.iterdir()} - FAILED_START)
+
+    def prepare(self, config: str, unreadable: Iterable[Path]) -> None:
+        """Locks the directory, clears what a killed process left, and writes the config.
 
         Args:
-            resume: never, auto or a checkpoint.
-            settings: that this start is given.
-            fixed: the model and the data, which a resumed run must share with its checkpoint.
-            find_fault: says what is wrong with the tensors of a checkpoint, if anything.
-
-        Raises:
-            RunError: a run is there already, or has gone on from the chosen checkpoint; or as
-                `read_start`.
-        """
-        checkpoints, beginning = self.checkpoints(), Start(None, 0, settings, [], None, {})
-        if resume == "never":
-            if self.path.exists() and (not self.path.is_dir() or self._begun()):
-                raise RunError(
-                    f"--run {self.path}: exists already; go on with --resume auto, or choose "
-                    "another --run"
-                )
-            return beginning
-        if resume != "auto":
-            chosen = Path(resume)
-            if checkpoints and chosen.resolve() != checkpoints[-1].resolve():
-                raise RunError(
-                    f"--resume {chosen}: {self.path} has a last checkpoint of its own, "
-                    f"{checkpoints[-1].name}; use --resume auto, or another --run"
-                )
-            return read_start(chosen, settings, fixed, find_fault)
-        unreadable: dict[Path, str] = {}
-        for path in reversed(checkpoints):
-            try:
-                start = read_start(path, settings, fixed, find_fault)
-                return start._replace(unreadable=unreadable)
-            except Unreadable as error:
-                unreadable[path] = error.reason
-        if unreadable:
-            names = ", ".join(path.name for path in unreadable)
-            raise RunError(
-                f"--resume auto: no checkpoint in {self.path} can be read ({names}); "
-                "start anew in another --run"
-            )
-        return beginning
-
-    def prepare(self, config: str, start: Start) -> None:
-        """Locks the directory, clears what a killed process left, and writes the config.
+            config: the content of its `config.yaml`.
+            unreadable: checkpoints, which get another ending.
 
         Raises:
             RunError: another process is training it, or the place cannot be written.
@@ -131,10 +88,9 @@ class RunDirectory:
             self._take()
             for folder in (self.path, self.path / "checkpoints", self.path / "models"):
                 remove_leftovers(folder)
-            for path in start.unreadable:
+            for path in unreadable:
                 path.rename(path.with_suffix(".unreadable"))
-            changes = "".join(f"# {line}\n" for line in changed_settings(start.history))
-            write_file(self.path / "config.yaml", (changes + config).encode())
+            write_file(self.path / "config.yaml", config.encode())
         except OSError as error:
             raise RunError(
                 f"--run {self.path}: cannot be written ({error.strerror}); choose another place"
@@ -184,9 +140,6 @@ class RunDirectory:
             ) from None
         except OSError:  # a file system without locks
             pass
-
-    def _begun(self) -> bool:
-        return bool({path.name for path in self.path.iterdir()} - FAILED_START)
 
 
 def _is_row(row: Any) -> bool:

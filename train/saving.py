@@ -5,6 +5,8 @@ A step's model directory and checkpoint are on the disk before its validation st
 a kill cut off is done when the run goes on.
 """
 
+import contextlib
+import io
 import math
 import signal
 from collections.abc import Callable
@@ -15,17 +17,57 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
 
 from arch import add_to_meta, check_causal, save_model
+from arch.storage.files import write_file
 from tokenizer import PackedData
-from train.checkpoints import RECORD, Start
+from train.checkpoints import RECORD, read_checkpoint
 from train.identity import model_id
 from train.log import Log
 from train.module import LanguageModule, ends_step
 from train.progress import Progress
+from train.resume import ResumePoint
 from train.rundir import RunDirectory
 from train.settings import Recipe
+
+KEPT = 2
+"""Checkpoints that a run keeps: the last, and one for when that is damaged."""
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint to a temporary sibling, flushes it to the disk and renames it.
+
+    Lightning's own is not atomic where the temporary folder is on another disk.
+    Then the oldest of the run's checkpoints are removed, all but `KEPT`.
+    """
+
+    def __init__(self, directory: RunDirectory) -> None:
+        super().__init__()
+        self._directory = directory
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+    ) -> None:
+        """Serialises in memory first: torch's own file writer would hide a full disk.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        with self._directory.writing(Path(path)):
+            buffer = io.BytesIO()
+            torch.save(checkpoint, buffer)
+            write_file(Path(path), buffer.getbuffer())
+        for old in self._directory.checkpoints()[:-KEPT]:
+            with contextlib.suppress(OSError):
+                old.unlink()
+
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = None, weights_only: bool | None = True
+    ) -> dict[str, Any]:
+        """Reads onto the CPU: a device that training fills has no room for a second copy."""
+        return read_checkpoint(Path(path), whole=False)
 
 
 class Saving(ModelCheckpoint):
@@ -45,7 +87,7 @@ class Saving(ModelCheckpoint):
         recipe: Recipe,
         data: PackedData,
         fixed: dict[str, Any],
-        start: Start,
+        start: ResumePoint,
         progress: Progress,
         log: Log,
     ) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from lightning.pytorch import Trainer
 
-from arch.masked_conv import missing_for_triton
+from arch.kernels.masked_conv import missing_for_triton
 from train.module import LanguageModule
 from train.settings import RunError, RunSettings
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from arch.errors import ModelError, check_count
-from arch.masked_conv import masked_convolution
+from arch.kernels.masked_conv import masked_convolution
 from arch.mixers.base import TokenMixer
 
 MOST = 64

@@ -93,7 +93,7 @@ class Result:
             RequestError: rows of these kinds have no page.
             OSError: it cannot be written.
         """
-        from arch.files import write_text
+        from arch.storage.files import write_text
 
         write_text(path, self.html(title))
         return path

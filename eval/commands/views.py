@@ -22,7 +22,7 @@ def summary(results: Places, csv: str | None = None, markdown: str | None = None
         csv: write every figure in full, a line for each model, step, kind and place
         markdown: write the tables as Markdown, with every figure
     """
-    from arch.files import write_text
+    from arch.storage.files import write_text
     from eval.analysis.frame import frame
     from eval.analysis.verdicts import QUANTITIES, accepts, verdict_lines
     from eval.drawing.tables import markdown as markdown_text
@@ -102,7 +102,7 @@ def compare(
         plot: four figures over training: .svg, .png
         x: what they are over
     """
-    from arch.files import write_text
+    from arch.storage.files import write_text
     from eval.drawing.tables import markdown as markdown_text
     from eval.drawing.tables import terminal, to_csv
     from eval.views.comparison import table as comparison
@@ -168,7 +168,7 @@ def report(
         wandb: also log figures, table and page to W&B, a run a model; kept with the first RESULTS
         wandb_project: of W&B
     """
-    from arch.files import write_text
+    from arch.storage.files import write_text
     from eval.drawing.figures import write_figures
     from eval.lenses.lens import read_documents
     from eval.rows.store import read_rows, results_in

@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from arch.files import write_file, write_text
+from arch.storage.files import write_file, write_text
 from eval.drawing.plots import DARK, LIGHT, SERIES, Chart, Record, open_altair
 from eval.messages import RequestError, legible
 

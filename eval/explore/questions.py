@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import eval as evals
-from arch.directory import read_meta
+from arch.storage.directory import read_meta
 from eval.analysis.verdicts import AMBIGUOUS
 from eval.drawing.markup import visible
 from eval.inversion.solver import solvers

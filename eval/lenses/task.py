@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 
-from arch.files import write_text
+from arch.storage.files import write_text
 from eval.lenses.lens import FOLDER, Document, Lens, Request, read_document
 from eval.lenses.table import Table
 from eval.messages import RequestError, say

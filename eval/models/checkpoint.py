@@ -27,10 +27,10 @@ from arch import (
     load_model,
 )
 from arch.errors import printable
-from arch.files import read_json
-from arch.pretrained import check_tokenizer, load_pretrained, wrap_model
-from arch.tokenizers import largest_id, read_tokenizer
-from arch.weights import drop_padding
+from arch.pretrained.pretrained import check_tokenizer, load_pretrained, wrap_model
+from arch.pretrained.tokenizers import largest_id, read_tokenizer
+from arch.storage.files import read_json
+from arch.storage.weights import drop_padding
 from eval.messages import RequestError, say_once
 from eval.models import TRUST_CODE, identity
 from eval.models.pieces import Pieces

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from arch.files import write_file
+from arch.storage.files import write_file
 from eval.rows.store import row_key
 
 if TYPE_CHECKING:

@@ -150,8 +150,9 @@ def _line(row: Row) -> str:
 def _parse(line: bytes, path: Path, number: int) -> Row:
     try:
         row = parse_json(line)
-        fits = isinstance(row["key"], str) and isinstance(row["kind"], str)
         version = row["schema"]
+        fits = isinstance(row["key"], str)
+        fits = fits and (version != SCHEMA or isinstance(row["kind"], str))
     except (ValueError, KeyError, TypeError):
         fits, row, version = False, {}, None
     if not fits:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from arch import Block, LanguageModel, State, embedding_scale
-from arch.decoder import WholeBlock, WholeLayer
 from arch.errors import ModelError
 from arch.mixers import CausalAttention
+from arch.pretrained.decoder import WholeBlock, WholeLayer
 from eval.messages import RequestError
 
 PARTS = {

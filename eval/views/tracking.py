@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from arch.files import write_text
+from arch.storage.files import write_text
 from eval.analysis.frame import KINDS, Frame, frame, quantities
 from eval.analysis.summary import SAMPLED, Record, summarise, wide
 from eval.drawing.tables import text, to_csv

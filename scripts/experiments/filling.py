@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-import arch.threads  # noqa: F401 - before the first product
+import arch.kernels.threads  # noqa: F401 - before the first product
 from eval.inversion.solver import parse_solvers
 from eval.inversion.task import Question, plan
 from eval.models.checkpoint import open_model

@@ -16,7 +16,7 @@ import torch
 import yaml
 from torch import Tensor
 
-import arch.threads  # noqa: F401 - before the first product
+import arch.kernels.threads  # noqa: F401 - before the first product
 from eval.measures.bits.measure import Passage, candidate_outputs, spread
 from eval.measures.bits.posterior import (
     fit_of_codes,

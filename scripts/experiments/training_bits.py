@@ -17,7 +17,7 @@ import torch
 import yaml
 from torch import Tensor
 
-import arch.threads  # noqa: F401 - before the first product
+import arch.kernels.threads  # noqa: F401 - before the first product
 from eval.measures.bits.measure import Passage, candidate_outputs
 from eval.models.checkpoint import open_model
 from eval.models.text import HeldOutText, held_out_text, inside_stories

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from arch.masked_conv import masked_convolution
+from arch.kernels.masked_conv import masked_convolution
 
 BATCH, FEATURES, HEADS = 2, 24, 3
 LENGTHS = (1, 2, 3, 31, 64, 77, 128, 129, 200, 257, 512)

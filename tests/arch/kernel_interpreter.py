@@ -10,7 +10,8 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 
-from arch import masked_conv, masked_conv_triton
+from arch.kernels import masked_conv
+from arch.kernels import triton as masked_conv_triton
 from tests.arch.kernel_cases import compare
 
 TILE = masked_conv_triton.Tile(rows=32, columns=16, depth=16, warps=4, splits=2)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from arch import ModelError, load_pretrained
-from arch.decoder import Decoder
-from arch.pretrained import PretrainedModel, wrap_model
+from arch.pretrained.decoder import Decoder
+from arch.pretrained.pretrained import PretrainedModel, wrap_model
 from tests.arch.cases import assert_model_continues, byte_tokenizer, random_tokens
 from tests.arch.test_pretrained import GPT, OPT, D, V, random_model, saved
 from tests.arch.test_pretrained import LLAMA as GIVEN

@@ -5,7 +5,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from arch import LanguageModel, ModelConfig, count_parameters, describe, masked_conv
+from arch import LanguageModel, ModelConfig, count_parameters, describe
+from arch.kernels import masked_conv
 from tests.arch.cases import MIXERS, random_tokens, small_model
 
 

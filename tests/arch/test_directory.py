@@ -17,8 +17,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from arch import ModelError, load_model, save_model
-from arch.files import remove_leftovers, write_directory, write_file
 from arch.mixers import Triangle
+from arch.storage.files import remove_leftovers, write_directory, write_file
 from tests.arch.cases import MIXERS, random_tokens, scramble, small_model, tokenizer_json
 from tests.said import one_line
 

@@ -191,7 +191,7 @@ def test_memory_that_ran_out_is_not_the_mixers_fault():
 
 def test_sizes_are_compared_before_a_model_is_built(directory, monkeypatch):
     replace(directory / "config.json", n_layers=3)
-    monkeypatch.setattr("arch.weights.LanguageModel", None)  # cannot be called
+    monkeypatch.setattr("arch.storage.weights.LanguageModel", None)  # cannot be called
     for read in (load_model, check_model):
         with pytest.raises(ModelError, match="n_layers is 3"):
             read(directory)

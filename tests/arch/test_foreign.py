@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, processors
 
 from arch import ModelError, load_pretrained
-from arch.convert import import_transformers
+from arch.formats.llama import import_transformers
 from eval.models.checkpoint import open_model
 from eval.models.text import random_prompts
 from tests.arch.cases import byte_tokenizer

@@ -14,8 +14,8 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from arch import masked_conv
-from arch.masked_conv import implementation, masked_convolution
+from arch.kernels import masked_conv
+from arch.kernels.masked_conv import implementation, masked_convolution
 from tests.arch.kernel_cases import LENGTHS, MEMBERS, arguments, compare, dense, gradients
 
 members = pytest.mark.parametrize("name", MEMBERS)
@@ -249,7 +249,7 @@ def test_it_says_once_which_implementation_runs_and_why(
     capability, triton, dtype, name, why, cuda, caplog
 ):
     cuda(capability, triton)
-    caplog.set_level(logging.INFO, "arch.masked_conv")
+    caplog.set_level(logging.INFO, "arch.kernels.masked_conv")
     for _ in range(3):
         found, reason = implementation(torch.device("cuda", 0), dtype)
         assert (found, why in reason) == (name, True)

@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 
-from arch import masked_conv
-from arch.masked_conv import implementation, masked_convolution
+from arch.kernels import masked_conv
+from arch.kernels.masked_conv import implementation, masked_convolution
 from tests.arch.kernel_cases import (
     LENGTHS,
     MEMBERS,

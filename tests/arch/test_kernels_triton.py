@@ -52,7 +52,7 @@ class Launch(NamedTuple):
 
 def _calls(length: int, dtype: torch.dtype, batch: int) -> dict[str, Callable[[], object]]:
     """Calls of the host side, by the name of the product."""
-    from arch import masked_conv_triton as kernels
+    from arch.kernels import triton as kernels
 
     x, g = torch.empty(2, batch, length, FEATURES, dtype=dtype)
     w, b = torch.empty(1, length, length, dtype=dtype), torch.empty(1, length)
@@ -69,7 +69,7 @@ def launches(monkeypatch, tmp_path):
 
     The launch of the kernel that the call is named after comes first.
     """
-    from arch import masked_conv_triton as kernels
+    from arch.kernels import triton as kernels
 
     recorded: list[Launch] = []
     monkeypatch.setattr(kernels, "run", lambda k, _, *a, **c: recorded.append(Launch(k, a, c)))
@@ -171,7 +171,7 @@ def test_other_devices_use_tensor_cores_and_spill_nothing(call, architecture, le
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_90", "sm_120"])
 def test_tiles_follow_the_shape_and_fill_the_device(kernel, architecture):
-    from arch import masked_conv_triton as kernels
+    from arch.kernels import triton as kernels
 
     for batch, length, width in itertools.product(
         (1, 64), (1, 16, 100, 512, 2048, 8192), (1, 24, 512)
@@ -203,7 +203,7 @@ def test_the_compiler_sees_every_launch(monkeypatch):
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    from arch import masked_conv
+    from arch.kernels import masked_conv
 
     traced: Any = masked_conv  # a private attribute has what the compiler traces
     monkeypatch.setattr(masked_conv, "implementation", lambda *_: ("triton", "a test"))

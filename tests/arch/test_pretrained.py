@@ -9,8 +9,8 @@ import torch
 from tokenizers import Tokenizer
 
 from arch import ModelError, generate, load_pretrained, save_model
-from arch.families import ParallelBlock
-from arch.pretrained import PretrainedModel
+from arch.pretrained.families import ParallelBlock
+from arch.pretrained.pretrained import PretrainedModel
 from tests.arch.cases import (
     assert_causal_model,
     assert_model_continues,

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import save_file
 
 from arch import import_reference, load_model, save_model
-from arch.reference import from_reference
+from arch.formats.maskedmixers import from_reference
 from scripts.baselines import MaskedConv, ReferenceMixer
 from scripts.baselines import expanded as two_stages
 from tests.arch.cases import tokenizer_json

@@ -14,8 +14,8 @@ from arch import (
     import_reference,
     import_transformers,
 )
-from arch.masked_conv import masked_convolution
-from arch.reference import from_reference
+from arch.formats.maskedmixers import from_reference
+from arch.kernels.masked_conv import masked_convolution
 from tests.arch.cases import random_tokens, small_model
 from tests.arch.test_reference import L, expanded, flat, model
 from tests.said import one_line

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from arch.threads import CHOSEN, SPINS
+from arch.kernels.threads import CHOSEN, SPINS
 
 RUN = "import os, runpy, sys; sys.argv = [{0!r}, {1!r}]\ntry:\n    runpy.run_module({0!r}, "
 RUN += "run_name='__main__')\nexcept SystemExit:\n    pass\n"

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from arch import export_transformers, load_model
-from arch.reference import from_reference
+from arch.formats.maskedmixers import from_reference
 from scripts import bench_learning
 from scripts.baselines import reference
 from tests.train.cases import fit, pack_toy

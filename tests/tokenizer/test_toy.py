@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from tokenizer.toy import HELD_OUT, held_out, library, story, toy_stories
+from tokenizer.splits import held_out
+from tokenizer.toy import HELD_OUT, library, story, toy_stories
 
 WORD = re.compile(r"[a-z]+(?:['-][a-z]+)*", re.IGNORECASE)
 AN = re.compile(r"\b(an?) ([a-z]+)", re.IGNORECASE)

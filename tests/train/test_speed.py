@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from arch.costs import describe
-from arch.masked_conv import missing_for_triton
+from arch.kernels.masked_conv import missing_for_triton
 from tests.train.cases import fit, losses
 from train import module as training
 from train import progress, speed

@@ -10,13 +10,14 @@ the story. The words are in `words.txt`, lines that plots share in `parts.txt`, 
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from random import Random
 from typing import NamedTuple, TypeVar
+
+from tokenizer.splits import held_out
 
 HELD_OUT = 1 / 8  # share of all possible stories that only `valid` contains
 CHILDREN = 0.6  # share of stories about a child; the others are about an animal
@@ -59,19 +60,6 @@ def story(seed: int, index: int, split: str = "train") -> str:
         text = _Story(rng, library()).write()
         if held_out(text, HELD_OUT) == (split == "valid"):
             return text
-
-
-def held_out(text: str, share: float) -> bool:
-    """Say whether a story belongs to the `share` set aside for validation.
-
-    The answer depends on the text alone: two copies of it are always in the same split.
-    """
-    return int.from_bytes(digest(text), "big") < share * 2**64
-
-
-def digest(text: str) -> bytes:
-    """Return eight bytes that stand for a story: equal exactly for equal ones, for all purposes."""
-    return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
 
 class _Story:

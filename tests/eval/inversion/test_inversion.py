@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from arch.decoder import Decoder
-from arch.pretrained import PretrainedModel
+from arch.pretrained.decoder import Decoder
+from arch.pretrained.pretrained import PretrainedModel
 from eval import RequestError, invert, open_model
 from eval.inversion.problem import ACCEPT
 from eval.inversion.scoring import verdicts

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from arch import LanguageModel, ModelConfig
-from arch.pretrained import PretrainedModel
+from arch.pretrained.pretrained import PretrainedModel
 from eval.lenses.lens import Request, lenses
 from eval.lenses.stories import CUES, FRAMES, WORDS
 from eval.lenses.table import Table

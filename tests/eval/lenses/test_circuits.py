@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from arch.mixers import Expanded, Headed, Kernel, Parallel
-from arch.pretrained import PretrainedModel
+from arch.pretrained.pretrained import PretrainedModel
 from eval.lenses.circuits import (
     attention_pattern,
     by_lag,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from arch.families import ParallelBlock
+from arch.pretrained.families import ParallelBlock
 from eval.lenses.residual import contributions, similarity, survival, update_shares
 from eval.lenses.trace import PromptBatch, readers, spaced_layers, trace
 from eval.models.checkpoint import open_checkpoint

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from arch.decoder import Decoder
+from arch.pretrained.decoder import Decoder
 from eval import RequestError, open_model, recover
 from eval.sites.circuit import Circuit
 from tests.arch.cases import byte_tokenizer

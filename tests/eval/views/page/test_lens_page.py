@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from arch import LanguageModel, ModelConfig
-from arch.directory import save_model
+from arch.storage.directory import save_model
 from eval.__main__ import main
 from eval.drawing.figures import write_figures
 from eval.drawing.markup import highlighted

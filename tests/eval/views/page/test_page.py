@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from arch.files import write_text
+from arch.storage.files import write_text
 from eval import RequestError
 from eval.__main__ import main
 from eval.analysis.frame import frame

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from arch.config import ModelConfig
 from arch.errors import ModelError
-from arch.layer_cache import LayerCaches, cache_class, make_cache, repeat_rows
 from arch.mixers.base import TokenMixer
 from arch.model import Block, LanguageModel
+from arch.pretrained.layer_cache import LayerCaches, cache_class, make_cache, repeat_rows
 
 LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "context_length")
 UNLIMITED = 2048  # positions, of models whose configuration sets no limit

@@ -282,6 +282,6 @@ def _triton(x: Tensor) -> ModuleType | None:
         dtype = str(x.dtype).removeprefix("torch.")
         if measured_ratio(name, dtype, length, width, batch) < GAIN:
             return None
-    from arch import masked_conv_triton
+    from arch.kernels import triton as masked_conv_triton
 
     return masked_conv_triton

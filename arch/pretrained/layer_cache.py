@@ -6,19 +6,34 @@ are held against the cache that transformers itself makes before they are used.
 
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from arch.errors import ModelError
 
-if TYPE_CHECKING:
-    from arch.decoder import LayerRunner
-
 CHECKED = 5  # positions of a model, on which what its layers write is checked
 NEAR = 1e-4  # of its size: what two ways of computing it may differ by
 DRAWN = 4  # times the width of a head: vectors whose keys are compared, position by position
+
+
+class Runner(Protocol):
+    """A model whose layers run one by one: `arch.pretrained.decoder.LayerRunner`."""
+
+    model: Any
+    kind: str
+    layers: Any
+    cached: bool
+    cache_option: str
+
+    def embed_positions(self, embeddings: Tensor, start: int) -> Tensor:
+        """What the first layer reads."""
+        ...
+
+    def layer(self, number: int, x: Tensor, start: int = 0, memory: Any = None) -> Tensor:
+        """Runs one layer."""
+        ...
 
 
 class Written(Exception):
@@ -84,7 +99,7 @@ def repeat_rows(x: Tensor, times: int) -> Tensor:
 class LayerCaches:
     """What each layer of a model writes to its cache."""
 
-    def __init__(self, runner: "LayerRunner") -> None:
+    def __init__(self, runner: Runner) -> None:
         self.runner = runner
         self._checked = False
         self._faults: dict[int, str] = {}

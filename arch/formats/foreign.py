@@ -1,8 +1,8 @@
 """A model directory in the layout of transformers, checked before anything is built of it.
 
 What is compared: the configuration's values with their types, its sizes with the shapes in the
-weights' headers, and an index of shards with the shards. `arch.convert` and `arch.pretrained` both
-read by it, so that one file is one model whichever way it is opened.
+weights' headers, and an index of shards with the shards. Imports and `hf:` both read by it, so that
+one file is one model whichever way it is opened.
 """
 
 import math
@@ -17,8 +17,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from arch.errors import ModelError, printable, show_value
-from arch.files import read_json
-from arch.weights import FLOATS, Shapes
+from arch.storage.files import read_json
+from arch.storage.weights import FLOATS, Shapes
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PREFIXES = ("_orig_mod.", "module.")

@@ -16,7 +16,7 @@ from torch import Tensor
 from arch.config import ModelConfig
 from arch.errors import ModelError
 from arch.model import LanguageModel
-from arch.weights import build_model, read_weights, renamed
+from arch.storage.weights import build_model, read_weights, renamed
 
 _REFERENCE_FILES = ("model.safetensors", "pytorch_model.bin")
 _BLOCK = r"mixerblocks\.(\d+)\."

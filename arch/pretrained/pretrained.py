@@ -8,7 +8,7 @@ search over its rows; GPT-2's and OPT's learnt positions are added by `with_posi
 into the first block. Rotary positions are inside attention. Needs the extra `pretrained`.
 
 Of GPT-2, GPT-J, OPT, Llama and Mistral the parts of a block are known (`PretrainedModel`); of any
-other causal model a block is a whole layer (`arch.decoder.Decoder`).
+other causal model a block is a whole layer (`arch.pretrained.decoder.Decoder`).
 """
 
 import importlib.util
@@ -26,22 +26,17 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from arch.config import MOST
-from arch.convert import from_transformers
-from arch.decoder import Decoder, describe_pretrained
-from arch.directory import LoadedModel
 from arch.errors import ModelError, is_out_of_memory, printable, show_value
-from arch.families import take_apart
-from arch.files import read_text
-from arch.foreign import (
-    HARMLESS,
-    common_prefix,
-    read_layout,
-    read_settings,
-)
-from arch.gguf import GGUF, check_gguf, check_gguf_is_whole
+from arch.formats.foreign import HARMLESS, common_prefix, read_layout, read_settings
+from arch.formats.llama import from_transformers
 from arch.model import LanguageModel
-from arch.tokenizers import largest_id, read_tokenizer
-from arch.weights import drop_padding
+from arch.pretrained.decoder import Decoder, describe_pretrained
+from arch.pretrained.families import take_apart
+from arch.pretrained.gguf import GGUF, check_gguf, check_gguf_is_whole
+from arch.pretrained.tokenizers import largest_id, read_tokenizer
+from arch.storage.directory import LoadedModel
+from arch.storage.files import read_text
+from arch.storage.weights import drop_padding
 
 ACTIVATIONS = ("hidden_act", "activation_function", "hidden_activation", "activation")
 ROTATIONS = ("rope_type", "type")

@@ -16,19 +16,14 @@ from safetensors.torch import save
 from torch import Tensor
 
 from arch.config import ModelConfig
-from arch.directory import LoadedModel, as_json, check_vocabulary, load_model
 from arch.errors import ModelError, printable, show_value
-from arch.files import read_text, write_directory
-from arch.foreign import (
-    HARMLESS,
-    common_prefix,
-    read_layout,
-    read_settings,
-)
+from arch.formats.foreign import HARMLESS, common_prefix, read_layout, read_settings
 from arch.mixers import Attention
 from arch.mixers.attention import QK_EPS
 from arch.model import LanguageModel, SwiGLU
-from arch.weights import build_model, drop_padding, read_weights, renamed, weights_of
+from arch.storage.directory import LoadedModel, as_json, check_vocabulary, load_model
+from arch.storage.files import read_text, write_directory
+from arch.storage.weights import build_model, drop_padding, read_weights, renamed, weights_of
 
 SPECIAL = {"eos_token": "<|endoftext|>", "pad_token": "<|pad|>"}  # where a tokenizer has them
 

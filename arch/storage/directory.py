@@ -18,10 +18,10 @@ from safetensors.torch import save
 
 from arch.config import ModelConfig
 from arch.errors import ModelError, show_value
-from arch.files import read_json, read_text, write_directory, write_file
 from arch.mixers import refuse_foreign
 from arch.model import LanguageModel
-from arch.weights import build_model, check_weights, drop_padding, read_weights, weights_of
+from arch.storage.files import read_json, read_text, write_directory, write_file
+from arch.storage.weights import build_model, check_weights, drop_padding, read_weights, weights_of
 
 SCHEMA = 1
 META = {

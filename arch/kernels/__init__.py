@@ -1,0 +1,1 @@
+"""The masked convolution, and what it runs on."""

@@ -1,0 +1,1 @@
+"""Pretrained transformers models behind our contract."""

@@ -1,0 +1,153 @@
+"""Where a run goes on: the checkpoint that it starts from, and what was changed since it began."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from train.checkpoints import RECORD, Unreadable, read_checkpoint
+from train.rundir import RunDirectory
+from train.settings import RunError
+from train.verify import find_wrong_entry
+
+FIXED = ("model.", "data_sha256", "seed", "optimizer.name", "optimizer.muon_mixing")
+"""How the names begin of settings that no run changes on its way."""
+GROUPS = ("optimizer.embedding_lr",)
+"""Settings by which the optimiser has a group of weights more, which no run gets on its way."""
+FindFault = Callable[[dict[str, Any]], str | None]
+
+
+class ResumePoint(NamedTuple):
+    """Where a run starts, and with which settings its steps are trained.
+
+    Attributes:
+        checkpoint: that it goes on from; None at the beginning.
+        step: of the checkpoint.
+        recipe: the settings that the run began with.
+        history: what was changed since, oldest first: `{"from_step": 10, "changed":
+            {"optimizer.lr": [0.016, 0.02]}}`.
+        spent: of a budget of minutes, by `TimeBudget`, if it had one.
+        unreadable: later checkpoints, and why they cannot be read.
+    """
+
+    checkpoint: Path | None
+    step: int
+    recipe: dict[str, Any]
+    history: list[dict[str, Any]]
+    spent: dict[str, Any] | None
+    unreadable: dict[Path, str]
+
+
+def choose_start(
+    directory: RunDirectory,
+    resume: str,
+    settings: dict[str, Any],
+    fixed: dict[str, Any],
+    find_fault: FindFault,
+) -> ResumePoint:
+    """Which checkpoint to start from, if any; with auto, the last that can be read.
+
+    Args:
+        directory: of the run.
+        resume: never, auto or a checkpoint.
+        settings: that this start is given.
+        fixed: the model and the data, which a resumed run must share with its checkpoint.
+        find_fault: says what is wrong with the tensors of a checkpoint, if anything.
+
+    Raises:
+        RunError: a run is there already, or has gone on from the chosen checkpoint; or as
+            `read_start`.
+    """
+    checkpoints, beginning = directory.checkpoints(), ResumePoint(None, 0, settings, [], None, {})
+    if resume == "never":
+        if directory.begun():
+            raise RunError(
+                f"--run {directory.path}: exists already; go on with --resume auto, or choose "
+                "another --run"
+            )
+        return beginning
+    if resume != "auto":
+        chosen = Path(resume)
+        if checkpoints and chosen.resolve() != checkpoints[-1].resolve():
+            raise RunError(
+                f"--resume {chosen}: {directory.path} has a last checkpoint of its own, "
+                f"{checkpoints[-1].name}; use --resume auto, or another --run"
+            )
+        return read_start(chosen, settings, fixed, find_fault)
+    unreadable: dict[Path, str] = {}
+    for path in reversed(checkpoints):
+        try:
+            start = read_start(path, settings, fixed, find_fault)
+            return start._replace(unreadable=unreadable)
+        except Unreadable as error:
+            unreadable[path] = error.reason
+    if unreadable:
+        names = ", ".join(path.name for path in unreadable)
+        raise RunError(
+            f"--resume auto: no checkpoint in {directory.path} can be read ({names}); "
+            "start anew in another --run"
+        )
+    return beginning
+
+
+def read_start(
+    path: Path, settings: dict[str, Any], fixed: dict[str, Any], find_fault: FindFault
+) -> ResumePoint:
+    """The start from a checkpoint, with the settings that a run is given now.
+
+    Args:
+        path: of the checkpoint.
+        settings: of this start.
+        fixed: its `model` and `data_sha256`.
+        find_fault: says what is wrong with its tensors, if anything.
+
+    Raises:
+        RunError: it is of another model or other data: every key that differs; `Unreadable` if it
+            is damaged.
+    """
+    content = read_checkpoint(path)
+    if fault := find_wrong_entry(content):
+        raise Unreadable(path, fault)
+    record, step = content[RECORD], content["global_step"]
+    first, history = record["recipe"], record["history"]
+    settings = {**settings, "init_from": first.get("init_from")}  # those weights are used no more
+    last = _flat({**first, **{name: record[name] for name in fixed}})
+    for each in history:
+        last |= {name: new for name, (_, new) in each["changed"].items()}
+    now = _flat({**settings, **fixed})
+    changed = {
+        name: [last.get(name), now.get(name)]
+        for name in {**now, **last}
+        if now.get(name) != last.get(name)
+    }
+    refused = [name for name in changed if name.startswith(FIXED)]
+    refused += [name for name in GROUPS if None in changed.get(name, ())]
+    if refused:
+        old, new = ({n: str(changed[n][i])[:40] for n in refused} for i in (0, 1))
+        differing = "; ".join(f"{n} is {new[n]}, the checkpoint has {old[n]}" for n in refused)
+        raise RunError(
+            f"--resume {path}: {differing}; give what the run was started with, or start anew in "
+            "another --run"
+        )
+    if fault := find_fault(content):
+        raise Unreadable(path, fault)
+    if changed:
+        history = [*history, {"from_step": step, "changed": changed}]
+    return ResumePoint(path, step, first, history, content["callbacks"].get("TimeBudget"), {})
+
+
+def changed_settings(history: list[dict[str, Any]]) -> list[str]:
+    """A line for every change, such as `resumed at step 10 with optimizer.lr 0.016 -> 0.02`."""
+    return [
+        f"resumed at step {each['from_step']} with {name} {json.dumps(old)} -> {json.dumps(new)}"
+        for each in history
+        for name, (old, new) in each["changed"].items()
+    ]
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = prefix + key
+        flat |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return flat
