@@ -56,17 +56,17 @@ tests() {
 
 kernels_seconds=240
 kernels() {
-    "$python" -m scripts.bench_kernels --device cuda --seconds 195 --out "$out"
+    "$python" -m scripts.bench.kernels --device cuda --seconds 195 --out "$out"
 }
 
 inversion_seconds=60
 inversion() {
-    "$python" -m scripts.bench_inversion --device cuda --turns 2 --out "$out"
+    "$python" -m scripts.bench.inversion --device cuda --turns 2 --out "$out"
 }
 
 training_seconds=520
 training() {
-    "$python" -m scripts.bench_training --device cuda --seconds 380 --out "$out"
+    "$python" -m scripts.bench.training --device cuda --seconds 380 --out "$out"
 }
 
 run() {

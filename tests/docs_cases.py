@@ -47,7 +47,7 @@ SMALL = {
         --set adam.steps=2 alternating.starts=1 alternating.rounds=1""",
     "eval bits": "--count 2 --before 2 --distances 0 1 --draws 2 --tokens 2000 --noise 0.25",
     "eval lens": "--lens logit direction --count 2 --length 8 --tokens 400",
-    "scripts.bench_learning": """--steps 2 --batch 2 --context 48 --d-model 16 --layers 2
+    "scripts.bench.learning": """--steps 2 --batch 2 --context 48 --d-model 16 --layers 2
         --validate-tokens 96 --threads 1""",
 }
 NOT_RUN = {

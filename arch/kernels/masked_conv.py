@@ -15,7 +15,7 @@ in another dtype and get their gradients in it. Results are the same bits on eve
 
 On NVIDIA devices products in float16 and bfloat16 are Triton's, but for shapes at which
 `masked_conv.csv` has a compiled dense product faster: `device` by name, `dtype`, T, D, B, and the
-dense product's time over the kernels', forward and backward. `scripts.bench_kernels` measures it.
+dense product's time over the kernels', forward and backward. `scripts.bench.kernels` measures it.
 """
 
 import csv

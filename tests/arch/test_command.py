@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from arch import count_parameters, load_model, save_model
 from arch.__main__ import main
-from scripts.baselines import reference
+from scripts.bench.baselines import reference
 from tests.arch.cases import random_tokens, small_model, tokenizer_json
 from tests.said import complaint
 

@@ -307,7 +307,7 @@ def test_the_processor_chooses_the_form(processor, length, monkeypatch):
 AS_ON_A_GPU = """
 import torch
 torch.version.cuda = "13.0"
-from arch import masked_conv
+from arch.kernels import masked_conv
 torch.version.cuda = None
 x, w, b = (torch.randn(shape, requires_grad=True) for shape in ((2, 9, 4), (2, 9, 9), (2, 9)))
 seen = []
@@ -331,7 +331,7 @@ WITHOUT_TRITON = """
 import sys
 sys.modules["triton"] = None
 import torch
-from arch import masked_conv
+from arch.kernels import masked_conv
 masked_conv.is_one_node = lambda x: True
 weight = torch.ones(2, 2, requires_grad=True)
 masked_conv.masked_convolution(torch.ones(1, 2, 3), weight).sum().backward()

@@ -6,8 +6,8 @@ from safetensors.torch import save_file
 
 from arch import import_reference, load_model, save_model
 from arch.formats.maskedmixers import from_reference
-from scripts.baselines import MaskedConv, ReferenceMixer
-from scripts.baselines import expanded as two_stages
+from scripts.bench.baselines import MaskedConv, ReferenceMixer
+from scripts.bench.baselines import expanded as two_stages
 from tests.arch.cases import tokenizer_json
 
 V, L, D, N = 11, 12, 8, 2

@@ -3,7 +3,10 @@
 import pytest
 
 from eval import RequestError
-from scripts import bench, bench_inversion, bench_kernels, bench_training
+from scripts.bench import inversion as bench_inversion
+from scripts.bench import kernels as bench_kernels
+from scripts.bench import shared as bench
+from scripts.bench import training as bench_training
 
 SMALL = ["--device", "cpu", "--threads", "1", "--d-model", "16", "--layers", "1"]
 INVERSION, KERNELS, TRAINING = bench_inversion.main, bench_kernels.main, bench_training.main

@@ -4,8 +4,9 @@ import random
 
 import pytest
 
-from scripts.fuzz import DOORS, make_bases, try_mutant
-from scripts.mutants import MUTATORS
+from scripts.fuzz.__main__ import try_mutant
+from scripts.fuzz.doors import DOORS, make_bases
+from scripts.fuzz.mutants import MUTATORS
 
 COUNT = 200 // len(DOORS) + 1
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from scripts import bench_kernels
-from scripts.bench_kernels import DENSE, OURS
+from scripts.bench import kernels as bench_kernels
+from scripts.bench.kernels import DENSE, OURS
 
 ROOT = Path(__file__).parents[2]
 
@@ -94,7 +94,7 @@ def test_gpu_check_needs_torch_triton_numpy_and_pytest_alone(tmp_path):
     assert "tests/arch/test_kernels_gpu.py" in alone
     assert "lightning" in asked["tests/train/test_speed.py"]
     words = ["-m", "gpu", "--collect-only", *alone]
-    collect = f"import scripts.bench_kernels, pytest; raise SystemExit(pytest.main({words}))"
+    collect = f"import scripts.bench.kernels, pytest; raise SystemExit(pytest.main({words}))"
     environment = os.environ | {
         "PYTHONPATH": f"{tmp_path}:{ROOT}",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",

@@ -9,8 +9,8 @@ from torch import nn
 
 from arch import export_transformers, load_model
 from arch.formats.maskedmixers import from_reference
-from scripts import bench_learning
-from scripts.baselines import reference
+from scripts.bench import learning as bench_learning
+from scripts.bench.baselines import reference
 from tests.train.cases import fit, pack_toy
 from tokenizer.pack import Layout
 
@@ -127,7 +127,7 @@ def test_rows_as_the_reference_pads_them_and_a_loss_that_is_no_number(small_toke
 )
 def test_bad_input(words, message, packed, tmp_path, capsys, monkeypatch):
     if not words:
-        monkeypatch.setattr("scripts.baselines.find_spec", lambda name: name != "accelerate")
+        monkeypatch.setattr("scripts.bench.baselines.find_spec", lambda name: name != "accelerate")
     out = tmp_path / "result.json"
     assert learn("trainer-llama", packed.path, out, "--steps", 2, *words.split()) == 2
     assert message in capsys.readouterr().err

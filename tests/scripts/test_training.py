@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from arch import ModelConfig, describe
-from scripts import bench_training
-from scripts.baselines import Training, our_run, trainer_run
-from scripts.bench_training import (
+from scripts.bench import training as bench_training
+from scripts.bench.baselines import Training, our_run, trainer_run
+from scripts.bench.training import (
     COMPILED,
     OURS,
     PEERS,
@@ -19,7 +19,7 @@ from scripts.bench_training import (
     read_flags,
     training_page,
 )
-from scripts.turns import UNCOUNTED, Entrant, Over, Turn, Turns, race
+from scripts.bench.turns import UNCOUNTED, Entrant, Over, Turn, Turns, race
 from tests.scripts.steady import steady
 
 TRAINER, REFERENCE = PEERS.values()

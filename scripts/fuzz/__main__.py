@@ -12,7 +12,6 @@ import io
 import json
 import logging
 import os
-import random
 import resource
 import select
 import shutil
@@ -25,12 +24,10 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
-from scripts.mutants import MUTATORS
+from scripts.fuzz.doors import DOORS, make_bases, mutant
 
 SECONDS = 5  # of one mutant
 SPARE = 128 << 20  # bytes of memory that a library may take for itself
@@ -38,188 +35,8 @@ ROOM = 3 << 30  # bytes of address space beyond what a process has when it begin
 LINE = 1000  # letters of a refusal, at most
 
 
-@dataclass(frozen=True)
-class Door:
-    """A file that is mutated, and the command that reads it.
-
-    Attributes:
-        file: below a copy of the folder `base`.
-        mutator: of `MUTATORS`.
-        words: of the command, the room first; `{}` is the folder.
-    """
-
-    base: str
-    file: str
-    mutator: str
-    words: str
-
-
-LOSS = "eval loss {}/model --text Tom~ran. --batch_size 1"
-HF_LOSS = "eval loss hf:{} --text Tom~ran."
-RECOVER = "eval recover {}/FILE --model MODEL --corpus toy:60 --layer 1 --part block"
-CORPUS = "tokenizer train {}/FILE --vocab-size 262 --out {}/new.json"
-FIT = "train fit --config {}/r.yaml --data {}/none --run {}/run"
-DOORS = {
-    "weights": Door("own", "model/model.safetensors", "safetensors", LOSS),
-    "config": Door("own", "model/config.json", "json", LOSS),
-    "describe": Door("own", "model/config.json", "json", "arch describe {}/model"),
-    "meta": Door("own", "model/meta.json", "json", LOSS),
-    "tokenizer": Door("own", "model/tokenizer.json", "json", LOSS),
-    "hf config": Door("hf", "config.json", "json", HF_LOSS),
-    "hf tokenizer": Door("hf", "tokenizer.json", "json", HF_LOSS),
-    "hf tokenizer settings": Door("hf", "tokenizer_config.json", "json", HF_LOSS),
-    "hf weights": Door("hf", "model.safetensors", "safetensors", HF_LOSS),
-    "import": Door("hf", "config.json", "json", "arch import {} {}/new"),
-    "gguf": Door("gguf", "model.gguf", "bytes", "eval loss hf:{}/model.gguf --text Tom~ran."),
-    "capture": Door("captured", "c.safetensors", "safetensors", RECOVER),
-    "npy": Door("captured", "c.npy", "npy", RECOVER),
-    "npz": Door("captured", "c.npz", "bytes", RECOVER),
-    "rows": Door("rows", "rows.jsonl", "lines", "eval summary {}"),
-    "rows on a page": Door("rows", "rows.jsonl", "lines", "eval report {} --out {}/page.html"),
-    "rows compared": Door("rows", "rows.jsonl", "lines", "eval compare {}"),
-    "packed meta": Door("packed", "meta.json", "json", "eval loss MODEL --corpus {}"),
-    "shard": Door("packed", "valid-00000.bin", "bytes", "eval loss MODEL --corpus {}"),
-    "recipe": Door("recipe", "r.yaml", "yaml", FIT),
-    "suite": Door("recipe", "suite.yaml", "yaml",
-                  "eval invert MODEL --corpus toy:60 --suite {}/suite.yaml --shard 9999/9999"),
-    "jsonl": Door("text", "stories.jsonl", "lines", CORPUS),
-    "txt": Door("text", "stories.txt", "text", CORPUS),
-    "parquet": Door("text", "stories.parquet", "bytes", CORPUS),
-    "csv": Door("text", "stories.csv", "text", CORPUS),
-    "explorer look": Door("request", "look.http", "request", "request"),
-    "explorer ask": Door("request", "ask.http", "request", "request"),
-}  # fmt: skip
-
-
 class Hang(BaseException):
     """A mutant has taken `SECONDS`."""
-
-
-def make_bases(place: Path) -> None:
-    """Makes the valid files in a folder, about 1 MB: models, captured outputs, rows, stories."""
-    import numpy as np
-    import torch
-    from safetensors.torch import save_file
-
-    from arch import LanguageModel, ModelConfig, save_model
-    from arch.formats.llama import export_transformers
-    from tokenizer import open_corpus, pack, train_tokenizer
-
-    tokenizer = train_tokenizer(open_corpus("toy:60", "train"), vocab_size=300).to_str()
-    torch.manual_seed(0)
-    sizes: dict[str, Any] = {"vocab_size": 300, "context": 32, "d_model": 16, "n_layers": 2}
-    flat = LanguageModel(ModelConfig(**sizes, mixers=("flat",))).eval()
-    save_model(place / "own" / "model", flat, tokenizer, {"name": "flat", "step": 10})
-    parts: dict[str, Any] = {
-        "channel_mixer": "swiglu",
-        "norm": "rmsnorm",
-        "mixers": ("attention(heads=2)",),
-    }
-    llama = LanguageModel(ModelConfig(**sizes, **parts, tied=False)).eval()
-    export_transformers(place / "hf", llama, tokenizer)
-    (place / "gguf").mkdir()
-    _write_gguf(place / "gguf" / "model.gguf", llama, json.loads(tokenizer))
-    tokens = torch.tensor([[9, 40, 100, 77, 5, 280]])
-    with torch.no_grad():
-        outputs = flat.hidden(flat.embed(tokens), 1)
-    captured = place / "captured"
-    captured.mkdir()
-    save_file({"block.1": outputs[0].contiguous()}, captured / "c.safetensors")
-    np.save(captured / "c.npy", outputs[0].numpy())
-    np.savez(captured / "c.npz", states=outputs[0].numpy())
-    (place / "packed").parent.mkdir(exist_ok=True)
-    (place / "tokenizer.json").write_text(tokenizer)
-    pack("toy:60", place / "tokenizer.json", place / "packed")
-    _make_texts(place)
-    model = str(place / "own" / "model")
-    ask = ["invert", model, "--text", "Tom ran.", "--methods", "sweep", "--layers", "all"]
-    _silent(["eval", *ask, "--corpus", "toy:60", "--out", str(place / "rows")])
-    _silent(["eval", "loss", model, "--corpus", "toy:60", "--out", str(place / "rows")])
-
-
-def _make_texts(place: Path) -> None:
-    import pandas
-
-    for folder in ("recipe", "text", "request"):
-        (place / folder).mkdir()
-    recipe = Path(__file__).parents[1] / "train" / "configs" / "demo.yaml"
-    (place / "recipe" / "r.yaml").write_text(recipe.read_text())
-    (place / "recipe" / "suite.yaml").write_text(
-        "shown: {layers: all, slices: '[:, 0:, :]', methods: [sweep, adam], count: 2, length: 4}\n"
-        "hidden: {layers: [1, '1+2'], slices: '[:, 1:, :]', methods: chance, seeds: [0, 1]}\n"
-    )
-    stories = [f"Story {n}. The dog ran home, and Anna said hello." for n in range(60)]
-    table = pandas.DataFrame({"text": stories, "number": range(60)})
-    text = place / "text"
-    table.to_json(text / "stories.jsonl", orient="records", lines=True)
-    table.to_parquet(text / "stories.parquet")
-    table.to_csv(text / "stories.csv", index=False)
-    (text / "stories.txt").write_text("\n<|endoftext|>\n".join(stories) + "\n")
-    for name, body in (
-        ("look", {"text": "Tom ran.", "models": []}),
-        ("ask", {"kind": "invert", "text": "Tom ran.", "models": [], "hidden": [],
-                 "solvers": ["propose"], "layer": 1, "noise": 0.1}),
-    ):  # fmt: skip
-        data = json.dumps(body).encode()
-        head = f"POST /{name} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        head += f"Connection: close\r\nContent-Length: {len(data)}\r\n\r\n"
-        (place / "request" / f"{name}.http").write_bytes(head.encode() + data)
-
-
-def _write_gguf(path: Path, model, tokenizer) -> None:
-    """A Llama as llama.cpp's converter writes it."""
-    import gguf
-
-    config = model.config
-    out = gguf.GGUFWriter(str(path), "llama")
-    out.add_block_count(config.n_layers)
-    out.add_context_length(config.context)
-    out.add_embedding_length(config.d_model)
-    out.add_feed_forward_length(model.blocks[0].channel_mixer.up.out_features)
-    out.add_head_count(2)
-    out.add_head_count_kv(2)
-    out.add_layer_norm_rms_eps(config.norm_eps)
-    out.add_vocab_size(config.vocab_size)
-    vocabulary = sorted(tokenizer["model"]["vocab"].items(), key=lambda item: item[1])
-    special = {entry["content"] for entry in tokenizer["added_tokens"]}
-    out.add_tokenizer_model("gpt2")
-    out.add_token_list([token for token, _ in vocabulary])
-    out.add_token_types([3 if token in special else 1 for token, _ in vocabulary])
-    out.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
-    out.add_eos_token_id(0)
-    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    names = {"norm_token": "attn_norm", "norm_channel": "ffn_norm",
-             "channel_mixer.gate": "ffn_gate", "channel_mixer.up": "ffn_up",
-             "channel_mixer.down": "ffn_down", "token_mixer.q_proj": "attn_q",
-             "token_mixer.k_proj": "attn_k", "token_mixer.v_proj": "attn_v",
-             "token_mixer.o_proj": "attn_output", "embedding": "token_embd",
-             "norm": "output_norm", "head": "output"}  # fmt: skip
-    for name, values in weights.items():
-        parts = name.removesuffix(".weight").split(".")
-        block = f"blk.{parts[1]}." if parts[0] == "blocks" else ""
-        own = names[".".join(parts[2:] if block else parts)]
-        out.add_tensor(f"{block}{own}.weight", values)
-    out.write_header_to_file()
-    out.write_kv_data_to_file()
-    out.write_tensors_to_file()
-    out.close()
-
-
-def mutant(door: Door, bases: Path, number: int, folder: Path) -> Path:
-    """Writes mutant `number` of a door into a new folder, -1 for the valid file; its file."""
-    chance = random.Random(f"{door} {number}")
-    shutil.copytree(bases / door.base, folder)
-    path = folder / door.file
-    if number >= 0:
-        path.write_bytes(MUTATORS[door.mutator](path.read_bytes(), chance))
-    if door.file == "model/tokenizer.json":  # whose hash is that of the mutant
-        import hashlib
-
-        meta = folder / "model" / "meta.json"
-        known = json.loads(meta.read_text())
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        meta.write_text(json.dumps(known | {"tokenizer_sha256": digest}))
-    return path
 
 
 def try_mutant(name: str, bases: Path, number: int, folder: Path) -> tuple[str, str]:
@@ -342,12 +159,6 @@ def _explorer(bases: Path) -> int:
     while not works.started:
         time.sleep(0.01)
     return at.getsockname()[1]
-
-
-def _silent(words: list[str]) -> None:
-    ended, said = run_words(words, 1 << 30)
-    if ended != "answer":
-        raise RuntimeError(f"{' '.join(words)}: {ended}: {said}")
 
 
 def _work(names: list[str], bases: Path, first: int, step: int) -> None:

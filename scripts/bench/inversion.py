@@ -1,8 +1,8 @@
 """What exact search and batching are worth, as ratios of ways that give the same answer.
 
-    python -m scripts.bench_inversion --out docs/benchmarks
+    python -m scripts.bench.inversion --out docs/benchmarks
 
-    python -m scripts.bench_inversion --models runs/flat/models/step-001000 \\
+    python -m scripts.bench.inversion --models runs/flat/models/step-001000 \\
         runs/llama/models/step-001000 --corpus data/tinystories
 
 All ways of a ratio run in turns in one process; of several turns the fastest counts. Without
@@ -33,7 +33,7 @@ from eval.models.text import drawn_prompts, held_out_text
 from eval.sites.capture import capture
 from eval.sites.circuit import Circuit
 from eval.sites.slices import Slice
-from scripts import bench
+from scripts.bench import shared as bench
 from tokenizer import CorpusError
 
 STEPS = 20  # of descent; each costs the same

@@ -1,7 +1,7 @@
 """The masked convolution against the dense products that can stand in for it.
 
-    python -m scripts.bench_kernels
-    python -m scripts.bench_kernels --device cuda --out DIR
+    python -m scripts.bench.kernels
+    python -m scripts.bench.kernels --device cuda --out DIR
 
 Every form makes tril(W) x, and its gradients, from the same random operands; the forms take turns
 in one process, each time in another order. On a CPU: one thread, eager. On CUDA: eager and
@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from arch.kernels.masked_conv import MEASURED, implementation, masked_convolution
 from arch.storage.files import write_text
-from scripts import bench
+from scripts.bench import shared as bench
 
 Form = Callable[[Tensor, Tensor], Tensor]
 Call = Callable[[int], object]  # works on the operands of that number

@@ -1,6 +1,6 @@
 """What other people's recipes learn, on our packed data: one JSON file a run.
 
-    python -m scripts.bench_learning trainer-llama --data DIR --lr 2e-3 --steps 293 --out a.json
+    python -m scripts.bench.learning trainer-llama --data DIR --lr 2e-3 --steps 293 --out a.json
 
   trainer-llama       transformers' Trainer with its defaults, on its LlamaForCausalLM: AdamW (0.9,
                       0.999, 1e-8, no decay), linear fall to 0 without a warm-up, norm clipped to 1
@@ -28,9 +28,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from arch.storage.files import write_file
-from scripts import bench
-from scripts.baselines import ReferenceMixer, llama, reference, trainer
-from scripts.bench import BenchmarkError
+from scripts.bench import shared as bench
+from scripts.bench.baselines import ReferenceMixer, llama, reference, trainer
+from scripts.bench.shared import BenchmarkError
 from tokenizer import CorpusError, PackedData
 from train.data import IGNORE, Windows
 from train.settings import RunError

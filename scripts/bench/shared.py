@@ -82,7 +82,7 @@ def run(
 
     Messages of `errors`, beside those of models and benchmarks, are one line for the user.
     """
-    options.command = command(f"scripts.bench_{name}", options.words)
+    options.command = command(f"scripts.bench.{name}", options.words)
     threads, text, out = torch.get_num_threads(), "", options.out
     torch.set_num_threads(options.threads)
     try:

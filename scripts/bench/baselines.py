@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from arch import ModelConfig
-from scripts.bench import BenchmarkError
-from scripts.turns import Turns
+from scripts.bench.shared import BenchmarkError
+from scripts.bench.turns import Turns
 from tokenizer import PackedData
 
 IGNORE = -100

@@ -1,7 +1,7 @@
 """How fast training is: ours beside other people's trainers, in one run on the same tokens.
 
-    python -m scripts.bench_training --data DIR
-    python -m scripts.bench_training --device cuda --seconds 400 --out gpu-check
+    python -m scripts.bench.training --data DIR
+    python -m scripts.bench.training --device cuda --seconds 400 --out gpu-check
 
 Races: llama (against transformers' Trainer, eager and compiled) and flat (against the reference's
 block under the same Trainer). Without --data all train on toy stories, packed first.
@@ -18,9 +18,9 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from arch import ModelConfig, describe
-from scripts import bench
-from scripts.baselines import Training, our_run, trainer_run
-from scripts.turns import Entrant, race
+from scripts.bench import shared as bench
+from scripts.bench.baselines import Training, our_run, trainer_run
+from scripts.bench.turns import Entrant, race
 from tokenizer import CorpusError, PackedData, open_corpus, pack, train_tokenizer
 from train.settings import RunError
 
@@ -38,8 +38,8 @@ ABOUT = """\
   progress lines and all, on the recipe that comes with the project; on a GPU compiled, in bf16.
 - **transformers' Trainer**: its defaults, on its own `LlamaForCausalLM` of the same shape;
   `torch_compile=True` where it says compiled.
-- **the reference under Trainer**: its block restated (`scripts/baselines.py`): a `Conv1d` over the
-  positions, masked in place in every forward pass; on a GPU in fp16, as it is published.
+- **the reference under Trainer**: its block restated (`scripts/bench/baselines.py`): a `Conv1d`
+  over the positions, masked in place in every forward pass; on a GPU in fp16, as it is published.
 
 All train on the same packed stories, with fused AdamW and the gradient's norm clipped to 1, each in
 a process of its own. They took turns of some steps, round after round; the first steps of a turn do

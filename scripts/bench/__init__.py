@@ -1,0 +1,1 @@
+"""Benchmarks: this project beside what can stand in for it, in one run."""

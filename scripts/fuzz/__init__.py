@@ -1,0 +1,1 @@
+"""A fuzz of every door: `python -m scripts.fuzz`."""
