@@ -6,15 +6,12 @@ A checkpoint is Lightning's own content. It holds tensors and plain values only,
 
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from train.settings import RunError
 from train.verify import is_finite
-
-if TYPE_CHECKING:
-    pass
 
 RECORD = "remnant"
 """Key under which a checkpoint has its model and data, `recipe` and `history`."""

@@ -187,21 +187,23 @@ class RecoverTask:
         """The prompts that a mask leaves the same rows of, and these rows; else all at once.
 
         Raises:
-            RequestError: a mask that does not leave one row after another, or none.
+            RequestError: a mask of other values than 0 and 1, or one that does not leave one row
+                after another.
         """
         if raw.mask is None:
             return [([], None)]
-        several = any(x is not None and x.numel() > 1 for x in (raw.scale, raw.zero_point))
-        if several or self.arguments["shown"] is not None or self.arguments["first"] is not None:
+        scaled = any(x is not None and x.numel() > 1 for x in (raw.scale, raw.zero_point))
+        if scaled or self.arguments["shown"] is not None or self.arguments["first"] is not None:
             say_once(f"{self.name}: its attention_mask is not used, as rows are given otherwise")
             return [([], None)]
         spans: dict[tuple[int, int], list[int]] = {}
         for prompt, mask in enumerate(raw.mask.tolist()):
-            start, count = next((t for t, x in enumerate(mask) if x), 0), sum(x != 0 for x in mask)
-            if not count or not all(mask[start : start + count]):
+            kept = [t for t, value in enumerate(mask) if value == 1]
+            start, count = kept[0] if kept else 0, len(kept)
+            if not set(mask) <= {0, 1} or not kept or kept[-1] != start + count - 1:
                 raise RequestError(
-                    f"{self.name}: attention_mask of prompt {prompt}: must leave one row after "
-                    "another; leave it out of the file, and give --positions"
+                    f"{self.name}: attention_mask of prompt {prompt}: must have 1 at one row after "
+                    "another, and 0 elsewhere; leave it out of the file, and give --positions"
                 )
             spans.setdefault((start, start + count), []).append(prompt)
         T = raw.mask.shape[1]

@@ -8,14 +8,11 @@ colours are set by a style sheet that the page has once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from markupsafe import Markup, escape
 
 from arch.errors import printable
-
-if TYPE_CHECKING:
-    pass
 
 STRONGEST = 8  # shades of a colour
 EMPTY = "∅"

@@ -7,7 +7,6 @@ file when it is run.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import inspect
@@ -24,7 +23,7 @@ from tokenizers import Tokenizer
 from eval.lenses.charts import Chart, Tables, word_tables
 from eval.lenses.table import Record, Table
 from eval.lenses.trace import PromptBatch, gather
-from eval.messages import RequestError
+from eval.messages import RequestError, nearest
 from eval.models.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
@@ -159,10 +158,10 @@ def parse_lenses(names: list[str]) -> list[Lens]:
     known, chosen = lenses(), {}
     for name in names:
         if name != ALL and name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            listed = f"use {ALL} or some of {', '.join(known)}"
-            raise RequestError(f"--lens {name}: no lens of that name; {hint}{listed}")
+            allowed = f"use {ALL} or some of {', '.join(known)}"
+            raise RequestError(
+                f"--lens {name}: no lens of that name; {nearest(name, known, allowed)}"
+            )
         chosen |= known if name == ALL else {name: known[name]}
     return list(chosen.values())
 

@@ -127,15 +127,16 @@ def read_tensors(
         raise RequestError(
             f"{path}: holds {listed}; give tensors of the shape (T, width) or (B, T, width)"
         )
+    masks = {name: _mask_of(name, held) for name in known}
     found: dict[str, Outputs] = {}
     for name in names or known:
         own = _companions_of(path, name, held, companions)
         if scale is not None:
             own["scale"] = scale
-        own |= _mask_of(name, held)
+        own |= masks[name]
         found[name] = Outputs(held[name], **{role: held[other] for role, other in own.items()})
-    masks = {_mask_of(name, held).get("mask") for name in known}
-    rest = {name: e for name, e in held.items() if name not in {*known, *masks, scale}}
+    used = {*known, scale, *(mask for of in masks.values() for mask in of.values())}
+    rest = {name: entry for name, entry in held.items() if name not in used}
     eight_bits = any(entry.kind in BYTES for entry in known.values())
     for name, (base, _) in companions.items():
         if not base and not eight_bits:
@@ -205,7 +206,7 @@ def _may_be_outputs(name: str, entry: Entry) -> bool:
 
 
 def _mask_of(name: str, held: dict[str, Entry]) -> dict[str, str]:
-    """The mask of a tensor's prompts, `(B, T)`, by its role: that beside its name, else the only.
+    """The mask of a tensor's prompts, `(B, T)`, by its role: that of its name, else of the file.
 
     A mask of another shape, as of the scores of attention, says nothing of rows.
     """

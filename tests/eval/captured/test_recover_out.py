@@ -101,10 +101,13 @@ def test_rows_that_a_mask_leaves_out_are_not_read(words, side, tmp_path, capsys)
     save_file({"block.1": outputs, "attention_mask": mask}, words[0])
     assert main(["recover", *words]) == 0
     assert [row["text"] for row in rows_of(words)] == list(TEXTS)
-    mask[0, T // 2] = 0
-    save_file({"block.1": outputs, "attention_mask": mask}, words[0])
-    assert main(["recover", *words]) == 2
-    assert "attention_mask of prompt 0" in capsys.readouterr().err
+    hole = mask.clone()
+    hole[0, T // 2] = 0
+    added_to_scores = torch.where(mask == 1, 0.0, -torch.inf)
+    for wrong in (hole, added_to_scores, 0 * mask):
+        save_file({"block.1": outputs, "attention_mask": wrong}, words[0])
+        assert main(["recover", *words]) == 2
+        assert "attention_mask of prompt 0" in capsys.readouterr().err
 
 
 HILL = """
