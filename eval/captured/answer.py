@@ -4,8 +4,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from eval.captured.certainty.certify import Certified
 from eval.captured.certainty.likelihood import LIKELY
+from eval.captured.certainty.verified import Found
 from eval.captured.locate import Match
+from eval.captured.site import Captured
 from eval.messages import legible
 
 UNSURE = "?"
@@ -59,6 +62,49 @@ class Recovered:
     computed: str
     solver: str
     evaluations: list[int]
+
+    @classmethod
+    def of(cls, captured: Captured, found: Found, certified: Certified, solver: str) -> "Recovered":
+        """The answer of a search, in words.
+
+        Args:
+            captured: the outputs.
+            found: by the search.
+            certified: the answer, and how sure it is.
+            solver: that was asked.
+        """
+        checkpoint, verified, T = captured.checkpoint, certified.verified, captured.length
+        ids, circuit = verified.tokens.tolist(), captured.circuit
+        kept = [row[: min(tail, default=T)]
+                for row, tail in zip(ids, certified.left_out, strict=True)]  # fmt: skip
+        floor = found.problem.slice.select(verified.rounding).norm(dim=-1)
+        return cls(
+            tokens=verified.tokens,
+            texts=[checkpoint.tokenizer.decode(row, skip_special_tokens=False) for row in kept],
+            pieces=[checkpoint.pieces(row) for row in ids],
+            positions=captured.positions,
+            residual=verified.residual,
+            floor=floor + captured.half_steps / 3**0.5,
+            certificates=certified.certificates,
+            probabilities=[
+                [1.0 if proof else None if p != p else p for proof, p in zip(*of_row, strict=True)]
+                for of_row in zip(
+                    certified.certificates, certified.probabilities.tolist(), strict=True
+                )
+            ],
+            left_out=certified.left_out,
+            alike=certified.alike,
+            alike_pieces=[
+                {t: checkpoint.words(tokens) for t, tokens in others.items()}
+                for others in certified.alike
+            ],
+            site=f"{circuit.part}.{'+'.join(map(str, circuit.sites))}",
+            matches=captured.matches,
+            format=captured.stored.format,
+            computed=captured.arithmetic.name,
+            solver=solver,
+            evaluations=found.evaluations,
+        )
 
     @property
     def fits(self) -> bool:

@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from eval.captured.files.stored import FLOATS
+from eval.captured.files.stored import FLOATS, rounding_spread
 from eval.models.text import held_out_text
+from eval.sites.capture import Tolerance, capture
 from eval.sites.circuit import Circuit
+from eval.sites.slices import Slice
 
 if TYPE_CHECKING:
     from eval.models.checkpoint import Checkpoint
 
-ALLOWED = 3.0
-"""Times the measured change: what another implementation may change.
-
-Of SmolLM2 in transformers, layers 1, 15 and 30, it was 0.7 to 1.5 times that of ours."""
 WINDOWS = 8, 32  # of background text, and tokens of each
+ORDINARY = 0.9  # share of tokens that a lower precision changes as usual; the others up to 10 times
 EXACT = "fp32"
 
 
@@ -41,6 +40,37 @@ class Arithmetic:
     checkpoint: "Checkpoint"
     name: str = EXACT
     corpus: str = ""
+
+    def tolerance(
+        self, circuit: Circuit, visible: Slice, values: Tensor, steps: Tensor, most: float = 1.0
+    ) -> Tolerance:
+        """The tolerance of a search, by what background text shows of a site.
+
+        Args:
+            circuit: the site.
+            visible: what is shown of it.
+            values: captured there, `(B, T, width)`.
+            steps: of the format of what is shown, `(B, S, C)`.
+            most: quantile of the change by a lower precision that is allowed.
+        """
+        size = visible.select(values).norm(dim=-1)
+        floor = self.floor_share(circuit, visible, values.shape[1]) * size
+        usual = None if self.name == EXACT else self.share(circuit, min(most, ORDINARY)) * size
+        change = self.share(circuit, most) * size
+        return Tolerance(floor, rounding_spread(steps), change, usual)
+
+    def floor_share(self, circuit: Circuit, visible: Slice, length: int) -> float:
+        """The largest rounding floor of background text's outputs, as a share of their length."""
+
+        def largest() -> float:
+            text = held_out_text(self.checkpoint, self.corpus)
+            window = text.windows("background", 1, length, least=1)
+            ((outputs, rounding),) = capture([circuit], window.to(circuit.vocabulary.device))
+            outputs, rounding = visible.select(outputs), visible.select(rounding)
+            return float((rounding.norm(dim=-1) / outputs.norm(dim=-1)).max())
+
+        key = "floor share", circuit.sites, circuit.part, self.corpus, str(visible), length
+        return self.checkpoint.keep(key, largest)
 
     def share(self, circuit: Circuit, quantile: float = 1.0) -> float:
         """A quantile of the change of a site's outputs on background text, of their length."""

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from eval.captured.arithmetic import ALLOWED, EXACT, Arithmetic
-from eval.captured.certainty.certify import floor_share
-from eval.captured.files.stored import Stored, rounding_spread
+from eval.captured.arithmetic import EXACT, Arithmetic
+from eval.captured.files.stored import Stored
 from eval.inversion.guesses import open_readbacks
-from eval.inversion.problem import ACCEPT, Problem
+from eval.inversion.problem import Problem
 from eval.inversion.reading import Reading
 from eval.messages import RequestError
 from eval.models.memory import rows_at_once
@@ -246,13 +245,10 @@ def _hits(
     whole, problems = Slice(), []
     checkpoint, corpus = arithmetic.checkpoint, arithmetic.corpus
     values, steps = stored.values[:1, :count], stored.step[:1, :count]
-    spread = rounding_spread(steps)
     searched = [circuit.unrotated(values) for circuit in circuits]
     for circuit, target in searched:
-        size = target.norm(dim=-1)
-        floor = floor_share(checkpoint, circuit, corpus, whole, count) * size
-        limit = ACCEPT * floor + spread + ALLOWED * arithmetic.share(circuit, 0.5) * size
-        problems.append(Problem(circuit, whole, count, target, floor, limit, 0 * floor))
+        tolerance = arithmetic.tolerance(circuit, whole, target, steps, most=0.5)
+        problems.append(Problem(circuit, whole, count, target, tolerance, 0 * tolerance.floor))
     readbacks = open_readbacks(checkpoint, corpus, [circuit for circuit, _ in searched])
     paths = Reading(problems, readbacks, *TRIED).together()
     sizes = torch.stack([target[0].norm(dim=-1) for _, target in searched])

@@ -9,29 +9,24 @@ which decides.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from eval.captured.answer import Recovered
-from eval.captured.arithmetic import ALLOWED, EXACT, Arithmetic
-from eval.captured.certainty.certify import Agreement, consistent, find_evidence, settle_alike
-from eval.captured.certainty.damage import search_behind
-from eval.captured.certainty.likelihood import LIKELY, token_probabilities
+from eval.captured.arithmetic import EXACT
+from eval.captured.certainty.certify import Certified, certify
+from eval.captured.certainty.verified import Found
 from eval.captured.elsewhere import look_elsewhere
 from eval.captured.files.axes import take_layer
 from eval.captured.files.caches import Cache, read_cache
 from eval.captured.files.stored import FLOATS, read_stored
-from eval.captured.site import Captured, first_tells, identify, leave_out_empty, start_at
-from eval.inversion.problem import ACCEPT, Problem
-from eval.inversion.solver import Solver, ask_solver, parse_solvers
+from eval.captured.search import pass_over_damage, search, try_exact
+from eval.captured.site import Captured, identify, leave_out_empty, start_at
+from eval.inversion.solver import Solver, parse_solvers
 from eval.messages import RequestError, say_once
 from eval.models.checkpoint import open_models
 from eval.models.corpora import choose_corpus
-from eval.sites.capture import capture
-from eval.sites.circuit import uncertified
 from eval.sites.slices import Slice
 
 if TYPE_CHECKING:
@@ -39,7 +34,6 @@ if TYPE_CHECKING:
 
 
 DAMAGED = 4  # positions of a prompt that are passed over, at most
-ROUNDS = 2  # searches: the second with limits measured on the first one's answers
 
 
 def recover(
@@ -104,216 +98,44 @@ def recover(
     taken = take_layer(checkpoint.model, held.outputs, layer, part)
     stored = start_at(read_stored(taken, format, scale, zero_point), first)
     stored = stored.to(checkpoint.model.embedding.weight.device)
-    T = stored.values.shape[1]
-    visible = _slice(shown, first, T)
-    visible = leave_out_empty(stored, visible)
+    visible = leave_out_empty(stored, _slice(shown, first, stored.values.shape[1]))
     source = choose_corpus([checkpoint], corpus)
     captured = identify(checkpoint, source, stored, visible, layer, part, computed)
-    if shown is None and solver is None and T > 1 and not first and not first_tells(captured):
-        say_once("position 0: too coarse to tell its token; later positions are asked for it")
-        captured = captured.after_first()
+    if shown is None and solver is None:
+        captured = captured.without_first()
     captured = captured.up_to_last()
-    visible, T = captured.visible, captured.length
-    name = solver or ("alternating" if visible.hidden(T) else "propose")
-    (asked,) = parse_solvers({name: settings or {}})
-    if refusal := asked.refusal(visible, T, causal=True):
-        raise RequestError(f"solver {name}: {refusal}")
-    if captured.circuit.part == "rotated_key" and (visible.low, visible.high) != (0, None):
-        raise RequestError("shown: rotated keys are recovered from all channels; leave `:`")
-    found = _search(captured, asked, seed)
-    if captured.arithmetic.name != EXACT and computed is None:  # float32 may fit after all
-        exact = Arithmetic(checkpoint)
-        verified = _verify(found.problem, found.tokens, exact)
-        if bool((verified.residual <= verified.allowed + captured.spread).all()):
-            captured = replace(captured, arithmetic=exact)
-            found = replace(found, verified=verified)
-    certified = _certify(captured, found)
-    for _ in range(DAMAGED):
-        repaired = _pass_over_damage(captured, found, certified)
-        if repaired is None:
-            break
-        found, certified = repaired, _certify(captured, repaired)
-    tokens, verified, certificates, alike, chances, left_out = certified
-    ids = tokens.tolist()
-    kept = [row[: min(tail, default=T)] for row, tail in zip(ids, left_out, strict=True)]
-    answer = Recovered(
-        tokens=tokens,
-        texts=[checkpoint.tokenizer.decode(row, skip_special_tokens=False) for row in kept],
-        pieces=[checkpoint.pieces(some) for some in ids],
-        positions=captured.positions,
-        residual=verified.residual,
-        floor=verified.floor + captured.half_steps / 3**0.5,
-        certificates=certificates,
-        probabilities=[
-            [1.0 if proof else None if p != p else p for proof, p in zip(proofs, row, strict=True)]
-            for proofs, row in zip(certificates, chances.tolist(), strict=True)
-        ],
-        left_out=left_out,
-        alike=alike,
-        alike_pieces=[{t: checkpoint.words(a) for t, a in others.items()} for others in alike],
-        site=f"{captured.circuit.part}.{'+'.join(map(str, captured.circuit.sites))}",
-        matches=captured.matches,
-        format=stored.format,
-        computed=captured.arithmetic.name,
-        solver=name,
-        evaluations=found.evaluations,
-    )
+    asked = _choose_solver(captured, solver, settings)
+    found = search(captured, asked, seed)
+    if captured.arithmetic.name != EXACT and computed is None:
+        captured, found = try_exact(captured, found)
+    found, certified = _certify(captured, found)
+    answer = Recovered.of(captured, found, certified, asked.name)
     if layer is not None and not answer.fits:
         say_once(f"nothing fits at {answer.site}; {look_elsewhere(captured, computed)}")
     return answer
 
 
-class Verified(NamedTuple):
-    """An answer beside what was captured."""
-
-    outputs: Tensor  # of its tokens, (B, T, width)
-    rounding: Tensor  # how far each of these numbers may move, (B, T, width)
-    floor: Tensor  # how far the outputs shown may, (B, S)
-    allowed: Tensor  # distance that is still the same answer's, (B, S), formats left out
-    residual: Tensor  # distance from what was captured, (B, S)
-
-
-class _Certified(NamedTuple):
-    """An answer, and how sure each of its tokens is."""
-
-    tokens: Tensor  # (B, T)
-    verified: Verified
-    certificates: list[list[str | None]]
-    alike: list[dict[int, list[int]]]
-    chances: Tensor  # the probability of tokens that are not certain, (B, T); NaN where not asked
-    left_out: list[list[int]]  # positions at the end that nothing fits, of each prompt
+def _choose_solver(captured: Captured, name: str | None, settings: dict[str, Any] | None) -> Solver:
+    """The solver that is asked, which must fit what is shown."""
+    visible, T = captured.visible, captured.length
+    name = name or ("alternating" if visible.hidden(T) else "propose")
+    (solver,) = parse_solvers({name: settings or {}})
+    if refusal := solver.refusal(visible, T, causal=True):
+        raise RequestError(f"solver {name}: {refusal}")
+    if captured.circuit.part == "rotated_key" and (visible.low, visible.high) != (0, None):
+        raise RequestError("shown: rotated keys are recovered from all channels; leave `:`")
+    return solver
 
 
-@dataclass(frozen=True)
-class _Found:
-    """What a search found."""
-
-    problem: Problem  # as it was asked last
-    tokens: Tensor  # (B, T)
-    proofs: list[str]  # of each prompt: the certificate that its answer may have
-    evaluations: list[int]
-    verified: Verified
-
-
-def _search(captured: Captured, asked: Solver, seed: int) -> _Found:
-    """Asks the solver, a second time where wrong tokens kept within the limits of the first."""
-    problem = captured.pose()
-    B, T = len(problem.target), problem.length
-    answers, rows, evaluations = {}, list(range(B)), [0] * B
-    tokens = torch.zeros(B, T, dtype=torch.long, device=problem.target.device)
-    for _ in range(ROUNDS):
-        chance = [torch.Generator().manual_seed(seed) for _ in rows]
-        (found,) = ask_solver(asked, [problem.of(rows)], chance)
-        answers |= dict(zip(rows, found, strict=True))
-        for row, one in zip(rows, found, strict=True):
-            tokens[row] = one.tokens
-            evaluations[row] += one.evaluations
-        verified = _verify(problem, tokens, captured.arithmetic)
-        limit = verified.allowed + captured.spread
-        within = verified.residual <= limit
-        loose = ~within.all(dim=1) & (verified.residual <= problem.limit).all(dim=1)
-        if asked.name != "propose" or not (rows := loose.nonzero()[:, 0].tolist()):
+def _certify(captured: Captured, found: Found) -> tuple[Found, Certified]:
+    """The answer with its certificates; damaged positions are passed over, `DAMAGED` at most."""
+    certified = certify(captured, found)
+    for _ in range(DAMAGED):
+        repaired = pass_over_damage(captured, found, certified)
+        if repaired is None:
             break
-        limit = torch.minimum(problem.limit, limit)
-        near = None if problem.near is None else torch.minimum(problem.near, limit)
-        problem = replace(problem, limit=limit, near=near)
-    proofs = [answers[row].certificate or "residual" for row in range(B)]
-    return _Found(problem, tokens, proofs, evaluations, verified)
-
-
-def _certify(captured: Captured, found: _Found) -> _Certified:
-    """Says how sure each token is, and takes likelier ones where stored numbers fit several."""
-    circuit, stored, T = captured.circuit, captured.stored, captured.length
-    problem, tokens = found.problem, found.tokens
-    own, rounding = found.verified.outputs, found.verified.rounding
-    if problem.circuit is not circuit:
-        ((own, rounding),) = capture([circuit], tokens)
-        rounding = torch.maximum(rounding, captured.arithmetic.change(circuit, tokens, own))
-    # A small number may be the difference of large ones, which another order of sums moves more.
-    ordinary = own.square().mean(dim=-1, keepdim=True).sqrt()
-    rounding = torch.maximum(rounding, torch.finfo(torch.float32).eps * ordinary)
-    agreement = Agreement(circuit, stored, rounding, captured.visible)
-    shown = agreement.counted
-    state = _settle(captured, found, agreement, tokens)
-    evidence = find_evidence(state.fits, captured.positions, T)
-    if not bool((evidence == shown).all()) and bool(evidence.any()):
-        state = _settle(captured, found, replace(agreement, evidence=evidence), state.tokens)
-        evidence = find_evidence(state.fits, captured.positions, T)
-    unproved = uncertified(captured.checkpoint.model)
-    certified = consistent(evidence)
-    certificates = [
-        [
-            proof if sure and not unproved and t not in others else None
-            for t, sure in enumerate(prompt)
-        ]
-        for proof, prompt, others in zip(found.proofs, certified, state.alike, strict=True)
-    ]
-    sure = torch.tensor([[proof is not None for proof in of] for of in certificates])
-    named = torch.tensor([[t in others for t in range(T)] for others in state.alike])
-    wanted = shown & ~sure.to(shown) & ~named.to(shown)
-    values = stored.values
-    chances = token_probabilities(circuit, values, captured.visible, state.tokens, wanted)
-    left_out = [
-        _find_tail(shown[row], (evidence[row] | (chances[row] >= LIKELY).to(shown)))
-        for row in range(len(tokens))
-    ]
-    return _Certified(state.tokens, state.verified, certificates, state.alike, chances, left_out)
-
-
-class _Settled(NamedTuple):
-    """An answer whose tokens fit best among those that agree."""
-
-    tokens: Tensor  # (B, T)
-    verified: Verified
-    alike: list[dict[int, list[int]]]
-    fits: Tensor  # whether each position shown agrees, (B, S)
-
-
-def _settle(captured: Captured, found: _Found, agreement: Agreement, tokens: Tensor) -> _Settled:
-    circuit, verified = captured.circuit, found.verified
-    settled, alike = settle_alike(found.problem, tokens, agreement)
-    if not settled.equal(found.tokens):
-        verified = _verify(found.problem, settled, captured.arithmetic)
-    own = verified.outputs if found.problem.circuit is circuit else circuit.of_tokens(settled)
-    fits = verified.residual <= verified.allowed + captured.half_steps
-    return _Settled(settled, verified, alike, fits & agreement.of_prompts(own))
-
-
-def _find_tail(shown: Tensor, counts: Tensor) -> list[int]:
-    """The positions shown `(T,)` after the last that counts; none where no position counts."""
-    if not bool(counts.any()):
-        return []
-    last = int(counts.nonzero()[-1, 0])
-    return [t for t in shown.nonzero()[:, 0].tolist() if t > last]
-
-
-def _pass_over_damage(captured: Captured, found: _Found, certified: _Certified) -> _Found | None:
-    """Goes on behind a position whose own output no token fits; None where that leads nowhere.
-
-    The tokens after it were searched for behind a token that may be wrong. Others are tried in its
-    place, by whether some token after it fits the next output.
-    """
-    tokens, problem = certified.tokens.clone(), found.problem
-    changed = False
-    for row, tail in enumerate(certified.left_out):
-        if len(tail) > 1 and tail[1] == tail[0] + 1 and tail[0] + 1 in problem.positions:
-            better = search_behind(problem.of([row]), tokens[row], tail[0])
-            if better is not None:
-                tokens[row], changed = better, True
-    if not changed:
-        return None
-    return replace(found, tokens=tokens, verified=_verify(problem, tokens, captured.arithmetic))
-
-
-def _verify(problem: Problem, tokens: Tensor, arithmetic: Arithmetic) -> Verified:
-    """Holds the outputs of `(B, T)` tokens against what was captured."""
-    ((own, rounding),) = capture([problem.circuit], tokens)
-    changed = arithmetic.change(problem.circuit, tokens, own)
-    select = problem.slice.select
-    allowed = ACCEPT * select(rounding).norm(dim=-1) + ALLOWED * select(changed).norm(dim=-1)
-    rounding = torch.maximum(rounding, changed)
-    floor = select(rounding).norm(dim=-1)
-    return Verified(own, rounding, floor, allowed, problem.distances(own))
+        found, certified = repaired, certify(captured, repaired)
+    return found, certified
 
 
 def _slice(shown: str | Sequence[int] | None, first: int, length: int) -> Slice:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from eval.captured.arithmetic import ALLOWED, EXACT, Arithmetic
-from eval.captured.certainty.certify import floor_share
+from eval.captured.arithmetic import EXACT, Arithmetic
 from eval.captured.files.stored import Stored, rounding_spread
 from eval.captured.locate import TRIED, Match, find_precision, find_site
 from eval.inversion.guesses import open_readbacks
-from eval.inversion.problem import ACCEPT, Problem
+from eval.inversion.problem import Problem
 from eval.inversion.reading import Reading
 from eval.messages import RequestError, say_once
+from eval.sites.capture import Tolerance
 from eval.sites.circuit import Circuit
 from eval.sites.site import open_site
 from eval.sites.slices import Slice
@@ -26,7 +26,6 @@ from eval.sites.slices import Slice
 if TYPE_CHECKING:
     from eval.models.checkpoint import Checkpoint
 
-ORDINARY = 0.9  # share of tokens whose change is ordinary: of a few it is ten times as large
 DRAWN = 512  # tokens run at the first position, to see how far their outputs lie from those stored
 DISTINCT = 4  # times the spread of rounding: a token drawn at random lies farther off
 
@@ -69,8 +68,11 @@ class Captured:
         """The distance that rounding to the format makes but seldom, `(B, S)`."""
         return rounding_spread(self.steps)
 
-    def after_first(self) -> "Captured":
-        """The first position hidden, its token guessed."""
+    def without_first(self) -> "Captured":
+        """The first position hidden, and its token guessed, where its output does not tell it."""
+        if self.length < 2 or self.positions[0] or first_tells(self):
+            return self
+        say_once("position 0: too coarse to tell its token; later positions are asked for it")
         guess = _guess_first(self.checkpoint, self.circuit, self.stored, self.source)
         visible = Slice.of(self.positions[1:], self.length)
         return replace(self, visible=visible, guess=guess)
@@ -87,16 +89,12 @@ class Captured:
         checkpoint, source, visible, T = self.checkpoint, self.source, self.visible, self.length
         searched, values = self.circuit.unrotated(self.stored.values)
         target = visible.select(values)
-        size = target.norm(dim=-1)
-        floor = floor_share(checkpoint, searched, source, visible, T) * size
-        near, limit = (
-            ACCEPT * floor + self.spread + ALLOWED * self.arithmetic.share(searched, most) * size
-            for most in (ORDINARY, 1.0)
-        )
         return Problem(
-            searched, visible, T, target, floor, limit, torch.zeros_like(floor),
+            searched, visible, T, target,
+            self.arithmetic.tolerance(searched, visible, values, self.steps),
+            noise=torch.zeros_like(target[..., 0]),
             readbacks=lambda circuits: open_readbacks(checkpoint, source, circuits),
-            near=None if self.arithmetic.name == EXACT else near, guess=self.guess,
+            guess=self.guess,
         )  # fmt: skip
 
 
@@ -193,7 +191,7 @@ def _guess_first(checkpoint: "Checkpoint", circuit: Circuit, stored: Stored, cor
     """The likeliest first tokens, `(B, 1)`: the nearest of some that the read-back names."""
     searched, first = circuit.unrotated(stored.values[:, :1])
     none = torch.zeros_like(first[..., 0])
-    problem = Problem(searched, Slice(), 1, first, none, none, none)
+    problem = Problem(searched, Slice(), 1, first, Tolerance(none, none, none), none)
     readbacks = open_readbacks(checkpoint, corpus, [searched])
     return Reading([problem], readbacks, *TRIED).together().path
 

@@ -8,14 +8,12 @@ import torch
 from torch import Tensor
 
 from eval.messages import RequestError
+from eval.sites.capture import Tolerance
 from eval.sites.circuit import Circuit
 from eval.sites.slices import Slice
 
 if TYPE_CHECKING:
     from eval.inversion.guesses import ReadBack
-
-ACCEPT = 10.0
-"""A distance of at most this many floors counts as none: rounding differs between batch shapes."""
 
 TOGETHER = 8192  # tokens that are run at once where choices of hidden ones are checked
 
@@ -40,14 +38,10 @@ class Problem:
         slice: the positions and channels shown.
         length: number of tokens T of each prompt.
         target: the outputs shown, `(P, S, C)`, in fp32, with noise in them if noise was asked for.
-        floor: the distance that rounding alone makes at each shown position, `(P, S)`.
-        limit: the distance up to which an answer is as good as the truth, `(P, S)`: ten floors, and
-            the length of the noise.
+        tolerance: how far an answer's outputs may lie from the target at each shown position.
         noise: standard deviation of the noise in each channel, `(P, S)`; 0 where there is none.
         allowed: the only tokens that answers may hold; None for all.
         readbacks: fitted maps from outputs to tokens, of circuits that differ in their layers only.
-        near: a smaller distance, which the truth keeps at most positions, and half of it at half of
-            them, `(P, S)`; at it a token is taken before others are looked at. None: the limit.
         guess: of the tokens before the first position shown, `(P, k)`, with which a search for them
             begins; None: none.
     """
@@ -56,12 +50,10 @@ class Problem:
     slice: Slice
     length: int
     target: Tensor
-    floor: Tensor
-    limit: Tensor
+    tolerance: Tolerance
     noise: Tensor
     allowed: tuple[int, ...] | None = None
     readbacks: ReadBacksOf = no_readbacks
-    near: Tensor | None = None
     guess: Tensor | None = None
 
     @property
@@ -103,7 +95,7 @@ class Problem:
         return self._part((slice(None), some), length=length, slice=part)
 
     def _part(self, index: Any, **changes: Any) -> "Problem":
-        names = ["target", "floor", "limit", "noise"] + ["near"] * (self.near is not None)
+        names = "target", "tolerance", "noise"
         return replace(self, **{name: getattr(self, name)[index] for name in names}, **changes)
 
     def shown(self, embeddings: Tensor) -> Tensor:
@@ -115,17 +107,13 @@ class Problem:
         return torch.linalg.vector_norm(self.slice.select(outputs) - self.target, dim=-1)
 
     def residual(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Distance of `(P, T)` tokens' outputs from the target, and whether it is within the limit.
+        """Distance of `(P, T)` tokens' outputs from the target, and whether it is accepted.
 
         Returns:
-            `(P,)` distances over the whole slice, and `(P,)` booleans: within the limit everywhere,
-            and at half of the positions within half of what is near.
+            `(P,)` distances over the whole slice, and `(P,)` booleans: accepted.
         """
         distances = self.distances(self.circuit.of_tokens(tokens))
-        within = (distances <= self.limit).all(dim=-1)
-        if self.near is not None:
-            within &= (distances <= self.near / 2).float().mean(dim=-1) >= 0.5
-        return distances.norm(dim=-1), within
+        return distances.norm(dim=-1), self.tolerance.accepts(distances)
 
     def whole(self, hidden: Tensor, visible: Tensor) -> Tensor:
         """Prompts `(N, T)`: `(N, k)` tokens at the hidden positions, `(S,)` at those shown."""
@@ -183,8 +171,8 @@ def pose(
         drawn = torch.stack([torch.randn(target.shape[1:], generator=g) for g in chance])
         target = target + size[..., None] * drawn.to(target)
     # the length of C draws is within 4 / sqrt(2) of sqrt(C) but once in many thousand times
-    limit = ACCEPT * floor + size * (channels**0.5 + 4 / 2**0.5)
+    tolerance = Tolerance(floor, size * (channels**0.5 + 4 / 2**0.5), torch.zeros_like(floor))
     if circuit.causal:
         length = positions[-1] + 1
         shown = Slice.of(positions, length, shown.low, shown.high)
-    return Problem(circuit, shown, length, target, floor, limit, size, **known)
+    return Problem(circuit, shown, length, target, tolerance, size, **known)

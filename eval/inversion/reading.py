@@ -129,7 +129,7 @@ class Reading:
                 apart = _distances(problem, t - self.hidden, candidates)
                 nearest = apart.argmin(dim=1, keepdim=True)
                 chosen.append(tokens.gather(1, nearest)[:, 0])
-                limit = _near(problem)[:, t - self.hidden]
+                limit = problem.tolerance.near[:, t - self.hidden]
                 least.append(apart.gather(1, nearest)[:, 0])
                 hits.append(least[-1] <= limit)
             token, hit = torch.stack(chosen), torch.stack(hits)
@@ -182,7 +182,8 @@ class Reading:
             row.evaluations += len(best)
             apart = _distances(problem, s, outputs[None])[0]
             row.reads[s] = read[0]
-            limit = _near(problem) if len(tokens) < ENOUGH else problem.limit
+            tolerance = problem.tolerance
+            limit = tolerance.near if len(tokens) < ENOUGH else tolerance.limit
             hit = bool(apart.min() <= limit[0, s])
             if hit or len(tokens) == V:
                 break
@@ -222,11 +223,6 @@ class Reading:
             output = problem.slice.narrow(known).mean(dim=1)
             embedding = self.whole.embed(likely).mean(dim=1)
         return self._guesser(i, t).read(problem.target[:, t - self.hidden], output, embedding)
-
-
-def _near(problem: Problem) -> Tensor:
-    """The distances at which a token is taken at once, `(P, S)`."""
-    return problem.limit if problem.near is None else problem.near
 
 
 def _distances(problem: Problem, t: int, outputs: Tensor) -> Tensor:

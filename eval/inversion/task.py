@@ -233,7 +233,7 @@ class Task:
         rank, named = found.ranks[:real].tolist(), found.tokens[:real].tolist()
         seen = [t for t in shown if t < real]
         hidden = [t for t in range(real) if t not in seen]
-        floor = problem.floor[p, : len(seen)]
+        floor = problem.tolerance.floor[p, : len(seen)]
         runner_up = None if found.runner_up is None else found.runner_up[: len(seen)].to(floor)
         searched = self.solver.family == "search"
         return {
@@ -268,7 +268,7 @@ class Task:
             "set_recall": set_recall(named, tokens, hidden),
             "permuted": is_permuted(named, tokens, hidden),
             "residual": found.residual,
-            "floor": float(problem.floor[p].norm()),
+            "floor": float(problem.tolerance.floor[p].norm()),
             **nearest_rival(runner_up, floor),
             "at_floor": found.within,
             "truth_at_floor": truth_fits,

@@ -52,7 +52,7 @@ def _search(
         return (outputs.view(P, -1, target.shape[-1]) - target[:, None]).squeeze(1)
 
     for _ in range(steps):
-        active = least > problem.limit[:, t]
+        active = least > problem.tolerance.limit[:, t]
         if not active.any() or visited.all():
             break
         _, slope = with_gradient(lambda x: apart(x).square().sum(dim=-1), x)

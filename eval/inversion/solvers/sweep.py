@@ -39,7 +39,7 @@ def sweep(problem: Problem, chance: Chance, *, prior: float = 0.0) -> list[Answe
     for t in range(S):
         apart = try_tokens(problem, t, state)
         if prior:
-            rounding = problem.floor[:, t, None].square() / C
+            rounding = problem.tolerance.floor[:, t, None].square() / C
             variance = problem.noise[:, t, None].square() + rounding  # of each channel
             several.append(-apart.square() / (2 * variance) + prior * expected)
             tokens.append(several[-1].argmax(dim=1))
@@ -57,7 +57,7 @@ def sweep(problem: Problem, chance: Chance, *, prior: float = 0.0) -> list[Answe
     if prior:
         each = zip(chosen, every, strict=True)
         return [Answer(ids, scores, evaluations=evaluations) for ids, scores in each]
-    collisions = find_collisions(every, problem.limit)
+    collisions = find_collisions(every, problem.tolerance.limit)
     return [
         Answer(
             tokens=chosen[p],
@@ -73,8 +73,8 @@ def sweep(problem: Problem, chance: Chance, *, prior: float = 0.0) -> list[Answe
 
 def _tell(problem: Problem, tokens: list[Tensor], several: list[Tensor]) -> None:
     nearest = torch.stack([apart.amin(dim=1) for apart in several], dim=1)
-    margins = (runner_up(several[-1]) / problem.floor[:, len(tokens) - 1]).log2()
-    settled = nearest <= problem.limit[:, : len(tokens)]
+    margins = (runner_up(several[-1]) / problem.tolerance.floor[:, len(tokens) - 1]).log2()
+    settled = nearest <= problem.tolerance.limit[:, : len(tokens)]
     tell(SoFar(torch.stack(tokens, dim=1), settled, margins))
 
 

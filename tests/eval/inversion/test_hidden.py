@@ -84,7 +84,7 @@ def test_a_hidden_token_and_the_next_one_held_wrong_together(small_model):
 def test_rivals_of_a_single_hidden_token_are_checked_at_every_position(small_model, blurred):
     """At the first positions nothing tells tokens apart, as if noise hid it; at the others all."""
     problem = posed(small_model(d_model=64), prompts(2, 8), "[:, 1:, :]")
-    problem.limit[:, :blurred] = 1.0 * problem.target[:, :blurred].norm(dim=-1)
+    problem.tolerance.spread[:, :blurred] = 1.0 * problem.target[:, :blurred].norm(dim=-1)
     answers = solve("alternating", problem)
     several = 0
     for p, answer in enumerate(answers):
@@ -155,8 +155,10 @@ def test_most_positions_of_an_answer_must_be_near(small_model):
     """Within the limit everywhere is not enough where a tighter distance is given."""
     truth = prompts(2, 10)
     problem = posed(small_model(), truth)
-    far = replace(problem, limit=torch.full_like(problem.limit, 1e6))
+    tolerance = replace(problem.tolerance, spread=torch.full_like(problem.target[..., 0], 1e6))
+    far = replace(problem, tolerance=tolerance)
     assert far.residual(truth + 1)[1].all()
     for share, accepted in ((4, False), (6, True)):
-        near = torch.where(torch.arange(10) < share, 1e6, 0.0).expand_as(problem.limit)
-        assert bool(replace(far, near=near).residual(truth + 1)[1].all()) == accepted
+        usual = torch.where(torch.arange(10) < share, 0.0, -1e6 / 3).expand_as(tolerance.spread)
+        strict = replace(far, tolerance=replace(tolerance, usual=usual))
+        assert bool(strict.residual(truth + 1)[1].all()) == accepted

@@ -11,8 +11,8 @@ from torch import Tensor
 from arch.pretrained.decoder import Decoder
 from arch.pretrained.pretrained import PretrainedModel
 from eval import RequestError, invert, open_model
-from eval.inversion.problem import ACCEPT
 from eval.inversion.scoring import verdicts
+from eval.sites.capture import ACCEPT
 from eval.sites.circuit import Circuit
 from tests.arch import test_decoder
 from tests.arch.test_pretrained import FAMILIES, their_model
@@ -40,16 +40,16 @@ def test_sweep_recovers_every_token(small_model, mixer, layer):
         assert answer.evaluations == 8 * 400
         assert not answer.collisions
         assert answer.runner_up is not None
-        assert (answer.runner_up > ACCEPT * problem.floor[p]).all()
+        assert (answer.runner_up > ACCEPT * problem.tolerance.floor[p]).all()
     residual, at_floor = problem.residual(truth)
     assert at_floor.all()
-    assert (residual <= ACCEPT * problem.floor.norm(dim=-1)).all()
+    assert (residual <= ACCEPT * problem.tolerance.floor.norm(dim=-1)).all()
     for t in range(8):  # a wrong answer is not at the floor
         wrong = truth.clone()
         wrong[:, t] = (wrong[:, t] + 1) % 400
         residual, at_floor = problem.residual(wrong)
         assert not at_floor.any()
-        assert (residual > 1e3 * problem.floor.norm(dim=-1)).all()
+        assert (residual > 1e3 * problem.tolerance.floor.norm(dim=-1)).all()
 
 
 def test_the_sweep_is_brute_force(small_model):

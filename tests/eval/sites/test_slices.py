@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eval import RequestError
-from eval.inversion.problem import ACCEPT, pose
-from eval.sites.capture import capture
+from eval.inversion.problem import pose
+from eval.sites.capture import ACCEPT, capture
 from eval.sites.circuit import Circuit
 from eval.sites.slices import Slice
 from tests.eval.inversion.search_cases import chance, posed, prompts
@@ -90,11 +90,11 @@ def test_what_is_shown_is_the_slice(small_model, text, site, shape, size, noise)
     truth = truth[:, : problem.length]
     assert (problem.length, problem.hidden) == size
     assert problem.target.shape == expected.shape == shape
-    assert problem.floor.shape == problem.limit.shape == expected.shape[:2]
-    rounding = float(problem.floor.max())
+    assert problem.tolerance.floor.shape == problem.tolerance.limit.shape == expected.shape[:2]
+    rounding = float(problem.tolerance.floor.max())
     if not noise:
         assert problem.target.allclose(expected, atol=rounding)
-        assert problem.limit.equal(ACCEPT * problem.floor)
+        assert problem.tolerance.limit.equal(ACCEPT * problem.tolerance.floor)
     distance, within = problem.residual(truth)
     assert within.all()
     moved = (problem.target - expected).flatten(1).norm(dim=1)
@@ -113,8 +113,8 @@ def test_noise_is_as_large_as_promised_and_allowed_for(small_model):
     relative = added / scale[..., None]
     assert float(relative.std()) == pytest.approx(noise, rel=0.03)
     assert float(relative.mean()) == pytest.approx(0, abs=0.01)
-    assert (noisy.distances(circuit.of_tokens(truth)) <= noisy.limit).all()
-    assert (noisy.limit < 2 * noise * scale * 32**0.5).all()
+    assert (noisy.distances(circuit.of_tokens(truth)) <= noisy.tolerance.limit).all()
+    assert (noisy.tolerance.limit < 2 * noise * scale * 32**0.5).all()
     ((outputs, rounding),) = capture([circuit], truth[3:4])
     one = pose(circuit, outputs, rounding, Slice(), noise, [chance(16)[3]])
     torch.testing.assert_close(one.target, noisy.target[3:4])
@@ -124,7 +124,7 @@ def test_noise_is_as_large_as_promised_and_allowed_for(small_model):
 def test_the_limit_under_noise_holds_for_the_truth(small_model, text):
     truth = prompts(count=64, length=31)
     problem = posed(small_model(), truth, text, 1, noise=1.0)
-    beyond = problem.distances(problem.circuit.of_tokens(truth)) > problem.limit
+    beyond = problem.distances(problem.circuit.of_tokens(truth)) > problem.tolerance.limit
     assert beyond.float().mean() < 0.002
 
 

@@ -275,7 +275,7 @@ class _Search:
         of the targets' lengths, and all tokens shown.
         """
         turns, S = self.turns, apart.shape[-1]
-        near = apart * turns.unit[:, None, :S, 0] <= turns.window.limit[:, None, :S]
+        near = apart * turns.unit[:, None, :S, 0] <= turns.window.tolerance.limit[:, None, :S]
         collisions: list[dict[int, list[int]]] = [{} for _ in visible]
         fits = near.all(dim=-1)
         for p, count in enumerate(fits.sum(dim=-1).tolist()):

@@ -58,7 +58,7 @@ class Turns:
         self, problem: Problem, before: Tensor, readback: ReadBack, chance: Chance
     ) -> None:
         self.problem, self.before, self.readback = problem, before, readback
-        self.likely = LIKELY if problem.near is None else COARSE
+        self.likely = LIKELY if problem.tolerance.usual is None else COARSE
         self.chance, self.screen = chance, SCREENS[0]
         self.first, self.circuit = problem.hidden, problem.circuit
         self.k, W = self.first - before.shape[1], self.circuit.vocabulary

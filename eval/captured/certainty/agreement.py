@@ -1,0 +1,95 @@
+"""Whether outputs of tokens agree with captured ones, number by number, and where they do."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from eval.captured.files.stored import Stored
+from eval.sites.capture import Tolerance
+from eval.sites.circuit import Circuit
+from eval.sites.slices import Slice
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Whether outputs agree with stored ones: each number to a step of the format and ten floors.
+
+    Attributes:
+        circuit: the site that was captured.
+        stored: the numbers captured, of T positions.
+        tolerance: of each number, `(B, T, width)`: its step in the format, and rounding.
+        slice: shown.
+        evidence: positions that are shown and hold what the model gave, `(B, T)`; None: all shown.
+    """
+
+    circuit: Circuit
+    stored: Stored
+    tolerance: Tolerance
+    slice: Slice
+    evidence: Tensor | None = None
+
+    @cached_property
+    def limit(self) -> Tensor:
+        """How far each number may lie from the captured one, `(B, T, width)`."""
+        return self.tolerance.limit
+
+    @cached_property
+    def counted(self) -> Tensor:
+        """The positions that count, `(B, T)`."""
+        if self.evidence is not None:
+            return self.evidence
+        values = self.stored.values
+        counted = values.new_zeros(values.shape[:2], dtype=torch.bool)
+        counted[:, self.slice.positions(values.shape[1])] = True
+        return counted
+
+    def of_prompts(self, outputs: Tensor) -> Tensor:
+        """`(B, T, width)` outputs to `(B, S)`, of the positions shown."""
+        off = self.slice.select(outputs - self.stored.values).abs()
+        return (off <= self.slice.select(self.limit)).all(dim=-1)
+
+    def of_span(self, outputs: Tensor, start: int) -> Tensor:
+        """`(B, N, S, width)` outputs of rivals from position `start` on to `(B, N)`.
+
+        Positions that do not count are passed over.
+        """
+        span = slice(start, start + outputs.shape[2])
+        off = self.slice.narrow(outputs - self.stored.values[:, None, span]).abs()
+        fits = (off <= self.slice.narrow(self.limit[:, None, span])).all(dim=-1)
+        return (fits | ~self.counted[:, None, span]).all(dim=-1)
+
+    def of_versions(self, outputs: Tensor, row: int) -> tuple[Tensor, Tensor]:
+        """`(N, T, width)` outputs of versions of one prompt: their agreement `(N, S)`, and misfit.
+
+        S are the positions that count. The misfit `(N,)` is the sum of squares, each number's over
+        what its format lets pass.
+        """
+        counted = self.counted[row]
+        off = self.slice.narrow(outputs - self.stored.values[row])[:, counted].abs()
+        allowed = self.slice.narrow(self.limit[row])[None, counted]
+        misfit = (off / allowed.clamp(min=torch.finfo(off.dtype).tiny)).square()
+        return (off <= allowed).all(dim=-1), misfit.double().sum(dim=(1, 2))
+
+
+def find_evidence(fits: Tensor, shown: list[int], length: int) -> Tensor:
+    """The positions whose outputs are evidence, `(B, T)`, by whether those shown fit, `(B, S)`.
+
+    They are those that fit, if half of the positions shown up to the last one that fits do. What
+    follows is a tail that no token explains: empty slots, padding, or damage.
+    """
+    evidence = fits.new_zeros(len(fits), length)
+    evidence[:, shown] = fits
+    count = torch.arange(1, len(shown) + 1, device=fits.device)
+    last = (fits * count).amax(dim=1)  # of positions shown, up to the last one that fits
+    enough = 2 * fits.sum(dim=1) >= last
+    return evidence & enough[:, None]
+
+
+def is_followed(counted: Tensor) -> list[list[bool]]:
+    """Of `(B, T)` positions that count: whether a later or the same one does, by prompt.
+
+    A causal model's outputs at a position are evidence for all tokens up to it, whatever follows.
+    """
+    return counted.flip(1).cummax(dim=1).values.flip(1).tolist()

@@ -1,0 +1,69 @@
+"""The search for the tokens behind captured outputs, and its answer held against these."""
+
+from dataclasses import replace
+
+import torch
+
+from eval.captured.arithmetic import EXACT, Arithmetic
+from eval.captured.certainty.certify import Certified
+from eval.captured.certainty.damage import search_behind
+from eval.captured.certainty.verified import Found, verify
+from eval.captured.site import Captured
+from eval.inversion.solver import Solver, ask_solver
+
+ROUNDS = 2  # searches: the second with limits measured on the first one's answers
+
+
+def search(captured: Captured, solver: Solver, seed: int) -> Found:
+    """Asks the solver, a second time where wrong tokens kept within the limits of the first.
+
+    Args:
+        captured: outputs whose site and precision are known.
+        solver: that is asked.
+        seed: of what it draws at random.
+    """
+    problem = captured.pose()
+    B, T = len(problem.target), problem.length
+    answers, rows, evaluations = {}, list(range(B)), [0] * B
+    tokens = torch.zeros(B, T, dtype=torch.long, device=problem.target.device)
+    for _ in range(ROUNDS):
+        generators = [torch.Generator().manual_seed(seed) for _ in rows]
+        (found,) = ask_solver(solver, [problem.of(rows)], generators)
+        answers |= dict(zip(rows, found, strict=True))
+        for row, answer in zip(rows, found, strict=True):
+            tokens[row] = answer.tokens
+            evaluations[row] += answer.evaluations
+        verified = verify(captured, problem, tokens)
+        residual, measured, posed = verified.residual, verified.tolerance, problem.tolerance
+        within = (residual <= measured.limit).all(dim=1)
+        loose = ~within & (residual <= posed.limit).all(dim=1)
+        if solver.name != "propose" or not (rows := loose.nonzero()[:, 0].tolist()):
+            break
+        problem = replace(problem, tolerance=posed.narrowed(measured))
+    proofs = [answers[row].certificate or "residual" for row in range(B)]
+    return Found(problem, verified, proofs, evaluations)
+
+
+def try_exact(captured: Captured, found: Found) -> tuple[Captured, Found]:
+    """The same in float32, where the answer fits it: a lower precision was only supposed."""
+    exact = Arithmetic(captured.checkpoint, EXACT, captured.source)
+    verified = verify(captured, found.problem, found.verified.tokens, exact)
+    if not bool((verified.residual <= verified.tolerance.limit).all()):
+        return captured, found
+    return replace(captured, arithmetic=exact), replace(found, verified=verified)
+
+
+def pass_over_damage(captured: Captured, found: Found, certified: Certified) -> Found | None:
+    """Goes on behind a position whose own output no token fits; None where that leads nowhere.
+
+    The tokens after it were searched for behind a token that may be wrong. Others are tried in its
+    place, by whether some token after it fits the next output.
+    """
+    tokens, problem = certified.verified.tokens.clone(), found.problem
+    changed = False
+    for row, tail in enumerate(certified.left_out):
+        if len(tail) > 1 and tail[1] == tail[0] + 1 and tail[0] + 1 in problem.positions:
+            better = search_behind(problem.of([row]), tokens[row], tail[0])
+            if better is not None:
+                tokens[row], changed = better, True
+    return replace(found, verified=verify(captured, problem, tokens)) if changed else None
