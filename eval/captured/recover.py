@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 
 DAMAGED = 4  # positions of a prompt that are passed over, at most
+MANY = 12  # hidden tokens whose search is announced, as it may take long
 
 
 def recover(
@@ -124,6 +125,11 @@ def _choose_solver(captured: Captured, name: str | None, settings: dict[str, Any
         raise RequestError(f"solver {name}: {refusal}")
     if captured.circuit.part == "rotated_key" and (visible.low, visible.high) != (0, None):
         raise RequestError("shown: rotated keys are recovered from all channels; leave `:`")
+    if visible.hidden(T) > MANY:
+        say_once(
+            f"{visible.hidden(T)} tokens are hidden: solver {name} tries many choices of them, "
+            "which may take long; fewer rows end sooner"
+        )
     return solver
 
 
