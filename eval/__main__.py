@@ -155,7 +155,7 @@ def run_command(name: str, words: list[str]) -> tuple[Result, str]:
 
     function = command_function(name)
     parameters = list(inspect.signature(function).parameters.values())
-    hints = inspect.get_annotations(inspect.unwrap(function), eval_str=True)
+    hints: dict[str, Any] = {each.name: each.annotation for each in parameters}
     documented = docstring_parser.parse(inspect.getdoc(function) or "")
     texts = {each.arg_name: each.description or "" for each in documented.params}
     has_format = "format" in hints
@@ -178,7 +178,9 @@ def run_command(name: str, words: list[str]) -> tuple[Result, str]:
             raise RequestError(f"{flag}: given twice; give all its values together")
         silent = each.default in (None, (), inspect.Parameter.empty)
         text = tyro.conf.arg(
-            help=" ".join(texts[each.name].split()), help_behavior_hint="" if silent else None
+            name=each.name.strip("_") if each.name.endswith("_") else None,
+            help=" ".join(texts[each.name].split()),
+            help_behavior_hint="" if silent else None,
         )
         hints[each.name] = Annotated[(hints[each.name], text)]
 

@@ -96,7 +96,7 @@ def steps(out: Path) -> Iterator[Step]:
     yield step("loss before and after training", "eval", "loss", *checkpoints, *stories)
     # The search for shown tokens is quick enough for every layer; the others look at the last one.
     prompts = ("--count", 3, "--length", 12, "--out", results)
-    search = ("--methods", "propose", "--slices", "[:, 0:, :]", "--layers", "all")
+    search = ("--solvers", "propose", "--slices", "[:, 0:, :]", "--layers", "all")
     yield step("tokens back from every layer", "eval", "invert", *checkpoints, *prompts, *search)
     quick = ("--suite", "quick", "--layers", "last")
     yield step("the same by gradients", "eval", "invert", *checkpoints, *prompts, *quick)

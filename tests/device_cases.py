@@ -51,7 +51,7 @@ def solver_cases(folder: Path) -> Iterator[tuple[str, Case]]:
             text=TEXT,
             layers="last",
             slices=f"[:, {hidden}:, :]",
-            methods=solver.name,
+            solvers=solver.name,
             set_=[f"{solver.name}.{n}={v}" for n, v in settings.items()],
         )
         yield f"solver {solver.name}", of_model(folder / "llama", asked)
@@ -66,13 +66,13 @@ def question_cases(folder: Path) -> Iterator[tuple[str, Case]]:
             text=[TEXT, OTHER],
             layers="1+2",
             parts=["mixer", "stream"],
-            methods="sweep",
+            solvers="sweep",
             noise=[0.1],
             controls=["shuffled"],
             slices="[:, :, :12]",
         ),
         "invert, ablations": partial(
-            evals.invert, text=TEXT, layers="last", methods="sweep", without=["norms", "channel"]
+            evals.invert, text=TEXT, layers="last", solvers="sweep", without=["norms", "channel"]
         ),
         "bits": partial(evals.bits, distances=[0, 2], **known),
         "bits, prior of the model": partial(evals.bits, distances=[1], prior="model", **known),

@@ -15,6 +15,7 @@ have saved them.
 import argparse
 import contextlib
 import functools
+import inspect
 import io
 import json
 import re
@@ -43,7 +44,7 @@ SMALL = {
         --wandb disabled""",
     "train plan": MODEL,
     "eval loss": "--stories 4",
-    "eval invert": """--count 2 --length 5 --layers last --methods propose adam alternating
+    "eval invert": """--count 2 --length 5 --layers last --solvers propose adam alternating
         --set adam.steps=2 alternating.starts=1 alternating.rounds=1""",
     "eval bits": "--count 2 --before 2 --distances 0 1 --draws 2 --tokens 2000 --noise 0.25",
     "eval lens": "--lens logit direction --count 2 --length 8 --tokens 400",
@@ -242,10 +243,14 @@ def parse_words(module: str, words: list[str], monkeypatch: pytest.MonkeyPatch) 
         raise Parsed
 
     def accept_command(name: str) -> Callable[..., object]:
-        @functools.wraps(function := command_function(name))
+        function = command_function(name)
+        parameters = inspect.signature(function).parameters.values()
+        hints = {parameter.name: parameter.annotation for parameter in parameters}
+
+        @functools.wraps(function)
         def parsed(**options: object) -> NoReturn:
             options.pop("trust_code", None)  # which every command that opens models takes
-            read_arguments(function, options)
+            read_arguments(hints, options)
             raise Parsed
 
         return parsed

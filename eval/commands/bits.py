@@ -3,7 +3,17 @@
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
-from eval.commands.flags import AboveZero, Models, Natural, Out, Part, Positive, Shard, listed
+from eval.commands.flags import (
+    AboveZero,
+    Layers,
+    Models,
+    Natural,
+    Out,
+    Part,
+    Positive,
+    Shard,
+    listed,
+)
 from eval.commands.result import Result, command
 from eval.messages import RequestError
 
@@ -16,7 +26,7 @@ def bits(
     models: Models,
     out: Out = None,
     corpus: str | None = None,
-    layers: int | Sequence[int] | None = None,
+    layers: Layers = "last",
     part: Part = "block",
     count: Positive = 40,
     skip: Natural = 0,
@@ -45,7 +55,7 @@ def bits(
         corpus: held-out stories: passages are from inside those for evaluation, tokens are counted
             in those for fitting, quantisers are calibrated on those for background; default: the
             data that the models were trained on
-        layers: 0 is the embedding; default: the last block
+        layers: last, all, or numbers; 0 is the embedding
         part: of the layer
         count: passages, whose tokens asked about all differ
         skip: passages left out before the first that is taken
@@ -82,9 +92,10 @@ def bits(
     checkpoints = open_models(models, device)
     corpus = choose_corpus(checkpoints, corpus)
     design = Design(corpus, question, count, before, skip, candidates, tokens, text)
-    wanted = None if layers is None else listed(layers)
     tasks = [
-        task for checkpoint in checkpoints for task in plan_bits(checkpoint, wanted, design, part)
+        task
+        for checkpoint in checkpoints
+        for task in plan_bits(checkpoint, listed(layers), design, part)
     ]
     rows, note = answered(tasks, out, "bits", shard)
     return Result(rows, bits_tables(rows, prior) if rows else NO_ROWS, note)

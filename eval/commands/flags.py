@@ -5,7 +5,6 @@ docstring is the help. Of `str | Sequence[str] | None` a command line takes seve
 below say what plain ones cannot: a range, a place among the words.
 """
 
-import inspect
 import math
 import os
 import types
@@ -70,21 +69,19 @@ Shard: TypeAlias = Annotated[str | None, arg(metavar="I/N")]
 Part: TypeAlias = Literal["block", "mixer", "stream", "key", "rotated_key", "value", "final"]
 """Of a layer: `eval.sites.circuit.PARTS`."""
 File: TypeAlias = Annotated[str, Positional, arg(metavar="FILE")]
-Settings: TypeAlias = Annotated[Words, arg(name="set")]
-"""Of a parameter `set_`, whose flag is `--set`."""
 
 if TYPE_CHECKING:
     Model: TypeAlias = str | Path | Checkpoint
     Models: TypeAlias = Model | Sequence[Model]
     Places: TypeAlias = str | Path | Sequence[str | Path]
     Plugins: TypeAlias = Words
-    Layers: TypeAlias = int | str | Sequence[int | str] | None
+    Layers: TypeAlias = int | str | Sequence[int | str]
 else:
     Model = Annotated[str, Positional, arg(metavar="DIR")]
     Models = Annotated[Sequence[str], Positional, arg(metavar="DIR ...")]
     Places = Models
     Plugins = Annotated[tuple[str, ...], UseAppendAction, arg(metavar="FILE")]
-    Layers = Words
+    Layers = str | Sequence[str]
 
 TRUST_HELP = "let a model directory name mixers outside this project, whose code then runs"
 
@@ -118,10 +115,10 @@ def read_several(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | Non
     inner = PrimitiveTypeInfo.make(typing.get_args(info.type)[0], info.markers)
     one: Any = ConstructorRegistry.get_primitive_spec(inner)
 
-    def read(given: list[str]) -> list[Any]:
+    def read(given: list[str]) -> tuple[Any, ...]:
         if not given:
             raise ValueError("give one at least")
-        return [one.instance_from_str([word]) for word in given]
+        return tuple(one.instance_from_str([word]) for word in given)
 
     def write(values: Any) -> list[str]:
         return [str(value) for value in listed(values)]
@@ -131,15 +128,18 @@ def read_several(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | Non
     )
 
 
-def read_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def read_arguments(hints: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of a call, read as the command line reads its words.
 
     None and open models stay as they are.
 
+    Args:
+        hints: the type of each parameter.
+        given: the arguments.
+
     Raises:
         RequestError: a value that the flag refuses.
     """
-    hints = inspect.get_annotations(inspect.unwrap(function), eval_str=True)
     arguments = dict(given)
     for name, value in given.items():
         values = listed(value)

@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from eval.commands.flags import AboveZero, Models, Natural, Out, Positive, Shard, listed
+from eval.commands.flags import AboveZero, Layers, Models, Natural, Out, Positive, Shard, listed
 from eval.commands.result import Result, command
 from eval.messages import RequestError
 
 if TYPE_CHECKING:
-    from eval.models.checkpoint import Checkpoint
     from eval.rows.store import Row
 
 LINEAR = "Linear probes by offset: top-1 %, I_e = 1 - CE / ln V. Unigram: no output is looked at."
@@ -19,7 +18,7 @@ JACOBIAN = "Jacobian, hidden to visible: medians over prompts."
 def probe(
     models: Models,
     out: Out = None,
-    layers: int | Sequence[int] | None = None,
+    layers: Layers = "all",
     corpus: str | None = None,
     length: Positive = 64,
     train_tokens: Positive = 64_000,
@@ -36,7 +35,7 @@ def probe(
     Args:
         models: model directories
         out: results directory; rows that are there are not redone
-        layers: 0 is the embedding; default: all blocks
+        layers: all, last, or numbers; 0 is the embedding
         corpus: held-out stories, to fit on and others to judge on: a file, a directory, hub:NAME,
             toy, or packed data; default: the data that the models were trained on
         length: tokens of a window
@@ -53,6 +52,7 @@ def probe(
     from eval.models.checkpoint import open_models
     from eval.models.corpora import choose_corpus
     from eval.rows.tasks import NO_ROWS, answered
+    from eval.sites.site import choose_single_layers
 
     train = _windows(train_tokens, length, "--train-tokens", 2)
     valid = _windows(valid_tokens, length, "--valid-tokens", 1)
@@ -68,23 +68,11 @@ def probe(
     stories = ProbeText(choose_corpus(checkpoints, corpus), length, train, valid)
     tasks: list[ProbeTask] = []
     for checkpoint in checkpoints:
-        chosen = _layers(checkpoint, layers)
+        chosen = choose_single_layers(checkpoint, listed(layers))
         stories.load(checkpoint)  # bad text is refused before any work
         tasks += [ProbeTask(checkpoint, stories, layer, several, training) for layer in chosen]
     rows, note = answered(tasks, out, "probing", shard)
     return Result(rows, _read_out(rows) if rows else NO_ROWS, note)
-
-
-def _layers(checkpoint: "Checkpoint", layers: int | Sequence[int] | None) -> tuple[int, ...]:
-    """The layers asked for, or all blocks'.
-
-    Raises:
-        RequestError: one that does not exist.
-    """
-    chosen = listed(layers) if layers is not None else []
-    for layer in chosen:
-        checkpoint.check_layer(layer)
-    return tuple(dict.fromkeys(chosen or range(1, checkpoint.config.n_layers + 1)))
 
 
 def _read_out(rows: "list[Row]") -> str:
@@ -117,7 +105,7 @@ def geometry(
     models: Models,
     out: Out = None,
     corpus: str | None = None,
-    layers: int | Sequence[int] | None = None,
+    layers: Layers = "all",
     hidden: Positive | Sequence[Positive] = (1, 3),
     count: Positive = 4,
     length: Positive = 16,
@@ -132,7 +120,7 @@ def geometry(
         corpus: held-out stories: of packed data, hub:NAME, toy (the embedded generator), or a
             directory with valid.*; of a .txt, .jsonl or .parquet file, the share that packing sets
             aside; default: those of the data that the models were trained on
-        layers: from 1; default: all blocks
+        layers: all, last, or numbers from 1
         hidden: first K tokens
         count: story prompts
         length: tokens of each prompt
@@ -146,6 +134,7 @@ def geometry(
     from eval.models.corpora import choose_corpus
     from eval.models.text import drawn_prompts, held_out_text
     from eval.rows.tasks import NO_ROWS, answered
+    from eval.sites.site import choose_single_layers
 
     checkpoints = open_models(models, device)
     corpus = choose_corpus(checkpoints, corpus)
@@ -154,7 +143,7 @@ def geometry(
         for checkpoint in checkpoints
         for task in plan_jacobians(
             checkpoint,
-            _layers(checkpoint, layers),
+            choose_single_layers(checkpoint, listed(layers)),
             sorted(set(listed(hidden))),
             drawn_prompts("story", held_out_text(checkpoint, corpus), count, length),
         )

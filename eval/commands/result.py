@@ -6,8 +6,8 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ParamSpec
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ParamSpec, get_type_hints
 
 from eval.commands.flags import read_arguments
 from eval.messages import RequestError, legible, nearest
@@ -99,13 +99,20 @@ class Result:
         return path
 
 
-def command(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+def command(
+    function: Callable[Parameters, Result], request: type | None = None
+) -> Callable[Parameters, Result]:
     """Makes a function a command: its arguments are read as those of a command line.
 
     Models run without autograd. A command that opens models takes `trust_code` beside its own
     parameters: whether their directories may name mixers outside this project, whose code runs.
+
+    Args:
+        function: its last parameter is `**given` where there is a request.
+        request: a dataclass, whose fields are parameters too, and None where they are not given.
     """
-    signature = inspect.signature(function)
+    signature = signature_of(function, request)
+    hints = {name: parameter.annotation for name, parameter in signature.parameters.items()}
     opens = not {"models", "model", "places", "runs"}.isdisjoint(signature.parameters)
 
     @functools.wraps(function)
@@ -122,13 +129,32 @@ def command(function: Callable[Parameters, Result]) -> Callable[Parameters, Resu
                 near = nearest(name, signature.parameters)
                 raise TypeError(f"{function.__name__}() has no parameter {name!r}; {near}")
         bound = signature.bind(*args, **kwargs)
-        bound.arguments.update(read_arguments(function, bound.arguments))
+        arguments: Any = read_arguments(hints, bound.arguments)
         with contextlib.ExitStack() as stack:
             if {"models", "model"} & signature.parameters.keys():
                 import torch
 
                 stack.enter_context(torch.no_grad())
-            return function(*bound.args, **bound.kwargs)
+            return function(**arguments)  # pyright: ignore[reportCallIssue]
 
     setattr(run, "opens_models", opens)  # noqa: B010 - a function has no such attribute declared
+    setattr(run, "__signature__", signature)  # noqa: B010
+    if request:
+        _, _, texts = (inspect.getdoc(request) or "").partition("Args:\n")
+        run.__doc__ = f"{inspect.getdoc(function)}\n" + texts.partition("\n\n")[0]
     return run
+
+
+def signature_of(function: Callable[..., Any], request: type | None = None) -> inspect.Signature:
+    """A function's parameters with their types, and a request's fields as more of them."""
+    hints = inspect.get_annotations(function, eval_str=True)
+    own = inspect.signature(function).parameters.values()
+    parameters = [each.replace(annotation=hints.get(each.name, Any)) for each in own]
+    if request:
+        kinds = get_type_hints(request)
+        parameters[-1:] = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None,
+                              annotation=kinds[name] | None)
+            for name in (each.name for each in fields(request))
+        ]  # fmt: skip
+    return inspect.Signature(parameters)

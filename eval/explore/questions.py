@@ -251,7 +251,7 @@ class Question:
             noise = sorted({*PRECISION["noise"], *([self.noise] if self.noise else [])})
             return {"layers": layer, "distances": distances, **PRECISION, "noise": noise, **shared}
         noise = {"noise": self.noise} if self.noise else {}
-        chosen = {"layers": layer, "slices": str(self.shown), "methods": self.asked}
+        chosen = {"layers": layer, "slices": str(self.shown), "solvers": self.asked}
         return chosen | noise | shared
 
     def command(self) -> str:
@@ -285,7 +285,7 @@ class Question:
                 check()
                 place = {"model": number, "solver": solver}
                 emit({"type": "begin", **place})
-                arguments = self.arguments() | ({"methods": solver} if solver else {})
+                arguments = self.arguments() | ({"solvers": solver} if solver else {})
                 try:
                     with watching(partial(self._seen, place, checkpoint, emit, check)):
                         result = getattr(evals, self.kind)(checkpoint, **arguments)

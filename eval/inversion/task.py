@@ -1,4 +1,4 @@
-"""Questions of inversion: a grid of what is asked, the tasks that it makes, and their rows.
+"""Tasks of inversion: the work that a request makes, and the rows that it gives.
 
 A task is one call of a solver: some prompts of one length, seen at one site through one slice. It
 captures the prompts' outputs, asks the solver, scores the answers, and gives a row for each.
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from eval.inversion.guesses import ReadBack, open_readbacks
 from eval.inversion.problem import Problem, pose
+from eval.inversion.request import Inversion
 from eval.inversion.scoring import (
     is_permuted,
     nearest_rival,
@@ -35,53 +36,6 @@ from eval.sites.capture import capture
 from eval.sites.circuit import Circuit, uncertified
 from eval.sites.site import Site
 from eval.sites.slices import Slice
-
-ALL, LAST = "all", "last"
-
-
-@dataclass(frozen=True)
-class Question:
-    """A grid that is asked of every checkpoint: the product of all fields.
-
-    Attributes:
-        solvers: with their settings.
-        slices: the positions and channels shown.
-        layers: numbers from 0 (the embedding), tuples of layers to be joined, `all` (every block's)
-            or `last`.
-        parts: of `eval.sites.circuit.PARTS`.
-        without: sets of ablations.
-        seeds: one answer per seed for solvers that draw at random.
-        noise: of the target, in units of its root mean square.
-        shuffled: whether to ask, beside, with every target belonging to another prompt.
-        allowed: the tokens that gradient solvers may answer with; None for all.
-    """
-
-    solvers: tuple[Solver, ...]
-    slices: tuple[Slice, ...] = (Slice(),)
-    layers: tuple[int | tuple[int, ...], ...] | str = ALL
-    parts: tuple[str, ...] = ("block",)
-    without: tuple[frozenset[str], ...] = (frozenset(),)
-    seeds: tuple[int, ...] = (0,)
-    noise: tuple[float, ...] = (0.0,)
-    shuffled: bool = False
-    allowed: tuple[int, ...] | None = None
-
-    def sites(self, checkpoint: Checkpoint) -> list[Site]:
-        """The sites of one checkpoint, those that differ in their layers only beside each other.
-
-        Raises:
-            RequestError: a layer out of range.
-        """
-        depth = checkpoint.config.n_layers
-        named = {ALL: tuple(range(1, depth + 1)), LAST: (depth,)}
-        layers = named[self.layers] if isinstance(self.layers, str) else self.layers
-        sites = []
-        for part, without, layer in product(self.parts, self.without, layers):
-            several = tuple(sorted(set(layer))) if isinstance(layer, tuple) else (layer,)
-            for one in several:
-                checkpoint.check_layer(one)
-            sites.append(Site(several, part, without))
-        return sites
 
 
 class Asked(NamedTuple):
@@ -291,16 +245,16 @@ class Task:
 
 def plan(
     checkpoint: Checkpoint,
-    question: Question,
+    request: Inversion,
     prompts: list[Prompt],
     corpus: str,
     batch: int | None = None,
 ) -> list[Task]:
-    """The work that a question makes.
+    """The work that a request makes.
 
     Args:
         checkpoint: one of those asked.
-        question: the grid.
+        request: the grid.
         prompts: to be recovered.
         corpus: whose background text the searches guess from.
         batch: rows that are answered at once; None: as many as the device's memory bears. Where
@@ -308,14 +262,14 @@ def plan(
 
     Raises:
         RequestError: a site that does not exist, a slice that shows nothing, a prompt that stands
-            alone and cannot be shuffled, no method that can answer any slice, or a corpus with too
+            alone and cannot be shuffled, no solver that can answer any slice, or a corpus with too
             little text.
     """
     lengths = Counter(len(prompt.tokens) for prompt in prompts)
     batch = batch or rows_at_once(checkpoint.model, max(lengths))
-    if any(solver.guesses for solver in question.solvers):
+    if any(solver.guesses for solver in request.asked):
         _ = held_out_text(checkpoint, corpus).background  # none of it is refused here
-    for length, shown in product(lengths, question.slices if question.shuffled else ()):
+    for length, shown in product(lengths, request.shown if request.shuffled else ()):
         stop = shown.stop_of(length)
         if len({prompt.tokens[:stop] for prompt in prompts if len(prompt.tokens) == length}) < 2:
             raise RequestError(
@@ -323,30 +277,31 @@ def plan(
                 "shows; ask for two or more"
             )
     # a model to compare with is compared as it is
-    shuffled = (False, True) if question.shuffled and not checkpoint.control else (False,)
-    sites, refusals, tasks = question.sites(checkpoint), {}, []
+    shuffled = (False, True) if request.shuffled and not checkpoint.control else (False,)
+    sites, tasks = request.sites(checkpoint), []
+    allowed_tokens = request.allowed_tokens(checkpoint)
+    causal = "mask" not in request.without
     for solver, shown, noise, length in product(
-        question.solvers, question.slices, question.noise, lengths
+        request.asked, request.shown, request.noise, lengths
     ):
-        same = tuple(prompt for prompt in prompts if len(prompt.tokens) == length)
-        seeds = question.seeds if solver.random or noise else question.seeds[:1]
-        asked = [Asked(*each) for each in product(same, seeds, shuffled)]
-        allowed = question.allowed if solver.family == "gradient" else None
-        for several in _grouped(sites, together=solver.layers):
-            for site in several:
+        alike = tuple(prompt for prompt in prompts if len(prompt.tokens) == length)
+        seeds = request.seeds if solver.random or noise else request.seeds[:1]
+        asked = [Asked(*coordinates) for coordinates in product(alike, seeds, shuffled)]
+        allowed = allowed_tokens if solver.family == "gradient" else None
+        for group in _grouped(sites, together=solver.layers):
+            for site in group:
                 shown.channels(site.circuit(checkpoint).width)
-            if refusal := solver.refusal(shown, length, "mask" not in several[0].without):
-                refusals[f"{solver.name} {refusal}"] = None
+            if solver.refusal(shown, length, causal):
                 continue
-            size = max(1, batch // len(several))
+            size = max(1, batch // len(group))
             tasks += [
-                Task(checkpoint, solver, several, shown, noise, tuple(some), same, corpus, allowed)
-                for some in (asked[i : i + size] for i in range(0, len(asked), size))
+                Task(checkpoint, solver, group, shown, noise, tuple(rows), alike, corpus, allowed)
+                for rows in (asked[i : i + size] for i in range(0, len(asked), size))
             ]
     if not tasks:
         raise RequestError(
-            f"--slices {' '.join(map(str, question.slices))}: no method asked for fits "
-            f"({'; '.join(refusals)})"
+            f"--slices {' '.join(map(str, request.shown))}: no solver asked for fits "
+            f"({'; '.join(request.refusals(list(lengths)))})"
         )
     return tasks
 
@@ -356,8 +311,8 @@ def _grouped(sites: list[Site], together: bool) -> Iterator[tuple[Site, ...]]:
     if not together:
         yield from ((site,) for site in sites)
         return
-    for _, several in groupby(sites, lambda site: (site.part, site.without)):
-        yield tuple(several)
+    for _, group in groupby(sites, lambda site: (site.part, site.without)):
+        yield tuple(group)
 
 
 def _generator(prompt: Prompt, seed: object) -> torch.Generator:

@@ -157,7 +157,7 @@ class JacobianTask:
 
 def plan_jacobians(
     checkpoint: Checkpoint,
-    layers: tuple[int, ...],
+    layers: Sequence[int],
     hidden: Sequence[int],
     prompts: Sequence[Prompt],
 ) -> list[JacobianTask]:

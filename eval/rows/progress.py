@@ -1,7 +1,7 @@
 """Progress of work that takes long: a caller may watch the answers so far, and stop the work.
 
     with watching(print):
-        invert("runs/flat/models/step-020000", text="Once upon a time", methods="sweep")
+        invert("runs/flat/models/step-020000", text="Once upon a time", solvers="sweep")
 
 Without a watcher, progress that costs time is not computed.
 """

@@ -20,7 +20,7 @@ from eval.models.checkpoint import Checkpoint, open_models
 from eval.models.memory import rows_at_once
 from eval.models.text import encode_text
 from eval.sites.circuit import Circuit, join
-from eval.sites.site import read_site
+from eval.sites.site import read_sites
 
 if TYPE_CHECKING:
     Model = str | Path | Checkpoint
@@ -66,20 +66,10 @@ def activations(
         ModelError: the model cannot be opened.
     """
     (checkpoint,) = open_models(model, device)
-    names = [str(site) for site in _listed(sites, checkpoint)]
-    names = [name if "." in name else f"block.{name}" for name in names]
-    circuits = {name: read_site(name, checkpoint) for name in names}
+    words = [sites] if isinstance(sites, str | int) else list(sites)
+    circuits = read_sites(checkpoint, words)
     size = batch_size or rows_at_once(checkpoint.model, checkpoint.config.context, gradients=False)
     return _batches(checkpoint, iter(texts), circuits, size)
-
-
-def _listed(sites: "Sequence[str | int] | str | int", checkpoint: Checkpoint) -> list[str | int]:
-    depth = checkpoint.config.n_layers
-    if sites == "all":
-        return [f"block.{layer}" for layer in range(1, depth + 1)]
-    if sites == "last":
-        return [f"block.{depth}"]
-    return [sites] if isinstance(sites, str | int) else list(sites)
 
 
 def _batches(

@@ -35,20 +35,66 @@ class Site:
         return {"layer": layer, "part": self.part, "without": sorted(self.without)}
 
 
-def read_site(name: str, checkpoint: Checkpoint) -> Circuit:
-    """The circuit of a site by its name, as `activations` takes it.
+def choose_layers(checkpoint: Checkpoint, words: Sequence[int | str]) -> list[tuple[int, ...]]:
+    """The layers of `--layers`, each once; several that are joined stand in one tuple.
+
+    Args:
+        checkpoint: whose layers they are.
+        words: `all` (every block's), `last`, numbers from 0 (the embedding), or numbers joined, as
+            `1+4`.
+
+    Raises:
+        RequestError: another word, or a layer that the model has not.
+    """
+    depth, chosen = checkpoint.config.n_layers, list[tuple[int, ...]]()
+    for word in map(str, words):
+        numbers = [depth] if word == "last" else word.split("+")
+        if word == "all":
+            chosen += [(layer,) for layer in range(1, depth + 1)]
+        elif all(str(number).isdecimal() for number in numbers):
+            chosen.append(tuple(sorted({int(number) for number in numbers})))
+        else:
+            given = " ".join(map(str, words))
+            raise RequestError(f"--layers {given}: must be all, last, or numbers, as in 1 4 1+4")
+    for layer in {layer for layers in chosen for layer in layers}:
+        checkpoint.check_layer(layer)
+    return list(dict.fromkeys(chosen))
+
+
+def choose_single_layers(checkpoint: Checkpoint, words: Sequence[int | str]) -> list[int]:
+    """As `choose_layers`, of a question that cannot be asked of joined layers."""
+    chosen = choose_layers(checkpoint, words)
+    for layers in chosen:
+        if len(layers) > 1:
+            joined = "+".join(map(str, layers))
+            raise RequestError(f"--layers {joined}: layers cannot be joined here; give them apart")
+    return [layer for (layer,) in chosen]
+
+
+def read_sites(checkpoint: Checkpoint, words: Sequence[int | str]) -> dict[str, Circuit]:
+    """The circuits of sites by their names, as `activations` takes them: `block.3`.
+
+    Args:
+        checkpoint: whose sites they are.
+        words: PART.LAYERS, or layers alone for the part block; layers are as `choose_layers` reads
+            them.
 
     Raises:
         RequestError: not of that form, or no such part or layer.
     """
-    part, _, layers = name.rpartition(".")
-    numbers: list[str] = layers.split("+")
-    if not all(number.isdecimal() for number in numbers) or part not in PARTS:
-        raise RequestError(
-            f"site {name!r}: must be PART.LAYER with PART one of {', '.join(PARTS)}, as in block.3 "
-            "or block.1+4; or a layer's number, all or last"
-        )
-    return open_site(checkpoint, [int(number) for number in numbers], part)
+    circuits = {}
+    for word in map(str, words):
+        part, dot, layers = word.rpartition(".")
+        part = part if dot else "block"
+        if part not in PARTS:
+            raise RequestError(
+                f"site {word!r}: must be PART.LAYERS with PART one of {', '.join(PARTS)}, as in "
+                "block.3 or block.1+4; or layers alone, as in 3, all or last"
+            )
+        for joined in choose_layers(checkpoint, [layers]):
+            name = f"{part}.{'+'.join(map(str, joined))}"
+            circuits[name] = open_site(checkpoint, joined, part)
+    return circuits
 
 
 def open_site(checkpoint: Checkpoint, layers: Sequence[int], part: str) -> Circuit:

@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 
 import arch.kernels.threads  # noqa: F401 - before the first product
-from eval.inversion.solver import parse_solvers
-from eval.inversion.task import Question, plan
+from eval.inversion.request import Inversion
+from eval.inversion.task import plan
 from eval.models.checkpoint import open_model
 from eval.models.text import (
     HeldOutText,
@@ -26,7 +26,6 @@ from eval.models.text import (
     random_prompts,
 )
 from eval.rows.store import Results
-from eval.sites.slices import Slice
 from scripts.experiments.forgetting import FOLDER
 
 
@@ -50,11 +49,10 @@ def measure(path: str, data: str, design: dict[str, Any], results: Results) -> N
     text, asked = held_out_text(checkpoint, data), design["prompts"]
     skip, count = asked["dealt"][int(Path(path).name.partition("-s")[2])]
     prompts = drawn_prompts("inside", text, count, asked["length"], skip)
-    solvers = tuple(parse_solvers({"descent": {}}))
-    slices = tuple(Slice.parse(f"[:, {hidden}:, :]") for hidden in design["hidden"])
-    question = Question(solvers, slices, layers="last")
+    slices = tuple(f"[:, {hidden}:, :]" for hidden in design["hidden"])
+    request = Inversion(solvers=("descent",), slices=slices, layers=("last",))
     for filling, some in filled(prompts, text, design["positions"]).items():
-        for task in plan(checkpoint, question, some, data, batch=design["batch"]):
+        for task in plan(checkpoint, request, some, data, batch=design["batch"]):
             results.append(row | {"filling": filling} for row in task.run(results))
 
 

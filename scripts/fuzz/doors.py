@@ -103,7 +103,7 @@ def make_bases(place: Path) -> None:
     pack("toy:60", place / "tokenizer.json", place / "packed")
     _make_texts(place)
     model = str(place / "own" / "model")
-    ask = ["invert", model, "--text", "Tom ran.", "--methods", "sweep", "--layers", "all"]
+    ask = ["invert", model, "--text", "Tom ran.", "--solvers", "sweep", "--layers", "all"]
     _silent(["eval", *ask, "--corpus", "toy:60", "--out", str(place / "rows")])
     _silent(["eval", "loss", model, "--corpus", "toy:60", "--out", str(place / "rows")])
 
@@ -116,8 +116,8 @@ def _make_texts(place: Path) -> None:
     recipe = Path(__file__).parents[2] / "train" / "configs" / "demo.yaml"
     (place / "recipe" / "r.yaml").write_text(recipe.read_text())
     (place / "recipe" / "suite.yaml").write_text(
-        "shown: {layers: all, slices: '[:, 0:, :]', methods: [sweep, adam], count: 2, length: 4}\n"
-        "hidden: {layers: [1, '1+2'], slices: '[:, 1:, :]', methods: chance, seeds: [0, 1]}\n"
+        "shown: {layers: all, slices: '[:, 0:, :]', solvers: [sweep, adam], count: 2, length: 4}\n"
+        "hidden: {layers: [1, '1+2'], slices: '[:, 1:, :]', solvers: chance, seeds: [0, 1]}\n"
     )
     stories = [f"Story {n}. The dog ran home, and Anna said hello." for n in range(60)]
     table = pandas.DataFrame({"text": stories, "number": range(60)})

@@ -63,7 +63,7 @@ ASKED = [
     "arch check ./model",
     "arch export model out",
     "eval loss model --text a",
-    "eval invert model --text abc --methods chance",
+    "eval invert model --text abc --solvers chance",
     "eval lens model --lens logit --text abc",
     "eval bits model --text abc",
     "eval recover captured.safetensors --model model",

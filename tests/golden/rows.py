@@ -36,7 +36,7 @@ READ: dict[str, Any] = {"corpus": str(STORIES)}
 
 def invert(of: str, method: str, slices: str = SHOWN, *settings: str, **more: Any) -> Case:
     """A solver asked for a text from the last layer of a model."""
-    asked = {"models": model(of), "methods": method, "slices": slices, "text": CAT} | READ
+    asked = {"models": model(of), "solvers": method, "slices": slices, "text": CAT} | READ
     asked |= {"layers": "last", "set_": [f"{method}.{setting}" for setting in settings]}
     return "invert", asked | more
 
@@ -45,7 +45,7 @@ def prompts(source: str) -> Case:
     """One prompt of each kind drawn from a source."""
     kinds = ["story", "inside", "random"]
     drawn = {"prompts": kinds, "count": 1, "length": 8, "corpus": source}
-    return "invert", {"models": model("flat"), "methods": "chance", "layers": "last"} | drawn
+    return "invert", {"models": model("flat"), "solvers": "chance", "layers": "last"} | drawn
 
 
 def loss(of: str) -> Case:
@@ -169,7 +169,7 @@ def _tables() -> dict[str, list[dict[str, Any]]]:
     models = [model("flat", 0), *map(model, ("flat", "flat-s1", "llama"))]
     with tempfile.TemporaryDirectory() as out:
         asked: dict[str, Any] = READ | {"layers": "last", "slices": [SHOWN, ONE]}
-        asked |= {"methods": ["sweep", "alternating", "chance"], "text": [CAT, DOG, RED]}
+        asked |= {"solvers": ["sweep", "alternating", "chance"], "text": [CAT, DOG, RED]}
         evals.invert(models, out, **asked)
         evals.loss(models, out=out, stories=4, **READ)
         return {"summary": summary(out).rows, "compare": evals.compare(out, prompts="text").rows}

@@ -44,7 +44,7 @@ def test_a_leak_that_opens_in_training_is_refused_at_the_next_saved_model(
 def test_a_mixer_without_step_trains_and_commands_that_need_it_refuse(data, tmp_path, capsys):
     assert fit(data, tmp_path / "run", *mixer(leaks.NoStep)) == 0
     model, out = str(tmp_path / "run" / "models" / "step-000006"), str(tmp_path / "out")
-    search = ["--methods", "sweep", "--slices"]
+    search = ["--solvers", "sweep", "--slices"]
     for words in (
         ["generate", model, "--prompt", "Once"],
         ["invert", model, "--text", "Once upon", *search, "[:, :, :]", "--out", out],

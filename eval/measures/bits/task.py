@@ -1,6 +1,6 @@
 """Which passages, candidates and calibration texts are measured, and the rows that result."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from eval.rows.progress import SoFar, tell
 from eval.rows.store import Results, Row, row_key
 from eval.sites.capture import capture
 from eval.sites.circuit import Circuit
-from eval.sites.site import open_site
+from eval.sites.site import choose_single_layers, open_site
 from tokenizer import tokenizer_hash
 
 CALIBRATION = (16, 64)  # windows of background text whose outputs scale the quantisers, and tokens
@@ -163,9 +163,9 @@ class BitsTask:
 
 
 def plan_bits(
-    checkpoint: Checkpoint, layers: list[int] | None, design: Design, part: str = "block"
+    checkpoint: Checkpoint, layers: Sequence[int | str], design: Design, part: str = "block"
 ) -> list[BitsTask]:
-    """The tasks of a checkpoint: one for each layer, the last block if none is given.
+    """The tasks of a checkpoint: one for each layer, as `choose_layers` reads them.
 
     Raises:
         RequestError: a layer or part that does not exist, or passages longer than the model's
@@ -177,7 +177,7 @@ def plan_bits(
             f"--before {design.before} --distances {max(design.question.distances)}: passages of "
             f"{design.length} tokens, the context of {checkpoint.path} is {context}; give less"
         )
-    layers = layers or [checkpoint.config.n_layers]
-    for layer in layers:
+    chosen = choose_single_layers(checkpoint, layers)
+    for layer in chosen:
         open_site(checkpoint, [layer], part)
-    return [BitsTask(checkpoint, layer, part, design) for layer in sorted(set(layers))]
+    return [BitsTask(checkpoint, layer, part, design) for layer in sorted(chosen)]

@@ -12,33 +12,30 @@ from arch import LanguageModel
 from eval.__main__ import main
 from eval.analysis.accepts import hidden_positions
 from eval.analysis.summary import sum_up
-from eval.inversion.solver import parse_solvers
-from eval.inversion.task import Question, plan
+from eval.inversion.request import Inversion
+from eval.inversion.task import plan
 from eval.models.checkpoint import Checkpoint, open_checkpoint
 from eval.models.text import Prompt, random_prompts
 from eval.rows.store import Results, Row, read_rows
 from eval.sites.slices import Slice
 from tests.eval.inversion.search_cases import prompts
 
-METHODS = {
-    "descent": {"steps": 5},
-    "adam": {"steps": 5},
-    "gcg": {"steps": 3},
-    "sweep": {},
-    "propose": {},
-    "alternating": {},
-    "snap": {"steps": 5, "resolve": 5},
-    "chance": {},
-}
+STEPS = {"descent": 5, "adam": 5, "gcg": 3, "snap": 5}
+SOLVERS = (*STEPS, "sweep", "propose", "alternating", "chance")
 
 
 def rows_of(model: LanguageModel, tokenizer: Tokenizer, shown: Slice) -> list[Row]:
-    """Every method's rows about two prompts at the last layer."""
+    """Every solver's rows about two prompts at the last layer."""
     meta = {"name": "flat", "step": 0}
     checkpoint = Checkpoint(model, model.config, tokenizer, meta, Path("flat"))
     asked = [Prompt("random", i, tuple(row)) for i, row in enumerate(prompts(2, 7).tolist())]
-    question = Question(tuple(parse_solvers(METHODS)), (shown,), "last")
-    return [row for job in plan(checkpoint, question, asked, "toy:2000") for row in job.rows()]
+    request = Inversion(
+        solvers=SOLVERS,
+        set_=("snap.resolve=5", *(f"{name}.steps={steps}" for name, steps in STEPS.items())),
+        slices=(str(shown),),
+        layers=("last",),
+    )
+    return [row for job in plan(checkpoint, request, asked, "toy:2000") for row in job.rows()]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +78,7 @@ def test_tokens_after_the_last_shown_are_no_part_of_the_question(model_directory
     """Ten tokens of each prompt leave no trace in the outputs shown: no solver is asked of them."""
     hidden = {"[:, :6, :]": set(), "[:, 1:3+4:-10, :]": {0, 3}}[shown]
     search = "alternating" if hidden else "sweep"
-    asked = ["--slices", shown, "--methods", search, "adam", "gcg", "descent", "chance"]
+    asked = ["--slices", shown, "--solvers", search, "adam", "gcg", "descent", "chance"]
     asked += ["--set", "adam.steps=150", "gcg.steps=2", "descent.steps=2"]
     model = model_directory()
     assert invert(model, "--out", tmp_path, *RANDOM, *asked) == 0
@@ -101,7 +98,7 @@ def test_tokens_after_the_last_shown_are_no_part_of_the_question(model_directory
 
 
 def test_a_descent_that_diverged_says_so_and_nothing_else(model_directory, tmp_path, capsys):
-    asked = ["--methods", "descent", "--set", "descent.steps=60", "descent.rate=1e38"]
+    asked = ["--solvers", "descent", "--set", "descent.steps=60", "descent.rate=1e38"]
     shown = ["--slices", "[:, 0:, :]"]
     assert invert(model_directory(), "--out", tmp_path, *RANDOM, *asked, *shown) == 0
     rows = read_rows([tmp_path])
@@ -128,7 +125,7 @@ def test_rows_hold_no_numbers_that_json_has_not(tmp_path):
 
 
 def test_missing_figures_are_left_out_of_medians_and_counted(model_directory, tmp_path):
-    shown = ["--slices", "[:, 0:, :]", "--methods", "adam", "--set", "adam.steps=50"]
+    shown = ["--slices", "[:, 0:, :]", "--solvers", "adam", "--set", "adam.steps=50"]
     assert invert(model_directory(), "--out", tmp_path, *RANDOM, *shown) == 0
     rows = read_rows([tmp_path])
     for row, steps in zip(rows, [10, None, 30, None, 20, None, None, None], strict=True):

@@ -34,14 +34,14 @@ def test_help_of_every_command_needs_no_torch():
 
 
 READ = [
-    ("invert", "--layers 1 2 1+4", {"layers": ["1", "2", "1+4"]}),
-    ("invert", "--set adam.steps=5 adam.rate=1", {"set_": ["adam.steps=5", "adam.rate=1"]}),
-    ("invert", "--text=-x --pad_to 8", {"text": ["-x"], "pad_to": 8}),
-    ("invert", "--noise 0 1e-1 --no-resume", {"noise": [0.0, 0.1], "resume": False}),
+    ("invert", "--layers 1 2 1+4", {"layers": ("1", "2", "1+4")}),
+    ("invert", "--set adam.steps=5 adam.rate=1", {"set_": ("adam.steps=5", "adam.rate=1")}),
+    ("invert", "--text=-x --pad_to 8", {"text": ("-x",), "pad_to": 8}),
+    ("invert", "--noise 0 1e-1 --no-resume", {"noise": (0.0, 0.1), "resume": False}),
     ("invert", "--plugin a.py --plugin b.py", {"plugin": ("a.py", "b.py")}),
-    ("probe", "--offsets -3 0 --rate 0.5", {"offsets": [-3, 0], "rate": 0.5}),
-    ("bits", "--quantisers int8 fp8", {"quantisers": ["int8", "fp8"]}),
-    ("invert", "--seeds 9007199254740993 1e3", {"seeds": [9007199254740993, 1000]}),
+    ("probe", "--offsets -3 0 --rate 0.5", {"offsets": (-3, 0), "rate": 0.5}),
+    ("bits", "--quantisers int8 fp8", {"quantisers": ("int8", "fp8")}),
+    ("invert", "--seeds 9007199254740993 1e3", {"seeds": (9007199254740993, 1000)}),
     ("loss", "--corpus toy", {"corpus": "toy"}),
 ]
 
@@ -61,20 +61,19 @@ def test_flags_are_read_as_arguments_are(name, words, read, monkeypatch):
     (given,) = calls
     defaults = {p.name: p.default for p in signature(function).parameters.values()}
     defaults["plugin"] = ()
-    assert given == {n: defaults[n] for n in given} | {"models": ["one", "two"]} | read
-    assert read_arguments(function, read) == {
-        n: [*v] if isinstance(v, tuple) else v for n, v in read.items()
-    }
+    assert given == {n: defaults[n] for n in given} | {"models": ("one", "two")} | read
+    hints = {p.name: p.annotation for p in signature(function).parameters.values()}
+    assert read_arguments(hints, read) == read
 
 
 def test_invert_from_python_is_that_of_the_command(model_directory, tmp_path, capsys):
     path, out = model_directory(), tmp_path / "out"
     text, methods = "Tom had a red ball.", ["sweep", "propose"]
     model = evals.open_model(path, "cpu")
-    result = evals.invert(model, text=text, layers="last", methods=methods, corpus="toy:400")
+    result = evals.invert(model, text=text, layers="last", solvers=methods, corpus="toy:400")
     words = ["invert", str(path), "--out", str(out), "--text", text, "--layers", "last"]
     words += ["--corpus", "toy:400"]
-    assert main([*words, "--methods", *methods, "--format", "json"]) == 0
+    assert main([*words, "--solvers", *methods, "--format", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     kept = ("key", "found", "verdict", "rank")
     assert [[row.get(k) for k in kept] for row in rows] == [
@@ -100,7 +99,7 @@ def test_rows_and_tables_are_of_the_call_alone(model_directory, tmp_path):
     assert evals.geometry(models[0], layers=1, hidden=1, count=1, length=4).rows
     assert sorted(tmp_path.rglob("*")) == before  # without `out`
     asked = {
-        "invert": {"text": "Tom sat.", "layers": 1, "methods": "sweep"},
+        "invert": {"text": "Tom sat.", "layers": 1, "solvers": "sweep"},
         "geometry": {"layers": 1, "hidden": 1, "count": 1, "length": 4},
         "lens": {"lens": "residual", "text": "Tom sat."},
     }
@@ -116,7 +115,7 @@ def test_rows_and_tables_are_of_the_call_alone(model_directory, tmp_path):
 def test_answers_are_printed_with_wrong_tokens_marked(model_directory):
     model = model_directory()
     words: dict[str, Any] = {"text": "Tom sat.", "layers": 1, "set_": "adam.steps=1"}
-    result = evals.invert(model, methods=["sweep", "adam"], **words)
+    result = evals.invert(model, solvers=["sweep", "adam"], **words)
     _, *lines = str(result).splitlines()[:3]
     wrong = sum(
         a != b for a, b in zip(*(result.rows[1][n] for n in ("truth", "found")), strict=True)

@@ -30,7 +30,7 @@ def raising(error):
 def test_a_console_of_ascii_shows_the_answer(model_directory, monkeypatch):
     raw = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, encoding="ascii"))
-    asked = ["--methods", "propose", "--slices", "[:, 0:, :]", "--layers", "1"]
+    asked = ["--solvers", "propose", "--slices", "[:, 0:, :]", "--layers", "1"]
     assert main(["invert", str(model_directory()), "--text", "Tom ran", *asked]) == 0
     assert rb"Tom\xb7ran" in raw.getvalue()
 
@@ -63,7 +63,7 @@ def test_nothing_of_a_model_or_an_error_steers_a_terminal(model_directory, capsy
     steering = {"name": STEERING, "data": f"nowhere{STEERING}"}
     meta.write_text(json.dumps(json.loads(meta.read_text()) | steering))
     out = str(tmp_path / "o $(touch x)")
-    asked = ["--methods", "propose", "--slices", "[:, 0:, :]", "--layers", "1", "--out", out]
+    asked = ["--solvers", "propose", "--slices", "[:, 0:, :]", "--layers", "1", "--out", out]
     assert main(["invert", str(path), "--text", "Tom", *asked]) == 0
     assert main(["summary", out]) == 0
     assert main(["report", out, "--out", str(tmp_path / "page.html")]) == 0

@@ -14,7 +14,7 @@ from tests.said import complaint
 
 QUICK = ["--count", "2", "--length", "6", "--corpus", "toy:400"]
 METHODS = ["descent", "adam", "sweep", "propose", "alternating", "chance"]
-SHORT = ["--methods", *METHODS, "--set", "descent.steps=5", "adam.steps=5"]
+SHORT = ["--solvers", *METHODS, "--set", "descent.steps=5", "adam.steps=5"]
 
 
 def invert(*words: object) -> int:
@@ -65,7 +65,7 @@ def test_a_full_disk_leaves_no_half_row_and_is_named(
     results = Results(tmp_path)
     results.append([make_row(key="a")])
     before = results.path.read_bytes()
-    words = ["invert", str(model_directory()), "--text", "Tom had a dog.", "--methods", "chance"]
+    words = ["invert", str(model_directory()), "--text", "Tom had a dog.", "--solvers", "chance"]
     monkeypatch.setattr(os, "fsync", failing(errno.ENOSPC))
     with pytest.raises(OSError, match="No space left"):
         results.append([make_row(key="b")])

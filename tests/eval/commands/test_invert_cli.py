@@ -21,7 +21,7 @@ def test_controls_stand_beside_the_model(model_directory, tmp_path):
     model, other = model_directory("flat", step=5), model_directory("other", embedding_std=0.3)
     swap, out = f"embedding={other}", tmp_path / "out"
     words = ["--count", 4, "--length", 8, "--layers", 2, "--slices", "[:, 0:, :]"]
-    words += ["--methods", "sweep", "--controls", "shuffled", "identity", "scale=0.02", swap]
+    words += ["--solvers", "sweep", "--controls", "shuffled", "identity", "scale=0.02", swap]
     assert invert(model, "--out", out, *words) == 0
     rows = read_rows([out])
     steps = {None: 5, "shuffled": 5, "identity": 0, "scale=0.02": 0, swap: 5}
@@ -36,7 +36,7 @@ def test_controls_stand_beside_the_model(model_directory, tmp_path):
 
 
 def test_padding_is_shown_and_counts_for_nothing(model_directory, tmp_path):
-    model, methods = model_directory(), ["--methods", "sweep", "propose", "adam"]
+    model, methods = model_directory(), ["--solvers", "sweep", "propose", "adam"]
     out, short = tmp_path / "out", ["--set", "adam.steps=5"]
     assert invert(model, "--out", out, *ONE, *methods, *short, "--pad-to", 16) == 0
     assert invert(model, "--out", out, *ONE, *methods, *short) == 0
@@ -52,7 +52,7 @@ def test_padding_is_shown_and_counts_for_nothing(model_directory, tmp_path):
 
 def test_allowed_tokens_alone_answer_and_make_rows_of_their_own(model_directory, tmp_path):
     model, out = model_directory(), tmp_path / "out"
-    words = [*ONE, "--methods", "adam", "propose", "--set", "adam.steps=5"]
+    words = [*ONE, "--solvers", "adam", "propose", "--set", "adam.steps=5"]
     assert invert(model, "--out", out, *words) == 0
     assert invert(model, "--out", out, *words, "--allowed", "Tom sat down.") == 0
     rows = read_rows([out])
@@ -67,7 +67,7 @@ def test_allowed_tokens_alone_answer_and_make_rows_of_their_own(model_directory,
 
 def test_a_limit_ends_early_and_no_resume_refuses_what_is_there(model_directory, tmp_path, capsys):
     out = tmp_path / "out"
-    words = [model_directory(), "--out", out, *QUICK, "--layers", 1, 2, "--methods", "chance"]
+    words = [model_directory(), "--out", out, *QUICK, "--layers", 1, 2, "--solvers", "chance"]
     words += ["--slices", "[:, 0:, :]", "--seeds", 0, 1, "--limit", 3, "--no-resume"]
     assert invert(*words) == 0
     assert 3 <= len(read_rows([out])) < 2 * 2 * 2
@@ -82,10 +82,10 @@ def test_a_suite_of_ones_own(model_directory, tmp_path, capsys):
     """Its entries are calls; flags replace what all of them say; what fits no model is left out."""
     path, out = tmp_path / "mine.yaml", tmp_path / "out"
     path.write_text(
-        "joined: {layers: [1, '1+2'], methods: [sweep, adam], count: 2, length: 5,\n"
+        "joined: {layers: [1, '1+2'], solvers: [sweep, adam], count: 2, length: 5,\n"
         "    prompts: [story, random], set_: [adam.objective=l1, adam.steps=3]}\n"
-        "hidden: {layers: last, slices: '[:, 1:, :]', methods: chance, seeds: [0, 1], count: 2}\n"
-        "masked: {without: mask, methods: adam, count: 1}\n"
+        "hidden: {layers: last, slices: '[:, 1:, :]', solvers: chance, seeds: [0, 1], count: 2}\n"
+        "masked: {without: mask, solvers: adam, count: 1}\n"
     )
     asked = [model_directory(), "--suite", path]
     for _ in range(2):  # nothing is asked twice
@@ -99,7 +99,7 @@ def test_a_suite_of_ones_own(model_directory, tmp_path, capsys):
     assert (settings["objective"], settings["steps"]) == ("l1", 3)
     assert {row["prompts"] for row in rows} == {"story", "random"}
     few = tmp_path / "few"
-    assert invert(*asked, "--out", few, "--methods", "chance", "--count", 1) == 0
+    assert invert(*asked, "--out", few, "--solvers", "chance", "--count", 1) == 0
     assert {(row["method"], row["prompt"]) for row in read_rows([few])} == {("chance", 0)}
     path.write_text("all: {method: sweep}")
     capsys.readouterr()
@@ -109,7 +109,7 @@ def test_a_suite_of_ones_own(model_directory, tmp_path, capsys):
 
 def test_a_flag_replaces_a_suite_s_value_by_its_default(model_directory, tmp_path):
     path, model = tmp_path / "mine.yaml", model_directory()
-    path.write_text("late: {methods: chance, skip: 3, count: 1, length: 5, layers: last}")
+    path.write_text("late: {solvers: chance, skip: 3, count: 1, length: 5, layers: last}")
     prompts = []
     for name, words in (("suite", []), ("flag", ["--skip", 0])):
         assert invert(model, "--suite", path, "--out", tmp_path / name, *words) == 0
@@ -120,7 +120,7 @@ def test_a_flag_replaces_a_suite_s_value_by_its_default(model_directory, tmp_pat
 def test_joined_layers_are_one_each_and_have_their_channels(model_directory, tmp_path):
     """A layer that is named twice is joined once; the channels of two are beyond one's width."""
     out = tmp_path / "out"
-    asked = [model_directory(), "--out", out, "--text", "Tom ran.", "--methods", "sweep"]
+    asked = [model_directory(), "--out", out, "--text", "Tom ran.", "--solvers", "sweep"]
     assert invert(*asked, "--layers", "1+1") == 0
     (row,) = read_rows([out])
     assert row["site"]["layer"] == 1
@@ -132,7 +132,7 @@ def test_joined_layers_are_one_each_and_have_their_channels(model_directory, tmp
 def test_a_shuffled_target_is_never_the_prompt_s_own(model_directory, tmp_path):
     out = tmp_path / "out"
     texts = ["--text", "Tom ran.", "Tom ran.", "The dog sat."]
-    asked = ["--methods", "sweep", "--layers", "last", "--slices", "[:, :2, :]"]
+    asked = ["--solvers", "sweep", "--layers", "last", "--slices", "[:, :2, :]"]
     assert invert(model_directory(), "--out", out, *texts, *asked, "--controls", "shuffled") == 0
     shuffled = [row for row in read_rows([out]) if row["control"]]
     assert shuffled

@@ -128,13 +128,13 @@ def test_a_rows_figures_are_those_of_its_site_by_hand(model_directory):
     def outputs(tokens: list[int], layer: int) -> Tensor:
         return exact.hidden(exact.embed(torch.tensor([tokens])), layer)
 
-    for row in invert(model, methods=["chance", "sweep"], layers=[1, 2], **asked).rows:
+    for row in invert(model, solvers=["chance", "sweep"], layers=[1, 2], **asked).rows:
         target = outputs(row["truth"], row["site"]["layer"])
         apart = float((outputs(row["found"], row["site"]["layer"]) - target).norm())
         assert row["residual"] == pytest.approx(apart, rel=1e-4, abs=ACCEPT * row["floor"])
         rounding = torch.finfo(torch.float32).eps * float(target.norm())
         assert 0.99 * rounding <= row["floor"] <= 10 * rounding
-    noisy = invert(model, methods="sweep", layers=1, noise=0.1, **asked).rows
+    noisy = invert(model, solvers="sweep", layers=1, noise=0.1, **asked).rows
     assert all(row["exact"] for row in noisy)
     whole = sum(float(outputs(row["truth"], 1).square().sum()) for row in noisy)
     added = sum(row["residual"] ** 2 for row in noisy)
@@ -145,7 +145,7 @@ def test_a_token_with_a_twin_is_ambiguous_in_its_row(small_model, small_tokenize
     text = "Tom had a red ball."
     ids = small_tokenizer.encode(text).ids
     model = open_model(with_twins(small_model(), ids[1], 11), tokenizer=small_tokenizer)
-    (row,) = invert(model, text=text, methods="sweep", layers=1, slices=SHOWN).rows
+    (row,) = invert(model, text=text, solvers="sweep", layers=1, slices=SHOWN).rows
     assert row["verdict"] == ["ambiguous" if t == 1 else "recovered" for t in range(len(ids))]
     assert [known["position"] for known in row["collisions"]] == [1]
 

@@ -7,8 +7,9 @@ import pytest
 
 from eval import invert
 from eval.commands.suites import read_suite
+from eval.inversion.request import Inversion
 from eval.inversion.solver import solvers
-from eval.inversion.task import Question, plan
+from eval.inversion.task import plan
 from eval.models.checkpoint import open_checkpoint
 from eval.models.text import Prompt
 from eval.rows.schema import SHUFFLED
@@ -81,7 +82,7 @@ def test_every_entry_has_what_it_must_show():
 @pytest.mark.parametrize("name", ENTRIES)
 def test_a_system_of_the_sources_is_asked_as_it_says(name):
     entry: dict[str, Any] = dict(ENTRIES[name])
-    methods = entry["methods"] if isinstance(entry["methods"], list) else [entry["methods"]]
+    methods = entry["solvers"] if isinstance(entry["solvers"], list) else [entry["solvers"]]
     fewer = [f"{method}.steps=5" for method in methods if method in ("descent", "adam")]
     entry["set_"] = [*entry.get("set_", []), *fewer]
     rows = ask(**entry).rows
@@ -106,8 +107,14 @@ def test_a_shuffled_target_leaves_the_truth_at_chance(model_directory, name):
     asked = [Prompt("random", i, tuple(tokens)) for i, tokens in enumerate(drawn)]
     method = solvers()[name].configured(QUICK.get(name, {}))
     hidden = method.hidden[0] if method.hidden else 2  # what the evidence leaves open tells most
-    question = Question((method,), (Slice(hidden),), layers=(1,), shuffled=True)
-    tasks = plan(checkpoint, question, asked, "toy:2000")
+    request = Inversion(
+        solvers=(name,),
+        set_=tuple(f"{name}.{setting}={value}" for setting, value in QUICK.get(name, {}).items()),
+        slices=(str(Slice(hidden)),),
+        layers=("1",),
+        controls=(SHUFFLED,),
+    )
+    tasks = plan(checkpoint, request, asked, "toy:2000")
     rows = [row for task in tasks for row in task.rows() if row["control"] == SHUFFLED]
     assert len(rows) == COUNT
     hits = others = 0

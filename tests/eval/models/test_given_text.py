@@ -69,7 +69,7 @@ def test_a_lone_surrogate_is_refused_in_one_line(model, text, capsys):
     place = next(i for i, letter in enumerate(text) if "\ud800" <= letter <= "\udfff")
     for words in (
         ["loss", str(model), "--text", text],
-        ["invert", str(model), "--text", text, "--methods", "sweep"],
+        ["invert", str(model), "--text", text, "--solvers", "sweep"],
         ["lens", str(model), "--lens", "logit", "--text", text],
         ["generate", str(model), "--prompt", text],
         ["bits", str(model), "--text", text],

@@ -16,7 +16,7 @@ from tests.arch.cases import byte_tokenizer
 from tests.arch.test_pretrained import their_model
 from tests.said import one_line
 
-ASKED: dict[str, Any] = {"text": "Tom sat.", "layers": 2, "methods": "sweep"}
+ASKED: dict[str, Any] = {"text": "Tom sat.", "layers": 2, "solvers": "sweep"}
 
 
 @pytest.fixture(params=["gpt2", "ours"])

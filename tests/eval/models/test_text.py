@@ -141,7 +141,7 @@ def said(capsys):
 
 ASKED: dict[str, dict[str, Any]] = {
     "loss": {"stories": 2},
-    "invert": {"count": 2, "length": 12, "layers": "last", "methods": "sweep"},
+    "invert": {"count": 2, "length": 12, "layers": "last", "solvers": "sweep"},
     "probe": {"layers": 1, "length": 8, "train_tokens": 160, "valid_tokens": 80, "steps": 0},
     "geometry": {"layers": 1, "count": 1, "length": 6},
     "bits": {"count": 2, "before": 2, "distances": [0], "quantisers": "int4", "draws": 1},
@@ -186,7 +186,7 @@ def test_models_of_different_data_are_asked_apart(trained, model_directory, caps
     evals.loss([model_directory("new"), models[1]], stories=2)
     assert said(capsys) == ["corpus: data-two, the training data; --corpus gives another"]
     # A text is of no corpus: each model's search guesses from its own.
-    evals.invert(models, text="Once upon", layers="last", methods=["sweep", "propose"])
+    evals.invert(models, text="Once upon", layers="last", solvers=["sweep", "propose"])
     assert [line.split(",")[0] for line in said(capsys)] == ["corpus: data-one", "corpus: data-two"]
 
 
@@ -209,7 +209,7 @@ def test_a_small_plain_text_is_trained_on_and_inverted(tmp_path, monkeypatch, ca
     assert fit(Path("data"), Path("run"), *settings.split()) == 0
     capsys.readouterr()
     command = """invert run/models/step-000001 --suite standard --layers last --out out
-        --methods propose alternating adam --set adam.steps=1 alternating.starts=1"""
+        --solvers propose alternating adam --set adam.steps=1 alternating.starts=1"""
     assert evaluation.main([*map(str, command.split())]) == 0
     said = capsys.readouterr().err
     for line in ("data, the training data", r"\d+ of 32 prompts", r"\d+ tokens of background"):

@@ -95,13 +95,13 @@ def test_the_examples_of_the_docs_recover_tokens(model_directory, example, tmp_p
     model, out, unit = model_directory(), tmp_path / "rows", tmp_path / "unit.py"
     unit.write_text(UNIT)
     plugins = ("--plugin", example, "--plugin", unit)
-    assert invert(model, out, *plugins, "--methods", "hill", "unit", "--set", "hill.width=200") == 0
+    assert invert(model, out, *plugins, "--solvers", "hill", "unit", "--set", "hill.width=200") == 0
     rows = {row["method"]: row for row in read_rows([out])}
     assert all(row["exact"] and row["certificate"] == "residual" for row in rows.values())
     assert rows["hill"]["settings"].items() >= {"rounds": 25, "width": 200}.items()
     assert "Exchanges one token at a time for a random one" in render_page([rows["hill"]])
     example.write_text(HILL.replace("25", "24"))  # other code answers anew
-    assert invert(model, out, "--plugin", example, "--methods", "hill") == 0
+    assert invert(model, out, "--plugin", example, "--solvers", "hill") == 0
     assert len({row["settings"]["code"] for row in read_rows([out])}) == 3
 
 

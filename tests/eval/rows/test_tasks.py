@@ -17,7 +17,7 @@ FEW = [*TEXT, "--count", "2", "--length", "6"]
 SLICE = ["--slices", "[:, 0:, :]"]
 COMMANDS = {
     "loss": [*TEXT, "--stories", "3"],
-    "invert": [*FEW, "--layers", "1", "2", *SLICE, "--methods", "propose", "sweep", "chance"],
+    "invert": [*FEW, "--layers", "1", "2", *SLICE, "--solvers", "propose", "sweep", "chance"],
     "probe": [*TEXT, "--length", "8", "--train-tokens", "800", "--valid-tokens", "80", "--steps",
               "2", "--offsets", "0"],
     "geometry": [*FEW, "--hidden", "1"],

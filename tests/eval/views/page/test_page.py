@@ -184,7 +184,7 @@ def kinds(row: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("method", "hidden"), [("sweep", 0), ("alternating", 1), ("descent", 3)])
 def test_made_up_rows_have_the_fields_of_real_ones(method, hidden, model_directory, tmp_path):
-    asked = ["--methods", method, "--slices", f"[:, {hidden}:, :]", "--layers", "1"]
+    asked = ["--solvers", method, "--slices", f"[:, {hidden}:, :]", "--layers", "1"]
     asked += ["--text", "Once upon a time", *(["--set", "descent.steps=1"] if hidden == 3 else [])]
     out = tmp_path / "out"
     assert main(["invert", str(model_directory()), "--out", str(out), *asked]) == 0
