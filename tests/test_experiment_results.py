@@ -70,13 +70,13 @@ def e1_single() -> str:
     return f"| expanded | {' | '.join(map(str, whole['expanded']))} |"
 
 
-def e2_less(method: str) -> str:
+def e2_less(solver: str) -> str:
     found = table("experiments/e2b").query("hidden == 3 and observed == 4").copy()
     within = found.evaluations <= found["settings.budget"].fillna(float("inf"))
     found["whole"] = found.exact & found.at_floor & within
-    some = found.groupby(["name", "step", "prompt", "seed", "method"]).whole.any().unstack("method")
-    some = some[["alternating", method]].dropna().astype(float)
-    return student((some.alternating - some[method]).groupby("seed").mean(), 0, 100)
+    some = found.groupby(["name", "step", "prompt", "seed", "solver"]).whole.any().unstack("solver")
+    some = some[["alternating", solver]].dropna().astype(float)
+    return student((some.alternating - some[solver]).groupby("seed").mean(), 0, 100)
 
 
 def e3_recall(name: str, pairs: int) -> str:
@@ -153,16 +153,16 @@ def e6_above() -> str:
     return f"{risen}, as do {(places[3125] > places[0]).sum()} of {len(places)} places"
 
 
-def e7_named(method: str, name: str, hidden: int = 3, step: int = 1950) -> str:
+def e7_named(solver: str, name: str, hidden: int = 3, step: int = 1950) -> str:
     found = table("experiments/e7b").query("name == @name and hidden == @hidden and step == @step")
-    some = found[found.method == method]
+    some = found[found.solver == solver]
     assert some.prompt.nunique() == len(some) == 20
     return f"{100 * some['nonself.top1'].mean():.0f}"
 
 
 def e7_fewer(name: str) -> str:
     found = table("experiments/e7b").query("name == @name and hidden == 10")
-    found = found[found.method == "alternating"]
+    found = found[found.solver == "alternating"]
     named = found.pivot_table("nonself.top1", "prompt", "step")
     said = student(named[0] - named[1950], 0, 100)
     return f"{said.partition(' ')[0]} fewer {said.partition(' ')[2]}"
@@ -293,7 +293,7 @@ SAID: dict[str, Callable[[], str]] = {
     "together, Llama": lambda: f"{e6_together('llama')} in the Llama",
     "slope": lambda: f"({e6_slope('flat')}, a doubling)",
     "methods": lambda: "{} % of three hidden tokens, SODA {} %, snap {} %, search {} %".format(
-        *(e7_named(method, "flat") for method in ("adam", "soda", "snap", "alternating"))),
+        *(e7_named(solver, "flat") for solver in ("adam", "soda", "snap", "alternating"))),
     "ten, flat": lambda: e7_fewer("flat").replace("fewer", "points fewer"),
     "ten, Llama": lambda: e7_fewer("llama"),
     "E8, codes": e8_single,
@@ -328,13 +328,13 @@ HIDDEN = {0: "All 24 outputs shown:", 1: "The first output withheld:",
 @pytest.mark.parametrize("hidden", HIDDEN)
 def test_each_share_of_a_method_is_that_of_the_rows(hidden: int) -> None:
     found = table("experiments/e7b").query("hidden == @hidden")
-    method = found.method.replace({"propose": "search", "alternating": "search"})
-    found = found.assign(method=method, named=found["nonself.top1" if hidden else "self.top1"])
-    shares = found.groupby(["method", "name", "step"]).named.mean() * 100
+    solver = found.solver.replace({"propose": "search", "alternating": "search"})
+    found = found.assign(solver=solver, named=found["nonself.top1" if hidden else "self.top1"])
+    shares = found.groupby(["solver", "name", "step"]).named.mean() * 100
     shares = shares.where(shares == 100, shares.clip(upper=99))  # as the page prints it
-    work = found.groupby(["method", found.step > 0]).evaluations.median()
+    work = found.groupby(["solver", found.step > 0]).evaluations.median()
     printed = lines_after("recovery.md", HIDDEN[hidden])
-    assert {*printed, "chance"} == set(method)
+    assert {*printed, "chance"} == set(solver)
     for solver, line in printed.items():
         for i, name in enumerate(("flat", "parallel", "llama")):
             said = [float(cell.partition(" ")[0]) for cell in line[2 * i : 2 * i + 2]]

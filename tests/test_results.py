@@ -12,7 +12,7 @@ RESULTS = Path(__file__).parent.parent / "docs" / "results"
 SEARCH = ["propose", "alternating"]
 METHODS = [["descent"], ["adam"], SEARCH]
 BY = ["descent", "Adam", "search"]
-SHARES = [f"{which} by {method}" for which in ("shown", "hidden") for method in BY]
+SHARES = [f"{which} by {solver}" for which in ("shown", "hidden") for solver in BY]
 PADDED = "hidden by descent, padded"
 
 
@@ -110,7 +110,7 @@ def printed(line: Any, columns: list[str]) -> list[str]:
 def counted(rows: Any) -> list[str]:
     """Shown, then hidden tokens by descent, Adam and search."""
     plain = rows[~rows["padded"].astype(bool)]
-    by = [plain[plain["method"].isin(methods)] for methods in METHODS]
+    by = [plain[plain["solver"].isin(methods)] for methods in METHODS]
     return [named(each, which) for which in ("self", "nonself") for each in by]
 
 
@@ -138,8 +138,8 @@ def test_the_shares_without_rows_are_those_of_their_sums(figures: Any) -> None:
         own = sums[(sums["claim"] == int(line["claims"])) & (sums["arm"] == arm)]
         for column in [*SHARES, PADDED]:
             which = "self" if column.startswith("shown") else "nonself"
-            method = own["method"].isin(METHODS[[*SHARES, PADDED].index(column) % 3])
-            one = own[method & (own["padded"] == (column == PADDED))][which].dropna()
+            solver = own["solver"].isin(METHODS[[*SHARES, PADDED].index(column) % 3])
+            one = own[solver & (own["padded"] == (column == PADDED))][which].dropna()
             share, _, _ = line[column].partition(" ")
             found = [f"{100 * x:.1f}".removesuffix(".0") for x in one]
             assert found == ([share.removesuffix(".0")] if share != "–" else []), line.to_list()
@@ -180,7 +180,7 @@ def test_a_question_has_the_shares_of_its_claims(line: int, page: str, figures: 
     arms = figures[of & figures["outputs"].str.contains(outputs)]
     cells = lines(page)[line]
     assert which in cells[2]
-    assert cells[3:6] == [least_to_most(list(arms[f"{which} by {method}"])) for method in BY]
+    assert cells[3:6] == [least_to_most(list(arms[f"{which} by {solver}"])) for solver in BY]
     assert cells[6] == least_to_most(list(arms["prompts"]))
     spans = [[int(end) for end in part.split("–")] for part in cells[7].split(", ")]
     assert [n for span in spans for n in range(span[0], span[-1] + 1)] == claims

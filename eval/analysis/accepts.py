@@ -1,10 +1,6 @@
 """What one row of a recovery says: its hidden positions, and whether its answer is accepted."""
 
-from functools import lru_cache
-
-from eval.messages import RequestError
 from eval.rows.schema import SHUFFLED, Row
-from eval.sites.slices import Slice
 
 
 def weights(row: Row) -> str:
@@ -13,15 +9,8 @@ def weights(row: Row) -> str:
 
 
 def hidden_positions(row: Row) -> set[int]:
-    """The positions of the prompt that a recovery's slice does not show."""
-    length, count = row["length"], row["hidden"]
-    try:
-        shown = _slice(row["slice"]).positions(length + row["notes"].get("cut", 0))
-    except RequestError:  # only pads are shown
-        shown = []
-    hidden = set(range(length)) - set(shown)
-    # where the padding moved the slice, it hides leading positions only
-    return hidden if len(hidden) == count else set(range(count))
+    """The positions of the prompt that a recovery does not show."""
+    return set(range(row["length"])).difference(row["shown"])
 
 
 def accepted(row: Row) -> bool:
@@ -41,8 +30,3 @@ def is_false_accept(row: Row) -> bool:
     named = {collision["position"] for collision in row["collisions"]}
     wrong = any(row["found"][t] != row["truth"][t] and t not in named for t in range(row["length"]))
     return wrong and (row["certificate"] == "enumerated" or not row.get("truth_at_floor", True))
-
-
-@lru_cache(maxsize=256)
-def _slice(text: str) -> Slice:
-    return Slice.parse(text)

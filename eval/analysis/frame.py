@@ -297,7 +297,7 @@ def _of_recovery(row: Row) -> Coordinates:
         "noise": row["noise"] or 0.0,
         "control": row["control"] or "",
         "padded": bool(row["padded"]),
-        "method": row["method"],
+        "solver": row["solver"],
         "family": row["family"],
         "settings": " ".join(f"{name}={value}" for name, value in row["settings"].items()),
     }
@@ -313,7 +313,7 @@ _OF_PROMPTS = {"set_recall": "in any order", "permuted": "", "criterion": ""}
 KINDS = {
     "recovery": Kind(
         ("layer", "part", "slice", "hidden", "observed", "prompt_kind", "without", "noise",
-         "control", "padded", "method", "family", "settings"),
+         "control", "padded", "solver", "family", "settings"),
         (
             *_tokens("self", "self"),
             *_tokens("nonself", "non-self"),
@@ -387,11 +387,11 @@ KINDS = {
     ),
     "lens": Kind((), read=_of_lens),
     "captured": Kind(
-        ("tensor", "captured_site", "format", "method"),
+        ("tensor", "captured_site", "format", "solver"),
         tuple(Quantity(grade, "share", partial(_graded, grade), share=True)
               for grade in ("certain", "likely", "unknown")),
         read=lambda row: {"tensor": row["tensor"], "captured_site": row["site"],
-                          "format": row["format"], "method": row["solver"]},
+                          "format": row["format"], "solver": row["solver"]},
         split=lambda row: ({**row, "cluster": ("captured", row["key"])},),
     ),
 }  # fmt: skip

@@ -211,6 +211,6 @@ def reading_order(kind: str, record: Record, models: list[str]) -> tuple[Any, ..
         return (kind, model, record["step"])
     plain = not (record["control"] or record["noise"] or record["without"] or record["padded"])
     where = ("prompt_kind", "without", "control", "noise", "padded", "step", "part", "layer")
-    what = ("hidden", "slice", "observed", *(n for n in ("method", "family", "settings")
+    what = ("hidden", "slice", "observed", *(n for n in ("solver", "family", "settings")
             if n in record))  # fmt: skip
     return (kind, not plain, model, *(record[name] for name in (*where, *what)))

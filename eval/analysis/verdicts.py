@@ -15,7 +15,7 @@ from eval.analysis.frame import Frame, Quantity, coordinates, counted, prompt_of
 from eval.analysis.statistics import at_most
 from eval.rows.schema import SHUFFLED, Row
 
-OF_SOLVER = ("method", "family", "settings")
+OF_SOLVER = ("solver", "family", "settings")
 """The coordinates of a recovery that say how it was asked."""
 GRADIENT = "recovered by gradient"
 SEARCH = "recovered only by search"
@@ -55,9 +55,9 @@ class Joined:
 
 
 def join_rows(rows: Iterable[Row]) -> list[Joined]:
-    """Joins rows over methods and seeds, in the order of first appearance.
+    """Joins rows over solvers and seeds, in the order of first appearance.
 
-    Rows of neither gradient methods nor searches give no verdict and are left out, and so are those
+    Rows of neither gradient solvers nor searches give no verdict and are left out, and so are those
     of shuffled targets.
     """
     questions: dict[Hashable, list[Row]] = {}
@@ -72,7 +72,7 @@ def join_rows(rows: Iterable[Row]) -> list[Joined]:
 
 
 def question(row: Row) -> tuple[Hashable, ...]:
-    """Equal for rows that differ in their method, its settings and its seed only."""
+    """Equal for rows that differ in their solver, its settings and its seed only."""
     where = {n: value for n, value in coordinates(row).items() if n not in OF_SOLVER}
     return (row["checkpoint"]["name"], weights(row), *where.values(), prompt_of(row), row["prompt"])
 
@@ -80,7 +80,7 @@ def question(row: Row) -> tuple[Hashable, ...]:
 def verdict_lines(lines: Frame, rows: Iterable[Row]) -> Frame:
     """Verdicts as measurements: a line for each question, kind of token and verdict.
 
-    Of questions to which both families of methods were put. Quantities are
+    Of questions to which both families of solvers were put. Quantities are
     `QUANTITIES`; the coordinates are those of recoveries without `OF_SOLVER`.
 
     Args:
@@ -137,7 +137,7 @@ class Accepts(NamedTuple):
     def bound(self) -> float:
         """The share of pairs with a false accept, at most, with 95 % confidence; pairs >= 1.
 
-        Tokens, layers, methods and seeds of one pair are no independent trials: a pair is one.
+        Tokens, layers, solvers and seeds of one pair are no independent trials: a pair is one.
         """
         return at_most(self.wrong_pairs, self.pairs)
 

@@ -38,7 +38,7 @@ def summary(results: Places, csv: str | None = None, markdown: str | None = None
     records = [{"kind": one.kind, **record} for one in tables for record in one.records]
     verdicts = verdict_lines(lines, rows)
     if len(verdicts):
-        tables.append(of_kind(verdicts, "Verdicts across methods", QUANTITIES))
+        tables.append(of_kind(verdicts, "Verdicts across solvers", QUANTITIES))
     accepted = _accepts_text(accepts(rows)) if (lines["kind"] == "recovery").any() else ""
     if csv:
         write_text(csv, to_csv(records))
@@ -72,7 +72,7 @@ def compare(
     places: Places,
     paired: Sequence[str] | None = None,
     margin: AboveZero = 5.0,
-    method: str | None = None,
+    solver: str | None = None,
     prompts: str = "story",
     sort: str | None = None,
     last: bool = False,
@@ -92,7 +92,7 @@ def compare(
             holds some
         paired: the two that are paired; default: those of a table of two lines
         margin: equivalent within it, in per cent: points of a share, and of the first value in bits
-        method: the solver of recoveries; default: a search
+        solver: of recoveries; default: a search
         prompts: the set of prompts of recoveries
         sort: by a column; -NAME: the largest first
         last: the last step of each model alone
@@ -113,7 +113,7 @@ def compare(
         raise RequestError(f"--plot {plot}: must end in {' or '.join(FORMATS)}")
     given = listed(places)
     rows, saved = gather_rows(given), gather_models(given)
-    records = comparison.checkpoint_records(saved, rows, every_seed, method, prompts)
+    records = comparison.checkpoint_records(saved, rows, every_seed, solver, prompts)
     if not records:
         raise RequestError(f"{given[0]}: its runs have not reported anything yet")
     shown = list({record["model"]: record for record in records}.values()) if last else records
@@ -125,7 +125,7 @@ def compare(
             raise RequestError(f"--paired {' '.join(names)}: give two checkpoints")
         first, second = (comparison.find_checkpoint(records, name) for name in names)
         lines = comparison.measured(saved, rows, every_seed)
-        pairs = comparison.paired_records(lines, first, second, margin, method, prompts)
+        pairs = comparison.paired_records(lines, first, second, margin, solver, prompts)
         if pairs:
             said = (f"{model}, step {step}" for model, step in (first, second))
             tables.append(comparison.paired_table(pairs, *said))

@@ -52,12 +52,12 @@ class Answer:
         vectors: the model's input that a descent ended with, `(T, D)`.
         enumerated: whether every other token was run at each position, and none fitted.
         runner_up: distance of the second-best token at each position shown, `(S,)`; None for
-            methods that do not try all tokens.
+            solvers that do not try all tokens.
         collisions: positions at which several tokens lie within the limit, with those tokens.
-        steps: steps until solved, for a method that takes steps; None if it was not.
+        steps: steps until solved, for a solver that takes steps; None if it was not.
         evaluations: tokens sent through the circuit; a gradient step sends each of them thrice.
         seconds: time taken. Where a solver sets none, a batch's time is shared evenly.
-        notes: further figures of the method, by name.
+        notes: further figures of the solver, by name.
         residual: distance from the target over the whole slice, set by `ask_solver`.
         within: whether it is within the limit everywhere, set by `ask_solver`.
         certificate: why the answer counts as one, set by `ask_solver`: "residual" (consistent: its
@@ -165,7 +165,7 @@ class Solver:
         for name, value in settings.items():
             if name not in self.settings:
                 raise RequestError(
-                    f"method {self.name} has no setting {name!r}; "
+                    f"solver {self.name} has no setting {name!r}; "
                     f"it has {', '.join(self.settings) or 'none'}"
                 )
             default = self.settings[name]
@@ -173,16 +173,16 @@ class Solver:
             fits = isinstance(value, kind) or (kind is float and isinstance(value, int))
             if isinstance(value, bool) != (kind is bool) or not fits:
                 raise RequestError(
-                    f"method {self.name}, setting {name}: {value!r} is not {kind.__name__}, "
+                    f"solver {self.name}, setting {name}: {value!r} is not {kind.__name__}, "
                     f"as in {name}={default}"
                 )
             if kind in (int, float) and not (0 < value < math.inf or value == default == 0):
                 raise RequestError(
-                    f"method {self.name}, setting {name}: {value!r} must be above 0, and finite"
+                    f"solver {self.name}, setting {name}: {value!r} must be above 0, and finite"
                 )
             if value not in NAMES.get(name, (value,)):
                 raise RequestError(
-                    f"method {self.name}, setting {name}: {value!r} does not exist; "
+                    f"solver {self.name}, setting {name}: {value!r} does not exist; "
                     f"use one of {', '.join(NAMES[name])}"
                 )
         family = "prior" if settings.get("prior") else self.family
@@ -298,5 +298,5 @@ def parse_solvers(wanted: dict[str, dict[str, Any]]) -> list[Solver]:
     known = solvers()
     for name in wanted:
         if name not in known:
-            raise RequestError(f"method {name}: there is no such method; {nearest(name, known)}")
+            raise RequestError(f"solver {name}: there is no such solver; {nearest(name, known)}")
     return [known[name].configured(settings) for name, settings in wanted.items()]

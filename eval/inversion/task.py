@@ -81,7 +81,7 @@ class Task:
         return [self.key(site, asked) for site in self.sites for asked in self.asked]
 
     def key(self, site: Site, asked: Asked) -> str:
-        """A row's key: the question, the model, the method and the source of chance.
+        """A row's key: the question, the model, the solver and the source of chance.
 
         The rest of a run is no part of it: floors are measured, and shuffled targets taken, among
         its prompts of one length, and read-backs fitted on its corpus. Rows that are there stay as
@@ -197,12 +197,13 @@ class Task:
             "site": site.record,
             "slice": str(self.slice),
             "length": real,
+            "shown": seen,
             "observed": len(shown),
             "hidden": len(hidden),
             "padded": problem.length > real,
             "noise": self.noise,
             "control": self._control(asked),
-            "method": self.solver.name,
+            "solver": self.solver.name,
             "family": self.solver.family,
             "settings": self.settings,
             "batch": len(self.sites) * len(self.asked),

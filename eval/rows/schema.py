@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 from eval.rows.misfits import find_misfit
 
-SCHEMA = 2
+SCHEMA = 3
 SHUFFLED = "shuffled"
 """The control whose target belongs to another prompt, so that its truth explains nothing."""
 
@@ -82,7 +82,8 @@ class OfTruth(OfModel, total=False):
 class RecoveryRow(OfTruth):
     """One prompt recovered by one solver from one slice of one site.
 
-    `site` is layer, part and what is left out; `hidden` and `observed` count positions; `truth`,
+    `site` is layer, part and what is left out; `shown` are the positions of the prompt that are
+    shown, `hidden` and `observed` count positions, the latter pads among them; `truth`,
     `found`, `rank` and `verdict` go by position, up to the last one shown; `self` and `nonself`
     tally tokens. `truth_at_floor` is whether the true prompt explains the target, as `at_floor` is
     of the answer.
@@ -91,12 +92,13 @@ class RecoveryRow(OfTruth):
     site: Place
     slice: str
     length: int
+    shown: list[int]
     observed: int
     hidden: int
     padded: bool
     noise: float
     control: str | None
-    method: str
+    solver: str
     family: str
     settings: dict[str, Any]
     batch: int

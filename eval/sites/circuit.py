@@ -245,7 +245,7 @@ class Circuit:
         if not self.causal:
             raise RequestError(
                 "--without mask: every output depends on every token, so tokens cannot be searched "
-                "left to right; use a gradient method"
+                "left to right; use a gradient solver"
             )
 
     def _walk(self, embeddings: Tensor, mix: Mix, start: int) -> Tensor:

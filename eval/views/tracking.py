@@ -112,7 +112,7 @@ def _name(kind: str, line: Record, held: Sequence[str], words: str) -> str:
         f"noise {text(where['noise'])}": where["noise"],
         where["control"]: where["control"],
         "padded": where["padded"],
-        f"{where['method']} {where['settings']}".strip(): True,
+        f"{where['solver']} {where['settings']}".strip(): True,
     }
     return "/".join([kind, *(part for part, shown in parts.items() if shown), words])
 

@@ -45,7 +45,7 @@ def read(name: str, tokens: str = "nonself") -> Frame:
         lines.append(place(about["name"], about["step"]) | {
             "training": TRAINING[about["step"] > 0], "hidden": row["hidden"],
             "filling": row.get("filling"), "settings": row["settings"],
-            "solver": "search" if row["method"] in SEARCHES else row["method"],
+            "solver": "search" if row["solver"] in SEARCHES else row["solver"],
             "prompt": row["prompt"], "hits": asked["top1"] * asked["count"],
             "count": asked["count"], "spent": row["evaluations"],
         })  # fmt: skip

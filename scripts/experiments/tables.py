@@ -62,7 +62,7 @@ def recoveries(name: str) -> Frame:
     """
     starts = pd.DataFrame(rows(name, "recovery"))
     starts["rate"] = [each.get("hidden_rate", 1) for each in starts.settings]
-    place = ["architecture", "step", "seed", "hidden", "observed", "filled", "upto", "method"]
+    place = ["architecture", "step", "seed", "hidden", "observed", "filled", "upto", "solver"]
     place += ["rate", "prompt"]
     lines = []
     for where, several in starts.groupby(place):
@@ -189,23 +189,23 @@ def e1(figures: bool) -> None:
 def e2(figures: bool) -> None:
     """Prompts found whole from few states."""
     found = recoveries("e2b")
-    search = found[found.method == "alternating"]
+    search = found[found.solver == "alternating"]
     whole = by_seed(search, "whole", "observed", "model", "hidden").apply(interval, axis=1, least=0)
     spent = search.groupby(["observed", "model", "hidden"]).spent.median().map("{:,.0f}".format)
     show("E2, search: % found whole; median of tokens run", (whole + "; " + spent).unstack())
     equal = found[(found.hidden == 3) & (found.observed == 4)]
-    whole = by_seed(equal, "whole", "method", "model").apply(interval, axis=1, least=0)
+    whole = by_seed(equal, "whole", "solver", "model").apply(interval, axis=1, least=0)
     show("E2, 3 hidden, 4 shown: % found whole", whole.unstack())
-    wide = equal.pivot_table(index=["model", "seed", "prompt"], columns="method", values="whole")
+    wide = equal.pivot_table(index=["model", "seed", "prompt"], columns="solver", values="whole")
     less = wide.drop(columns="alternating").rsub(wide.alternating, axis=0).dropna()
     show("E2, H2: alternating less another", changes(less.groupby("seed").mean().T, -1))
-    work = by_seed(equal[equal.method == "alternating"], "work", "step", "architecture")
+    work = by_seed(equal[equal.solver == "alternating"], "work", "step", "architecture")
     show("E2, H3: log2 of tokens run", changes(work.loc[400] - work.loc[0]))
     if figures:
         limits = [*(2**power for power in range(10, 15)), 24000]
         done = equal.whole > 0
         within = [equal.assign(tokens=n, found=100 * (done & (equal.spent <= n))) for n in limits]
-        draw("e2b-work", pd.concat(within), "tokens", "found", "method", "model", "% found whole",
+        draw("e2b-work", pd.concat(within), "tokens", "found", "solver", "model", "% found whole",
              scale=LOG, format=".2~s")  # fmt: skip
         search = search.assign(found=100 * search.whole, of=search.observed.astype(str) + " shown")
         draw("e2b-hidden", search, "hidden", "found", "of", "model", "% found whole")

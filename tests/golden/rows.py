@@ -34,10 +34,10 @@ Case = tuple[str, dict[str, Any]]
 READ: dict[str, Any] = {"corpus": str(STORIES)}
 
 
-def invert(of: str, method: str, slices: str = SHOWN, *settings: str, **more: Any) -> Case:
+def invert(of: str, solver: str, slices: str = SHOWN, *settings: str, **more: Any) -> Case:
     """A solver asked for a text from the last layer of a model."""
-    asked = {"models": model(of), "solvers": method, "slices": slices, "text": CAT} | READ
-    asked |= {"layers": "last", "set_": [f"{method}.{setting}" for setting in settings]}
+    asked = {"models": model(of), "solvers": solver, "slices": slices, "text": CAT} | READ
+    asked |= {"layers": "last", "set_": [f"{solver}.{setting}" for setting in settings]}
     return "invert", asked | more
 
 

@@ -53,7 +53,7 @@ where the first or the first three are not; bits about a token in the output fou
 under noise of a quarter of the output's RMS."""
 SEARCHES = {"self": ("sweep", "propose"), "nonself": ("alternating", "sweep", "propose")}
 """The searches that a column may be of, the one made for its question first."""
-ALIKE = {"loss": ("corpus", "stories"), "recovery": ("method", "settings"),
+ALIKE = {"loss": ("corpus", "stories"), "recovery": ("solver", "settings"),
          "bits": ("corpus", "place", "candidates")}  # fmt: skip
 """Coordinates that a column has in common: those that most of its checkpoints were asked at."""
 COLUMNS = {"model": "model", "step": "step", "tokens": "tokens",
@@ -79,14 +79,14 @@ def measured(saved: Sequence[Saved], rows: Sequence[Row], every_seed: bool = Fal
 
 
 def select(
-    lines: Frame, figure: Figure, method: str | None = None, prompts: str = "story"
+    lines: Frame, figure: Figure, solver: str | None = None, prompts: str = "story"
 ) -> Frame:
     """The measurements that a figure is of.
 
     Args:
         lines: of `measured`.
         figure: one of `FIGURES`.
-        method: the solver of recoveries; a search when not given.
+        solver: of which of recoveries; a search when not given.
         prompts: the set of prompts of recoveries.
     """
     kept = lines[(lines["kind"] == figure.kind) & (lines["quantity"] == figure.quantity)] if len(
@@ -98,9 +98,9 @@ def select(
     if figure.kind != "loss":
         kept = kept[kept["layer"] == kept["n_layers"]]
     if figure.kind == "recovery":
-        known = set(kept["method"])
-        wanted = [method] if method else [m for m in SEARCHES[figure.quantity] if m in known]
-        kept = kept[(kept["prompt_kind"] == prompts) & (kept["method"].isin(wanted[:1]))]
+        known = set(kept["solver"])
+        wanted = [solver] if solver else [m for m in SEARCHES[figure.quantity] if m in known]
+        kept = kept[(kept["prompt_kind"] == prompts) & (kept["solver"].isin(wanted[:1]))]
     return _commonest(kept, ALIKE[figure.kind])
 
 
@@ -118,7 +118,7 @@ def checkpoint_records(
     saved: Sequence[Saved],
     rows: Sequence[Row],
     every_seed: bool = False,
-    method: str | None = None,
+    solver: str | None = None,
     prompts: str = "story",
     figures: Sequence[Figure] = FIGURES,
 ) -> list[Record]:
@@ -132,7 +132,7 @@ def checkpoint_records(
         saved: of `eval.views.comparison.gather.gather_models`.
         rows: of `eval.views.comparison.gather.gather_rows`.
         every_seed: keep training seeds apart.
-        method: the solver of recoveries; a search when not given.
+        solver: of which of recoveries; a search when not given.
         prompts: the set of prompts of recoveries.
         figures: of rows; without any, records are of training alone.
     """
@@ -147,7 +147,7 @@ def checkpoint_records(
         for place, several in sorted(places.items(), key=lambda item: _natural(*item[0]))
     }
     for figure in figures:
-        kept = select(lines, figure, method, prompts)
+        kept = select(lines, figure, solver, prompts)
         if kept.empty:
             continue
         found = summarise(kept, ["model", "step"], ["observed", "trained", *ALIKE[figure.kind]])
@@ -245,7 +245,7 @@ def paired_records(
     first: tuple[str, int],
     second: tuple[str, int],
     margin: float,
-    method: str | None = None,
+    solver: str | None = None,
     prompts: str = "story",
 ) -> list[Record]:
     """The difference of two checkpoints in each figure, of what both were asked.
@@ -259,12 +259,12 @@ def paired_records(
         second: the same of the other.
         margin: within which figures count as equivalent, in per cent: points of a share, and of the
             first value in bits.
-        method: the solver of recoveries; a search when not given.
+        solver: of which of recoveries; a search when not given.
         prompts: the set of prompts of recoveries.
     """
     records = []
     for figure in FIGURES:
-        kept = select(lines, figure, method, prompts)
+        kept = select(lines, figure, solver, prompts)
         if kept.empty:
             continue
         sides = [kept[(kept["model"] == model) & (kept["step"] == step)]

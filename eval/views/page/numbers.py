@@ -49,7 +49,7 @@ def of_kind(lines: Frame, title: str, known: Sequence[Quantity] = ()) -> Numbers
     known = known or quantities(lines)
     main = [q for q in known if (q.name in BRIEF if kind == "recovery" else q.main)] or known
     if kind == "recovery":
-        of_solvers = "method" in records[0]  # verdicts are of all together
+        of_solvers = "solver" in records[0]  # verdicts are of all together
         fields = ["model", "step", "layer", "slice", "with", *["solver"] * of_solvers]
         names = solver_names(records) if of_solvers else [""] * len(records)
         shown = [

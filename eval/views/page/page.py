@@ -146,7 +146,7 @@ def _solver_words(records: Sequence[Record]) -> list[tuple[str, str, list[str]]]
     known = solvers()
     settings: dict[str, list[str]] = {}
     for record in sorted(records, key=lambda r: r["rank"]):
-        settings.setdefault(record["method"], []).append(record["settings"])
+        settings.setdefault(record["solver"], []).append(record["settings"])
     return [(name, known[name].text if name in known else "", list(dict.fromkeys(some)))
             for name, some in settings.items()]  # fmt: skip
 

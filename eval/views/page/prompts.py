@@ -86,7 +86,7 @@ def choose_example(prompts: Sequence[Prompt]) -> Sheet | None:
 
 def _question(record: Record) -> tuple[Any, ...]:
     names = ("model", "phase", "layer", "part", "slice", "hidden", "prompt_kind", "without",
-             "noise", "control", "padded", "method", "settings")  # fmt: skip
+             "noise", "control", "padded", "solver", "settings")  # fmt: skip
     return tuple(record[name] for name in names)
 
 

@@ -21,7 +21,7 @@ from eval.sites.slices import Slice
 BEFORE, BETWEEN, AFTER = PHASES = ("before", "between", "after")
 """Of training: untrained, and the last step of each run."""
 QUESTION = ("model", "d_model", "layer", "part", "slice", "hidden", "prompt_kind", "without",
-            "noise", "control", "padded", "method", "family", "settings")  # fmt: skip
+            "noise", "control", "padded", "solver", "family", "settings")  # fmt: skip
 """The coordinates that tell figures apart, beside the phase or the step."""
 POOLED = ("step", "trained", "phase", "observed")
 ANSWERS = 15
@@ -71,7 +71,7 @@ def recoveries(lines: Frame, over: str = "phase") -> list[Record]:
     models, known = list(dict.fromkeys(lines["model"])), list(solvers())
 
     def rank(record: Record) -> tuple[int, int, str]:
-        name, family = record["method"], record["family"]
+        name, family = record["solver"], record["family"]
         number = known.index(name) if name in known else len(known)
         return FAMILIES.index(family) if family in FAMILIES else 1, number, record["settings"]
 
@@ -109,9 +109,9 @@ def deepest(records: Sequence[Record]) -> list[Record]:
 
 def solver_names(records: Sequence[Record]) -> list[str]:
     """The solver of each record, with its settings where one was asked with several."""
-    asked = {(record["method"], record["settings"]) for record in records}
+    asked = {(record["solver"], record["settings"]) for record in records}
     several = {name for name, count in Counter(name for name, _ in asked).items() if count > 1}
-    return [f"{r['method']} {r['settings']}" if r["method"] in several else r["method"]
+    return [f"{r['solver']} {r['settings']}" if r["solver"] in several else r["solver"]
             for r in records]  # fmt: skip
 
 
@@ -164,7 +164,7 @@ def answer_lines(rows: Sequence[Row]) -> list[str]:
             )
         )
         prompt = f"{printable(about['name'])}, step {about['step']}: {visible(row['text'])}"
-        where = f"  layer {row['site']['layer']}  {row['slice']}  {row['method']:12}"
+        where = f"  layer {row['site']['layer']}  {row['slice']}  {row['solver']:12}"
         prompts.setdefault(prompt, []).append(f"{where}  {said}")
     return [line for prompt, lines in prompts.items() for line in (prompt, *lines)]
 

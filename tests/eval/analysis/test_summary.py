@@ -40,10 +40,10 @@ def only(records, **place):
 
 
 def test_accuracy_is_counted_from_ranks_and_clustered_on_prompts():
-    asked = {"model": "llama", "step": 300, "layer": 4, "hidden": 3, "method": "adam"}
+    asked = {"model": "llama", "step": 300, "layer": 4, "hidden": 3, "solver": "adam"}
     record = only(sum_up(ROWS), **asked)
     rows = make_rows(("llama",), (300,), (4,), (3,), count=6)
-    ranks = [row["rank"] for row in rows if row["method"] == "adam"]
+    ranks = [row["rank"] for row in rows if row["solver"] == "adam"]
     hits = [sum(rank == 0 for rank in own[3:]) for own in ranks]
     expected = clustered(hits, [13] * 6, range(6), [0] * 6)
     assert (record["self"], record["self_low"], record["self_high"]) == pytest.approx(expected)
@@ -59,13 +59,13 @@ def test_accuracy_is_counted_from_ranks_and_clustered_on_prompts():
 
 
 def test_seeds_are_pooled_and_those_of_solvers_are_no_trials():
-    (record,) = sum_up(seeds(4, method="adam"))
+    (record,) = sum_up(seeds(4, solver="adam"))
     assert (record["model"], record["rows"], record["prompts"], record["models"]) == (
         "llama", 12, 4, 3,
     )  # fmt: skip
-    both = sum_up([*seeds(4, method="adam"), *seeds(4, method="adam", step=0)])
+    both = sum_up([*seeds(4, solver="adam"), *seeds(4, solver="adam", step=0)])
     assert [(r["step"], r["trained"], r["models"]) for r in both] == [(0, False, 3), (300, True, 3)]
-    rows = [make_row(method="alternating", prompt=p, seed=s) for p in range(5) for s in range(4)]
+    rows = [make_row(solver="alternating", prompt=p, seed=s) for p in range(5) for s in range(4)]
     (record,) = sum_up(rows)
     assert (record["rows"], record["prompts"], record["models"]) == (20, 5, 1)
     assert record["exact_low"] == wilson(5, 5).low
@@ -83,7 +83,7 @@ def test_figures_of_the_protocols():
     (record,) = sum_up([first, second])
     assert record["set_recall"] == pytest.approx((1 + 1 / 3) / 2)
     assert record["permuted"] == 0.5
-    other = only(sum_up([make_row(method="adam")]))
+    other = only(sum_up([make_row(solver="adam")]))
     assert other["criterion_exact"] is other["margin_bits"] is None
 
 
@@ -91,7 +91,7 @@ def wrong(at, **changes):
     """A row at the floor that is wrong at one position of six."""
     truth = [1, 2, 3, 4, 5, 6]
     found = [9 if t == at else token for t, token in enumerate(truth)]
-    row = make_row(method="alternating", length=6, truth=truth, found=found)
+    row = make_row(solver="alternating", length=6, truth=truth, found=found)
     own = {"at_floor": True, "exact": False, "truth_at_floor": False, "certificate": "residual"}
     return row | own | changes
 
@@ -139,7 +139,7 @@ def test_no_coordinate_is_pooled_unasked():
 
 
 def test_a_frame_has_a_line_for_each_row_and_quantity():
-    row = make_row(method="adam")
+    row = make_row(solver="adam")
     lines = frame([row, row]).set_index("quantity")
     assert lines.index.is_unique
     assert lines.loc["self", ["hits", "n"]].tolist() == [sum(r == 0 for r in row["rank"][3:]), 13]
@@ -172,7 +172,7 @@ def test_verdicts_are_summed_up_beside_the_methods():
     records = wide(verdict_lines(frame(rows), rows), QUANTITIES)
     assert [(r["hidden"], r["prompts"]) for r in records] == [(0, 12), (1, 12), (3, 12)]
     record = records[-1]
-    tried = [r for r in rows if r["hidden"] == 3 and r["method"] in ("descent", "adam")]
+    tried = [r for r in rows if r["hidden"] == 3 and r["solver"] in ("descent", "adam")]
     found = {(r["prompt"], t) for r in tried for t in range(3) if r["rank"][t] == 0}
     assert record["nonself_gradient"] == pytest.approx(len(found) / 36)
     assert record["nonself_search"] == pytest.approx(1 - len(found) / 36)
@@ -180,8 +180,8 @@ def test_verdicts_are_summed_up_beside_the_methods():
     assert record["nonself_not_found"] == 0
     assert record["nonself_not_found_high"] == pytest.approx(wilson(0, 12).high)
     assert records[0]["nonself_gradient"] is None
-    assert not {"method", "settings"} & record.keys()
-    gradients = [make_row(method="adam"), make_row(method="descent")]
+    assert not {"solver", "settings"} & record.keys()
+    gradients = [make_row(solver="adam"), make_row(solver="descent")]
     assert verdict_lines(frame(gradients), gradients).empty
 
 
@@ -207,7 +207,7 @@ def test_command_prints_and_writes(tmp_path, capsys):
     arguments = ["summary", str(tmp_path / "results"), "--csv", str(files[0])]
     assert main([*arguments, "--markdown", str(files[1])]) == 0
     printed = capsys.readouterr().out
-    assert "Verdicts across methods" in printed
+    assert "Verdicts across solvers" in printed
     assert printed.count("\n") <= 25
     for count in ("0 of 36 answers", "(576 tokens)", "0 of 4 pairs", "52.7 %"):
         assert count in printed.splitlines()[-1]
@@ -233,12 +233,12 @@ def test_other_prompts_with_the_same_outputs_are_counted_beside():
 GRADIENT, SEARCH, AMBIGUOUS, NOT_FOUND = SHORT
 
 
-def row_of(method, found, **changes):
-    """A row of four tokens, two of them hidden; the verdicts are those of one method alone."""
+def row_of(solver, found, **changes):
+    """A row of four tokens, two of them hidden; the verdicts are those of one solver alone."""
     truth = [1, 2, 3, 4]
     verdict = ["recovered" if a == b else "not found" for a, b in zip(found, truth, strict=True)]
     own = {"truth": truth, "found": found, "verdict": verdict} | changes
-    made = make_row(method=method, length=4, hidden=2, **own)
+    made = make_row(solver=solver, length=4, hidden=2, **own)
     return made | {"key": f"{made['key']} {found}"}
 
 
@@ -279,7 +279,7 @@ def test_positions_that_padding_hides():
 
 
 def test_margins_of_searches_that_arrived():
-    kind: dict = {"method": "alternating"}
+    kind: dict = {"solver": "alternating"}
     arrived = make_row(margin_bits=3.0, **kind)
     near = make_row(margin_bits=2.0, prompt=1, **kind)
     lost = make_row(margin_bits=0.0, prompt=2, verdict=["not found"] * 16, **kind)
@@ -297,7 +297,7 @@ def test_figures_of_a_lens_at_one_place_are_not_pooled():
 
 
 def test_n_counts_the_prompts_whose_rows_have_the_figure():
-    rows = [make_row(method="adam", prompt=p, length=16 + p, seed=p) for p in range(10)]
+    rows = [make_row(solver="adam", prompt=p, length=16 + p, seed=p) for p in range(10)]
     for p, row in enumerate(rows):
         row["set_recall"] = 0.5 if p < 3 else None
     figures = summarise(frame(rows), ["model"], ["observed"]).set_index("quantity")

@@ -52,13 +52,13 @@ def test_half_precision_is_inverted_and_certifies_nothing(
     rows = rows_of(model, small_tokenizer, shown)
     hidden = bool(shown.hidden(7))
     searches = {"alternating", "snap"} if hidden else {"sweep", "propose"}
-    assert {r["method"] for r in rows} == searches | {"descent", "adam", "gcg", "chance"}
+    assert {r["solver"] for r in rows} == searches | {"descent", "adam", "gcg", "chance"}
     assert all(row["certificate"] is None for row in rows)
     name = str(dtype).removeprefix("torch.")
     assert {r["uncertified"] for r in rows} == {f"weights in {name}: no certificate below float32"}
     for row in rows:
         assert row["floor"] >= torch.finfo(dtype).eps  # of the model's rounding, not of fp32's
-        if row["method"] == "sweep":
+        if row["solver"] == "sweep":
             assert row["exact"]
             assert row["margin_bits"] < 12
     records = sum_up(rows)
@@ -91,10 +91,10 @@ def test_tokens_after_the_last_shown_are_no_part_of_the_question(model_directory
         assert (row["length"], row["notes"]["cut"], row["slice"]) == (6, 10, shown)
         assert (row["hidden"], hidden_positions(row)) == (len(hidden), hidden)
         assert not row["collisions"]
-        if row["method"] == search:
+        if row["solver"] == search:
             assert row["exact"]
             assert row["certificate"]
-    assert any(row["exact"] for row in rows if row["method"] == "adam") or hidden
+    assert any(row["exact"] for row in rows if row["solver"] == "adam") or hidden
 
 
 def test_a_descent_that_diverged_says_so_and_nothing_else(model_directory, tmp_path, capsys):

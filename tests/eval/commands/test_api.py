@@ -81,10 +81,10 @@ def test_invert_from_python_is_that_of_the_command(model_directory, tmp_path, ca
     ]
     frame = result.frame[result.frame["quantity"] == "exact"]
     assert frame["step"].tolist() == [0] * len(rows)
-    assert {"sweep", "propose"} == set(result.frame["method"])
+    assert {"sweep", "propose"} == set(result.frame["solver"])
     summed = summary(str(out))
     assert summed.frame.equals(pandas.DataFrame(summed.rows))
-    assert {"kind", "method", "self", "prompts"} <= set(summed.frame.columns)
+    assert {"kind", "solver", "self", "prompts"} <= set(summed.frame.columns)
     assert "<" in result._repr_html_()
     capsys.readouterr()
     result.show()

@@ -32,11 +32,11 @@ def test_invert_writes_rows_and_report_makes_a_page(model_directory, tmp_path, c
     assert len(rows) == 2 * 2 * 2 * (3 * 2 + 3)
     assert len({row["key"] for row in rows}) == len(rows)
     exact = [row for row in rows if row["family"] == "search"]
-    assert {row["method"] for row in exact} == {"sweep", "propose", "alternating"}
+    assert {row["solver"] for row in exact} == {"sweep", "propose", "alternating"}
     assert all(row["exact"] and row["found"] == row["truth"] for row in exact)
     assert all(row["residual"] <= 10 * row["floor"] for row in exact)
     assert all(row["certificate"] and set(row["verdict"]) == {"recovered"} for row in exact)
-    swept = [row for row in exact if row["method"] == "sweep"]
+    swept = [row for row in exact if row["solver"] == "sweep"]
     assert all(10 * row["margin_floor"] < row["margin"] for row in swept)
     bits = [math.log2(row["margin"] / row["margin_floor"]) for row in swept]
     assert [row["margin_bits"] for row in swept] == pytest.approx(bits)
@@ -46,7 +46,7 @@ def test_invert_writes_rows_and_report_makes_a_page(model_directory, tmp_path, c
         assert (row["nonself"] or {"count": 0})["count"] == row["hidden"]
         assert "".join(row["truth_text"]) == row["text"]
         assert len(row["verdict"]) == len(row["rank"]) == row["length"] == 6
-    assert {r["evaluations"] for r in rows if r["method"] == "adam"} == {6 * (3 * 5 + 1)}  # 5 steps
+    assert {r["evaluations"] for r in rows if r["solver"] == "adam"} == {6 * (3 * 5 + 1)}  # 5 steps
     page = tmp_path / "page.html"
     assert main(["report", str(out), "--out", str(page)]) == 0
     assert "<html" in page.read_text()

@@ -46,7 +46,7 @@ def test_padding_is_shown_and_counts_for_nothing(model_directory, tmp_path):
         assert row["length"] == row["self"]["count"] == 6
         assert len(row["found"]) == len(row["verdict"]) == 6
         assert row["observed"] == (16 if row["padded"] else 6)
-        assert row["exact"] or row["method"] == "adam"
+        assert row["exact"] or row["solver"] == "adam"
     assert rows[0]["truth"] == rows[6]["truth"]
 
 
@@ -56,12 +56,12 @@ def test_allowed_tokens_alone_answer_and_make_rows_of_their_own(model_directory,
     assert invert(model, "--out", out, *words) == 0
     assert invert(model, "--out", out, *words, "--allowed", "Tom sat down.") == 0
     rows = read_rows([out])
-    assert len(rows) == 2 + 2 + 2  # propose is no gradient method: the same question again
+    assert len(rows) == 2 + 2 + 2  # propose is no gradient solver: the same question again
     restricted = [row for row in rows if "allowed" in row["settings"]]
-    assert [row["method"] for row in restricted] == ["adam"] * 2
+    assert [row["solver"] for row in restricted] == ["adam"] * 2
     for row in restricted:
         assert set(row["found"]) <= set(row["settings"]["allowed"])
-    free = [row for row in rows if row["method"] == "adam" and row not in restricted]
+    free = [row for row in rows if row["solver"] == "adam" and row not in restricted]
     assert not any(set(row["found"]) <= set(restricted[0]["settings"]["allowed"]) for row in free)
 
 
@@ -94,14 +94,14 @@ def test_a_suite_of_ones_own(model_directory, tmp_path, capsys):
         assert re.search(r"^left out: masked \(.*--without mask", said, re.MULTILINE)
         rows = read_rows([out])
         assert len(rows) == 2 * 4 * 2 + 2 * 2
-    assert {row["method"] for row in rows} == {"sweep", "adam", "chance"}
-    settings = next(row["settings"] for row in rows if row["method"] == "adam")
+    assert {row["solver"] for row in rows} == {"sweep", "adam", "chance"}
+    settings = next(row["settings"] for row in rows if row["solver"] == "adam")
     assert (settings["objective"], settings["steps"]) == ("l1", 3)
     assert {row["prompts"] for row in rows} == {"story", "random"}
     few = tmp_path / "few"
     assert invert(*asked, "--out", few, "--solvers", "chance", "--count", 1) == 0
-    assert {(row["method"], row["prompt"]) for row in read_rows([few])} == {("chance", 0)}
-    path.write_text("all: {method: sweep}")
+    assert {(row["solver"], row["prompt"]) for row in read_rows([few])} == {("chance", 0)}
+    path.write_text("all: {solver: sweep}")
     capsys.readouterr()
     assert invert(*asked, "--out", out) == 2
     assert re.search(r"mine.yaml, all: unknown key", complaint(capsys))

@@ -57,14 +57,14 @@ EXPECTED = {
     "token by token": (("sequential",), {(True,)}),
     "longer, at another rate": (("rate",), {(0.5,)}),
     "restricted vocabulary": (("hidden",), {(0,), (1,)}),
-    "layers joined": (("layer", "method"), {("[1, 2]", "descent"), ("[1, 2]", "propose")}),
-    "hidden first token": (("hidden", "method"),
+    "layers joined": (("layer", "solver"), {("[1, 2]", "descent"), ("[1, 2]", "propose")}),
+    "hidden first token": (("hidden", "solver"),
         {(1, name) for name in ("descent", "adam", "alternating", "chance")}),
     "several hidden tokens": (("hidden",), {(2,), (3,)}),
     "first positions alone": (("slice",), {("[:, :2, :]",)}),
     "last position alone": (("slice",), {("[:, -1, :]",)}),
     "channels": (("slice",), {(f"[:, 0:, :{n}]",) for n in (8, 4, 2)}),
-    "noise": (("noise", "method"), {(n, m) for n in (0.1, 1.0) for m in ("descent", "sweep")}),
+    "noise": (("noise", "solver"), {(n, m) for n in (0.1, 1.0) for m in ("descent", "sweep")}),
     "token mixer alone": (("part", "hidden"), {("mixer", 0), ("mixer", 1)}),
     "token mixers stacked alone": (("without",), {("['channel', 'norms', 'residual']",)}),
     "no norms": (("without",), {("['norms']",)}),
@@ -83,7 +83,7 @@ def test_every_entry_has_what_it_must_show():
 def test_a_system_of_the_sources_is_asked_as_it_says(name):
     entry: dict[str, Any] = dict(ENTRIES[name])
     methods = entry["solvers"] if isinstance(entry["solvers"], list) else [entry["solvers"]]
-    fewer = [f"{method}.steps=5" for method in methods if method in ("descent", "adam")]
+    fewer = [f"{solver}.steps=5" for solver in methods if solver in ("descent", "adam")]
     entry["set_"] = [*entry.get("set_", []), *fewer]
     rows = ask(**entry).rows
     fields, expected = EXPECTED[name]
@@ -91,8 +91,8 @@ def test_a_system_of_the_sources_is_asked_as_it_says(name):
     for row in rows:
         assert len(row["found"]) == row["length"] == len(row["truth"])
         assert {"top1", "top5", "count"} <= (row["self"] or row["nonself"]).keys()
-        assert (row["criterion"] is None) == (row["method"] != "descent")
-    searched = [row for row in rows if row["method"] in ("sweep", "propose", "alternating")]
+        assert (row["criterion"] is None) == (row["solver"] != "descent")
+    searched = [row for row in rows if row["solver"] in ("sweep", "propose", "alternating")]
     plain = [row for row in searched if row["control"] != "shuffled" and not row["noise"]]
     assert all(row["self"]["top1"] == 1 for row in plain)
 
@@ -105,8 +105,8 @@ def test_a_shuffled_target_leaves_the_truth_at_chance(model_directory, name):
     checkpoint = open_checkpoint(model_directory())
     drawn = prompts(COUNT, LENGTH, seed=3).tolist()
     asked = [Prompt("random", i, tuple(tokens)) for i, tokens in enumerate(drawn)]
-    method = solvers()[name].configured(QUICK.get(name, {}))
-    hidden = method.hidden[0] if method.hidden else 2  # what the evidence leaves open tells most
+    solver = solvers()[name].configured(QUICK.get(name, {}))
+    hidden = solver.hidden[0] if solver.hidden else 2  # what the evidence leaves open tells most
     request = Inversion(
         solvers=(name,),
         set_=tuple(f"{name}.{setting}={value}" for setting, value in QUICK.get(name, {}).items()),

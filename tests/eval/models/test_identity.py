@@ -45,7 +45,7 @@ def rows_about(*models: str | Path) -> list[Row]:
     rows = []
     for model in models:
         about = {"checkpoint": open_checkpoint(model).provenance}
-        recovery = make_row(layer=2, method="sweep", hidden=0)
+        recovery = make_row(layer=2, solver="sweep", hidden=0)
         lens = {"kind": "lens", "lens": "logit", "figure": "entropy", "layer": 2, "value": 1.0,
                 "prompts": 1, "prompt_kind": "story", "length": 4, "look": "look"}  # fmt: skip
         rows += [recovery | about | {"key": f"{model}"}, lens | about | {"key": f"{model} lens"}]

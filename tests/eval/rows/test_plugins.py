@@ -96,7 +96,7 @@ def test_the_examples_of_the_docs_recover_tokens(model_directory, example, tmp_p
     unit.write_text(UNIT)
     plugins = ("--plugin", example, "--plugin", unit)
     assert invert(model, out, *plugins, "--solvers", "hill", "unit", "--set", "hill.width=200") == 0
-    rows = {row["method"]: row for row in read_rows([out])}
+    rows = {row["solver"]: row for row in read_rows([out])}
     assert all(row["exact"] and row["certificate"] == "residual" for row in rows.values())
     assert rows["hill"]["settings"].items() >= {"rounds": 25, "width": 200}.items()
     assert "Exchanges one token at a time for a random one" in render_page([rows["hill"]])

@@ -18,7 +18,7 @@ from tests.eval.views.page.cases import SIZES, bits_row, checkpoint_of, every_ki
 from tests.said import complaint
 
 ABOUT = make_row()["checkpoint"]
-ROWS = {row["kind"]: {"schema": 2, **row} for row in [
+ROWS = {row["kind"]: {"schema": 3, **row} for row in [
     make_row(), bits_row(ABOUT, 0, 2.0), *every_kind(ABOUT)
 ]}  # fmt: skip
 
@@ -104,9 +104,9 @@ def test_whatever_a_field_holds_is_summed_up_or_refused(field, value, tmp_path_f
         assert lines.empty or len(wide(lines[lines["kind"] == kind]))
 
 
-NO_ROWS = ["5", "[]", "null", '"a"', "{", '{"schema": 2, "key": []}', "[" * 99_999,
-           '{"schema": 2, "key": "a", "kind": []}', '{"schema": 2, "key": "\\ud800"}',
-           '{"schema": 2, "key": "\ud800"}', '{"schema": 2, "key": "a", "size": NaN}']  # fmt: skip
+NO_ROWS = ["5", "[]", "null", '"a"', "{", '{"schema": 3, "key": []}', "[" * 99_999,
+           '{"schema": 3, "key": "a", "kind": []}', '{"schema": 3, "key": "\\ud800"}',
+           '{"schema": 3, "key": "\ud800"}', '{"schema": 3, "key": "a", "size": NaN}']  # fmt: skip
 
 
 @pytest.mark.parametrize("line", NO_ROWS)
@@ -119,7 +119,7 @@ def test_a_line_that_is_no_row_is_refused_by_its_number(line, tmp_path, capsys):
 
 def test_rows_of_a_kind_that_is_not_known_are_refused(tmp_path, capsys):
     (tmp_path / "rows.jsonl").write_text(
-        json.dumps({"schema": 2, **make_row(kind="recall")}) + "\n"
+        json.dumps({"schema": 3, **make_row(kind="recall")}) + "\n"
     )
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "page.html")]) == 2
     assert "recall" in complaint(capsys)
@@ -127,7 +127,7 @@ def test_rows_of_a_kind_that_is_not_known_are_refused(tmp_path, capsys):
 
 def test_rows_that_do_not_say_their_kind_are_refused(tmp_path, capsys):
     row = {name: value for name, value in make_row().items() if name != "kind"}
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"schema": 2, **row}) + "\n")
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"schema": 3, **row}) + "\n")
     assert main(["summary", str(tmp_path)]) == 2
     assert "line 1" in complaint(capsys)
 
@@ -136,7 +136,7 @@ def test_a_page_needs_no_path_and_no_size_of_a_model(tmp_path):
     row = make_row()
     about = row["checkpoint"].items()
     row["checkpoint"] = {name: x for name, x in about if name not in ("path", "parameters")}
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"schema": 2, **row}) + "\n")
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"schema": 3, **row}) + "\n")
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "page.html")]) == 0
 
 

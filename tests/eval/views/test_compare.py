@@ -21,7 +21,7 @@ from tests.eval.views.page.cases import about, bits_row, loss_row, make_row, mak
 def test_models_runs_and_rows_come_together(model_directory, tmp_path):
     run = make_run(tmp_path, "flat-s0")
     models = [add_model(run, step, model_directory("any", step)) for step in (0, 100)]
-    row = make_row("flat-s0", 100, method="sweep", hidden=0)
+    row = make_row("flat-s0", 100, solver="sweep", hidden=0)
     row["checkpoint"] |= open_checkpoint(models[1]).provenance
     row |= {"site": {"layer": 2, "part": "block"}}
     Results(tmp_path / "results").append([row])
@@ -50,14 +50,14 @@ def test_seeds_are_pooled_with_students_interval(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "hidden", "quantity", "method"),
+    ("name", "hidden", "quantity", "solver"),
     [
         ("shown", 0, "self", "sweep"),
         ("hidden_1", 1, "nonself", "alternating"),
         ("hidden_3", 3, "nonself", "adam"),
     ],
 )
-def test_recoveries_are_those_of_the_summary(tmp_path, name, hidden, quantity, method):
+def test_recoveries_are_those_of_the_summary(tmp_path, name, hidden, quantity, solver):
     rows = make_rows(models=("flat",), layers=(2, 4), count=3)
     departing = [{"noise": 0.5}, {"control": "shuffled"}, {"padded": True}]
     rows += [
@@ -66,10 +66,10 @@ def test_recoveries_are_those_of_the_summary(tmp_path, name, hidden, quantity, m
     Results(tmp_path).append(rows)
     (expected,) = [
         r for r in sum_up(rows)
-        if (r["step"], r["layer"], r["hidden"], r["method"]) == (300, 4, hidden, method)
+        if (r["step"], r["layer"], r["hidden"], r["solver"]) == (300, 4, hidden, solver)
         and not (r["noise"] or r["control"] or r["padded"])
     ]  # fmt: skip
-    record = compared(tmp_path, method=method if method == "adam" else None)[1]
+    record = compared(tmp_path, solver=solver if solver == "adam" else None)[1]
     found = [record[f"{name}{end}"] for end in ("", "_low", "_high", "_n")]
     ends = (expected[f"{quantity}{end}"] for end in ("", "_low", "_high"))
     assert found == pytest.approx([*ends, expected["prompts"]])
@@ -140,7 +140,7 @@ def test_plots_are_files(tmp_path, kind):
 def test_two_checkpoints_are_compared_on_what_both_were_asked():
     share = {"flat": (1.0, 0.9), "llama": (1.0, 0.4)}
     rows = [
-        make_row(model, method="alternating", prompt=p, share=share[model])
+        make_row(model, solver="alternating", prompt=p, share=share[model])
         for model in share
         for p in range(30 if model == "flat" else 28)
     ]
@@ -165,7 +165,7 @@ def test_two_checkpoints_are_compared_on_what_both_were_asked():
 
 
 def test_alike_checkpoints_are_equivalent_and_seeds_are_the_unit():
-    same = [make_row(m, method="sweep", hidden=0, prompt=p) for m in ("flat", "llama")
+    same = [make_row(m, solver="sweep", hidden=0, prompt=p) for m in ("flat", "llama")
             for p in range(80)]  # fmt: skip
     (record,) = paired_records(frame(same), ("flat", 300), ("llama", 300), margin=5)
     assert (record["difference"], record["p"], record["equivalent"]) == (0, 1, True)
@@ -197,7 +197,7 @@ def test_the_command_pairs_two_lines_or_two_named(tmp_path, capsys):
 
 
 def test_prompts_of_all_lengths_are_one_figure(tmp_path):
-    rows = [make_row(method="alternating", prompt=i, length=8 + i) for i in range(9)]
+    rows = [make_row(solver="alternating", prompt=i, length=8 + i) for i in range(9)]
     Results(tmp_path).append(rows)
     (record,) = compared(tmp_path)
     assert (record["hidden_3"], record["hidden_3_n"]) == (1, 9)

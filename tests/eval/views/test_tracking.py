@@ -181,7 +181,7 @@ def test_a_name_is_made_of_its_own_figure_alone():
         assert names([row]) <= found  # whatever else is there
     assert "recovery/layer last/[:, 3:, :]/descent steps=9 rate=2/self" in found
     assert len([name for name in found if name.endswith("/self")]) == 7
-    assert not any("margin_bits" in name for name in names([make_row(method="adam")]))
+    assert not any("margin_bits" in name for name in names([make_row(solver="adam")]))
 
 
 def test_the_keys_that_the_docs_list_are_logged():

@@ -16,7 +16,7 @@ STORY = (
     ' _a _red _boat . \n One _day _she _saw _a _small _bird _who _was _sad . _" Why _are _you ? "'
 )
 WORDS = [word.replace("_", " ").replace("\\n", "\n") for word in STORY.split(" ")]
-SOLVED = {  # share of (self, hidden) tokens found, by model, training and method
+SOLVED = {  # share of (self, hidden) tokens found, by model, training and solver
     ("flat", False, "descent"): (0.97, 0.0),
     ("flat", True, "descent"): (0.93, 0.0),
     ("flat", False, "adam"): (1.0, 0.3),
@@ -42,14 +42,14 @@ def checkpoint_of(about: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def make_row(
-    model="llama", step=300, layer=4, hidden=3, method="descent", prompt=0, seed=0, length=16,
+    model="llama", step=300, layer=4, hidden=3, solver="descent", prompt=0, seed=0, length=16,
     prompts="story", share=None, **changes,
 ):  # fmt: skip
     """One row, with tokens wrong at random so that `share` of (self, hidden) are right."""
     trained = step > 0
-    exact = method in ("sweep", "alternating")
-    share = share or ((1.0, 1.0) if exact else SOLVED[model, trained, method])
-    rng = random.Random(f"{model} {step} {layer} {hidden} {method} {prompt} {seed} {prompts}")
+    exact = solver in ("sweep", "alternating")
+    share = share or ((1.0, 1.0) if exact else SOLVED[model, trained, solver])
+    rng = random.Random(f"{model} {step} {layer} {hidden} {solver} {prompt} {seed} {prompts}")
     start = 3 * prompt
     truth = [(start + i) % len(WORDS) if prompts != "random" else rng.randrange(len(WORDS))
              for i in range(length)]  # fmt: skip
@@ -70,9 +70,9 @@ def make_row(
     margin *= (rng.uniform(1, 3) if exact else 1) * (1.4 if trained else 1)
     near = floor / 3  # of one position, less than of all of them together
     row = {
-        "schema": 2,
+        "schema": 3,
         "kind": "recovery",
-        "key": f"{model}-{step}-{layer}-{hidden}-{method}-{prompts}-{prompt}-{seed}-{length}",
+        "key": f"{model}-{step}-{layer}-{hidden}-{solver}-{prompts}-{prompt}-{seed}-{length}",
         "checkpoint": checkpoint_of({
             "name": model, "path": f"runs/{model}/models/step-{step:06d}", "step": step,
             "trained": trained, "mixers": ["flat" if model == "flat" else "attention(heads=4)"],
@@ -82,10 +82,11 @@ def make_row(
         }),
         "site": {"layer": layer, "part": "block", "without": []},
         "slice": f"[:, {hidden}:, :]",
-        "length": length, "observed": length - hidden, "hidden": hidden,
+        "length": length, "shown": [*range(hidden, length)],
+        "observed": length - hidden, "hidden": hidden,
         "padded": False, "noise": 0.0, "control": None,
-        "method": method, "family": "search" if exact else "gradient",
-        "settings": SETTINGS[method],
+        "solver": solver, "family": "search" if exact else "gradient",
+        "settings": SETTINGS[solver],
         "prompts": prompts, "prompt": prompt, "seed": seed,
         "text": "".join(WORDS[t] for t in truth),
         "truth": truth, "found": found,
@@ -100,7 +101,7 @@ def make_row(
         "uncertified": None,
         "margin": margin if exact else None, "margin_floor": near if exact else None,
         "margin_bits": math.log2(margin / near) if exact else None,
-        "criterion": rng.random() < 0.7 if method == "descent" else None,
+        "criterion": rng.random() < 0.7 if solver == "descent" else None,
         "verdict": ["recovered" if r == 0 else "not found" for r in rank],
         "collisions": [],
         "evaluations": 4096 * length if exact else 3 * 500 * length,
@@ -115,12 +116,12 @@ def make_rows(models=("flat", "llama"), steps=(0, 300), layers=(1, 2, 4), hidden
               prompts=("story",)):  # fmt: skip
     """Everything the demo asks."""
     return [
-        make_row(model, step, layer, k, method, prompt, prompts=kind)
+        make_row(model, step, layer, k, solver, prompt, prompts=kind)
         for model in models
         for step in steps
         for layer in layers
         for k in hidden
-        for method in ("descent", "adam", "alternating" if k else "sweep")
+        for solver in ("descent", "adam", "alternating" if k else "sweep")
         for kind in prompts
         for prompt in range(count)
     ]
@@ -183,7 +184,7 @@ def expected_share(rows, kind, k, **place):
         if row["hidden"] == k
         and place.items() <= {
             "model": row["checkpoint"]["name"], "step": row["checkpoint"]["step"],
-            "layer": row["site"]["layer"], "method": row["method"], "prompts": row["prompts"],
+            "layer": row["site"]["layer"], "solver": row["solver"], "prompts": row["prompts"],
         }.items()
         for r in (row["rank"][k:] if kind == "self" else row["rank"][:k])
     ]  # fmt: skip

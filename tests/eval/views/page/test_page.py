@@ -36,12 +36,12 @@ def test_the_page_has_them_at_the_deepest_layer_before_and_after_training():
     for model, table in zip(("flat", "llama"), tables, strict=True):
         lines = iter(line for line in table[1:] if line)
         for kind, k in QUESTIONS.values():
-            for method in ("descent", "adam", "alternating" if k else "sweep"):
-                place = {"model": model, "layer": 4, "method": method}
+            for solver in ("descent", "adam", "alternating" if k else "sweep"):
+                place = {"model": model, "layer": 4, "solver": solver}
                 shares = [expected_share(ROWS, kind, k, step=step, **place) for step in (0, 300)]
                 name, *shown = next(lines)[-3:]
                 assert (name, *(cell.split()[0] for cell in shown)) == (
-                    method, *map(percent, shares),
+                    solver, *map(percent, shares),
                 )  # fmt: skip
 
 
@@ -51,12 +51,12 @@ def test_the_terminal_has_them_by_step_in_few_lines():
     lines = [line.split() for line in text.splitlines() if "flat" in line]
     assert len(lines) == 6
     for line, (kind, k) in zip(lines[::2], QUESTIONS.values(), strict=True):
-        share = expected_share(rows, kind, k, model="flat", step=0, layer=4, method="adam")
+        share = expected_share(rows, kind, k, model="flat", step=0, layer=4, solver="adam")
         assert share_text(share) in line
     assert text.startswith("Tokens recovered, % (top-1)")
     assert len(terminal_text(ROWS).splitlines()) <= 23
     assert max(map(len, terminal_text(ROWS).splitlines())) <= 160
-    few = [make_row("flat", seed=s, method="adam", share=(1.0, 0.0)) for s in range(ANSWERS)]
+    few = [make_row("flat", seed=s, solver="adam", share=(1.0, 0.0)) for s in range(ANSWERS)]
     answers = [line for line in terminal_text(few).splitlines() if "adam  " in line]
     assert len(answers) == ANSWERS
     assert all("[" in line.split("adam")[1] for line in answers)
@@ -79,12 +79,12 @@ def test_the_page_is_well_formed_small_and_needs_nothing_else():
 
 def test_everything_from_rows_is_escaped_and_any_text_is_written(tmp_path):
     evil = "<script>alert('x')</script>\"><b onmouseover=x>"
-    row = make_row(method="alternating", prompts=evil, settings={evil: evil})
+    row = make_row(solver="alternating", prompts=evil, settings={evil: evil})
     row = renamed(row, evil)
     row["checkpoint"] |= {"path": evil, "mixers": [evil], "weights_sha256": evil}
     row |= {"truth_text": [evil] * 16, "found_text": [evil] * 16, "text": evil}
     row["site"] = {"layer": 4, "part": evil}
-    html = render_page([row, row | {"key": "other", "method": evil}], title=evil)
+    html = render_page([row, row | {"key": "other", "solver": evil}], title=evil)
     assert html.count("<script>") == 1  # our own
     assert not any(name.startswith("on") for name, _ in Page(html).attributes)
     path = tmp_path / "deep" / "page.html"
@@ -111,13 +111,13 @@ def test_rows_of_which_there_is_nothing_to_say_are_one_clear_line():
         ([make_row(slice="[:, :3+4:, :]", hidden=1)], "tokens",
          [("1 hidden token of [:, :3+4:, :]",)]),
         ([make_row(prompts="random")], "tokens", [("3 hidden tokens, random",)]),
-        ([make_row(method="adam"), make_row(method="adam", settings={"steps": 9}, key="b")],
+        ([make_row(solver="adam"), make_row(solver="adam", settings={"steps": 9}, key="b")],
          "solver", [("adam steps=300 rate=0.2",), ("adam steps=9",)]),
         ([make_row(noise=0.5, padded=True), make_row(slice="[:, 3:, :8]", key="b"),
           make_row(control="shuffled", key="c")], "departs",
          [("channels :8",), ("control: shuffled",), ("noise 0.5, padded",)]),
         ([make_row(share=(0.0, 0.0)), make_row(share=(1.0, 1.0))], "top1", [(1.0,)]),
-        ([make_row(method=m, hidden=0) | {"family": f} for m, f in
+        ([make_row(solver=m, hidden=0) | {"family": f} for m, f in
           (("chance", "control"), ("sweep", "search"), ("descent", "gradient"))
           if m != "chance"], "solver", [("descent",), ("sweep",)]),
     ],
@@ -156,7 +156,7 @@ def drawn(rows):
 
 
 def test_tokens_have_their_marks():
-    row = make_row(method="descent", length=5, hidden=2) | {
+    row = make_row(solver="descent", length=5, hidden=2) | {
         "truth": [1, 2, 3, 4, 5],
         "found": [1, 9, 3, 8, 5],
         "truth_text": ["Once", " upon", "\n", "\x07", ""],
@@ -171,7 +171,7 @@ def test_tokens_have_their_marks():
     assert [text for text, _ in strip.tokens] == ["Once", "·cat", "⏎", "·dog", "∅"]
     assert [marks.split() for _, marks in strip.tokens] == [["k"], ["w", "k"], ["a"], ["w"], []]
     assert '<i class="w k">·cat</i>' in render_page([row])
-    tail = make_row(length=4, slice="[:, :2, :]", hidden=2, share=(1.0, 1.0))
+    tail = make_row(length=4, slice="[:, :2, :]", hidden=2, share=(1.0, 1.0), shown=[0, 1])
     ((prompt,), _) = drawn([tail])
     assert [marks for _, marks in prompt.sheets[0].truth] == ["", "", "k", "k"]
 
@@ -182,14 +182,14 @@ def kinds(row: dict[str, Any]) -> dict[str, Any]:
     return {k: kinds(v) if isinstance(v, dict) and k not in free else None for k, v in row.items()}
 
 
-@pytest.mark.parametrize(("method", "hidden"), [("sweep", 0), ("alternating", 1), ("descent", 3)])
-def test_made_up_rows_have_the_fields_of_real_ones(method, hidden, model_directory, tmp_path):
-    asked = ["--solvers", method, "--slices", f"[:, {hidden}:, :]", "--layers", "1"]
+@pytest.mark.parametrize(("solver", "hidden"), [("sweep", 0), ("alternating", 1), ("descent", 3)])
+def test_made_up_rows_have_the_fields_of_real_ones(solver, hidden, model_directory, tmp_path):
+    asked = ["--solvers", solver, "--slices", f"[:, {hidden}:, :]", "--layers", "1"]
     asked += ["--text", "Once upon a time", *(["--set", "descent.steps=1"] if hidden == 3 else [])]
     out = tmp_path / "out"
     assert main(["invert", str(model_directory()), "--out", str(out), *asked]) == 0
     (real,) = read_rows([out])
-    made = make_row(method=method, hidden=hidden, length=real["length"])
+    made = make_row(solver=solver, hidden=hidden, length=real["length"])
     assert kinds(made) == kinds(real)
     for name, value in real.items():
         if name not in ("criterion", "permuted", "certificate"):
