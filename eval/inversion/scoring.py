@@ -4,6 +4,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,9 +13,22 @@ from torch import Tensor
 from eval.inversion.gradient.descend import normal
 from eval.inversion.gradient.objectives import OBJECTIVES
 from eval.inversion.problem import Chance, Problem
-from eval.inversion.solver import Answer, Solver
+from eval.inversion.solver import COLLISIONS, Answer, Solver
+from eval.measures.ranks import token_ranks
 
 SHIFT = 0.05  # the published arrival test compares with an input shifted by this much noise
+
+
+def score_answer(answer: Answer, truth: Tensor) -> Answer:
+    """The answer with ranks of the true tokens, `(T,)`, in place of its scores."""
+    scores, tokens = answer.scores, answer.tokens.clone()
+    return replace(
+        answer,
+        tokens=tokens,
+        scores=scores.new_empty(len(tokens), 0),
+        ranks=token_ranks(scores, truth.to(scores.device), tokens),
+        collisions={t: alike[:COLLISIONS] for t, alike in answer.collisions.items()},
+    )
 
 
 @torch.no_grad()

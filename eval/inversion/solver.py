@@ -12,11 +12,9 @@ read for solvers, and files of the user's own (`eval.rows.plugins`).
 
 import inspect
 import math
-import pkgutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from typing import Any, TypeVar
 
 import docstring_parser
@@ -25,13 +23,11 @@ from torch import Tensor
 
 from eval.inversion.gradient.objectives import OBJECTIVES, VARIABLES, restrict
 from eval.inversion.problem import Chance, Problem
-from eval.measures.ranks import token_ranks
 from eval.messages import RequestError, nearest
-from eval.rows.plugins import hash_source
+from eval.rows.plugins import Registry, hash_source
 from eval.sites.circuit import uncertified
 from eval.sites.slices import Slice
 
-PACKAGE = "eval.inversion.solvers"
 FAMILIES = ("gradient", "prior", "search", "control")
 """In the order of reading: a `prior` also measures what the model expects, a `control` nothing."""
 NAMES: dict[str, Sequence[str]] = {"objective": list(OBJECTIVES), "variable": list(VARIABLES)}
@@ -48,7 +44,7 @@ class Answer:
     Attributes:
         tokens: `(T,)`.
         scores: how well each token of the vocabulary fits each position, `(T, V)`; higher is
-            better. `ask_solver` puts ranks in their place, and leaves `(T, 0)`.
+            better. `ask_solver` leaves `(T, 0)`.
         vectors: the model's input that a descent ended with, `(T, D)`.
         enumerated: whether every other token was run at each position, and none fitted.
         runner_up: distance of the second-best token at each position shown, `(S,)`; None for
@@ -64,7 +60,7 @@ class Answer:
             outputs are those shown, to rounding), or "enumerated" (proved: every other choice was
             tried, and none fits); None for nothing.
         ranks: how many tokens score higher than the true one at each position, `(T,)`, 0 where it
-            is the answer, set by `ask_solver` where the truth is known.
+            is the answer, set by `score_answer` where the truth is known.
         diverged: whether scores are not finite: then the answer and the ranks say nothing.
     """
 
@@ -86,6 +82,7 @@ class Answer:
 
 
 Solve = Callable[..., Iterable[Answer]]
+Score = Callable[[Answer, int], Answer]
 F = TypeVar("F", bound=Solve)
 
 
@@ -189,8 +186,14 @@ class Solver:
         return replace(self, family=family, settings=self.settings | settings)
 
 
+def drop_scores(answer: Answer, row: int) -> Answer:
+    """The answer without its scores, where there is no truth to rank among them."""
+    tokens, scores = answer.tokens.clone(), answer.scores.new_empty(len(answer.tokens), 0)
+    return replace(answer, tokens=tokens, scores=scores)
+
+
 def ask_solver(
-    asked: Solver, problems: Sequence[Problem], chance: Chance, truth: Tensor | None = None
+    asked: Solver, problems: Sequence[Problem], chance: Chance, score: Score = drop_scores
 ) -> list[list[Answer]]:
     """Each problem's answers, verified in fp32, with their certificates.
 
@@ -198,44 +201,42 @@ def ask_solver(
         asked: the solver.
         problems: one; of a solver that shares passes over layers, one for each layer.
         chance: of each row of a problem.
-        truth: the tokens, `(P, T)`, to rank them among the scores; None where they are not known.
+        score: gives an answer, with the number of its row, without its scores, which take V times
+            as much as its tokens; called for each before the next one is made.
     """
     started, P = time.perf_counter(), len(problems[0].target)
     given = list(problems) if asked.layers else problems[0]
     answers: list[Answer] = []
     for found in asked.function(given, chance, **asked.settings):
-        own = None if truth is None else truth[len(answers) % P]
-        answers.append(_without_scores(found, own, problems[0].allowed))
-    share = (time.perf_counter() - started) / len(answers)
+        answers.append(score(_restricted(found, problems[0].allowed), len(answers) % P))
+    seconds = (time.perf_counter() - started) / len(answers)
     parts = [answers[i : i + P] for i in range(0, len(answers), P)]
-    for problem, several in zip(problems, parts, strict=True):
-        tokens = torch.stack([each.tokens for each in several]).to(problem.target.device)
+    for problem, of_problem in zip(problems, parts, strict=True):
+        tokens = torch.stack([answer.tokens for answer in of_problem]).to(problem.target.device)
         residual, within = problem.residual(tokens)
         unproved = uncertified(problem.circuit.model)
-        for each, distance, fits in zip(several, residual.tolist(), within.tolist(), strict=True):
-            each.residual, each.within = distance, fits
-            each.seconds = each.seconds or share
-            alone = each.enumerated and not each.collisions
+        for answer, distance, fits in zip(
+            of_problem, residual.tolist(), within.tolist(), strict=True
+        ):
+            answer.residual, answer.within = distance, fits
+            answer.seconds = answer.seconds or seconds
+            alone = answer.enumerated and not answer.collisions
             proof = "enumerated" if alone else "residual"
-            each.certificate = proof if fits and not unproved else None
+            answer.certificate = proof if fits and not unproved else None
     return parts
 
 
-def _without_scores(found: Answer, truth: Tensor | None, allowed: Sequence[int] | None) -> Answer:
-    """The answer with the true tokens' ranks in place of scores, which take V times as much."""
-    scores, none = found.scores, found.scores.new_empty(len(found.tokens), 0)
-    if truth is None:
-        return replace(found, scores=none)
-    diverged = found.diverged or not bool(scores.isfinite().all())
-    scores = restrict(scores, allowed)
-    tokens = scores.argmax(dim=-1) if allowed else found.tokens.clone()
-    ranks = token_ranks(scores, truth.to(scores.device), tokens)
-    alike = {t: several[:COLLISIONS] for t, several in found.collisions.items()}
-    kept = {"tokens": tokens, "ranks": ranks, "diverged": diverged, "collisions": alike}
-    return replace(found, scores=none, **kept)
+def _restricted(found: Answer, allowed: Sequence[int] | None) -> Answer:
+    """The answer in allowed tokens, and whether its scores are finite."""
+    found = replace(found, diverged=found.diverged or not bool(found.scores.isfinite().all()))
+    if not allowed:
+        return found
+    scores = restrict(found.scores, allowed)
+    return replace(found, scores=scores, tokens=scores.argmax(dim=-1))
 
 
-_REGISTRY: dict[str, Solver] = {}
+SOLVERS: Registry[Solver] = Registry("solver", "eval.inversion.solvers")
+"""Solvers by name; `solvers` gives them in order."""
 
 
 def solver(
@@ -265,13 +266,8 @@ def solver(
         parameters = inspect.signature(function).parameters
         settings = {p.name: p.default for p in parameters.values() if p.kind is p.KEYWORD_ONLY}
         key = function.__name__
-        ours = function.__module__.startswith("eval.")
-        if not ours:
-            solvers()  # so that no name of ours is taken
-        if key in _REGISTRY and _REGISTRY[key].function.__module__ != function.__module__:
-            raise RequestError(f"solver {key}: there is one of that name; give it another")
         about = hidden, random, layers, guesses, settings, hash_source(function)
-        _REGISTRY[key] = Solver(key, family, function, title or key, *about)
+        SOLVERS.enter(key, Solver(key, family, function, title or key, *about), function)
         return function
 
     return enter
@@ -279,14 +275,12 @@ def solver(
 
 def solvers() -> dict[str, Solver]:
     """All solvers, each with its defaults: by family, those of shown tokens before the others."""
-    for module in pkgutil.iter_modules(import_module(PACKAGE).__path__):
-        import_module(f"{PACKAGE}.{module.name}")
 
-    def place(each: Solver) -> tuple[Any, ...]:
-        published = each.name == "descent"
-        return FAMILIES.index(each.family), (each.hidden or [0])[0], not published, each.name
+    def order(entry: Solver) -> tuple[Any, ...]:
+        published = entry.name == "descent"
+        return FAMILIES.index(entry.family), (entry.hidden or [0])[0], not published, entry.name
 
-    return {each.name: each for each in sorted(_REGISTRY.values(), key=place)}
+    return {entry.name: entry for entry in sorted(SOLVERS.load().values(), key=order)}
 
 
 def parse_solvers(wanted: dict[str, dict[str, Any]]) -> list[Solver]:

@@ -21,6 +21,7 @@ from eval.inversion.scoring import (
     is_permuted,
     nearest_rival,
     rank_tally,
+    score_answer,
     score_arrivals,
     set_recall,
     verdicts,
@@ -130,9 +131,10 @@ class Task:
         truth = torch.tensor([asked.prompt.tokens[:length] for asked in self.asked], device=device)
         chance = [_generator(asked.prompt, asked.seed) for asked in self.asked]
         rows: list[Row] = []
-        for site, problem, answers in zip(
-            self.sites, problems, ask_solver(self.solver, problems, chance, truth), strict=True
-        ):
+        answered = ask_solver(
+            self.solver, problems, chance, lambda answer, p: score_answer(answer, truth[p])
+        )
+        for site, problem, answers in zip(self.sites, problems, answered, strict=True):
             arrivals = score_arrivals(self.solver, problem, answers, truth, chance)
             truth_fits = problem.residual(truth)[1].tolist()
             for p, asked in enumerate(self.asked):

@@ -7,11 +7,8 @@ file when it is run.
 
 from __future__ import annotations
 
-import functools
-import importlib
 import inspect
 import math
-import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,12 +29,12 @@ if TYPE_CHECKING:
     from eval.drawing.figures import Figure
 from eval.models.text import Prompt, encode_text
 from eval.rows.misfits import find_misfit, parse_json
+from eval.rows.plugins import Registry
 from eval.rows.schema import LensDocument
 
 TOKENS = 8192
 ALL = "all"
 FOLDER = "lenses"
-HERE = Path(__file__).parent
 Document = dict[str, Any]
 
 
@@ -112,8 +109,8 @@ class Lens:
         return [*self.html(tables), *word_tables(tables)]
 
 
-REGISTER: dict[str, Lens] = {}
-"""Lenses by name, as far as their modules are imported; `lenses` imports those of this folder."""
+LENSES: Registry[Lens] = Registry("lens", "eval.lenses")
+"""Lenses by name; `lenses` gives them in order."""
 
 
 def lens(
@@ -128,16 +125,11 @@ def lens(
     """
 
     def register(measure: Measure) -> Measure:
-        if _file(measure).parent != HERE:
-            _import_all()  # or a file could take the name of a lens that is not there yet
-        before = REGISTER.get(name)
-        if before and _file(before.measure) != _file(measure):
-            taken = f"the name {name} is taken by the lens of {_file(before.measure)}"
-            raise RequestError(f"{taken}; choose another name")
         about = (inspect.getdoc(measure) or title or name).splitlines()[0].removesuffix(".")
         about = about[:1].lower() + about[1:]
         run = torch.no_grad()(measure)
-        REGISTER[name] = Lens(name, about, run, title or name, tuple(charts), **settings)
+        entry = Lens(name, about, run, title or name, tuple(charts), **settings)
+        LENSES.enter(name, entry, measure)
         return measure
 
     return register
@@ -145,8 +137,8 @@ def lens(
 
 def lenses() -> dict[str, Lens]:
     """All lenses by name, in their order."""
-    _import_all()
-    return {one.name: one for one in sorted(REGISTER.values(), key=lambda one: one.order)}
+    found = LENSES.load().values()
+    return {entry.name: entry for entry in sorted(found, key=lambda entry: entry.order)}
 
 
 def parse_lenses(names: list[str]) -> list[Lens]:
@@ -164,12 +156,6 @@ def parse_lenses(names: list[str]) -> list[Lens]:
             )
         chosen |= known if name == ALL else {name: known[name]}
     return list(chosen.values())
-
-
-@functools.cache
-def _import_all() -> None:
-    for module in pkgutil.iter_modules([str(HERE)]):
-        importlib.import_module(f"{__package__}.{module.name}")
 
 
 def token_ids(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -232,7 +218,3 @@ def read_document(path: Path) -> Document:
     if fault:
         raise RequestError(f"{path}: no document of a lens ({fault}); delete it and ask again")
     return document
-
-
-def _file(measure: Measure) -> Path:
-    return Path(inspect.getfile(inspect.unwrap(measure)))

@@ -1,15 +1,54 @@
-"""Files of lenses and solvers that a user wrote: run as modules, told apart by their code."""
+"""Solvers and lenses by name: ours, and those of files that a user wrote, told apart by code."""
 
 import hashlib
 import importlib.util
 import inspect
+import pkgutil
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from eval.messages import RequestError
+
+Entry = TypeVar("Entry")
+
+
+class Registry(Generic[Entry]):
+    """Solvers, or lenses, by name.
+
+    Args:
+        kind: what they are, in errors.
+        package: whose modules have ours; they are imported when the entries are first asked for.
+    """
+
+    def __init__(self, kind: str, package: str) -> None:
+        self.kind, self.package = kind, package
+        self.entries: dict[str, Entry] = {}
+        self._files: dict[str, str] = {}
+
+    def enter(self, name: str, entry: Entry, function: Callable[..., Any]) -> None:
+        """Adds an entry, or puts it in the place of an earlier one of the same file.
+
+        Raises:
+            RequestError: another file has an entry of that name.
+        """
+        if not _is_ours(function):
+            self.load()  # so that no name of ours is taken
+        file = inspect.getsourcefile(inspect.unwrap(function)) or ""
+        if name in self.entries and self._files[name] != file:
+            raise RequestError(
+                f"{self.kind} {name}: the name is taken by {self._files[name]}; choose another"
+            )
+        self.entries[name], self._files[name] = entry, file
+
+    def load(self) -> dict[str, Entry]:
+        """All entries by name, in the order of their entering."""
+        package = importlib.import_module(self.package)
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{self.package}.{module.name}")
+        return dict(self.entries)
 
 
 def run_plugins(files: str | Sequence[str] | None) -> None:
@@ -44,7 +83,11 @@ def run_plugins(files: str | Sequence[str] | None) -> None:
 
 def hash_source(function: Callable[..., Any]) -> str | None:
     """The SHA-256 of the file that a function stands in; None if it is in none, or is our own."""
-    if function.__module__.startswith("eval."):
+    if _is_ours(function):
         return None
     file = Path(inspect.getsourcefile(inspect.unwrap(function)) or "")
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
+
+
+def _is_ours(function: Callable[..., Any]) -> bool:
+    return function.__module__.startswith("eval.")

@@ -113,7 +113,7 @@ REFUSED = {
         ("broken.py", "--plugin broken.py: line 2: SyntaxError"),
         ("raises.py", "--plugin raises.py: line 3: KeyError: 'a'"),
         ("solver.py", "--plugin solver.py: * solver adam"),
-        ("lens.py", "--plugin lens.py: the name logit is taken"),
+        ("lens.py", "--plugin lens.py: lens logit: the name is taken"),
     ],
     "solvers": [("--names adamant", "--names adamant")],
     "explore": [

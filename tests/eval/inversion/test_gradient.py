@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eval.inversion.gradient.objectives import OBJECTIVES
-from eval.inversion.scoring import score_arrivals
+from eval.inversion.scoring import score_answer, score_arrivals
 from eval.inversion.solver import ask_solver, solvers
 from eval.inversion.solvers.descent import descent
 from eval.inversion.solvers.gcg import gradient_at, losses_of
@@ -196,13 +196,17 @@ def test_shown_tokens_are_recovered(small_model, name, settings, mixer, monkeypa
     assert all(p.equal(before[part]) and p.grad is None for part, p in model.named_parameters())
 
 
+def ranked(truth):
+    return lambda answer, row: score_answer(answer, truth[row])
+
+
 @pytest.mark.parametrize("name", ["descent", "adam", "pez", "soda", "gcg"])
 def test_rows_do_not_touch_each_other(small_model, name):
     problem = posed(small_model(mixers=("attention+flat",)), TRUTH, "[:, 1:, :20]")
     asked = solvers()[name].configured(QUICK[name] | {"steps": 20})
-    (together,) = ask_solver(asked, [problem], chance(3), TRUTH)
+    (together,) = ask_solver(asked, [problem], chance(3), ranked(TRUTH))
     for row, one in enumerate(together):
-        alone = ask_solver(asked, [problem.of([row])], [chance(3)[row]], TRUTH[[row]])[0][0]
+        alone = ask_solver(asked, [problem.of([row])], [chance(3)[row]], ranked(TRUTH[[row]]))[0][0]
         assert one.tokens.equal(alone.tokens)
         assert one.ranks is not None
         assert alone.ranks is not None

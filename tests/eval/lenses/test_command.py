@@ -3,7 +3,7 @@
 import torch
 
 from eval.__main__ import main
-from eval.lenses.lens import REGISTER, Lens, read_documents
+from eval.lenses.lens import LENSES, Lens, read_documents
 from eval.rows.store import ROWS, read_rows
 
 FAST = ("--corpus", "toy:900", "--tokens", "400")
@@ -51,7 +51,7 @@ def test_documents_and_rows_hold_what_was_found(model_directory, tmp_path):
 
 def test_what_was_looked_at_is_not_looked_at_again(model_directory, tmp_path, monkeypatch, capsys):
     seen: list[str] = []
-    monkeypatch.setitem(REGISTER, "counting", counting("counting", seen))
+    monkeypatch.setitem(LENSES.entries, "counting", counting("counting", seen))
     out, asked = tmp_path / "out", ("--lens", "counting", "--text", "Tom sat.", *FAST)
     first, second = (model_directory(name) for name in ("first", "second"))
     assert look(first, "--out", out, *asked) == 0

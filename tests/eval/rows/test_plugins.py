@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from eval.__main__ import main
-from eval.inversion import solver as registry
-from eval.inversion.solver import FAMILIES, solvers
-from eval.lenses.lens import REGISTER, lenses
+from eval.inversion.solver import FAMILIES, SOLVERS, solvers
+from eval.lenses.lens import LENSES, lenses
 from eval.models.checkpoint import open_checkpoint
 from eval.rows.store import read_rows
 from eval.views.page.page import render_page
@@ -23,8 +22,8 @@ def register():
     """What a plug-in registered is forgotten."""
     before = dict(lenses())
     yield
-    REGISTER.clear()
-    REGISTER.update(before)
+    LENSES.entries.clear()
+    LENSES.entries.update(before)
 
 
 @pytest.fixture
@@ -59,7 +58,7 @@ def test_the_lens_of_the_document_measures_and_draws(plugin, model_directory, tm
     listed = json.loads(capsys.readouterr().out)
     assert listed[0]["name"] == "residual"
     assert listed[-1]["name"] == "lengths"
-    del REGISTER["lengths"]
+    del LENSES.entries["lengths"]
     assert main(["report", str(out), "--out", str(page)]) == 0
     assert "<code>--plugin FILE</code>" in page.read_text(encoding="utf-8")
     said = capsys.readouterr().err.splitlines()
@@ -77,7 +76,7 @@ ASKED = ("--text", "Once upon a time", "--layers", "1", "--slices", "[:, :, :]")
 @pytest.fixture(autouse=True)
 def ours_again(monkeypatch):
     """Solvers entered by a test leave with it."""
-    monkeypatch.setattr(registry, "_REGISTRY", dict(solvers()))
+    monkeypatch.setattr(SOLVERS, "entries", dict(solvers()))
 
 
 @pytest.fixture
