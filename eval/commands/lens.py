@@ -80,11 +80,13 @@ def lens(
         looks += [LensTask(one, checkpoint, request, ALL not in names) for one in lenses]
     with open_results(out, shard=shard) as results:
         run_tasks(looks, results, "looking")
-        answers = [answer for look in looks if (answer := look.read(results))[0]]
-    documents = [document for document, _ in answers]
-    rows = [row for _, some in answers for row in some]
-    if len(answers) == 1:
-        shown = _shown(*answers[0])
+        documents = [document for look in looks if (document := look.read(results))]
+        by_look: dict[str, list[Row]] = {document["key"]: [] for document in documents}
+        for row in results.rows():
+            by_look.get(row.get("look", ""), []).append(row)
+    rows = [row for of_look in by_look.values() for row in of_look]
+    if len(documents) == 1:
+        shown = _shown(documents[0], rows)
     else:
         shown = terminal(lens_overview(frame(rows, every_seed=True))) if rows else ""
     notes = f"{results.note}, documents: {results.directory / FOLDER}" if out else ""

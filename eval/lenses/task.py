@@ -69,15 +69,12 @@ class LensTask:
                 return []
             document = self._document(found, time.perf_counter() - started)
             write_text(self.path(results.directory), json.dumps(document, allow_nan=False))
-        return self.read(results)[1]
+        return self._rows(self.read(results))
 
-    def read(self, results: Results) -> tuple[Document, list[Row]]:
-        """The document, and its rows; both are empty where there is none."""
+    def read(self, results: Results) -> Document:
+        """The document; empty where there is none."""
         path = self.path(results.directory)
-        if not path.is_file():
-            return {}, []
-        document = read_document(path)
-        return document, self._rows(document)
+        return read_document(path) if path.is_file() else {}
 
     def _document(self, found: Table, seconds: float) -> Document:
         request = self.request.record

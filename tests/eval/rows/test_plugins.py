@@ -126,7 +126,7 @@ def test_two_files_of_one_name_do_not_replace_each_other(tmp_path, capsys):
         (tmp_path / folder / "hill.py").write_text(HILL)
     files = [word for folder in ("a", "b") for word in ("--plugin", f"{tmp_path}/{folder}/hill.py")]
     assert main(["solvers", *files]) == 2
-    assert "solver hill: there is one of that name" in capsys.readouterr().err
+    assert "solver hill: the name is taken" in capsys.readouterr().err
 
 
 def test_a_lens_whose_file_changed_is_asked_anew(plugin, model_directory, tmp_path):
