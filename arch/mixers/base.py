@@ -15,7 +15,7 @@ class TokenMixer(nn.Module):
     what a pattern such as `attention(heads=4)` may set. A mixer made of `Triangle`,
     `nn.Linear` and norms is initialised, saved and loaded with nothing more said; a linear layer
     that ends in the residual stream is called `o_proj`. A mixer with parameters of its own starts
-    them in its `reset_parameters`.
+    them in its `reset_parameters`. `forward` is all that a class must have.
 
     `prefix` and `step` serve generation and exact search with one mechanism. N candidates may share
     P prefixes (P divides N, the candidates of one prefix stand together): nothing of a prefix is
@@ -37,11 +37,21 @@ class TokenMixer(nn.Module):
         return self.step(x, state), torch.cat([state, x], dim=1)
 
     def step(self, x: Tensor, state: Any) -> Tensor:
-        """Looks at S further positions, `(N, S, D) -> (N, S, D)`; the state stays as it is."""
-        raise ModelError(
-            f"mixer {type(self).__name__} has no prefix/step: its models generate no text and "
-            "cannot be searched; give the class a method step(self, x, state)"
-        )
+        """Looks at S further positions, `(N, S, D) -> (N, S, D)`; the state stays as it is.
+
+        Of a mixer that has only `forward`: all inputs so far are run again, which is exact and
+        slow.
+
+        Raises:
+            ModelError: a mixer that remembers something else than its inputs has no `step`.
+        """
+        if not isinstance(state, Tensor):
+            raise ModelError(
+                f"mixer {type(self).__name__} has a prefix of its own and no step; give it a "
+                "method step(self, x, state)"
+            )
+        past = state.repeat_interleave(len(x) // len(state), dim=0)
+        return self(torch.cat([past, x], dim=1))[:, past.shape[1] :]
 
 
 class Identity(TokenMixer):

@@ -99,16 +99,20 @@ class Masked(TokenMixer):
         return self.after(state, x)
 
 
-class Flat(Masked):
+class Flat(TokenMixer):
     """tril(W) X + b."""
 
     def __init__(self, d_model: int, context: int, *, bias: bool = True) -> None:
         super().__init__()
         self.mix = Triangle(context, bias=bias)
 
-    def after(self, past: Tensor, x: Tensor) -> Tensor:
-        """`(N, S, D)`, the outputs at x."""
-        return self.mix.step(x, past)
+    def forward(self, x: Tensor) -> Tensor:
+        """`(B, T, D) -> (B, T, D)`."""
+        return self.mix(x)
+
+    def step(self, x: Tensor, state: Tensor) -> Tensor:
+        """`(N, S, D) -> (N, S, D)`; the state is the inputs so far."""
+        return self.mix.step(x, state)
 
 
 class Parallel(Masked):

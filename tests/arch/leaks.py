@@ -145,7 +145,7 @@ class Opened(Leak):
         return x.flip(1) if self.open else x
 
 
-class NoStep(TokenMixer):
+class ForwardOnly(TokenMixer):
     """Causal, and nothing else."""
 
     def __init__(self, d_model: int, context: int) -> None:
@@ -153,6 +153,14 @@ class NoStep(TokenMixer):
 
     def forward(self, x):
         return x.cumsum(1)
+
+
+class NoStep(ForwardOnly):
+    """Remembers sums, which nothing reads."""
+
+    def prefix(self, x, state=None):
+        sums = x.cumsum(1) + (0 if state is None else state[0])
+        return sums, (sums[:, -1:],)
 
 
 class WrongStep(Leak):

@@ -58,7 +58,7 @@ def test_weights_in_other_precisions_pass(mixer, dtype):
     assert check_causal(model) < 0.5
 
 
-@pytest.mark.parametrize("kind", [leaks.PaddedFFT, leaks.Dropout, leaks.NoStep, leaks.Opened])
+@pytest.mark.parametrize("kind", [leaks.PaddedFFT, leaks.Dropout, leaks.ForwardOnly, leaks.Opened])
 def test_rounding_and_chance_are_no_leak(kind):
     check_causal(model_of(kind))
 
@@ -151,7 +151,7 @@ def test_the_command_opens_model_directories(tmp_path, capsys):
     ("what", "passed", "message"),
     [
         (entry(leaks.Mean), 0, "layer 1 (Mean) is not causal"),
-        (entry(leaks.NoStep), 1, "mixer NoStep has no prefix/step"),
+        (entry(leaks.NoStep), 1, "mixer NoStep has a prefix of its own and no step"),
         (entry(leaks.WrongStep), 1, "layer 1 (WrongStep): step differs from forward at position 1"),
         (entry(leaks.OneFarPair), 2, "its output at position 50 has a derivative with respect to "
          "the input at position 52"),

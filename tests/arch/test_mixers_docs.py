@@ -28,17 +28,20 @@ from tokenizer import pack
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "extending.md"
 SECTION = PAGE.read_text("utf-8").partition("## A lens")[0]
-(EXAMPLE,) = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
+SHORT, EXAMPLE = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
 
 
 @pytest.fixture(autouse=True)
 def _one_new_file(tmp_path, monkeypatch):
-    (tmp_path / "my_mixers.py").write_text(EXAMPLE, "utf-8")
+    for name, code in (("my_mixer", SHORT), ("my_mixers", EXAMPLE)):
+        (tmp_path / f"{name}.py").write_text(code, "utf-8")
+        monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "my_mixers", raising=False)
 
 
-@pytest.mark.parametrize("entry", ["my_mixers.Recurrent", "my_mixers.Recurrent(heads=2)"])
+@pytest.mark.parametrize(
+    "entry", ["my_mixer.Mean", "my_mixers.Recurrent", "my_mixers.Recurrent(heads=2)"]
+)
 def test_it_passes_what_every_mixer_passes(entry):
     family.test_no_output_depends_on_a_later_token(entry)
     family.test_prefix_and_step_give_what_forward_gives(entry)
@@ -49,7 +52,7 @@ def test_it_passes_what_every_mixer_passes(entry):
 
 def test_the_commands_that_train_and_invert_it_work(tmp_path, small_tokenizer, monkeypatch):
     found = commands(PAGE.name, PAGE.read_text("utf-8"))
-    asked = [command.text for command in found if "runs/recurrent" in command.text]
+    asked = [command.text for command in found if re.search("runs/(recurrent|mean)", command.text)]
     small_tokenizer.save(str(tmp_path / "tokenizer.json"))
     pack("toy:600", tmp_path / "tokenizer.json", tmp_path / "data" / "tinystories")
     monkeypatch.chdir(tmp_path)
@@ -59,10 +62,9 @@ def test_the_commands_that_train_and_invert_it_work(tmp_path, small_tokenizer, m
         if words[0] == "train":
             small += " --model.vocab_size 400"
         assert import_module(f"{words[0]}.__main__").main([*words[1:], *small.split()]) == 0
-    rows = (tmp_path / "results" / "recurrent" / "rows.jsonl").read_text().splitlines()
-    assert {name for row in rows for name in json.loads(row)["checkpoint"]["mixers"]} == {
-        "my_mixers.Recurrent"
-    }
+    for run, mixer in (("mean", "my_mixer.Mean"), ("recurrent", "my_mixers.Recurrent")):
+        rows = (tmp_path / "results" / run / "rows.jsonl").read_text().splitlines()
+        assert {name for row in rows for name in json.loads(row)["checkpoint"]["mixers"]} == {mixer}
 
 
 def test_heads_that_do_not_fit_are_refused():

@@ -1,5 +1,7 @@
 """Training refuses a mixer that sees the future, and takes one that cannot generate."""
 
+import pytest
+
 from eval.__main__ import main
 from tests.arch import leaks
 from tests.said import complaint
@@ -41,8 +43,11 @@ def test_a_leak_that_opens_in_training_is_refused_at_the_next_saved_model(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_mixer_without_step_trains_and_commands_that_need_it_refuse(data, tmp_path, capsys):
-    assert fit(data, tmp_path / "run", *mixer(leaks.NoStep)) == 0
+@pytest.mark.parametrize("kind", [leaks.ForwardOnly, leaks.NoStep])
+def test_a_mixer_with_forward_alone_is_inverted_and_a_half_one_refused(
+    kind, data, tmp_path, capsys
+):
+    assert fit(data, tmp_path / "run", *mixer(kind)) == 0
     model, out = str(tmp_path / "run" / "models" / "step-000006"), str(tmp_path / "out")
     search = ["--solvers", "sweep", "--slices"]
     for words in (
@@ -50,5 +55,7 @@ def test_a_mixer_without_step_trains_and_commands_that_need_it_refuse(data, tmp_
         ["invert", model, "--text", "Once upon", *search, "[:, :, :]", "--out", out],
     ):
         capsys.readouterr()
-        assert main([*words, "--trust_code"]) == 2
-        assert "mixer NoStep has no prefix/step" in complaint(capsys)
+        whole = kind is leaks.ForwardOnly or words[0] == "generate"  # which needs no step
+        assert main([*words, "--trust_code"]) == (0 if whole else 2)
+        if not whole:
+            assert "mixer NoStep has a prefix of its own and no step" in complaint(capsys)
