@@ -15,8 +15,7 @@
 # training-cuda.csv and .md.
 # The exit status is the number of parts that failed.
 #
-# To keep what was measured: copy DIR/masked_conv.csv to arch/kernels, and to docs/benchmarks
-# DIR/kernels-cuda.* as kernels-gpu.*,
+# To keep what was measured: copy to docs/benchmarks DIR/kernels-cuda.* as kernels-gpu.*,
 # inversion-cuda.md as inversion-gpu.md, training-cuda.* as training-gpu.*.
 set -uo pipefail
 

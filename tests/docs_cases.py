@@ -62,7 +62,7 @@ NOT_RUN = {
     r"arch check my_mixers?": "tests/arch/test_mixers_docs.py writes and checks that file",
     r"--plugin lengths\.py": "tests/eval/rows/test_plugins.py writes and runs that file",
     r"--plugin hill\.py": "tests/eval/inversion/test_solvers.py writes and runs that file",
-    r"runs/(recurrent|mean)": "needs a file; tests/arch/test_mixers_docs.py writes it and runs them",
+    r"runs/(recurrent|mean)": "tests/arch/test_mixers_docs.py writes its file and runs them",
     r"--wandb offline": "starts W&B's process; tests/eval/views/test_tracking.py has it",
     r"fineweb-edu|--download|scripts/smollm2|models/smollm2": "needs the network",
     r"weights\.gguf": "tests/arch/test_gguf.py makes and imports such a file",

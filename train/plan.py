@@ -19,7 +19,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from arch import LanguageModel, describe
-from train.busy import busy_machine
 from train.data import Windows
 from train.module import LanguageModule
 from train.progress import clock
@@ -96,8 +95,6 @@ def print_plan(recipe: Recipe) -> None:
     every = settings.save_every
     models = {0, steps, *(range(0, steps + 1, every) if every else ())}
     models |= {step for step in settings.save_steps if step <= steps}
-    if busy := busy_machine(trainer):
-        print(f"busy     {busy}")
     speed, source = measured(recipe, trainer, micro)
     validations = "validations not counted: give --data"
     if data is not None:

@@ -23,7 +23,6 @@ from arch.errors import is_out_of_memory
 from arch.formats.llama import download, open_directory
 from arch.pretrained.tokenizers import read_tokenizer
 from tokenizer import tokenizer_hash
-from train.busy import busy_machine
 from train.data import PackedDataModule
 from train.launcher import in_slurm
 from train.log import Log
@@ -164,8 +163,7 @@ class Run:
                 f"{path.name} cannot be read ({reason}) and is now called "
                 f"{path.with_suffix('.unreadable').name}; going on from the one before"
             )
-        busy = busy_machine(self.trainer)
-        lines = (self._describe(), busy, *changes, self._initial)
+        lines = (self._describe(), *changes, self._initial)
         for line in filter(None, lines):
             self.log.say(line)
         if self.trainer.loggers:

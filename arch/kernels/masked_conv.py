@@ -13,12 +13,9 @@ What W holds above the diagonal is never read into a result, NaN included, and i
 are computed in x's dtype, or autocast's, and accumulated in float32; weights and biases may be kept
 in another dtype and get their gradients in it. Results are the same bits on every run.
 
-On NVIDIA devices products in float16 and bfloat16 are Triton's, but for shapes at which
-`masked_conv.csv` has a compiled dense product faster: `device` by name, `dtype`, T, D, B, and the
-dense product's time over the kernels', forward and backward. `scripts.bench.kernels` measures it.
+On NVIDIA devices products in float16 and bfloat16 are Triton's.
 """
 
-import csv
 import logging
 import math
 import os
@@ -42,9 +39,6 @@ from torch.nn import functional as F
 ONEDNN = 2**18
 """Use oneDNN from this many numbers in x on; below, its call overhead is larger."""
 TRITON_DTYPES = (torch.float16, torch.bfloat16)
-MEASURED = Path(__file__).with_suffix(".csv")
-GAIN = 1.05
-"""What a dense product must take of the kernels' time for these to be used."""
 
 
 def masked_convolution(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -111,7 +105,7 @@ def implementation(device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
         f"Triton needs {missing_for_triton()}": missing_for_triton() is not None,
         f"the Triton kernels need sm_80, the device is sm_{major}{minor}": major < 8,
     }
-    name, why = "triton", f"sm_{major}{minor}, but for shapes at which {MEASURED.name} says dense"
+    name, why = "triton", f"sm_{major}{minor}"
     if against := [reason for reason, holds in reasons.items() if holds]:
         name, why = "dense", against[0]
     lacking = device.type == "cuda" and dtype in TRITON_DTYPES and name != "triton"
@@ -129,22 +123,6 @@ def missing_for_triton() -> str | None:
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
         return "Python.h (the package python3-dev)"
     return None
-
-
-@cache
-def measured_ratio(device: str, dtype: str, *shape: int) -> float:
-    """Returns a compiled dense product's time over the kernels' at the nearest measured shape.
-
-    Infinity where the device was not measured. `shape` is T, D, B; near by the ratios of sizes.
-    """
-    with MEASURED.open(encoding="utf-8") as file:
-        rows = [r for r in csv.DictReader(file) if (r["device"], r["dtype"]) == (device, dtype)]
-
-    def distance(row: dict[str, str]) -> float:
-        sizes = (int(row[name]) for name in ("length", "width", "batch"))
-        return sum(abs(math.log(a / b)) for a, b in zip(shape, sizes, strict=True))
-
-    return float(min(rows, key=distance)["ratio"]) if rows else math.inf
 
 
 def describe_processor() -> str:
@@ -277,11 +255,6 @@ def _triton(x: Tensor) -> ModuleType | None:
     """Returns the Triton kernels where they compute a product of x `(B, T, D)`."""
     if implementation(x.device, x.dtype)[0] != "triton" or not x.numel():
         return None
-    if x.is_cuda:
-        name, (batch, length, width) = torch.cuda.get_device_name(x.device), map(int, x.shape)
-        dtype = str(x.dtype).removeprefix("torch.")
-        if measured_ratio(name, dtype, length, width, batch) < GAIN:
-            return None
     from arch.kernels import triton as masked_conv_triton
 
     return masked_conv_triton

@@ -5,8 +5,7 @@
 
 Every form makes tril(W) x, and its gradients, from the same random operands; the forms take turns
 in one process, each time in another order. On a CPU: one thread, eager. On CUDA: eager and
-compiled, in CUDA graphs, over operands that rotate through more memory than the cache holds; with
---out, DIR/masked_conv.csv has what `arch/kernels/masked_conv.csv` is to hold of the device.
+compiled, in CUDA graphs, over operands that rotate through more memory than the cache holds.
 """
 
 import argparse
@@ -21,8 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from arch.kernels.masked_conv import MEASURED, implementation, masked_convolution
-from arch.storage.files import write_text
+from arch.kernels.masked_conv import implementation, masked_convolution
 from scripts.bench import shared as bench
 
 Form = Callable[[Tensor, Tensor], Tensor]
@@ -67,9 +65,6 @@ def measure(options: argparse.Namespace) -> bench.Pages:
         else:
             sizes = options.dtype, length, width, max(1, options.tokens // length), backward
             rows += timings(*sizes, options.device, options.rounds)
-    if options.out and options.device == "cuda" and rows:
-        found = bench.to_csv(measured(rows, torch.cuda.get_device_name()))
-        write_text(options.out / MEASURED.name, found)
     yield kernels_page(rows, left_out, options), rows
 
 
@@ -102,18 +97,6 @@ def timings(
             "tflops": flops / seconds / 1e12,
             "tbs": moved / seconds / 1e12,
         }
-
-
-def measured(rows: list[dict[str, Any]], device: str) -> list[dict[str, Any]]:
-    """The rows of `masked_conv.csv` of arch: the fastest compiled dense form over the kernels."""
-    found = []
-    names = ("dtype", "length", "width", "batch")
-    for sizes, some in groupby(rows, lambda row: tuple(row[name] for name in names)):
-        dense = [r for r in some if r["backward"] and r["mode"] == "compiled" and r["form"] != OURS]
-        if dense:
-            ratio = round(min(row["ratio"] for row in dense), 3)
-            found.append({"device": device, **dict(zip(names, sizes, strict=True)), "ratio": ratio})
-    return found
 
 
 def calls(

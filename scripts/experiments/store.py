@@ -1,4 +1,4 @@
-"""Stores the rows of an experiment beside its registration, for its tables and its page.
+"""Stores the rows of an experiment beside its registration, for its page.
 
     python -m scripts.experiments.store e6 ROWS.jsonl [ROWS.jsonl ...]
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas
 
-from scripts.experiments.tables import FOLDER
+from scripts.experiments.forgetting import FOLDER
 
 pd: Any = pandas
 

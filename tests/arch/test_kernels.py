@@ -1,6 +1,5 @@
 """The masked convolution against float64, and as an operator torch can work with."""
 
-import csv
 import logging
 import math
 import re
@@ -257,35 +256,6 @@ def test_it_says_once_which_implementation_runs_and_why(
     lacking = name == "dense" and dtype.itemsize == 2
     assert record.levelno == (logging.WARNING if lacking else logging.INFO)
     assert f"cuda:0 in {dtype}: {name} (" in record.getMessage()
-
-
-TABLE = """device,dtype,length,width,batch,ratio
-GPU X,bfloat16,256,512,64,0.9
-GPU X,bfloat16,2048,512,16,1.4
-GPU X,float16,256,512,64,1.2
-"""
-
-
-@pytest.mark.parametrize(
-    ("device", "dtype", "shape", "ratio"),
-    [
-        ("GPU X", "bfloat16", (300, 512, 64), 0.9),
-        ("GPU X", "bfloat16", (1024, 512, 8), 1.4),
-        ("GPU X", "float16", (4096, 16, 1), 1.2),
-        ("GPU Y", "bfloat16", (256, 512, 64), math.inf),
-    ],
-)
-def test_the_nearest_measured_shape_counts(device, dtype, shape, ratio, tmp_path, monkeypatch):
-    (tmp_path / "measured.csv").write_text(TABLE)
-    monkeypatch.setattr(masked_conv, "MEASURED", tmp_path / "measured.csv")
-    assert masked_conv.measured_ratio.__wrapped__(device, dtype, *shape) == ratio
-
-
-def test_the_table_of_measured_shapes_can_be_read():
-    with masked_conv.MEASURED.open() as file:
-        header, *rows = csv.reader(file)
-    assert header == ["device", "dtype", "length", "width", "batch", "ratio"]
-    assert all(float(row[-1]) > 0 for row in rows)
 
 
 @pytest.mark.parametrize(

@@ -207,8 +207,6 @@ def test_the_compiler_sees_every_launch(monkeypatch):
 
     traced: Any = masked_conv  # a private attribute has what the compiler traces
     monkeypatch.setattr(masked_conv, "implementation", lambda *_: ("triton", "a test"))
-    monkeypatch.setattr(masked_conv, "measured_ratio", lambda *_: 2.0)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a test")
 
     def products(x, w):
         y = traced.forward._abstract_fn(x, w, None)

@@ -1,17 +1,12 @@
-"""The plan of what a run takes, and what is said of a busy machine."""
+"""The plan of what a run takes."""
 
-import os
 import re
-import sys
-from types import SimpleNamespace
 
 import pytest
-import torch
 
 from arch import ModelConfig
 from tests.train.cases import TINY, fit
 from tests.train.forked import measure_growth
-from train import busy
 from train.__main__ import main
 from train.plan import memory
 from train.run import build_trainer
@@ -86,27 +81,3 @@ def test_a_plan_says_what_the_run_then_does(data, tmp_path, capsys):
     assert float(found[1]) * 1024 == pytest.approx(size, rel=0.05)
     checkpoint = (tmp_path / "run" / "checkpoints" / "step-000006.ckpt").stat().st_size
     assert float(found[2]) * 1024 == pytest.approx(checkpoint, rel=0.25)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells")
-@pytest.mark.parametrize(
-    ("threads", "used", "said"),
-    [(2, 0, None), (2, 90, "OMP_NUM_THREADS=1 may be"), (1, 90, "it will be slow")],
-)
-def test_a_busy_machine_is_named(data, tmp_path, monkeypatch, capsys, threads, used, said):
-    """`used` of a hundred ticks, on each core that this process may use."""
-    cores = os.sched_getaffinity(0)
-    texts = [
-        "\n".join(f"cpu{i} {n * used} 0 0 {n * (100 - used)} 0 0 0 0 0 0" for i in cores)
-        for n in (1, 2, 3, 4)
-    ]
-    stat = SimpleNamespace(is_file=lambda: True, read_text=lambda: texts.pop(0))
-    monkeypatch.setattr(busy, "STAT", stat)
-    monkeypatch.setattr(busy, "MOMENT", 0)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    assert fit(data, tmp_path / "run", "--trainer.max_steps", "3") == 0
-    assert plan() == 0
-    assert not texts
-    lines = [line for line in capsys.readouterr().out.splitlines() if "machine is busy" in line]
-    assert len(lines) == (2 if said else 0)
-    assert all(said in line for line in lines)
