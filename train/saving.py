@@ -20,7 +20,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
 
-from arch import add_to_meta, check_causal, save_model
+from arch import add_to_meta, save_model
 from arch.storage.files import write_file
 from tokenizer import PackedData
 from train.checkpoints import RECORD, read_checkpoint
@@ -227,7 +227,6 @@ class Saving(ModelCheckpoint):
         return {"step": step, "tokens_seen": tokens, **module.validation}
 
     def _save_model(self, trainer: Trainer, module: LanguageModule, path: Path, step: int) -> None:
-        check_causal(module.model)
         meta = self._provenance | self._meta(trainer, step)
         self._write(
             trainer, path, lambda: save_model(path, module.model, self._data.tokenizer_json, meta)

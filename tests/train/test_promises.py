@@ -5,7 +5,7 @@ import pytest
 from eval.__main__ import main
 from tests.arch import leaks
 from tests.said import complaint
-from tests.train.cases import fit, names
+from tests.train.cases import fit
 
 
 def mixer(kind: type) -> tuple[str, str]:
@@ -20,7 +20,7 @@ def test_a_mixer_that_sees_the_future_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_leak_that_opens_in_training_is_refused_at_the_next_saved_model(
+def test_a_leak_that_opens_in_training_is_refused_when_its_model_is_opened(
     data, tmp_path, at_step, monkeypatch, capsys
 ):
     monkeypatch.setattr(leaks.Opened, "open", False)
@@ -31,12 +31,9 @@ def test_a_leak_that_opens_in_training_is_refused_at_the_next_saved_model(
 
     at_step(3, opens)
     run = tmp_path / "run"
-    assert fit(data, run, *mixer(leaks.Opened), "--save_every", "2", "--checkpoint_every", "2") == 2
-    assert "layer 2 (Opened) is not causal" in complaint(capsys)
-    assert names(run / "models") == ["step-000000", "step-000002"]
-    assert fit(data, run, *mixer(leaks.Opened), "--resume", "auto") == 2
-    assert "layer 2 (Opened) is not causal" in complaint(capsys)
-    model = str(run / "models" / "step-000002")
+    assert fit(data, run, *mixer(leaks.Opened)) == 0
+    capsys.readouterr()
+    model = str(run / "models" / "step-000006")
     asked = ["loss", model, "--corpus", str(data), "--out", str(tmp_path / "out"), "--trust_code"]
     assert main(asked) == 2
     assert "layer 2 (Opened) is not causal" in complaint(capsys)
