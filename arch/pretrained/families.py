@@ -1,4 +1,4 @@
-"""Five families of transformers models, whose parts make blocks of ours; nothing is copied.
+"""Three families of transformers models, whose parts make blocks of ours; nothing is copied.
 
 Attention is ours, around the model's own projections: the causal mask is always on, one prefix
 serves many candidates without a copy.
@@ -14,17 +14,6 @@ from arch.mixers import CausalAttention, rotate
 from arch.model import Block
 
 
-class ParallelBlock(Block):
-    """x + token_mixer(norm_token(x)) + channel_mixer(norm_channel(x)): GPT-J's, with one norm.
-
-    Both mixers read the block's input, so there is no stream between the two.
-    """
-
-    def combine(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """The block's output from its input and its token mixer's output, all `(B, T, D)`."""
-        return x + mixed + self.channel_mixer(self.norm_channel(x))
-
-
 class HalvesRotation(nn.Module):
     """Rotary positions of the Llama family, by the model's own table of angles."""
 
@@ -37,25 +26,6 @@ class HalvesRotation(nn.Module):
         positions = torch.arange(start, start + x.shape[1], device=x.device)
         cos, sin = self.table(x, positions[None])
         return rotate(x, cos[0, :, None], sin[0, :, None])
-
-
-class PairsRotation(nn.Module):
-    """Rotary positions of GPT-J: neighbouring features turn together, a head's last ones stay."""
-
-    table: Tensor
-
-    def __init__(self, table: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("table", table, persistent=False)
-
-    def forward(self, x: Tensor, start: int) -> Tensor:
-        """As `HalvesRotation.forward`; the table holds sines, then cosines, by position."""
-        turned, rest = x.tensor_split([self.table.shape[1]], dim=-1)
-        angles = self.table[start : start + x.shape[1], None].to(x.dtype)
-        sin, cos = angles.chunk(2, dim=-1)
-        a, b = turned[..., ::2], turned[..., 1::2]
-        turned = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)
-        return torch.cat([turned, rest], dim=-1)
 
 
 class WrappedAttention(CausalAttention):
@@ -102,11 +72,10 @@ class ModelParts(NamedTuple):
 
     embedding: nn.Embedding
     blocks: list[Block]
-    norm: nn.Module  # before the head, or identity
+    norm: nn.Module  # before the head
     head: nn.Module
     context: int  # the most positions
     positions: nn.Embedding | None = None  # a learnt vector for each, where the family has them
-    first_position: int = 0  # the row of `positions` for the first token
 
 
 class Family(NamedTuple):
@@ -120,7 +89,7 @@ class Family(NamedTuple):
     attention: str
     inputs: str
     output: str
-    channel: str  # several are one after the other
+    channel: str
     positions: str = ""
 
 
@@ -132,14 +101,8 @@ LLAMA = Family(
 )  # fmt: skip
 FAMILIES = {
     "gpt2": Family(*GPT, ("ln_1", "ln_2"), "attn", "c_attn", "c_proj", "mlp", "wpe"),
-    "gptj": Family(*GPT, ("ln_1", "ln_1"), "attn", QKV, "out_proj", "mlp"),
     "llama": LLAMA,
     "mistral": LLAMA,
-    "opt": Family(
-        *("model.decoder", "embed_tokens", "layers", "final_layer_norm"),
-        ("self_attn_layer_norm", "final_layer_norm"),
-        *("self_attn", QKV, "out_proj", "fc1 activation_fn fc2", "embed_positions"),
-    ),
 }
 
 
@@ -153,9 +116,6 @@ def take_apart(model: Any) -> ModelParts:
     if kind not in FAMILIES:
         raise ModelError(f"the parts of {kind!r} are not known; known: {', '.join(FAMILIES)}")
     names = FAMILIES[kind]
-    if kind == "opt":
-        _require(config, "do_layer_norm_before", True)
-        _require(config, "word_embed_proj_dim", config.hidden_size)
     if names is LLAMA and (rope := config.rope_parameters["rope_type"]) in ("dynamic", "longrope"):
         raise ModelError(
             f"rope_type is {rope!r}, whose angles depend on the length of the text; allowed: "
@@ -166,36 +126,25 @@ def take_apart(model: Any) -> ModelParts:
 
     def block(layer: Any) -> Block:
         attention = getattr(layer, names.attention)
-        holder = getattr(body, "rotary_emb", attention)  # GPT-J's, since transformers 5.24
-        rotation = PairsRotation(holder.embed_positions) if kind == "gptj" else halves
         mixer = WrappedAttention(
             [getattr(attention, name) for name in names.inputs.split()],
             getattr(attention, names.output),
             config.num_attention_heads,
             attention.head_dim,
             getattr(attention, "scaling", attention.head_dim**-0.5),
-            rotation,
+            halves,
             # A Llama has no window, whatever its configuration says.
             config.sliding_window if kind == "mistral" else None,
         )
-        channel = [getattr(layer, name) for name in names.channel.split()]
         norm_token, norm_channel = (getattr(layer, name) for name in names.norms)
-        channel_mixer = channel[0] if len(channel) == 1 else nn.Sequential(*channel)
-        form = ParallelBlock if kind == "gptj" else Block
-        return form(norm_token, mixer, norm_channel, channel_mixer)
+        return Block(norm_token, mixer, norm_channel, getattr(layer, names.channel))
 
     positions = getattr(body, names.positions) if names.positions else None
     return ModelParts(
         embedding=getattr(body, names.embedding),
         blocks=[block(layer) for layer in getattr(body, names.layers)],
-        norm=getattr(body, names.norm) or nn.Identity(),
+        norm=getattr(body, names.norm),
         head=model.lm_head,
         context=config.max_position_embeddings,
         positions=positions,
-        first_position=getattr(positions, "offset", 0),
     )
-
-
-def _require(config: Any, name: str, allowed: object) -> None:
-    if (value := getattr(config, name)) != allowed:
-        raise ModelError(f"{config.model_type}: {name} is {value!r}; allowed: {allowed!r}")

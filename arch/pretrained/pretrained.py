@@ -4,10 +4,10 @@
     loaded.model.hidden(loaded.model.embed(tokens), 3)
 
 `embed` is a row of the embedding for each token and nothing else, so that a search over tokens is a
-search over its rows; GPT-2's and OPT's learnt positions are added by `with_positions`, on the way
+search over its rows; GPT-2's learnt positions are added by `with_positions`, on the way
 into the first block. Rotary positions are inside attention. Needs the extra `pretrained`.
 
-Of GPT-2, GPT-J, OPT, Llama and Mistral the parts of a block are known (`PretrainedModel`); of any
+Of GPT-2, Llama and Mistral the parts of a block are known (`PretrainedModel`); of any
 other causal model a block is a whole layer (`arch.pretrained.decoder.Decoder`).
 """
 
@@ -53,7 +53,7 @@ class PretrainedModel(LanguageModel):
         parts = take_apart(model)
         self.embedding, self.norm, self.head = parts.embedding, parts.norm, parts.head
         self.blocks = nn.ModuleList(parts.blocks)
-        self.positions, self.first_position = parts.positions, parts.first_position
+        self.positions = parts.positions
         kind, norm = model.config.model_type, parts.blocks[0].norm_token
         self.config = describe_pretrained(self, kind, parts.context, norm)
         self.eval()
@@ -62,8 +62,7 @@ class PretrainedModel(LanguageModel):
         """Adds the learnt positions start ... start + T, where the family has them."""
         if self.positions is None:
             return embeddings
-        first = self.first_position + start
-        return embeddings + self.positions.weight[first : first + embeddings.shape[1]]
+        return embeddings + self.positions.weight[start : start + embeddings.shape[1]]
 
 
 def load_pretrained(

@@ -89,11 +89,6 @@ class Circuit:
                 f"{asked}: of a {self.model.config.mixers[0]} model whole blocks are known, not "
                 f"their parts; use one of {', '.join(WHOLE)}, and leave out nothing"
             )
-        if self._recomposed and any(type(block).combine is not Block.combine for block in blocks):
-            raise RequestError(
-                f"{asked}: this model's token and channel mixers stand side by side, with no stream"
-                " between them; use part block"
-            )
         if "mask" in self.without:
             for block in blocks:
                 if not hasattr(block.token_mixer, "unmasked"):

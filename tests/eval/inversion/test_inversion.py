@@ -176,18 +176,3 @@ def test_every_family_gives_up_its_tokens(name):
     for part, without in (("mixer", ()), ("stream", ()), ("block", ("norms",))) if whole else ():
         with pytest.raises(RequestError, match="whole blocks are known, not their parts"):
             Circuit(model, 2, part, frozenset(without))
-
-
-def test_a_block_whose_mixers_stand_side_by_side_has_no_stream_between():
-    model = PretrainedModel(their_model("gptj", dtype=torch.float32))
-    truth = prompts(2, 9, 256)
-    for part, without in (("stream", ()), ("block", ("residual",)), ("mixer", ("norms",))):
-        with pytest.raises(RequestError, match="token and channel mixers stand side by side, with"):
-            Circuit(model, 2, part, frozenset(without))
-    embeddings = model.embed(truth)
-    whole = model.hidden(embeddings, 2)
-    torch.testing.assert_close(Circuit(model, 2)(embeddings), whole)
-    mixed = Circuit(model, 1, "mixer")(embeddings)
-    block: Any = model.blocks[0]
-    torch.testing.assert_close(block.combine(embeddings, mixed), model.hidden(embeddings, 1))
-    assert not Circuit(model, 2, "block", frozenset({"mask"})).causal

@@ -40,9 +40,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "final_norm": False,
     },
     "gpt2": {},
-    "gptj": {},
 }
-"""The models of every test: ours, and of transformers with learnt positions and parallel blocks."""
+"""The models of every test: ours, and of transformers with learnt positions."""
 
 
 def any_model(name: str, small_model: Any) -> LanguageModel:

@@ -27,7 +27,7 @@ from tests.arch.test_pretrained import their_model
 D, T = 8, 7
 ATTENTION = [entry for entry in MIXERS if entry.startswith("attention") and "+" not in entry]
 MASKED = [entry for entry in MIXERS if not entry.startswith(("attention", "identity"))]
-WRAPPED = ["gpt2", "gptj", "llama 2, grouped, scaled"]
+WRAPPED = ["gpt2", "llama 2, grouped, scaled"]
 WHERE, WHAT = "positions reversed", "features turned"
 
 

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from arch.pretrained.families import ParallelBlock
 from eval.lenses.residual import contributions, similarity, survival, update_shares
 from eval.lenses.trace import PromptBatch, readers, spaced_layers, trace
 from eval.models.checkpoint import open_checkpoint
@@ -22,8 +21,7 @@ def test_a_trace_is_the_models_own_way(model):
     block: Any = model.blocks[0]
     mixed = block.token_mixer(block.norm_token(traced.streams[0]))
     assert torch.equal(traced.writes[0, 0], mixed)
-    read = traced.streams[0] if isinstance(block, ParallelBlock) else traced.streams[0] + mixed
-    changed = block.channel_mixer(block.norm_channel(read))
+    changed = block.channel_mixer(block.norm_channel(traced.streams[0] + mixed))
     torch.testing.assert_close(traced.writes[0, 1], changed, atol=1e-4, rtol=1e-4)
 
 
