@@ -1,7 +1,7 @@
 """What gradient solvers share: the loop, starts and rates in the embedding's own scale.
 
     x = scaled_start(problem, chance)
-    optimizer = torch.optim.Adam([x], lr=scaled_rate(problem, 0.2))
+    optimizer = torch.optim.Adam([x], lr=0.2 * problem.circuit.scale)
 
     def step(i):
         _, x.grad = with_gradient(lambda x: relative(problem.shown(x), problem.target), x)
@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from eval.inversion.gradient.objectives import restrict, width
+from eval.inversion.gradient.objectives import restrict
 from eval.inversion.problem import Chance, Problem
 from eval.inversion.solver import Answer
 from eval.rows.progress import SoFar, tell
@@ -89,19 +89,8 @@ def random_tokens(chance: Chance, shape: Sequence[int], vocabulary: Tensor) -> T
     return torch.stack(drawn).to(vocabulary.device)
 
 
-def scaled_start(problem: Problem, chance: Chance, variable: str = "embedding") -> Tensor:
-    """Noise whose embeddings are spread like the model's own, `(P, T, D)` or `(P, T, V)`."""
-    W, spread = problem.vocabulary, 2.0
-    noise = normal(chance, (problem.length, width(variable, W)), W)
-    if variable == "embedding":
-        return noise * problem.circuit.scale + W.mean(dim=0)
-    if variable == "vocabulary":
-        return noise / len(W) ** 0.5 + 1 / len(W)
-    return spread * noise  # a flatter mixture is short, and lost where norms divide by its length
-
-
-def scaled_rate(problem: Problem, rate: float, variable: str = "embedding") -> float:
-    """A rate in standard deviations of the embedding, in the variable's own unit."""
-    V, D = problem.vocabulary.shape
-    unit = {"embedding": problem.circuit.scale, "vocabulary": D**0.5 / V, "softmax": 1.0}
-    return rate * unit[variable]
+def scaled_start(problem: Problem, chance: Chance) -> Tensor:
+    """Noise that is spread like the model's embeddings, `(P, T, D)`."""
+    W = problem.vocabulary
+    noise = normal(chance, (problem.length, W.shape[1]), W)
+    return noise * problem.circuit.scale + W.mean(dim=0)

@@ -2,7 +2,7 @@
 
 import torch
 
-from eval.inversion.gradient.descend import descend, random_tokens, scaled_rate, with_gradient
+from eval.inversion.gradient.descend import descend, random_tokens, with_gradient
 from eval.inversion.gradient.objectives import by_distance, relative
 from eval.inversion.problem import Chance, Problem
 from eval.inversion.solver import Answer, solver
@@ -25,7 +25,7 @@ def pez(problem: Problem, chance: Chance, *, steps: int = 1000) -> list[Answer]:
     W = problem.vocabulary
     x = W[random_tokens(chance, (problem.length,), W)]
     best, least = x.clone(), torch.full_like(x[:, 0, 0], torch.inf)
-    optimizer = torch.optim.Adam([x], lr=scaled_rate(problem, RATE))
+    optimizer = torch.optim.Adam([x], lr=RATE * problem.circuit.scale)
 
     def step(_: int) -> int:
         nearest = W[by_distance(problem.circuit, x).argmax(dim=-1)]

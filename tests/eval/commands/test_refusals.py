@@ -43,7 +43,7 @@ REFUSED = {
         ("--seeds 9223372036854775808", "--seeds: '9223372036854775808'"),
         ("--controls shuffled --text 'a b' 'a b' --solvers chance", "--controls shuffled"),
         ("--controls shuffled --text 'a b' 'a c' --slices '[:, :1, :]'", "--controls shuffled"),
-        ("--solvers adam --set adam.objective=fit", "objective: 'fit'"),
+        ("--solvers descent --set descent.objective=fit", "objective: 'fit'"),
         ("--noise -1 --solvers sweep", "--noise: -1.0"),
         ("--text '" + "word " * 40 + "'", "longer than the context * 32"),
         ("--text ''", "--text ''"),

@@ -169,9 +169,8 @@ TRUTH = prompts(3, 6)
 @pytest.mark.parametrize(
     ("name", "mixer", "settings"),
     [
-        ("adam", "flat", {"variable": "embedding"}),
-        ("adam", "attention", {"variable": "vocabulary"}),
-        ("adam", "flat", {"variable": "softmax"}),
+        ("adam", "flat", {}),
+        ("adam", "attention", {}),
         ("pez", "attention", QUICK["pez"]),
         ("soda", "flat", QUICK["soda"]),
         ("gcg", "attention", QUICK["gcg"]),

@@ -34,7 +34,6 @@ PLAIN = {
     "l2": lambda s, t: F.pairwise_distance(s.flatten(), t.flatten(), eps=0),
     "cosine": cosine,
     "relative": lambda s, t: ((s - t).norm(dim=1) / t.norm(dim=1)).square().sum(),
-    "huber": F.huber_loss,
     "mixed(1.0, 0.01)": lambda s, t: cosine(s, t) + 0.01 * l1(s, t),
 }
 
