@@ -156,8 +156,8 @@ def _init(options: argparse.Namespace) -> None:
     fields = _read_fields(options.config) if options.config else {}
     if options.config and isinstance(mixers := fields.get("mixers"), list):
         named = [entry for entry in mixers if isinstance(entry, str)]
-        place = options.config.parent
-        refuse_foreign(named, place, options.trust_code, f"--config {options.config}")
+        folder = options.config.parent
+        refuse_foreign(named, folder, options.trust_code, f"--config {options.config}")
     for text in options.fields:
         name, equals, value = text.partition("=")
         if not equals:

@@ -169,15 +169,15 @@ def _check_part(
     least = torch.finfo(torch.float32).tiny
     limit, worst = eps**0.5 * _size(added) + 4 * eps * _size(y) + least, 0.0
     for seen, row, moved in moves():
-        share = moved / limit[row, : len(moved)]
-        if (share > 1).any():
-            place = int((share > 1).nonzero()[0])
+        fraction = moved / limit[row, : len(moved)]
+        if (fraction > 1).any():
+            position = int((fraction > 1).nonzero()[0])
             raise ModelError(
-                f"{name} is not causal: {seen} moves the output at position {place} by "
-                f"{float(moved[place]):.2g}, of {float(_size(y).max()):.2g} ({how}); an output "
+                f"{name} is not causal: {seen} moves the output at position {position} by "
+                f"{float(moved[position]):.2g}, of {float(_size(y).max()):.2g} ({how}); an output "
                 "may depend on its own and earlier positions alone"
             )
-        worst = max(worst, float(share.max()))
+        worst = max(worst, float(fraction.max()))
     return worst, y
 
 
@@ -295,11 +295,11 @@ def _check_continues(model: LanguageModel, tokens: Tensor) -> float:
             outputs = torch.cat([first, block.step(candidates, state)[::2]], dim=1)
             apart = (outputs - y).abs().amax((0, 2)) / y.abs().max()
             if not float(apart.max()) <= NEAR:
-                place = int(apart.argmax())
+                position = int(apart.argmax())
                 raise ModelError(
-                    f"{_layer_name(model, layer)}: {'step' if place >= cut else 'prefix'} differs "
-                    f"from forward at position {place} by {float(apart.max()):.2g} of the largest "
-                    f"output, {cut} positions remembered; the two must agree"
+                    f"{_layer_name(model, layer)}: {'step' if position >= cut else 'prefix'} "
+                    f"differs from forward at position {position} by {float(apart.max()):.2g} of "
+                    f"the largest output, {cut} positions remembered; the two must agree"
                 )
             worst = max(worst, float(apart.max()))
         x = y

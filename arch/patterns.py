@@ -36,10 +36,10 @@ def parse(
         ModelError: not an expression of this form, an unknown name, a module that cannot be
             imported, an unknown argument, or a value of another type than the argument's.
     """
-    place = f"{what} {printable(repr(entry), 120)}"
+    where = f"{what} {printable(repr(entry), 120)}"
     found = []
-    for name, given in _read_terms(entry, place):
-        chosen = _find(name, registry, place, base)
+    for name, given in _read_terms(entry, where):
+        chosen = _find(name, registry, where, base)
         try:
             hints, parameters = (
                 get_type_hints(chosen.__init__),
@@ -47,12 +47,12 @@ def parse(
             )
         except Exception as error:  # of somebody else's class, whose annotations are no types
             said = printable(f"{type(error).__name__}: {error}", 200)
-            raise ModelError(f"{place}: {name} has no readable arguments ({said})") from error
+            raise ModelError(f"{where}: {name} has no readable arguments ({said})") from error
         allowed = [n for n, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY]
         if wrong := [key for key in given if key not in allowed]:
             known = ", ".join(allowed) or "none"
-            raise ModelError(f"{place}: {name} has no argument {wrong[0]!r}; allowed: {known}")
-        given = {k: _checked(v, hints.get(k, Any), f"{place}: {k}") for k, v in given.items()}
+            raise ModelError(f"{where}: {name} has no argument {wrong[0]!r}; allowed: {known}")
+        given = {k: _checked(v, hints.get(k, Any), f"{where}: {k}") for k, v in given.items()}
         found.append((chosen, given))
     return found
 
@@ -63,8 +63,8 @@ def find_foreign(entry: str, registry: Mapping[str, type], what: str) -> list[st
     Raises:
         ModelError: not an expression of this form.
     """
-    place = f"{what} {printable(repr(entry), 120)}"
-    return [name for name, _ in _read_terms(entry, place) if name not in registry]
+    where = f"{what} {printable(repr(entry), 120)}"
+    return [name for name, _ in _read_terms(entry, where) if name not in registry]
 
 
 def locate_module(name: str) -> list[Path]:
@@ -148,8 +148,8 @@ def _find(name: str, registry: Mapping[str, type], place: str, base: type | None
     if name in registry:
         return registry[name]
     if not dot or base is None:
-        near = difflib.get_close_matches(name, registry, n=1)
-        guess = f", did you mean {near[0]!r}?" if near else ""
+        alike = difflib.get_close_matches(name, registry, n=1)
+        guess = f", did you mean {alike[0]!r}?" if alike else ""
         allowed = ", ".join(sorted(registry)) + (", or module.Class of your own" if base else "")
         raise ModelError(f"{place}: there is no {name!r}{guess}; allowed: {allowed}")
     shown = printable(module, 120)

@@ -155,9 +155,9 @@ def run_command(name: str, words: list[str]) -> tuple[Result, str]:
 
     function = command_function(name)
     parameters = list(inspect.signature(function).parameters.values())
-    hints: dict[str, Any] = {each.name: each.annotation for each in parameters}
+    hints: dict[str, Any] = {parameter.name: parameter.annotation for parameter in parameters}
     documented = docstring_parser.parse(inspect.getdoc(function) or "")
-    texts = {each.arg_name: each.description or "" for each in documented.params}
+    texts = {parameter.arg_name: parameter.description or "" for parameter in documented.params}
     has_format = "format" in hints
     if not has_format:
         hints["format"], texts["format"] = FORMATS, "json: the rows, to standard output"
@@ -168,21 +168,21 @@ def run_command(name: str, words: list[str]) -> tuple[Result, str]:
         parameters.append(inspect.Parameter("trust_code", inspect.Parameter.KEYWORD_ONLY,
                                             default=False))  # fmt: skip
     given = [word.partition("=")[0].replace("_", "-") for word in words]
-    for each in parameters:
-        flag = flag_name(each.name)
+    for parameter in parameters:
+        flag = flag_name(parameter.name)
         if (
             flag != "--plugin"
             and given.count(flag) > 1
-            and reader_of(hints[each.name]).nargs == "*"
+            and reader_of(hints[parameter.name]).nargs == "*"
         ):
             raise RequestError(f"{flag}: given twice; give all its values together")
-        silent = each.default in (None, (), inspect.Parameter.empty)
+        silent = parameter.default in (None, (), inspect.Parameter.empty)
         text = tyro.conf.arg(
-            name=each.name.strip("_") if each.name.endswith("_") else None,
-            help=" ".join(texts[each.name].split()),
+            name=parameter.name.strip("_") if parameter.name.endswith("_") else None,
+            help=" ".join(texts[parameter.name].split()),
             help_behavior_hint="" if silent else None,
         )
-        hints[each.name] = Annotated[(hints[each.name], text)]
+        hints[parameter.name] = Annotated[(hints[parameter.name], text)]
 
     def call(**options: Any) -> tuple[Result, str]:
         form = "table" if has_format else options.pop("format")
@@ -197,8 +197,10 @@ def run_command(name: str, words: list[str]) -> tuple[Result, str]:
     setattr(call, "__signature__", inspect.Signature(parameters))  # noqa: B010
 
     def refuse(event: refusals.ParseErrorEvent) -> None:
-        optional = [each for each in parameters if each.default is not each.empty]
-        raise RequestError(refusal(event, [flag_name(each.name) for each in optional]))
+        optional = [
+            parameter for parameter in parameters if parameter.default is not parameter.empty
+        ]
+        raise RequestError(refusal(event, [flag_name(parameter.name) for parameter in optional]))
 
     program = f"python -m eval {name}"
     with refusals.on_parse_error(refuse):

@@ -135,10 +135,10 @@ def pack(
         "tokenizer_sha256": tokenizer_hash(loaded),
         "source": source,
     }
-    asked = {"shard-tokens": shard_tokens, "story-tokens": story_tokens}
-    asked["valid-fraction"] = valid_fraction
-    asked |= {"limit": limit, "field": field}
-    with whole_directory(out, meta | asked) as folder, ExitStack() as files:
+    sizes = {"shard-tokens": shard_tokens, "story-tokens": story_tokens}
+    sizes["valid-fraction"] = valid_fraction
+    sizes |= {"limit": limit, "field": field}
+    with whole_directory(out, meta | sizes) as folder, ExitStack() as files:
         options: Any = {"valid_fraction": valid_fraction, "limit": limit, "field": field}
         corpora = {split: open_corpus(source, split, **options, stream=True) for split in SPLITS}
         writers = {split: _Writer(folder, split, loaded, layout, shard_tokens) for split in SPLITS}

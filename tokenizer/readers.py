@@ -166,10 +166,10 @@ def _lines(path: Path) -> Iterator[str]:
 def _refuse_nul(path: Path, block: bytes, start: int) -> None:
     if start == 0 and block[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         raise CorpusError(f"{path}: UTF-16, not UTF-8; convert the file to UTF-8")
-    if (place := block.find(0)) >= 0:
+    if (position := block.find(0)) >= 0:
         raise CorpusError(
-            f"{path}: holds a NUL byte at {start + place} (UTF-16, or no text); convert the file "
-            "to UTF-8"
+            f"{path}: holds a NUL byte at {start + position} (UTF-16, or no text); convert the "
+            "file to UTF-8"
         )
 
 

@@ -89,8 +89,8 @@ def find_recipe(name: str) -> Path:
     known = list(recipes())
     path = FOLDER / f"{name}.yaml" if name in known else Path(name).expanduser()
     if not path.is_file():
-        near = difflib.get_close_matches(path.stem, known, n=1)
-        guess = f"did you mean {near[0]}? " if near else ""
+        alike = difflib.get_close_matches(path.stem, known, n=1)
+        guess = f"did you mean {alike[0]}? " if alike else ""
         raise RunError(
             f"--config {name}: no such recipe or file; {guess}recipes: {', '.join(known)}; "
             "or give the path of a YAML file"
@@ -110,7 +110,9 @@ def find_recipe(name: str) -> Path:
 def settings() -> list[str]:
     """The names of all settings, as flags without their dashes."""
     sections = {"": RunSettings, **{f"{name}.": section for name, section in SECTIONS.items()}}
-    return [prefix + each.name for prefix, s in sections.items() for each in dataclasses.fields(s)]
+    return [
+        prefix + field.name for prefix, s in sections.items() for field in dataclasses.fields(s)
+    ]
 
 
 def full_name(name: str) -> str:
@@ -149,8 +151,8 @@ def _one_line(message: str) -> str:
     )
     if match := re.search(unknown, message):
         key = match[1] or ".".join(filter(None, match.groups()[1:]))
-        near = difflib.get_close_matches(key, settings(), n=1)
-        guess = f"did you mean --{near[0]}? " if near else ""
+        alike = difflib.get_close_matches(key, settings(), n=1)
+        guess = f"did you mean --{alike[0]}? " if alike else ""
         return f"there is no setting --{key}; {guess}python -m train fit --help lists them all"
     single = r'key "([^"]+)": Expected an? (.+?)\. Got value: (.*)'
     union = r'key "([^"]+)": Does not validate against any .*?\[(.*?)\] Errors:.* value: (.*)'

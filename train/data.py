@@ -87,8 +87,8 @@ class Windows:
         starts = range(self._offset or 0, last + 1, self.stride)[:limit]
         whole = len(range(starts.start, length - self.width + 1, self.stride)[: len(starts)])
         for i in range(0, whole, size):
-            some = np.array(starts[i : min(i + size, whole)])
-            yield self._pair(self._line.windows(some, self.width))
+            batch = np.array(starts[i : min(i + size, whole)])
+            yield self._pair(self._line.windows(batch, self.width))
         for start in starts[whole:]:
             yield self._pair(self._line.read(start, length)[None])
 

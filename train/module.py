@@ -154,10 +154,10 @@ class LanguageModule(LightningModule):
         """
         (optimizer,), (schedule,) = checkpoint["optimizer_states"], checkpoint["lr_schedulers"]
         given = self.configure_optimizers()["optimizer"].param_groups
-        share = rate(schedule["last_epoch"], self.total_steps, self.schedule)
+        factor = rate(schedule["last_epoch"], self.total_steps, self.schedule)
         for group, settings in zip(optimizer["param_groups"], given, strict=True):
             group |= {name: value for name, value in settings.items() if name != "params"}
-            group["lr"] = share * group["initial_lr"]
+            group["lr"] = factor * group["initial_lr"]
         schedule["base_lrs"] = [group["initial_lr"] for group in given]
 
 

@@ -78,13 +78,13 @@ def rate(step: int, total: int, settings: ScheduleSettings) -> float:
         return (step + 1) / (warmup + 1)
     start = total - settings.cooldown(total) if settings.decay == "wsd" else warmup
     done = min(1.0, max(0, step - start) / max(1, total - start))
-    share = {
+    fraction = {
         "linear": 1 - done,
         "cosine": 0.5 * (1 + math.cos(math.pi * done)),
         "wsd": 1 - math.sqrt(done),
         "none": 1.0,
     }[settings.decay]
-    return settings.floor + (1 - settings.floor) * share
+    return settings.floor + (1 - settings.floor) * fraction
 
 
 class Muon(Optimizer):

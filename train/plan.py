@@ -83,7 +83,9 @@ def print_plan(recipe: Recipe) -> None:
         f"{cost.training_flops * tokens:.2e} FLOP in all"
     )
     again = settings.checkpoint_activations
-    now, other = (memory(recipe, trainer, micro, parts, each) for each in (again, not again))
+    now, other = (
+        memory(recipe, trainer, micro, parts, recomputed) for recomputed in (again, not again)
+    )
     rest = now.peak - now.weights - now.optimiser - now.buckets
     buckets = f", DDP's buckets {size(now.buckets)}" if now.buckets else ""
     print(

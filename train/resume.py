@@ -112,8 +112,8 @@ def read_start(
     first, history = record["recipe"], record["history"]
     settings = {**settings, "init_from": first.get("init_from")}  # those weights are used no more
     last = _flat({**first, **{name: record[name] for name in fixed}})
-    for each in history:
-        last |= {name: new for name, (_, new) in each["changed"].items()}
+    for change in history:
+        last |= {name: new for name, (_, new) in change["changed"].items()}
     now = _flat({**settings, **fixed})
     changed = {
         name: [last.get(name), now.get(name)]
@@ -139,9 +139,9 @@ def read_start(
 def changed_settings(history: list[dict[str, Any]]) -> list[str]:
     """A line for every change, such as `resumed at step 10 with optimizer.lr 0.016 -> 0.02`."""
     return [
-        f"resumed at step {each['from_step']} with {name} {json.dumps(old)} -> {json.dumps(new)}"
-        for each in history
-        for name, (old, new) in each["changed"].items()
+        f"resumed at step {change['from_step']} with {name} {json.dumps(old)} -> {json.dumps(new)}"
+        for change in history
+        for name, (old, new) in change["changed"].items()
     ]
 
 

@@ -272,10 +272,10 @@ class StopOnSignal(Callback):
         self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Stops every device after the same step."""
-        stop, several = self.received is not None, trainer.world_size > 1
-        if not ends_step(trainer, batch_idx) or (several and trainer.global_step % self._every):
+        stop, parallel = self.received is not None, trainer.world_size > 1
+        if not ends_step(trainer, batch_idx) or (parallel and trainer.global_step % self._every):
             return
-        if several:
+        if parallel:
             stop = trainer.strategy.reduce_boolean_decision(stop, all=False)
         trainer.should_stop = trainer.should_stop or stop
 

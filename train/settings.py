@@ -290,8 +290,8 @@ def _check(section: str, settings: object, bound: str, *names: str) -> None:
     how, _, limit = bound.rpartition(" ")
     for name in names:
         value = getattr(settings, name)
-        for each in value if isinstance(value, list) else [] if value is None else [value]:
-            if not BOUNDS[how](each, float(limit)) or each == math.inf:  # NaN is refused too
+        for number in value if isinstance(value, list) else [] if value is None else [value]:
+            if not BOUNDS[how](number, float(limit)) or number == math.inf:  # NaN is refused too
                 raise RunError(f"--{section}{name} is {value}; it must be finite and {bound}")
 
 

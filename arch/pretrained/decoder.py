@@ -275,8 +275,8 @@ class StopForward(Exception):
 def _rows(embedding: Any) -> nn.Embedding:
     """The embedding as rows of a matrix, multiplied by the scale that a model gives to them."""
     ids = torch.arange(embedding.num_embeddings, device=embedding.weight.device)
-    some = ids[:2]
-    if torch.equal(embedding(some), embedding.weight[some]):
+    first = ids[:2]
+    if torch.equal(embedding(first), embedding.weight[first]):
         return embedding
     with torch.no_grad():
         return nn.Embedding.from_pretrained(embedding(ids), freeze=True)

@@ -180,8 +180,8 @@ def _read_all_but_weights(
     """Configuration, tokenizer and meta data, which belong together."""
     if not directory.is_dir():
         beside = directory.parent.iterdir() if directory.parent.is_dir() else ()
-        near = difflib.get_close_matches(directory.name, [path.name for path in beside], 1)
-        hint = f"; did you mean {directory.parent / near[0]}?" if near else ""
+        alike = difflib.get_close_matches(directory.name, [path.name for path in beside], 1)
+        hint = f"; did you mean {directory.parent / alike[0]}?" if alike else ""
         raise ModelError(f"{directory}: no such model directory{hint}")
     missing = [name for name in FILES if not (directory / name).is_file()]
     if missing:

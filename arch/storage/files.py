@@ -45,10 +45,10 @@ def write_text(path: str | Path, text: str) -> None:
 
 def make_directory(path: Path) -> None:
     """Makes a directory and those above it, and flushes their names to the disk."""
-    missing = [each for each in (path, *path.parents) if not each.exists()]
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
-    for each in reversed(missing):
-        _flush(each.parent)
+    for folder in reversed(missing):
+        _flush(folder.parent)
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -253,14 +253,14 @@ def figure_lines(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     Each has `quantity` (bits, margin_bits, effect, effect_sampled, rms), `distance`, `value`, and
     where they apply `shown` (alone or cumulative), `precision` and `prior`.
     """
-    several = [
+    grouped = [
         ({"quantity": name}, {None: row[name]}) for name in ("rms", "effect", "effect_sampled")
     ]
-    several.append(({"quantity": "margin_bits"}, row["margin_bits"]))
+    grouped.append(({"quantity": "margin_bits"}, row["margin_bits"]))
     for prior, precisions in row["bits"].items():
         place = {"quantity": "bits", "prior": prior}
-        several += [(place | {"precision": name}, kinds) for name, kinds in precisions.items()]
-    for place, kinds in several:
+        grouped += [(place | {"precision": name}, kinds) for name, kinds in precisions.items()]
+    for place, kinds in grouped:
         for shown, values in kinds.items():
             kind = {"shown": shown} if shown else {}
             for distance, value in zip(row["distances"], values, strict=True):

@@ -32,12 +32,12 @@ def wilson(successes: int, n: int) -> Interval:
     """Wilson's two-sided score interval of a share (Wilson 1927), for n >= 1 independent trials."""
     from scipy.special import ndtri
 
-    share, z = successes / n, float(ndtri((1 + CONFIDENCE) / 2))
-    centre = share + z * z / (2 * n)
-    half = z * (share * (1 - share) / n + (z / (2 * n)) ** 2) ** 0.5
+    fraction, z = successes / n, float(ndtri((1 + CONFIDENCE) / 2))
+    centre = fraction + z * z / (2 * n)
+    half = z * (fraction * (1 - fraction) / n + (z / (2 * n)) ** 2) ** 0.5
     low, high = ((centre + side * half) / (1 + z * z / n) for side in (-1, 1))
     # Rounding must not put the share outside its own limits, nor a limit outside 0 to 1.
-    return Interval(share, max(0.0, min(low, share)), min(1.0, max(high, share)))
+    return Interval(fraction, max(0.0, min(low, fraction)), min(1.0, max(high, fraction)))
 
 
 def at_most(failures: int, n: int) -> float:

@@ -52,9 +52,9 @@ def summarise(lines: Frame, by: Sequence[str], pool: Sequence[str] = ()) -> Fram
     columns = {name: lines[name].to_numpy()[order] for name in ("cluster", "weights", *LINE[2:])}
     pools, firsts, figures = lines["pool"].to_numpy()[order], [], []
     for start, end in zip([0, *ends], ends, strict=False):
-        several = {name: column[start:end] for name, column in columns.items()}
+        slices = {name: column[start:end] for name, column in columns.items()}
         firsts.append(order[start])
-        figures.append((*POOLS[pools[start]](several), len(set(several["weights"]))))
+        figures.append((*POOLS[pools[start]](slices), len(set(slices["weights"]))))
     found = pandas.DataFrame(figures, columns=["value", "low", "high", "n", "models"])
     found = found.astype({"low": float, "high": float})
     return pandas.concat(
@@ -69,9 +69,10 @@ def _refuse_to_pool(lines: Frame, by: list[str], pool: Sequence[str]) -> None:
     for name in held if len(mixed) else ():
         values = mixed.groupby([*by, "quantity"], dropna=False)[name]
         if (values.nunique(dropna=False) > 1).any():
-            some = ", ".join(map(str, mixed[name].unique()[:4]))
+            examples = ", ".join(map(str, mixed[name].unique()[:4]))
             raise RequestError(
-                f"a figure would pool {name} {some}; name it in `by`, or in `pool` if that is meant"
+                f"a figure would pool {name} {examples}; name it in `by`, or in `pool` if that is "
+                "meant"
             )
 
 

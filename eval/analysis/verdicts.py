@@ -65,9 +65,9 @@ def join_rows(rows: Iterable[Row]) -> list[Joined]:
         if row["family"] in ("gradient", "search") and row["control"] != SHUFFLED:
             questions.setdefault(question(row), []).append(row)
     return [
-        Joined(several, [_verdict(several, t) for t in range(len(several[0]["truth"]))],
-               hidden_positions(several[0]))
-        for several in questions.values()
+        Joined(alike, [_verdict(alike, t) for t in range(len(alike[0]["truth"]))],
+               hidden_positions(alike[0]))
+        for alike in questions.values()
     ]  # fmt: skip
 
 

@@ -95,7 +95,7 @@ def find_site(
             f"{turned}; give this model's outputs"
         )
     seen = values[:, [t for t in positions if t] or list(positions)].flatten(0, 1)
-    likely = sorted(_unlikelihoods(checkpoint, sites, seen, corpus), key=lambda each: each[1])
+    likely = sorted(_unlikelihoods(checkpoint, sites, seen, corpus), key=lambda entry: entry[1])
     groups, count = _group([circuit for circuit, _ in likely]), _first_shown(positions)
     ranked = [circuit for group in groups for circuit in group]
     if not count:
@@ -109,9 +109,9 @@ def find_site(
                 break
         if 2 * max(match.hits for match, _ in tried) > count:
             break
-    tried.sort(key=lambda each: (-each[0].hits, each[0].distance))
+    tried.sort(key=lambda entry: (-entry[0].hits, entry[0].distance))
     best, name = tried[0]
-    lower = [each for each in tried if each[1] != EXACT]
+    lower = [entry for entry in tried if entry[1] != EXACT]
     if lower and 2 * best.hits <= count:  # at the right site float32 would have hit
         best, name = lower[0]
     if not best.hits:
@@ -145,11 +145,11 @@ def _match(
         circuits, key=lambda circuit: (list(PARTS).index(circuit.part), circuit.depth)
     )
     for part, of_part in groupby(circuits, lambda circuit: circuit.part):
-        some = list(of_part)
-        found = _hits(arithmetic, some, stored, count)
+        sites = list(of_part)
+        found = _hits(arithmetic, sites, stored, count)
         matches += [
             Match(part, circuit.depth, hits, count, distance)
-            for circuit, (hits, distance) in zip(some, found, strict=True)
+            for circuit, (hits, distance) in zip(sites, found, strict=True)
         ]
     return matches
 

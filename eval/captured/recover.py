@@ -105,12 +105,12 @@ def recover(
     if shown is None and solver is None:
         captured = captured.without_first()
     captured = captured.up_to_last()
-    asked = _choose_solver(captured, solver, settings)
-    found = search(captured, asked, seed)
+    chosen = _choose_solver(captured, solver, settings)
+    found = search(captured, chosen, seed)
     if captured.arithmetic.name != EXACT and computed is None:
         captured, found = try_exact(captured, found)
     found, certified = _certify(captured, found)
-    answer = Recovered.of(captured, found, certified, asked.name)
+    answer = Recovered.of(captured, found, certified, chosen.name)
     if layer is not None and not answer.fits:
         say_once(f"nothing fits at {answer.site}; {look_elsewhere(captured, computed)}")
     return answer

@@ -102,8 +102,8 @@ def read_one_of(info: PrimitiveTypeInfo) -> Any:
     if info.type_origin not in (typing.Union, types.UnionType):
         return None
     kinds = [kind for kind in typing.get_args(info.type) if kind is not type(None)]
-    several = [kind for kind in kinds if typing.get_origin(kind) in SEQUENCES]
-    chosen = PrimitiveTypeInfo.make((several or kinds)[0], info.markers)
+    sequences = [kind for kind in kinds if typing.get_origin(kind) in SEQUENCES]
+    chosen = PrimitiveTypeInfo.make((sequences or kinds)[0], info.markers)
     return ConstructorRegistry.get_primitive_spec(chosen)
 
 
@@ -113,18 +113,18 @@ def read_several(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | Non
     if info.type_origin not in SEQUENCES or UseAppendAction in info.markers:
         return None
     inner = PrimitiveTypeInfo.make(typing.get_args(info.type)[0], info.markers)
-    one: Any = ConstructorRegistry.get_primitive_spec(inner)
+    inner_reader: Any = ConstructorRegistry.get_primitive_spec(inner)
 
     def read(given: list[str]) -> tuple[Any, ...]:
         if not given:
             raise ValueError("give one at least")
-        return tuple(one.instance_from_str([word]) for word in given)
+        return tuple(inner_reader.instance_from_str([word]) for word in given)
 
     def write(values: Any) -> list[str]:
         return [str(value) for value in listed(values)]
 
     return PrimitiveConstructorSpec(
-        "*", f"{one.metavar} ...", read, lambda value: True, write, one.choices
+        "*", f"{inner_reader.metavar} ...", read, lambda value: True, write, inner_reader.choices
     )
 
 

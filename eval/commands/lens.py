@@ -77,7 +77,7 @@ def lens(
         prompts = tuple(_prompts(checkpoint, texts, corpus, count or 4, length))
         gather(checkpoint, prompts)
         request = Request(prompts, followed, corpus, tokens=tokens, seed=seed)
-        looks += [LensTask(one, checkpoint, request, ALL not in names) for one in lenses]
+        looks += [LensTask(entry, checkpoint, request, ALL not in names) for entry in lenses]
     with open_results(out, shard=shard) as results:
         run_tasks(looks, results, "looking")
         documents = [document for look in looks if (document := look.read(results))]

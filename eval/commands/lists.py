@@ -35,8 +35,8 @@ def list_solvers(names: Words = None, plugin: Plugins = ()) -> Result:
     chosen = [known[name] for name in wanted or known]
     fields = ("name", "family", "title", "text", "slices", "random", "settings")
     rows = [
-        {name: getattr(each, name) for name in fields} | {"settings_text": each.setting_texts}
-        for each in chosen
+        {name: getattr(entry, name) for name in fields} | {"settings_text": entry.setting_texts}
+        for entry in chosen
     ]
     return Result(rows, "\n\n".join(map(_described, chosen)))
 
@@ -54,8 +54,12 @@ def list_lenses(plugin: Plugins = ()) -> Result:
     run_plugins(plugin)
     known = lenses()
     width = max(map(len, known))
-    rows = [{"name": one.name, "title": one.title, "about": one.about} for one in known.values()]
-    return Result(rows, "\n".join(f"{name:{width}}  {one.about}" for name, one in known.items()))
+    rows = [
+        {"name": entry.name, "title": entry.title, "about": entry.about} for entry in known.values()
+    ]
+    return Result(
+        rows, "\n".join(f"{name:{width}}  {entry.about}" for name, entry in known.items())
+    )
 
 
 def _described(solver: "Solver") -> str:

@@ -56,9 +56,9 @@ def probe(
 
     train = _windows(train_tokens, length, "--train-tokens", 2)
     valid = _windows(valid_tokens, length, "--valid-tokens", 1)
-    several = tuple(sorted(set(listed(offsets))))
+    chosen_offsets = tuple(sorted(set(listed(offsets))))
     training = Training(steps, rate=rate, seed=seed)
-    for offset in several:
+    for offset in chosen_offsets:
         if abs(offset) >= length:
             raise RequestError(
                 f"--offsets {offset}: windows have {length} tokens; "
@@ -70,7 +70,9 @@ def probe(
     for checkpoint in checkpoints:
         chosen = choose_single_layers(checkpoint, listed(layers))
         stories.load(checkpoint)  # bad text is refused before any work
-        tasks += [ProbeTask(checkpoint, stories, layer, several, training) for layer in chosen]
+        tasks += [
+            ProbeTask(checkpoint, stories, layer, chosen_offsets, training) for layer in chosen
+        ]
     rows, note = answered(tasks, out, "probing", shard)
     return Result(rows, _read_out(rows) if rows else NO_ROWS, note)
 

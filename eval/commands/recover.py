@@ -105,11 +105,11 @@ def recover_file(
         answered, note = results.rows(), results.note if out else ""
     rows, lines = list[dict[str, Any]](), list[str]()
     for task in tasks:
-        some = [row for row in answered if row["key"].rpartition("-")[0] == task.key]
+        of_task = [row for row in answered if row["key"].rpartition("-")[0] == task.key]
         if truth is not None:
-            _score(some, listed(truth), checkpoint.tokenizer)
-        lines.append(_text(task.name, some))
-        rows += some
+            _score(of_task, listed(truth), checkpoint.tokenizer)
+        lines.append(_text(task.name, of_task))
+        rows += of_task
     result = Result(rows, "\n\n".join(lines), note, render=_page)
     if page:
         result.notes = "\n".join(filter(None, [note, f"page: {result.page(page)}"]))
@@ -321,7 +321,7 @@ def _text(name: str, rows: list[dict[str, Any]]) -> str:
     for row in rows:
         lines.append(f"  {row['text']!r}"[:10_000])
         grades = row["grades"][: min(row["left_out"], default=None)]
-        ratios = [each for each in row["residual_over_floor"].values() if each is not None]
+        ratios = [ratio for ratio in row["residual_over_floor"].values() if ratio is not None]
         count, worst = len(grades), max(ratios, default=0.0)
         said = f"  {grades.count('certain')} of {count} tokens certain"
         if "certain" not in grades[:count] or grades.count("likely"):

@@ -149,12 +149,12 @@ def signature_of(function: Callable[..., Any], request: type | None = None) -> i
     """A function's parameters with their types, and a request's fields as more of them."""
     hints = inspect.get_annotations(function, eval_str=True)
     own = inspect.signature(function).parameters.values()
-    parameters = [each.replace(annotation=hints.get(each.name, Any)) for each in own]
+    parameters = [parameter.replace(annotation=hints.get(parameter.name, Any)) for parameter in own]
     if request:
         kinds = get_type_hints(request)
         parameters[-1:] = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None,
                               annotation=kinds[name] | None)
-            for name in (each.name for each in fields(request))
+            for name in (parameter.name for parameter in fields(request))
         ]  # fmt: skip
     return inspect.Signature(parameters)

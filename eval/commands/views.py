@@ -35,7 +35,7 @@ def summary(results: Places, csv: str | None = None, markdown: str | None = None
     if lines.empty:
         raise RequestError("no rows: there is nothing to sum up; run `python -m eval invert` first")
     tables = list(number_tables(lines))
-    records = [{"kind": one.kind, **record} for one in tables for record in one.records]
+    records = [{"kind": table.kind, **record} for table in tables for record in table.records]
     verdicts = verdict_lines(lines, rows)
     if len(verdicts):
         tables.append(of_kind(verdicts, "Verdicts across solvers", QUANTITIES))
@@ -44,7 +44,7 @@ def summary(results: Places, csv: str | None = None, markdown: str | None = None
         write_text(csv, to_csv(records))
     if markdown:
         write_text(markdown, "\n".join([*(markdown_text(t.full) for t in tables), accepted, ""]))
-    shown = [one.brief for one in tables if one.kind != "lens"]
+    shown = [table.brief for table in tables if table.kind != "lens"]
     if len(shown) < len(tables):
         shown.append(lens_overview(lines))
     return Result(records, terminal(*shown), accepted)

@@ -49,7 +49,7 @@ def highlighted(pieces: Sequence[str], methods: Mapping[str, Sequence[float]]) -
     sections = []
     for name, scores in methods.items():
         largest = max((abs(score) for score in scores), default=0.0)
-        tokens = (_token(*one, largest) for one in zip(pieces, scores, strict=True))
+        tokens = (_token(*scored, largest) for scored in zip(pieces, scores, strict=True))
         section = Markup('<section class="attribution"><h4>{}</h4><p>{}</p></section>')
         sections.append(section.format(name, Markup("").join(tokens)))
     return Markup("\n").join(sections)

@@ -292,9 +292,9 @@ def _told(
     used = {"range": [styles[i % len(styles)] for i in range(len(names))]}
     bright = {"scheme": alt.SchemeParams(name="viridis", extent=[0.25, 0.9])}
     scale = alt.Scale(domain=list(names), **(bright if ordered else used))
-    some = [n for n in names if n in known or len(names) <= LISTED]
-    some = names[:: 1 + len(names) // LISTED] if ordered else some
-    legend = alt.Legend(title=field if ordered else None, values=some) if len(names) > 1 else None
+    told = [n for n in names if n in known or len(names) <= LISTED]
+    told = names[:: 1 + len(names) // LISTED] if ordered else told
+    legend = alt.Legend(title=field if ordered else None, values=told) if len(names) > 1 else None
     return channel(field=field, type=kind, sort=list(names), scale=scale, legend=legend)
 
 

@@ -205,7 +205,7 @@ def markdown(table: Table) -> str:
     table = _legible(table)
     rule = ["---:" if table.numeric(i) else "---" for i in range(len(table.headings))]
     lines = [f"### {table.title}", ""] if table.title else []
-    lines += ["| " + " | ".join(one.replace("|", "\\|") for one in line) + " |"
+    lines += ["| " + " | ".join(word.replace("|", "\\|") for word in line) + " |"
               for line in (table.headings, rule, *table.lines)]  # fmt: skip
     return "\n".join([*lines, *(["", f"{table.note}."] if table.note else [])]) + "\n"
 

@@ -58,7 +58,7 @@ class Library:
     ) -> None:
         self.corpus, self.device, self.trust_code = corpus, device, trust_code
         self.paths: dict[str, str] = {p: p for p in places if p.startswith(PRETRAINED)}
-        for path in (each for p in places if p not in self.paths for each in find_models(p)):
+        for path in (found for p in places if p not in self.paths for found in find_models(p)):
             meta = read_meta(path / "meta.json")
             name = f"{meta['name']}, step {meta.get('step', 0)}"
             self.paths[f"{name} ({path})" if name in self.paths else name] = str(path)
@@ -87,8 +87,8 @@ class Library:
         """Models, solvers, lenses and limits, for the page."""
         return {
             "models": list(self.paths),
-            "solvers": [{"name": n, "text": one.text} for n, one in solvers().items()],
-            "lenses": [{"name": n, "title": one.title or n} for n, one in lenses().items()],
+            "solvers": [{"name": n, "text": entry.text} for n, entry in solvers().items()],
+            "lenses": [{"name": n, "title": entry.title or n} for n, entry in lenses().items()],
             "limits": {"letters": LETTERS, "noise": NOISE},
         }
 
@@ -102,15 +102,15 @@ class Library:
         if not isinstance(given, dict):
             raise RequestError("the question is no JSON object")
         question = Question(self)
-        for each in fields(Question)[1:]:
-            value, default = given.get(each.name), getattr(question, each.name)
+        for known in fields(Question)[1:]:
+            value, default = given.get(known.name), getattr(question, known.name)
             if value is None:
                 continue
-            kind = {"layer": int, "noise": int | float}.get(each.name, type(default))
+            kind = {"layer": int, "noise": int | float}.get(known.name, type(default))
             if not isinstance(value, kind) or isinstance(value, bool):
                 name = getattr(kind, "__name__", "number")
-                raise RequestError(f"{each.name}: {str(value)[:80]!r} is not {name}")
-            setattr(question, each.name, value)
+                raise RequestError(f"{known.name}: {str(value)[:80]!r} is not {name}")
+            setattr(question, known.name, value)
         question.check()
         return question
 
@@ -214,7 +214,9 @@ class Question:
     def refusals(self) -> dict[str, str | None]:
         """Why each solver cannot be asked this, or None."""
         length = len(self.tokens)
-        return {name: one.refusal(self.shown, length, True) for name, one in solvers().items()}
+        return {
+            name: solver.refusal(self.shown, length, True) for name, solver in solvers().items()
+        }
 
     @cached_property
     def asked(self) -> list[str]:
@@ -227,7 +229,7 @@ class Question:
         checkpoints = self.checkpoints
         return {
             "tokens": [visible(piece) for piece in checkpoints[0].pieces(list(self.tokens))],
-            "layers": min(one.config.n_layers for one in checkpoints),
+            "layers": min(checkpoint.config.n_layers for checkpoint in checkpoints),
             "slice": str(self.shown),
             "refusals": self.refusals,
             "asked": self.asked,
@@ -240,7 +242,7 @@ class Question:
         """Arguments of the function of `eval` that is called."""
         layer = self.layer
         if layer is None:
-            layer = min(one.config.n_layers for one in self.checkpoints)
+            layer = min(checkpoint.config.n_layers for checkpoint in self.checkpoints)
         shared: dict[str, Any] = {"text": self.text, "corpus": self.corpus}
         if self.library.device != "auto":
             shared["device"] = self.library.device
@@ -258,7 +260,7 @@ class Question:
         """The same for a terminal."""
         words = [self.library.paths[name] for name in self.models]
         for name, value in (self.arguments() | {"out": "results/explore"}).items():
-            values = [str(one) for one in value] if isinstance(value, list) else [str(value)]
+            values = [str(word) for word in value] if isinstance(value, list) else [str(value)]
             if values[0].startswith("-"):  # a flag, but for the sign of equality
                 words.append(f"--{name}={values[0]}")
             else:

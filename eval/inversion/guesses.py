@@ -162,8 +162,8 @@ def fit_readbacks(circuits: Sequence[Circuit], text: Tensor) -> list[dict[str, T
         return text.flatten()[places.to(text.device)]
 
     tokens = torch.arange(V, device=text.device) if V <= ALONE else drawn(ALONE)
-    for some in tokens.split(TOGETHER):
-        x = whole.vocabulary[some]
+    for batch in tokens.split(TOGETHER):
+        x = whole.vocabulary[batch]
         for moments, y in zip(first, cut(whole.step(x[:, None], None)[:, 0]), strict=True):
             moments.add(x, y)
     longest = min(text.shape[1], whole.model.config.context - 1)

@@ -131,7 +131,7 @@ class Problem:
             visible: the tokens at those shown, `(S,)`.
         """
         batches = hidden.split(max(1, TOGETHER // self.length))
-        fits = [self.residual(self.whole(some, visible))[1] for some in batches]
+        fits = [self.residual(self.whole(batch, visible))[1] for batch in batches]
         return hidden[torch.cat(fits)]
 
 

@@ -289,7 +289,7 @@ def plan(
     ):
         alike = tuple(prompt for prompt in prompts if len(prompt.tokens) == length)
         seeds = request.seeds if solver.random or noise else request.seeds[:1]
-        asked = [Asked(*coordinates) for coordinates in product(alike, seeds, shuffled)]
+        rows_asked = [Asked(*coordinates) for coordinates in product(alike, seeds, shuffled)]
         allowed = allowed_tokens if solver.family == "gradient" else None
         for group in _grouped(sites, together=solver.layers):
             for site in group:
@@ -299,7 +299,7 @@ def plan(
             size = max(1, batch // len(group))
             tasks += [
                 Task(checkpoint, solver, group, shown, noise, tuple(rows), alike, corpus, allowed)
-                for rows in (asked[i : i + size] for i in range(0, len(asked), size))
+                for rows in (rows_asked[i : i + size] for i in range(0, len(rows_asked), size))
             ]
     if not tasks:
         raise RequestError(

@@ -44,8 +44,8 @@ def gradient_x_input(model: LanguageModel, tokens: Tensor, answers: list[int]) -
 @torch.no_grad()
 def occluded(model: LanguageModel, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Logits after a prompt `(T,)`, `(V,)`, and with each token in turn replaced, `(T, V)`."""
-    variants, each = model.embed(tokens).repeat(len(tokens) + 1, 1, 1), range(len(tokens))
-    variants[each, each] = model.embedding.weight.detach().mean(0)
+    variants, numbers = model.embed(tokens).repeat(len(tokens) + 1, 1, 1), range(len(tokens))
+    variants[numbers, numbers] = model.embedding.weight.detach().mean(0)
     every = logits_after(model, variants)
     return every[-1], every[:-1]
 

@@ -65,10 +65,10 @@ class Chart:
 
     def records(self, tables: Tables) -> list[Record]:
         """Its numbers, each with its `model`; positions of a text with `token` and `place`."""
-        each = self.each or any(name in SAMPLES for name in self.fields)
+        samples = self.each or any(name in SAMPLES for name in self.fields)
         rows = []
         for model, table in tables.items():
-            for record in table.samples(self.of) if each else table.means(self.of):
+            for record in table.samples(self.of) if samples else table.means(self.of):
                 if all(record.get(name) == label for name, label in self.where.items()):
                     rows.append({"model": model, **record, **_token(table, record)})
         return rows
@@ -218,10 +218,10 @@ def word_tables(tables: Mapping[str, Table]) -> list[markup.Markup]:
     """The tables of words of all checkpoints, folded; those of one title and columns as one."""
     lines: dict[tuple[str, ...], list[list[Any]]] = {}
     for model, table in tables.items():
-        for one in table.texts:
-            for cells in one["lines"]:
+        for text in table.texts:
+            for cells in text["lines"]:
                 shown = [markup.codes(cell) if isinstance(cell, list) else cell for cell in cells]
-                lines.setdefault((one["title"], *one["columns"]), []).append([model, *shown])
+                lines.setdefault((text["title"], *text["columns"]), []).append([model, *shown])
     return [
         markup.folded(title, markup.html_table(("checkpoint", *columns), rows))
         for (title, *columns), rows in lines.items()

@@ -68,8 +68,8 @@ def triangles(mixer: TokenMixer, length: int) -> dict[str, Tensor]:
     for name, triangle in stacks:
         if isinstance(triangle, Triangle):
             rows = triangle.rows(0, length)[0].tril()
-            several = {f"{name} {i}": matrix for i, matrix in enumerate(rows)}
-            parts |= several if rows.dim() == 3 else {name if name in ("in", "out") else "": rows}
+            named = {f"{name} {i}": matrix for i, matrix in enumerate(rows)}
+            parts |= named if rows.dim() == 3 else {name if name in ("in", "out") else "": rows}
     return parts
 
 
@@ -89,7 +89,7 @@ def maps_of(model: LanguageModel, streams: Tensor) -> dict[str, Tensor]:
             else:
                 parts = triangles(mixer, x.shape[1])
             name = type(mixer).__name__.lower().removeprefix("wrapped")
-            maps |= {f"{layer} {name} {part}".rstrip(): each for part, each in parts.items()}
+            maps |= {f"{layer} {name} {part}".rstrip(): matrix for part, matrix in parts.items()}
     return maps
 
 
@@ -119,8 +119,8 @@ def value_maps(mixer: TokenMixer, like: Tensor) -> tuple[Tensor, Tensor] | None:
     """
 
     def slope(affine: Act, size: int) -> Tensor:
-        each = torch.eye(size, dtype=like.dtype, device=like.device)[:, None]
-        return (affine(each) - affine(torch.zeros_like(each[:1])))[:, 0]
+        units = torch.eye(size, dtype=like.dtype, device=like.device)[:, None]
+        return (affine(units) - affine(torch.zeros_like(units[:1])))[:, 0]
 
     if isinstance(mixer, CausalAttention):
         values = slope(lambda x: mixer.project(x)[2], like.shape[-1])
@@ -233,11 +233,13 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
         raise RequestError("--text: a prompt has one token; where it looks takes two at least")
     if maps := maps_of(model, streams[:, :, :shortest]):
         T = min(int(batch.last[0]) + 1, PICTURED)
-        pictures = [one.view(-1, T, T)[0] for one in maps_of(model, streams[:, :1, :T]).values()]
+        pictures = [
+            weights.view(-1, T, T)[0] for weights in maps_of(model, streams[:, :1, :T]).values()
+        ]
         above = torch.ones(T, T, dtype=torch.bool, device=streams.device).triu(1)
         shown = torch.stack(pictures).float().masked_fill(above, torch.nan)
         table.add("maps", shown, rows=False, map=[*maps], position=range(T), reads=range(T))
-        lags = [by_lag(one.float()).view(-1, shortest).mean(0) for one in maps.values()]
+        lags = [by_lag(weights.float()).view(-1, shortest).mean(0) for weights in maps.values()]
         axes: dict[str, Any] = {"map": [*maps], "lag": range(shortest)}
         table.add("weight by distance", torch.stack(lags), rows=False, **axes)
     for record in separated(model, streams[:, :1, : min(shortest, CORNER)], request.seed):
@@ -245,7 +247,7 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
     for layer, block in enumerate(blocks_of(model), start=1):
         for mixer in mixers_in(block):
             if found := value_maps(mixer, model.embedding.weight.detach()):
-                values, outputs = (one.float() for one in found)
+                values, outputs = (weights.float() for weights in found)
                 place: dict[str, Any] = {"part": [f"head {h}" for h in range(len(values))]}
                 ranks = effective_rank(singular_values(values, outputs))
                 table.add("OV copying", copying(values, outputs), layer=layer, **place)

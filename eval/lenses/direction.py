@@ -74,8 +74,8 @@ def path(vectors: Tensor, basis: Tensor) -> Tensor:
     """
     x = vectors.double()
     points = x @ basis.T
-    share = points.square().sum(dim=1) / x.norm(dim=1).clamp(min=1e-30).square()
-    return torch.column_stack([points, share])
+    fraction = points.square().sum(dim=1) / x.norm(dim=1).clamp(min=1e-30).square()
+    return torch.column_stack([points, fraction])
 
 
 def draw_plane(tables: Tables) -> list[figures.Figure]:
@@ -84,8 +84,8 @@ def draw_plane(tables: Tables) -> list[figures.Figure]:
     for model, table in tables.items():
         (numbers,) = table.of("path")
         prompt, rows = numbers.axes["prompt"][-1], []
-        for point, (x, y, share) in zip(numbers.axes["point"], numbers.values[-1], strict=True):
-            what, mark, tip = WAY, str(point), f"layer {point}: {share:.3f} of it in the plane"
+        for point, (x, y, fraction) in zip(numbers.axes["point"], numbers.values[-1], strict=True):
+            what, mark, tip = WAY, str(point), f"layer {point}: {fraction:.3f} of it in the plane"
             if point in ENDS:
                 what, mark = "token", markup.visible(table.notes["ends"][prompt][ENDS.index(point)])
                 tip = mark

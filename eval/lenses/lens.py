@@ -171,7 +171,7 @@ def word_tokens(checkpoint: Checkpoint, words: Iterable[str]) -> dict[str, int]:
     """
     known = {}
     for word in words:
-        ids, spaced = (token_ids(checkpoint.tokenizer, each) for each in (word, f" {word}"))
+        ids, spaced = (token_ids(checkpoint.tokenizer, spelling) for spelling in (word, f" {word}"))
         if not ids:
             raise RequestError(f"--words {word!r}: there is no token in it; give a word")
         if len(ids) > 1:

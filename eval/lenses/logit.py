@@ -59,12 +59,14 @@ def read_layers(streams: Tensor, chosen: list[int], read: Read) -> dict[str, Ten
     final = len(streams) - 1
     V = read(final, streams[-1, :1, :1]).shape[-1]
     parts = []
-    for some in streams.split(max(1, WIDEST // (streams.shape[2] * V)), dim=1):
-        output, layers = read(final, some[-1]).float().log_softmax(-1), []
-        for layer, stream in enumerate(some):
+    for batch in streams.split(max(1, WIDEST // (streams.shape[2] * V)), dim=1):
+        output, layers = read(final, batch[-1]).float().log_softmax(-1), []
+        for layer, stream in enumerate(batch):
             logs = output if layer == final else read(layer, stream).float().log_softmax(-1)
             layers.append(_describe(logs, output, chosen))
-        parts.append({name: torch.stack([each[name] for each in layers]) for name in layers[0]})
+        parts.append(
+            {name: torch.stack([reading[name] for reading in layers]) for name in layers[0]}
+        )
     return {name: torch.cat([part[name] for part in parts], dim=1) for name in parts[0]}
 
 
@@ -183,8 +185,8 @@ def add_readings(
     first = top.unique().tolist()
     pieces = dict(zip(first, checkpoint.words(first), strict=True))
     texts = [
-        [[[pieces[token] for token in cell] for cell in row] for row in each]
-        for each in top.transpose(0, 1).tolist()
+        [[[pieces[token] for token in cell] for cell in row] for row in ranks]
+        for ranks in top.transpose(0, 1).tolist()
     ]  # by prompt, layer, position, rank
     table.notes["top"] = dict(zip(batch.labels, texts, strict=True))
     _say_first(batch, seen, table)
@@ -198,9 +200,11 @@ def _say_first(batch: PromptBatch, seen: dict[str, Tensor], table: Table) -> Non
     for layer in reversed(range(len(best))):
         likeliest.append([str(layer), *([best[layer][t][0]] for t in shown)])
         shares = seen["top probability"][layer, 0, last].tolist()
-        each = zip(map(markup.visible, best[layer][last]), shares, strict=True)
+        ranked = zip(map(markup.visible, best[layer][last]), shares, strict=True)
         bits = f"{float(seen['entropy'][layer, 0, last]):.2f}"
-        at_end.append([str(layer), bits, *(f"{piece} {share:.2f}" for piece, share in each)])
+        at_end.append(
+            [str(layer), bits, *(f"{piece} {probability:.2f}" for piece, probability in ranked)]
+        )
     tokens = (markup.visible(table.pieces[label][t]) for t in shown)
     title = f"likeliest next token after each of the last tokens of {label}"
     table.say(title, ["layer", *tokens], likeliest)

@@ -76,7 +76,7 @@ def story_pairs(checkpoint: Checkpoint, seed: int) -> list[Pair]:
         fits = len(source.tokens) == len(target.tokens) <= checkpoint.config.context
         if target.cue == attribute and fits:
             answers = (source.words[attribute], target.words[attribute])
-            rows = (torch.tensor(one.tokens, device=device) for one in (source, target))
+            rows = (torch.tensor(story.tokens, device=device) for story in (source, target))
             pairs.append(Pair(f"{attribute} {number}", attribute, *rows, answers=answers))
     return pairs
 
@@ -162,8 +162,8 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
         of = [2 if r.stop == T else int(not different[r.start : r.stop].any()) for r in runs]
         total = effects @ F.one_hot(torch.tensor(of), len(WHERE)).to(effects)
         sums.setdefault(pair.kind, {})[pair.label] = total
-        each = effects.repeat_interleave(torch.tensor([*map(len, runs)]), dim=1)
-        values = F.pad(each, (runs[0].start, 0))
+        effect = effects.repeat_interleave(torch.tensor([*map(len, runs)]), dim=1)
+        values = F.pad(effect, (runs[0].start, 0))
         table.add("effect", values, rows=False, pair=pair.label, layer=layers, position=range(T))
         table.pieces[pair.label] = checkpoint.pieces(pair.target.tolist())
         lines.append([pair.label, other, checkpoint.words([its, mine])])

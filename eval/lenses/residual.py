@@ -69,8 +69,10 @@ def survival(model: LanguageModel, traced: Trace) -> tuple[Tensor, Tensor]:
             new = block.combine(x, torch.zeros_like(mixed)), x + mixed
             without = torch.cat([older, torch.stack(new)])
         along = torch.stack([stream.expand_as(without), stream - without]) * writes[: len(without)]
-        share = along.sum(-1) / squares[: len(without)]
-        shares.append(F.pad(share, (0, 0) * 2 + (0, len(writes) - len(without)), value=torch.nan))
+        fraction = along.sum(-1) / squares[: len(without)]
+        shares.append(
+            F.pad(fraction, (0, 0) * 2 + (0, len(writes) - len(without)), value=torch.nan)
+        )
     return torch.stack(shares, dim=2), squares
 
 

@@ -45,13 +45,15 @@ def batch_stories(checkpoint: Checkpoint, told: Sequence[Story]) -> PromptBatch:
         RequestError: one that is longer than the model's context.
     """
     context = checkpoint.config.context
-    length = max(len(one.tokens) for one in told)
+    length = max(len(story.tokens) for story in told)
     if length > context:
         raise RequestError(
             f"the built-in stories have up to {length} tokens, more than the model's context of "
             f"{context}; use a model with a longer context"
         )
-    return side_by_side(checkpoint, [one.tokens for one in told], [one.text for one in told])
+    return side_by_side(
+        checkpoint, [story.tokens for story in told], [story.text for story in told]
+    )
 
 
 @torch.no_grad()
@@ -72,7 +74,7 @@ def learn_directions(checkpoint: Checkpoint, seed: int = 0) -> dict[str, Tensor]
             for word in words
             for frame, chosen in frames
         ]
-        rows, places = range(len(told)), [one.places[attribute] for one in told]
+        rows, places = range(len(told)), [story.places[attribute] for story in told]
         read = batch_stories(checkpoint, told).streams[:, rows, places]
         means[attribute] = read.unflatten(1, (len(words), len(frames))).mean(2).transpose(0, 1)
     return means
@@ -157,23 +159,26 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
     generator = torch.Generator().manual_seed(request.seed)
     gained = torch.zeros(len(layers))
     for attribute, known in words.items():
-        asked = [pair for pair in pairs if pair.attribute == attribute]
-        told = [pair.story for pair in asked]
+        of_attribute = [pair for pair in pairs if pair.attribute == attribute]
+        told = [pair.story for pair in of_attribute]
         plain = batch_stories(checkpoint, told)
-        other = batch_stories(checkpoint, [pair.swapped for pair in asked])
+        other = batch_stories(checkpoint, [pair.swapped for pair in of_attribute])
         moved = log_odds_change(words, told, plain.logits, other.logits)
-        _add_effect(table, "swap effect of the text", asked, moved)
-        old, start = [one.words[attribute] for one in told], [one.places[attribute] for one in told]
-        own = torch.tensor([pair.story.cue == attribute for pair in asked])
+        _add_effect(table, "swap effect of the text", of_attribute, moved)
+        old, start = (
+            [story.words[attribute] for story in told],
+            [story.places[attribute] for story in told],
+        )
+        own = torch.tensor([pair.story.cue == attribute for pair in of_attribute])
         for column, layer in enumerate(layers):
             real = swap_vectors(directions[attribute][:, layer], known, old)
             noise = torch.randn(real.shape, generator=generator).to(real)
             noise *= real.norm(dim=-1, keepdim=True) / noise.norm(dim=-1, keepdim=True)
             both = torch.cat([noise, real], dim=1)
             after = logits_after(plain, layer, both, torch.tensor(start).to(plain.last))
-            for by, each in zip(("random", "steered"), after.unbind(1), strict=True):
-                moved = log_odds_change(words, told, plain.logits, each)
-                _add_effect(table, "swap effect", asked, moved, by=by, layer=layer)
+            for by, logits in zip(("random", "steered"), after.unbind(1), strict=True):
+                moved = log_odds_change(words, told, plain.logits, logits)
+                _add_effect(table, "swap effect", of_attribute, moved, by=by, layer=layer)
                 if by == "steered":
                     gained[column] += float(moved.cpu()[own].mean())
     lines = samples(checkpoint, directions, layers[int(gained.argmax())])

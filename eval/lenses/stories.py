@@ -164,7 +164,7 @@ def swaps(tokenizer: Tokenizer, count: int, seed: int = 0) -> list[Swap]:
         for number, (frame, chosen) in enumerate(contexts(tokenizer, count, True, seed)):
             other = chosen | {attribute: names[following(words, words[chosen[attribute]])]}
             for cue in known:
-                both = (tell_story(tokenizer, frame, cue, each) for each in (chosen, other))
+                both = (tell_story(tokenizer, frame, cue, name) for name in (chosen, other))
                 pairs.append(Swap(attribute, number, *both))
     return pairs
 
@@ -172,4 +172,4 @@ def swaps(tokenizer: Tokenizer, count: int, seed: int = 0) -> list[Swap]:
 def retellings() -> list[tuple[str, str]]:
     """Each plot by two tellers."""
     text = (Path(__file__).parent / "retellings.txt").read_text(encoding="utf-8")
-    return [(one, other) for one, other in map(str.splitlines, text.split("\n\n"))]
+    return [(first, other) for first, other in map(str.splitlines, text.split("\n\n"))]

@@ -65,8 +65,8 @@ class Numbers:
         cluster = next((axis for axis in CLUSTERS if axis in self.axes), "position")
         values = frame.groupby([*places, cluster], sort=False)["value"]
         each = values.agg(["sum", "count"]).astype(float)
-        for place, some in each.groupby(places, sort=False) if places else [((), each)]:
-            sums, counts = some["sum"].to_numpy(), some["count"].to_numpy()
+        for place, group in each.groupby(places, sort=False) if places else [((), each)]:
+            sums, counts = group["sum"].to_numpy(), group["count"].to_numpy()
             figure = mean_interval(sums, counts, self.share)
             # older pandas gives numpy's whole numbers, which JSON has not
             labels = (label.item() if isinstance(label, np.generic) else label for label in place)
@@ -155,11 +155,11 @@ class Table:
 
     def of(self, name: str) -> list[Numbers]:
         """The tensors of a name."""
-        return [one for one in self.numbers if one.name == name]
+        return [numbers for numbers in self.numbers if numbers.name == name]
 
     def samples(self, name: str) -> list[Record]:
         """A record for each number of a name, its labels beside it."""
-        return [record for one in self.of(name) for record in one.records()]
+        return [record for numbers in self.of(name) for record in numbers.records()]
 
     def means(self, name: str) -> list[Record]:
         """A record for each place of a name, with its mean over samples."""
@@ -167,13 +167,13 @@ class Table:
 
     def figures(self) -> Iterator[Record]:
         """A record for each row: `figure`, its place, its mean and interval."""
-        for one in self.numbers:
-            if one.rows:
-                yield from ({"figure": one.name} | record for record in one.means())
+        for numbers in self.numbers:
+            if numbers.rows:
+                yield from ({"figure": numbers.name} | record for record in numbers.means())
 
     def plain(self) -> dict[str, Any]:
         """For JSON."""
-        return vars(self) | {"numbers": [one.plain() for one in self.numbers]}
+        return vars(self) | {"numbers": [numbers.plain() for numbers in self.numbers]}
 
     @classmethod
     def read(cls, plain: Mapping[str, Any]) -> Table:

@@ -161,10 +161,12 @@ def run_on(model: LanguageModel, x: Tensor, layer: int = 0, last: Tensor | None 
     if last is None:
         last = torch.full((len(x),), x.shape[1] - 1, device=x.device)
     ends = []
-    for some, at in zip(*(v.split(max(1, TOGETHER // x.shape[1])) for v in (x, last)), strict=True):
+    for batch, at in zip(
+        *(v.split(max(1, TOGETHER // x.shape[1])) for v in (x, last)), strict=True
+    ):
         for block in blocks_of(model)[layer:]:
-            some = block(some)
-        ends.append(model.logits(some[torch.arange(len(some), device=x.device), at, None])[:, 0])
+            batch = block(batch)
+        ends.append(model.logits(batch[torch.arange(len(batch), device=x.device), at, None])[:, 0])
     return torch.cat(ends)
 
 

@@ -68,8 +68,8 @@ def least_squares(model: LanguageModel, windows: Tensor) -> tuple[Tensor, Tensor
     D, N = head.shape[1], windows.numel()
     gram = torch.zeros(n, D + 1, D + 1, dtype=torch.float64, device=head.device)
     toward = gram.new_zeros(n, D + 1, D)
-    for some in windows.split(max(1, PART // (windows.shape[1] * (n + 1) * D))):
-        streams = trace(model, some).streams.flatten(1, 2).double()
+    for batch in windows.split(max(1, PART // (windows.shape[1] * (n + 1) * D))):
+        streams = trace(model, batch).streams.flatten(1, 2).double()
         inputs = F.pad(streams[:-1], (0, 1), value=1.0)  # the last feature is the constant
         gram += inputs.mT @ inputs
         toward += inputs.mT @ streams[-1]
@@ -97,7 +97,7 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
     read = tuned_read(model, found["weight"], found["bias"])
     add_readings(checkpoint, batch, request, table, read)
     methods, layers = ("plain", "tuned"), range(len(model.blocks))
-    judged, name = torch.stack([found[one] for one in methods]), "divergence on other stories"
+    judged, name = torch.stack([found[method] for method in methods]), "divergence on other stories"
     table.add(name, judged, method=methods, story=range(HELD), layer=layers)
     kept = [str(layer) for layer, learnt in enumerate(found["learnt"].tolist()) if not learnt]
     if kept:

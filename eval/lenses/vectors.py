@@ -68,7 +68,7 @@ def rank_pairs(both: Tensor, first: Tensor, second: Tensor) -> Tensor:
     The rows are those of W_E W_U', from both matrices `(2, V, D)`.
     """
     parts = zip(first.split(PAIRS), second.split(PAIRS), strict=True)
-    ranks = [token_ranks((both[0, some] @ both[1].T).cpu(), after) for some, after in parts]
+    ranks = [token_ranks((both[0, batch] @ both[1].T).cpu(), after) for batch, after in parts]
     return torch.cat(ranks) / (both.shape[1] - 1)
 
 
@@ -92,8 +92,8 @@ def add_alignment(table: Table, both: Tensor, rows: Tensor) -> None:
     """Cosine of the two rows of each of N tokens, beside those of one's and another's."""
     first, second = both[:, rows].cpu()
     cosines = [F.cosine_similarity(first, other) for other in (second, second.roll(1, dims=0))]
-    for name, each in zip(("own cosine", "own cosine control"), cosines, strict=True):
-        table.add(name, each, token=rows.tolist())
+    for name, cosine in zip(("own cosine", "own cosine control"), cosines, strict=True):
+        table.add(name, cosine, token=rows.tolist())
     edges = torch.linspace(-1, 1, BINS + 1)
     kinds = torch.stack(cosines).clamp(-1, 1)
     _add_histogram(table, "alignment", kinds, edges, "with", ("its own", "another's"))
@@ -111,13 +111,13 @@ def add_round_trips(
     pieces = checkpoint.words(range(V))
     words: dict[str, int] = {}
     word_of = torch.tensor([words.setdefault(p.strip().lower(), len(words)) for p in pieces])
-    asked = torch.cat([rows, torch.tensor(shown)])
+    queries = torch.cat([rows, torch.tensor(shown)])
     variants = word_of.bincount()[word_of[rows]] - 1
     has, lines = variants > 0, []
     for way, matrix in ways_back(*both).items():
-        values = (both[0, asked] @ matrix.T).cpu()
-        own = values.gather(1, asked[:, None])[:, 0]
-        other = values.scatter(1, asked[:, None], -torch.inf).topk(min(TOP, V - 1))
+        values = (both[0, queries] @ matrix.T).cpu()
+        own = values.gather(1, queries[:, None])[:, 0]
+        other = values.scatter(1, queries[:, None], -torch.inf).topk(min(TOP, V - 1))
         largest, place = other.values[:N, 0], {"token": rows.tolist(), "method": way}
         table.add("round trip own value", own[:N], **place)
         table.add("round trip largest other", largest, **place)
@@ -129,7 +129,12 @@ def add_round_trips(
             table.add("round trip variant among others", hits, **place)
             table.add("round trip variant by chance", chance, **place)
         for token, value, near in zip(shown, own[N:], other.indices[N:].tolist(), strict=True):
-            line = [[pieces[token]], way, f"{float(value):.3g}", [pieces[one] for one in near]]
+            line = [
+                [pieces[token]],
+                way,
+                f"{float(value):.3g}",
+                [pieces[near_token] for near_token in near],
+            ]
             lines.append(line)
     columns = ("token", "way back", "its own value", "largest others")
     table.say("one-hot to vector and back to tokens", columns, lines)
@@ -182,7 +187,9 @@ def add_bigrams(
     best = (both[0, common] @ both[1].T).topk(TOP).indices.tolist()
     for token, likely in zip(common.tolist(), best, strict=True):
         after = Counter(tokens[1:][tokens[:-1] == token].tolist()).most_common(TOP)
-        lines.append([*map(checkpoint.pieces, ([token], [one for one, _ in after], likely))])
+        lines.append(
+            [*map(checkpoint.pieces, ([token], [follower for follower, _ in after], likely))]
+        )
     columns = ("after", "in the corpus", "by W_E W_U'")
     table.say("what follows the most frequent tokens", columns, lines)
 

@@ -66,8 +66,8 @@ class TokenMoments(NamedTuple):
 
     def log_share(self) -> Tensor:
         """Log of each token's share of the examples, `(V,)`, none of them zero."""
-        share = self.count + SMOOTHING
-        return (share / share.sum()).log()
+        smoothed = self.count + SMOOTHING
+        return (smoothed / smoothed.sum()).log()
 
 
 def second_moment(features: Tensor) -> Tensor:

@@ -136,8 +136,8 @@ class ProbeFit:
         edge = rest[:, T:] if offset > 0 else rest[:, : rest.shape[1] - T]
         second = self.second - second_moment(edge)
         moments = TokenMoments.of(x, y, len(self.embedding), second)
-        scores, share = gaussian(moments, self.embedding), moments.log_share().float()
-        start = calibrated(scores, share, known[0], known[1][:FACTOR_EXAMPLES])
+        scores, log_shares = gaussian(moments, self.embedding), moments.log_share().float()
+        start = calibrated(scores, log_shares, known[0], known[1][:FACTOR_EXAMPLES])
         if not self.training:
             return {"gaussian": start}
         softmax = _train(x, y, moments.covariance, start, self.training)
@@ -149,8 +149,8 @@ def score_probes(
     outputs: Tensor, windows: Tensor, offset: int, probes: Mapping[str, Classifier]
 ) -> dict[str, dict[str, Any]]:
     """The figures of probes of a site and an offset on other stories, by kind."""
-    asked, of = (part.flatten(0, 1) for part in aligned(outputs, windows, offset))
-    parts = list(zip(asked.split(SCORED), of.split(SCORED), strict=True))
+    read, of = (part.flatten(0, 1) for part in aligned(outputs, windows, offset))
+    parts = list(zip(read.split(SCORED), of.split(SCORED), strict=True))
     return {
         kind: token_figures(((probe(x), y) for x, y in parts), len(probe.bias))
         for kind, probe in probes.items()
@@ -162,14 +162,14 @@ def score_unigram(train: Tensor, valid: Tensor, vocabulary: int) -> dict[str, An
     counts = torch.bincount(train.flatten(), minlength=vocabulary).double() + SMOOTHING
     logits = (counts / counts.sum()).log().float()
     parts = valid.flatten().split(SCORED)
-    return token_figures(((logits.expand(len(some), -1), some) for some in parts), vocabulary)
+    return token_figures(((logits.expand(len(part), -1), part) for part in parts), vocabulary)
 
 
 def aligned(outputs: Tensor, windows: Tensor, offset: int) -> tuple[Tensor, Tensor]:
     """Outputs at the positions that have a token so far away, and those tokens, `(N, T - |o|)`."""
     T = windows.shape[1]
-    asked = outputs[:, max(0, -offset) : T - max(0, offset)]
-    return asked, windows[:, max(0, offset) : T + min(0, offset)]
+    read = outputs[:, max(0, -offset) : T - max(0, offset)]
+    return read, windows[:, max(0, offset) : T + min(0, offset)]
 
 
 def _train(
@@ -244,8 +244,8 @@ class ProbeTask:
             tensors = fitted(results.directory, self.checkpoint, about, [train], make)
             probes = {kind: unpack(tensors, kind) for kind in self.kinds}
             scores = score_probes(judged, valid, offset, probes)
-            asked = aligned(judged, valid, offset)[1]
-            unigram = score_unigram(train, asked, self.checkpoint.config.vocab_size)
+            truth = aligned(judged, valid, offset)[1]
+            unigram = score_unigram(train, truth, self.checkpoint.config.vocab_size)
             seconds = round((time.perf_counter() - started) / len(scores), 4)
             for kind, figures in scores.items():
                 nats = figures["nats"]

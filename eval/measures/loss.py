@@ -37,8 +37,8 @@ class Measurement:
     @property
     def keys(self) -> list[str]:
         """The row's key."""
-        asked = [self.corpus, self.stories] if self.texts is None else [list(self.texts)]
-        return [row_key(*self.checkpoint.identity, "loss", *asked)]
+        question = [self.corpus, self.stories] if self.texts is None else [list(self.texts)]
+        return [row_key(*self.checkpoint.identity, "loss", *question)]
 
     def run(self, results: Results) -> list[Row]:
         """One row."""
@@ -137,11 +137,11 @@ def _nats(model: "LanguageModel", x: "Tensor", y: "Tensor") -> "Tensor":
 
     hidden = model.hidden(model.embed(x), model.config.n_layers).flatten(0, 1)
     count = max(1, LOGITS // model.config.vocab_size)
-    each = [
-        cross_entropy(model.logits(some[None])[0].float(), tokens, reduction="none").double()
-        for some, tokens in zip(hidden.split(count), y.flatten().split(count), strict=True)
+    nats = [
+        cross_entropy(model.logits(batch[None])[0].float(), tokens, reduction="none").double()
+        for batch, tokens in zip(hidden.split(count), y.flatten().split(count), strict=True)
     ]
-    return torch.cat(each)
+    return torch.cat(nats)
 
 
 def _parts(nats: "np.ndarray", owner: "np.ndarray", sizes: "np.ndarray") -> dict[str, list[Any]]:

@@ -39,5 +39,5 @@ def _compare(scores: Tensor, score: Tensor) -> Tensor:
 
 def effective_rank(singular: Tensor) -> Tensor:
     """e to the entropy of their shares (Roy & Vetterli 2007): `(..., R)` to `(...)`."""
-    share = singular / singular.sum(dim=-1, keepdim=True).clamp(min=1e-30)
-    return torch.special.entr(share).sum(dim=-1).exp()
+    fractions = singular / singular.sum(dim=-1, keepdim=True).clamp(min=1e-30)
+    return torch.special.entr(fractions).sum(dim=-1).exp()

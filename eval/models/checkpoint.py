@@ -267,7 +267,7 @@ def open_models(
     models: Sequence[str | Path | Checkpoint] | str | Path | Checkpoint, device: str
 ) -> list[Checkpoint]:
     """Opens models as `open_model` does, before anything is computed; open ones stay open."""
-    several = [models] if isinstance(models, str | Path | Checkpoint | nn.Module) else models
+    given = [models] if isinstance(models, str | Path | Checkpoint | nn.Module) else models
     place = device_of(device)
     return [
         model
@@ -275,7 +275,7 @@ def open_models(
         else open_model(model)
         if isinstance(model, nn.Module)
         else open_checkpoint(model, place)
-        for model in several
+        for model in given
     ]
 
 

@@ -37,13 +37,13 @@ def common_corpus(checkpoints: "Sequence[Checkpoint]") -> tuple[str, str]:
     """
     trained = {c.meta["data_sha256"]: c for c in checkpoints if c.meta.get("data_sha256")}
     if len(trained) > 1:
-        each = "; ".join(f"{c.path}: {_recorded(c)}" for c in trained.values())
+        listing = "; ".join(f"{c.path}: {_recorded(c)}" for c in trained.values())
         raise RequestError(
-            f"--corpus: the models were trained on different data ({each}); say which corpus they "
-            "are asked about, or ask them apart"
+            f"--corpus: the models were trained on different data ({listing}); say which corpus "
+            "they are asked about, or ask them apart"
         )
-    asked = [*trained.values(), *checkpoints]
-    return own_corpus(asked[0]) if asked else ("toy", "as no model is given")
+    chosen = [*trained.values(), *checkpoints]
+    return own_corpus(chosen[0]) if chosen else ("toy", "as no model is given")
 
 
 def own_corpus(checkpoint: "Checkpoint") -> tuple[str, str]:

@@ -48,8 +48,8 @@ def labels(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
         names.setdefault(about["model_id"], set()).add(about["name"])
         mixers[about["model_id"]] = ", ".join(map(str, about["mixers"]))
     plain = {
-        key: SEED.sub("", min(several)) or mixers[key] if len(several) > 1 else min(several)
-        for key, several in names.items()
+        key: SEED.sub("", min(alike)) or mixers[key] if len(alike) > 1 else min(alike)
+        for key, alike in names.items()
     }
     return _tell_apart(plain, lambda key: key)
 

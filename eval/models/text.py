@@ -98,7 +98,7 @@ class HeldOutText:
         if len(given) == len(stories):
             return given
         encoded = self._plain.encode_batch_fast(list(stories), add_special_tokens=False)
-        return [[*each.ids, *self.end] for each in encoded]
+        return [[*encoding.ids, *self.end] for encoding in encoded]
 
     def stories(self, use: Use) -> "Iterator[Story]":
         """The stories of one use, in the order of the corpus; no story has two uses."""

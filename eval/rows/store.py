@@ -109,7 +109,7 @@ def read_rows(places: Iterable[str | Path]) -> list[Row]:
     """
     rows: list[Row] = []
     for place in map(Path, places):
-        paths = [file for each in results_in(place) for file in sorted(each.glob(SHARDS))]
+        paths = [file for directory in results_in(place) for file in sorted(directory.glob(SHARDS))]
         paths = paths or [place]
         if not paths[0].is_file():
             raise RequestError(f"{place}: no results here; give a directory that holds {ROWS}")

@@ -128,8 +128,8 @@ def run_tasks(tasks: Sequence[Task], results: Results, what: str, limit: int | N
     for task, following in zip(bar, [*remaining[1:], None], strict=False):
         tell(SoFar())
         rows = task.run(results)
-        for some in [rows] if isinstance(rows, list) else ([row] for row in rows):
-            results.append(some)
+        for batch in [rows] if isinstance(rows, list) else ([row] for row in rows):
+            results.append(batch)
         if task is remaining[0] and task.keys and not watched():
             rest -= len(task.keys)
             expected = (time.monotonic() - started) * rest / len(task.keys)

@@ -79,9 +79,9 @@ def _batches(
     by_part: dict[str, dict[str, Circuit]] = {}
     for name, circuit in circuits.items():
         by_part.setdefault(circuit.part, {})[name] = circuit
-    while some := list(islice(texts, size)):
-        encoded = [encode_text(checkpoint.tokenizer, text, "text") for text in some]
-        for text, ids in zip(some, encoded, strict=True):
+    while batch := list(islice(texts, size)):
+        encoded = [encode_text(checkpoint.tokenizer, text, "text") for text in batch]
+        for text, ids in zip(batch, encoded, strict=True):
             if not ids:
                 raise RequestError(f"text {text!r}: there is no token in it; leave it out")
             checkpoint.check_length(len(ids))

@@ -83,10 +83,10 @@ class Circuit:
             self._require_norm()
         blocks = [self._block(i) for i in range(self.depth)]
         whole = any(isinstance(block, WholeBlock) for block in blocks)
-        asked = f"part {self.part!r} without {sorted(self.without)}"
+        request = f"part {self.part!r} without {sorted(self.without)}"
         if whole and (self.part not in WHOLE or self.without - {"mask"}):
             raise RequestError(
-                f"{asked}: of a {self.model.config.mixers[0]} model whole blocks are known, not "
+                f"{request}: of a {self.model.config.mixers[0]} model whole blocks are known, not "
                 f"their parts; use one of {', '.join(WHOLE)}, and leave out nothing"
             )
         if "mask" in self.without:
@@ -115,11 +115,11 @@ class Circuit:
     @cached_property
     def width(self) -> int:
         """Features of an output."""
-        each = self.model.config.d_model
+        features = self.model.config.d_model
         if self.part in CACHED:
             block = self._block(self.sites[0] - 1)
-            each = self._cached(block, self.model.embedding.weight[:1, None], 0).shape[-1]
-        return each * len(self.sites)
+            features = self._cached(block, self.model.embedding.weight[:1, None], 0).shape[-1]
+        return features * len(self.sites)
 
     def __call__(self, embeddings: Tensor) -> Tensor:
         """`(B, T, D)` embeddings to the site's `(B, T, width)` outputs."""

@@ -107,7 +107,7 @@ class Slice:
         """The notation."""
         channels = _range(self.low, self.high) if (self.low, self.high) != (0, None) else ":"
         ranges = ((self.start, self.stop), *self.more)
-        return f"[:, {'+'.join(_range(*each) for each in ranges)}, {channels}]"
+        return f"[:, {'+'.join(_range(*bounds) for bounds in ranges)}, {channels}]"
 
 
 def _bounds(text: str, part: str) -> tuple[int, int | None]:

@@ -83,8 +83,8 @@ def history(rows: Sequence[Row]) -> list[dict[str, float]]:
     """
     lines = frame(rows)
     steps: dict[int, dict[str, float]] = {}
-    for kind, some in lines.groupby("kind", sort=False):
-        kept = some[some["quantity"].isin(RECOVERY)] if kind == "recovery" else some
+    for kind, group in lines.groupby("kind", sort=False):
+        kept = group[group["quantity"].isin(RECOVERY)] if kind == "recovery" else group
         words = {q.name: q.name if kind == "recovery" else q.words for q in quantities(kept)}
         pooled = (*ABOUT, *LENGTHS) if kind == "recovery" else ABOUT
         known = kept.columns[kept.notna().any()]

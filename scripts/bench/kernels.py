@@ -192,9 +192,9 @@ def kernels_page(
     ]
     titles = ["T", "D", "B", "ours, µs", "TFLOP/s", "TB/s", "least", *DENSE]
     rows = sorted(rows, key=lambda row: not row["backward"])
-    for (dtype, backward), some in groupby(rows, lambda r: (r["dtype"], r["backward"])):
+    for (dtype, backward), group in groupby(rows, lambda r: (r["dtype"], r["backward"])):
         cells = []
-        for _, (ours, *others) in groupby(some, lambda r: (r["length"], r["width"])):
+        for _, (ours, *others) in groupby(group, lambda r: (r["length"], r["width"])):
             dense = {f: [r["ratio"] for r in others if r["form"] == f] for f in DENSE}
             cells.append([
                 *(ours[name] for name in ("length", "width", "batch")),

@@ -167,7 +167,7 @@ class Steps(Dataset):
 
     def __getitem__(self, number: int) -> dict[str, Tensor]:
         """Tokens and their next ones, both `(context,)`; in rows the last one has no next token."""
-        tokens, targets = (one[0] for one in self._windows.batch(number, 1))
+        tokens, targets = (batch[0] for batch in self._windows.batch(number, 1))
         missing = (0, self._context - len(tokens))
         following = F.pad(targets, missing, value=IGNORE)
         return {

@@ -129,14 +129,14 @@ def command(module: str, words: Sequence[str]) -> str:
 def hardware(options: argparse.Namespace, *packages: str) -> str:
     """The device and the versions of Python, torch and packages, in words."""
     if options.device == "cpu":
-        place = f"{processor()}, {options.threads} threads"
+        machine = f"{processor()}, {options.threads} threads"
     else:
-        place = f"{torch.cuda.get_device_name()}, {os.cpu_count()} CPU cores"
+        machine = f"{torch.cuda.get_device_name()}, {os.cpu_count()} CPU cores"
     versions = [f"Python {platform.python_version()}"]
     for name in ("torch", *packages):
         with contextlib.suppress(PackageNotFoundError):
             versions.append(f"{name} {version(name)}")
-    return ", ".join([place, *versions])
+    return ", ".join([machine, *versions])
 
 
 def processor() -> str:

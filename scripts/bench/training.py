@@ -138,13 +138,13 @@ def measure(options: argparse.Namespace, rows: list[dict[str, Any]]) -> bench.Pa
         data = PackedData(options.data or _toy(folder))
         left_out: list[str] = []
         planned = [*races(options, data.meta["vocab_size"])]
-        for number, one in enumerate(planned):
+        for number, race in enumerate(planned):
             remaining = deadline - time.monotonic()
             if remaining > 0:
                 until = time.monotonic() + remaining / (len(planned) - number)
-                rows += _run(one, data.path, folder / str(number), until, options)
+                rows += _run(race, data.path, folder / str(number), until, options)
             else:
-                left_out.append(f"{one.name}: {one.size}")
+                left_out.append(f"{race.name}: {race.size}")
             yield training_page(rows, left_out, options), rows
 
 
@@ -156,10 +156,10 @@ def _run(
     entrants: list[Entrant] = []
     try:
         for number, contender in enumerate(one.contenders.values()):
-            place = folder / str(number)
-            place.mkdir(parents=True)
-            about = (options.device, contender.precision, contender.compiled, data, place)
-            start = (options.device, options.threads, place / "log", contender.work)
+            directory = folder / str(number)
+            directory.mkdir(parents=True)
+            about = (options.device, contender.precision, contender.compiled, data, directory)
+            start = (options.device, options.threads, directory / "log", contender.work)
             work = Training(one.model, one.batch, *about)
             entrants.append(Entrant(*start, work, *contender.arguments))
         race(entrants, options.turn, until, (min(3, options.rounds), options.rounds))
@@ -214,9 +214,9 @@ def training_page(
         f"Measured by `{options.command}`",
         f"on {bench.hardware(options, *packages)}.\n\n{ABOUT}",
     ]
-    for (name, size), some in groupby(rows, lambda row: (row["race"], row["size"])):
+    for (name, size), group in groupby(rows, lambda row: (row["race"], row["size"])):
         lines.append(f"\n## {name}: {size}\n")
-        lines.append(bench.table(TITLES, [[*_cells(row), *[""] * 8][:8] for row in some]).rstrip())
+        lines.append(bench.table(TITLES, [[*_cells(row), *[""] * 8][:8] for row in group]).rstrip())
     if left_out:
         lines += ["\n## Not measured: no time left\n", *(f"- {name}" for name in left_out)]
     return "\n".join(lines) + "\n"

@@ -85,7 +85,9 @@ def recover_case(
     right = found.tokens == states["tokens"][rows]
     listed = [int(states["tokens"][rows][b, t]) in found.alike[b].get(t, [])
               for b, t in (~right).nonzero().tolist()]  # fmt: skip
-    certain = torch.tensor([[proof is not None for proof in one] for one in found.certificates])
+    certain = torch.tensor(
+        [[proof is not None for proof in proofs] for proofs in found.certificates]
+    )
     return {
         "case": case, "first": rows.start, "sentences": len(right), "asked": site,
         "site": found.site, "computed": found.computed, "tokens": right.numel(),
@@ -109,19 +111,19 @@ def main() -> None:
         parser.add_argument(name)
     parser.add_argument("case", nargs="*", default=CASES)
     parser.add_argument("--at-once", type=int, help="sentences in one call")
-    asked = parser.parse_args(sys.argv[2:])
-    states, file = load_file(asked.states), Path(asked.out)
+    options = parser.parse_args(sys.argv[2:])
+    states, file = load_file(options.states), Path(options.out)
     lines = file.read_text().splitlines() if file.is_file() else []
     known = {(row["case"], row["first"]) for row in map(json.loads, lines)}
-    model, B = open_model(asked.model), len(states["tokens"])
-    for case in asked.case:
+    model, B = open_model(options.model), len(states["tokens"])
+    for case in options.case:
         alone = case.startswith("?")  # a site is found for one sentence at a time
-        size = 1 if alone else asked.at_once or B
+        size = 1 if alone else options.at_once or B
         for first in range(0, B, size):
             name = f"?{case[1:-5]}.{LAYERS[first % 3]}.bf16" if alone else case
             if (name, first) in known:
                 continue
-            row = recover_case(model, states, name, slice(first, first + size), asked.corpus)
+            row = recover_case(model, states, name, slice(first, first + size), options.corpus)
             with file.open("a") as rows:
                 rows.write(json.dumps(row) + "\n")
             print(row, flush=True)

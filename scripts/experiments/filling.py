@@ -51,8 +51,8 @@ def measure(path: str, data: str, design: dict[str, Any], results: Results) -> N
     prompts = drawn_prompts("inside", text, count, asked["length"], skip)
     slices = tuple(f"[:, {hidden}:, :]" for hidden in design["hidden"])
     request = Inversion(solvers=("descent",), slices=slices, layers=("last",))
-    for filling, some in filled(prompts, text, design["positions"]).items():
-        for task in plan(checkpoint, request, some, data, batch=design["batch"]):
+    for filling, filled_prompts in filled(prompts, text, design["positions"]).items():
+        for task in plan(checkpoint, request, filled_prompts, data, batch=design["batch"]):
             results.append(row | {"filling": filling} for row in task.run(results))
 
 

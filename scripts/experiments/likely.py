@@ -218,8 +218,8 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     groups["**all unrelated**"] = [row for row in rows if row["case"] in UNRELATED]
     for name, group in ((name, group) for name, group in groups.items() if group):
         c = summarise(group)
-        asked = c["tokens"] if name in (*UNRELATED, "**all unrelated**") else c["likely"]
-        bound = 100 * upper_bound(c["false likely"], asked)
+        counted = c["tokens"] if name in (*UNRELATED, "**all unrelated**") else c["likely"]
+        bound = 100 * upper_bound(c["false likely"], counted)
         print(f"| {name} | {c['tokens']} | {c['right']} | {c['certain']} | {c['likely']} | "
               f"{c['false likely']} | {bound:.2g} |")  # fmt: skip
         assert not c["false certain"], name

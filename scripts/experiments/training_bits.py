@@ -35,8 +35,8 @@ def passages(text: HeldOutText, tokens: Tensor, asked: dict[str, Any]) -> list[P
     for prompt in inside_stories(text, last + 1 + after):
         token = prompt.tokens[last]
         if token in allowed and all(token != passage.truth for passage in chosen):
-            place = round(first + (last - first) * len(chosen) / (count - 1))
-            chosen.append(Passage(prompt.index, prompt.tokens[last - place :], place))
+            position = round(first + (last - first) * len(chosen) / (count - 1))
+            chosen.append(Passage(prompt.index, prompt.tokens[last - position :], position))
         if len(chosen) == count:
             return chosen
     raise SystemExit(f"only {len(chosen)} passages; {count} are asked for")

@@ -165,15 +165,15 @@ def _work(names: list[str], bases: Path, first: int, step: int) -> None:
     """Tries mutants without end, a line of JSON for each, before and after."""
     stdout = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # libraries that are not Python's print there
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as folder:
         for name in names:  # libraries take memory when they are first used
-            try_mutant(name, bases, -1, Path(place) / "valid")
+            try_mutant(name, bases, -1, Path(folder) / "valid")
         resource.setrlimit(resource.RLIMIT_AS, (_address_space() + ROOM, resource.RLIM_INFINITY))
         number = first
         while True:
             for name in names:
                 print(json.dumps([name, number]), file=stdout, flush=True)
-                ended, said = try_mutant(name, bases, number, Path(place) / "mutant")
+                ended, said = try_mutant(name, bases, number, Path(folder) / "mutant")
                 print(json.dumps([name, number, ended, said[-4000:]]), file=stdout, flush=True)
             number += step
 

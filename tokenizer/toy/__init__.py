@@ -183,7 +183,12 @@ def parts(line: str) -> list[tuple[str, str, bool, list[str]]]:
     """Split a line into plain text, names (whether in the plural) and choices, one of each four."""
     split = re.findall(r"\{(\w+)\}(s\b)?|\[([^]]*)\]|([^[{]+)", line)
     return [
-        (plain, name, bool(plural), [one.strip() for one in choices.split("|")] if choices else [])
+        (
+            plain,
+            name,
+            bool(plural),
+            [choice.strip() for choice in choices.split("|")] if choices else [],
+        )
         for name, plural, choices, plain in split
     ]
 

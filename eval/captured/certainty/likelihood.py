@@ -106,7 +106,7 @@ def _is_explained(chances: list[float]) -> bool:
 
     An unrelated tensor comes near some token at a position here and there.
     """
-    asked = [chance for chance in chances if not math.isnan(chance)]
-    if 2 * len(asked) <= len(chances):
+    known = [chance for chance in chances if not math.isnan(chance)]
+    if 2 * len(known) <= len(chances):
         return True
-    return len(asked) >= LEAST and 2 * sum(chance >= 0.5 for chance in asked) > len(asked)
+    return len(known) >= LEAST and 2 * sum(chance >= 0.5 for chance in known) > len(known)

@@ -80,12 +80,14 @@ def with_gradient(loss: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, 
 
 def normal(chance: Chance, shape: Sequence[int], like: Tensor) -> Tensor:
     """N(0, 1), `(P, *shape)`."""
-    return torch.stack([torch.randn(*shape, generator=each) for each in chance]).to(like)
+    return torch.stack([torch.randn(*shape, generator=generator) for generator in chance]).to(like)
 
 
 def random_tokens(chance: Chance, shape: Sequence[int], vocabulary: Tensor) -> Tensor:
     """Uniformly random tokens, `(P, *shape)`."""
-    drawn = [torch.randint(len(vocabulary), tuple(shape), generator=each) for each in chance]
+    drawn = [
+        torch.randint(len(vocabulary), tuple(shape), generator=generator) for generator in chance
+    ]
     return torch.stack(drawn).to(vocabulary.device)
 
 

@@ -10,5 +10,5 @@ from eval.inversion.solver import Answer, solver
 def chance(problem: Problem, chance: Chance) -> list[Answer]:
     """Random tokens, without looking: the control that every figure is compared with."""
     V = len(problem.vocabulary)
-    several = [torch.rand(problem.length, V, generator=generator) for generator in chance]
-    return [Answer(scores.argmax(dim=-1), scores) for scores in several]
+    drawn = [torch.rand(problem.length, V, generator=generator) for generator in chance]
+    return [Answer(scores.argmax(dim=-1), scores) for scores in drawn]

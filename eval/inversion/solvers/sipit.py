@@ -30,9 +30,9 @@ def sipit(problem: Problem, chance: Chance, *, steps: int = 1000, tried: int = 1
         if t:
             state = problem.circuit.prefix(parts[-1][0][:, None], state)
         parts.append(_search(problem, t, state, steps, tried))
-    tokens, scores, spent = (torch.stack(each, dim=1) for each in zip(*parts, strict=True))
-    each = zip(tokens, scores, spent.sum(dim=1).tolist(), strict=True)
-    return [Answer(ids, fits, evaluations=count) for ids, fits, count in each]
+    tokens, scores, spent = (torch.stack(answers, dim=1) for answers in zip(*parts, strict=True))
+    answers = zip(tokens, scores, spent.sum(dim=1).tolist(), strict=True)
+    return [Answer(ids, fits, evaluations=count) for ids, fits, count in answers]
 
 
 def _search(
@@ -59,12 +59,12 @@ def _search(
         slope = slope / slope.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(W.dtype).tiny)
         x = torch.where(active[:, None], x - length * slope, x)
         seen = torch.where(active[:, None], -torch.cdist(x, W), seen)
-        some = seen.masked_fill(visited, -torch.inf).topk(min(tried, len(W))).indices
-        distance = apart(W[some].flatten(0, 1)).view(*some.shape, -1).norm(dim=-1)
+        best_seen = seen.masked_fill(visited, -torch.inf).topk(min(tried, len(W))).indices
+        distance = apart(W[best_seen].flatten(0, 1)).view(*best_seen.shape, -1).norm(dim=-1)
         distance, nearest = distance.min(dim=1)
         nearer = active & (distance < least)
-        best = torch.where(nearer, some.gather(1, nearest[:, None])[:, 0], best)
+        best = torch.where(nearer, best_seen.gather(1, nearest[:, None])[:, 0], best)
         least = torch.where(nearer, distance, least)
-        visited.scatter_(1, some, True)
-        count += active * (3 + some.shape[1])
+        visited.scatter_(1, best_seen, True)
+        count += active * (3 + best_seen.shape[1])
     return best, seen, count

@@ -39,11 +39,11 @@ def snap(problem: Problem, chance: Chance, *, steps: int = 300, resolve: int = 6
     second = descend_by_adam(problem, start, resolve, free=free, normed=True)
     answers = []
     for p, (rough, resolved) in enumerate(zip(first, second, strict=True)):
-        one, hidden, visible = problem.of([p]), free[p], tokens[p][~free[p]]
-        best, tried = _best(one, visible, resolved.scores[hidden])
+        single, hidden, visible = problem.of([p]), free[p], tokens[p][~free[p]]
+        best, tried = _best(single, visible, resolved.scores[hidden])
         answers.append(
             Answer(
-                tokens=one.whole(best[None], visible)[0],
+                tokens=single.whole(best[None], visible)[0],
                 scores=torch.where(hidden[:, None], resolved.scores, rough.scores),
                 evaluations=rough.evaluations + resolved.evaluations + tried,
             )
@@ -74,5 +74,5 @@ def _best(problem: Problem, visible: Tensor, scores: Tensor) -> tuple[Tensor, in
 def _nearest(problem: Problem, hidden: Tensor, visible: Tensor) -> Tensor:
     hidden = hidden.to(visible.device)
     whole = problem.whole(hidden, visible)
-    outputs = torch.cat([problem.circuit.of_tokens(some) for some in whole.split(TOGETHER)])
+    outputs = torch.cat([problem.circuit.of_tokens(batch) for batch in whole.split(TOGETHER)])
     return hidden[problem.distances(outputs).norm(dim=-1).argmin()]

@@ -35,28 +35,28 @@ def sweep(problem: Problem, chance: Chance, *, prior: float = 0.0) -> list[Answe
     text = Circuit(circuit.model, len(circuit.model.blocks), without=circuit.without)
     state, after, expected = None, None, problem.target.new_zeros(P, len(problem.vocabulary))
     tokens: list[Tensor] = []
-    several: list[Tensor] = []  # distances of all tokens, or scores with a prior, (P, V)
+    distances: list[Tensor] = []  # distances of all tokens, or scores with a prior, (P, V)
     for t in range(S):
         apart = try_tokens(problem, t, state)
         if prior:
             rounding = problem.tolerance.floor[:, t, None].square() / C
             variance = problem.noise[:, t, None].square() + rounding  # of each channel
-            several.append(-apart.square() / (2 * variance) + prior * expected)
-            tokens.append(several[-1].argmax(dim=1))
+            distances.append(-apart.square() / (2 * variance) + prior * expected)
+            tokens.append(distances[-1].argmax(dim=1))
             outputs, after = text.extend(tokens[-1][:, None], after)
             logits = circuit.model.logits(outputs.to(circuit.model.embedding.weight.dtype))
             expected = logits[:, -1].to(apart).log_softmax(dim=-1)
         else:
-            several.append(apart)
+            distances.append(apart)
             tokens.append(apart.argmin(dim=1))
             if watched():
-                _tell(problem, tokens, several)
+                _tell(problem, tokens, distances)
         state = circuit.prefix(tokens[-1][:, None], state)
     evaluations = S * (len(problem.vocabulary) + (1 if prior else 0))
-    chosen, every = torch.stack(tokens, dim=1), torch.stack(several, dim=1)
+    chosen, every = torch.stack(tokens, dim=1), torch.stack(distances, dim=1)
     if prior:
-        each = zip(chosen, every, strict=True)
-        return [Answer(ids, scores, evaluations=evaluations) for ids, scores in each]
+        rows = zip(chosen, every, strict=True)
+        return [Answer(ids, scores, evaluations=evaluations) for ids, scores in rows]
     collisions = find_collisions(every, problem.tolerance.limit)
     return [
         Answer(
@@ -84,12 +84,12 @@ def try_tokens(problem: Problem, t: int, state: State | None) -> Tensor:
     With no prefix all prompts share the candidates.
     """
     circuit, prefixes = problem.circuit, 1 if state is None else len(problem.target)
-    target, several = problem.target[:, t, None], []
-    for some in problem.vocabulary.split(max(1, candidates_at_once(circuit.model) // prefixes)):
-        outputs = circuit.step(some.repeat(prefixes, 1)[:, None], state)[:, 0]
+    target, distances = problem.target[:, t, None], []
+    for batch in problem.vocabulary.split(max(1, candidates_at_once(circuit.model) // prefixes)):
+        outputs = circuit.step(batch.repeat(prefixes, 1)[:, None], state)[:, 0]
         outputs = problem.slice.narrow(outputs).unflatten(0, (prefixes, -1))
-        several.append(torch.linalg.vector_norm(outputs - target, dim=-1))
-    return torch.cat(several, dim=1)
+        distances.append(torch.linalg.vector_norm(outputs - target, dim=-1))
+    return torch.cat(distances, dim=1)
 
 
 def runner_up(distances: Tensor) -> Tensor:

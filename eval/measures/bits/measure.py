@@ -77,8 +77,8 @@ def candidate_outputs(circuit: Circuit, passage: Passage, candidates: Tensor) ->
     state = circuit.prefix(before) if passage.place else None
     outputs = []
     count = max(1, tokens_at_once(circuit.model) // (len(after) + 1))
-    for some in candidates.to(device).split(count):
-        rows = torch.cat([some[:, None], after.expand(len(some), -1)], dim=1)
+    for batch in candidates.to(device).split(count):
+        rows = torch.cat([batch[:, None], after.expand(len(batch), -1)], dim=1)
         outputs.append(circuit.step(circuit.embed(rows), state))
     return torch.cat(outputs)
 

@@ -128,9 +128,9 @@ class BitsTask:
     @cached_property
     def _keys(self) -> list[str]:
         design, about = self.design, self.checkpoint.identity
-        asked = design.question, design.corpus, design.candidates, design.counted
+        question = design.question, design.corpus, design.candidates, design.counted
         return [
-            row_key(*about, "bits", self.layer, self.part, passage.tokens, passage.place, *asked)
+            row_key(*about, "bits", self.layer, self.part, passage.tokens, passage.place, *question)
             for passage in self.sample.passages
         ]
 

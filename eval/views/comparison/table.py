@@ -143,8 +143,8 @@ def checkpoint_records(
         model = label(about["model_id"], about["name"])
         places.setdefault((model, about["step"]), []).append(one)
     records = {
-        place: _training(*place, several)
-        for place, several in sorted(places.items(), key=lambda item: _natural(*item[0]))
+        place: _training(*place, group)
+        for place, group in sorted(places.items(), key=lambda item: _natural(*item[0]))
     }
     for figure in figures:
         kept = select(lines, figure, solver, prompts)
@@ -173,25 +173,25 @@ def _labeller(
 
 def reported(saved: Sequence[Saved]) -> list[Saved]:
     """Each validation that the runs reported, as a checkpoint of its step."""
-    runs = {id(one.run): one for one in saved if one.run}.values()
+    runs = {id(run.run): run for run in saved if run.run}.values()
     return [
-        Saved(one.checkpoint | {"step": row["step"]}, row, None, one.config, one.run)
-        for one in runs
-        for row in (one.run.metrics if one.run else ())
+        Saved(run.checkpoint | {"step": row["step"]}, row, None, run.config, run.run)
+        for run in runs
+        for row in (run.run.metrics if run.run else ())
         if finite(row.get("val_bits_per_byte"))
     ]
 
 
 def _training(model: str, step: int, checkpoints: Sequence[Saved]) -> Record:
     """What training left of the checkpoints of one model and step; of each run once."""
-    runs = {(one.checkpoint["name"], str(one.run.path if one.run else one.path)): one
-            for one in checkpoints if one.meta}  # fmt: skip
-    asked = {one.checkpoint.get("weights_sha256") for one in checkpoints if not one.meta}
-    record: Record = {"model": model, "step": step, "seeds": max(len(runs), len(asked))}
+    runs = {(saved.checkpoint["name"], str(saved.run.path if saved.run else saved.path)): saved
+            for saved in checkpoints if saved.meta}  # fmt: skip
+    weights = {saved.checkpoint.get("weights_sha256") for saved in checkpoints if not saved.meta}
+    record: Record = {"model": model, "step": step, "seeds": max(len(runs), len(weights))}
     costs = {
-        "tokens": [one.tokens_seen for one in runs.values() or checkpoints],
-        "flops": [one.flops(one.tokens_seen) for one in runs.values()],
-        "seconds": [one.run.seconds.get(step) for one in runs.values() if one.run],
+        "tokens": [saved.tokens_seen for saved in runs.values() or checkpoints],
+        "flops": [saved.flops(saved.tokens_seen) for saved in runs.values()],
+        "seconds": [saved.run.seconds.get(step) for saved in runs.values() if saved.run],
     }
     for name, values in costs.items():
         known = [value for value in values if value is not None]
@@ -199,8 +199,8 @@ def _training(model: str, step: int, checkpoints: Sequence[Saved]) -> Record:
     record["bits_per_byte_of"] = None
     for figure in FIGURES:
         record |= _fields(figure, (None, None, None, None))
-    bits = [one.meta["val_bits_per_byte"] for one in runs.values()
-            if finite(one.meta.get("val_bits_per_byte"))]  # fmt: skip
+    bits = [saved.meta["val_bits_per_byte"] for saved in runs.values()
+            if finite(saved.meta.get("val_bits_per_byte"))]  # fmt: skip
     if bits:
         record |= _fields(BITS, seeds_mean(bits)) | {"bits_per_byte_of": "validation"}
     return record
@@ -325,12 +325,12 @@ def paired_table(records: Sequence[Record], first: str, second: str) -> Table:
     """The differences as a table; shares in per cent, and their differences in points."""
     lines = []
     for record in records:
-        share = next(f.share for f in FIGURES if f.heading == record["figure"])
-        scale = 100 if share else 1
+        is_share = next(f.share for f in FIGURES if f.heading == record["figure"])
+        scale = 100 if is_share else 1
         ends = [None if record[name] is None else scale * record[name] for name in ("low", "high")]
         lines.append([
-            record["figure"] + " %" * share,
-            *(share_text(record[side]) if share else text(record[side])
+            record["figure"] + " %" * is_share,
+            *(share_text(record[side]) if is_share else text(record[side])
               for side in ("first", "second")),
             interval_text(_rounded(scale * record["difference"]), _rounded(ends[0]),
                           _rounded(ends[1])),

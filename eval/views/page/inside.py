@@ -47,10 +47,10 @@ def lens_sections(documents: Sequence[Document], rows: Sequence[Row] = ()) -> li
     known = lenses()
     parts = []
     for name in [*(n for n in known if n in by_lens), *(n for n in by_lens if n not in known)]:
-        several = [document for _, document in sorted(by_lens[name].items())]
-        about = several[0]["about"]
+        of_lens = [document for _, document in sorted(by_lens[name].items())]
+        about = of_lens[0]["about"]
         about = f"{about[:1].upper()}{about[1:]}{'' if about.endswith('?') else '.'}"
-        parts.append(_section(name, about, several, known.get(name)))
+        parts.append(_section(name, about, of_lens, known.get(name)))
     return parts
 
 
@@ -60,7 +60,7 @@ def _section(name: str, about: str, documents: list[Document], lens: Lens | None
         text = Markup("<p>Its figures are drawn by the file that defines it: give that file to the "
                       "command of this page as <code>--plugin FILE</code>.</p>")  # fmt: skip
         return LensSection(name, name, about, [], [text])
-    tables = {model_name(one): Table.read(one) for one in documents}
+    tables = {model_name(document): Table.read(document) for document in documents}
     return LensSection(name, lens.title, about, lens.figures(tables), lens.texts(tables))
 
 

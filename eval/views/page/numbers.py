@@ -32,9 +32,9 @@ def number_tables(lines: Frame) -> Iterator[Numbers]:
     """The tables of all kinds, recoveries first, each lens on its own."""
     lenses = lines["lens"] if "lens" in lines else lines["kind"]
     groups = lines.groupby([lines["kind"] != "recovery", "kind", lenses], dropna=False)
-    for (_, kind, name), some in groups:
+    for (_, kind, name), group in groups:
         title = f"{kind} {name if kind == 'lens' else ''}".strip().capitalize()
-        yield of_kind(some, title * (groups.ngroups > 1))
+        yield of_kind(group, title * (groups.ngroups > 1))
 
 
 def of_kind(lines: Frame, title: str, known: Sequence[Quantity] = ()) -> Numbers:
@@ -61,8 +61,8 @@ def of_kind(lines: Frame, title: str, known: Sequence[Quantity] = ()) -> Numbers
         named = KINDS[kind].coordinates or [n for n in dict.fromkeys(found) if n not in MODEL]
         fields, shown = ["model", "step", *named], records
     brief, full = (
-        lay_out(shown, fields, [*((q.name, q.words, q.share) for q in some), *counts], title)
-        for some, counts in (
+        lay_out(shown, fields, [*((q.name, q.words, q.share) for q in chosen), *counts], title)
+        for chosen, counts in (
             (main, [("prompts", "prompts", False)]),
             (known, [(name, name, False) for name in COUNTS]),
         )

@@ -69,7 +69,7 @@ def render_page(
         lenses=lenses,
         lens_style=STYLE if lenses else "",
         checkpoints=_checkpoints(rows),
-        tables=[each.full for each in tables if each.kind != "lens"],
+        tables=[table.full for table in tables if table.kind != "lens"],
         most=LINES,
         **context,
     )
@@ -95,8 +95,8 @@ def training_tables(records: Sequence[Record]) -> list[Record]:
     """A table for each model: by question, and within it by solver, the figures of each phase."""
     models: dict[str, dict[Any, dict[str, dict[str, Record]]]] = {}
     for record in records:
-        asked = (record["tokens"], record["departs"], record["site"], record["prompts"])
-        solvers = models.setdefault(record["model"], {}).setdefault(asked, {})
+        question = (record["tokens"], record["departs"], record["site"], record["prompts"])
+        solvers = models.setdefault(record["model"], {}).setdefault(question, {})
         solvers.setdefault(record["solver"], {})[record["phase"]] = record
     return [
         {
@@ -128,11 +128,13 @@ def curves(records: Sequence[Record], field: str) -> list[Panel]:
             panels.setdefault(heading, {}).setdefault(line, []).append(record)
     drawn = []
     for heading, series in panels.items():
-        several = [r for line in series.values() if len({r[field] for r in line}) > 1 for r in line]
-        if several:
-            points = sorted(map(_point, several), key=lambda p: (p["phase"] != BEFORE, p[field]))
+        changing = [
+            r for line in series.values() if len({r[field] for r in line}) > 1 for r in line
+        ]
+        if changing:
+            points = sorted(map(_point, changing), key=lambda p: (p["phase"] != BEFORE, p[field]))
             chart = plots.lines(
-                points, field, "", "solver", "phase", names=_solvers(several), share=True,
+                points, field, "", "solver", "phase", names=_solvers(changing), share=True,
                 even=field != "layer", axis={"title": OVER[field]},
             )  # fmt: skip
             drawn.append(Panel(heading, figures.inline(chart, f"tokens recovered, {heading}")))
@@ -147,8 +149,8 @@ def _solver_words(records: Sequence[Record]) -> list[tuple[str, str, list[str]]]
     settings: dict[str, list[str]] = {}
     for record in sorted(records, key=lambda r: r["rank"]):
         settings.setdefault(record["solver"], []).append(record["settings"])
-    return [(name, known[name].text if name in known else "", list(dict.fromkeys(some)))
-            for name, some in settings.items()]  # fmt: skip
+    return [(name, known[name].text if name in known else "", list(dict.fromkeys(variants)))
+            for name, variants in settings.items()]  # fmt: skip
 
 
 def _solvers(records: Sequence[Record]) -> list[str]:

@@ -109,9 +109,9 @@ def deepest(records: Sequence[Record]) -> list[Record]:
 
 def solver_names(records: Sequence[Record]) -> list[str]:
     """The solver of each record, with its settings where one was asked with several."""
-    asked = {(record["solver"], record["settings"]) for record in records}
-    several = {name for name, count in Counter(name for name, _ in asked).items() if count > 1}
-    return [f"{r['solver']} {r['settings']}" if r["solver"] in several else r["solver"]
+    pairs = {(record["solver"], record["settings"]) for record in records}
+    ambiguous = {name for name, count in Counter(name for name, _ in pairs).items() if count > 1}
+    return [f"{r['solver']} {r['settings']}" if r["solver"] in ambiguous else r["solver"]
             for r in records]  # fmt: skip
 
 

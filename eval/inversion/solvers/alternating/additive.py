@@ -44,8 +44,8 @@ class Changes:
         if self.features is None:
             return self.slopes.square().sum(dim=-1)
         parts = self.slopes.unbind(dim=1)
-        each = [((self.features @ (s @ s.mT)) * self.features).sum(dim=-1) for s in parts]
-        return torch.stack(each, dim=1)
+        squares = [((self.features @ (s @ s.mT)) * self.features).sum(dim=-1) for s in parts]
+        return torch.stack(squares, dim=1)
 
     def match(self, j: int, remaining: Tensor) -> Tensor:
         """Products of `(P, b, F)` with each token's change at position j, `(P, b, n)`."""
@@ -136,8 +136,8 @@ def extrapolate(features: Tensor, sample: Tensor, changes: Tensor) -> tuple[Chan
     mean = changes.mean(dim=2, keepdim=True)
     around = changes - mean
     slopes = fit[:, None] @ around
-    share = (X * fit.mT).sum(dim=-1).clamp(max=1 - ALONE)
-    missed = (around - X[:, None] @ slopes) / (1 - share)[:, None, :, None]
+    fraction = (X * fit.mT).sum(dim=-1).clamp(max=1 - ALONE)
+    missed = (around - X[:, None] @ slopes) / (1 - fraction)[:, None, :, None]
     missed = missed.flatten(1, 2) / sample.shape[1] ** 0.5
     least = LEAST * around.square().mean(dim=(2, 3)).sum(dim=1, keepdim=True)
     scatter = missed.mT @ missed

@@ -78,7 +78,7 @@ def _join(parts: Sequence[Answer]) -> Answer:
     """The answer to a prompt whose runs of tokens were recovered in turn, in their order."""
     collisions, length, scores = {}, 0, []
     for part in parts:
-        collisions |= {length + t: several for t, several in part.collisions.items()}
+        collisions |= {length + t: alike for t, alike in part.collisions.items()}
         length += len(part.tokens)
         scores.append(part.scores)
     return Answer(
@@ -186,7 +186,7 @@ class _Search:
         """
         turns = self.turns
         nearest = [_by_distance(self.ends[p])[:CROSSED] for p in rows]
-        ends = torch.stack([torch.stack([end.hidden for end in several]) for several in nearest])
+        ends = torch.stack([torch.stack([end.hidden for end in group]) for group in nearest])
         count = ends.shape[1]
         if count**turns.k <= COMBINED:
             choices = torch.cartesian_prod(*[torch.arange(count)] * turns.k).view(-1, turns.k)
@@ -200,7 +200,7 @@ class _Search:
         best, _ = turns.nearest(rows, guesses, turns.read(rows))
         turns.hidden[rows] = best
         new = (best[:, None] != ends).any(dim=2).all(dim=1).tolist()
-        return [p for p, each in zip(rows, new, strict=True) if each]
+        return [p for p, is_new in zip(rows, new, strict=True) if is_new]
 
     def _descend(self, rows: list[int]) -> None:
         """From a start to where neither turn improves."""
@@ -222,15 +222,15 @@ class _Search:
         hidden, visible = turns.hidden[rows], turns.read(rows)
         tell(SoFar(turns.whole(rows, hidden, visible)))
         solved = turns.solved(rows, hidden, visible).tolist()
-        states = [(_End(0.0, each, proved=True), False) for each in hidden]
-        others, at_once = [i for i, each in enumerate(solved) if not each], turns.at_once()
-        for some in (others[i : i + at_once] for i in range(0, len(others), at_once)):
-            chosen, read = [rows[i] for i in some], visible[some]
+        states = [(_End(0.0, choice, proved=True), False) for choice in hidden]
+        others, at_once = [i for i, choice in enumerate(solved) if not choice], turns.at_once()
+        for batch in (others[i : i + at_once] for i in range(0, len(others), at_once)):
+            chosen, read = [rows[i] for i in batch], visible[batch]
             better, distance = turns.improve(chosen, read)
-            flags = turns.solved(chosen, better, read), (better == hidden[some]).all(dim=1)
+            flags = turns.solved(chosen, better, read), (better == hidden[batch]).all(dim=1)
             turns.hidden[chosen] = better
             seen = torch.stack([distance, *(flag.to(distance) for flag in flags)], dim=1).tolist()
-            for i, tokens, (apart, proved, stuck) in zip(some, better, seen, strict=True):
+            for i, tokens, (apart, proved, stuck) in zip(batch, better, seen, strict=True):
                 states[i] = _End(0.0 if proved else apart, tokens, bool(proved)), bool(stuck)
             if any(proved for _, proved, _ in seen):
                 tell(SoFar(turns.whole(chosen, better, read)))
@@ -248,24 +248,24 @@ class _Search:
         reading = Reading([problem], [turns.readback], *counts)
         paths = reading.together(turns.whole(rows, turns.hidden))
         read = [reading.alone(0, p, paths, good) for p, good in enumerate(paths.good[0].tolist())]
-        turns.spent += turns.first + torch.tensor([each.evaluations for each in read])
+        turns.spent += turns.first + torch.tensor([end.evaluations for end in read])
         proved, collisions = one_hot(turns.hidden, V).to(turns.unit), [{} for _ in rows]
-        scores = [proved[p] if each.proved else turns.fits[p] for p, each in enumerate(read)]
+        scores = [proved[p] if end.proved else turns.fits[p] for p, end in enumerate(read)]
         enumerated = not k or (k == 1 and V < LARGE)
         if k == 1 and enumerated:  # every other choice is run
-            visible = torch.stack([each.tokens[turns.first :] for each in read])
+            visible = torch.stack([end.tokens[turns.first :] for end in read])
             apart = turns.rivals(rows, visible[:, : SCREENS[0]])
             scores = [-of_prompt.norm(dim=-1)[None] for of_prompt in apart]
             collisions = self._collisions(apart, visible)
         return [
             Answer(
-                tokens=each.tokens[turns.before.shape[1] :],
-                scores=torch.cat([scores[p], each.scores(problem, turns.readback)]),
+                tokens=end.tokens[turns.before.shape[1] :],
+                scores=torch.cat([scores[p], end.scores(problem, turns.readback)]),
                 enumerated=enumerated,
-                collisions=collisions[p] if each.proved else {},
+                collisions=collisions[p] if end.proved else {},
                 evaluations=spent,
             )
-            for p, (each, spent) in enumerate(zip(read, turns.spent.tolist(), strict=True))
+            for p, (end, spent) in enumerate(zip(read, turns.spent.tolist(), strict=True))
         ]
 
     def _collisions(self, apart: Tensor, visible: Tensor) -> list[dict[int, list[int]]]:
@@ -280,9 +280,9 @@ class _Search:
         fits = near.all(dim=-1)
         for p, count in enumerate(fits.sum(dim=-1).tolist()):
             if count > 1:  # the screen does not tell them apart; later positions may
-                several = fits[p].nonzero()
-                turns.spent[p] += len(several) * turns.problem.length
-                whole = turns.whole([p], several[None])[0]
+                fitting = fits[p].nonzero()
+                turns.spent[p] += len(fitting) * turns.problem.length
+                whole = turns.whole([p], fitting[None])[0]
                 rivals = turns.problem.of([p]).explaining(whole, visible[p])[:, -1]
                 distances = apart[p, rivals].norm(dim=-1)
                 nearest = distances.topk(min(COLLISIONS, len(rivals)), largest=False).indices

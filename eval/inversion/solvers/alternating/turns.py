@@ -89,8 +89,8 @@ class Turns:
         V, D = self.vocabulary.shape
         outputs = self.screen * self.target.shape[2]
         n = min(V, self.sample.shape[1] + LISTED)
-        each = 2 * self.k * n * outputs + V * (2 * BEAMS + D + self.k)
-        return max(1, candidates_at_once(self.circuit.model) * (V + 64 * D) // each)
+        numbers = 2 * self.k * n * outputs + V * (2 * BEAMS + D + self.k)
+        return max(1, candidates_at_once(self.circuit.model) * (V + 64 * D) // numbers)
 
     def read(self, rows: list[int]) -> Tensor:
         """(a) The window's visible tokens under the guess of the hidden ones, `(A, S)`.
@@ -148,7 +148,7 @@ class Turns:
         singles.diagonal(dim1=1, dim2=3).copy_(listed.gather(2, nearest).mT)
         tried = [hidden[:, None], hidden[:, torch.tensor(orders(k), device=hidden.device)]]
         tried += [singles.flatten(1, 2), listed.gather(2, chosen).mT]
-        least = sum(each.shape[1] for each in tried[:3])
+        least = sum(batch.shape[1] for batch in tried[:3])
         return self.nearest(rows, torch.cat(tried, dim=1), visible, [least + c for c in counts])
 
     def rivals(self, rows: list[int], visible: Tensor) -> Tensor:
@@ -181,9 +181,9 @@ class Turns:
         length = 1 + rest.shape[2]
         self.spent[rows] += tokens.shape[1] * length
         at_once = max(1, candidates_at_once(self.circuit.model) // (len(rows) * length))
-        for some in tokens.split(at_once, dim=1):
-            tail = rest.expand(-1, some.shape[1], -1, -1)
-            tried = torch.cat([self.vocabulary[some][:, :, None], tail], dim=2)
+        for batch in tokens.split(at_once, dim=1):
+            tail = rest.expand(-1, batch.shape[1], -1, -1)
+            tried = torch.cat([self.vocabulary[batch][:, :, None], tail], dim=2)
             yield self._shown(rows, circuit.step(tried.flatten(0, 1), state), self.k - j)
 
     def nearest(
@@ -197,8 +197,8 @@ class Turns:
         self.spent[rows] += torch.tensor(counts or guesses.shape[1]) * tried.shape[2]
         at_once = max(1, candidates_at_once(self.circuit.model) // (len(rows) * tried.shape[2]))
         shown = [
-            self._shown(rows, self.circuit.of_tokens(some.flatten(0, 1)))
-            for some in tried.split(at_once, dim=1)
+            self._shown(rows, self.circuit.of_tokens(batch.flatten(0, 1)))
+            for batch in tried.split(at_once, dim=1)
         ]
         apart = torch.cat([(s - self.target[rows, None]).flatten(2).norm(dim=2) for s in shown], 1)
         distance, best = apart.min(dim=1)
