@@ -44,6 +44,10 @@ def _checker(hint: Any) -> Checker:
     if typing.is_typeddict(hint):
         return _check_fields(hint)
     if origin in (typing.Union, types.UnionType):
+        nothing, others = type(None) in inner, [kind for kind in inner if kind is not type(None)]
+        if nothing and len(others) == 1:
+            check_other = _checker(others[0])
+            return lambda value: None if value is None else check_other(value)
         checks = [_checker(kind) for kind in inner]
         return lambda value: (
             None if any(check(value) is None for check in checks) else _unlike(value, hint)
