@@ -4,8 +4,6 @@ A `Table` is headings and cells. It prints to a terminal, in few lines, and as M
 records of figures also go into CSV. A number reads the same in all.
 """
 
-import csv
-import io
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -212,9 +210,7 @@ def markdown(table: Table) -> str:
 
 def to_csv(records: Sequence[Record]) -> str:
     """All fields of all records, numbers in full."""
-    names = list(dict.fromkeys(name for record in records for name in record))
-    out = io.StringIO()
-    writer = csv.DictWriter(out, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    return out.getvalue()
+    import pandas
+
+    frame = pandas.DataFrame(list(records), dtype=object)
+    return frame.to_csv(index=False, lineterminator="\n")
