@@ -31,7 +31,14 @@ from train.optim import build_optimizer
 from train.progress import Progress, StepBar, TimeBudget, has_terminal
 from train.resume import changed_settings, choose_start
 from train.rundir import RunDirectory
-from train.saving import AtomicCheckpointIO, Saving, StopOnSignal, since_best
+from train.saving import (
+    AtomicCheckpointIO,
+    Checkpoints,
+    ModelDirectories,
+    StopOnSignal,
+    settings_of,
+    since_best,
+)
 from train.settings import HUB, Recipe, RunError
 from train.speed import prepare, use_machine
 from train.verify import find_wrong_tensor
@@ -93,8 +100,12 @@ class Run:
         self.module = LanguageModule(model, recipe.optimizer, schedule, self.total)
         self.log = Log(self.directory, settings, recipe.plain())
         progress = Progress(self.log, self.directory, every, data.bytes_per_token("train"))
-        self.saving = Saving(self.directory, recipe, data, fixed, self.start, progress, self.log)
-        callbacks += [progress, self.saving]
+        self.saving = ModelDirectories(self.directory, recipe, data, self.start, progress, self.log)
+        record = {**fixed, **settings_of(self.start)}
+        checkpoints = Checkpoints(
+            self.directory, settings.checkpoint_every, record, progress, self.log
+        )
+        callbacks += [progress, self.saving, checkpoints]
         self.trainer = build_trainer(recipe, self.directory, callbacks, self.total)
         micro, parts = recipe.batch.split(self.trainer.world_size)
         self.trainer.accumulate_grad_batches = parts

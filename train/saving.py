@@ -70,11 +70,76 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         return read_checkpoint(Path(path), whole=False)
 
 
-class Saving(ModelCheckpoint):
-    """Checkpoints, model directories and validations, at their steps.
+class Checkpoints(ModelCheckpoint):
+    """Lightning's checkpoints of the steps that are asked for, of the last one, and of a stop.
 
-    All that is saved records the settings of `start`: those that the run began with, and how they
-    were changed. A checkpoint also names `fixed`, its model and its data.
+    A checkpoint records the settings of `start`: those that the run began with, and how they were
+    changed; and `fixed`, its model and its data.
+    """
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        every: int | None,
+        record: dict[str, Any],
+        progress: Progress,
+        log: Log,
+    ) -> None:
+        super().__init__(
+            directory.path / "checkpoints",
+            filename="step-{step:06d}",
+            auto_insert_metric_name=False,
+            monitor="step",
+            mode="max",
+            save_top_k=-1,  # `AtomicCheckpointIO` removes the oldest in the folder
+            every_n_train_steps=every,
+            enable_version_counter=False,
+        )
+        self._directory, self._every, self._record = directory, every, record
+        self._progress, self._log, self._saved = progress, log, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: which files there are is asked of the folder, which a killed run left."""
+        return {}
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Saves after the steps that are asked for; Lightning calls it after other callbacks."""
+        if not ends_step(trainer, batch_idx):
+            return
+        step = trainer.global_step
+        if step == trainer.max_steps or trainer.should_stop:  # off the grid of `ModelCheckpoint`
+            self._save_now(trainer, step)
+        elif _every(self._every, step):
+            super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        else:
+            return
+        self._progress.restart(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Saves the last step of a run that a callback has ended, such as an early stopping."""
+        step = trainer.global_step
+        if trainer.should_stop and step < trainer.max_steps and step != self._saved:
+            self._save_now(trainer, step)
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Says in the checkpoint which model and data it belongs to, and the settings so far."""
+        checkpoint[RECORD] = self._record
+        self._log.flush()
+
+    def _save_now(self, trainer: Trainer, step: int) -> None:
+        self._saved = step
+        trainer.save_checkpoint(self._directory.checkpoint(step))
+
+
+class ModelDirectories(Callback):
+    """Writes a model directory after the steps that are asked for, and has them validated.
+
+    Every directory records the settings of `start`, as a checkpoint does. A model that is saved is
+    validated; of a step that is only validated nothing is written but its figures.
 
     Attributes:
         opening: whether a validation before the training is one of the run: that of step 0, or one
@@ -86,39 +151,22 @@ class Saving(ModelCheckpoint):
         directory: RunDirectory,
         recipe: Recipe,
         data: PackedData,
-        fixed: dict[str, Any],
         start: ResumePoint,
         progress: Progress,
         log: Log,
     ) -> None:
-        super().__init__(
-            directory.path / "checkpoints",
-            filename="step-{step:06d}",
-            auto_insert_metric_name=False,
-            monitor="step",
-            mode="max",
-            save_top_k=-1,  # `AtomicCheckpointIO` removes the oldest in the folder
-            every_n_train_steps=recipe.run.checkpoint_every,
-            enable_version_counter=False,
-        )
         self.opening, self._saved = False, 0
         self._directory, self._settings, self._data = directory, recipe.run, data
         self._start, self._progress, self._log = start, progress, log
-        settings = {"recipe": start.recipe, "history": start.history}
-        self._record = {**fixed, **settings}
         self._provenance = {
             "name": directory.path.resolve().name,
-            **settings,
+            **settings_of(start),
             "data": str(data.path),
             "data_sha256": data.hash,
             "model_id": model_id(recipe.model, start.recipe, data.hash),
             "data_source": data.meta["source"],
             "valid_fraction": data.meta["valid_fraction"],
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing: which files there are is asked of the folder, which a killed run left."""
-        return {}
 
     def opens(self, total: int) -> bool:
         """Whether the run begins with a validation: of step 0, or of a checkpoint that lacks it."""
@@ -137,27 +185,14 @@ class Saving(ModelCheckpoint):
         last = step == trainer.max_steps
         model, validate = self._due(step, trainer.max_steps)
         validate = validate and (last or not stop)  # who stops a run may not wait: see `opens`
-        regular = not (last or stop) and _every(self._settings.checkpoint_every, step)
         if validate:
             trainer.val_check_batch = 1
         elif stop:
             trainer.limit_val_batches = 0
-        if not (model or validate or regular or last or stop):
-            return
-        self._save_step(trainer, pl_module, step, model)
-        if regular:
-            super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-        elif last or stop:  # off the grid of `ModelCheckpoint`
-            self._saved = step
-            trainer.save_checkpoint(self._directory.checkpoint(step))
-        self._progress.restart(trainer)
-
-    def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Says in the checkpoint which model and data it belongs to, and the settings so far."""
-        checkpoint[RECORD] = self._record
-        self._log.flush()
+        if model or validate or last or stop or _every(self._settings.checkpoint_every, step):
+            self._saved = step if last or stop else self._saved
+            self._save_step(trainer, pl_module, step, model)
+            self._progress.restart(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Saves the model that is validated before the training."""
@@ -174,11 +209,10 @@ class Saving(ModelCheckpoint):
             self._progress.restart(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Saves the last step of a run that a callback has ended, such as an early stopping."""
+        """Saves the model of the last step, if a callback has ended the run after it."""
         step = trainer.global_step
         if trainer.should_stop and step < trainer.max_steps and step != self._saved:
             self._save_model(trainer, pl_module, self._directory.model(step), step)
-            trainer.save_checkpoint(self._directory.checkpoint(step))
 
     def _due(self, step: int, total: int) -> tuple[bool, bool]:
         """Whether a step is worth a model directory, and a validation, which every model has."""
@@ -248,7 +282,7 @@ class StopOnSignal(Callback):
     the first at which they agree, every `every` steps. Asking at every step would have each of them
     wait for the others, and for its own work.
 
-    Comes before `Saving` among the callbacks.
+    Comes before `ModelDirectories` among the callbacks.
 
     Args:
         every: steps between the lines of progress, at which a run waits for its devices anyway.
@@ -284,6 +318,11 @@ class StopOnSignal(Callback):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def settings_of(start: ResumePoint) -> dict[str, Any]:
+    """The settings that a run began with, and how they were changed since."""
+    return {"recipe": start.recipe, "history": start.history}
 
 
 def since_best(losses: list[float]) -> int:
