@@ -95,7 +95,6 @@ def pack(
     Args:
         source: A source of `open_corpus`; a dataset of the hub is streamed.
         tokenizer: Path of a `tokenizer.json`.
-        out: The directory to make.
         layout: How to lay the tokens out; packed unless given.
         valid_fraction: Share set aside for `valid` when the source sets none aside itself.
         limit: Stop after so many stories of each split.

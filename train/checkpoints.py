@@ -32,7 +32,6 @@ def read_checkpoint(path: Path, whole: bool = True) -> dict[str, Any]:
     """Reads a checkpoint, whose tensors stay on the disk until they are used.
 
     Args:
-        path: of the file.
         whole: whether every byte is compared with the sums that torch stored beside them.
 
     Raises:

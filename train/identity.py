@@ -27,9 +27,7 @@ def model_id(config: ModelConfig, settings: dict[str, Any], data_sha256: str) ->
     changes no id.
 
     Args:
-        config: of the model.
         settings: that the run began with; sections are dictionaries.
-        data_sha256: of the packed data.
     """
     built, defaults = dataclasses.asdict(config), dataclasses.asdict(ModelConfig())
     facts = {

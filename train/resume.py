@@ -48,7 +48,6 @@ def choose_start(
     """Which checkpoint to start from, if any; with auto, the last that can be read.
 
     Args:
-        directory: of the run.
         resume: never, auto or a checkpoint.
         settings: that this start is given.
         fixed: the model and the data, which a resumed run must share with its checkpoint.
@@ -96,8 +95,6 @@ def read_start(
     """The start from a checkpoint, with the settings that a run is given now.
 
     Args:
-        path: of the checkpoint.
-        settings: of this start.
         fixed: its `model` and `data_sha256`.
         find_fault: says what is wrong with its tensors, if anything.
 

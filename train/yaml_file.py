@@ -41,7 +41,6 @@ def read_yaml(path: Path, flag: str = "") -> dict[str, Any]:
     """The settings in a file.
 
     Args:
-        path: of the file.
         flag: that named it, with a blank at its end.
 
     Raises:

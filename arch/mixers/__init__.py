@@ -77,7 +77,6 @@ def refuse_foreign(
     """Refuses mixers that a model directory names and that are not of the family.
 
     Args:
-        entries: of the directory's configuration.
         directory: which the configuration was read from; None: no model directory.
         trust_code: whether the caller allows classes of installed modules, and of files in reach.
         source: of the configuration, for errors.

@@ -12,7 +12,6 @@ def read_tokenizer(text: str, source: object) -> Tokenizer:
     text without a word.
 
     Args:
-        text: the file's content.
         source: of the text, for errors.
 
     Raises:

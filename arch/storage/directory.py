@@ -104,7 +104,6 @@ def load_model(
     Rows of the embedding and the head that no token has are left out (`vocab_multiple`).
 
     Args:
-        directory: the model directory.
         device: where the model goes.
         trust_code: whether its configuration may name mixers outside this project, as
             `module.Class`, whose code then runs; never one whose file lies in the directory.

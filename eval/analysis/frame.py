@@ -91,7 +91,6 @@ def frame(rows: Iterable[Row], every_seed: bool = False) -> Frame:
     the quantity. A coordinate that a kind lacks is NaN.
 
     Args:
-        rows: of any kinds.
         every_seed: `model` is the label of each training seed, not what seeds share.
     """
     import pandas

@@ -72,7 +72,6 @@ def clustered(
         weights: of each item, such as its tokens; some are above 0.
         prompts: the prompt of each item.
         models: the model (its training seed) of each item.
-        resamples: number of draws.
         seed: of the draws; equal arguments give equal limits.
     """
     row, P = _numbered(prompts)
@@ -173,8 +172,6 @@ def paired_difference(
         second: the same of the other.
         counts: tokens, or bytes, of each pair.
         share: whether the ratios are shares.
-        confidence: of the interval.
-        seed: of the draws.
     """
     apart, sizes = np.subtract(first, second), np.asarray(counts, dtype=float)
     n, whole = len(apart), float(np.sum(counts))
@@ -210,7 +207,6 @@ def seeds_difference(
     Args:
         first: the figure of each seed of one model, by the name of its run.
         second: the same of the other.
-        confidence: of the interval.
     """
     from scipy.stats import ttest_ind, ttest_rel
 

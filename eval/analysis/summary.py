@@ -148,7 +148,6 @@ def sum_up(rows: Iterable[Row], kind: str = "recovery", every_seed: bool = False
     `models`. They come in the order of reading.
 
     Args:
-        rows: of any kinds.
         kind: of the rows that are summed up.
         every_seed: keep checkpoints apart that differ in their training seed only.
 

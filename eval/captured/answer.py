@@ -65,14 +65,7 @@ class Recovered:
 
     @classmethod
     def of(cls, captured: Captured, found: Found, certified: Certified, solver: str) -> "Recovered":
-        """The answer of a search, in words.
-
-        Args:
-            captured: the outputs.
-            found: by the search.
-            certified: the answer, and how sure it is.
-            solver: that was asked.
-        """
+        """The answer of a search, in words."""
         checkpoint, verified, T = captured.checkpoint, certified.verified, captured.length
         ids, circuit = verified.tokens.tolist(), captured.circuit
         kept = [row[: min(tail, default=T)]

@@ -47,7 +47,6 @@ class Arithmetic:
         """The tolerance of a search, by what background text shows of a site.
 
         Args:
-            circuit: the site.
             visible: what is shown of it.
             values: captured there, `(B, T, width)`.
             steps: of the format of what is shown, `(B, S, C)`.

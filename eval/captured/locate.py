@@ -69,7 +69,6 @@ def find_site(
     """The sites that fit a tensor best, the best first; of one prompt, as all are of one site.
 
     Args:
-        checkpoint: the model.
         stored: the tensor, `(B, T, width)`.
         positions: shown; from 0 on for the search, else sites are ranked by likelihood alone.
         corpus: whose background text is compared with.

@@ -15,13 +15,7 @@ ROUNDS = 2  # searches: the second with limits measured on the first one's answe
 
 
 def search(captured: Captured, solver: Solver, seed: int) -> Found:
-    """Asks the solver, a second time where wrong tokens kept within the limits of the first.
-
-    Args:
-        captured: outputs whose site and precision are known.
-        solver: that is asked.
-        seed: of what it draws at random.
-    """
+    """Asks the solver, a second time where wrong tokens kept within the limits of the first."""
     problem = captured.pose()
     B, T = len(problem.target), problem.length
     answers, rows, evaluations = {}, list(range(B)), [0] * B

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @partial(command, request=Inversion)
-def invert(  # noqa: D417 - the fields of the request have their help there
+def invert(
     models: Models,
     out: Out = None,
     suite: str = "quick",

@@ -61,7 +61,6 @@ def lines(
     """Lines with points over `x`, of `value` under the title `y`, intervals as upright lines.
 
     Args:
-        records: the points.
         x: field, and the axis' title.
         y: the title of the values.
         colour: field of the lines; each has a mark of its own, too.
@@ -141,7 +140,6 @@ def cells(
     """A cell for each record, coloured by its value, whose title is `value`.
 
     Args:
-        records: the cells.
         x: field along; words in the order of appearance.
         y: field upright, from the top; from the bottom where `descending`.
         value: the title of the values.

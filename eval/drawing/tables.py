@@ -128,7 +128,6 @@ def across(
         fields: they tell the lines apart.
         over: the field that tells the columns apart.
         columns: the figures of a cell, side by side; a single one stands between its limits.
-        title: stands above.
         order: of the columns; default: numbers by size, then words as they come.
     """
     lines: dict[tuple[Any, ...], dict[Any, str]] = {}

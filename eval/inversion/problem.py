@@ -150,10 +150,8 @@ def pose(
     circuit without causal mask.
 
     Args:
-        circuit: the circuit.
         outputs: of its prompts, `(P, T, width)`.
         rounding: of each number, as `capture` gives it.
-        shown: the slice.
         noise: standard deviation of Gaussian noise in the target, in units of the root mean square
             of each position's shown outputs.
         chance: the source of each prompt's noise.

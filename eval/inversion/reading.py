@@ -149,9 +149,6 @@ class Reading:
         """Layer i of prompt p: positions that the pass settled, and the others searched.
 
         Args:
-            i: number of the problem.
-            p: number of the prompt.
-            paths: of the pass.
             good: theirs of this layer and prompt.
         """
         row, on_path = LayerAnswer(paths.path[p].clone(), paths.reads[i, p].clone()), True

@@ -135,8 +135,6 @@ class Inversion:
         """The texts, and the prompts drawn from a corpus.
 
         Args:
-            checkpoint: that reads them.
-            corpus: of held-out stories.
             least: prompts of a set that will do; None: `count`.
 
         Raises:

@@ -42,8 +42,6 @@ def score_arrivals(
 
     Args:
         asked: a solver; of one without vectors there is nothing to test.
-        problem: that it was asked.
-        answers: of its rows.
         truth: the tokens, `(P, T)`.
         chance: the sources that the solver drew from, which go on.
 

@@ -198,7 +198,6 @@ def ask_solver(
     """Each problem's answers, verified in fp32, with their certificates.
 
     Args:
-        asked: the solver.
         problems: one; of a solver that shares passes over layers, one for each layer.
         chance: of each row of a problem.
         score: gives an answer, with the number of its row, without its scores, which take V times

@@ -256,9 +256,6 @@ def plan(
     """The work that a request makes.
 
     Args:
-        checkpoint: one of those asked.
-        request: the grid.
-        prompts: to be recovered.
         corpus: whose background text the searches guess from.
         batch: rows that are answered at once; None: as many as the device's memory bears. Where
             layers share a pass, a batch is of whole prompts, one at least.

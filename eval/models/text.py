@@ -217,10 +217,6 @@ def drawn_prompts(
     first token. `random`: uniformly drawn tokens, the special ones left out.
 
     Args:
-        kind: the set.
-        text: where stories come from.
-        count: how many.
-        length: tokens of each.
         skip: prompts left out before the first that is taken.
         least: will do where there are no more, which is said on stderr; all of `count` if None.
 

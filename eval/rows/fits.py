@@ -31,7 +31,6 @@ def fitted(
         checkpoint: the model; the tensors come to its device.
         about: all else that the fit depends on, for JSON; the file's metadata says it.
         text: the tokens that the fit sees.
-        fit: fits them.
 
     Raises:
         OSError: the file cannot be read or written.

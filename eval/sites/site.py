@@ -39,7 +39,6 @@ def choose_layers(checkpoint: Checkpoint, words: Sequence[int | str]) -> list[tu
     """The layers of `--layers`, each once; several that are joined stand in one tuple.
 
     Args:
-        checkpoint: whose layers they are.
         words: `all` (every block's), `last`, numbers from 0 (the embedding), or numbers joined, as
             `1+4`.
 
@@ -75,7 +74,6 @@ def read_sites(checkpoint: Checkpoint, words: Sequence[int | str]) -> dict[str, 
     """The circuits of sites by their names, as `activations` takes them: `block.3`.
 
     Args:
-        checkpoint: whose sites they are.
         words: PART.LAYERS, or layers alone for the part block; layers are as `choose_layers` reads
             them.
 

@@ -45,7 +45,6 @@ def track_results(
 
     Args:
         directory: the results directory; holds the runs' ids and the offline files.
-        rows: its rows.
         page: the HTML page made of them, if there is one.
         mode: one of `MODES`.
         project: W&B's name for a collection of runs.

@@ -116,7 +116,6 @@ def settle_alike(
     Args:
         problem: that was solved, of B prompts.
         tokens: the answer, `(B, T)`.
-        agreement: with what was captured.
         beside: rivals of the answer that were run already.
 
     Returns:

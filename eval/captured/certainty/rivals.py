@@ -60,7 +60,6 @@ def find_alike(
     Args:
         problem: that was solved, of B prompts.
         tokens: the answer, `(B, T)`.
-        agreement: with what was captured.
         beside: rivals that were run already, if all positions count.
     """
     circuit, counted = agreement.circuit, agreement.counted

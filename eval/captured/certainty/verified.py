@@ -58,9 +58,6 @@ def verify(
     """Holds the outputs of `(B, T)` tokens against what was captured.
 
     Args:
-        captured: the outputs.
-        problem: that the tokens answer.
-        tokens: the answer.
         arithmetic: another precision than the captured one.
     """
     arithmetic, circuit = arithmetic or captured.arithmetic, problem.circuit

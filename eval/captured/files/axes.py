@@ -23,7 +23,6 @@ def take_layer(
     """The outputs of the layers asked for, where a tensor is a stack of layers; else the tensor.
 
     Args:
-        model: whose outputs they are.
         outputs: of 2 to 4 axes, the last one that of channels. One of the others may count layers,
             in order: `(layers, T, D)`, `(T, layers, D)`, `(layers, B, T, D)`, `(B, T, layers, D)`.
         layer: asked for; several are joined along the channels.

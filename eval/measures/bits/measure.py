@@ -95,13 +95,11 @@ def measure_bits(
     """All figures of one passage at one site.
 
     Args:
-        circuit: the site.
         passage: whose token is asked about; the token is a candidate.
         candidates: what it may be.
         largest: `(C,)` magnitudes of a calibration text, for the quantisers.
         rounding: how far rounding moves the passage's outputs, `(T, C)`
             (`inversion.problem.capture`).
-        question: what is asked.
 
     Returns:
         The row's fields about the passage, the question and the answer: `rms`, `effect`,

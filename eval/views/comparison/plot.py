@@ -31,7 +31,6 @@ def write_plot(
     """Draws the four panels into a file whose ending, one of `FORMATS`, says the format.
 
     Args:
-        path: of the file.
         records: of `eval.views.comparison.table.checkpoint_records`, of every step.
         curves: the same of what runs reported between their saved models.
         axis: one of `AXES`.

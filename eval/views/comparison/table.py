@@ -68,7 +68,6 @@ def measured(saved: Sequence[Saved], rows: Sequence[Row], every_seed: bool = Fal
 
     Args:
         saved: models and runs, compared beside the rows.
-        rows: of any kinds.
         every_seed: keep training seeds apart.
     """
     lines = frame(rows, every_seed)

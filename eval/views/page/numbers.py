@@ -42,7 +42,6 @@ def of_kind(lines: Frame, title: str, known: Sequence[Quantity] = ()) -> Numbers
 
     Args:
         lines: of `eval.analysis.frame.frame`.
-        title: stands above.
         known: the quantities; those of the kind when not given.
     """
     kind, records = lines["kind"].iloc[0], wide(lines, known)

@@ -52,7 +52,6 @@ def draw_prompts(
     Before and after training; of several seeds the first.
 
     Args:
-        rows: with those recoveries.
         lines: of `eval.views.page.recoveries.asked`.
         records: of the questions that are drawn, by phase.
     """
