@@ -107,11 +107,11 @@ def frame(rows: Iterable[Row], every_seed: bool = False) -> Frame:
         for row in KINDS[whole["kind"]].split(whole):
             cluster = clusters.setdefault(row.get("cluster", prompt_of(row)), len(clusters))
             head = {"key": row["key"], **about, "kind": row["kind"], **coordinates(row)}
-            asked = {name: row.get(name) for name in ("prompt", "seed", "length")}
+            sampled = {name: row.get(name) for name in ("prompt", "seed", "length")}
             for quantity in KINDS[row["kind"]].quantities or (_figure(row["figure"]),):
                 if measured := quantity.read(row):
                     lines.append((len(heads), quantity.name, *measured, quantity.pool))
-            heads.append(head | asked | {"cluster": cluster})
+            heads.append(head | sampled | {"cluster": cluster})
     table = pandas.DataFrame(lines, columns=[*LINE, "pool"])
     table = table.astype(dict.fromkeys(LINE[2:], float))
     if not heads:
@@ -257,13 +257,15 @@ def figure_lines(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     ]
     grouped.append(({"quantity": "margin_bits"}, row["margin_bits"]))
     for prior, precisions in row["bits"].items():
-        place = {"quantity": "bits", "prior": prior}
-        grouped += [(place | {"precision": name}, kinds) for name, kinds in precisions.items()]
-    for place, kinds in grouped:
+        coordinates = {"quantity": "bits", "prior": prior}
+        grouped += [
+            (coordinates | {"precision": name}, kinds) for name, kinds in precisions.items()
+        ]
+    for coordinates, kinds in grouped:
         for shown, values in kinds.items():
             kind = {"shown": shown} if shown else {}
             for distance, value in zip(row["distances"], values, strict=True):
-                yield place | kind | {"distance": distance, "value": value}
+                yield coordinates | kind | {"distance": distance, "value": value}
 
 
 def _named(name: str, row: Row) -> Measured | None:
@@ -304,7 +306,7 @@ def _of_recovery(row: Row) -> Coordinates:
 
 def _graded(grade: str, row: Row) -> Measured | None:
     """Tokens of a captured prompt that are graded so, among those that are not left out."""
-    grades = [each for t, each in enumerate(row["grades"]) if t not in row["left_out"]]
+    grades = [graded for t, graded in enumerate(row["grades"]) if t not in row["left_out"]]
     return counted(grades.count(grade), len(grades)) if grades else None
 
 

@@ -183,14 +183,14 @@ def wide(lines: Frame, known: Sequence[Quantity] = (), every_seed: bool = False)
             empty |= {f"{quantity.name}_low": None, f"{quantity.name}_high": None}
     cells: dict[Any, Record] = {}
     places = counts.index.to_frame(index=False).astype(object)
-    for place, numbers in zip(places.itertuples(index=False), counts.to_numpy(), strict=True):
-        named = zip(by, place, strict=True)
+    for coordinates, numbers in zip(places.itertuples(index=False), counts.to_numpy(), strict=True):
+        named = zip(by, coordinates, strict=True)
         there = {name: value for name, value in named if name in held and value == value}
-        cells[_key(place)] = (
+        cells[_key(coordinates)] = (
             about | there | empty | dict(zip(COUNTS, map(int, numbers), strict=True))
         )
-    for *place, quantity, value, low, high, _, _ in found.itertuples(index=False):
-        cell = cells[_key(place)]
+    for *coordinates, quantity, value, low, high, _, _ in found.itertuples(index=False):
+        cell = cells[_key(coordinates)]
         cell[quantity] = value
         if f"{quantity}_low" in cell:
             cell[f"{quantity}_low"] = low if low == low else None
@@ -199,9 +199,9 @@ def wide(lines: Frame, known: Sequence[Quantity] = (), every_seed: bool = False)
     return sorted(cells.values(), key=lambda cell: reading_order(kind, cell, models))
 
 
-def _key(place: Iterable[Any]) -> tuple[Any, ...]:
+def _key(values: Iterable[Any]) -> tuple[Any, ...]:
     """Equal for equal places; NaN, which is unequal to itself, is None."""
-    return tuple(value if value == value else None for value in place)
+    return tuple(value if value == value else None for value in values)
 
 
 def reading_order(kind: str, record: Record, models: list[str]) -> tuple[Any, ...]:

@@ -80,7 +80,7 @@ def lines(
     kind = "ordinal" if even else "quantitative"
     places = [r[x] for r in records]
     ticks: Record = {"tickCount": 6}
-    if not even and all(isinstance(place, int) for place in places):
+    if not even and all(isinstance(position, int) for position in places):
         low, high = min(places, default=0), max(places, default=0)
         ticks["format"] = ",d"
         if high - low <= 12:  # Vega would put ticks between whole numbers

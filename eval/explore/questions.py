@@ -285,17 +285,17 @@ class Question:
         for number, checkpoint in enumerate(self.checkpoints):
             for solver in self.asked if self.kind == "invert" else [""]:
                 check()
-                place = {"model": number, "solver": solver}
-                emit({"type": "begin", **place})
+                coordinates = {"model": number, "solver": solver}
+                emit({"type": "begin", **coordinates})
                 arguments = self.arguments() | ({"solvers": solver} if solver else {})
                 try:
-                    with watching(partial(self._seen, place, checkpoint, emit, check)):
+                    with watching(partial(self._seen, coordinates, checkpoint, emit, check)):
                         result = getattr(evals, self.kind)(checkpoint, **arguments)
                 except RequestError as error:
-                    emit({"type": "refused", **place, "text": str(error)})
+                    emit({"type": "refused", **coordinates, "text": str(error)})
                     continue
                 for row in result.rows if solver else ():
-                    emit({"type": "answer", **place} | shown_answer(row))
+                    emit({"type": "answer", **coordinates} | shown_answer(row))
                 if whole is None:
                     whole = result
                 else:
@@ -305,7 +305,7 @@ class Question:
 
     def _seen(
         self,
-        place: dict[str, Any],
+        coordinates: dict[str, Any],
         checkpoint: Checkpoint,
         emit: Emit,
         check: Callable[[], None],
@@ -313,7 +313,7 @@ class Question:
     ) -> None:
         check()
         if progress.row:
-            emit({"type": "bits", **place} | information(progress.row))
+            emit({"type": "bits", **coordinates} | information(progress.row))
         elif progress.tokens is not None:
             tokens, settled = progress.tokens[0].tolist(), progress.settled
             found = {
@@ -322,7 +322,7 @@ class Question:
                 "settled": None if settled is None else settled[0].tolist(),
                 "margin": None if progress.margins is None else float(progress.margins[0]),
             }
-            emit({"type": "tokens", **place} | found)
+            emit({"type": "tokens", **coordinates} | found)
 
 
 def shown_answer(row: dict[str, Any]) -> dict[str, Any]:

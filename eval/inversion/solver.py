@@ -136,7 +136,9 @@ class Solver:
     def setting_texts(self) -> dict[str, str]:
         """The help of each setting, from its docstring; empty where it has none."""
         documented = docstring_parser.parse(inspect.getdoc(self.function) or "").params
-        texts = {each.arg_name: " ".join((each.description or "").split()) for each in documented}
+        texts = {
+            entry.arg_name: " ".join((entry.description or "").split()) for entry in documented
+        }
         choices = {name: f" One of {', '.join(values)}." for name, values in NAMES.items()}
         return {name: texts.get(name, "") + choices.get(name, "") for name in self.settings}
 

@@ -119,8 +119,8 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
     methods, outputs = list(every[0]), list(words) or [OWN]
     stacked = [torch.stack([*scores.values()]).permute(2, 0, 1) for scores in every]
     values = pad_sequence(stacked, batch_first=True, padding_value=torch.nan).cpu()
-    place: dict[str, Any] = {**batch.axes, "method": methods, "output": outputs}
-    table.add("attribution", values, rows=False, **place)
+    axes: dict[str, Any] = {**batch.axes, "method": methods, "output": outputs}
+    table.add("attribution", values, rows=False, **axes)
     table.notes["answers"] = dict(zip(batch.labels, checkpoint.words(answers), strict=True))
     agreement = torch.cat([rank_correlations(scores) for scores in stacked], dim=-1)
     of = [prompt for prompt in batch.labels for _ in outputs]
@@ -135,4 +135,4 @@ def rank_correlations(scores: Tensor) -> Tensor:
     from scipy.stats import rankdata
 
     ranks = torch.from_numpy(rankdata(scores.abs().cpu().numpy(), axis=0))
-    return torch.stack([torch.corrcoef(one.T) for one in ranks.unbind(-1)], dim=-1)
+    return torch.stack([torch.corrcoef(of_output.T) for of_output in ranks.unbind(-1)], dim=-1)

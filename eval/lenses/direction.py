@@ -34,12 +34,12 @@ def sharpness(logits: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def scaled(model: LanguageModel, hidden: Tensor, scales: tuple[float, ...], place: str) -> Tensor:
+def scaled(model: LanguageModel, hidden: Tensor, scales: tuple[float, ...], part: str) -> Tensor:
     """Entropy and best probability when the last block's outputs `(N, D)` are scaled in a place.
 
     Scales are 0 and more; the result is `(scales, N, 2)`.
     """
-    before, final = place == "before norm", model.norm(hidden)
+    before, final = part == "before norm", model.norm(hidden)
     read = [model.norm(scale * hidden) if before else scale * final for scale in scales]
     return torch.stack([sharpness(model.head(x)) for x in read])
 
@@ -138,9 +138,9 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
     answers = checkpoint.model.logits(streams[-1])[batch.real].argmax(dim=-1)
     others, kept = answers.roll(len(answers) // 2), streams[:, batch.real].float()
     cosines = [F.cosine_similarity(kept, rows[tokens], dim=-1) for tokens in (answers, others)]
-    place: dict[str, Any] = {"layer": range(len(streams)), "prompt": batch.prompt_of}
+    axes: dict[str, Any] = {"layer": range(len(streams)), "prompt": batch.prompt_of}
     table.add(
-        "cosine with answer", torch.stack(cosines), answer=("its answer", "another's"), **place
+        "cosine with answer", torch.stack(cosines), answer=("its answer", "another's"), **axes
     )
 
 
@@ -149,7 +149,7 @@ def _add_confidence(table: Table, batch: PromptBatch) -> None:
     model, hidden = batch.model, batch.streams[-1][batch.real]
     step = math.ceil(len(hidden) / POSITIONS)
     hidden, prompts = hidden[::step], batch.prompt_of[::step]
-    by_scale = torch.stack([scaled(model, hidden, SCALES, place) for place in PLACES])
+    by_scale = torch.stack([scaled(model, hidden, SCALES, axes) for axes in PLACES])
     heat = heated(model.logits(hidden), TEMPERATURES)
     entropy, best = by_scale[0].unbind(-1)
     for name, values in {
@@ -161,10 +161,10 @@ def _add_confidence(table: Table, batch: PromptBatch) -> None:
         "best probability at T 1000": heat[-1],
     }.items():
         table.add(name, values, prompt=prompts)
-    place: dict[str, Any] = {"part": PLACES, "scale": SCALES, "prompt": prompts}
-    table.add("entropy by scale", by_scale[..., 0], rows=False, **place)
-    name, place = "best probability by temperature", {"temperature": TEMPERATURES}
-    table.add(name, heat, rows=False, **place, prompt=prompts)
+    axes: dict[str, Any] = {"part": PLACES, "scale": SCALES, "prompt": prompts}
+    table.add("entropy by scale", by_scale[..., 0], rows=False, **axes)
+    name, axes = "best probability by temperature", {"temperature": TEMPERATURES}
+    table.add(name, heat, rows=False, **axes, prompt=prompts)
 
 
 def _add_path(table: Table, checkpoint: Checkpoint, batch: PromptBatch, chosen: list[int]) -> None:
@@ -175,6 +175,6 @@ def _add_path(table: Table, checkpoint: Checkpoint, batch: PromptBatch, chosen: 
         pairs.append([*chosen, *(token for token in best if token not in chosen)][:2])
         basis, corners = plane(*rows[pairs[-1]])
         points.append(torch.cat([path(way, basis), F.pad(corners, (0, 1), value=1.0)]))
-    place: dict[str, Any] = {"prompt": batch.labels, "point": [*range(len(batch.streams)), *ENDS]}
-    table.add("path", torch.stack(points), rows=False, **place, measure=MEASURES)
+    axes: dict[str, Any] = {"prompt": batch.labels, "point": [*range(len(batch.streams)), *ENDS]}
+    table.add("path", torch.stack(points), rows=False, **axes, measure=MEASURES)
     table.notes["ends"] = dict(zip(batch.labels, map(checkpoint.words, pairs), strict=True))

@@ -108,16 +108,16 @@ def retelling_tokens(checkpoint: Checkpoint) -> Tensor:
     return torch.tensor([ids[:length] for ids in rows], device=device)
 
 
-def add_overlap(table: Table, what: str, active: Tensor, **place: Any) -> None:
+def add_overlap(table: Table, what: str, active: Tensor, **axes: Any) -> None:
     """Adds overlaps of texts by what is active in each, `(2 N, F)`: first tellings, then second."""
     first, second = active.cpu().chunk(2)
     retold, unrelated = overlap_of_tellings(first, second)
     stories = range(len(retold))
     for texts, overlaps in (("retold", retold), ("unrelated", unrelated)):
-        table.add(f"{what} overlap", overlaps, texts=texts, story=stories, **place)
-    table.add(f"{what} overlap", chance_overlap(active.cpu()), texts="chance", **place)
+        table.add(f"{what} overlap", overlaps, texts=texts, story=stories, **axes)
+    table.add(f"{what} overlap", chance_overlap(active.cpu()), texts="chance", **axes)
     above = retold - unrelated
-    table.add(f"{what} overlap above unrelated", above, story=stories, **place)
+    table.add(f"{what} overlap above unrelated", above, story=stories, **axes)
 
 
 @lens(

@@ -127,8 +127,8 @@ def draw_words(lens: str, tables: Tables) -> list[figures.Figure]:
             at = row["position"]
             if row["prompt"] == prompt and at >= len(pieces) - PICTURED:
                 best = markup.visible(table.notes["top"][prompt][row["layer"]][at][0])
-                place = f"{at} {markup.visible(pieces[at])}"
-                rows.append(row | {"place": place, "says": best[:9]})
+                heading = f"{at} {markup.visible(pieces[at])}"
+                rows.append(row | {"place": heading, "says": best[:9]})
         panels[f"{model}: {prompt}"] = plots.cells(
             rows, "layer", "place", "probability", text="says", domain=(0, 1), size=(230, 280)
         )
@@ -178,8 +178,8 @@ def add_readings(
     likely = batch.masked(seen["probability"].movedim(-1, 0))
     table.add("probability", likely, rows=False, word=[*map(markup.visible, followed)], **where)
     if request.words:
-        place: dict[str, Any] = {"layer": layers, "prompt": batch.labels, "word": [*followed]}
-        table.add("probability at the end", batch.at_last(seen["probability"]), **place)
+        axes: dict[str, Any] = {"layer": layers, "prompt": batch.labels, "word": [*followed]}
+        table.add("probability at the end", batch.at_last(seen["probability"]), **axes)
     best = batch.masked(seen["top probability"][..., 0])
     table.add("top probability", best, rows=False, **where)
     first = top.unique().tolist()

@@ -172,7 +172,7 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
             "the two prompts of every pair are answered alike; give two that differ in their answer"
         )
     for kind, totals in sums.items():
-        place = {"pair": [*totals], "layer": layers, "where": WHERE, "pairs": kind}
-        table.add("patching effect", torch.stack([*totals.values()]), **place)
+        axes = {"pair": [*totals], "layer": layers, "where": WHERE, "pairs": kind}
+        table.add("patching effect", torch.stack([*totals.values()]), **axes)
     columns = ("pair", "patched from", "answers: its own, the other's")
     table.say("pairs of prompts", columns, lines)

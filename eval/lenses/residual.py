@@ -171,12 +171,12 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
     shares, squares = survival(model, traced)
     weight = (squares * batch.real)[:, None]
     means = (shares * weight).sum(-1) / weight.sum(-1)  # (2, W, n + 1, B), of each prompt
-    place: dict[str, Any] = {"layer": layers, "prompt": batch.labels}
+    axes: dict[str, Any] = {"layer": layers, "prompt": batch.labels}
     writes = ["embedding", *[*traced.parts][len(traced.start) :]]
-    table.add("share of a write still there", means[0], rows=False, write=writes, **place)
+    table.add("share of a write still there", means[0], rows=False, write=writes, **axes)
     for name, mean in zip(STAYS, means[:, 1:, 1:], strict=True):
         # The writes of block l are in the streams from l on.
         far = [[mean[part::2].diagonal(d).mean(-1) for d in range(len(later))] for part in (0, 1)]
-        by_distance = torch.stack([torch.stack(each) for each in far])
-        place = {"part": SUBLAYERS, "distance": range(len(later)), "prompt": batch.labels}
-        table.add(name, by_distance, **place)
+        by_distance = torch.stack([torch.stack(of_part) for of_part in far])
+        axes = {"part": SUBLAYERS, "distance": range(len(later)), "prompt": batch.labels}
+        table.add(name, by_distance, **axes)

@@ -186,13 +186,13 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
     table.say("text written with features swapped", columns, lines)
 
 
-def _add_effect(table: Table, name: str, asked: list[Swap], moved: Tensor, **place: Any) -> None:
+def _add_effect(table: Table, name: str, swaps: list[Swap], moved: Tensor, **axes: Any) -> None:
     """Changes of log-odds, `(B,)`: in the swapped attribute, and their sizes in the others."""
-    own = torch.tensor([pair.story.cue == pair.attribute for pair in asked])
-    numbers = torch.tensor([pair.number for pair in asked])
+    own = torch.tensor([pair.story.cue == pair.attribute for pair in swaps])
+    numbers = torch.tensor([pair.number for pair in swaps])
     for measured, changes, kept in (("swapped", moved, own), ("others", moved.abs(), ~own)):
         if kept.any():
-            of = {**place, "measured": measured, "attribute": asked[0].attribute}
+            of = {**axes, "measured": measured, "attribute": swaps[0].attribute}
             table.add(name, changes.cpu()[kept], story=numbers[kept].tolist(), **of)
 
 

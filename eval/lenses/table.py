@@ -46,9 +46,9 @@ class Numbers:
     def records(self) -> Iterator[Record]:
         """A record for each number that is there: the labels of its axes, and `value`."""
         labels = product(*self.axes.values())
-        for place, value in zip(labels, self.values.ravel().tolist(), strict=True):
+        for coordinates, value in zip(labels, self.values.ravel().tolist(), strict=True):
             if value == value:
-                yield dict(zip(self.axes, place, strict=True)) | {"value": value}
+                yield dict(zip(self.axes, coordinates, strict=True)) | {"value": value}
 
     def means(self) -> Iterator[Record]:
         """A record for each place that has a number: its labels, `value`, and of samples `n`.
@@ -64,12 +64,14 @@ class Numbers:
             return
         cluster = next((axis for axis in CLUSTERS if axis in self.axes), "position")
         values = frame.groupby([*places, cluster], sort=False)["value"]
-        each = values.agg(["sum", "count"]).astype(float)
-        for place, group in each.groupby(places, sort=False) if places else [((), each)]:
+        totals = values.agg(["sum", "count"]).astype(float)
+        for coordinates, group in totals.groupby(places, sort=False) if places else [((), totals)]:
             sums, counts = group["sum"].to_numpy(), group["count"].to_numpy()
             figure = mean_interval(sums, counts, self.share)
             # older pandas gives numpy's whole numbers, which JSON has not
-            labels = (label.item() if isinstance(label, np.generic) else label for label in place)
+            labels = (
+                label.item() if isinstance(label, np.generic) else label for label in coordinates
+            )
             yield dict(zip(places, labels, strict=True)) | figure | {"n": int(counts.sum())}
 
     def plain(self) -> dict[str, Any]:
@@ -178,7 +180,7 @@ class Table:
     @classmethod
     def read(cls, plain: Mapping[str, Any]) -> Table:
         """Reads what `plain` made, from a document too."""
-        numbers = [Numbers.read(one) for one in plain["numbers"]]
+        numbers = [Numbers.read(part) for part in plain["numbers"]]
         return cls(numbers, plain["pieces"], plain["texts"], plain["notes"])
 
 

@@ -107,6 +107,6 @@ class LensTask:
             if wrong:  # null in strict JSON, and the reason beside it
                 reason = ", ".join(f"{name} is {figure[name]}" for name in wrong)
                 figure = figure | dict.fromkeys(wrong) | {"reason": reason}
-            place = {name: value for name, value in figure.items() if name not in MEASURED}
-            rows.append({"key": row_key(document["key"], place), **common, **figure})
+            coordinates = {name: value for name, value in figure.items() if name not in MEASURED}
+            rows.append({"key": row_key(document["key"], coordinates), **common, **figure})
         return rows

@@ -118,16 +118,16 @@ def add_round_trips(
         values = (both[0, queries] @ matrix.T).cpu()
         own = values.gather(1, queries[:, None])[:, 0]
         other = values.scatter(1, queries[:, None], -torch.inf).topk(min(TOP, V - 1))
-        largest, place = other.values[:N, 0], {"token": rows.tolist(), "method": way}
-        table.add("round trip own value", own[:N], **place)
-        table.add("round trip largest other", largest, **place)
-        table.add("round trip own largest", own[:N] > largest, **place)
+        largest, axes = other.values[:N, 0], {"token": rows.tolist(), "method": way}
+        table.add("round trip own value", own[:N], **axes)
+        table.add("round trip largest other", largest, **axes)
+        table.add("round trip own largest", own[:N] > largest, **axes)
         if has.any():
             hits = (word_of[other.indices[:N]] == word_of[rows, None]).any(dim=1)[has]
             chance = (other.indices.shape[1] * variants[has] / (V - 1)).clamp(max=1)
-            place = {"token": rows[has].tolist(), "method": way}
-            table.add("round trip variant among others", hits, **place)
-            table.add("round trip variant by chance", chance, **place)
+            axes = {"token": rows[has].tolist(), "method": way}
+            table.add("round trip variant among others", hits, **axes)
+            table.add("round trip variant by chance", chance, **axes)
         for token, value, near in zip(shown, own[N:], other.indices[N:].tolist(), strict=True):
             line = [
                 [pieces[token]],
@@ -155,8 +155,10 @@ def add_neighbours(
     scaled = F.normalize(final, dim=-1) * both[1].norm(dim=1).median()
     queries = {"last stream": stream, "after norm": final, "as long as tokens": scaled}
     for query, vectors in queries.items():
-        asked = vectors[batch.real].float()
-        agreed = torch.stack([nearest(asked, both[1], one)[:, 0] == answers for one in METRICS])
+        words = vectors[batch.real].float()
+        agreed = torch.stack(
+            [nearest(words, both[1], measure)[:, 0] == answers for measure in METRICS]
+        )
         table.add("agrees", agreed, query=query, metric=METRICS, prompt=batch.prompt_of)
     lines = [
         [[piece], metric, checkpoint.words(near)]

@@ -196,8 +196,8 @@ def model_directory(path: str | Path) -> Path:
     run, at, number = str(path).rpartition("@")
     path = Path(path)
     by_step = bool(at) and number.isdecimal() and not path.exists()
-    place = Path(run) if by_step else path
-    found = (*place.glob("models/step-*"), *place.glob("step-*"))
+    folder = Path(run) if by_step else path
+    found = (*folder.glob("models/step-*"), *folder.glob("step-*"))
     numbers = {path: path.name.removeprefix("step-") for path in found}
     steps = {int(number): path for path, number in sorted(numbers.items()) if number.isdecimal()}
     if by_step:
@@ -219,9 +219,9 @@ def model_directory(path: str | Path) -> Path:
     return path
 
 
-def find_models(place: str | Path) -> list[Path]:
+def find_models(folder: str | Path) -> list[Path]:
     """The model directories at or below a place, by path."""
-    found = (path.parent for path in Path(place).rglob("model.safetensors"))
+    found = (path.parent for path in Path(folder).rglob("model.safetensors"))
     return sorted(path for path in found if (path / "meta.json").is_file())
 
 
@@ -268,13 +268,13 @@ def open_models(
 ) -> list[Checkpoint]:
     """Opens models as `open_model` does, before anything is computed; open ones stay open."""
     given = [models] if isinstance(models, str | Path | Checkpoint | nn.Module) else models
-    place = device_of(device)
+    target = device_of(device)
     return [
         model
         if isinstance(model, Checkpoint)
         else open_model(model)
         if isinstance(model, nn.Module)
-        else open_checkpoint(model, place)
+        else open_checkpoint(model, target)
         for model in given
     ]
 

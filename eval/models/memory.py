@@ -61,10 +61,10 @@ def host_memory(root: Path = Path("/")) -> int:
             continue
         folder, *names = CGROUP[controllers]
         for group in (Path(path), *Path(path).parents):
-            place = root / "sys/fs/cgroup" / folder / group.relative_to("/")
+            limits = root / "sys/fs/cgroup" / folder / group.relative_to("/")
             try:
-                limit, used = (int((place / name).read_text()) for name in names[:2])
-                statistics = (place / "memory.stat").read_text().split()
+                limit, used = (int((limits / name).read_text()) for name in names[:2])
+                statistics = (limits / "memory.stat").read_text().split()
             except (OSError, ValueError):  # no such group in sight, or "max": no limit
                 continue
             memory = min(memory, limit - used + int(statistics[statistics.index(names[2]) + 1]))

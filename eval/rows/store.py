@@ -108,20 +108,26 @@ def read_rows(places: Iterable[str | Path]) -> list[Row]:
         RequestError: nothing there, a line that is not a row, or a schema of another version.
     """
     rows: list[Row] = []
-    for place in map(Path, places):
-        paths = [file for directory in results_in(place) for file in sorted(directory.glob(SHARDS))]
-        paths = paths or [place]
+    for source in map(Path, places):
+        paths = [
+            file for directory in results_in(source) for file in sorted(directory.glob(SHARDS))
+        ]
+        paths = paths or [source]
         if not paths[0].is_file():
-            raise RequestError(f"{place}: no results here; give a directory that holds {ROWS}")
+            raise RequestError(f"{source}: no results here; give a directory that holds {ROWS}")
         lines = [(path, *line) for path in paths for line in enumerate(_lines(path), start=1)]
         by_key = {row["key"]: row for row in (_parse(line, path, n) for path, n, line in lines)}
         rows += by_key.values()
     return rows
 
 
-def results_in(place: Path) -> list[Path]:
+def results_in(directory: Path) -> list[Path]:
     """A results directory; of a directory that is none, those in it."""
-    return [place] if any(place.glob(SHARDS)) else sorted({f.parent for f in place.rglob(SHARDS)})
+    return (
+        [directory]
+        if any(directory.glob(SHARDS))
+        else sorted({f.parent for f in directory.rglob(SHARDS)})
+    )
 
 
 def finite_or_none(value: float) -> float | None:

@@ -329,8 +329,10 @@ def join(circuits: Sequence[Circuit]) -> tuple[Circuit, Callable[[Tensor], list[
     def cut(outputs: Tensor) -> list[Tensor]:
         parts = outputs.chunk(len(layers), dim=-1)
         return [
-            parts[place[0]] if len(place) == 1 else torch.cat([parts[i] for i in place], dim=-1)
-            for place in places
+            parts[indices[0]]
+            if len(indices) == 1
+            else torch.cat([parts[i] for i in indices], dim=-1)
+            for indices in places
         ]
 
     return replace(circuits[0], layers=tuple(layers)), cut

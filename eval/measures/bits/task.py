@@ -103,7 +103,7 @@ class Design:
                 f"--text: it has {count} tokens; with --distances {least} and this model's "
                 f"context, give {least + 1} to {checkpoint.config.context}"
             )
-        return [Passage(place, prompt.tokens, place) for place in range(count - least)]
+        return [Passage(position, prompt.tokens, position) for position in range(count - least)]
 
 
 @dataclass(frozen=True)

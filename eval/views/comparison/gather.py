@@ -103,7 +103,7 @@ def gather_models(places: Iterable[str | Path]) -> list[Saved]:
             _run(path.parent, runs)
         elif path.name == "config.json" and (key := path.parent.resolve()) not in saved:
             saved[key] = _of_directory(path.parent, runs)
-    whose = {id(one.run) for one in saved.values()}
+    whose = {id(entry.run) for entry in saved.values()}
     ends = (_last(run) for run in runs.values() if id(run) not in whose)
     return [*saved.values(), *filter(None, ends)]
 
@@ -127,11 +127,11 @@ def finite(value: Any) -> bool:
 
 def _files(places: Iterable[str | Path]) -> Iterator[Path]:
     """The files that say what is in places."""
-    for place in places:
-        found = list(_walk(Path(place)))
+    for source in places:
+        found = list(_walk(Path(source)))
         if not found:
             raise RequestError(
-                f"{place}: nothing to compare here; give a model directory, a run, results, or a "
+                f"{source}: nothing to compare here; give a model directory, a run, results, or a "
                 "directory that holds some"
             )
         yield from found

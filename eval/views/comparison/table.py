@@ -137,10 +137,10 @@ def checkpoint_records(
     """
     label, lines = _labeller(saved, rows, every_seed), measured(saved, rows, every_seed)
     places: dict[tuple[str, int], list[Saved]] = {}
-    for one in [*saved, *(Saved(row["checkpoint"]) for row in rows)]:
-        about = one.checkpoint
+    for entry in [*saved, *(Saved(row["checkpoint"]) for row in rows)]:
+        about = entry.checkpoint
         model = label(about["model_id"], about["name"])
-        places.setdefault((model, about["step"]), []).append(one)
+        places.setdefault((model, about["step"]), []).append(entry)
     records = {
         place: _training(*place, group)
         for place, group in sorted(places.items(), key=lambda item: _natural(*item[0]))
@@ -162,7 +162,7 @@ def _labeller(
     saved: Sequence[Saved], rows: Sequence[Row], every_seed: bool
 ) -> Callable[[str, str], str]:
     """Gives the label of a `model_id` and a name, which tells it apart from all other models."""
-    known = [*rows, *({"checkpoint": one.checkpoint} for one in saved)]
+    known = [*rows, *({"checkpoint": entry.checkpoint} for entry in saved)]
     if every_seed:
         by_seed = seed_labels(known)
         return lambda model_id, name: by_seed[model_id, name]

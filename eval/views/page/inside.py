@@ -64,7 +64,7 @@ def _section(name: str, about: str, documents: list[Document], lens: Lens | None
     return LensSection(name, lens.title, about, lens.figures(tables), lens.texts(tables))
 
 
-def _weights(one: Document) -> tuple[str, int, str]:
+def _weights(document: Document) -> tuple[str, int, str]:
     """One model at one training step."""
-    about = one["checkpoint"]
+    about = document["checkpoint"]
     return about["name"], about["step"], about.get("weights_sha256", "")
