@@ -78,7 +78,7 @@ class Inversion:
                     raise RequestError(f"--{flag}: {number} is not {whole} of at least {least}")
 
     @cached_property
-    def asked(self) -> "tuple[Solver, ...]":
+    def configured(self) -> "tuple[Solver, ...]":
         """The solvers with their settings.
 
         Raises:
@@ -175,7 +175,7 @@ class Inversion:
         causal = "mask" not in self.without
         found = dict.fromkeys(
             f"{solver.name} at {shown} ({refusal.partition(', as in')[0]})"
-            for solver, shown, length in product(self.asked, self.shown, lengths)
+            for solver, shown, length in product(self.configured, self.shown, lengths)
             if (refusal := solver.refusal(shown, length, causal))
         )
         return list(found)

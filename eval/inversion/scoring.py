@@ -33,7 +33,7 @@ def score_answer(answer: Answer, truth: Tensor) -> Answer:
 
 @torch.no_grad()
 def score_arrivals(
-    asked: Solver, problem: Problem, answers: list[Answer], truth: Tensor, chance: Chance
+    chosen: Solver, problem: Problem, answers: list[Answer], truth: Tensor, chance: Chance
 ) -> list[tuple[bool, float] | None]:
     """The published protocol's own test of each answer: did the descent arrive?
 
@@ -41,7 +41,7 @@ def score_arrivals(
     the true embeddings shifted by 0.05 N(0, 1) (Badger, 2409.01482).
 
     Args:
-        asked: a solver; of one without vectors there is nothing to test.
+        chosen: a solver; of one without vectors there is nothing to test.
         truth: the tokens, `(P, T)`.
         chance: the sources that the solver drew from, which go on.
 
@@ -51,7 +51,7 @@ def score_arrivals(
     vectors = [answer.vectors for answer in answers if answer.vectors is not None]
     if len(vectors) < len(answers):
         return [None] * len(answers)
-    loss, true = OBJECTIVES[asked.settings.get("objective", "l1")], problem.circuit.embed(truth)
+    loss, true = OBJECTIVES[chosen.settings.get("objective", "l1")], problem.circuit.embed(truth)
     shifted = true + SHIFT * normal(chance, true.shape[1:], true)
     bar = loss(problem.shown(shifted), problem.target)
     reached = loss(problem.shown(torch.stack(vectors)), problem.target)

@@ -195,7 +195,7 @@ def drop_scores(answer: Answer, row: int) -> Answer:
 
 
 def ask_solver(
-    asked: Solver, problems: Sequence[Problem], chance: Chance, score: Score = drop_scores
+    chosen: Solver, problems: Sequence[Problem], chance: Chance, score: Score = drop_scores
 ) -> list[list[Answer]]:
     """Each problem's answers, verified in fp32, with their certificates.
 
@@ -206,9 +206,9 @@ def ask_solver(
             as much as its tokens; called for each before the next one is made.
     """
     started, P = time.perf_counter(), len(problems[0].target)
-    given = list(problems) if asked.layers else problems[0]
+    given = list(problems) if chosen.layers else problems[0]
     answers: list[Answer] = []
-    for found in asked.function(given, chance, **asked.settings):
+    for found in chosen.function(given, chance, **chosen.settings):
         answers.append(score(_restricted(found, problems[0].allowed), len(answers) % P))
     seconds = (time.perf_counter() - started) / len(answers)
     parts = [answers[i : i + P] for i in range(0, len(answers), P)]

@@ -39,8 +39,8 @@ from eval.sites.site import Site
 from eval.sites.slices import Slice
 
 
-class Asked(NamedTuple):
-    """What is asked of a prompt: the seed of chance, and whether its target is another's."""
+class Trial(NamedTuple):
+    """One row of a task: a prompt, the seed of chance, and whether its target is another's."""
 
     prompt: Prompt
     seed: int
@@ -54,7 +54,7 @@ class Task:
     Attributes:
         sites: one; of a solver that shares passes over layers, several.
         noise: of the targets, in units of their root mean square.
-        asked: the rows of the problem.
+        trials: the rows of the problem.
         prompts: all of the run of that length: floors are measured on all at once, and a shuffled
             target belongs to the next of them.
         corpus: whose background text the searches guess from.
@@ -66,7 +66,7 @@ class Task:
     sites: tuple[Site, ...]
     slice: Slice
     noise: float
-    asked: tuple[Asked, ...]
+    trials: tuple[Trial, ...]
     prompts: tuple[Prompt, ...]
     corpus: str
     allowed: tuple[int, ...] | None = None
@@ -79,9 +79,9 @@ class Task:
     @property
     def keys(self) -> list[str]:
         """The rows' keys."""
-        return [self.key(site, asked) for site in self.sites for asked in self.asked]
+        return [self.key(site, trial) for site in self.sites for trial in self.trials]
 
-    def key(self, site: Site, asked: Asked) -> str:
+    def key(self, site: Site, trial: Trial) -> str:
         """A row's key: the question, the model, the solver and the source of chance.
 
         The rest of a run is no part of it: floors are measured, and shuffled targets taken, among
@@ -94,26 +94,26 @@ class Task:
             str(self.slice),
             self.solver.name,
             self.settings,
-            asked.prompt.tokens,
-            asked.prompt.pads,
-            asked.seed,
+            trial.prompt.tokens,
+            trial.prompt.pads,
+            trial.seed,
             self.noise,
-            self._control(asked),
+            self._control(trial),
         )
 
-    def _control(self, asked: Asked) -> str | None:
-        return SHUFFLED if asked.shuffled else self.checkpoint.control
+    def _control(self, trial: Trial) -> str | None:
+        return SHUFFLED if trial.shuffled else self.checkpoint.control
 
     def run(self, results: Results) -> list[Row]:
         """The rows that are not there yet."""
         missing = [
-            asked
-            for asked in self.asked
-            if not results.keys.issuperset(self.key(site, asked) for site in self.sites)
+            trial
+            for trial in self.trials
+            if not results.keys.issuperset(self.key(site, trial) for site in self.sites)
         ]
         if not missing:
             return []
-        rows = replace(self, asked=tuple(missing)).rows(results.directory)
+        rows = replace(self, trials=tuple(missing)).rows(results.directory)
         return [row for row in rows if row["key"] not in results.keys]
 
     def rows(self, directory: Path | None = None) -> list[Row]:
@@ -128,8 +128,8 @@ class Task:
 
         problems = self._pose(readbacks)
         length, device = problems[0].length, problems[0].target.device
-        truth = torch.tensor([asked.prompt.tokens[:length] for asked in self.asked], device=device)
-        chance = [_generator(asked.prompt, asked.seed) for asked in self.asked]
+        truth = torch.tensor([trial.prompt.tokens[:length] for trial in self.trials], device=device)
+        chance = [_generator(trial.prompt, trial.seed) for trial in self.trials]
         rows: list[Row] = []
         answered = ask_solver(
             self.solver, problems, chance, lambda answer, p: score_answer(answer, truth[p])
@@ -137,8 +137,8 @@ class Task:
         for site, problem, answers in zip(self.sites, problems, answered, strict=True):
             arrivals = score_arrivals(self.solver, problem, answers, truth, chance)
             truth_fits = problem.residual(truth)[1].tolist()
-            for p, asked in enumerate(self.asked):
-                row = self._row(site, asked, problem, p, answers[p], truth_fits[p])
+            for p, trial in enumerate(self.trials):
+                row = self._row(site, trial, problem, p, answers[p], truth_fits[p])
                 if arrival := arrivals[p]:
                     row["criterion"] = arrival[0]
                     row["notes"]["loss"] = loss = finite_or_none(arrival[1])
@@ -148,15 +148,15 @@ class Task:
 
     def _pose(self, readbacks: Any) -> list[Problem]:
         """A problem for each site."""
-        numbers = [self.prompts.index(asked.prompt) for asked in self.asked]
+        numbers = [self.prompts.index(trial.prompt) for trial in self.trials]
         rows = [
-            self._another(n) if asked.shuffled else n
-            for n, asked in zip(numbers, self.asked, strict=True)
+            self._another(n) if trial.shuffled else n
+            for n, trial in zip(numbers, self.trials, strict=True)
         ]
         known = {"allowed": self.allowed, "readbacks": readbacks}
         problems = []
         for circuit, (outputs, rounding) in zip(*self._capture(), strict=True):
-            chance = [_generator(asked.prompt, f"noise {asked.seed}") for asked in self.asked]
+            chance = [_generator(trial.prompt, f"noise {trial.seed}") for trial in self.trials]
             shown = outputs[rows], rounding[rows], self.slice
             problems.append(pose(circuit, *shown, self.noise, chance, **known))
         return problems
@@ -180,9 +180,9 @@ class Task:
         return list(sites.values()), [kept[site] for site in sites]
 
     def _row(
-        self, site: Site, asked: Asked, problem: Problem, p: int, found: Answer, truth_fits: bool
+        self, site: Site, trial: Trial, problem: Problem, p: int, found: Answer, truth_fits: bool
     ) -> Row:
-        checkpoint, prompt = self.checkpoint, asked.prompt
+        checkpoint, prompt = self.checkpoint, trial.prompt
         real, shown = min(prompt.real, problem.length), problem.positions
         tokens = list(prompt.tokens[:real])
         assert found.ranks is not None
@@ -193,7 +193,7 @@ class Task:
         runner_up = None if found.runner_up is None else found.runner_up[: len(seen)].to(floor)
         searched = self.solver.family == "search"
         return {
-            "key": self.key(site, asked),
+            "key": self.key(site, trial),
             "kind": "recovery",
             "checkpoint": checkpoint.provenance,
             "site": site.record,
@@ -204,15 +204,15 @@ class Task:
             "hidden": len(hidden),
             "padded": problem.length > real,
             "noise": self.noise,
-            "control": self._control(asked),
+            "control": self._control(trial),
             "solver": self.solver.name,
             "family": self.solver.family,
             "settings": self.settings,
-            "batch": len(self.sites) * len(self.asked),
+            "batch": len(self.sites) * len(self.trials),
             "candidates_at_once": candidates_at_once(checkpoint.model) if searched else None,
             "prompts": prompt.kind,
             "prompt": prompt.index,
-            "seed": asked.seed,
+            "seed": trial.seed,
             "text": checkpoint.tokenizer.decode(tokens, skip_special_tokens=False),
             "truth": tokens,
             "found": named,
@@ -267,7 +267,7 @@ def plan(
     """
     lengths = Counter(len(prompt.tokens) for prompt in prompts)
     batch = batch or rows_at_once(checkpoint.model, max(lengths))
-    if any(solver.guesses for solver in request.asked):
+    if any(solver.guesses for solver in request.configured):
         _ = held_out_text(checkpoint, corpus).background  # none of it is refused here
     for length, shown in product(lengths, request.shown if request.shuffled else ()):
         stop = shown.stop_of(length)
@@ -282,11 +282,11 @@ def plan(
     allowed_tokens = request.allowed_tokens(checkpoint)
     causal = "mask" not in request.without
     for solver, shown, noise, length in product(
-        request.asked, request.shown, request.noise, lengths
+        request.configured, request.shown, request.noise, lengths
     ):
         alike = tuple(prompt for prompt in prompts if len(prompt.tokens) == length)
         seeds = request.seeds if solver.random or noise else request.seeds[:1]
-        rows_asked = [Asked(*coordinates) for coordinates in product(alike, seeds, shuffled)]
+        trials = [Trial(*coordinates) for coordinates in product(alike, seeds, shuffled)]
         allowed = allowed_tokens if solver.family == "gradient" else None
         for group in _grouped(sites, together=solver.layers):
             for site in group:
@@ -296,7 +296,7 @@ def plan(
             size = max(1, batch // len(group))
             tasks += [
                 Task(checkpoint, solver, group, shown, noise, tuple(rows), alike, corpus, allowed)
-                for rows in (rows_asked[i : i + size] for i in range(0, len(rows_asked), size))
+                for rows in (trials[i : i + size] for i in range(0, len(trials), size))
             ]
     if not tasks:
         raise RequestError(

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -37,12 +38,12 @@ class Tolerance:
     change: Tensor
     usual: Tensor | None = None
 
-    @property
+    @cached_property
     def limit(self) -> Tensor:
         """The largest distance that is accepted."""
         return ACCEPT * self.floor + self.spread + ALLOWED * self.change
 
-    @property
+    @cached_property
     def near(self) -> Tensor:
         """The distance that the right token keeps at most positions, and half of it at half."""
         return self.limit if self.usual is None else replace(self, change=self.usual).limit

@@ -31,11 +31,6 @@ class Agreement:
     evidence: Tensor | None = None
 
     @cached_property
-    def limit(self) -> Tensor:
-        """How far each number may lie from the captured one, `(B, T, width)`."""
-        return self.tolerance.limit
-
-    @cached_property
     def counted(self) -> Tensor:
         """The positions that count, `(B, T)`."""
         if self.evidence is not None:
@@ -48,7 +43,7 @@ class Agreement:
     def of_prompts(self, outputs: Tensor) -> Tensor:
         """`(B, T, width)` outputs to `(B, S)`, of the positions shown."""
         off = self.slice.select(outputs - self.stored.values).abs()
-        return (off <= self.slice.select(self.limit)).all(dim=-1)
+        return (off <= self.slice.select(self.tolerance.limit)).all(dim=-1)
 
     def of_span(self, outputs: Tensor, start: int) -> Tensor:
         """`(B, N, S, width)` outputs of rivals from position `start` on to `(B, N)`.
@@ -57,7 +52,7 @@ class Agreement:
         """
         span = slice(start, start + outputs.shape[2])
         off = self.slice.narrow(outputs - self.stored.values[:, None, span]).abs()
-        fits = (off <= self.slice.narrow(self.limit[:, None, span])).all(dim=-1)
+        fits = (off <= self.slice.narrow(self.tolerance.limit[:, None, span])).all(dim=-1)
         return (fits | ~self.counted[:, None, span]).all(dim=-1)
 
     def of_versions(self, outputs: Tensor, row: int) -> tuple[Tensor, Tensor]:
@@ -68,7 +63,7 @@ class Agreement:
         """
         counted = self.counted[row]
         off = self.slice.narrow(outputs - self.stored.values[row])[:, counted].abs()
-        allowed = self.slice.narrow(self.limit[row])[None, counted]
+        allowed = self.slice.narrow(self.tolerance.limit[row])[None, counted]
         misfit = (off / allowed.clamp(min=torch.finfo(off.dtype).tiny)).square()
         return (off <= allowed).all(dim=-1), misfit.double().sum(dim=(1, 2))
 

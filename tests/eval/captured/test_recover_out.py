@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from eval import activations, open_model
 from eval.__main__ import main
 from eval.captured import recover as searching
+from eval.inversion.solver import SOLVERS, solvers
 
 TEXTS = "Tom had a red ball.", "The hen ran home to"
 
@@ -126,7 +127,8 @@ def single(problem, chance):
 """
 
 
-def test_answers_of_a_solver_whose_code_changed_are_found_anew(words, tmp_path):
+def test_answers_of_a_solver_whose_code_changed_are_found_anew(words, tmp_path, monkeypatch):
+    monkeypatch.setattr(SOLVERS, "entries", dict(solvers()))  # others are not asked about it
     plugin = tmp_path / "single.py"
     for number in (1, 2, 2):
         plugin.write_text(HILL.format(number=number))
