@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     out = "the model directory to write"
     about = "print a model as a table: parts, shapes, parameters, FLOPs per token"
     add = command("describe", _describe, about)
-    add("model", metavar="DIR", help="a model directory, or its config.json")
+    add("model", metavar="DIR", help="a model directory, a run, RUN@STEP, or a config.json")
     add("--context", type=int, metavar="T", help="tokens in a sequence")
 
     add = command("init", _init, "write an untrained model of any size, drawn from a seed")
@@ -111,19 +111,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--tokenizer", metavar="FILE", type=Path, help="its tokenizer.json, for maskedmixers")
 
     add = command("export", _export, "write a Llama-style model in the layout of transformers")
-    add("model", metavar="DIR", help="a model directory")
+    add("model", metavar="DIR", help="a model directory, a run, RUN@STEP or RUN@best")
     add("out", metavar="OUT", type=Path, help="the directory to write")
     return parser
 
 
 def _describe(options: argparse.Namespace) -> None:
     path = Path(options.model)
-    if path.is_dir():
-        config = check_model(path, trust_code=options.trust_code)
-    elif path.is_file():
-        config = read_config(path, trust_code=options.trust_code)
-    else:
-        raise ModelError(f"{path}: no such file; give a model directory, or its config.json")
+    read = read_config if path.is_file() else check_model
+    config = read(path, trust_code=options.trust_code)
     try:
         parts, cost, length = describe(config, options.context)
     except ModelError as error:
@@ -189,7 +185,7 @@ def _check(options: argparse.Namespace) -> None:
     if name.startswith(PRETRAINED):
         loaded = load_pretrained(name.removeprefix(PRETRAINED))
         model, tokenizer_json = loaded.model, loaded.tokenizer_json
-    elif "/" in name or Path(name).is_dir():
+    elif "/" in name or "@" in name or Path(name).is_dir():
         loaded = load_model(name, trust_code=options.trust_code)
         model, tokenizer_json = loaded.model, loaded.tokenizer_json
     else:

@@ -69,8 +69,10 @@ class Block(nn.Module):
     """x + token_mixer(norm_token(x)), then x + channel_mixer(norm_channel(x)).
 
     The four parts and `combine` are all there is, so that an eval can recompose them: without a
-    residual, without a norm, the mixer alone.
+    residual, without a norm, the mixer alone. In training both mixers' outputs have `dropout`.
     """
+
+    dropout: float = 0.0
 
     def __init__(
         self,
@@ -100,8 +102,11 @@ class Block(nn.Module):
 
     def combine(self, x: Tensor, mixed: Tensor) -> Tensor:
         """The block's output from its input and its token mixer's output, all `(B, T, D)`."""
-        x = x + mixed
-        return x + self.channel_mixer(self.norm_channel(x))
+        x = x + self._drop(mixed)
+        return x + self._drop(self.channel_mixer(self.norm_channel(x)))
+
+    def _drop(self, output: Tensor) -> Tensor:
+        return F.dropout(output, self.dropout) if self.training and self.dropout else output
 
 
 Kept = TypeVar("Kept")
@@ -255,8 +260,8 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def _recomputed(block: Block, x: Tensor) -> Any:
-    # Nothing in a block is random, so there is no generator's state to put back.
-    return checkpoint(block, x, use_reentrant=False, preserve_rng_state=False)
+    # Without dropout nothing in a block is random: there is no generator's state to put back.
+    return checkpoint(block, x, use_reentrant=False, preserve_rng_state=block.dropout > 0)
 
 
 def _norm(config: ModelConfig) -> nn.Module:

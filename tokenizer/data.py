@@ -298,7 +298,9 @@ def _read_meta(directory: Path) -> dict[str, Any]:
     file = directory / "meta.json"
     advice = "make one with: python -m tokenizer pack SOURCE --tokenizer FILE --out DIR"
     if not directory.is_dir():
-        raise CorpusError(f"{directory}: no such directory of packed data; {advice}")
+        text = directory.suffix in (".txt", ".jsonl", ".json", ".csv", ".parquet")
+        kind = "file" if text else "directory of packed data"
+        raise CorpusError(f"{directory}: no such {kind}; {advice}")
     if not file.is_file():
         raise CorpusError(f"{directory}: not a directory of packed data (no meta.json); {advice}")
     try:

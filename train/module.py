@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule, Trainer
@@ -58,6 +59,7 @@ class LanguageModule(LightningModule):
         self.flops_per_token = self.flops_per_batch = 0.0
         self.recorded = False  # whether a run gives its figures to the loggers, by their steps
         self.validation: dict[str, Any] = {}
+        self.seed = 0
         self._sums: list[Tensor] = []
         self._compiled: Callable[[Tensor, Tensor], Tensor] | None = None
         self._compiled_shape: torch.Size | None = None
@@ -66,6 +68,14 @@ class LanguageModule(LightningModule):
         """Compiles the model and its loss as one, in place: names of tensors stay as they are."""
         self.chunked_loss = False
         self._compiled = torch.compile(self._nats, dynamic=False, fullgraph=True)
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """Seeds the dropout of a part of a step by its number, so that a resumed run is exact."""
+        if any(block.dropout for block in self.model.blocks):
+            trainer = self.trainer
+            part = batch_idx % trainer.accumulate_grad_batches
+            coordinates = [self.seed, trainer.global_step, part, trainer.global_rank]
+            torch.manual_seed(int(np.random.SeedSequence(coordinates).generate_state(1)[0]))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Mean cross entropy over the targets that count, nats per token.

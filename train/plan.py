@@ -7,6 +7,7 @@ counted; then a few real steps are timed on this machine. Nothing is written.
 """
 
 import contextlib
+import tempfile
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +22,8 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from arch import LanguageModel, describe
 from train.data import Windows
 from train.module import LanguageModule
-from train.progress import clock
+from train.prepare import is_text, prepare_data
+from train.progress import clock, epochs_advice
 from train.run import build_trainer
 from train.rundir import RunDirectory
 from train.saving import KEPT
@@ -63,12 +65,25 @@ def print_plan(recipe: Recipe) -> None:
     Raises:
         RunError, arch.ModelError, tokenizer.CorpusError: bad input, in one line.
     """
+    source = recipe.run.data
+    with tempfile.TemporaryDirectory() as folder:
+        if source is not None and is_text(source):
+            recipe.run.run = folder
+            prepare_data(recipe)
+        _print_plan(recipe, source)
+
+
+def _print_plan(recipe: Recipe, source: str | None) -> None:
+    """As `print_plan`, of packed data, which were made of `source`."""
     trainer = build_trainer(recipe, RunDirectory(Path()), [], launcher=[Nobody()])
     settings, config, batch = recipe.run, recipe.model, recipe.batch
     micro, parts = batch.split(trainer.world_size)
     data = None if settings.data is None else recipe.open_data()
     cost, steps = describe(config).cost, recipe.trainer.max_steps
     device = trainer.strategy.root_device.type
+    speed, measure = measured(recipe, trainer, micro)
+    if settings.minutes:
+        steps = max(1, int(60 * settings.minutes * speed / (batch.size * config.context)))
     print(
         f"model    {cost.parameters:,} parameters: {' '.join(config.mixers)}, d {config.d_model}, "
         f"n {config.n_layers}, context {config.context}, vocabulary {config.vocab_size}"
@@ -76,9 +91,12 @@ def print_plan(recipe: Recipe) -> None:
     tokens, epochs = steps * batch.size * config.context, ""
     if data is not None:
         windows = Windows(data, "train", config.context, settings.seed)
-        epochs = f", {steps * batch.size / max(1, windows.count):.2f} epochs of {data.path}"
+        count = steps * batch.size / max(1, windows.count)
+        epochs = f", {count:.2f} epochs of {source}{epochs_advice(count)}"
+    minutes = f" in {settings.minutes:g} minutes, by the speed below:" if settings.minutes else ""
     print(
-        f"work     {steps:,} steps of {batch.size} x {config.context} = {tokens:,} tokens{epochs}\n"
+        f"work    {minutes} {steps:,} steps of {batch.size} x {config.context} = {tokens:,} tokens"
+        f"{epochs}\n"
         f"         {cost.training_flops / 1e6:,.1f} MFLOP a token, "
         f"{cost.training_flops * tokens:.2e} FLOP in all"
     )
@@ -97,7 +115,6 @@ def print_plan(recipe: Recipe) -> None:
     every = settings.save_every
     models = {0, steps, *(range(0, steps + 1, every) if every else ())}
     models |= {step for step in settings.save_steps if step <= steps}
-    speed, source = measured(recipe, trainer, micro)
     validations = "validations not counted: give --data"
     if data is not None:
         count = len(models | {*range(0, steps + 1, settings.validate_every)})
@@ -105,7 +122,7 @@ def print_plan(recipe: Recipe) -> None:
         held_out = count * min(held_out, settings.validate_tokens or held_out)
         # A forward pass alone is a third of the work.
         validations = f"about {clock(held_out / (3 * speed))} for {count} validations"
-    print(f"speed    {speed:,.0f} tokens/s, {source}")
+    print(f"speed    {speed:,.0f} tokens/s, {measure}")
     print(f"time     {clock(tokens / speed)} of training, {validations}")
     checkpoint = now.weights + now.optimiser
     print(

@@ -23,8 +23,8 @@ def prepare_data(recipe: Recipe) -> None:
     """Gives a recipe whose data are stories a tokenizer of their own and packs them, in its run.
 
     The recipe's data become `RUN/data`; its vocabulary gets smaller if the stories are too few for
-    so many entries. The validation split, a twentieth, has no part in the tokenizer. Nothing is
-    done where the data are a directory, or were packed by an earlier start.
+    so many entries. The validation split, `valid_fraction`, has no part in the tokenizer. Nothing
+    is done where the data are a directory, or were packed by an earlier start.
 
     Raises:
         RunError: the run's data are of another source, or the first process did not pack them.
@@ -32,7 +32,7 @@ def prepare_data(recipe: Recipe) -> None:
     """
     source, run = recipe.given("data"), Path(recipe.given("run"))
     out, main = run / "data", is_first()
-    if not Path(source).is_file() and source.partition(":")[0] != "toy":
+    if not is_text(source):
         return
     if not main:
         _wait_for(out)
@@ -51,10 +51,16 @@ def prepare_data(recipe: Recipe) -> None:
     recipe.model = dataclasses.replace(recipe.model, vocab_size=size)
 
 
+def is_text(source: str) -> bool:
+    """Whether a source of data is stories, which are packed first, and no packed data."""
+    return Path(source).is_file() or source.partition(":")[0] == "toy"
+
+
 def _pack(recipe: Recipe, source: str, run: Path) -> None:
     """Trains a tokenizer and packs; other processes of the run see by a lock that it goes on."""
     print(f"{source}: training a tokenizer and packing into {run / 'data'}", flush=True)
-    stories = open_corpus(source, "train", valid_fraction=VALID_FRACTION)
+    fraction = recipe.run.valid_fraction or VALID_FRACTION
+    stories = open_corpus(source, "train", valid_fraction=fraction)
     make_directory(run)
     with (run / LOCK).open("w") as lock:
         with suppress(OSError):  # a file system without locks
@@ -63,7 +69,13 @@ def _pack(recipe: Recipe, source: str, run: Path) -> None:
         write_text(run / "tokenizer.json", tokenizer.to_str(pretty=True))
         layout = recipe.run.layout or "packed"
         context = recipe.model.context if layout == "rows" else None
-        pack_data(source, run / "tokenizer.json", run / "data", Layout(layout, context))
+        pack_data(
+            source,
+            run / "tokenizer.json",
+            run / "data",
+            Layout(layout, context),
+            valid_fraction=fraction,
+        )
 
 
 def _wait_for(out: Path) -> None:

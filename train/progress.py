@@ -8,6 +8,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,6 +27,12 @@ LOSSES = "losses_since_row"
 """Key of a checkpoint under which it has the losses that no row has yet."""
 SHOWN = ("loss", "bits_per_byte", "tokens_per_second")
 """Figures beside the bar."""
+EPOCHS = 4
+"""From more epochs on a small model learns its data by heart (Muennighoff et al., 2305.16264)."""
+EPOCHS_ADVICE = (
+    "; after four epochs the validation loss often rises: take more text, or --save_best true and "
+    "--early_stopping 3"
+)
 clock = tqdm.format_interval
 """Seconds as `1:02:03` or `02:03`."""
 
@@ -34,15 +41,21 @@ class Progress(Callback):
     """Logs loss, bits/byte, learning rate and tokens/s every `every` steps.
 
     Losses are read from the device at those steps only. Where no bar shows the figures, a line
-    does.
+    does, with a `~` before the number of all steps if that is `guessed`.
 
     Raises:
         RunError: the loss or the gradient is no number.
     """
 
     def __init__(
-        self, log: Log, directory: RunDirectory, every: int, bytes_per_token: float
+        self,
+        log: Log,
+        directory: RunDirectory,
+        every: int,
+        bytes_per_token: float,
+        guessed: bool = False,
     ) -> None:
+        self._guessed = guessed
         self._log, self._directory, self._every = log, directory, every
         self._bytes_per_token = bytes_per_token
         self._losses: list[Tensor] = []
@@ -125,8 +138,9 @@ class Progress(Callback):
                 module.log(name, value, logger=False, prog_bar=name in SHOWN)
         remaining = self._remaining(step, total, now)
         if not trainer.progress_bar_callback:
+            about = "~" if self._guessed else ""  # --minutes: it follows from the speed
             self._log.say(
-                f"step {step:>{len(str(total))}}/{total}  loss {loss:.3f}  "
+                f"step {step:>{len(str(total))}}/{about}{total}  loss {loss:.3f}  "
                 f"bits/byte {row['bits_per_byte']:.3f}  lr {row['lr']:.2e}  {speed:,.0f} tokens/s"
                 + (f"  MFU {row['mfu']:.1%}" if peak else "")
                 + f"  {remaining}"
@@ -163,31 +177,43 @@ def has_terminal() -> bool:
 class TimeBudget(Callback):
     """Ends the schedule after so many minutes of training: steps follow from the measured speed.
 
-    The number of steps is worked out anew at every line of progress, so that the decay reaches its
-    floor when the time is over. Validations in between count, the last one does not.
+    The number of steps is worked out anew at every line of progress, and at each of the last steps,
+    so that the decay reaches its floor when the time is over. The warm-up is at most a tenth of it.
+    Validations in between count, the last one does not.
 
     Args:
         minutes: of training, over all starts of the run.
         every: steps between the lines of progress.
-        schedule: whose warm-up and decay need some steps.
+        schedule: of the recipe.
+        windows: of a step, and of an epoch.
         spent: `seconds` and `pace`, seconds a step, of earlier starts, as a checkpoint keeps them.
+        say: is given a line, once the speed is known.
     """
 
     def __init__(
-        self, minutes: float, every: int, schedule: ScheduleSettings, spent: dict[str, Any] | None
+        self,
+        minutes: float,
+        every: int,
+        schedule: ScheduleSettings,
+        windows: tuple[int, int],
+        spent: dict[str, Any] | None,
+        say: Callable[[str], None],
     ) -> None:
-        self._limit, self._every = 60 * minutes, every
-        self._least = schedule.shortest()
+        self._minutes, self._limit, self._every = minutes, 60 * minutes, every
+        self._schedule, self._windows, self._say = schedule, windows, say
         self._spent, self._pace = (spent["seconds"], spent["pace"]) if spent else (0.0, None)
-        self._first, self._steady = 0, 0.0
+        self._first, self._steady, self._said = 0, 0.0, False
         self._began: float | None = None
 
     def total(self, step: int, otherwise: int) -> int:
         """All steps that the time is enough for, after `step` of them, if the speed is known."""
-        if self._pace is None:
-            return otherwise
-        left = math.floor((self._limit - self._seconds()) / self._pace)
-        return max(self._least, step + left)
+        if self._pace is None:  # more than a guess would shorten the warm-up
+            return max(otherwise, 10 * self._schedule.warmup_steps)
+        return step + max(0, math.floor((self._limit - self._seconds()) / self._pace))
+
+    def schedule(self, total: int) -> ScheduleSettings:
+        """The learning rate's schedule over so many steps."""
+        return self._schedule.within(total)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts the clock."""
@@ -201,14 +227,29 @@ class TimeBudget(Callback):
         steps = step - self._first
         if not ends_step(trainer, batch_idx) or step >= trainer.max_steps:
             return
+        ending = trainer.world_size == 1 and trainer.max_steps - step < self._every
         if steps == 1:
             self._steady = time.perf_counter()
-        elif steps == 2 or (steps > 2 and step % self._every == 0):
+        elif steps == 2 or (steps > 2 and (ending or step % self._every == 0)):
             self._pace = (time.perf_counter() - self._steady) / (steps - 1)
-            # Never at once: the decay ends within some steps.
-            total = max(self.total(step, 0), step + max(1, self._every // 10))
-            total = trainer.strategy.broadcast(total)
+            # One step more, at least: what is saved and validated is that of the last step.
+            total = trainer.strategy.broadcast(max(self.total(step, 0), step + 1))
             pl_module.total_steps = trainer.fit_loop.epoch_loop.max_steps = total
+            pl_module.schedule = self.schedule(total)
+            self._describe(total)
+
+    def _describe(self, total: int) -> None:
+        """Says once how many steps there will be."""
+        if self._said:
+            return
+        self._said, (batch, epoch) = True, self._windows
+        warmup, given = self._schedule.within(total).warmup_steps, self._schedule.warmup_steps
+        self._say(
+            f"{self._minutes:g} minutes are about {total:,} steps, "
+            f"{total * batch / epoch:.2f} epochs"
+            + (f"; warm-up {warmup} steps, not {given}" if warmup < given else "")
+            + epochs_advice(total * batch / epoch)
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """The time that is spent, and the speed."""
@@ -217,6 +258,11 @@ class TimeBudget(Callback):
     def _seconds(self) -> float:
         passed = 0.0 if self._began is None else time.perf_counter() - self._began
         return self._spent + passed
+
+
+def epochs_advice(epochs: float) -> str:
+    """What to say of so many epochs: the end of a line, empty for a few."""
+    return EPOCHS_ADVICE if epochs > EPOCHS else ""
 
 
 def _tokens_seen(trainer: Trainer) -> int:

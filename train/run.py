@@ -28,7 +28,7 @@ from train.launcher import in_slurm
 from train.log import Log
 from train.module import LanguageModule
 from train.optim import build_optimizer
-from train.progress import Progress, StepBar, TimeBudget, has_terminal
+from train.progress import Progress, StepBar, TimeBudget, epochs_advice, has_terminal
 from train.resume import changed_settings, choose_start
 from train.rundir import RunDirectory
 from train.saving import (
@@ -84,9 +84,14 @@ class Run:
         every, done, self.total = settings.log_every, self.start.step, recipe.trainer.max_steps
         self.stop = StopOnSignal(every)
         callbacks: list[Any] = [self.stop]
+        self.log = Log(self.directory, settings, recipe.plain())
         if settings.minutes:
-            budget = TimeBudget(settings.minutes, every, schedule, self.start.spent)
+            windows = recipe.batch.size, self.datamodule.train_windows.count
+            budget = TimeBudget(
+                settings.minutes, every, schedule, windows, self.start.spent, self.log.say
+            )
             self.total = budget.total(done, self.total)
+            schedule = budget.schedule(self.total)
             callbacks.append(budget)
         self._initial = None
         if self.start.checkpoint and settings.init_from != self.start.recipe.get("init_from"):
@@ -98,8 +103,9 @@ class Run:
             )
         check_causal(model)
         self.module = LanguageModule(model, recipe.optimizer, schedule, self.total)
-        self.log = Log(self.directory, settings, recipe.plain())
-        progress = Progress(self.log, self.directory, every, data.bytes_per_token("train"))
+        progress = Progress(
+            self.log, self.directory, every, data.bytes_per_token("train"), bool(settings.minutes)
+        )
         self.saving = ModelDirectories(self.directory, recipe, data, self.start, progress, self.log)
         record = {**fixed, **settings_of(self.start)}
         checkpoints = Checkpoints(
@@ -143,6 +149,8 @@ class Run:
                 if start.step < self.total:
                     self.trainer.fit(self.module, **given)
             failed = False
+            if self.stop.received is None and (line := self._describe_best()):
+                self.log.say(line)
         except SystemExit:  # by which Lightning ends after a second Ctrl-C
             raise KeyboardInterrupt from None
         except (RuntimeError, MemoryError) as error:
@@ -174,7 +182,7 @@ class Run:
                 f"{path.name} cannot be read ({reason}) and is now called "
                 f"{path.with_suffix('.unreadable').name}; going on from the one before"
             )
-        lines = (self._describe(), *changes, self._initial)
+        lines = (self._describe(), self._warn_of_warmup(), *changes, self._initial)
         for line in filter(None, lines):
             self.log.say(line)
         if self.trainer.loggers:
@@ -197,14 +205,39 @@ class Run:
         return True
 
     def _describe(self) -> str:
-        batch, trainer = self.recipe.batch.size, self.trainer
+        batch, trainer, minutes = self.recipe.batch.size, self.trainer, self.recipe.run.minutes
         epochs = self.total * batch / self.datamodule.train_windows.count
+        length = f"{minutes:g} minutes" if minutes else f"{self.total:,} steps"
+        path = self.start.checkpoint
         return (
             f"{self.directory.path}: {count_parameters(self.module.model):,} parameters on "
             f"{trainer.world_size} {trainer.strategy.root_device.type}, {trainer.precision}; "
-            f"{self.total:,} steps of {batch} x {self.recipe.model.context} tokens, "
-            f"{epochs:.2f} epochs"
-            + (f"; from step {self.start.step}, {path}" if (path := self.start.checkpoint) else "")
+            f"{length} of {batch} x {self.recipe.model.context} tokens"
+            + ("" if minutes else f", {epochs:.2f} epochs{epochs_advice(epochs)}")
+            + (f"; from step {self.start.step}, {path}" if path else "")
+        )
+
+    def _warn_of_warmup(self) -> str | None:
+        """A line where the warm-up takes more than a fifth of a run whose length is given."""
+        warmup = self.recipe.schedule.warmup_steps
+        if self.recipe.run.minutes or warmup <= self.total / 5:
+            return None
+        return (
+            f"the warm-up takes {min(warmup, self.total):,} of {self.total:,} steps; lower "
+            "--schedule.warmup_steps, to a tenth of the steps or less"
+        )
+
+    def _describe_best(self) -> str | None:
+        """A line where the model of the last step is not the best that was validated."""
+        losses = self.directory.validations()
+        if not losses or min(losses.values()) == losses[max(losses)]:
+            return None
+        best = min(losses, key=lambda step: losses[step])
+        path = self.directory.path
+        where = f"{path}@{best}" if self.directory.model(best).is_dir() else ""
+        where = f"{path}@best" if self.directory.best.is_dir() else where
+        return f"the lowest validation loss was {losses[best]:.3f}, at step {best}: " + (
+            f"{where} is that model" if where else "--save_best true keeps such a model"
         )
 
 

@@ -15,9 +15,11 @@ SEEDS = 2**32 - 1
 """Largest seed: numpy takes no larger one."""
 HUB = "hf:"
 BOUNDS = {"at least": ge, "at most": le, "above": gt, "below": lt}
-ELSEWHERE = {"model", "run", "data", "resume", "trust_code"}
+ELSEWHERE = {"model", "run", "data", "resume", "trust_code", "valid_fraction"}
 """Settings that a model directory does not record: its config.json has the model's own and
 `data_sha256` stands for the data; the others are about this machine."""
+WITHOUT = {"dropout": 0.0}
+"""Values at which a setting is not recorded: it came later, and earlier models had no other."""
 NEEDED = {
     "data": "a directory of packed data, from python -m tokenizer pack, or a text file",
     "run": "a directory for the run, for example runs/first",
@@ -53,6 +55,8 @@ class RunSettings:
     """Whether a GPU multiplies fp32 matrices in TF32: faster, with 10 bits of mantissa."""
     compile: bool | Literal["auto"] = "auto"
     """Whether the model and its loss are compiled, in place; auto: on a GPU and not on a CPU."""
+    dropout: float = 0.0
+    """Probability that an output of a token mixer or a channel mixer is set to 0 in training."""
     checkpoint_activations: bool = False
     """Whether the backward pass computes each block again, rather than keep what is inside it:
     less memory, more work."""
@@ -66,6 +70,8 @@ class RunSettings:
     """Steps between validations; every saved model is validated too."""
     validate_tokens: int | None = None
     """How much of the validation split is used, in tokens; all of it when not given."""
+    valid_fraction: float | None = None
+    """Fraction of a text given as data that is held out for validation; 0.05 when not given."""
     save_best: bool = False
     """Whether the model with the lowest validation loss so far is kept in `RUN/best`."""
     early_stopping: int | None = None
@@ -73,7 +79,8 @@ class RunSettings:
     layout: Literal["packed", "rows"] | None = None
     """Layout that the data must have; either when not given."""
     minutes: float | None = None
-    """Minutes of training, instead of trainer.max_steps: as many steps as they are enough for."""
+    """Minutes of training, instead of trainer.max_steps: as many steps as they are enough for, and
+    a warm-up of at most a tenth of them."""
     log_every: int = 10
     """Steps between lines of progress."""
     loggers: list[Literal["csv", "tensorboard"]] = field(default_factory=list)
@@ -93,7 +100,9 @@ class RunSettings:
         counts = ("checkpoint_every", "validate_every", "log_every", "save_every")
         _check("", self, "at least 1", *counts, "validate_tokens", "early_stopping")
         _check("", self, "at least 0", "seed", "save_steps")
-        _check("", self, "above 0", "minutes")
+        _check("", self, "above 0", "minutes", "valid_fraction")
+        _check("", self, "at least 0", "dropout")
+        _check("", self, "below 1", "dropout", "valid_fraction")
         _check("", self, f"at most {SEEDS}", "seed")
 
 
@@ -180,11 +189,14 @@ class ScheduleSettings:
         _check("schedule.", self, "at least 1", "decay_steps")
         _unused("schedule.", self, "decay", "wsd", decay_steps=None)
 
-    def shortest(self) -> int:
-        """The fewest steps that the warm-up and the fall leave room for."""
-        wsd = self.decay == "wsd"
-        fall = self.decay_steps or self.warmup_steps // 4 + 1
-        return self.warmup_steps + (fall if wsd else 1)
+    def within(self, total: int) -> "ScheduleSettings":
+        """This schedule for a run of `total` steps: a warm-up of a tenth of them at most.
+
+        A fall of `decay_steps` is at most the rest.
+        """
+        warmup = min(self.warmup_steps, total // 10)
+        fall = self.decay_steps and max(1, min(self.decay_steps, total - warmup))
+        return dataclasses.replace(self, warmup_steps=warmup, decay_steps=fall)
 
     def cooldown(self, total: int) -> int:
         """Steps of wsd's fall at the end of `total`.
@@ -239,7 +251,7 @@ class Recipe:
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
 
     def __post_init__(self) -> None:
-        if self.schedule.decay == "wsd":
+        if self.schedule.decay == "wsd" and not self.run.minutes:
             self.schedule.cooldown(self.trainer.max_steps)
 
     def given(self, flag: Literal["data", "run"]) -> str:
@@ -267,6 +279,12 @@ class Recipe:
                 f"--data {data.path}: packed with a vocabulary of {size}, --model.vocab_size is "
                 f"{self.model.vocab_size}; make them equal"
             )
+        fraction, packed = self.run.valid_fraction, data.meta["valid_fraction"]
+        if fraction not in (None, packed):
+            raise RunError(
+                f"--valid_fraction {fraction}: {data.path} was packed with {packed}; pack it anew "
+                "with --valid-fraction, or give a text as --data with another --run"
+            )
         if wanted not in (None, layout):
             advice = " --context N" if wanted == "rows" else ""
             raise RunError(
@@ -282,7 +300,11 @@ class Recipe:
 
     def recorded(self) -> dict[str, Any]:
         """What model directories and checkpoints record of it: all that is not `ELSEWHERE`."""
-        return {name: value for name, value in self.plain().items() if name not in ELSEWHERE}
+        return {
+            name: value
+            for name, value in self.plain().items()
+            if name not in ELSEWHERE and not (name in WITHOUT and value == WITHOUT[name])
+        }
 
 
 def _check(section: str, settings: object, bound: str, *names: str) -> None:

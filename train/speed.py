@@ -69,6 +69,9 @@ def prepare(module: LanguageModule, settings: RunSettings, trainer: Trainer) -> 
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high" if settings.tf32 else "highest")
     module.model.checkpoint_activations = settings.checkpoint_activations
+    module.seed = settings.seed
+    for block in module.model.blocks:
+        block.dropout = settings.dropout  # pyright: ignore
     if compiles(settings, device):
         module.compile_loss()
 

@@ -21,6 +21,7 @@ from arch.errors import ModelError, show_value
 from arch.mixers import refuse_foreign
 from arch.model import LanguageModel
 from arch.storage.files import read_json, read_text, write_directory, write_file
+from arch.storage.runs import find_model
 from arch.storage.weights import build_model, check_weights, drop_padding, read_weights, weights_of
 
 SCHEMA = 1
@@ -99,7 +100,9 @@ def add_to_meta(directory: Path, more: dict[str, Any]) -> None:
 def load_model(
     directory: str | Path, device: str | torch.device = "cpu", *, trust_code: bool = False
 ) -> LoadedModel:
-    """Reads a model directory in evaluation mode, checking that its files belong together.
+    """Reads a model directory, or that of a run (`find_model`), in evaluation mode.
+
+    Its files are checked to belong together.
 
     Rows of the embedding and the head that no token has are left out (`vocab_multiple`).
 
@@ -113,7 +116,7 @@ def load_model(
             tokenizer of another vocabulary or another hash, weights that are cut short or do not
             fit the configuration.
     """
-    directory = Path(directory)
+    directory = find_model(directory)
     config, tokenizer_json, meta = _read_all_but_weights(directory, trust_code)
     weights = read_weights(directory / "model.safetensors")
     model = drop_padding(build_model(config, weights, str(directory)), config.vocab_size)
@@ -126,7 +129,7 @@ def check_model(directory: str | Path, *, trust_code: bool = False) -> ModelConf
     Raises:
         ModelError: as there.
     """
-    directory = Path(directory)
+    directory = find_model(directory)
     config, *_ = _read_all_but_weights(directory, trust_code)
     check_weights(directory / "model.safetensors", config, str(directory))
     return config

@@ -30,6 +30,7 @@ from arch.errors import printable
 from arch.pretrained.pretrained import check_tokenizer, load_pretrained, wrap_model
 from arch.pretrained.tokenizers import largest_id, read_tokenizer
 from arch.storage.files import read_json
+from arch.storage.runs import find_model
 from arch.storage.weights import drop_padding
 from eval.messages import RequestError, say_once
 from eval.models import TRUST_CODE, identity
@@ -188,39 +189,29 @@ def say_how_text_is_read(tokenizer: Tokenizer, name: str) -> None:
 
 
 def model_directory(path: str | Path) -> Path:
-    """The model directory of a path: itself, a run's last model, or that of a step for `RUN@STEP`.
+    """The model directory of a path: itself, a run's last model, RUN@STEP or RUN@best.
 
     Raises:
-        ModelError: no model of that step, or a file or a directory of another layout.
+        ModelError: no such model, or a file or a directory of another layout.
     """
-    run, at, number = str(path).rpartition("@")
-    path = Path(path)
-    by_step = bool(at) and number.isdecimal() and not path.exists()
-    folder = Path(run) if by_step else path
-    found = (*folder.glob("models/step-*"), *folder.glob("step-*"))
-    numbers = {path: path.name.removeprefix("step-") for path in found}
-    steps = {int(number): path for path, number in sorted(numbers.items()) if number.isdecimal()}
-    if by_step:
-        if int(number) not in steps:
-            known = ", ".join(map(str, sorted(steps))) or "none"
-            raise ModelError(f"{path}: there is no model of that step; steps saved: {known}")
-        return steps[int(number)]
-    ours = (path / "meta.json").is_file()
-    if steps and not ours:
-        return steps[max(steps)]
+    path = find_model(path)
+    if (path / "meta.json").is_file():
+        return path
     if path.suffix == ".ckpt":
         run = path.parent.parent
         raise ModelError(f"{path}: is a checkpoint to resume training from; give its run, {run}")
     if path.is_file() and path.suffix.lower() == ".gguf":
         raise ModelError(f"{path}: is a GGUF file; give {PRETRAINED}{path}")
     config = path / "config.json"
-    if config.is_file() and not ours and "model_type" in read_json(config):
+    if config.is_file() and "model_type" in read_json(config):
         raise ModelError(f"{path}: has the layout of transformers; give {PRETRAINED}{path}")
     return path
 
 
 def find_models(folder: str | Path) -> list[Path]:
-    """The model directories at or below a place, by path."""
+    """The model directories at or below a directory, by path; or that of RUN@STEP or RUN@best."""
+    if "@" in str(folder) and not Path(folder).exists():
+        return [model_directory(folder)]
     found = (path.parent for path in Path(folder).rglob("model.safetensors"))
     return sorted(path for path in found if (path / "meta.json").is_file())
 
@@ -236,7 +227,8 @@ def open_model(
     """Opens a model for evaluation.
 
     Args:
-        model: a model directory; a run, for its last model, or RUN@STEP; `hf:` and a name of the
+        model: a model directory; a run, for its last model, RUN@STEP, or RUN@best, that of the
+            lowest validation loss; `hf:` and a name of the
             hub, a directory in transformers' layout or a GGUF file; or a module in memory, a causal
             model of transformers or of ours. The module stays as it is and where it is: the
             checkpoint is a copy in evaluation mode that shares its weights. Open it anew when they

@@ -48,7 +48,7 @@ def test_describe_of_what_is_no_model(llama, capsys):
     (path / "model.safetensors").unlink()
     message = f"{path} is not a model directory: it has no model.safetensors"
     assert message in failed(capsys, "describe", path)
-    assert "no such file; give a model directory" in failed(capsys, "describe", path / "none")
+    assert "no such model directory" in failed(capsys, "describe", path / "none")
 
 
 def test_export_and_import_are_inverse(llama, tmp_path, capsys):

@@ -109,11 +109,22 @@ def test_a_budget_of_minutes_ends_the_schedule_on_time(data, tmp_path, clock, se
     now = clock(seconds)
     assert fit(data, tmp_path / "run", *BUDGET.split(), "--minutes", "1") == 0
     last = rows(tmp_path / "run", "loss")[-1]
-    assert last["step"] == pytest.approx(steps, abs=5)
-    assert now[0] == pytest.approx(60, abs=5)
+    assert last["step"] == pytest.approx(steps, abs=2)
+    assert now[0] == pytest.approx(60, abs=2)
     assert last["lr"] == pytest.approx(1e-3 * (0.1 + 0.9 / (last["step"] - 2)))
     meta = load_model(tmp_path / "run" / "models" / f"step-{last['step']:06d}").meta
     assert meta["recipe"]["minutes"] == 1
+
+
+def test_within_minutes_the_warm_up_is_a_tenth(data, tmp_path, clock, capsys):
+    clock(lambda step: 1.0)
+    flags = "--minutes 1 --schedule.warmup_steps 500 --schedule.decay linear --schedule.floor 0"
+    assert fit(data, tmp_path / "run", *flags.split()) == 0
+    rates = {row["step"]: row["lr"] for row in rows(tmp_path / "run", "loss")}
+    assert max(rates, key=lambda step: rates[step]) == pytest.approx(7, abs=1)
+    assert max(rates.values()) == pytest.approx(1e-3)
+    assert rates[max(rates)] == pytest.approx(1e-3 / 54, rel=0.1)
+    assert "1 minutes are about 60 steps" in capsys.readouterr().out
 
 
 def test_a_budget_goes_on_where_it_was_and_is_complete_in_the_end(data, tmp_path, clock, capsys):

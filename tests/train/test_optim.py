@@ -45,12 +45,18 @@ def test_the_rate_rises_and_falls_to_the_floor_and_stays_there(decay, expected):
     assert after == sorted(after, reverse=True)
 
 
-@pytest.mark.parametrize("warmup", [0, 1, 3, 7, 100, 999])
-def test_wsd_falls_over_a_fifth_of_all_steps_and_the_shortest_has_room_for_it(warmup):
+def test_wsd_falls_over_a_fifth_of_all_steps():
     schedule = replace(SCHEDULE, decay="wsd")
     assert rate(88, 110, schedule) == 1 > rate(89, 110, schedule)
-    settings = ScheduleSettings(warmup_steps=warmup, decay="wsd")
-    assert warmup + settings.cooldown(settings.shortest()) <= settings.shortest()
+
+
+@pytest.mark.parametrize("total", [1, 2, 9, 10, 11, 100, 5000])
+@pytest.mark.parametrize(("warmup", "fall"), [(0, None), (3, 1), (100, None), (999, 777)])
+def test_within_a_time_the_warm_up_is_at_most_a_tenth_and_a_fall_has_room(warmup, fall, total):
+    settings = ScheduleSettings(warmup_steps=warmup, decay="wsd", decay_steps=fall).within(total)
+    assert settings.warmup_steps <= min(warmup, total / 10)
+    assert settings.warmup_steps + settings.cooldown(total) <= total
+    assert rate(total, total, settings) == pytest.approx(settings.floor)
 
 
 @pytest.mark.parametrize("tied", [False, True])

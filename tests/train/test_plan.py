@@ -5,7 +5,7 @@ import re
 import pytest
 
 from arch import ModelConfig
-from tests.train.cases import TINY, fit
+from tests.train.cases import TINY, fit, names
 from tests.train.forked import measure_growth
 from train.__main__ import main
 from train.plan import memory
@@ -81,3 +81,19 @@ def test_a_plan_says_what_the_run_then_does(data, tmp_path, capsys):
     assert float(found[1]) * 1024 == pytest.approx(size, rel=0.05)
     checkpoint = (tmp_path / "run" / "checkpoints" / "step-000006.ckpt").stat().st_size
     assert float(found[2]) * 1024 == pytest.approx(checkpoint, rel=0.25)
+
+
+def test_a_plan_takes_a_text_and_minutes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "book.txt").write_text("\n\n".join(f"Tom has {n} cats." for n in range(400)))
+    assert plan("--data", "book.txt", "--minutes", "1") == 0
+    shown = capsys.readouterr().out
+    said = re.search(r"in 1 minutes, .*: ([\d,]+) steps of 4 x 16 .* epochs of book.txt; ", shown)
+    speed = re.search(r"speed +([\d,]+) tokens/s", shown)
+    assert said
+    assert speed
+    steps, tokens = (int(found[1].replace(",", "")) for found in (said, speed))
+    assert steps * 4 * 16 == pytest.approx(60 * tokens, rel=0.01)
+    assert names(tmp_path) == ["book.txt"]
+    assert plan("--data", "none.txt") == 2
+    assert "none.txt: no such file" in capsys.readouterr().err

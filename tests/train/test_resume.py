@@ -35,6 +35,7 @@ def fail(loss):
         ("--batch.micro 2 --log_every 4", signal.SIGINT),
         ("--log_every 100", signal.SIGTERM),
         ("--batch.size 12 --batch.micro 6", signal.SIGTERM),  # over an epoch's edge
+        ("--dropout 0.3 --batch.micro 2 --checkpoint_activations true", signal.SIGTERM),
         ("--optimizer.name muon --optimizer.muon_mixing true --schedule.decay wsd", signal.SIGTERM),
     ],
 )

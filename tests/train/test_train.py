@@ -13,7 +13,7 @@ import yaml
 from safetensors.torch import load
 
 from arch import load_model
-from tests.train.cases import fit, names, pack_toy, rows, weights
+from tests.train.cases import fit, losses, names, pack_toy, rows, weights
 from tokenizer import PAD, PackedData
 from tokenizer.pack import Layout
 from train.__main__ import main
@@ -171,7 +171,28 @@ def test_a_text_file_becomes_a_model_by_one_command(tmp_path, capsys):
     config = str(run / "config.yaml")
     assert main(["fit", "--config", config, "--resume", "auto", "--trainer.max_steps", "8"]) == 0
     assert names(run / "models")[-2:] == ["step-000007", "step-000008"]
+    assert fit(text, run, *flags, *more, "--valid_fraction", "0.2") == 2
+    assert "--valid_fraction 0.2: " in capsys.readouterr().err
+    assert fit(text, tmp_path / "fifth", *flags, "--valid_fraction", "0.2") == 0
+    assert PackedData(tmp_path / "fifth" / "data").meta["valid_fraction"] == 0.2
     other = tmp_path / "other.jsonl"
     shutil.copy(text, other)
     assert fit(other, run, *flags, *more) == 2
     assert f"run/data was packed from {text}; choose" in capsys.readouterr().err
+
+
+def test_dropout_is_of_training_alone(data, tmp_path):
+    first, second = (tmp_path / name for name in ("0", "0.5"))
+    for run in (first, second):
+        assert fit(data, run, "--dropout", run.name) == 0
+    assert rows(first, "val_loss")[0] == rows(second, "val_loss")[0]
+    assert losses(first)[0] != losses(second)[0]
+
+
+def test_the_end_says_which_step_was_best(data, tmp_path, capsys, monkeypatch):
+    flags = ["--save_every", "2", "--optimizer.lr", "3", "--trainer.max_steps", "4"]
+    assert fit(data, tmp_path / "run", *flags) == 0
+    found = {row["step"]: row["val_loss"] for row in rows(tmp_path / "run", "val_loss")}
+    best = min(found, key=lambda step: found[step])
+    assert best < 4
+    assert f"at step {best}: {tmp_path}/run@{best} is that model" in capsys.readouterr().out

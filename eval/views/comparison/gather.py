@@ -15,6 +15,7 @@ import yaml
 
 from arch import ModelConfig
 from arch.storage.files import read_json
+from arch.storage.runs import find_model
 from eval.messages import RequestError
 from eval.models import TRUST_CODE
 from eval.models.identity import model_id
@@ -128,7 +129,7 @@ def finite(value: Any) -> bool:
 def _files(places: Iterable[str | Path]) -> Iterator[Path]:
     """The files that say what is in places."""
     for source in places:
-        found = list(_walk(Path(source)))
+        found = list(_walk(find_model(source) if "@" in str(source) else Path(source)))
         if not found:
             raise RequestError(
                 f"{source}: nothing to compare here; give a model directory, a run, results, or a "

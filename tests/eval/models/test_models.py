@@ -1,5 +1,6 @@
 """One door to models: a module answers as its directory does; what was fitted to one is kept."""
 
+import json
 from typing import Any
 
 import pytest
@@ -119,6 +120,8 @@ def test_a_batch_is_what_the_memory_bears(model_directory, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
+        ("run@best", "run/models/step-000000"),
+        ("kept@best", "kept/best"),
         ("run", "run/models/step-000010"),
         ("run/models", "run/models/step-000010"),
         ("run@0", "run/models/step-000000"),
@@ -134,8 +137,23 @@ def test_a_run_stands_for_its_models(given, expected, tmp_path, monkeypatch):
     for run, step in (("run", 0), ("run", 10), ("long", 999_500), ("long", 1_000_000)):
         path = tmp_path / run / "models" / f"step-{step:06d}"
         path.mkdir(parents=True)
-        (path / "meta.json").write_text("{}")
+        (path / "meta.json").write_text(json.dumps({"val_loss": 1 + step}))
+    (tmp_path / "kept" / "best").mkdir(parents=True)
+    (tmp_path / "kept" / "best" / "meta.json").write_text("{}")
     assert str(model_directory(given)) == expected
+
+
+def test_a_folder_of_runs_is_refused_with_their_names(tmp_path):
+    for run in ("flat", "llama"):
+        path = tmp_path / "runs" / run / "models" / "step-000010"
+        path.mkdir(parents=True)
+        (path / "meta.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"runs/flat .*runs/llama"):
+        model_directory(tmp_path / "runs")
+    with pytest.raises(ModelError, match="flat@best"):
+        model_directory(f"{tmp_path}/runs/flat@best")
+    with pytest.raises(ModelError, match="steps saved: 10"):
+        model_directory(f"{tmp_path}/runs/flat@7")
 
 
 TEXT = [torch.arange(6)[None]]

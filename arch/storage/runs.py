@@ -1,0 +1,66 @@
+"""Which model directory is meant by a path: its own, a run's last, RUN@STEP or RUN@best."""
+
+import math
+from pathlib import Path
+
+from arch.errors import ModelError
+from arch.storage.files import read_json
+
+BEST = "best"
+SHOWN = 8
+"""Runs of a folder that an error names, at most."""
+
+
+def find_model(path: str | Path) -> Path:
+    """The model directory that a path names.
+
+    A run names its last model, `RUN@400` that of a step, and `RUN@best` that of the lowest
+    validation loss: `RUN/best` where the run keeps one (`--save_best`), else the best of its saved
+    models. Any other path is returned as it is, for its reader to judge.
+
+    Raises:
+        ModelError: the run has no such model, or the path is a folder of runs.
+    """
+    name, path = str(path), Path(path)
+    run, at, wanted = name.rpartition("@")
+    if at and not path.exists() and (wanted == BEST or wanted.isdecimal()):
+        return _of_run(Path(run), wanted)
+    if (path / "meta.json").is_file():
+        return path
+    steps = saved_steps(path)
+    if steps:
+        return steps[max(steps)]
+    runs = [] if not path.is_dir() else [p for p in sorted(path.iterdir()) if saved_steps(p)]
+    if runs and not (path / "config.json").is_file():
+        names = " ".join(map(str, runs[:SHOWN])) + " ..." * (len(runs) > SHOWN)
+        raise ModelError(f"{path}: is a folder of runs; give one of them or several: {names}")
+    return path
+
+
+def saved_steps(run: Path) -> dict[int, Path]:
+    """The model directories of a run, or of its folder `models`, by step in ascending order."""
+    found = (*run.glob("models/step-*"), *run.glob("step-*")) if run.is_dir() else ()
+    numbers = {path: path.name.removeprefix("step-") for path in found}
+    return {int(n): p for p, n in sorted(numbers.items(), key=lambda i: i[1]) if n.isdecimal()}
+
+
+def _of_run(run: Path, wanted: str) -> Path:
+    """The model of a step, or the best."""
+    steps, best = saved_steps(run), run / BEST
+    if wanted != BEST:
+        if int(wanted) in steps:
+            return steps[int(wanted)]
+        known = ", ".join(map(str, steps)) or "none"
+        raise ModelError(f"{run}@{wanted}: there is no model of that step; steps saved: {known}")
+    if (best / "meta.json").is_file():
+        return best
+    losses = {path: _validation_loss(path) for path in steps.values()}
+    if not losses or min(losses.values()) == math.inf:
+        raise ModelError(f"{run}@{BEST}: no saved model has a validation loss; give {run}@STEP")
+    return min(losses, key=lambda path: losses[path])
+
+
+def _validation_loss(path: Path) -> float:
+    """Of a model directory; infinite where none is on record."""
+    loss = read_json(path / "meta.json").get("val_loss")
+    return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else math.inf
