@@ -115,7 +115,7 @@ def test_dependencies_are_what_is_imported() -> None:
     renamed = {"yaml": "pyyaml", "vl_convert": "vl-convert-python"}
     found = {renamed.get(n, n.replace("_", "-")) for n in found}
     # Extras, and what datasets and jinja2 bring along and show in their own interfaces.
-    extras = {"transformers", "gguf", "anyio", "starlette", "uvicorn"}
+    extras = {"transformers", "gguf", "anyio", "starlette", "uvicorn", "trackio"}
     assert found - extras - {"huggingface-hub", "markupsafe"} == names
 
 

@@ -68,6 +68,8 @@ def read_command(command: str, words: list[str]) -> Recipe:
                 f"--{name} is {str(values[name])[:100]}; it must be a section of settings"
             )
     settings = {field.name: values[field.name] for field in dataclasses.fields(RunSettings)}
+    if settings["recipe"] is None and values["config"]:
+        settings["recipe"] = Path(str(values["config"][-1])).stem
     sections = {name: section(**values[name].as_dict()) for name, section in SECTIONS.items()}
     return Recipe(run=RunSettings(**settings), **sections)
 

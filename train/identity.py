@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from arch import ModelConfig
+from arch.storage.runs import without_seed
 
 NOT_RECIPE = {
     "seed", "precision", "compile", "checkpoint_activations", "save_steps", "save_every",
@@ -20,13 +21,14 @@ NOT_RECIPE = {
 how long it is, and how a device computes a step."""
 
 
-def model_id(config: ModelConfig, settings: dict[str, Any], data_sha256: str) -> str:
-    """Ten hexadecimal digits, equal for the steps and the seeds of one recipe on the same data.
+def model_id(name: str, config: ModelConfig, settings: dict[str, Any], data_sha256: str) -> str:
+    """Equal for the steps and the seeds of one recipe on the same data: `flat-3f2a91c07d`.
 
-    Fields of the configuration at their defaults do not count, so that a field that is added
-    changes no id.
+    It is the name without its seed, and ten hexadecimal digits. Fields of the configuration at
+    their defaults do not count, so that a field that is added changes no id.
 
     Args:
+        name: of the run.
         settings: that the run began with; sections are dictionaries.
     """
     built, defaults = dataclasses.asdict(config), dataclasses.asdict(ModelConfig())
@@ -43,4 +45,4 @@ def model_id(config: ModelConfig, settings: dict[str, Any], data_sha256: str) ->
         )
         facts |= {name: each for name, each in flags.items() if name not in NOT_RECIPE}
     text = json.dumps(facts | {"data": data_sha256}, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:10]
+    return f"{without_seed(name)}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"

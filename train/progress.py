@@ -38,7 +38,9 @@ clock = tqdm.format_interval
 
 
 class Progress(Callback):
-    """Logs loss, bits/byte, learning rate and tokens/s every `every` steps.
+    """Logs loss, bits/byte, learning rate, tokens/s and seconds every `every` steps.
+
+    `seconds` are of training over all starts of a run, without what is saved and validated.
 
     Losses are read from the device at those steps only. Where no bar shows the figures, a line
     does, with a `~` before the number of all steps if that is `guessed`.
@@ -59,8 +61,8 @@ class Progress(Callback):
         self._log, self._directory, self._every = log, directory, every
         self._bytes_per_token = bytes_per_token
         self._losses: list[Tensor] = []
-        self._last_step = self._tokens = 0
-        self._since = 0.0
+        self._last_step = self._tokens = self._counted = 0
+        self._since = self.seconds = 0.0
         self._steady: tuple[int, float] | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -75,7 +77,8 @@ class Progress(Callback):
         losses = torch.stack(self._losses) if self._losses else torch.zeros(0)
         mean = trainer.strategy.reduce(losses.to(pl_module.device), reduce_op="mean")
         checkpoint[LOSSES] = {
-            "losses": mean.cpu(), "parts": trainer.accumulate_grad_batches
+            "losses": mean.cpu(), "parts": trainer.accumulate_grad_batches,
+            "seconds": self.seconds, "tokens": self._counted
         }  # fmt: skip
 
     def on_load_checkpoint(
@@ -85,6 +88,7 @@ class Progress(Callback):
         kept, parts = checkpoint.get(LOSSES), trainer.accumulate_grad_batches
         if kept is None:
             return
+        self.seconds, self._counted = kept.get("seconds", 0.0), kept.get("tokens", 0)
         losses = kept["losses"].to(pl_module.device)
         if kept["parts"] != parts:  # each part's is divided by their number
             losses = (losses.view(-1, kept["parts"]).sum(1) / parts).repeat_interleave(parts)
@@ -119,6 +123,7 @@ class Progress(Callback):
                 raise self._directory.broken(wrong, self._last_step)
         now, tokens = time.perf_counter(), _tokens_seen(trainer)
         speed = (tokens - self._tokens) / (now - self._since)
+        self.seconds, self._counted = self.seconds + (tokens - self._counted) / speed, tokens
         peak = peak_flops(trainer.strategy.root_device, str(trainer.precision))
         work = module.flops_per_token / trainer.world_size
         row = {
@@ -129,6 +134,7 @@ class Progress(Callback):
             "lr": module.learning_rate(step - 1),
             "gradient_norm": norm,
             "tokens_per_second": speed,
+            "seconds": self.seconds,
             **({"mfu": speed * work / peak} if peak else {}),
         }
         self._last_step = step
@@ -179,7 +185,7 @@ class TimeBudget(Callback):
 
     The number of steps is worked out anew at every line of progress, and at each of the last steps,
     so that the decay reaches its floor when the time is over. The warm-up is at most a tenth of it.
-    Validations in between count, the last one does not.
+    Validations in between count; the last one and evaluations (`train.evaluate`) do not.
 
     Args:
         minutes: of training, over all starts of the run.
@@ -250,6 +256,11 @@ class TimeBudget(Callback):
             + (f"; warm-up {warmup} steps, not {given}" if warmup < given else "")
             + epochs_advice(total * batch / epoch)
         )
+
+    def leave_out(self, seconds: float) -> None:
+        """Does not count so many seconds that have passed: training stood still."""
+        self._spent -= seconds
+        self._steady += seconds
 
     def state_dict(self) -> dict[str, Any]:
         """The time that is spent, and the speed."""

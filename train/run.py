@@ -15,7 +15,6 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Trainer, seed_everything
-from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
 from arch import LanguageModel, check_causal, count_parameters, describe
@@ -24,6 +23,8 @@ from arch.formats.llama import download, open_directory
 from arch.pretrained.tokenizers import read_tokenizer
 from tokenizer import tokenizer_hash
 from train.data import PackedDataModule
+from train.evaluate import Evaluations
+from train.identity import model_id
 from train.launcher import in_slurm
 from train.log import Log
 from train.module import LanguageModule
@@ -84,7 +85,13 @@ class Run:
         every, done, self.total = settings.log_every, self.start.step, recipe.trainer.max_steps
         self.stop = StopOnSignal(every)
         callbacks: list[Any] = [self.stop]
-        self.log = Log(self.directory, settings, recipe.plain())
+        identity = model_id(
+            self.directory.path.resolve().name, recipe.model, self.start.recipe, data.hash
+        )
+        about = {"model_id": identity, "parameters": count_parameters(model)}
+        about |= {"data_sha256": data.hash}
+        self.log = Log(self.directory, settings, recipe.plain() | about)
+        budget: TimeBudget | None = None
         if settings.minutes:
             windows = recipe.batch.size, self.datamodule.train_windows.count
             budget = TimeBudget(
@@ -106,12 +113,22 @@ class Run:
         progress = Progress(
             self.log, self.directory, every, data.bytes_per_token("train"), bool(settings.minutes)
         )
-        self.saving = ModelDirectories(self.directory, recipe, data, self.start, progress, self.log)
+        self.saving = ModelDirectories(
+            self.directory, recipe, data, self.start, identity, progress, self.log
+        )
         record = {**fixed, **settings_of(self.start)}
         checkpoints = Checkpoints(
             self.directory, settings.checkpoint_every, record, progress, self.log
         )
         callbacks += [progress, self.saving, checkpoints]
+        if settings.eval_every:
+
+            def waited(trainer: Trainer, seconds: float) -> None:
+                progress.restart(trainer)
+                if budget:
+                    budget.leave_out(seconds)
+
+            callbacks.append(Evaluations(self.directory, settings, self.log, waited))
         self.trainer = build_trainer(recipe, self.directory, callbacks, self.total)
         micro, parts = recipe.batch.split(self.trainer.world_size)
         self.trainer.accumulate_grad_batches = parts
@@ -176,7 +193,8 @@ class Run:
         comments = "".join(f"# {line}\n" for line in changes)
         config = yaml.safe_dump(self.recipe.plain(), sort_keys=False)
         self.directory.prepare(comments + config, start.unreadable)
-        self.log.start(self.trainer, start.step if start.checkpoint else -1)
+        changed = any(change["from_step"] == start.step for change in start.history)
+        self.log.start(self.trainer, start.step if start.checkpoint else -1, not changed)
         for path, reason in start.unreadable.items():
             self.log.say(
                 f"{path.name} cannot be read ({reason}) and is now called "
@@ -185,9 +203,6 @@ class Run:
         lines = (self._describe(), self._warn_of_warmup(), *changes, self._initial)
         for line in filter(None, lines):
             self.log.say(line)
-        if self.trainer.loggers:
-            monitor: Any = LearningRateMonitor("step")
-            self.trainer.callbacks.insert(0, monitor)  # pyright: ignore
 
     def _complete(self) -> bool:
         """Whether the checkpoint is that of a finished run, which is then printed."""

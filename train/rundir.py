@@ -6,6 +6,7 @@ metrics.jsonl   a row per line of progress and per validation
 checkpoints/    step-000500.ckpt ..., for resuming only
 models/         step-000000 ..., model directories
 data/           of a text file that was given as --data: packed, by tokenizer.json beside it
+eval/           with --eval_every, the results of `python -m eval` on the saved models
 best/           with --save_best true, the model directory of the lowest validation loss
 csv/, tensorboard/  what Lightning's loggers wrote, with --loggers
 wandb/          what W&B wrote offline; its run id stands in wandb_id

@@ -24,7 +24,6 @@ from arch import add_to_meta, save_model
 from arch.storage.files import write_file
 from tokenizer import PackedData
 from train.checkpoints import RECORD, read_checkpoint
-from train.identity import model_id
 from train.log import Log
 from train.module import LanguageModule, ends_step
 from train.progress import Progress
@@ -152,6 +151,7 @@ class ModelDirectories(Callback):
         recipe: Recipe,
         data: PackedData,
         start: ResumePoint,
+        identity: str,
         progress: Progress,
         log: Log,
     ) -> None:
@@ -163,7 +163,7 @@ class ModelDirectories(Callback):
             **settings_of(start),
             "data": str(data.path),
             "data_sha256": data.hash,
-            "model_id": model_id(recipe.model, start.recipe, data.hash),
+            "model_id": identity,
             "data_source": data.meta["source"],
             "valid_fraction": data.meta["valid_fraction"],
         }
@@ -217,7 +217,8 @@ class ModelDirectories(Callback):
     def _due(self, step: int, total: int) -> tuple[bool, bool]:
         """Whether a step is worth a model directory, and a validation, which every model has."""
         settings = self._settings
-        model = step in (0, total, *settings.save_steps) or _every(settings.save_every, step)
+        saved = any(_every(n, step) for n in (settings.save_every, settings.eval_every))
+        model = saved or step in (0, total, *settings.save_steps)
         return model, model or _every(settings.validate_every, step)
 
     def _save_step(self, trainer: Trainer, module: Any, step: int, model: bool) -> None:
@@ -242,7 +243,7 @@ class ModelDirectories(Callback):
         if self._settings.save_best and not without:
             self._save_model(trainer, module, self._directory.best, step)
         # Last, as this row says that the step is done with: see `opens`.
-        self._log.add(meta)
+        self._log.add(meta | {"seconds": self._progress.seconds})
         self._log.say(
             f"step {step}  valid loss {meta['val_loss']:.3f}  bits/byte "
             f"{meta['val_bits_per_byte']:.3f} over {meta['val_tokens']:,} tokens"

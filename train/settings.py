@@ -15,9 +15,10 @@ SEEDS = 2**32 - 1
 """Largest seed: numpy takes no larger one."""
 HUB = "hf:"
 BOUNDS = {"at least": ge, "at most": le, "above": gt, "below": lt}
-ELSEWHERE = {"model", "run", "data", "resume", "trust_code", "valid_fraction"}
+ELSEWHERE = {"model", "run", "data", "resume", "trust_code", "valid_fraction", "recipe"}
+ELSEWHERE |= {"eval", "eval_every", "eval_wait"}
 """Settings that a model directory does not record: its config.json has the model's own and
-`data_sha256` stands for the data; the others are about this machine."""
+`data_sha256` stands for the data; the others change no model."""
 WITHOUT = {"dropout": 0.0}
 """Values at which a setting is not recorded: it came later, and earlier models had no other."""
 NEEDED = {
@@ -47,6 +48,8 @@ class RunSettings:
     directory, or a name on the hub). What does not fit the model keeps its own initial weights."""
     trust_code: bool = False
     """Whether the model of init_from may name mixers outside this project, whose code then runs."""
+    recipe: str | None = None
+    """Name of the recipe, for Weights & Biases; that of --config when not given."""
     seed: int = 0
     """Seed of the initial weights and of the order of the data."""
     precision: Literal["auto", "32-true", "bf16-mixed", "bf16-true", "16-mixed", "64-true"] = "auto"
@@ -83,8 +86,16 @@ class RunSettings:
     a warm-up of at most a tenth of them."""
     log_every: int = 10
     """Steps between lines of progress."""
-    loggers: list[Literal["csv", "tensorboard"]] = field(default_factory=list)
-    """Lightning's loggers that are given the figures too, into the run directory."""
+    eval_every: int | None = None
+    """Steps between evaluations of the saved model by `python -m eval`; step 0 and the last one are
+    evaluated too. No evaluations when not given."""
+    eval: str = "quick"
+    """Suite of `python -m eval invert` that an evaluation asks."""
+    eval_wait: bool = True
+    """Whether training waits for an evaluation; if not, its figures come later."""
+    loggers: list[Literal["csv", "tensorboard", "trackio"]] = field(default_factory=list)
+    """Loggers that are given the figures too: csv and tensorboard write into the run directory,
+    trackio into its local board (`pip install trackio`, then `trackio show`)."""
     wandb: Literal["offline", "online", "disabled"] = "offline"
     """Weights & Biases: offline writes into the run directory and needs no account."""
     wandb_project: str = "remnant"
@@ -97,7 +108,7 @@ class RunSettings:
     def __post_init__(self) -> None:
         for name in ("data", "run", "resume", "init_from"):
             setattr(self, name, _expand_home(name, getattr(self, name)))
-        counts = ("checkpoint_every", "validate_every", "log_every", "save_every")
+        counts = "checkpoint_every", "validate_every", "log_every", "save_every", "eval_every"
         _check("", self, "at least 1", *counts, "validate_tokens", "early_stopping")
         _check("", self, "at least 0", "seed", "save_steps")
         _check("", self, "above 0", "minutes", "valid_fraction")

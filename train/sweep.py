@@ -49,9 +49,11 @@ def main(words: list[str]) -> int:
     end = words.index("--") if "--" in words else len(words)
     options, added = parser.parse_args(words[:end]), words[end + 1 :]
     content = read_sweep(options.file)
-    flags = [word for word in content["command"] if word.startswith("--")]
+    name = str(content.get("name", options.file.stem))
+    flags = [f"--wandb_group={name}", f"--wandb_tags={json.dumps([f'sweep:{name}'])}"]
+    flags += [word for word in content["command"] if word.startswith("--")]
     flags += [f"--data={options.data}"] if options.data else []
-    out = options.out or Path("runs", "sweeps", content.get("name", options.file.stem))
+    out = options.out or Path("runs", "sweeps", name)
     return _run_all(name_trials(content, out.expanduser()), [*flags, *added], out.expanduser())
 
 

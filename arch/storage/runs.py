@@ -1,12 +1,18 @@
-"""Which model directory is meant by a path: its own, a run's last, RUN@STEP or RUN@best."""
+"""Which model directory is meant by a path, and which name the seeds of one model share.
+
+A path is that of a model directory, a run's (its last model), RUN@STEP or RUN@best.
+"""
 
 import math
+import re
 from pathlib import Path
 
 from arch.errors import ModelError
 from arch.storage.files import read_json
 
 BEST = "best"
+SEED = re.compile(r"(?:^|[-_. ])s(?:eed)?[-_.= ]?\d+(?= \[|$)")
+"""The training seed at the end of a model's name: `flat-s0`, `mixers=flat_seed=1`."""
 SHOWN = 8
 """Runs of a folder that an error names, at most."""
 
@@ -35,6 +41,11 @@ def find_model(path: str | Path) -> Path:
         names = " ".join(map(str, runs[:SHOWN])) + " ..." * (len(runs) > SHOWN)
         raise ModelError(f"{path}: is a folder of runs; give one of them or several: {names}")
     return path
+
+
+def without_seed(name: str) -> str:
+    """A model's name without the training seed at its end: `flat` for `flat-s0`."""
+    return SEED.sub("", name)
 
 
 def saved_steps(run: Path) -> dict[int, Path]:

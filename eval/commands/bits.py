@@ -28,7 +28,7 @@ def bits(
     corpus: str | None = None,
     layers: Layers = "last",
     part: Part = "block",
-    count: Positive = 40,
+    count: Positive | None = None,
     skip: Natural = 0,
     text: str | None = None,
     before: Natural = 12,
@@ -57,7 +57,7 @@ def bits(
             data that the models were trained on
         layers: last, all, or numbers; 0 is the embedding
         part: of the layer
-        count: passages, whose tokens asked about all differ
+        count: passages, whose tokens asked about all differ; default: 40, or what the corpus has
         skip: passages left out before the first that is taken
         text: is asked about token by token, in place of passages of the corpus
         before: tokens before the one asked about

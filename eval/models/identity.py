@@ -1,18 +1,17 @@
 """Which model a checkpoint is of: what its training steps and its training seeds share.
 
-A checkpoint has a `model_id`: its name without a seed, and a hash. `train` writes the hash of a
-run's recipe and data into `meta.json`; of any other model it is that of the weights. Checkpoints of
+A checkpoint has a `model_id`: its name without a seed, and a hash. `train` writes that of a run's
+recipe and data into `meta.json`; of any other model the hash is of the weights. Checkpoints of
 one `model_id` are steps and seeds of one model, and may be pooled; all others are different models.
 """
 
-import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, TypeVar
 
+from arch.storage.runs import without_seed
+
 Key = TypeVar("Key", bound=Hashable)
-SEED = re.compile(r"(?:^|[-_. ])s(?:eed)?[-_.= ]?\d+(?= \[|$)")
-"""The training seed at the end of a model's name: `flat-s0`, `mixers=flat_seed=1`."""
 
 
 def model_id(meta: Mapping[str, Any], weights_sha256: str) -> str:
@@ -22,7 +21,10 @@ def model_id(meta: Mapping[str, Any], weights_sha256: str) -> str:
         meta: the content of a meta.json: the `name`, and of a trained model the `model_id`.
         weights_sha256: of a model that was not trained here.
     """
-    return f"{SEED.sub('', meta['name'])}-{meta.get('model_id') or weights_sha256[:10]}"
+    known = meta.get("model_id")
+    if known and "-" in known:
+        return known
+    return f"{without_seed(meta['name'])}-{known or weights_sha256[:10]}"  # earlier: the hash alone
 
 
 def seed_labels(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], str]:
@@ -48,7 +50,7 @@ def labels(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
         names.setdefault(about["model_id"], set()).add(about["name"])
         mixers[about["model_id"]] = ", ".join(map(str, about["mixers"]))
     plain = {
-        key: SEED.sub("", min(alike)) or mixers[key] if len(alike) > 1 else min(alike)
+        key: without_seed(min(alike)) or mixers[key] if len(alike) > 1 else min(alike)
         for key, alike in names.items()
     }
     return _tell_apart(plain, lambda key: key)

@@ -45,7 +45,8 @@ def interrupt(number: int) -> Callable[[Tensor], Tensor]:
 def rows(run: Path, key: str = "step") -> list[dict[str, Any]]:
     """The rows that have a key, without what the clock says."""
     found = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [{k: v for k, v in r.items() if k != "tokens_per_second"} for r in found if key in r]
+    clock = "tokens_per_second", "seconds"
+    return [{k: v for k, v in r.items() if k not in clock} for r in found if key in r]
 
 
 def losses(run: Path) -> list[float]:

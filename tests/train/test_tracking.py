@@ -10,6 +10,7 @@ import wandb
 import wandb.errors
 
 from tests.eval.views.test_tracking import logged, offline_records
+from arch import load_model
 from tests.train.cases import fit
 
 
@@ -53,7 +54,15 @@ def test_a_run_offline_stays_in_its_directory_and_keeps_its_id(data, tmp_path):
     for row in recorded[:-3]:
         for key, value in row.items():
             assert key == "step" or steps[row["step"]][key] == pytest.approx(value)
-    assert steps[3]["lr-AdamW/pg1"] > 0  # from Lightning's monitor
+    axes = {"_step", "_runtime", "_timestamp", "trainer/global_step"}
+    known = {key for row in recorded for key in row} - {"step"}
+    assert {key for row in steps.values() for key in row} - axes == known
+    config = {item.key: json.loads(item.value_json) for item in about.config.update}
+    saved = load_model(run / "models" / "step-000006").meta
+    assert config["model_id"] == saved["model_id"]
+    assert config["data_sha256"] == saved["data_sha256"]
+    assert config["optimizer"]["lr"] == 1e-3
+    assert config["parameters"] > 0
 
 
 @pytest.mark.parametrize(

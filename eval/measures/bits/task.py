@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from eval.measures.bits.measure import Candidates, Passage, Question, measure_bits
-from eval.messages import RequestError
+from eval.messages import RequestError, say_once
 from eval.models.checkpoint import Checkpoint
 from eval.models.text import HeldOutText, held_out_text, inside_stories, text_prompts
 from eval.rows.progress import SoFar, tell
@@ -19,6 +19,8 @@ from eval.sites.circuit import Circuit
 from eval.sites.site import choose_single_layers, open_site
 from tokenizer import tokenizer_hash
 
+COUNT = 40
+"""Passages, or as many as the corpus has, where no number is given."""
 CALIBRATION = (16, 64)  # windows of background text whose outputs scale the quantisers, and tokens
 
 
@@ -36,7 +38,7 @@ class Design:
 
     corpus: str  # the source of all text
     question: Question  # what is asked of each passage
-    count: int = 40  # passages from inside stories for evaluation; their tokens all differ
+    count: int | None = None  # passages from inside stories for evaluation; their tokens all differ
     before: int = 12  # tokens before the one asked about
     skip: int = 0  # passages left out before the first that is taken
     candidates: int | None = None  # the commonest tokens, so many, or the whole vocabulary
@@ -86,10 +88,14 @@ class Design:
             if token in allowed and token not in seen:
                 seen.add(token)
                 passages.append(Passage(prompt.index, prompt.tokens, self.before))
-            if len(passages) == self.skip + self.count:
+            if len(passages) == self.skip + (self.count or COUNT):
                 return passages[self.skip :]
+        if self.count is None and len(passages) > self.skip:
+            found = len(passages) - self.skip
+            say_once(f"corpus {self.corpus}: {found} of {COUNT} passages ({self.length} tokens)")
+            return passages[self.skip :]
         raise RequestError(
-            f"--count {self.count} --skip {self.skip}: the corpus {self.corpus} has "
+            f"--count {self.count or COUNT} --skip {self.skip}: the corpus {self.corpus} has "
             f"{len(passages)} passages of {self.length} tokens for evaluation whose tokens asked "
             "about all differ; ask for fewer"
         )

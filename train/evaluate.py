@@ -1,0 +1,153 @@
+"""Evaluates saved models while a run trains, by the commands of `python -m eval`.
+
+    python -m eval loss    MODEL --out RUN/eval
+    python -m eval invert  MODEL --out RUN/eval --suite quick
+    python -m eval bits    MODEL --out RUN/eval
+    python -m eval compare MODEL RUN/eval --csv FILE
+
+Each is a process of its own: the command line is all that is shared with `eval`. What fails is said
+in a line, and ends no training.
+"""
+
+import csv
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from train.log import Log
+from train.rundir import RunDirectory
+from train.settings import RunSettings
+
+FIGURES = ("bits_per_byte", "shown", "hidden_1", "hidden_3", "bits_at_4")
+"""Columns of the table of `eval compare`, in its CSV; each has a count beside it, such as
+`shown_n`."""
+PREFIX = "eval/"
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Evaluations(Callback):
+    """Has the models of some steps evaluated, and logs the columns of `eval compare` by step.
+
+    Comes after `ModelDirectories` among the callbacks.
+
+    Args:
+        directory: the run's; results lie in its folder `eval`.
+        settings: of the run: how often, which suite, and whether to wait.
+        log: gets a row of figures for each evaluation.
+        waited: is given the seconds that training waited.
+    """
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        settings: RunSettings,
+        log: Log,
+        waited: Callable[[Trainer, float], None],
+    ) -> None:
+        self._directory, self._settings, self._log = directory, settings, log
+        self._waited = waited
+        self._pool = ThreadPoolExecutor(1)
+        self._waiting: list[tuple[dict[str, Any], Future[tuple[dict[str, float], str]]]] = []
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Evaluates the model that the run starts from, if that was not done."""
+        self._evaluate(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Evaluates the model that was validated."""
+        if trainer.training or trainer.state.fn == "fit":
+            self._evaluate(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Waits for the evaluations that are at work."""
+        self._collect(wait=True)
+        self._pool.shutdown()
+
+    def _evaluate(self, trainer: Trainer) -> None:
+        began, step = time.perf_counter(), trainer.global_step
+        every = self._settings.eval_every or 1
+        due = step % every == 0 or step == trainer.max_steps
+        if due and trainer.is_global_zero and step not in self._done():
+            model, folder = self._directory.model(step), self._directory.path / "eval"
+            if model.is_dir():
+                tokens = trainer.datamodule.tokens_seen  # pyright: ignore
+                about = {"step": step, "tokens_seen": tokens}
+                work = self._pool.submit(measure, model, folder, self._settings.eval)
+                self._waiting.append((about, work))
+        self._collect(wait=self._settings.eval_wait)
+        if self._settings.eval_wait:
+            trainer.strategy.barrier()
+        self._waited(trainer, time.perf_counter() - began)
+
+    def _done(self) -> set[int]:
+        """Steps that have figures, or will."""
+        rows = self._directory.rows()
+        known = {row["step"] for row in rows if any(name.startswith(PREFIX) for name in row)}
+        return known | {about["step"] for about, _ in self._waiting}
+
+    def _collect(self, wait: bool) -> None:
+        """Logs the figures of evaluations that have ended; of all, if it waits."""
+        while self._waiting and (wait or self._waiting[0][1].done()):
+            about, work = self._waiting.pop(0)
+            figures, said = work.result()
+            if figures:
+                self._log.add(about | {PREFIX + name: value for name, value in figures.items()})
+            self._log.say(f"step {about['step']}  {said}")
+
+
+def measure(model: Path, folder: Path, suite: str) -> tuple[dict[str, float], str]:
+    """Evaluates a model directory: the columns of `eval compare` that were measured, and a line.
+
+    Args:
+        model: a model directory.
+        folder: of the results.
+        suite: of `eval invert`.
+    """
+    began, faults = time.perf_counter(), []
+    for name, *more in (("loss",), ("invert", "--suite", suite), ("bits",)):
+        faults += _run(name, str(model), "--out", str(folder), *more)
+    with tempfile.TemporaryDirectory() as scratch:
+        table = Path(scratch) / "table.csv"
+        faults += _run("compare", str(model), str(folder), "--csv", str(table))
+        figures = _read_figures(table, model) if table.is_file() else {}
+    shown = [f"{name} {value:.3g}" for name, value in figures.items() if name in FIGURES]
+    seconds = time.perf_counter() - began
+    parts = [f"eval {' '.join(shown) or 'gave no figures'}", f"{seconds:.0f} s", *faults]
+    return figures, "; ".join(parts)
+
+
+def _read_figures(table: Path, model: Path) -> dict[str, float]:
+    """The figures of one step in a table of `eval compare`, with their counts."""
+    step = int(model.name.removeprefix("step-"))
+    with table.open(newline="") as file:
+        lines = [line for line in csv.DictReader(file) if line["step"] == str(step)]
+    names = [name for figure in FIGURES for name in (figure, f"{figure}_n")]
+    found = {name: line[name] for line in lines[:1] for name in names if line.get(name)}
+    # without rows of `eval loss`, bits per byte are of the validation, which is logged as such
+    if lines and lines[0]["bits_per_byte_of"] != "loss":
+        found = {name: value for name, value in found.items() if "per_byte" not in name}
+    return {name: float(value) for name, value in found.items()}
+
+
+def _run(*words: str) -> list[str]:
+    """Runs a command of `eval`; what went wrong, if anything."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    done = subprocess.run(
+        [sys.executable, "-m", "eval", *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": path},
+    )
+    if not done.returncode:
+        return []
+    last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    return [f"eval {words[0]} failed: {last.removeprefix('error: ')}"]

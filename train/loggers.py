@@ -1,0 +1,172 @@
+"""Weights & Biases, and trackio's local board: loggers whose failures never end a run.
+
+W&B is offline by default and needs no account. Its run id is kept across resumes. Online, model
+directories are versions of the artifact `model-ID`.
+"""
+
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers import Logger, WandbLogger
+
+from arch.errors import printable
+from arch.storage.files import write_file
+from train.settings import RunSettings
+
+LOGIN_TIMEOUT = 30.0
+"""Seconds to wait for W&B to begin; WANDB_INIT_TIMEOUT says otherwise of its server only."""
+AXES = ("trainer/global_step", "tokens_seen", "seconds")
+"""What figures may be plotted over: they go on where they were when a run resumes."""
+
+
+class TolerantWandbLogger(WandbLogger):
+    """Lightning's logger of a W&B run that has begun; an error of W&B is said and ends nothing."""
+
+    def __init__(self, run: Any, say: Callable[[str], None], flag: str) -> None:
+        super().__init__(experiment=run)
+        self._run: Any = run
+        self._say, self._flag = say, flag
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        """Logs figures, with the step as their x axis."""
+        self._try(lambda: self._run.log(dict(metrics) | {AXES[0]: step}))
+
+    def log_hyperparams(self, params: Any) -> None:
+        """Nothing: the run was begun with the whole recipe as its config."""
+
+    def add_model(self, path: Path, meta: dict[str, Any]) -> None:
+        """Logs a model directory as a version of the artifact `model-ID`, if the run is online."""
+        if self._run is None or self._run.settings.mode != "online":
+            return
+        import wandb
+
+        artifact = wandb.Artifact(f"model-{self._run.id}", type="model", metadata=meta)
+        artifact.add_dir(str(path))
+        self._try(lambda: self._run.log_artifact(artifact, aliases=["latest", path.name]))
+
+    def close(self, failed: bool) -> None:
+        """Ends the run in W&B; one that was offline can be uploaded later, which is said."""
+        run = self._run
+        self._try(lambda: self._run.finish(exit_code=int(failed)))
+        if self._run is not None and run.settings.mode == "offline":
+            self._say(f"W&B, offline: wandb sync {Path(run.settings.sync_dir)}")
+        self._run = None
+
+    def _try(self, act: Callable[[], Any]) -> None:
+        if self._run is not None:
+            with tolerating_wandb(self._say, f"{self._flag}: {{}}; going on without it"):
+                act()
+                return
+            self._run = None
+
+
+class TrackioLogger(Logger):
+    """Gives the figures to trackio, which keeps them in its own local board: `trackio show`.
+
+    Args:
+        run: the run's directory, whose name is the run's.
+        settings: of the run.
+        config: shown beside the figures.
+    """
+
+    def __init__(self, run: Path, settings: RunSettings, config: dict[str, Any]) -> None:
+        super().__init__()
+        import trackio  # pyright: ignore[reportMissingImports]
+
+        self._run: Any = trackio.init(
+            project=settings.wandb_project,
+            name=run.resolve().name,
+            group=settings.wandb_group or architecture(config["model"]),
+            config=config,
+            resume="allow",
+            embed=False,
+        )
+
+    @property
+    def name(self) -> str:
+        """As Lightning asks for it."""
+        return "trackio"
+
+    @property
+    def version(self) -> str:
+        """The run's name."""
+        return self._run.name
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        """Logs figures by the training step."""
+        self._run.log(dict(metrics), step=step)
+
+    def log_hyperparams(self, params: Any, *_: Any, **__: Any) -> None:
+        """Nothing: the run was begun with its config."""
+
+    def finalize(self, status: str) -> None:
+        """Ends the run: what is not written yet is written."""
+        if self._run is not None:
+            self._run.finish()
+            self._run = None
+
+
+def open_wandb(
+    run: Path, settings: RunSettings, config: dict[str, Any], say: Callable[[str], None]
+) -> TolerantWandbLogger | None:
+    """The logger of the run in W&B, begun or gone on with; offline where online does not work."""
+    import wandb
+
+    id_file = run / "wandb_id"
+    if not id_file.is_file():
+        write_file(id_file, uuid.uuid4().hex[:8].encode())
+    flag = f"--wandb {settings.wandb}"
+    modes = {"online": "going on offline", "offline": "going on without it"}
+    for mode in list(modes)[list(modes).index(settings.wandb) :]:
+        how = wandb.Settings(console="off", silent=True, login_timeout=LOGIN_TIMEOUT)
+        if mode == "offline" or "WANDB_INIT_TIMEOUT" not in os.environ:
+            how.init_timeout = LOGIN_TIMEOUT
+        with tolerating_wandb(say, f"{flag}: {{}}; {modes[mode]}"):
+            begun: Any = wandb.init(
+                project=settings.wandb_project,
+                group=settings.wandb_group or architecture(config["model"]),
+                tags=_tags(config["model"]["mixers"], settings.wandb_tags),
+                name=run.resolve().name,
+                id=id_file.read_text().strip(),
+                reinit="create_new",  # never the run that something else in this process has open
+                resume="allow" if mode == "online" else None,
+                dir=run,
+                mode=mode,  # pyright: ignore[reportArgumentType]
+                config=config,
+                job_type="train",
+                settings=how,
+            )
+            begun.define_metric("*", step_metric=AXES[0], step_sync=True)
+            return TolerantWandbLogger(begun, say, flag)
+        with tolerating_wandb(say, f"{flag}: {{}}"):
+            wandb.teardown()  # what remains of the attempt would hold the run's id
+    return None
+
+
+@contextmanager
+def tolerating_wandb(say: Callable[[str], None], line: str) -> Iterator[None]:
+    """Says an error of W&B in a line; what follows the block is done then. Others are raised."""
+    try:
+        yield
+    except Exception as error:
+        of_wandb = type(error).__module__.startswith(("wandb", "pydantic"))  # its settings
+        if not (of_wandb or isinstance(error, OSError | EOFError)):
+            raise  # a mistake of ours
+        said = printable(" ".join(str(error).split()) or type(error).__name__)
+        say(line.replace("{}", said))
+
+
+def architecture(model: dict[str, Any]) -> str:
+    """What runs are grouped by: mixers, width and depth, for example `attention+flat d128 n4`."""
+    return f"{' '.join(model['mixers'])} d{model['d_model']} n{model['n_layers']}"
+
+
+def _tags(mixers: list[str], more: list[str]) -> list[str]:
+    """The names of the mixers without their arguments, and `more`; W&B takes 64 characters."""
+    names = [name for mixer in mixers for name in re.sub(r"\(.*?\)", "", mixer).split("+")]
+    return [*dict.fromkeys(tag.strip()[:64] for tag in [*names, *more])]
