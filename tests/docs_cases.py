@@ -53,7 +53,9 @@ SMALL = {
 }
 NOT_RUN = {
     r"make |source \.venv": "sets up a virtual environment",
-    r"wandb (sweep|agent)": "needs an account",
+    r"wandb (sweep|agent)|wandb_workspace": "needs an account",
+    r"pip install": "reaches for packages",
+    r"--eval_every": "tests/train/test_evaluate.py has it",
     r"train sweep": "trains dozens of models in new processes",
     r"--suite sources": "tests/eval/inversion/test_sources.py runs each of its entries",
     r"--minutes": "takes minutes; tests/train/test_lightning.py has it, with a clock of its own",
@@ -157,6 +159,11 @@ def check(command: Command, where: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert subprocess.run(["bash", "-n", ROOT / words[0]]).returncode == 0
     elif words[0] == "wandb":
         assert all((ROOT / word).is_file() for word in words if word.endswith(".yaml"))
+    elif words[:2] == ["pip", "install"]:
+        extras = re.findall(r"\[(\w+)\]", " ".join(words))
+        assert all(f"\n{name} = [" in (ROOT / "pyproject.toml").read_text() for name in extras)
+    elif words[0] == "python" and words[1].startswith("scripts/"):
+        assert (ROOT / words[1]).is_file()
     elif words[:2] == ["python", "-m"]:
         parse_words(words[2], words[3:], monkeypatch)
     else:

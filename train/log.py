@@ -33,6 +33,7 @@ class Log:
         self._directory, self._settings, self._config = directory, settings, config
         self._trainer: Trainer | None = None
         self._wandb: TolerantWandbLogger | None = None
+        self._trackio: TrackioLogger | None = None
         self._logged: set[tuple[int, str]] = set()
         for kind in settings.loggers:
             try:
@@ -62,7 +63,8 @@ class Log:
         chosen = self._settings.loggers
         loggers: list[Logger] = [FILES[k](run, name=k) for k in chosen if k in FILES]
         if "trackio" in chosen:
-            loggers.append(TrackioLogger(run, self._settings, self._config))
+            self._trackio = TrackioLogger(run, self._settings, self._config)
+            loggers.append(self._trackio)
         if self._settings.wandb != "disabled":
             self._wandb = open_wandb(run, self._settings, self._config, self.say)
         trainer.loggers = [*loggers, *filter(None, [self._wandb])]
@@ -103,7 +105,9 @@ class Log:
                 os.fsync(file.fileno())
 
     def close(self, failed: bool) -> None:
-        """Ends W&B; Lightning has ended its own loggers."""
+        """Ends W&B and trackio; Lightning has ended its own loggers."""
+        if self._trackio is not None:
+            self._trackio.close()
         if self._wandb is not None:
             self._wandb.close(failed)
 

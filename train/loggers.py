@@ -85,6 +85,8 @@ class TrackioLogger(Logger):
             config=config,
             resume="allow",
             embed=False,
+            auto_log_cpu=False,
+            auto_log_gpu=False,
         )
 
     @property
@@ -104,11 +106,9 @@ class TrackioLogger(Logger):
     def log_hyperparams(self, params: Any, *_: Any, **__: Any) -> None:
         """Nothing: the run was begun with its config."""
 
-    def finalize(self, status: str) -> None:
+    def close(self) -> None:
         """Ends the run: what is not written yet is written."""
-        if self._run is not None:
-            self._run.finish()
-            self._run = None
+        self._run.finish()
 
 
 def open_wandb(

@@ -94,6 +94,7 @@ def highlight(tables: Tables) -> list[Markup]:
     "attribution",
     "Attribution",
     order=8,
+    main=(("rank correlation", {}),),
     html=highlight,
     charts=[
         Heat(

@@ -186,6 +186,7 @@ def separated(model: LanguageModel, streams: Tensor, seed: int) -> list[Record]:
     "circuits",
     "Where the mixers look, and what they write",
     order=6,
+    main=(("commutation error", {"part": "token mixer"}), ("OV copying", {})),
     charts=[
         Heat(
             of="maps",

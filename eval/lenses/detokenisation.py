@@ -115,6 +115,7 @@ def fit_layers(
     "detokenisation",
     "Words of several tokens",
     order=7,
+    main=(("read", {"offset": 0}), ("read at the end less in the middle", {"offset": 0})),
     charts=[
         Lines(
             of="read",

@@ -106,6 +106,7 @@ def draw_plane(tables: Tables) -> list[figures.Figure]:
     "direction",
     "Direction, length and confidence",
     order=5,
+    main=(("cosine with answer", {"answer": "its answer"}), ("confidence rises with length", {})),
     draw=draw_plane,
     charts=[
         Lines(

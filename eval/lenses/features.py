@@ -124,6 +124,7 @@ def add_overlap(table: Table, what: str, active: Tensor, **axes: Any) -> None:
     "features",
     "Shared features",
     order=11,
+    main=(("feature overlap above unrelated", {}), ("token overlap above unrelated", {})),
     charts=[
         Lines(
             of="feature overlap",

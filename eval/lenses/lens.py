@@ -86,6 +86,7 @@ class Lens:
     draw: Callable[[Tables], list[Figure]] = lambda tables: []
     html: Callable[[Tables], list[Markup]] = lambda tables: []
     order: float = 100.0  # its place in lists and on the page, the smallest first
+    main: tuple[tuple[str, dict[str, Any]], ...] = ()  # figures for a line: see `headlines`
 
     def find(self, checkpoint: Checkpoint, request: Request) -> Table:
         """What it finds in a checkpoint.

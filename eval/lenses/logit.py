@@ -143,7 +143,14 @@ def draw_words(lens: str, tables: Tables) -> list[figures.Figure]:
     ]
 
 
-@lens("logit", "The logit lens", order=2, charts=charts("logit"), draw=partial(draw_words, "logit"))
+@lens(
+    "logit",
+    "The logit lens",
+    order=2,
+    main=(("top token is the output's", {}), ("divergence", {})),
+    charts=charts("logit"),
+    draw=partial(draw_words, "logit"),
+)
 def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table: Table) -> None:
     """Every layer's stream read as the output is, and token energy."""
     add_readings(checkpoint, batch, request, table, plain_read(checkpoint))

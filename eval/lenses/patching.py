@@ -126,6 +126,7 @@ def causal_trace(
     "patching",
     "Patching",
     order=9,
+    main=(("patching effect", {"where": "changed"}), ("patching effect", {"where": "last"})),
     charts=[
         Heat(
             of="effect",

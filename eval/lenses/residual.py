@@ -97,6 +97,7 @@ def update_shares(traced: Trace) -> Tensor:
     "residual",
     "The residual stream",
     order=1,
+    main=(("update share", {"part": "block"}), ("cosine to the layer before", {})),
     charts=[
         Heat(
             of="similarity",

@@ -136,6 +136,10 @@ def logits_after(batch: PromptBatch, layer: int, vectors: Tensor, start: Tensor)
     "steering",
     "Swapped features",
     order=10,
+    main=(
+        ("swap effect", {"by": "steered", "measured": "swapped"}),
+        ("swap effect", {"by": "steered", "measured": "others"}),
+    ),
     charts=[
         Lines(
             of="swap effect",

@@ -86,7 +86,14 @@ def divergences(model: LanguageModel, weight: Tensor, bias: Tensor, windows: Ten
     return found["divergence"][:-1].mean(-1).T
 
 
-@lens("tuned", "The tuned lens", order=3, charts=charts("tuned"), draw=partial(draw_words, "tuned"))
+@lens(
+    "tuned",
+    "The tuned lens",
+    order=3,
+    main=(("top token is the output's", {}), ("divergence on other stories", {"method": "tuned"})),
+    charts=charts("tuned"),
+    draw=partial(draw_words, "tuned"),
+)
 def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table: Table) -> None:
     """The logit lens after an affine map of each layer, fitted by least squares."""
     model, count = checkpoint.model, whole_windows(checkpoint, request, 2, "the tuned lens needs")

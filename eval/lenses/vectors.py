@@ -209,6 +209,7 @@ def _add_histogram(
     "vectors",
     "The tokens' vectors",
     order=4,
+    main=(("agrees", {}), ("round trip own largest", {})),
     charts=[
         Histogram(
             of="lengths",

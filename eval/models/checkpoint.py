@@ -121,6 +121,7 @@ class Checkpoint:
             "model_id": self.model_id,
             "path": str(self.path),
             "step": step,
+            **({"tokens_seen": self.meta["tokens_seen"]} if "tokens_seen" in self.meta else {}),
             "trained": step > 0 or "source" in self.meta,
             "mixers": list(self.config.mixers),
             **{n: getattr(self.config, n) for n in ("d_model", "n_layers", "context")},

@@ -16,10 +16,11 @@ Row = dict[str, Any]
 
 
 class OfDirectory(TypedDict, total=False):
-    """Where a model lay, and its size; rows put together from tables lack them."""
+    """Where a model lay, its size and training; rows put together from tables lack them."""
 
     path: str
     parameters: int
+    tokens_seen: int | None
 
 
 class About(OfDirectory):

@@ -2,10 +2,9 @@
 
 W&B is offline unless asked and needs no account. Its offline files lie in the results directory
 (`wandb sync RESULTS/wandb/offline-run-*` uploads them later), and so do the runs' ids, so that the
-same command adds to the same runs, in the groups that training gives. By training step of the
-checkpoints the figures of the summary are logged, once the summary of recoveries as a table and the
-page. A figure has one name, whatever else lies in the directory. Online, a run is linked to the
-models that training logged.
+same command adds to the same runs, in the groups that training gives. By training step few figures
+are logged: the columns of `compare`, and one a lens. All figures stand in one table. Online, a run
+is linked to the models that training logged.
 """
 
 import os
@@ -15,23 +14,28 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from arch.storage.files import write_text
-from eval.analysis.frame import KINDS, Frame, frame, quantities
+import yaml
+
+from arch.storage.files import read_json, write_text
+from eval.analysis.frame import Frame, frame
 from eval.analysis.summary import SAMPLED, Record, summarise, wide
-from eval.drawing.tables import text, to_csv
+from eval.drawing.tables import to_csv
+from eval.lenses.headlines import headlines
 from eval.messages import RequestError, say
 from eval.models.identity import labels
 from eval.rows.schema import Row
+from eval.views.comparison.table import FIGURES, checkpoint_records
 
 MODES = ("offline", "online")
-STEP = "checkpoint/step"
-RECOVERY = ("self", "nonself", "exact", "set_recall", "permuted", "margin_bits", "false_accepts",
-            "evaluations", "seconds")  # fmt: skip
-"""The figures of recoveries that are logged; of other kinds all are."""
-ABOUT = ("model", "mixers", "d_model", "context", "trained", "kind")
-"""Columns that are the same in all lines of a model and step."""
+STEP, TOKENS = "checkpoint_step", "tokens_seen"
+"""The x axes."""
 LENGTHS = ("hidden", "observed")
 """Coordinates of recoveries that are pooled: they follow the lengths of the prompts."""
+ABOUT = ("mixers", "d_model", "n_layers", "context", "parameters")
+"""What a row says of its model, where the model directory is no longer there."""
+SITUATION = ("run", "data", "resume", "recipe", "wandb", "wandb_project", "wandb_group",
+             "wandb_tags", "loggers")  # fmt: skip
+"""Settings of a training that an evaluation's config leaves out, but for the recipe's name."""
 
 
 def track_results(
@@ -73,47 +77,70 @@ def track_results(
 
 
 def history(rows: Sequence[Row]) -> list[dict[str, float]]:
-    """The figures of one model by name, a dict for each step in ascending order, which is `STEP`.
+    """The main figures of one model, a dict for each step in ascending order.
 
-    A name is made of its own figure alone: `recovery/layer last/[:, 3:, :]/adam steps=300/nonself`,
-    `lens/norm/layer 3/...`, `loss/bits/byte/corpus .../stories ...`. A recovery's prompts, part,
-    ablation, noise, control and pads stand in it where they are not as usual. The model's last
-    layer is `layer last`.
+    Keys: `STEP`, `TOKENS` where it is known, the columns of `compare` (`eval/shown`, and their
+    counts `eval/shown_n`), and the first main figure of each lens (`lens/residual`).
     """
-    lines = frame(rows)
     steps: dict[int, dict[str, float]] = {}
-    for kind, group in lines.groupby("kind", sort=False):
-        kept = group[group["quantity"].isin(RECOVERY)] if kind == "recovery" else group
-        words = {q.name: q.name if kind == "recovery" else q.words for q in quantities(kept)}
-        pooled = (*ABOUT, *LENGTHS) if kind == "recovery" else ABOUT
-        known = kept.columns[kept.notna().any()]
-        held = [name for name in known if name not in (*SAMPLED, *pooled)]
-        found = summarise(kept, held, pooled)
-        for line in found.to_dict("records"):
-            figures = steps.setdefault(line["step"], {STEP: line["step"]})
-            figures[_name(str(kind), line, held, words[line["quantity"]])] = line["value"]
+    for record in checkpoint_records([], rows):
+        figures = steps.setdefault(record["step"], {STEP: record["step"]})
+        names = [name for figure in FIGURES for name in (figure.name, f"{figure.name}_n")]
+        known = {f"eval/{name}": record[name] for name in names if record[name] is not None}
+        figures |= known | ({} if record["tokens"] is None else {TOKENS: record["tokens"]})
+    for line in headlines(rows):
+        steps[line.step].setdefault(f"lens/{line.lens}", line.value)
     return [steps[step] for step in sorted(steps)]
 
 
-def _name(kind: str, line: Record, held: Sequence[str], words: str) -> str:
-    names = KINDS[kind].coordinates or sorted(held, key=lambda n: (n not in ("layer", "part"), n))
-    where = {n: line[n] for n in names if n in held and n not in ("step", "n_layers")}
-    where = {name: value for name, value in where.items() if value == value}
-    if where.get("layer") == line["n_layers"]:
-        where["layer"] = "last"
-    if kind != "recovery":
-        return "/".join([kind, words, *(f"{name} {value}" for name, value in where.items())])
-    parts = {
-        f"layer {where['layer']}" + f" {where['part']}" * (where["part"] != "block"): True,
-        where["slice"]: True,
-        where["prompt_kind"]: where["prompt_kind"] != "story",
-        f"without {where['without']}": where["without"],
-        f"noise {text(where['noise'])}": where["noise"],
-        where["control"]: where["control"],
-        "padded": where["padded"],
-        f"{where['solver']} {where['settings']}".strip(): True,
-    }
-    return "/".join([kind, *(part for part, shown in parts.items() if shown), words])
+def every_figure(rows: Sequence[Row]) -> list[Record]:
+    """All figures of rows, a record each: its model, step, coordinates, value, limits and count.
+
+    A corpus is named by the last part of its path.
+    """
+    lines = frame(rows)
+    found: list[Record] = []
+    tokens = {row["checkpoint"]["step"]: row["checkpoint"].get(TOKENS) for row in rows}
+    for kind, group in lines.groupby("kind", sort=False):
+        pooled = LENGTHS if kind == "recovery" else ()
+        known = group.columns[group.notna().any()]
+        held = [name for name in known if name not in (*SAMPLED, *pooled)]
+        found += [
+            {"kind": kind, TOKENS: tokens[line["step"]], **line}
+            for line in summarise(group, held, pooled).to_dict("records")
+        ]
+    columns = list(dict.fromkeys(name for record in found for name in record))
+    return [{name: _plain(name, record.get(name)) for name in columns} for record in found]
+
+
+def _plain(name: str, value: Any) -> Any:
+    """As a cell of a table: nothing for what is not known, and a corpus by its base name."""
+    if value is None or value != value:
+        return None
+    return Path(value).name if name == "corpus" else value
+
+
+def training_config(rows: Sequence[Row]) -> dict[str, Any]:
+    """What the training of a model was given, as in the config of its own W&B run.
+
+    It stands in the run's config.yaml, else in a model's meta.json; of a model that is no longer
+    there rows know a few sizes. So runs of both kinds are filtered and grouped alike.
+    """
+    about = rows[-1]["checkpoint"]
+    path = Path(about.get("path", ""))
+    config: dict[str, Any] = {}
+    meta = read_json(path / "meta.json") if (path / "meta.json").is_file() else {}
+    file = path.parent.parent / "config.yaml"
+    if meta and file.is_file():
+        config = yaml.safe_load(file.read_text("utf-8")) or {}
+    elif meta and (path / "config.json").is_file():
+        config = {**meta.get("recipe", {}), "model": read_json(path / "config.json")}
+    name = config.get("recipe")
+    kept = {key: value for key, value in config.items() if key not in SITUATION}
+    kept |= {} if name is None else {"recipe": name}
+    kept |= {n: meta[n] for n in ("data_sha256",) if n in meta}
+    kept |= {n: about[n] for n in ABOUT if n in about and not (config and n != "parameters")}
+    return kept | {"model_id": about["model_id"]}
 
 
 @contextmanager
@@ -148,7 +175,7 @@ def _open_run(directory: Path, mode: str, project: str, label: str, rows: list[R
             mode=mode,  # pyright: ignore[reportArgumentType]
             group=f"{' '.join(about['mixers'])} d{about['d_model']} n{about['n_layers']}",
             job_type="eval",
-            config={"model_id": about["model_id"], "results": directory.resolve().name},
+            config=training_config(rows) | {"results": directory.resolve().name},
             settings=wandb.Settings(console="off", silent=True),
         )
     except wandb.Error as error:
@@ -184,20 +211,20 @@ def _log(run: Any, rows: list[Row], page: str | Path | None) -> None:
     import wandb
 
     run.define_metric(STEP, hidden=True)
-    for kind in sorted({row["kind"] for row in rows}):
-        run.define_metric(f"{kind}/*", step_metric=STEP)
+    for group in ("eval", "lens"):
+        run.define_metric(f"{group}/*", step_metric=STEP)
     for figures in history(rows):
         run.log(figures)
     files = wandb.Artifact(f"results-{run.id}", type="results")
+    records = every_figure(rows)
+    columns: list[Any] = list(records[0])
+    data: list[Any] = [list(record.values()) for record in records]
+    run.log({"figures": wandb.Table(columns=columns, data=data, allow_mixed_types=True)})
     lines: Frame = frame(rows)
     recoveries = lines[lines["kind"] == "recovery"]
     if len(recoveries):
-        records = wide(recoveries)
-        columns: list[Any] = list(records[0])
-        data: list[Any] = [list(record.values()) for record in records]
-        run.log({"summary": wandb.Table(columns=columns, data=data, allow_mixed_types=True)})
         with files.new_file("summary.csv") as file:
-            file.write(to_csv(records))
+            file.write(to_csv(wide(recoveries)))
     if page is not None:
         run.log({"page": wandb.Html(Path(page).read_text(encoding="utf-8"), inject=False)})
         files.add_file(str(page), "page.html")

@@ -9,8 +9,8 @@ import pytest
 import wandb
 import wandb.errors
 
-from tests.eval.views.test_tracking import logged, offline_records
 from arch import load_model
+from tests.eval.views.test_tracking import logged, offline_records
 from tests.train.cases import fit
 
 

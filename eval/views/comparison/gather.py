@@ -78,7 +78,8 @@ class Saved:
     @property
     def tokens_seen(self) -> int | None:
         """How much it was trained on."""
-        return self.meta.get("tokens_seen", None if self.checkpoint["step"] else 0)
+        untold = self.checkpoint.get("tokens_seen", None if self.checkpoint["step"] else 0)
+        return self.meta.get("tokens_seen", untold)
 
     def flops(self, tokens: float | None) -> float | None:
         """Spent in training on so many tokens, forward and backward."""

@@ -11,13 +11,24 @@ from unittest.mock import MagicMock
 import pytest
 import wandb
 import wandb.errors
+import yaml
 from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportAttributeAccessIssue]
 
 from eval.__main__ import main
 from eval.analysis.summary import sum_up
+from eval.lenses.lens import lenses
 from eval.rows.store import Results
-from eval.views.tracking import STEP, _link, history, models_used, track_results
-from tests.eval.views.page.cases import about, bits_row, every_kind, make_row, make_rows
+from eval.views.comparison.table import FIGURES, checkpoint_records
+from eval.views.tracking import (
+    STEP,
+    TOKENS,
+    _link,
+    history,
+    models_used,
+    track_results,
+    training_config,
+)
+from tests.eval.views.page.cases import about, bits_row, every_kind, lens, make_row, make_rows
 
 FLAT = [*make_rows(models=("flat",), steps=(0, 100, 300), layers=(2, 4), count=3),
         *every_kind(about(0)), *every_kind(about(100))]  # fmt: skip
@@ -106,7 +117,7 @@ def test_each_model_is_a_run_whose_figures_are_logged_by_training_step(runs_of_t
         for row, figures in zip(rows, history(expected), strict=True):
             assert {k: v for k, v in row.items() if not k.startswith("_")} == pytest.approx(figures)
         axes = {(m.glob_name, m.step_metric) for m in records["metric"] if m.glob_name}
-        assert axes == {(f"{row['kind']}/*", STEP) for row in expected}
+        assert axes == {("eval/*", STEP), ("lens/*", STEP)}
 
 
 def test_table_and_page_are_logged(tracked, runs_of_two):
@@ -114,11 +125,16 @@ def test_table_and_page_are_logged(tracked, runs_of_two):
     rows, files = logged(records), file.parent / "files"
     page = next(row for row in rows if "page/path" in row)
     assert (files / page["page/path"]).read_text() == (tracked / "page.html").read_text()
-    path = next(row["summary/path"] for row in rows if "summary/path" in row)
+    path = next(row["figures/path"] for row in rows if "figures/path" in row)
     table = json.loads((files / path).read_text())
-    summed = sum_up(FLAT)
-    assert table["columns"] == list(summed[0])
-    assert len(table["data"]) == len(summed)
+    lines = [dict(zip(table["columns"], line, strict=True)) for line in table["data"]]
+    assert {line["kind"] for line in lines} == {row["kind"] for row in FLAT}
+    for record in sum_up(FLAT):
+        where = {n: record[n] for n in ("step", "layer", "slice", "solver", "settings")}
+        (line,) = [
+            line for line in lines if line["quantity"] == "self" and where.items() <= line.items()
+        ]
+        assert line["value"] == pytest.approx(record["self"])
     artifact = next(a for a in records["artifact"] if a.type == "results")
     assert {entry.path for entry in artifact.manifest.contents} == {"summary.csv", "page.html"}
     for entry in artifact.manifest.contents:  # what `wandb sync` uploads lies with the results
@@ -157,43 +173,57 @@ def test_online_without_an_account_is_one_line(tmp_path, monkeypatch, capsys):
     assert page.is_file()  # which needs no account
 
 
-def names(rows):
-    return {key for figures in history(rows) for key in figures} - {STEP}
+def test_few_keys_are_logged_by_names_that_can_be_sorted():
+    """Whatever one model is asked: at most 40."""
+    whole = [*FLAT, bits_row(about(0), 0, 2.0)]
+    whole += [
+        lens(about(100), 1.0) | {"key": f"{name} {figure}", "lens": name, "figure": figure, **where}
+        for name, entry in lenses().items()
+        for figure, where in entry.main
+    ]
+    keys = {key for figures in history(whole) for key in figures}
+    assert len(keys) <= 40
+    assert all(re.fullmatch(r"(?:[a-z]+/)?[_a-zA-Z][_a-zA-Z0-9]*", key) for key in keys)
+    assert {f"lens/{name}" for name in lenses()} <= keys
+    columns = {"bits_per_byte", "shown", "hidden_1", "hidden_3", "bits_at_4"}
+    assert {f"eval/{n}" for n in columns} | {f"eval/{n}_n" for n in columns} | {STEP} == {
+        key for key in keys if not key.startswith("lens/")
+    } - {TOKENS}
 
 
-def test_a_name_is_made_of_its_own_figure_alone():
-    plain = make_row()
-    changes = {
-        "layer last/[:, 3:, :]": {},
-        "layer last/[:, 3:, :]/random": {"prompts": "random"},
-        "layer last/[:, 3:, :]/noise 0.5": {"noise": 0.5},
-        "layer last/[:, 3:, :]/shuffled": {"control": "shuffled"},
-        "layer 2 mixer/[:, 3:, :]/without norm": {
-            "site": {"layer": 2, "part": "mixer", "without": ["norm"]}
-        },
-        "layer last/[:, 3:, :]/padded": {"padded": True, "observed": 61},
-    }
-    several = [plain | {"key": name} | own for name, own in changes.items()]
-    several.append(plain | {"key": "s", "settings": {"steps": 9, "rate": 2}})
-    found = names([*several, *every_kind(plain["checkpoint"])])
-    for where, row in zip(changes, several, strict=False):
-        assert f"recovery/{where}/descent steps=500 rate=0.02/self" in found
-        assert names([row]) <= found  # whatever else is there
-    assert "recovery/layer last/[:, 3:, :]/descent steps=9 rate=2/self" in found
-    assert len([name for name in found if name.endswith("/self")]) == 7
-    assert not any("margin_bits" in name for name in names([make_row(solver="adam")]))
+def test_the_figures_are_those_of_compare():
+    rows = make_rows(models=("flat",), steps=(0, 300), layers=(4,), count=3)
+    records = {record["step"]: record for record in checkpoint_records([], rows)}
+    for figures in history(rows):
+        record = records[figures[STEP]]
+        known = {n: record[n] for n in ("shown", "hidden_1", "hidden_3") if record[n] is not None}
+        assert known
+        assert {n: figures[f"eval/{n}"] for n in known} == known
+
+
+def test_an_evaluation_has_the_config_of_the_training(tmp_path):
+    path = tmp_path / "run" / "models" / "step-000100"
+    path.mkdir(parents=True)
+    (path / "meta.json").write_text(json.dumps({"data_sha256": "abc"}))
+    settings = {"run": "there", "recipe": "flat", "optimizer": {"lr": 0.1}, "wandb": "online"}
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(settings))
+    row = make_row()
+    there = row | {"checkpoint": row["checkpoint"] | {"path": str(path), "parameters": 7}}
+    identity = row["checkpoint"]["model_id"]
+    assert training_config([there]) == {
+        "recipe": "flat", "optimizer": {"lr": 0.1}, "data_sha256": "abc", "parameters": 7,
+        "model_id": identity,
+    }  # fmt: skip
+    gone = training_config([row])
+    assert gone["d_model"] == row["checkpoint"]["d_model"]
+    assert gone["model_id"] == identity
 
 
 def test_the_keys_that_the_docs_list_are_logged():
     page = (Path(__file__).parents[3] / "docs" / "wandb.md").read_text()
-    listed = re.findall(
-        r"^\| `((?:recovery|loss|probe|geometry|lens|bits)/[^`]+/[^`]+)` \|", page, re.M
-    )
-    logged = names([*FLAT, *(bits_row(about(0), 0, 2.0),)])
-    assert {name.partition("/")[0] for name in listed} == {row["kind"] for row in FLAT} | {"bits"}
-    for name in listed:
-        pattern = re.sub(r"[A-Z]+", ".+", re.escape(name))
-        assert any(re.fullmatch(pattern, key) for key in logged), name
+    listed = set(re.findall(r"^\| `((?:eval|lens)/\w+)` \|", page, re.M))
+    logged = {f"eval/{figure.name}" for figure in FIGURES} | {f"lens/{name}" for name in lenses()}
+    assert listed == logged
 
 
 def test_models_are_linked_by_their_run_and_one_that_is_not_there_is_said(tmp_path, capsys):

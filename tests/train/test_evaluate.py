@@ -1,0 +1,64 @@
+"""Evaluations inside a training run, by the commands of `eval`; and a local board of figures."""
+
+import csv
+import json
+import sqlite3
+
+import pytest
+
+from eval.__main__ import main as evaluate
+from tests.train.cases import fit
+from train.evaluate import FIGURES, measure
+
+
+@pytest.fixture(scope="module")
+def data(stories):
+    return stories.path
+
+
+def test_saved_models_are_evaluated_as_by_hand_and_the_run_has_the_figures(data, tmp_path):
+    run = tmp_path / "run"
+    flags = ["--eval_every", "3", "--loggers", "[csv]", "--eval_wait", "false"]
+    suite = tmp_path / "own.yaml"
+    suite.write_text("own: {layers: last, solvers: [propose], count: 2, length: 6}")
+    assert fit(data, run, *flags, "--eval", str(suite)) == 0
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    evaluated = {row["step"]: row for row in rows if "eval/shown" in row}
+    assert list(evaluated) == [0, 3, 6]
+    table = tmp_path / "table.csv"
+    assert evaluate(["compare", str(run), str(run / "eval"), "--csv", str(table)]) == 0
+    for line in csv.DictReader(table.read_text().splitlines()):
+        row = evaluated[int(line["step"])]
+        known = {f"eval/{name}": float(line[name]) for name in FIGURES if line[name]}
+        assert known == {name: row[name] for name in known}
+        assert {"eval/shown", "eval/bits_per_byte"} <= set(known)
+    assert "eval/shown" in (run / "csv" / "version_0" / "metrics.csv").read_text()
+    folder = run / "models"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        f"step-{step:06d}" for step in (0, 3, 6)
+    ]
+
+
+def test_an_evaluation_that_fails_is_a_line(data, tmp_path, capsys):
+    assert fit(data, tmp_path / "run", "--eval_every", "6", "--eval", "none") == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if "eval invert failed" in line]
+    assert len(said) == 2
+    figures, line = measure(tmp_path / "missing-000003", tmp_path / "out", "quick")
+    assert not figures
+    assert "eval loss failed: " in line
+
+
+def test_trackio_keeps_the_figures_of_a_run_and_of_its_resume(data, tmp_path, monkeypatch):
+    pytest.importorskip("trackio")
+    for name in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
+        monkeypatch.delenv(name, raising=False)
+    for module in ("utils", "sqlite_storage"):
+        monkeypatch.setattr(f"trackio.{module}.TRACKIO_DIR", tmp_path / "board")
+    flags = ["--loggers", "[trackio]", "--wandb_project", "mine", "--resume", "auto"]
+    for steps in ("4", "6"):
+        assert fit(data, tmp_path / "run", *flags, "--trainer.max_steps", steps) == 0
+    with sqlite3.connect(tmp_path / "board" / "mine.db") as board:
+        kept = board.execute("select step, metrics from metrics").fetchall()
+    losses = {step: json.loads(figures)["loss"] for step, figures in kept if b'"loss' in figures}
+    rows = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    assert losses == {row["step"]: row["loss"] for row in rows if "loss" in row}
