@@ -1,5 +1,6 @@
 """The commands `lens` and `lenses`: what a model looks like inside, and by which lenses."""
 
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,6 @@ def lens(
         words: tokens that are followed, each one token, its space before it included: ' happy'
         shard: this process is the I-th of N that share the work, each with a rows file of its own
     """
-    from eval.analysis.frame import frame
     from eval.drawing.tables import terminal
     from eval.lenses.lens import ALL, FOLDER, Request, parse_lenses, word_tokens
     from eval.lenses.task import LensTask
@@ -88,8 +88,12 @@ def lens(
     if len(documents) == 1:
         shown = _shown(documents[0], rows)
     else:
-        shown = terminal(lens_overview(frame(rows, every_seed=True))) if rows else ""
-    notes = f"{results.note}, documents: {results.directory / FOLDER}" if out else ""
+        shown = terminal(lens_overview(rows)) if rows else ""
+    notes = ""
+    if out:
+        documents_in = f"documents: {results.directory / FOLDER}"
+        page = shlex.join(["python", "-m", "eval", "report", out, "--out", "page.html"])
+        notes = f"{results.note}, {documents_in}\nnext: {page}"
     return Result(rows, shown, notes, documents)
 
 

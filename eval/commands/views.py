@@ -46,7 +46,7 @@ def summary(results: Places, csv: str | None = None, markdown: str | None = None
         write_text(markdown, "\n".join([*(markdown_text(t.full) for t in tables), accepted, ""]))
     shown = [table.brief for table in tables if table.kind != "lens"]
     if len(shown) < len(tables):
-        shown.append(lens_overview(lines))
+        shown.append(lens_overview(rows))
     return Result(records, terminal(*shown), accepted)
 
 
@@ -80,7 +80,7 @@ def compare(
     markdown: str | None = None,
     csv: str | None = None,
     plot: str | None = None,
-    x: Literal["step", "tokens", "flops", "time"] = "step",
+    x: Literal["step", "tokens", "flops", "time"] | None = None,
 ) -> Result:
     """Compares checkpoints: bits/byte, tokens recovered and bits, a line each; two of them paired.
 
@@ -100,7 +100,7 @@ def compare(
         markdown: the tables as Markdown
         csv: in full: a line a checkpoint
         plot: four figures over training: .svg, .png
-        x: what they are over
+        x: what they are over; default: tokens, or steps where tokens are not known
     """
     from arch.storage.files import write_text
     from eval.drawing.tables import markdown as markdown_text
@@ -140,7 +140,8 @@ def compare(
         curves = comparison.checkpoint_records(
             [*saved, *comparison.reported(saved)], rows, every_seed, figures=()
         )
-        write_plot(plot, records, curves, x)
+        untold = any(record["tokens"] is None for record in records)
+        write_plot(plot, records, curves, x or ("step" if untold else "tokens"))
     return Result(shown, terminal(*tables), plot or "")
 
 

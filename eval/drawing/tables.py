@@ -93,8 +93,10 @@ def duration_text(seconds: float) -> str:
 
 
 def cell(record: Record, name: str, share: bool = False) -> str:
-    """A record's figure, between its limits where it has any."""
+    """A record's figure, between its limits where it has any; those of one prompt say nothing."""
     low, high = record.get(f"{name}_low"), record.get(f"{name}_high")
+    if record.get(f"{name}_n", record.get("prompts")) == 1:
+        low = high = None
     return interval_text(record.get(name), low, high, share)
 
 

@@ -1,7 +1,7 @@
 """The one or two figures that stand for a lens in a line, and for it in W&B.
 
 A lens names them as `main`: a figure, and the coordinates at which it is taken. Over all others,
-such as its layers, it is averaged.
+such as its layers, it is averaged. Of a lens that names none it is the first figure.
 """
 
 from collections.abc import Iterable
@@ -35,7 +35,8 @@ def headlines(rows: Iterable[Row]) -> list[Headline]:
     kept = [row for row in rows if row["kind"] == "lens" and row["lens"] in known]
     found: list[Headline] = []
     for name, lens in known.items():
-        for figure, where in lens.main:
+        first = [row["figure"] for row in kept if row["lens"] == name][:1]
+        for figure, where in lens.main or ((figure, {}) for figure in first):
             label = ", ".join([figure, *map(str, where.values())])
             values: dict[tuple[str, int], list[float]] = {}
             for row in kept:

@@ -28,7 +28,7 @@ WIDTH, HEIGHT = 290, 190
 def write_plot(
     path: str | Path, records: Sequence[Record], curves: Sequence[Record], axis: str = "step"
 ) -> None:
-    """Draws the four panels into a file whose ending, one of `FORMATS`, says the format.
+    """Draws a panel for each measured figure into a file; its ending, of `FORMATS`, is its format.
 
     Args:
         records: of `eval.views.comparison.table.checkpoint_records`, of every step.
@@ -49,8 +49,8 @@ def write_plot(
             "give runs, or results of more of their models"
         )
     names = list(dict.fromkeys(record["model"] for record in records))
-    drawn = [_panel(figure, panel, names, axis) for figure, panel in panels.items()]
-    chart = alt.concat(*drawn, columns=2, spacing=26)
+    drawn = [_panel(figure, panel, names, axis) for figure, panel in panels.items() if panel]
+    chart = alt.concat(*drawn, columns=2, spacing=26).resolve_scale(x="shared")
     if len(names) > plots.LISTED:
         chart = chart.resolve_scale(color="independent", shape="independent")
     figures.write_chart(path, chart)
@@ -90,4 +90,4 @@ def _panel(figure: Figure, points: list[Record], names: list[str], axis: str) ->
         points, "x", "", "model", names=names, share=figure.share, axis=along, size=(WIDTH, HEIGHT)
     )
     heading = figure.heading + " %" * figure.share
-    return chart.properties(title=heading if points else f"{heading}: not measured")
+    return chart.properties(title=heading)

@@ -333,12 +333,18 @@ def paired_table(records: Sequence[Record], first: str, second: str) -> Table:
               for side in ("first", "second")),
             interval_text(_rounded(scale * record["difference"]), _rounded(ends[0]),
                           _rounded(ends[1])),
-            "–" if record["p"] is None else f"{record['p']:.3f}",
+            _p_text(record["p"]),
             f"{record['n']} {record['units']}",
-            "yes" if record["equivalent"] else "not shown",
+            "yes" if record["equivalent"] else "not established",
         ])  # fmt: skip
     headings = ["figure", first, second, "difference", "p", "of", "equivalent"]
-    return Table(headings, lines, f"{first} less {second}, on the same prompts and windows")
+    return Table(headings, lines, f"{first} minus {second}, on the same prompts and windows")
+
+
+def _p_text(p: float | None) -> str:
+    if p is None:
+        return "–"
+    return "< 0.001" if p < 0.0005 else f"{p:.3f}"
 
 
 def _rounded(value: float | None) -> float | None:

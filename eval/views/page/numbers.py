@@ -1,11 +1,14 @@
 """Every number of rows as tables, one of each kind: what `summary` prints, and the page folds."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from eval.analysis.frame import KINDS, Frame, Quantity, quantities
 from eval.analysis.summary import COUNTS, MODEL, wide
 from eval.drawing.tables import Record, Table, across, lay_out
+from eval.lenses.headlines import headlines
+from eval.models.identity import labels
+from eval.rows.schema import Row
 from eval.views.page.recoveries import departures, site, solver_names
 
 BRIEF = ("self", "nonself", "exact", "margin_bits", "false_accepts", "evaluations", "seconds")
@@ -69,10 +72,12 @@ def of_kind(lines: Frame, title: str, known: Sequence[Quantity] = ()) -> Numbers
     return Numbers(kind, records, brief, full)
 
 
-def lens_overview(lines: Frame) -> Table:
-    """How many figures each lens found in each checkpoint."""
-    counts = lines[lines["kind"] == "lens"].groupby(["lens", "model", "step"], sort=False).size()
-    records = [{"lens": lens, "checkpoint": f"{model} at {step}", "figures": count}
-               for (lens, model, step), count in counts.items()]  # fmt: skip
-    title = "Figures that lenses found; report draws them, summary --csv writes them"
-    return across(records, ["lens"], "checkpoint", [("figures", "figures", False)], title)
+def lens_overview(rows: Iterable[Row]) -> Table:
+    """The main figures of each lens in each checkpoint."""
+    rows = list(rows)
+    label = labels(row for row in rows if "checkpoint" in row)
+    records = [{"lens": line.lens, "figure": line.figure, "value": line.value,
+                "checkpoint": f"{label[line.model_id]} at {line.step}"}
+               for line in headlines(rows)]  # fmt: skip
+    title = "Main figures of the lenses; report draws all of them, summary --csv writes them"
+    return across(records, ["lens", "figure"], "checkpoint", [("value", "value", False)], title)

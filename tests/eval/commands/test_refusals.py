@@ -80,7 +80,7 @@ REFUSED = {
         ("--before 31", "--before 31 --distances 15"),
         ("--quantisers int3", "--quantisers: 'int3' is not one of bf16"),
         ("--prior model --before 0", "--prior model"),
-        ("--candidates 1 --distances 1", "passages of 14 tokens"),
+        ("--count 40 --candidates 1 --distances 1", "passages of 14 tokens"),
         ("--layers 2 --part key", "Flat"),
     ],
     "lens model --out out": [
