@@ -190,7 +190,7 @@ def test_the_command_pairs_two_lines_or_two_named(tmp_path, capsys):
     assert "flat, step 300 minus llama, step 300" in capsys.readouterr().out
     assert run_compare(tmp_path, "--paired", "flat@0", "flat") == 0
     printed = capsys.readouterr().out
-    assert "flat, step 0 less flat, step 300" in printed
+    assert "flat, step 0 minus flat, step 300" in printed
     assert "3 prompts" in printed
     assert run_compare(tmp_path, "--paired", "flat@7", "flat") == 2
     assert "there are flat@0, flat@300" in capsys.readouterr().err
