@@ -24,6 +24,16 @@ SECTIONS: dict[str, Any] = {
 }
 CONFIG = ("-c", "--config")
 SWITCHES = {field.name for field in dataclasses.fields(RunSettings) if field.type is bool}
+SYNONYMS = {
+    "learning_rate": "optimizer.lr", "bs": "batch.size", "batch_size": "batch.size",
+    "steps": "trainer.max_steps", "epochs": "trainer.max_steps", "tokens": "trainer.max_steps",
+    "layers": "model.n_layers", "width": "model.d_model", "hidden_size": "model.d_model",
+    "gpus": "trainer.devices", "output_dir": "run", "out": "run", "dataset": "data",
+    "warmup": "schedule.warmup_steps", "grad_clip": "optimizer.clip",
+    "gradient_accumulation_steps": "batch.micro", "eval_steps": "validate_every",
+    "max_iters": "trainer.max_steps",
+}  # fmt: skip
+"""Settings by the names that they have in other trainers."""
 COMMANDS = {
     "fit": "Trains a model on packed data, into a run directory.",
     "plan": "Prints the memory, time and disk that a run would need.",
@@ -154,7 +164,8 @@ def _one_line(message: str) -> str:
     if match := re.search(unknown, message):
         key = match[1] or ".".join(filter(None, match.groups()[1:]))
         alike = difflib.get_close_matches(key, settings(), n=1)
-        guess = f"did you mean --{alike[0]}? " if alike else ""
+        meant = SYNONYMS.get(key.replace("-", "_")) or next(iter(alike), "")
+        guess = f"did you mean --{meant}? " if meant else ""
         return f"there is no setting --{key}; {guess}python -m train fit --help lists them all"
     single = r'key "([^"]+)": Expected an? (.+?)\. Got value: (.*)'
     union = r'key "([^"]+)": Does not validate against any .*?\[(.*?)\] Errors:.* value: (.*)'

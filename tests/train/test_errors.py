@@ -70,6 +70,7 @@ def test_a_bad_value(data, tmp_path, flags, refused):
         (f"{FIT} --resume {{at}}/some.ckpt", "some.ckpt: cannot be read as a checkpoint"),
         (f"{FIT} --model.mixers [flatt]", "did you mean 'flat'?"),
         (f"{FIT} --model.d_modl 8", "--model.d_modl; did you mean --model.d_model?"),
+        (f"{FIT} --learning_rate 8", "did you mean --optimizer.lr?"),
         (f"{FIT} --lr fast", "--optimizer.lr is fast"),
         (f"{FIT} --model.d-model wide", "--model.d_model is wide"),
         (f"{FIT} --schedule.decay wsd --schedule.decay_steps 5", "a fall of 5 steps"),
