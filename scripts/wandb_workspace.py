@@ -36,8 +36,9 @@ SECTIONS = {
     ],
     "Lenses": [
         ("Main figure of each lens, by step", ASKED, [
-            "lens/residual", "lens/logit", "lens/direction", "lens/circuits", "lens/attribution",
-            "lens/patching", "lens/steering", "lens/features",
+            "lens/residual", "lens/logit", "lens/tuned", "lens/vectors", "lens/direction",
+            "lens/circuits", "lens/detokenisation", "lens/attribution", "lens/patching",
+            "lens/steering", "lens/features",
         ]),
     ],
 }  # fmt: skip

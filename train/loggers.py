@@ -1,7 +1,7 @@
-"""Weights & Biases, and trackio's local board: loggers whose failures never end a run.
+"""Weights & Biases, and trackio's local board.
 
-W&B is offline by default and needs no account. Its run id is kept across resumes. Online, model
-directories are versions of the artifact `model-ID`.
+W&B is offline by default and needs no account, and its failures never end a run. Its run id is
+kept across resumes. Online, model directories are versions of the artifact `model-ID`.
 """
 
 import os

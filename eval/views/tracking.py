@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from arch.storage.files import read_json, write_text
 from eval.analysis.frame import Frame, frame
 from eval.analysis.summary import SAMPLED, Record, summarise, wide
@@ -24,6 +22,7 @@ from eval.lenses.headlines import headlines
 from eval.messages import RequestError, say
 from eval.models.identity import labels
 from eval.rows.schema import Row
+from eval.views.comparison.gather import read_settings
 from eval.views.comparison.table import FIGURES, checkpoint_records
 
 MODES = ("offline", "online")
@@ -33,9 +32,8 @@ LENGTHS = ("hidden", "observed")
 """Coordinates of recoveries that are pooled: they follow the lengths of the prompts."""
 ABOUT = ("mixers", "d_model", "n_layers", "context", "parameters")
 """What a row says of its model, where the model directory is no longer there."""
-SITUATION = ("run", "data", "resume", "recipe", "wandb", "wandb_project", "wandb_group",
-             "wandb_tags", "loggers")  # fmt: skip
-"""Settings of a training that an evaluation's config leaves out, but for the recipe's name."""
+SITUATION = ("run", "data", "resume", "wandb", "wandb_project", "wandb_tags", "loggers")
+"""Settings of a training that an evaluation's config leaves out."""
 
 
 def track_results(
@@ -93,12 +91,11 @@ def history(rows: Sequence[Row]) -> list[dict[str, float]]:
     return [steps[step] for step in sorted(steps)]
 
 
-def every_figure(rows: Sequence[Row]) -> list[Record]:
+def every_figure(rows: Sequence[Row], lines: Frame) -> list[Record]:
     """All figures of rows, a record each: its model, step, coordinates, value, limits and count.
 
-    A corpus is named by the last part of its path.
+    A corpus is named by the last part of its path. `lines` are the rows as a frame.
     """
-    lines = frame(rows)
     found: list[Record] = []
     tokens = {row["checkpoint"]["step"]: row["checkpoint"].get(TOKENS) for row in rows}
     for kind, group in lines.groupby("kind", sort=False):
@@ -130,17 +127,16 @@ def training_config(rows: Sequence[Row]) -> dict[str, Any]:
     path = Path(about.get("path", ""))
     config: dict[str, Any] = {}
     meta = read_json(path / "meta.json") if (path / "meta.json").is_file() else {}
-    file = path.parent.parent / "config.yaml"
-    if meta and file.is_file():
-        config = yaml.safe_load(file.read_text("utf-8")) or {}
-    elif meta and (path / "config.json").is_file():
+    if meta:
+        config = read_settings(path.parent.parent)
+    if meta and not config and (path / "config.json").is_file():
         config = {**meta.get("recipe", {}), "model": read_json(path / "config.json")}
-    name = config.get("recipe")
-    kept = {key: value for key, value in config.items() if key not in SITUATION}
-    kept |= {} if name is None else {"recipe": name}
-    kept |= {n: meta[n] for n in ("data_sha256",) if n in meta}
-    kept |= {n: about[n] for n in ABOUT if n in about and not (config and n != "parameters")}
-    return kept | {"model_id": about["model_id"]}
+    known = {key: value for key, value in config.items() if key not in SITUATION}
+    if "data_sha256" in meta:
+        known["data_sha256"] = meta["data_sha256"]
+    sizes = ("parameters",) if config else ABOUT
+    known |= {name: about[name] for name in sizes if name in about}
+    return known | {"model_id": about["model_id"]}
 
 
 @contextmanager
@@ -160,7 +156,8 @@ def _files_in(directory: Path, mode: str) -> Iterator[None]:
 def _open_run(directory: Path, mode: str, project: str, label: str, rows: list[Row]) -> Any:
     import wandb
 
-    about = rows[0]["checkpoint"]
+    about, config = rows[0]["checkpoint"], training_config(rows)
+    architecture = f"{' '.join(about['mixers'])} d{about['d_model']} n{about['n_layers']}"
     id_file = directory / f"wandb_id-{about['model_id']}"
     if not id_file.is_file():
         write_text(id_file, uuid.uuid4().hex[:8])
@@ -173,9 +170,9 @@ def _open_run(directory: Path, mode: str, project: str, label: str, rows: list[R
             resume="allow" if mode == "online" else None,
             dir=directory,
             mode=mode,  # pyright: ignore[reportArgumentType]
-            group=f"{' '.join(about['mixers'])} d{about['d_model']} n{about['n_layers']}",
+            group=config.get("wandb_group") or architecture,
             job_type="eval",
-            config=training_config(rows) | {"results": directory.resolve().name},
+            config=config | {"results": directory.resolve().name},
             settings=wandb.Settings(console="off", silent=True),
         )
     except wandb.Error as error:
@@ -216,11 +213,11 @@ def _log(run: Any, rows: list[Row], page: str | Path | None) -> None:
     for figures in history(rows):
         run.log(figures)
     files = wandb.Artifact(f"results-{run.id}", type="results")
-    records = every_figure(rows)
+    lines = frame(rows)
+    records = every_figure(rows, lines)
     columns: list[Any] = list(records[0])
     data: list[Any] = [list(record.values()) for record in records]
     run.log({"figures": wandb.Table(columns=columns, data=data, allow_mixed_types=True)})
-    lines: Frame = frame(rows)
     recoveries = lines[lines["kind"] == "recovery"]
     if len(recoveries):
         with files.new_file("summary.csv") as file:

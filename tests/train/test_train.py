@@ -189,7 +189,7 @@ def test_dropout_is_of_training_alone(data, tmp_path):
     assert losses(first)[0] != losses(second)[0]
 
 
-def test_the_end_says_which_step_was_best(data, tmp_path, capsys, monkeypatch):
+def test_the_end_says_which_step_was_best(data, tmp_path, capsys):
     flags = ["--save_every", "2", "--optimizer.lr", "3", "--trainer.max_steps", "4"]
     assert fit(data, tmp_path / "run", *flags) == 0
     found = {row["step"]: row["val_loss"] for row in rows(tmp_path / "run", "val_loss")}

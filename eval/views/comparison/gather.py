@@ -155,12 +155,16 @@ def _walk(place: Path) -> Iterator[Path]:
 def _run(path: Path, runs: dict[Path, RunRecord]) -> RunRecord:
     key = path.resolve()
     if key not in runs:
-        runs[key] = RunRecord(path, _settings(path), list(_metrics(path / METRICS)))
+        runs[key] = RunRecord(path, read_settings(path), list(_metrics(path / METRICS)))
     return runs[key]
 
 
-def _settings(run: Path) -> dict[str, Any]:
-    """The settings of a run directory; empty where it has no config.yaml."""
+def read_settings(run: Path) -> dict[str, Any]:
+    """The settings of a run directory; empty where it has no config.yaml.
+
+    Raises:
+        RequestError: the file holds none.
+    """
     file = run / "config.yaml"
     try:
         settings = (yaml.safe_load(file.read_text("utf-8")) if file.is_file() else None) or {}

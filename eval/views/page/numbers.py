@@ -6,7 +6,6 @@ from typing import NamedTuple
 from eval.analysis.frame import KINDS, Frame, Quantity, quantities
 from eval.analysis.summary import COUNTS, MODEL, wide
 from eval.drawing.tables import Record, Table, across, lay_out
-from eval.lenses.headlines import headlines
 from eval.models.identity import labels
 from eval.rows.schema import Row
 from eval.views.page.recoveries import departures, site, solver_names
@@ -74,6 +73,8 @@ def of_kind(lines: Frame, title: str, known: Sequence[Quantity] = ()) -> Numbers
 
 def lens_overview(rows: Iterable[Row]) -> Table:
     """The main figures of each lens in each checkpoint."""
+    from eval.lenses.headlines import headlines  # with torch, which other tables need not wait for
+
     rows = list(rows)
     label = labels(row for row in rows if "checkpoint" in row)
     records = [{"lens": line.lens, "figure": line.figure, "value": line.value,

@@ -17,6 +17,7 @@ from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportAttri
 from eval.__main__ import main
 from eval.analysis.summary import sum_up
 from eval.lenses.lens import lenses
+from eval.messages import RequestError
 from eval.rows.store import Results
 from eval.views.comparison.table import FIGURES, checkpoint_records
 from eval.views.tracking import (
@@ -214,6 +215,9 @@ def test_an_evaluation_has_the_config_of_the_training(tmp_path):
         "recipe": "flat", "optimizer": {"lr": 0.1}, "data_sha256": "abc", "parameters": 7,
         "model_id": identity,
     }  # fmt: skip
+    (tmp_path / "run" / "config.yaml").write_text("- no settings")
+    with pytest.raises(RequestError, match=r"config\.yaml"):
+        training_config([there])
     gone = training_config([row])
     assert gone["d_model"] == row["checkpoint"]["d_model"]
     assert gone["model_id"] == identity
