@@ -58,8 +58,11 @@ EXAMPLES = """\
 FORMATS = Literal["table", "json"]
 PLACES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 """Errors of files that another place mends."""
-
-
+SYNONYMS = {"data": "corpus", "dataset": "corpus", "method": "solvers", "methods": "solvers",
+            "output": "out", "output-dir": "out", "prompt": "text", "prompts": "text",
+            "sentence": "text", "n": "count", "num-samples": "count", "samples": "count",
+            "bs": "batch", "batch-size": "batch", "num-prompts": "count"}  # fmt: skip
+"""Flags by the names that other tools give them."""
 VIEWS = ("summary", "compare", "report")
 """Commands that keep no rows."""
 
@@ -189,7 +192,7 @@ def run_command(name: str, words: list[str]) -> tuple[Result, str]:
         if not options.get("trust_code"):
             options.pop("trust_code", None)
         result = function(**options)
-        if options.get("out", "") is None:
+        if options.get("out", "") is None and not options.get("plan"):
             say("rows are not kept: --out DIR keeps them")
         return result, form
 
@@ -211,14 +214,12 @@ def refusal(event: refusals.ParseErrorEvent, flags: list[str]) -> str:
     """One line of what tyro refuses: the flag, the value, what is allowed."""
     from tyro import _errors as refusals
 
-    from eval.messages import nearest
-
     argument = getattr(event, "argument", None)
     name = argument.display_name() if argument else ""
     if isinstance(event, refusals.UnrecognizedArgs):
         word = event.tokens[0].partition("=")[0]
         if word.startswith("-"):
-            return f"{word}: there is no such flag; {nearest(word, flags, 'see --help')}"
+            return f"{word}: there is no such flag; {_meant(word, flags)}"
         return f"{word}: one word too many; `{event.prog} --help` shows what is expected"
     if isinstance(event, refusals.InvalidChoice):
         return f"{name}: {event.value!r} is not one of {', '.join(event.choices)}"
@@ -228,6 +229,16 @@ def refusal(event: refusals.ParseErrorEvent, flags: list[str]) -> str:
         missing = ", ".join(each.arg.display_name() for each in event.missing_arguments)
         return f"{missing}: is missing; `{event.prog} --help` says what it is"
     return f"{name}: {getattr(event, 'message', 'cannot be read')}"
+
+
+def _meant(word: str, flags: list[str]) -> str:
+    """The flag that other tools name so, or that has the word in it, or that is near."""
+    from eval.messages import nearest
+
+    name = word.strip("-").replace("_", "-")
+    holds = [flag for flag in flags if name in flag.strip("-").split("-")]
+    meant = [flag for flag in (f"--{SYNONYMS.get(name)}", *holds) if flag in flags]
+    return f"did you mean {meant[0]}?" if meant else nearest(word, flags, "see --help")
 
 
 def _describe(error: Exception) -> str:

@@ -1,5 +1,6 @@
 """Files and directories that are written completely or not at all."""
 
+import hashlib
 import os
 import shutil
 import tempfile
@@ -122,6 +123,15 @@ def read_json(path: Path) -> dict[str, Any]:
         ModelError: not UTF-8, or as `parse_object`.
     """
     return parse_object(read_text(path), str(path))
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file's bytes, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _replaceable(directory: Path) -> bool:

@@ -1,5 +1,6 @@
 """The command `bits`: how much outputs say of one token at a given precision."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -19,6 +20,8 @@ from eval.messages import RequestError
 
 Quantiser: TypeAlias = Literal["bf16", "fp8", "int8", "int6", "int4", "int2"]
 QUANTISERS: tuple[Quantiser, ...] = get_args(Quantiser)
+SHORT, EVERY = 16, 10**6
+"""Lines of the tables, in short and in full."""
 
 
 @command
@@ -42,6 +45,7 @@ def bits(
     quantisers: Quantiser | Sequence[Quantiser] = QUANTISERS,
     prior: Literal["uniform", "unigram", "model"] = "uniform",
     shard: Shard = None,
+    full: bool = False,
 ) -> Result:
     """Measures, exactly, the bits that outputs carry about a token at a precision, by distance.
 
@@ -71,6 +75,7 @@ def bits(
         quantisers: rounding to nearest, with a scale for each channel
         prior: that the tables show
         shard: this process is the I-th of N that share the work, each with a rows file of its own
+        full: print every precision, effects and margins, not the noise of 1/4 RMS alone
     """
     from eval.measures.bits.measure import Question
     from eval.measures.bits.task import Design, plan_bits
@@ -98,35 +103,51 @@ def bits(
         for task in plan_bits(checkpoint, listed(layers), design, part)
     ]
     rows, note = answered(tasks, out, "bits", shard)
-    return Result(rows, bits_tables(rows, prior) if rows else NO_ROWS, note)
+    return Result(rows, bits_tables(rows, prior, full) if rows else NO_ROWS, note)
 
 
-def bits_tables(rows: Sequence[dict[str, Any]], prior: str = "uniform") -> str:
-    """Rows of kind bits as tables: information by precision and distance, effects and margins."""
+def bits_tables(rows: Sequence[dict[str, Any]], prior: str = "uniform", full: bool = False) -> str:
+    """Rows of kind bits as tables: information by distance, and if `full` effects and margins.
+
+    In short, of the noise alone that is nearest to 1/4 of the outputs' root mean square.
+    """
     from eval.analysis.summary import sum_up
     from eval.drawing.tables import across, terminal
 
-    records = sum_up(rows, "bits")
-    whole = [r for r in records if r.get("prior", prior) == prior]
-    apart = [n for n in ("corpus", "place", "candidates") if len({r[n] for r in whole}) > 1]
-    places = ["model", "step", "layer", "part", *apart]
-    alone, cumulative = (
-        [r for r in whole if r.get("shown") == shown] for shown in ("alone", "cumulative")
-    )
-    about = f"Bits about the token, {prior} prior, by distance:"
+    records = [r for r in sum_up(rows, "bits") if r.get("prior", prior) == prior]
+    apart = [n for n in ("corpus", "place", "candidates") if len({r[n] for r in records}) > 1]
+    fields = ["model", "step", "layer", "part", *apart]
+    precisions = dict.fromkeys(r["precision"] for r in records if r.get("precision"))
+    noises = {name: float(name.split()[1]) for name in precisions if name.endswith(" rms")}
+    usual = min(noises, key=lambda name: abs(math.log(noises[name] * 4)), default=None)
+    passages = records[0]["prompts"]
+    counted = f"n = {passages} passage{'s' * (passages != 1)}"
+    titles = {"alone": "that output alone", "cumulative": "all outputs up to there"}
+    if usual and not full:
+        kept = [r for r in records if r.get("precision") == usual]
+        about = f"Bits about the token, {prior} prior, {usual}, by distance:"
+        tables = [
+            across([r for r in kept if r["shown"] == shown], fields, "distance",
+                   [("bits", "bits", False)], f"{about} {title}")
+            for shown, title in titles.items()
+        ]  # fmt: skip
+        tables = tables[: 1 if len(tables[0].lines) > SHORT // 4 else 2]
+        more = f"--full: all {len(precisions)} precisions, effects and margins"
+        return f"{terminal(*tables, most=SHORT)}\n\n{counted}; {more}"
+    figures: list[tuple[str, str | None, str]] = [
+        ("bits", shown, f"Bits about the token, {prior} prior, by distance: {title}")
+        for shown, title in titles.items()
+    ]
+    figures.append(("effect", None, "Effect of the token / RMS"))
+    figures.append(("margin_bits", "alone", "Margin of the token, bits"))
     tables = [
         across(
-            [r for r in shown if r[name] is not None and (name != "bits" or "precision" in r)],
-            [*places, "precision"] if name == "bits" else places,
+            [r for r in records if r[name] is not None and r.get("shown") == shown],
+            [*fields, "precision"] if name == "bits" else fields,
             "distance",
-            [(name, heading, False)],
+            [(name, name, False)],
             title,
         )
-        for shown, name, heading, title in (
-            (alone, "bits", "bits", f"{about} that output alone"),
-            (cumulative, "bits", "bits", f"{about} all outputs up to there"),
-            (whole, "effect", "effect", "Effect of the token / RMS"),
-            (alone, "margin_bits", "bits", "Margin of the token, bits"),
-        )
+        for name, shown, title in figures
     ]
-    return "\n\n".join([terminal(*tables), f"n = {whole[0]['prompts']} passages"])
+    return f"{terminal(*tables, most=EVERY)}\n\n{counted}"

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eval.commands.flags import Models, Out, Plugins, Positive, Shard
@@ -32,6 +33,7 @@ def invert(
     limit: Positive | None = None,
     resume: bool = True,
     shard: Shard = None,
+    plan: bool = False,
     **given: Any,
 ) -> Result:
     """Recovers input tokens from a layer's outputs, by search or gradients.
@@ -53,6 +55,7 @@ def invert(
         limit: stop after about N rows
         resume: go on where --out was left, or refuse a directory that holds rows
         shard: this process is the I-th of N that share the work, each with a rows file of its own
+        plan: print rows and time of each model beforehand, by a few rows of each solver, and end
     """
     from eval.models.checkpoint import open_models
     from eval.rows.tasks import NO_ROWS, open_results, rows_of, run_tasks
@@ -75,12 +78,14 @@ def invert(
             continue
         tasks += planned
         refused = request.refusals(lengths)
-        if refused and not given.keys().isdisjoint({"solvers", "slices"}):
-            say(f"left out: {'; '.join(refused)}")  # a suite's own requests are meant to have such
+        if refused and given.keys() >= {"solvers", "slices"}:
+            say(f"left out: {'; '.join(refused)}")  # of what was asked for; a suite is meant so
     for line in left_out:
         say(f"left out: {line}")
     order: dict[int, int] = {}  # what is computed of a model is dropped when another's turn comes
     tasks.sort(key=lambda task: order.setdefault(id(task.checkpoint), len(order)))
+    if plan:
+        return _priced(tasks, out)
     with open_results(out, resume, shard) as results:
         run_tasks(tasks, results, "inverting", limit)
         rows = rows_of(tasks, results)
@@ -142,6 +147,24 @@ class Opened:
                     if key not in self._controls:
                         self._controls[key] = derive(model, control)
                     yield self._controls[key], corpus
+
+
+def _priced(tasks: "list[Task]", out: str | None) -> Result:
+    """Rows and time of each model as a table, without those that are there already."""
+    from eval.drawing.tables import Table, duration_text, terminal
+    from eval.commands.price import price
+    from eval.rows.store import SHARDS, read_rows
+
+    kept = read_rows(sorted(Path(out).glob(SHARDS))) if out else []
+    records = price(tasks, {row["key"] for row in kept})
+    lines = [
+        [*(str(record[name]) for name in ("model", "step", "rows", "to_do")),
+         f"about {duration_text(record['seconds'])}", record["longest"]]
+        for record in records
+    ]  # fmt: skip
+    table = Table(["model", "step", "rows", "to do", "time", "slowest solver"], lines)
+    to_do, seconds = (sum(record[name] for record in records) for name in ("to_do", "seconds"))
+    return Result(records, terminal(table), f"{to_do} rows, about {duration_text(seconds)}")
 
 
 def _next(results: "Results", out: str | None) -> str:

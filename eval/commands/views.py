@@ -84,8 +84,9 @@ def compare(
 ) -> Result:
     """Compares checkpoints: bits/byte, tokens recovered and bits, a line each; two of them paired.
 
-    Of the last layer and plain questions. Two checkpoints are also compared on the same prompts and
-    windows: difference, 95 % interval, p, and whether they are equivalent.
+    Of the last layer and plain questions. Settings in which models differ are columns. Two
+    checkpoints are also compared on the same prompts and windows: difference, 95 % interval, p, and
+    whether they are equivalent.
 
     Args:
         places: a model directory, a run, results of invert, bits or loss --out, or a directory that
@@ -133,7 +134,10 @@ def compare(
             raise RequestError(f"--paired {' '.join(names)}: nothing was asked of both alike")
         shown = pairs if paired else shown
     if csv:
-        write_text(csv, to_csv(shown))
+        lines = [record | record.get("settings", {}) for record in shown]
+        write_text(
+            csv, to_csv([{n: v for n, v in line.items() if n != "settings"} for line in lines])
+        )
     if markdown:
         write_text(markdown, "\n".join(map(markdown_text, tables)))
     if plot:

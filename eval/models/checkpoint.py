@@ -29,7 +29,7 @@ from arch import (
 from arch.errors import printable
 from arch.pretrained.pretrained import check_tokenizer, load_pretrained, wrap_model
 from arch.pretrained.tokenizers import largest_id, read_tokenizer
-from arch.storage.files import read_json
+from arch.storage.files import file_sha256, read_json
 from arch.storage.runs import find_model
 from arch.storage.weights import drop_padding
 from eval.messages import RequestError, say_once
@@ -306,15 +306,6 @@ def draw(build: Callable[[], Built], seed: int) -> Built:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build().eval().requires_grad_(False)
-
-
-def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file's bytes, in hexadecimal."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def weights_hash(model: nn.Module) -> str:

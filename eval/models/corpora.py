@@ -1,9 +1,11 @@
 """Which corpus a model is asked about, where none is given."""
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from arch.storage.files import file_sha256
 from eval.messages import RequestError, say
 from tokenizer import PackedData
 
@@ -64,6 +66,18 @@ def own_corpus(checkpoint: "Checkpoint") -> tuple[str, str]:
     if packed or source:
         return "toy", f"as the training data ({_recorded(checkpoint)}) is not here"
     return "toy", "as no training data is recorded"
+
+
+@cache
+def corpus_label(corpus: str) -> str:
+    """A corpus as `name (hash)`, equal on every machine: the last part of its path, 8 hex digits.
+
+    A corpus that is no longer there, or that has no file of its own, has its name alone.
+    """
+    path = Path(corpus)
+    if PackedData.stands_in(corpus):
+        return f"{path.name} ({PackedData(corpus).hash[:8]})"
+    return f"{path.name} ({file_sha256(path)[:8]})" if path.is_file() else path.name
 
 
 def _lies_here(source: str) -> bool:

@@ -95,14 +95,15 @@ class Results:
 
     def rows(self) -> list[Row]:
         """All rows of the directory, those of every shard."""
-        return read_rows([self.directory])
+        rows = read_rows(sorted(self.directory.glob(SHARDS)))
+        return list({row["key"]: row for row in rows}.values())
 
 
 def read_rows(places: Iterable[str | Path]) -> list[Row]:
     """Reads the rows of results directories, or of JSONL or Parquet files, up to a torn last line.
 
-    A directory holds one file of rows, or one for each shard, or directories that do; of equal keys
-    the last row counts.
+    A directory holds one file of rows, or one for each shard, and so do the directories in it; of
+    equal keys the last row counts.
 
     Raises:
         RequestError: nothing there, a line that is not a row, or a schema of another version.
@@ -122,12 +123,8 @@ def read_rows(places: Iterable[str | Path]) -> list[Row]:
 
 
 def results_in(directory: Path) -> list[Path]:
-    """A results directory; of a directory that is none, those in it."""
-    return (
-        [directory]
-        if any(directory.glob(SHARDS))
-        else sorted({f.parent for f in directory.rglob(SHARDS)})
-    )
+    """The results directories in a directory, itself among them, in the order of their paths."""
+    return sorted({file.parent for file in directory.rglob(SHARDS)})
 
 
 def finite_or_none(value: float) -> float | None:

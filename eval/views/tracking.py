@@ -20,6 +20,7 @@ from eval.analysis.summary import SAMPLED, Record, summarise, wide
 from eval.drawing.tables import to_csv
 from eval.lenses.headlines import headlines
 from eval.messages import RequestError, say
+from eval.models.corpora import corpus_label
 from eval.models.identity import labels
 from eval.rows.schema import Row
 from eval.views.comparison.gather import read_settings
@@ -94,7 +95,7 @@ def history(rows: Sequence[Row]) -> list[dict[str, float]]:
 def every_figure(rows: Sequence[Row], lines: Frame) -> list[Record]:
     """All figures of rows, a record each: its model, step, coordinates, value, limits and count.
 
-    A corpus is named by the last part of its path. `lines` are the rows as a frame.
+    A corpus is named by the last part of its path and its hash. `lines` are the rows as a frame.
     """
     found: list[Record] = []
     tokens = {row["checkpoint"]["step"]: row["checkpoint"].get(TOKENS) for row in rows}
@@ -111,10 +112,10 @@ def every_figure(rows: Sequence[Row], lines: Frame) -> list[Record]:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """As a cell of a table: nothing for what is not known, and a corpus by its base name."""
+    """As a cell of a table: nothing for what is not known, and a corpus by its label."""
     if value is None or value != value:
         return None
-    return Path(value).name if name == "corpus" else value
+    return corpus_label(value) if name == "corpus" else value
 
 
 def training_config(rows: Sequence[Row]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from arch import ModelConfig
-from arch.storage.files import read_json
+from arch.storage.files import file_sha256, read_json
 from arch.storage.runs import find_model
 from eval.messages import RequestError
 from eval.models import TRUST_CODE
@@ -189,7 +189,6 @@ def _of_directory(path: Path, runs: dict[Path, RunRecord]) -> Saved:
     # with torch, which rows alone need not wait for
     from arch.storage.directory import check_meta, read_config
     from arch.storage.weights import check_weights
-    from eval.models.checkpoint import file_sha256
 
     config = read_config(path / "config.json", trust_code=TRUST_CODE.get())
     weights = path / "model.safetensors"

@@ -16,6 +16,7 @@ from eval.messages import RequestError
 from eval.models.identity import labels, seed_labels
 from eval.rows.schema import Row
 from eval.views.comparison.gather import Saved, finite
+from eval.views.comparison.settings import keep_differing, shared_settings
 
 
 class Figure(NamedTuple):
@@ -59,6 +60,8 @@ ALIKE = {"loss": ("corpus", "stories"), "recovery": ("solver", "settings"),
 COLUMNS = {"model": "model", "step": "step", "tokens": "tokens",
            **{figure.heading: figure.name for figure in FIGURES}}  # fmt: skip
 """The columns of the table by their names, and the fields of records that they show."""
+SETTINGS = 3
+"""Columns of settings, at most."""
 VALIDATION = "*"
 """Marks bits per byte that are of a training's own validation, not of `eval loss`."""
 
@@ -124,8 +127,8 @@ def checkpoint_records(
     """A record for each model and step, in the order of names and steps.
 
     Fields: model, step, seeds, tokens, flops and seconds (of training), each figure of `FIGURES`
-    with `_low`, `_high` and `_n` (None where it was not measured), and `bits_per_byte_of`, which is
-    `loss` or `validation`.
+    with `_low`, `_high` and `_n` (None where it was not measured), `bits_per_byte_of`, which is
+    `loss` or `validation`, and `settings`, those in which the models differ.
 
     Args:
         saved: of `eval.views.comparison.gather.gather_models`.
@@ -145,6 +148,9 @@ def checkpoint_records(
         place: _training(*place, group)
         for place, group in sorted(places.items(), key=lambda item: _natural(*item[0]))
     }
+    differing = keep_differing([record["settings"] for record in records.values()])
+    for record, settings in zip(records.values(), differing, strict=True):
+        record["settings"] = settings
     for figure in figures:
         kept = select(lines, figure, solver, prompts)
         if kept.empty:
@@ -195,7 +201,7 @@ def _training(model: str, step: int, checkpoints: Sequence[Saved]) -> Record:
     for name, values in costs.items():
         known = [value for value in values if value is not None]
         record[name] = sum(known) / len(known) if known else None
-    record["bits_per_byte_of"] = None
+    record |= {"settings": shared_settings(checkpoints), "bits_per_byte_of": None}
     for figure in FIGURES:
         record |= _fields(figure, (None, None, None, None))
     bits = [saved.meta["val_bits_per_byte"] for saved in runs.values()
@@ -226,17 +232,22 @@ def sort_records(records: Sequence[Record], by: str) -> list[Record]:
 
 
 def checkpoint_table(records: Sequence[Record]) -> Table:
-    """The fixed table, a line for each record."""
-    lines = []
+    """The fixed table, a line for each record, with the first settings in which they differ."""
+    differing = list(records[0]["settings"])
+    shown, lines = differing[:SETTINGS], []
     for record in records:
         cells = [cell(record, figure.name, figure.share) for figure in FIGURES]
         mark = VALIDATION * (record["bits_per_byte_of"] == "validation")
         lines.append([*(text(record[name]) for name in ("model", "step", "tokens")),
+                      *(text(record["settings"].get(name)) for name in shown),
                       cells[0] + mark, *cells[1:]])  # fmt: skip
     headings = [figure.heading + " %" * figure.share for figure in FIGURES]
     validation = any(record["bits_per_byte_of"] == "validation" for record in records)
-    note = f"{VALIDATION} of training's own validation" if validation else ""
-    return Table(["model", "step", "tokens", *headings], lines, note=note)
+    notes = [f"{VALIDATION} of training's own validation"] if validation else []
+    if len(differing) > SETTINGS:
+        notes.append(f"also differ, in --csv: {', '.join(differing[SETTINGS:])}")
+    named = [name.rpartition(".")[2] for name in shown]
+    return Table(["model", "step", "tokens", *named, *headings], lines, note="; ".join(notes))
 
 
 def paired_records(

@@ -1,6 +1,7 @@
 """The commands as a user types them: what they write, and what they say to wrong input."""
 
 import errno
+import json
 import math
 import os
 
@@ -9,7 +10,7 @@ import pytest
 from eval import RequestError
 from eval.__main__ import main
 from eval.rows.store import Results, read_rows
-from tests.eval.views.page.cases import make_row
+from tests.eval.views.page.cases import make_row, make_rows
 from tests.said import complaint
 
 QUICK = ["--count", "2", "--length", "6", "--corpus", "toy:400"]
@@ -96,6 +97,16 @@ def test_rows_of_one_key_are_kept_once(tmp_path):
         read_rows([tmp_path / "other"])
 
 
+def test_results_inside_results_are_read_and_not_resumed_from(tmp_path, capsys):
+    rows = make_rows(models=("flat",), steps=(0,), layers=(2,), count=2)
+    Results(tmp_path).append(rows[:1])
+    Results(tmp_path / "more").append(rows[1:])
+    assert len(read_rows([tmp_path])) == len(rows)
+    assert main(["summary", str(tmp_path), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)
+    assert Results(tmp_path).keys == {rows[0]["key"]}
+
+
 def test_a_torn_last_line_is_left_out_and_one_elsewhere_is_an_error(tmp_path, capsys):
     results = Results(tmp_path)
     results.append([make_row(key="a"), make_row(key="é")])
@@ -107,3 +118,16 @@ def test_a_torn_last_line_is_left_out_and_one_elsewhere_is_an_error(tmp_path, ca
         results.path.write_bytes(whole + torn[:-1] + b"\n" + whole)
         assert main(["summary", str(tmp_path)]) == 2
         assert "line 3: not a row of results; delete that line" in complaint(capsys)
+
+
+def test_bits_are_shown_in_short_and_all_when_asked(model_directory, tmp_path, capsys):
+    asked = ["bits", str(model_directory("one")), str(model_directory("two")), "--out"]
+    asked += [str(tmp_path / "out"), "--text", "Tom sat down. Lily ran home.", "--draws", "2"]
+    asked += ["--corpus", "toy"]
+    assert main(asked) == 0
+    short = capsys.readouterr().out
+    assert len(short.splitlines()) <= 20
+    assert "noise 0.25 rms" in short
+    assert main([*asked, "--full"]) == 0
+    full = capsys.readouterr().out
+    assert all(f" {name} " in full for name in ("int4", "fp8", "noise 4 rms", "two"))

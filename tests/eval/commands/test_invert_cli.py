@@ -1,5 +1,6 @@
 """python -m eval invert: controls, padding, resuming, suites, and one line for every wrong wish."""
 
+import json
 import re
 from collections import Counter
 
@@ -76,6 +77,34 @@ def test_a_limit_ends_early_and_no_resume_refuses_what_is_there(model_directory,
     assert invert(*words) == 2
     assert re.search(r"holds \d rows; give another directory", complaint(capsys))
     assert (out / "rows.jsonl").read_text() == before
+
+
+def test_a_plan_prices_the_rows_that_are_missing_and_computes_none(
+    model_directory, tmp_path, capsys
+):
+    model, out = model_directory(), tmp_path / "out"
+    words = [model, "--out", out, *QUICK, "--layers", 1, 2, "--slices", "[:, 0:, :]"]
+    solvers = ["--solvers", "sweep", "adam", "--set", "adam.steps=40"]
+    plan = ["--plan", "--format", "json"]
+    assert invert(*words, *solvers, *plan) == 0
+    (record,) = json.loads(capsys.readouterr().out)
+    assert (record["rows"], record["to_do"]) == (8, 8)
+    assert record["seconds"] > 0
+    assert not out.exists()
+    assert invert(*words, "--solvers", "sweep") == 0
+    capsys.readouterr()
+    assert invert(*words, *solvers, *plan) == 0
+    (record,) = json.loads(capsys.readouterr().out)
+    assert (record["rows"], record["to_do"], record["longest"]) == (8, 4, "adam")
+    assert len(read_rows([out])) == 4
+
+
+def test_what_is_left_out_is_said_where_it_was_asked_for(model_directory, capsys):
+    asked = [model_directory(), *QUICK, "--layers", 1, "--solvers", "sweep"]
+    assert invert(*asked) == 0  # the suite's slices
+    assert "left out" not in capsys.readouterr().err
+    assert invert(*asked, "--slices", "[:, 0:, :]", "[:, 2:, :]") == 0
+    assert "left out: sweep at [:, 2:, :]" in capsys.readouterr().err
 
 
 def test_a_suite_of_ones_own(model_directory, tmp_path, capsys):

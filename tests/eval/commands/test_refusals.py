@@ -58,6 +58,8 @@ REFUSED = {
         ("--suite nosuch", "--suite nosuch"),
         ("--shard 3/2", "--shard 3/2: give I/N"),
         ("--layer 1", "--layer: there is no such flag; did you mean --layers?"),
+        ("--batch_size 2", "--batch_size: there is no such flag; did you mean --batch?"),
+        ("--data x", "--data: there is no such flag; did you mean --corpus?"),
         ("--layers 1 --layers 2", "--layers: given twice"),
         ("--layers", "--layers: give one at least"),
         ("--count two", "--count: 'two' is not a whole number"),

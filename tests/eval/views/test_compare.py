@@ -49,6 +49,19 @@ def test_seeds_are_pooled_with_students_interval(tmp_path):
     assert all(record["bits_per_byte_low"] is None for record in apart)
 
 
+def test_settings_in_which_runs_differ_are_columns(tmp_path, capsys):
+    fast, slow = (make_run(tmp_path, name, lr=lr) for name, lr in (("fast", 0.1), ("slow", 0.01)))
+    assert [r["settings"] for r in compared(fast, slow)] == [
+        {"optimizer.lr": 0.1}, {"optimizer.lr": 0.01}
+    ]  # fmt: skip
+    assert [r["settings"] for r in compared(fast)] == [{}]
+    file = tmp_path / "table.csv"
+    assert run_compare(fast, slow, "--csv", file) == 0
+    lines = csv.DictReader(file.read_text().splitlines())
+    assert [line["optimizer.lr"] for line in lines] == ["0.1", "0.01"]
+    assert "lr" in capsys.readouterr().out.split()
+
+
 @pytest.mark.parametrize(
     ("name", "hidden", "quantity", "solver"),
     [
@@ -109,8 +122,8 @@ def test_command_prints_and_writes(tmp_path, capsys):
     words = ["--markdown", files["md"], "--csv", files["csv"]]
     assert run_compare(*runs, tmp_path / "results", *words) == 0
     printed = capsys.readouterr().out
-    headings = ["model", "step", "tokens", "bits/byte", "shown %", "hidden 1 %", "hidden 3 %",
-                "bits at 4"]  # fmt: skip
+    headings = ["model", "step", "tokens", "d_model", "n_layers", "context", "bits/byte", "shown %",
+                "hidden 1 %", "hidden 3 %", "bits at 4"]  # fmt: skip
     assert "".join(headings).replace(" ", "") in printed.replace(" ", "")
     assert f"| {' | '.join(headings)} |" in files["md"].read_text()
     assert len(printed.splitlines()) <= 25

@@ -18,6 +18,7 @@ from eval.__main__ import main
 from eval.analysis.summary import sum_up
 from eval.lenses.lens import lenses
 from eval.messages import RequestError
+from eval.models.corpora import corpus_label
 from eval.rows.store import Results
 from eval.views.comparison.table import FIGURES, checkpoint_records
 from eval.views.tracking import (
@@ -30,6 +31,7 @@ from eval.views.tracking import (
     training_config,
 )
 from tests.eval.views.page.cases import about, bits_row, every_kind, lens, make_row, make_rows
+from tokenizer import open_corpus, pack, train_tokenizer
 
 FLAT = [*make_rows(models=("flat",), steps=(0, 100, 300), layers=(2, 4), count=3),
         *every_kind(about(0)), *every_kind(about(100))]  # fmt: skip
@@ -190,6 +192,19 @@ def test_few_keys_are_logged_by_names_that_can_be_sorted():
     assert {f"eval/{n}" for n in columns} | {f"eval/{n}_n" for n in columns} | {STEP} == {
         key for key in keys if not key.startswith("lens/")
     } - {TOKENS}
+
+
+def test_a_corpus_is_named_alike_on_every_machine(tmp_path):
+    labels, tokenizer = set(), tmp_path / "tokenizer.json"
+    tokenizer.write_text(train_tokenizer(open_corpus("toy:60", "train"), vocab_size=390).to_str())
+    for machine in ("laptop", "server"):
+        pack("toy:20", tokenizer, tmp_path / machine / "stories")
+        labels.add(corpus_label(str(tmp_path / machine / "stories")))
+    (label,) = labels
+    assert re.fullmatch(r"stories \([0-9a-f]{8}\)", label)
+    (tmp_path / "book.txt").write_text("Once.")
+    assert corpus_label(str(tmp_path / "book.txt")).startswith("book.txt (")
+    assert (corpus_label("toy:20"), corpus_label("/gone/data")) == ("toy:20", "data")
 
 
 def test_the_figures_are_those_of_compare():

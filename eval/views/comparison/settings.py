@@ -1,0 +1,62 @@
+"""The settings in which compared models differ: columns beside their figures."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from eval.views.comparison.gather import Saved
+
+SECTIONS = ("model", "batch", "optimizer", "schedule", "trainer")
+"""Of a run's settings, those with settings of their own."""
+ALONE = ("data", "dropout", "precision", "minutes")
+"""Single settings that change what is learnt."""
+MACHINE = ("accelerator", "strategy", "devices", "num_nodes", "deterministic")
+"""Settings of the trainer that change what it runs on, not what is learnt."""
+FIRST = ("model.mixers", "model.d_model", "model.n_layers", "optimizer.lr", "batch.size")
+"""Shown first, in this order."""
+SIZES = ("mixers", "d_model", "n_layers", "context")
+"""What is known of a model that is known by rows alone."""
+
+Settings = dict[str, Any]
+"""By their names with dots, as in `optimizer.lr`."""
+
+
+def settings_of(saved: Saved) -> Settings:
+    """The settings of one model: of its run, or of the model alone where no run is known."""
+    given = dict(saved.run.settings) if saved.run else {}
+    if saved.config:
+        given["model"] = json.loads(saved.config.to_json())
+    elif "model" not in given:
+        given["model"] = {name: saved.checkpoint.get(name) for name in SIZES}
+    found = {
+        f"{section}.{name}": value
+        for section in SECTIONS
+        for name, value in (given.get(section) or {}).items()
+        if name not in MACHINE
+    }
+    found |= {name: given[name] for name in ALONE if given.get(name) is not None}
+    if "data" in found:
+        found["data"] = Path(str(found["data"])).name
+    return {name: _written(value) for name, value in found.items() if value is not None}
+
+
+def shared_settings(models: Sequence[Saved]) -> Settings:
+    """The settings that models of one line have in common, as seeds of one model do."""
+    first, *others = map(settings_of, models)
+    return {n: v for n, v in first.items() if all(other.get(n, v) == v for other in others)}
+
+
+def keep_differing(settings: Sequence[Settings]) -> list[Settings]:
+    """Of the settings of each line, those that have several values among the lines."""
+    values: dict[str, set[Any]] = {}
+    for known in settings:
+        for name, value in known.items():
+            values.setdefault(name, set()).add(value)
+    differ = sorted((n for n, v in values.items() if len(v) > 1),
+                    key=lambda n: FIRST.index(n) if n in FIRST else len(FIRST))  # fmt: skip
+    return [{name: known.get(name) for name in differ} for known in settings]
+
+
+def _written(value: Any) -> Any:
+    return " ".join(map(str, value)) if isinstance(value, list) else value
