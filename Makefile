@@ -1,16 +1,18 @@
 # make demo   stories -> tokenizer -> two models -> a page of evidence, in minutes on a CPU
 # make test   the tests: offline, on a CPU, minutes
 # make portable   tests of numbers once more, with the code of other processors, minutes
-# Both create .venv when it is missing or older than the files that describe it.
+# Both create .venv when it is missing or older than the files that describe it; the demo installs no
+# tools of developers. pip's own settings are honoured: PIP_EXTRA_INDEX_URL=... takes another torch.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+USERS := $(VENV)/.installed
+STAMP := $(VENV)/.installed-dev
 
 .PHONY: demo test portable lint types check clean
 
-demo: $(STAMP)
+demo: $(USERS)
 	$(BIN)/python -m scripts.demo $(ARGS)
 
 # Two processes of one thread: the models are so small that a second thread costs more than it brings.
@@ -41,13 +43,22 @@ check: lint types test
 # An environment without pip, as of uv or of a venv that failed, gets it; or a line says what to do.
 HAS_PIP := $(BIN)/python -m pip --version >/dev/null 2>&1
 
-# pip's own settings (index, wheel folders) are honoured: who has a CPU build of the pinned torch gets it.
-$(STAMP): pyproject.toml constraints.txt
+define install
 	@$(HAS_PIP) || $(BIN)/python -m ensurepip >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV) || true
 	@$(HAS_PIP) || { echo "error: $(VENV) has no pip; install what $(PYTHON) -m venv needs (Debian: apt \
 	install python3-venv), name another Python (make PYTHON=python3.12), or: uv venv --seed" >&2; exit 2; }
-	$(BIN)/python -m pip install --constraint constraints.txt --editable ".[dev,explore]"
+	@echo "installing into $(VENV); on Linux pip takes torch for CUDA, gigabytes, unless PIP_EXTRA_INDEX_URL"
+	@echo "names the index of its CPU builds, 200 MB: https://download.pytorch.org/whl/cpu"
+	$(BIN)/python -m pip install --constraint constraints.txt --editable
+endef
+
+$(USERS): pyproject.toml constraints.txt
+	$(install) ".[explore]"
 	touch $@
+
+$(STAMP): pyproject.toml constraints.txt
+	$(install) ".[dev,explore]"
+	touch $(USERS) $@
 
 clean:
 	rm -rf $(VENV) *.egg-info

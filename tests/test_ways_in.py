@@ -76,6 +76,9 @@ esac
 """
 
 
+@pytest.mark.parametrize(
+    ("stamp", "extras"), [(".installed", "[explore]"), (".installed-dev", "[dev,explore]")]
+)
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 @pytest.mark.parametrize(
     ("before", "whole", "works"),
@@ -86,7 +89,7 @@ esac
         (("python", "ensurepip"), "", True),  # uv's
     ],
 )
-def test_make_installs_or_says_what_is_missing(tmp_path, before, whole, works):
+def test_make_installs_or_says_what_is_missing(tmp_path, before, whole, works, stamp, extras):
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
     stub, bin = tmp_path / "python3", tmp_path / ".venv" / "bin"
@@ -94,10 +97,11 @@ def test_make_installs_or_says_what_is_missing(tmp_path, before, whole, works):
     for path in (stub, *(bin / name for name in before)):
         path.write_text(STUB)
         path.chmod(0o755)
-    words = ["make", "-s", ".venv/.installed", f"PYTHON={stub}"]
+    words = ["make", "-s", f".venv/{stamp}", f"PYTHON={stub}"]
     done = subprocess.run(
         words, cwd=tmp_path, env=os.environ | {"WHOLE": whole}, capture_output=True, text=True
     )
     assert (done.returncode == 0) == works, done.stderr
     assert (bin / "installed").exists() == works
+    assert not works or f".{extras}" in (bin / "installed").read_text()
     assert works or "python3-venv" in done.stderr

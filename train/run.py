@@ -341,6 +341,8 @@ def build_trainer(
         raise RunError("--precision 16-mixed needs a GPU; without one use 32-true or bf16-mixed")
     settings: Any = dataclasses.asdict(recipe.trainer)
     settings |= {} if total is None else {"max_steps": total}
+    if settings["accelerator"] == "auto" and not gpu:
+        settings["accelerator"] = "cpu"  # Lightning's own choice may be a device that is not tested
     try:
         # In a SLURM job Lightning would save, and ever after start from, checkpoints of its own.
         slurm = [SLURMEnvironment(auto_requeue=False)] if in_slurm() and not launcher else []

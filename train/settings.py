@@ -230,7 +230,7 @@ class TrainerSettings:
     """What Lightning's `Trainer` is given."""
 
     accelerator: str = "auto"
-    """Kind of device: auto, cpu, gpu, ..."""
+    """Kind of device: cpu, gpu, ...; auto takes a CUDA GPU, or else the CPU, also on a Mac."""
     strategy: Literal["auto", "ddp"] = "auto"
     """ddp for several devices; auto chooses it there."""
     devices: int | str | list[int] = 1
