@@ -151,8 +151,8 @@ class Opened:
 
 def _priced(tasks: "list[Task]", out: str | None) -> Result:
     """Rows and time of each model as a table, without those that are there already."""
-    from eval.drawing.tables import Table, duration_text, terminal
     from eval.commands.price import price
+    from eval.drawing.tables import Table, duration_text, terminal
     from eval.rows.store import SHARDS, read_rows
 
     kept = read_rows(sorted(Path(out).glob(SHARDS))) if out else []

@@ -58,6 +58,7 @@ def explore(
             raise RequestError(f"{place}: no such directory; give model directories or runs")
     library = Library(places, corpus, device, TRUST_CODE.get())
     with listen(host, port) as at:
+        print(f"opening {' and '.join(library.suggested)} ...", flush=True)
         library.warm()
         address = f"[{host}]" if ":" in host else host
         url = f"http://{address}:{at.getsockname()[1]}/"

@@ -6,9 +6,10 @@ The page names models, solvers and lenses by names that the server gave it, neve
 import shlex
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import eval as evals
@@ -27,10 +28,12 @@ from eval.sites.slices import Slice
 if TYPE_CHECKING:
     from eval.commands.result import Result
 
-LETTERS, TOKENS, NOISE = 1000, 64, 16.0
+LETTERS, TOKENS, NOISE = 2000, 256, 16.0
 """Of a sentence, and added to outputs, at most."""
 OPEN, MODELS = 4, 2
 """Models in memory at once, and asked side by side."""
+MODELS_IN_RUN = "models"
+"""The folder of a run that holds its model directories."""
 SUGGESTED = ("propose", "sweep", "alternating", "adam")
 """Solvers, of which the first that can answer is asked when none is chosen; `propose` of outputs
 without noise alone: its first token within the limit need not be the nearest."""
@@ -44,7 +47,8 @@ class Library:
     """The models that the page may ask, by name; a few of them are kept open.
 
     Attributes:
-        paths: where each model is.
+        paths: where each model is: the newest run first, and of a run its last step.
+        runs: the names of its models, by run.
         corpus: whose text solvers guess from, tokens are counted in and lenses are fitted on; None
             for the data that the models were trained on.
         trust_code: whether model directories may name mixers outside this project.
@@ -57,11 +61,18 @@ class Library:
         self, places: Sequence[str], corpus: str | None, device: str, trust_code: bool = False
     ) -> None:
         self.corpus, self.device, self.trust_code = corpus, device, trust_code
-        self.paths: dict[str, str] = {p: p for p in places if p.startswith(PRETRAINED)}
-        for path in (found for p in places if p not in self.paths for found in find_models(p)):
-            meta = read_meta(path / "meta.json")
-            name = f"{meta['name']}, step {meta.get('step', 0)}"
-            self.paths[f"{name} ({path})" if name in self.paths else name] = str(path)
+        self.paths: dict[str, str] = {}
+        self.runs: dict[str, list[str]] = {}
+        theirs = [place for place in places if place.startswith(PRETRAINED)]
+        for run, paths in _by_run(place for place in places if place not in theirs):
+            for path in paths:
+                meta = read_meta(path / "meta.json")
+                name = f"{meta['name']}, step {meta.get('step', 0)}"
+                name = f"{name} ({path})" if name in self.paths else name
+                self.paths[name] = str(path)
+                self.runs.setdefault(str(run), []).append(name)
+        self.paths |= {place: place for place in theirs}
+        self.runs |= {"pretrained": theirs} if theirs else {}
         if not self.paths:
             raise RequestError(f"{' '.join(places)}: no model directories; `make demo` makes some")
         self._open: OrderedDict[str, Checkpoint] = OrderedDict()
@@ -78,15 +89,22 @@ class Library:
                 self._open.popitem(last=False)
             return self._open[name]
 
+    @property
+    def suggested(self) -> list[str]:
+        """The first model of the newest run, and its last."""
+        newest = next(iter(self.runs.values()))
+        return [newest[-1], newest[0]] if len(newest) > 1 else newest
+
     def warm(self) -> None:
-        """Asks the last models a small question, which loads libraries and fits read-backs."""
-        for name in list(self.paths)[-MODELS:]:
+        """Asks the suggested models a small question, which loads libraries and fits read-backs."""
+        for name in self.suggested:
             self.question({"text": "a a", "models": [name]}).run(lambda event: None, lambda: None)
 
     def about(self) -> dict[str, Any]:
         """Models, solvers, lenses and limits, for the page."""
         return {
-            "models": list(self.paths),
+            "runs": [{"run": run, "models": names} for run, names in self.runs.items()],
+            "suggested": self.suggested,
             "solvers": [{"name": n, "text": entry.text} for n, entry in solvers().items()],
             "lenses": [{"name": n, "title": entry.title or n} for n, entry in lenses().items()],
             "limits": {"letters": LETTERS, "noise": NOISE},
@@ -121,7 +139,7 @@ class Question:
 
     Attributes:
         kind: the function of `eval` that is called.
-        models: their names in the library; none: the last.
+        models: their names in the library; none: the first.
         layer: None for the last.
         hidden: the positions whose outputs are not kept.
         solvers: for `invert`; none: one that can answer.
@@ -148,7 +166,7 @@ class Question:
                 different data.
         """
         known = list(self.library.paths)
-        self.models = list(dict.fromkeys(map(str, self.models))) or known[-1:]
+        self.models = list(dict.fromkeys(map(str, self.models))) or known[:1]
         self.solvers = list(dict.fromkeys(map(str, self.solvers)))
         for name, values, allowed in (
             ("kind", [self.kind], ("invert", "bits", "lens")),
@@ -323,6 +341,19 @@ class Question:
                 "margin": None if progress.margins is None else float(progress.margins[0]),
             }
             emit({"type": "tokens", **coordinates} | found)
+
+
+def _by_run(places: Iterable[str]) -> list[tuple[Path, list[Path]]]:
+    """Model directories by the run that they are of: the newest run first, its last step first."""
+    runs: dict[Path, list[Path]] = {}
+    for path in dict.fromkeys(found for place in places for found in find_models(place)):
+        run = path.parent.parent if path.parent.name == MODELS_IN_RUN else path.parent
+        runs.setdefault(run, []).append(path)
+
+    def newest(run: Path) -> float:
+        return max((path / "meta.json").stat().st_mtime for path in runs[run])
+
+    return [(run, runs[run][::-1]) for run in sorted(runs, key=newest, reverse=True)]
 
 
 def shown_answer(row: dict[str, Any]) -> dict[str, Any]:

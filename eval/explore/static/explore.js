@@ -10,7 +10,7 @@ const state = {
   text: "Once upon a time there was a little dog.", models: [], layer: null, hidden: [], solvers: [],
   noise: 0, kind: "invert", lens: "logit", precision: "noise 1 rms",
 };
-let known, seen = null, running = null, asking = 0, measured = [];
+let known, seen = null, running = null, asking = 0, measured = [], expected = 0, began = 0;
 
 // ---- the address
 
@@ -20,19 +20,15 @@ const read = () => {
   const given = new URLSearchParams(location.hash.slice(1));
   for (const name of ["text", "kind", "lens", "precision"]) state[name] = given.get(name) ?? state[name];
   for (const [word, name] of Object.entries(LISTS)) state[name] = given.getAll(word);
-  state.models = state.models.filter((name) => known.models.includes(name)).slice(0, 2);
+  state.models = state.models.filter((name) => names().includes(name)).slice(0, 2);
   state.solvers = state.solvers.filter((name) => known.solvers.some((one) => one.name === name));
   state.hidden = state.hidden.map(Number);
   state.layer = given.has("layer") ? Number(given.get("layer")) : null;
   state.noise = Number(given.get("noise") ?? 0);
-  if (!state.models.length) state.models = suggested();
+  if (!state.models.length) state.models = [...known.suggested];
 };
 
-const suggested = () => { // the last model, and the first step of its run
-  const last = known.models.at(-1);
-  const first = known.models.find((name) => name.startsWith(last.replace(/, step.*/, ", step")));
-  return first === last ? [last] : [first, last];
-};
+const names = () => known.runs.flatMap(({ models }) => models);
 
 const write = () => {
   const lines = [["text", state.text]];
@@ -225,7 +221,7 @@ const cell = (piece, i, right, mark) => {
 
 const PROOFS = {
   enumerated: "proved: every other choice was tried, and none fits",
-  residual: "consistent: its outputs are those kept, to rounding",
+  residual: "matches: this sentence gives the same outputs, up to rounding",
 };
 
 const show = {
@@ -243,7 +239,7 @@ const show = {
       place.querySelector(".found").replaceChildren(...event.found.map((piece, i) =>
         cell(piece, i, event.right[i], event.settled?.[i] ? "" : "open")));
       const settled = event.settled?.filter(Boolean).length ?? 0;
-      const margin = event.margin === null ? "" : `; the next best is ${number(event.margin)} bits above the floor`;
+      const margin = event.margin === null ? "" : `; the next best errs ${number(2 ** event.margin)} times as much as rounding`;
       place.querySelector(".figures").textContent = `${settled} of ${event.found.length} tokens stand so far${margin}`;
     },
     answer(event) {
@@ -255,12 +251,12 @@ const show = {
         cells.push(made("b", { className: "t lost", textContent: "?", title: "cannot be known: no output after it is kept" }));
       }
       place.querySelector(".found").replaceChildren(...cells);
-      const proof = event.uncertified ?? PROOFS[event.certificate] ?? (event.at_floor ? PROOFS.residual : "not found: its outputs are not those kept");
+      const proof = event.uncertified ?? PROOFS[event.certificate] ?? (event.at_floor ? PROOFS.residual : "not found: this sentence gives other outputs");
       place.querySelector(".figures").textContent = [
         `${right.filter(Boolean).length} of ${found.length} tokens right`, proof,
         ...(lost ? [`${lost} cannot be known`] : []),
-        `residual ${number(event.residual)}, floor ${number(event.floor)}`,
-        ...(event.margin_bits === null ? [] : [`the nearest wrong token is ${number(event.margin_bits)} bits above the floor`]),
+        `error ${number(event.residual)}, rounding limit ${number(event.floor)}`,
+        ...(event.margin_bits === null ? [] : [`the nearest wrong token errs ${number(2 ** event.margin_bits)} times as much as rounding`]),
         `${event.evaluations.toLocaleString("en")} tokens run in ${number(event.seconds)} s`,
       ].join("; ");
     },
@@ -276,12 +272,14 @@ const show = {
       const menu = made("select", { id: "precision" });
       menu.addEventListener("change", () => { state.precision = menu.value; write(); drawBits(); });
       const about = "One token at a time is asked about, with all others given: hidden ones as well. The upper bar is what its own output says of it, the lower one what the outputs after it say, up to eight.";
-      measured = [];
+      [measured, expected, began] = [[], models.length * seen.tokens.length, performance.now()];
       at("results").append(made("label", { className: "switch" }, "Outputs known as ", menu, made("span", { id: "most", textContent: about })));
       for (const card of sides(models, "bits")) card.append(made("p", { className: "strip found" }));
     },
     bits(event) {
       measured.push(event);
+      const left = (performance.now() - began) / 1000 * (expected / measured.length - 1);
+      say(`${measured.length} of ${expected} tokens measured; about ${Math.ceil(left)} s left`);
       const menu = at("precision");
       if (!menu.options.length) {
         const names = Object.keys(event.bits);
@@ -342,8 +340,9 @@ const again = async () => { // an address fills the form; work begins by a press
 const start = async () => {
   known = await (await fetch("/models")).json();
   const option = (name) => made("option", { value: name, textContent: name });
-  at("first").append(...known.models.map(option));
-  at("second").append(made("option", { value: "", textContent: "none" }), ...known.models.map(option));
+  const groups = () => known.runs.map(({ run, models }) => made("optgroup", { label: run }, ...models.map(option)));
+  at("first").append(...groups());
+  at("second").append(made("option", { value: "", textContent: "none" }), ...groups());
   at("lens").append(...known.lenses.map(({ name, title }) => made("option", { value: name, textContent: title })));
   at("solvers").append(...known.solvers.map(({ name, text }) =>
     made("label", { title: text }, made("input", { type: "checkbox", value: name }), ` ${name}`, made("small"))));

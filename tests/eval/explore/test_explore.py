@@ -6,11 +6,13 @@ import shlex
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from eval.__main__ import main
 from eval.explore import server
+from eval.explore.questions import Library
 from tests.eval.explore.explore_cases import asked, begin, running, send, two_steps
 
 TEXT = "Once upon a time there was a dog."
@@ -63,7 +65,7 @@ def test_the_copied_command_and_python_give_the_same(port, tmp_path, monkeypatch
         (b"x" * 20_000, "longer than"),
         ([], "no JSON object"),
         ({"text": 1}, "not str"),
-        ({"text": "a" * 1001}, "1000 at most"),
+        ({"text": "a" * 2001}, "2000 at most"),
         ({"text": TEXT, "models": ["../../etc/passwd"]}, "there is no"),
         ({"text": TEXT, "models": [[]]}, "there is no"),
         ({"text": TEXT, "kind": "claims"}, "there is no"),
@@ -142,7 +144,21 @@ def test_a_model_may_have_any_name_that_a_file_may_have(tmp_path, small_model, s
     place = two_steps(tmp_path / os.fsdecode(b"caf\xe9"), small_model, small_tokenizer)
     with running([str(place)]) as port:
         status, known = send(port, "/models")
-        assert (status, len(known["models"])) == (200, 2)
-        status, look = send(port, "/look", {"text": TEXT, "models": known["models"][:1]})
+        (run,) = known["runs"]
+        assert (status, len(run["models"])) == (200, 2)
+        status, look = send(port, "/look", {"text": TEXT, "models": run["models"][:1]})
         assert status == 400  # safetensors opens no such path
         assert "caf" in look["error"]
+
+
+def test_the_newest_run_stands_first_and_its_ends_are_suggested(
+    tmp_path, small_model, small_tokenizer
+):
+    for name, year in (("old", 1), ("new", 3), ("middle", 2)):
+        models = two_steps(tmp_path / name / "models", small_model, small_tokenizer)
+        for meta in models.glob("*/meta.json"):
+            os.utime(meta, (year, year))
+    library = Library([str(tmp_path)], "toy", "cpu")
+    assert [Path(run).name for run in library.runs] == ["new", "middle", "old"]
+    paths = [library.paths[name] for name in library.suggested]
+    assert paths == [str(tmp_path / "new" / "models" / f"step-0000{n}0") for n in (0, 1)]

@@ -59,7 +59,7 @@ def test_hide_any_tokens_solve_and_reload_the_link(opened):
     expect(page.locator("#status")).to_have_text(DONE, timeout=WAIT)
     truth = tokens.all_inner_texts()
     assert pieces_of(page, 0) == pieces_of(page, 1) == truth
-    expect(page.locator("#side-0 .figures")).to_contain_text("consistent")
+    expect(page.locator("#side-0 .figures")).to_contain_text("matches")
     expect(page.locator("#side-0 .found .hid")).to_have_text(hidden.all_inner_texts())
     for way, slices in (("command", "--slices '[:, :4+6:, :]'"), ("python", "slices='[:, :4+6:")):
         page.click(f"#copy-{way}")
