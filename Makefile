@@ -1,5 +1,6 @@
 # make demo   stories -> tokenizer -> two models -> a page of evidence, in minutes on a CPU
 # make test   the tests: offline, on a CPU, minutes
+# make site   the guides as a site, with search and a reference, in site/
 # make portable   tests of numbers once more, with the code of other processors, minutes
 # Both create .venv when it is missing or older than the files that describe it; the demo installs no
 # tools of developers. pip's own settings are honoured: PIP_EXTRA_INDEX_URL=... takes another torch.
@@ -10,7 +11,7 @@ BIN := $(VENV)/bin
 USERS := $(VENV)/.installed
 STAMP := $(VENV)/.installed-dev
 
-.PHONY: demo test portable lint types check clean
+.PHONY: demo test portable lint types check site clean
 
 demo: $(USERS)
 	$(BIN)/python -m scripts.demo $(ARGS)
@@ -40,6 +41,11 @@ types: $(STAMP)
 
 check: lint types test
 
+# The guides as a site, with search and the reference of functions, in site/.
+site: $(STAMP)-site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --config-file scripts/site/mkdocs.yml
+	@echo "site/index.html"
+
 # An environment without pip, as of uv or of a venv that failed, gets it; or a line says what to do.
 HAS_PIP := $(BIN)/python -m pip --version >/dev/null 2>&1
 
@@ -59,6 +65,10 @@ $(USERS): pyproject.toml constraints.txt
 $(STAMP): pyproject.toml constraints.txt
 	$(install) ".[dev,explore]"
 	touch $(USERS) $@
+
+$(STAMP)-site: $(STAMP)
+	$(BIN)/python -m pip install --constraint constraints.txt --editable ".[site]"
+	touch $@
 
 clean:
 	rm -rf $(VENV) *.egg-info
