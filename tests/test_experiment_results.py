@@ -134,7 +134,7 @@ def e6_slope(name: str) -> str:
         seed: np.cov(doublings, line)[0, 1] / doublings.var(ddof=1)
         for seed, line in bits.iterrows()
     }
-    return student(pd.Series(lines)).removesuffix(")").replace(" (", ", ")
+    return student(pd.Series(lines))
 
 
 def e6_single() -> str:
@@ -146,11 +146,11 @@ def e6_single() -> str:
 def e6_above() -> str:
     names = ("flat", "headed", "llama")
     bits = pd.concat([e6_bits(name, "noise 0.25 rms", "alone", 3) for name in names])
-    risen = f"All {(bits[3125] > bits[0]).sum()} models end above where they began"
+    risen = f"all {(bits[3125] > bits[0]).sum()} models"
     found = table("experiments/e6").query("kind == 'bits' and site == 'block'")
     found = found.assign(value=at(found, "bits.noise 0.25 rms.alone", 3))
     places = found.pivot_table("value", ["name", "prompt"], "step")
-    return f"{risen}, as do {(places[3125] > places[0]).sum()} of {len(places)} places"
+    return f"{risen}, and for {(places[3125] > places[0]).sum()} of {len(places)} places"
 
 
 def e7_named(solver: str, name: str, hidden: int = 3, step: int = 1950) -> str:
@@ -183,8 +183,7 @@ def e8_single() -> str:
 
 def e8_fewer() -> str:
     kept = e8_bits("trained", "noise 0.25 rms", 6)
-    fewer = student(e8_bits("untrained", "noise 0.25 rms", 6) - kept).replace(")", ") fewer")
-    return f"{kept.mean():.2f} of 6 bits 64 positions on, {fewer}"
+    return f"{student(e8_bits('untrained', 'noise 0.25 rms', 6) - kept)} bits fewer"
 
 
 def e8_layers() -> str:
@@ -210,7 +209,7 @@ def e9_named(name: str, tokens: str) -> Series:
 def e9_source() -> str:
     none, pads, *others = e9_named("flat", "nonself")
     assert (none, others) == (0, [100, 100])
-    return f"names none without, {pads:.0f} % (75 to 100) with pads, all with stories"
+    return f"{pads:.0f} % (75 to 100)"
 
 
 def e10_named() -> str:
@@ -247,12 +246,16 @@ CASES: dict[str, tuple[str, Callable[[], str]]] = {
     "E5, excess": ("retention.md", lambda: e5_change("flat", "excess", 3)),
     "E5, near": ("retention.md", lambda: e5_change("flat", QUARTER, 2)),
     "E6, flat risen": ("training.md", lambda: e6_risen("flat")),
+    "E6, flat together": ("training.md", lambda: e6_together("flat")),
+    "E6, Llama together": ("training.md", lambda: e6_together("llama")),
+    "E6, slope": ("training.md", lambda: e6_slope("flat")),
     "E6, headed risen": ("training.md", lambda: e6_risen("headed")),
     "E6, Llama risen": ("training.md", lambda: e6_risen("llama")),
     "E6, Llama later": ("training.md", e6_later),
     "E7, snap": ("recovery.md", lambda: f"snap {e7_named('snap', 'flat')} %"),
     "E8, layers": ("forgetting.md", e8_layers),
     "E8, near": ("forgetting.md", e8_near),
+    "E9": ("recovery.md", e9_source),
     "E10": ("recovery.md", e10_named),
     "recurrent, work": ("recurrent.md", recurrent_work),
     "SmolLM2, bits": ("smollm2.md", lambda: smollm2(30, "noise 4 effect")),
@@ -284,21 +287,18 @@ def test_the_headline_is_that_of_the_rows(page: str) -> None:
 
 SAID: dict[str, Callable[[], str]] = {
     "codes": e6_single,
-    "flat": lambda: "has {} bits untrained, {} after 0.2 million tokens and {} after 6.4".format(
+    "flat": lambda: "| flat | {} | {} | {} |".format(
         *(e6_alone("flat", step) for step in (0, 98, 3125))),
-    "Llama": lambda: "the Llama {}, {} (at 0.1 million) and {}".format(
+    "Llama": lambda: "| Llama | {} | {} | {} |".format(
         *(e6_alone("llama", step) for step in (0, 49, 3125))),
     "above": e6_above,
-    "together, flat": lambda: f"gain {e6_together('flat')} bits",
-    "together, Llama": lambda: f"{e6_together('llama')} in the Llama",
-    "slope": lambda: f"({e6_slope('flat')}, a doubling)",
-    "methods": lambda: "{} % of three hidden tokens, SODA {} %, snap {} %, search {} %".format(
-        *(e7_named(solver, "flat") for solver in ("adam", "soda", "snap", "alternating"))),
+    "methods": lambda: "| {} % | {} % | {} % | {} % | {} % |".format(
+        *(e7_named(solver, "flat")
+          for solver in ("adam", "descent", "soda", "snap", "alternating"))),
     "ten, flat": lambda: e7_fewer("flat").replace("fewer", "points fewer"),
     "ten, Llama": lambda: e7_fewer("llama"),
     "E8, codes": e8_single,
     "E8, noise": e8_fewer,
-    "E9": e9_source,
     "E4": lambda: e4_any().replace(" (", " points ("),
     "E5": lambda: e5_change("flat", QUARTER, 2),
 }  # fmt: skip

@@ -165,14 +165,19 @@ def test_a_gguf_file_needs_its_package(monkeypatch, tmp_path):
 
 def families_table() -> str:
     """The families that are tried here, as docs/pretrained.md lists them."""
-    lines = ["| family, as `model_type` | a block here is | `prefix` remembers |", "|---|---|---|"]
+    groups: dict[str, list[str]] = {}
     for name in MODELS:
         model = wrap_model(their_model(name))
         parts = isinstance(model, PretrainedModel)
         remembered = parts or (isinstance(model, Decoder) and model.runner.cached)
         block = "its parts" if parts else "a whole layer"
-        lines.append(f"| {name} | {block} | {'keys and values' if remembered else 'inputs'} |")
-    return "\n".join(lines)
+        group = f"{block} | {'keys and values' if remembered else 'inputs'}"
+        groups.setdefault(group, []).append(name.replace(", norms after", " (norms after)"))
+    lines = [
+        "| a block here is | `prefix` remembers | families, as `model_type` |",
+        "|---|---|---|",
+    ]
+    return "\n".join([*lines, *(f"| {group} | {', '.join(n)} |" for group, n in groups.items())])
 
 
 def test_the_families_that_were_tried_stand_in_the_docs():

@@ -28,7 +28,8 @@ from tokenizer import pack
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "extending.md"
 SECTION = PAGE.read_text("utf-8").partition("## A lens")[0]
-SHORT, EXAMPLE = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
+(SHORT,) = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
+EXAMPLE = (PAGE.parent / "examples" / "my_mixers.py").read_text("utf-8")
 
 
 @pytest.fixture(autouse=True)

@@ -90,4 +90,6 @@ def _panel(figure: Figure, points: list[Record], names: list[str], axis: str) ->
         points, "x", "", "model", names=names, share=figure.share, axis=along, size=(WIDTH, HEIGHT)
     )
     heading = figure.heading + " %" * figure.share
+    if figure is BITS:
+        heading += f", without the first {100 * SKIPPED:g} % of training"
     return chart.properties(title=heading)

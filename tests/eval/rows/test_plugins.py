@@ -65,11 +65,12 @@ def test_the_lens_of_the_document_measures_and_draws(plugin, model_directory, tm
     assert said == ["lens lengths is left out: give the file that defines it as --plugin FILE"]
 
 
-UNIT, HILL = (
+(UNIT,) = (
     "\n".join(lines)
-    for _, language, lines in blocks((ROOT / "docs/extending.md").read_text(encoding="utf-8"))
+    for _, language, lines in blocks(TEXT)
     if language == "python" and any("@solver" in line for line in lines)
 )
+HILL = (ROOT / "docs/examples/hill.py").read_text(encoding="utf-8")
 ASKED = ("--text", "Once upon a time", "--layers", "1", "--slices", "[:, :, :]")
 
 
