@@ -101,7 +101,7 @@ def test_the_readme_recovers_a_sentence_from_a_text_file(
         assert call(words[2], [*words[3:], *SHORT.split()] if "fit" in words else words[3:]) == 0
     sentence, found = None, set()
     for line in capsys.readouterr().out.splitlines():
-        sentence = line.partition(": ")[2] if line.startswith("run, step ") else sentence
+        sentence = line.partition(": ")[2] if line.startswith("flat, step ") else sentence
         if line.partition("]  ")[2].startswith("alternating"):
             found.add((sentence, line.rpartition("  ")[2]))
     said = "Once·upon·a·time·there·was·a·dog."

@@ -7,6 +7,7 @@ from tokenizer.bpe import (
     END_OF_TEXT,
     PAD,
     CorpusError,
+    encode_alike,
     load_tokenizer,
     token_bytes,
     tokenizer_hash,
@@ -18,5 +19,6 @@ from tokenizer.pack import VALID_FRACTION, pack
 
 __all__ = [
     "END_OF_TEXT", "PAD", "VALID_FRACTION", "Corpus", "CorpusError", "PackedData",
-    "load_tokenizer", "open_corpus", "pack", "token_bytes", "tokenizer_hash", "train_tokenizer",
+    "encode_alike", "load_tokenizer", "open_corpus", "pack", "token_bytes", "tokenizer_hash",
+    "train_tokenizer",
 ]  # fmt: skip

@@ -11,6 +11,7 @@ that is packed never does: there the spelling is encoded as ordinary characters.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import re
 import sys
@@ -18,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -182,6 +183,20 @@ def _batches(stories: Iterable[tuple[Key, str]]) -> Iterator[list[tuple[Key, str
 def tokenizer_hash(tokenizer: Tokenizer) -> str:
     """Return the SHA-256 (hex) of the tokenizer's compact JSON: equal exactly for equal ones."""
     return hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
+
+
+def encode_alike(first: Tokenizer, second: Tokenizer) -> bool:
+    """Whether two tokenizers give every text the same ids, by what they are made of.
+
+    How they pad, cut, decode, or surround a text may differ: data are packed without these.
+    """
+
+    def made_of(tokenizer: Tokenizer) -> list[Any]:
+        parts = json.loads(tokenizer.to_str())
+        added = {token["content"]: token["id"] for token in parts["added_tokens"]}
+        return [added, *(parts[name] for name in ("model", "normalizer", "pre_tokenizer"))]
+
+    return made_of(first) == made_of(second)
 
 
 def token_bytes(tokenizer: Tokenizer) -> list[bytes]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from eval.commands.flags import AboveZero, Natural, Places, listed
 from eval.commands.result import Result, command
-from eval.messages import RequestError
+from eval.messages import RequestError, say
 from eval.models import TRUST_CODE
 
 DEMO = "demo"
@@ -58,7 +58,7 @@ def explore(
             raise RequestError(f"{place}: no such directory; give model directories or runs")
     library = Library(places, corpus, device, TRUST_CODE.get())
     with listen(host, port) as at:
-        print(f"opening {' and '.join(library.suggested)} ...", flush=True)
+        say(f"opening {' and '.join(library.suggested)} ...")
         library.warm()
         address = f"[{host}]" if ":" in host else host
         url = f"http://{address}:{at.getsockname()[1]}/"

@@ -31,6 +31,8 @@ from tokenizer import (
     PAD,
     VALID_FRACTION,
     PackedData,
+    encode_alike,
+    load_tokenizer,
     open_corpus,
     tokenizer_hash,
 )
@@ -81,10 +83,11 @@ class HeldOutText:
         if not PackedData.stands_in(self.corpus):
             return map(Story, stories)
         data = PackedData(self.corpus)
-        if data.meta["tokenizer_sha256"] != tokenizer_hash(self.tokenizer):
+        known = data.meta["tokenizer_sha256"] == tokenizer_hash(self.tokenizer)
+        if not (known or encode_alike(load_tokenizer(data.path), self.tokenizer)):
             raise RequestError(
-                f"--corpus {self.corpus}: packed with another tokenizer than the model's; "
-                "give the data that the model was trained on, or the stories themselves"
+                f"--corpus {self.corpus}: packed with another tokenizer than the model's; give "
+                f"the stories themselves, as they were packed from: {data.meta['source']}"
             )
         return (Story(text, ids) for text, ids in data.encoded("valid"))
 

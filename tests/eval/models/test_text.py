@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from tokenizers import Tokenizer
 from torch import Tensor
 
 import eval as evals
@@ -237,3 +238,21 @@ def test_packed_data_decodes_to_its_stories(settings, block, tokenizer_file, tmp
         assert list(corpus) == stories
     again = pack(str(data.path), tokenizer_file, tmp_path / "again", **settings)
     assert again.hash == data.hash
+
+
+def test_data_fit_a_tokenizer_that_transformers_saved(small_tokenizer, tokenizer_file, tmp_path):
+    """It writes a file of its own for the same vocabulary and merges."""
+    transformers = pytest.importorskip("transformers")
+    pack("toy:60", tokenizer_file, tmp_path / "data")
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(tokenizer_file), model_max_length=12, pad_token="<|pad|>"
+    )
+    theirs.save_pretrained(tmp_path / "theirs")
+    saved = Tokenizer.from_file(str(tmp_path / "theirs" / "tokenizer.json"))
+    saved.enable_truncation(3)
+    assert saved.to_str() != small_tokenizer.to_str()
+    assert list(HeldOutText(str(tmp_path / "data"), saved).held_out())
+    other = json.loads(saved.to_str())
+    other["model"]["merges"] = other["model"]["merges"][:-1]
+    with one_line(RequestError, r"packed from: toy:60"):
+        list(HeldOutText(str(tmp_path / "data"), Tokenizer.from_str(json.dumps(other))).held_out())
