@@ -103,18 +103,15 @@ def read_rows(places: Iterable[str | Path]) -> list[Row]:
     """Reads the rows of results directories, or of JSONL or Parquet files, up to a torn last line.
 
     A directory holds one file of rows, or one for each shard, and so do the directories in it; of
-    equal keys the last row counts.
+    equal keys the last row counts. Beside others a directory may hold none, such as one of runs.
 
     Raises:
         RequestError: nothing there, a line that is not a row, or a schema of another version.
     """
     rows: list[Row] = []
-    for source in map(Path, places):
-        paths = [
-            file for directory in results_in(source) for file in sorted(directory.glob(SHARDS))
-        ]
-        paths = paths or [source]
-        if not paths[0].is_file():
+    found = {Path(source): _files(Path(source)) for source in places}
+    for source, paths in found.items():
+        if not paths and not (source.is_dir() and any(found.values())):
             raise RequestError(f"{source}: no results here; give a directory that holds {ROWS}")
         lines = [(path, *line) for path in paths for line in enumerate(_lines(path), start=1)]
         by_key = {row["key"]: row for row in (_parse(line, path, n) for path, n, line in lines)}
@@ -125,6 +122,13 @@ def read_rows(places: Iterable[str | Path]) -> list[Row]:
 def results_in(directory: Path) -> list[Path]:
     """The results directories in a directory, itself among them, in the order of their paths."""
     return sorted({file.parent for file in directory.rglob(SHARDS)})
+
+
+def _files(source: Path) -> list[Path]:
+    """The files of rows in a directory, or the one that is given."""
+    if source.is_file():
+        return [source]
+    return [file for directory in results_in(source) for file in sorted(directory.glob(SHARDS))]
 
 
 def finite_or_none(value: float) -> float | None:

@@ -104,6 +104,11 @@ def test_results_inside_results_are_read_and_not_resumed_from(tmp_path, capsys):
     assert len(read_rows([tmp_path])) == len(rows)
     assert main(["summary", str(tmp_path), "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)
+    (tmp_path / "runs").mkdir()
+    assert read_rows([tmp_path / "runs", tmp_path]) == read_rows([tmp_path])
+    for places in (["runs"], ["runs", "gone", "."]):
+        with pytest.raises(RequestError, match="no results here"):
+            read_rows([tmp_path / place for place in places])
     assert Results(tmp_path).keys == {rows[0]["key"]}
 
 
