@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 USERS := $(VENV)/.installed
 STAMP := $(VENV)/.installed-dev
 
-.PHONY: demo test portable lint types check site clean
+.PHONY: demo test portable lint types check site record clean
 
 demo: $(USERS)
 	$(BIN)/python -m scripts.demo $(ARGS)
@@ -69,6 +69,11 @@ $(STAMP): pyproject.toml constraints.txt
 $(STAMP)-site: $(STAMP)
 	$(BIN)/python -m pip install --constraint constraints.txt --editable ".[site]"
 	touch $@
+
+# A row of docs/records.md: TRACK is 5min, 30min or any; hours on an idle machine.
+RECIPE ?= llama-small
+record: $(USERS)
+	$(BIN)/python -m scripts.record $(TRACK) $(RECIPE) $(ARGS)
 
 clean:
 	rm -rf $(VENV) *.egg-info

@@ -28,7 +28,7 @@ from train.run import build_trainer
 from train.rundir import RunDirectory
 from train.saving import KEPT
 from train.settings import Recipe
-from train.speed import compiles, prepare
+from train.speed import choose_arithmetic, compiles, prepare
 
 CHEAP = 2e11
 """FLOP of a measured step on a CPU, at most: it sees fewer windows if need be."""
@@ -75,6 +75,7 @@ def print_plan(recipe: Recipe) -> None:
 
 def _print_plan(recipe: Recipe, source: str | None) -> None:
     """As `print_plan`, of packed data, which were made of `source`."""
+    arithmetic = choose_arithmetic(recipe)
     trainer = build_trainer(recipe, RunDirectory(Path()), [], launcher=[Nobody()])
     settings, config, batch = recipe.run, recipe.model, recipe.batch
     micro, parts = batch.split(trainer.world_size)
@@ -123,6 +124,8 @@ def _print_plan(recipe: Recipe, source: str | None) -> None:
         # A forward pass alone is a third of the work.
         validations = f"about {clock(held_out / (3 * speed))} for {count} validations"
     print(f"speed    {speed:,.0f} tokens/s, {measure}")
+    if arithmetic:
+        print(f"         {arithmetic}")
     print(f"time     {clock(tokens / speed)} of training, {validations}")
     checkpoint = now.weights + now.optimiser
     print(

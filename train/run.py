@@ -41,7 +41,7 @@ from train.saving import (
     since_best,
 )
 from train.settings import HUB, Recipe, RunError
-from train.speed import prepare, use_machine
+from train.speed import choose_arithmetic, prepare, use_machine
 from train.verify import find_wrong_tensor
 
 LIGHTNING_ADVICE = (
@@ -60,6 +60,8 @@ class Run:
     """
 
     def __init__(self, recipe: Recipe) -> None:
+        self._arithmetic = choose_arithmetic(recipe)
+        self._deterministic = torch.are_deterministic_algorithms_enabled()
         settings, schedule = recipe.run, recipe.schedule
         self.recipe = recipe
         data = recipe.open_data()
@@ -181,6 +183,7 @@ class Run:
         finally:
             self.log.close(failed)
             self.directory.release()
+            torch.use_deterministic_algorithms(self._deterministic)  # as before this run
         if self.stop.received is not None:
             step = self.trainer.global_step
             self.log.say(f"stopped at step {step} and saved; go on with --resume auto")
@@ -200,7 +203,8 @@ class Run:
                 f"{path.name} cannot be read ({reason}) and is now called "
                 f"{path.with_suffix('.unreadable').name}; going on from the one before"
             )
-        lines = (self._describe(), self._warn_of_warmup(), *changes, self._initial)
+        about = (self._describe(), self._arithmetic, self._warn_of_warmup())
+        lines = (*about, *changes, self._initial)
         for line in filter(None, lines):
             self.log.say(line)
 
@@ -343,6 +347,8 @@ def build_trainer(
     settings |= {} if total is None else {"max_steps": total}
     if settings["accelerator"] == "auto" and not gpu:
         settings["accelerator"] = "cpu"  # Lightning's own choice may be a device that is not tested
+    if settings["deterministic"] is None and not gpu and recipe.run.compile is True:
+        settings["deterministic"] = True  # what is compiled for a CPU adds gradients in any order
     try:
         # In a SLURM job Lightning would save, and ever after start from, checkpoints of its own.
         slurm = [SLURMEnvironment(auto_requeue=False)] if in_slurm() and not launcher else []

@@ -53,11 +53,13 @@ class RunSettings:
     seed: int = 0
     """Seed of the initial weights and of the order of the data."""
     precision: Literal["auto", "32-true", "bf16-mixed", "bf16-true", "16-mixed", "64-true"] = "auto"
-    """auto is bf16-mixed on a GPU that has it, else 32-true."""
+    """auto is bf16-mixed on a GPU that has it, and for long runs on a CPU that has it, else
+    32-true."""
     tf32: bool = False
     """Whether a GPU multiplies fp32 matrices in TF32: faster, with 10 bits of mantissa."""
     compile: bool | Literal["auto"] = "auto"
-    """Whether the model and its loss are compiled, in place; auto: on a GPU and not on a CPU."""
+    """Whether the model and its loss are compiled, in place; auto: on a GPU, and where precision
+    is auto, too, for long runs on a CPU that multiplies bfloat16."""
     dropout: float = 0.0
     """Probability that an output of a token mixer or a channel mixer is set to 0 in training."""
     checkpoint_activations: bool = False

@@ -1,8 +1,10 @@
 """Compilation, threads, and the share of a device's peak that training reaches."""
 
+import dataclasses
 import logging
 import os
 import shutil
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,10 @@ import torch
 from lightning.pytorch import Trainer
 
 from arch.kernels.masked_conv import missing_for_triton
+from arch.mixers import MIXERS
+from arch.patterns import find_foreign
 from train.module import LanguageModule
-from train.settings import RunError, RunSettings
+from train.settings import Recipe, RunError, RunSettings
 
 PEAKS: dict[str, tuple[float, float]] = {
     "GH200": (989e12, 67e12),
@@ -33,6 +37,52 @@ vendor's data sheets; the first name that a device's name contains counts. (Ligh
 has twice an H200's speed under a name that no driver gives it, and takes an L40S for an L4.)"""
 
 
+LONG = {"steps": 1000, "minutes": 3.0}
+"""From this length on a run on a CPU gains more by compiled bfloat16 than compiling takes."""
+
+
+def choose_arithmetic(recipe: Recipe) -> str | None:
+    """Sets precision and compilation of a run on a CPU where both are left open.
+
+    A long run in bfloat16, compiled, where the processor multiplies bfloat16 (AMX, AVX512-BF16), a
+    C++ compiler is there, and all mixers are of this project; else nothing is changed. Evaluation
+    stays in fp32.
+
+    Returns:
+        A line that says what was chosen and how it is undone; None where nothing was.
+    """
+    settings, trainer = recipe.run, recipe.trainer
+    open_ones = (settings.precision, settings.compile) == ("auto", "auto")
+    minutes, steps = settings.minutes, trainer.max_steps
+    long = minutes >= LONG["minutes"] if minutes else steps >= LONG["steps"]
+    on_cpu = trainer.accelerator == "cpu" or (
+        trainer.accelerator == "auto" and not torch.cuda.is_available()
+    )
+    if not (open_ones and long and on_cpu and multiplies_bfloat16() and has_cpp_compiler()):
+        return None
+    if any(find_foreign(entry, MIXERS, "mixer") for entry in recipe.model.mixers):
+        return None
+    recipe.run = dataclasses.replace(settings, precision="bf16-mixed", compile=True)
+    return (
+        "this processor multiplies bfloat16: --precision bf16-mixed --compile true; compiling "
+        "takes half a minute, and --precision 32-true undoes it"
+    )
+
+
+@cache
+def multiplies_bfloat16() -> bool:
+    """Whether the processor has units for products in bfloat16; oneDNN uses them."""
+    cpu: Any = torch.cpu
+    asked = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+    return any(getattr(cpu, name, bool)() for name in asked)
+
+
+def has_cpp_compiler() -> bool:
+    """Whether there is a C++ compiler, without which nothing is compiled on a CPU."""
+    compilers = filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++"))
+    return any(map(shutil.which, compilers))
+
+
 def compiles(settings: RunSettings, device: torch.device) -> bool:
     """Whether the model and its loss are compiled.
 
@@ -48,8 +98,7 @@ def compiles(settings: RunSettings, device: torch.device) -> bool:
             f"not compiled, and slower: that needs {missing} on a GPU; install it"
         )
         return False
-    compilers = filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++"))
-    if wanted and device.type == "cpu" and not any(map(shutil.which, compilers)):
+    if wanted and device.type == "cpu" and not has_cpp_compiler():
         raise RunError(
             "--compile true needs a C++ compiler on a CPU; install one (for example g++), name it "
             "in CXX, or leave --compile out"

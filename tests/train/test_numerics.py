@@ -6,6 +6,9 @@ change that is meant, with `python -m tests.train.test_numerics`.
 """
 
 import json
+import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -16,6 +19,8 @@ from tests.train.cases import TINY, fit, losses, pack_toy
 from tests.train.scale_runs import in_two_processes
 from tokenizer import open_corpus, train_tokenizer
 from tokenizer.pack import Layout
+from train import read_recipe
+from train.speed import choose_arithmetic
 
 STEPS = 30
 FIXED = f"{TINY} --trainer.max_steps {STEPS} --checkpoint_every 100"
@@ -112,6 +117,42 @@ def test_a_compiled_run_has_the_losses_of_a_plain_one(places, plain, tmp_path, m
     torch.compiler.reset()
     assert fit(places[name], tmp_path / "run", *flags(name), "--compile", "true") == 0
     assert losses(tmp_path / "run") == pytest.approx(plain[name], rel=MARGIN[name])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
+def test_a_compiled_run_on_a_cpu_has_the_same_bits_twice(tmp_path, places):
+    """Two processes, as a run and the one that resumes it are; gradients are added in order."""
+    words = f"{FIXED} {LLAMA} --compile true --precision bf16-mixed --batch.size 16".split()
+    for name in "ab":
+        command = [sys.executable, "-m", "train", "fit", *words, "--wandb", "disabled"]
+        places_of_run = ["--data", str(places["llama"]), "--run", str(tmp_path / name)]
+        subprocess.run([*command, *places_of_run], check=True, capture_output=True)
+    weights = [tmp_path / name / f"models/step-{STEPS:06d}/model.safetensors" for name in "ab"]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "units", "chosen"),
+    [
+        ("--trainer.max_steps 1000", True, True),
+        ("--minutes 5 --trainer.max_steps 10", True, True),
+        ("--trainer.max_steps 1000", False, False),
+        ("--trainer.max_steps 999", True, False),
+        ("--minutes 1 --trainer.max_steps 2000", True, False),
+        ("--trainer.max_steps 1000 --precision 32-true", True, False),
+        ("--trainer.max_steps 1000 --compile false", True, False),
+        ("--trainer.max_steps 1000 --model.mixers [mine.Mixer]", True, False),
+    ],
+)
+def test_a_long_run_takes_the_processor_s_units(monkeypatch, words, units, chosen):
+    monkeypatch.setattr("train.speed.multiplies_bfloat16", lambda: units)
+    monkeypatch.setattr("train.speed.has_cpp_compiler", lambda: True)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    recipe = read_recipe("--config", "flat-small", *words.split())
+    said = choose_arithmetic(recipe)
+    assert bool(said) == chosen
+    assert ((recipe.run.precision, recipe.run.compile) == ("bf16-mixed", True)) == chosen
 
 
 if __name__ == "__main__":

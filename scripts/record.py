@@ -1,0 +1,234 @@
+"""A record on a track of docs/records.md: trains, validates, compares, and adds a row.
+
+    python -m scripts.record 5min llama-small [--stories DIR] [--seeds 5] [-- FLAGS OF fit]
+
+Each seed is a fresh process of two threads on an idle machine. It packs the fixed stories, trains
+for the minutes of its track, and `eval loss` gives bits per byte on all validation stories. A row
+becomes a record where its mean is lower than that of the record before, and p < 0.01 by Welch's t;
+else it stands among what was tried.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from scipy import stats
+
+from arch.kernels.masked_conv import describe_processor
+from arch.storage.files import file_sha256, write_text
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "records.md"
+TRACKS = {"5min": 5.0, "30min": 30.0, "any": None}
+"""Minutes of training by track; `any` takes the recipe's own length."""
+STORIES = {
+    "train.txt": "b3e2745c0e438dc30a03d7b92788996250098ae85fda3a9b05c4e1f083148c89",
+    "valid.txt": "ff56f7851c774329f9c353d9ac27b3b030bf4769b3888009040a03242124adeb",
+}
+"""SHA-256 of the stories: 16,158 to train on, 2,000 to validate on."""
+ROOMS = ("arch", "tokenizer", "train")
+"""The code that a record is made by."""
+LEVEL = 0.01
+IDLE = 0.5
+"""Processes that run beside it, at most, by the load of the last minute."""
+COLUMNS = ("date", "recipe", "bits/byte", "by seed", "p", "tokens, millions", "seconds", "lines",
+           "processor", "commit", "source")  # fmt: skip
+
+
+class RecordError(ValueError):
+    """What stands against a record, in one line."""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measures and adds the row; 2 where something stands against it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("track", choices=TRACKS)
+    parser.add_argument("recipe", help="of `python -m train recipes`, or a file")
+    parser.add_argument("--stories", type=Path, default=Path("data/tinystories"))
+    parser.add_argument("--seeds", type=int, default=5, help="how many (%(default)s)")
+    parser.add_argument("--out", type=Path, help="where runs are kept; default: runs/records/TRACK")
+    parser.add_argument("flags", nargs=argparse.REMAINDER, help="after --: flags of `train fit`")
+    options = parser.parse_args(words)
+    try:
+        print(add_row(options))
+    except (RecordError, OSError, subprocess.CalledProcessError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def add_row(options: argparse.Namespace) -> str:
+    """Measures all seeds, adds a row to the page, and says whether it is a record.
+
+    Raises:
+        RecordError: other stories, a busy machine, uncommitted code, too few seeds, or a model that
+            leaks.
+    """
+    if options.seeds < 5:
+        raise RecordError(f"--seeds {options.seeds}: a record needs 5 or more")
+    if changed := git("status", "--porcelain", "--", *ROOMS):
+        raise RecordError(
+            f"{changed.split()[-1]}: not committed; commit it, so that the row names it"
+        )
+    out = options.out or Path("runs/records") / options.track
+    data = pack_stories(options.stories, out)
+    flags = options.flags[1:] if options.flags[:1] == ["--"] else options.flags
+    seeds = [train_seed(options, flags, data, out, seed) for seed in range(options.seeds)]
+    page = PAGE.read_text(encoding="utf-8")
+    before = last_record(page, options.track)
+    bits = [seed["bits"] for seed in seeds]
+    p = None
+    if before:
+        tested: Any = stats.ttest_ind(bits, before["bits"], equal_var=False)
+        p = float(tested.pvalue)
+    record = p is None or (p < LEVEL and mean(bits) < mean(before["bits"] if before else bits))
+    line = row_text(options, flags, seeds, p, before)
+    write_text(PAGE, with_row(page, options.track if record else "Tried", line))
+    return f"{'record' if record else 'no record'}: {line}"
+
+
+def pack_stories(stories: Path, out: Path) -> Path:
+    """Trains the tokenizer of 4,096 entries on the stories and packs them; their directory.
+
+    Raises:
+        RecordError: they are not the stories of the rules.
+    """
+    for name, expected in STORIES.items():
+        path = stories / name
+        if not path.is_file() or file_sha256(path) != expected:
+            raise RecordError(
+                f"--stories {stories}: {name} is not that of the rules, {expected[:8]}"
+            )
+    tokenizer, data = out / "tokenizer.json", out / "data"
+    if not (data / "meta.json").is_file():
+        out.mkdir(parents=True, exist_ok=True)
+        python("tokenizer", "train", stories, "--out", tokenizer)
+        python("tokenizer", "pack", stories, "--tokenizer", tokenizer, "--out", data)
+    return data
+
+
+def train_seed(
+    options: argparse.Namespace, flags: Sequence[str], data: Path, out: Path, seed: int
+) -> dict[str, Any]:
+    """Trains and validates one seed in fresh processes: bits, tokens and seconds.
+
+    Raises:
+        RecordError: the machine is busy.
+    """
+    run = out / f"{Path(options.recipe).stem}-s{seed}"
+    minutes = TRACKS[options.track]
+    if not (run / "loss.json").is_file():
+        if os.getloadavg()[0] > IDLE:
+            time.sleep(60)  # for what ended a moment ago
+        if (load := os.getloadavg()[0]) > IDLE:
+            raise RecordError(f"the machine is busy (load {load:.2f}); wait until it is idle")
+        length = ["--minutes", minutes] if minutes else []
+        python("train", "fit", "--config", options.recipe, "--data", data, "--run", run, "--seed",
+               seed, "--wandb", "disabled", "--validate_tokens", 4096, *length, *flags)  # fmt: skip
+        python("arch", "check", run)  # a model that leaks ends here
+        said = python("eval", "loss", run, "--corpus", data, "--format", "json")
+        write_text(run / "loss.json", said)
+    (loss,) = json.loads((run / "loss.json").read_text(encoding="utf-8"))
+    rows = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    seconds = max(json.loads(row).get("seconds", 0.0) for row in rows)
+    return {"bits": loss["bits_per_byte"], "tokens": loss["checkpoint"]["tokens_seen"],
+            "seconds": seconds}  # fmt: skip
+
+
+def row_text(
+    options: argparse.Namespace, flags: Sequence[str], seeds: Sequence[dict[str, Any]],
+    p: float | None, before: dict[str, Any] | None,
+) -> str:  # fmt: skip
+    """The line of the table."""
+    bits = [seed["bits"] for seed in seeds]
+    low, high = stats.t.interval(0.95, len(bits) - 1, mean(bits), stats.sem(bits))
+    lines = "" if before is None else lines_since(before["commit"])
+    cells = (
+        time.strftime("%Y-%m-%d"),
+        " ".join([options.recipe, *flags]),
+        f"{mean(bits):.4f} ({low:.4f} to {high:.4f})",
+        " ".join(f"{value:.4f}" for value in bits),
+        "" if p is None else f"{p:.2g}",
+        f"{mean([seed['tokens'] for seed in seeds]) / 1e6:.2f}",
+        f"{mean([seed['seconds'] for seed in seeds]):.0f}",
+        lines,
+        processor(),
+        git("rev-parse", "--short", "HEAD"),
+        source_hash(),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def last_record(page: str, track: str) -> dict[str, Any] | None:
+    """The last row of a track: its bits by seed and its commit; None where there is none."""
+    section = page.partition(f"## {track}\n")[2].partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if re.match(r"\| \d{4}-", line)]
+    if not rows:
+        return None
+    cells = dict(
+        zip(COLUMNS, [cell.strip() for cell in rows[-1].strip("|").split("|")], strict=True)
+    )
+    return {"bits": [float(value) for value in cells["by seed"].split()], "commit": cells["commit"]}
+
+
+def with_row(page: str, heading: str, line: str) -> str:
+    """The page with a line at the end of the table under a heading."""
+    start, found, rest = page.partition(f"## {heading}\n")
+    if not found:
+        raise RecordError(f"{PAGE}: there is no heading '## {heading}'")
+    section, following = (*rest.partition("\n## "),)[0], rest.partition("\n## ")[1:]
+    return start + found + section.rstrip("\n") + f"\n{line}\n" + "".join(following)
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean."""
+    return sum(values) / len(values)
+
+
+def lines_since(commit: str) -> str:
+    """Lines added less lines deleted in the code since a commit, as `+12`."""
+    counts = [
+        line.split() for line in git("diff", "--numstat", commit, "HEAD", "--", *ROOMS).splitlines()
+    ]
+    return f"{sum(int(a) - int(d) for a, d, *_ in counts if a != '-'):+d}"
+
+
+def source_hash() -> str:
+    """Eight digits of the SHA-256 over the code's files, as they are committed."""
+    listed = git("ls-tree", "-r", "HEAD", "--", *ROOMS)
+    return hashlib.sha256(listed.encode()).hexdigest()[:8]
+
+
+def processor() -> str:
+    """The processor's name, as the system says it."""
+    named = re.search(r"model name\s*:\s*(.+)", describe_processor())
+    return f"{named[1].strip() if named else platform.machine()}, {os.cpu_count()} cores"
+
+
+def git(*words: str) -> str:
+    """What git says of the checkout."""
+    run = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+    return run.stdout.strip()
+
+
+def python(room: str, *words: object) -> str:
+    """Runs a command of ours with two threads; what it prints. Its errors go to the terminal."""
+    command = [sys.executable, "-m", room, *map(str, words)]
+    threads = {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(
+        command, env=os.environ | threads, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return run.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main())
