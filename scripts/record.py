@@ -56,7 +56,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--stories", type=Path, default=Path("data/tinystories"))
     parser.add_argument("--seeds", type=int, default=5, help="how many (%(default)s)")
     parser.add_argument("--out", type=Path, help="where runs are kept; default: runs/records/TRACK")
-    parser.add_argument("flags", nargs=argparse.REMAINDER, help="after --: flags of `train fit`")
+    parser.add_argument("flags", nargs="*", help="after --: flags of `train fit`")
     options = parser.parse_args(words)
     try:
         print(add_row(options))
@@ -80,8 +80,7 @@ def add_row(options: argparse.Namespace) -> str:
             f"{changed.split()[-1]}: not committed; commit it, so that the row names it"
         )
     out = options.out or Path("runs/records") / options.track
-    data = pack_stories(options.stories, out)
-    flags = options.flags[1:] if options.flags[:1] == ["--"] else options.flags
+    data, flags = pack_stories(options.stories, out), options.flags
     seeds = [train_seed(options, flags, data, out, seed) for seed in range(options.seeds)]
     page = PAGE.read_text(encoding="utf-8")
     before = last_record(page, options.track)
