@@ -12,7 +12,6 @@ import argparse
 import hashlib
 import json
 import os
-import platform
 import re
 import subprocess
 import sys
@@ -23,8 +22,8 @@ from typing import Any
 
 from scipy import stats
 
-from arch.kernels.masked_conv import describe_processor
 from arch.storage.files import file_sha256, write_text
+from scripts.bench.shared import processor
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "records.md"
@@ -38,8 +37,8 @@ STORIES = {
 ROOMS = ("arch", "tokenizer", "train")
 """The code that a record is made by."""
 LEVEL = 0.01
-IDLE = 0.5
-"""Processes that run beside it, at most, by the load of the last minute."""
+IDLE = 0.3
+"""Cores that may be busy with other work before a training begins."""
 COLUMNS = ("date", "recipe", "bits/byte", "by seed", "p", "tokens, millions", "seconds", "lines",
            "processor", "commit", "source")  # fmt: skip
 
@@ -56,8 +55,11 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--stories", type=Path, default=Path("data/tinystories"))
     parser.add_argument("--seeds", type=int, default=5, help="how many (%(default)s)")
     parser.add_argument("--out", type=Path, help="where runs are kept; default: runs/records/TRACK")
-    parser.add_argument("flags", nargs="*", help="after --: flags of `train fit`")
-    options = parser.parse_args(words)
+    parser.epilog = "after -- stand flags of `train fit`"
+    given = list(sys.argv[1:] if words is None else words)
+    end = given.index("--") if "--" in given else len(given)
+    options = parser.parse_args(given[:end])
+    options.flags = given[end + 1 :]
     try:
         print(add_row(options))
     except (RecordError, OSError, subprocess.CalledProcessError) as error:
@@ -101,18 +103,23 @@ def pack_stories(stories: Path, out: Path) -> Path:
     Raises:
         RecordError: they are not the stories of the rules.
     """
-    for name, expected in STORIES.items():
-        path = stories / name
-        if not path.is_file() or file_sha256(path) != expected:
-            raise RecordError(
-                f"--stories {stories}: {name} is not that of the rules, {expected[:8]}"
-            )
+    check_stories(stories)
     tokenizer, data = out / "tokenizer.json", out / "data"
     if not (data / "meta.json").is_file():
         out.mkdir(parents=True, exist_ok=True)
         python("tokenizer", "train", stories, "--out", tokenizer)
         python("tokenizer", "pack", stories, "--tokenizer", tokenizer, "--out", data)
     return data
+
+
+def check_stories(stories: Path) -> None:
+    """Raises a `RecordError` where a folder does not hold the stories of the rules."""
+    for name, expected in STORIES.items():
+        path = stories / name
+        if not path.is_file() or file_sha256(path) != expected:
+            raise RecordError(
+                f"--stories {stories}: {name} is not that of the rules, {expected[:8]}"
+            )
 
 
 def train_seed(
@@ -126,10 +133,10 @@ def train_seed(
     run = out / f"{Path(options.recipe).stem}-s{seed}"
     minutes = TRACKS[options.track]
     if not (run / "loss.json").is_file():
-        if os.getloadavg()[0] > IDLE:
-            time.sleep(60)  # for what ended a moment ago
-        if (load := os.getloadavg()[0]) > IDLE:
-            raise RecordError(f"the machine is busy (load {load:.2f}); wait until it is idle")
+        if (busy := busy_cores()) > IDLE:
+            raise RecordError(
+                f"{busy:.1f} cores are busy with other work; wait until they are idle"
+            )
         length = ["--minutes", minutes] if minutes else []
         python("train", "fit", "--config", options.recipe, "--data", data, "--run", run, "--seed",
                seed, "--wandb", "disabled", "--validate_tokens", 4096, *length, *flags)  # fmt: skip
@@ -207,10 +214,18 @@ def source_hash() -> str:
     return hashlib.sha256(listed.encode()).hexdigest()[:8]
 
 
-def processor() -> str:
-    """The processor's name, as the system says it."""
-    named = re.search(r"model name\s*:\s*(.+)", describe_processor())
-    return f"{named[1].strip() if named else platform.machine()}, {os.cpu_count()} cores"
+def busy_cores(seconds: float = 3.0) -> float:
+    """How many cores work while this process waits; 0 where the system does not say."""
+
+    def spent() -> list[int]:
+        file = Path("/proc/stat")
+        return [int(n) for n in file.read_text().split()[1:9]] if file.is_file() else [0] * 8
+
+    before = spent()
+    time.sleep(seconds)
+    gone = [after - first for first, after in zip(before, spent(), strict=True)]
+    _, _, _, idle, waiting, *_ = gone
+    return (1 - (idle + waiting) / sum(gone)) * (os.cpu_count() or 1) if sum(gone) else 0.0
 
 
 def git(*words: str) -> str:
