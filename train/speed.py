@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.compiler.config
 from lightning.pytorch import Trainer
 
-from arch.kernels.masked_conv import missing_for_triton
+from arch.kernels.masked_conv import chosen_kernels, implementation, missing_for_triton
 from arch.mixers import MIXERS
 from arch.patterns import find_foreign
 from train.module import LanguageModule
@@ -111,8 +112,13 @@ def prepare(module: LanguageModule, settings: RunSettings, trainer: Trainer) -> 
 
     Raises:
         RunError: the device cannot do what they say.
+        arch.ModelError: nor what REMNANT_KERNELS says.
     """
     device = trainer.strategy.root_device
+    if (kernels := chosen_kernels()) != "auto":
+        implementation(device, precision_dtype(trainer))  # refused here, not by what is compiled
+        # torch keeps compiled code between processes, and does not see what an operator chose.
+        torch.compiler.config.cache_key_tag = f"REMNANT_KERNELS={kernels}"
     if settings.tf32 and device.type != "cuda":
         raise RunError(f"--tf32 true needs a GPU, and this run is on a {device.type}; leave it out")
     if device.type == "cuda":
@@ -123,6 +129,12 @@ def prepare(module: LanguageModule, settings: RunSettings, trainer: Trainer) -> 
         block.dropout = settings.dropout  # pyright: ignore
     if compiles(settings, device):
         module.compile_loss()
+
+
+def precision_dtype(trainer: Trainer) -> torch.dtype:
+    """The dtype in which a trainer's precision multiplies matrices."""
+    kinds = {"bf16": torch.bfloat16, "16": torch.float16, "64": torch.float64}
+    return kinds.get(str(trainer.precision).partition("-")[0], torch.float32)
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:

@@ -13,7 +13,7 @@ What W holds above the diagonal is never read into a result, NaN included, and i
 are computed in x's dtype, or autocast's, and accumulated in float32; weights and biases may be kept
 in another dtype and get their gradients in it. Results are the same bits on every run.
 
-On NVIDIA devices products in float16 and bfloat16 are Triton's.
+On NVIDIA devices products in float16 and bfloat16 are Triton's, unless REMNANT_KERNELS is dense.
 """
 
 import logging
@@ -36,9 +36,13 @@ from torch._library.custom_ops import CustomOpDef
 from torch.library import custom_op, triton_op
 from torch.nn import functional as F
 
+from arch.errors import ModelError, show_value
+
 ONEDNN = 2**18
 """Use oneDNN from this many numbers in x on; below, its call overhead is larger."""
 TRITON_DTYPES = (torch.float16, torch.bfloat16)
+KERNELS = ("auto", "dense", "triton")
+"""What the environment variable REMNANT_KERNELS may be."""
 
 
 def masked_convolution(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -86,13 +90,32 @@ def is_one_node(x: Tensor) -> bool:
     return torch.compiler.is_compiling() or type(x) is not Tensor or not x.is_cpu
 
 
+def chosen_kernels() -> str:
+    """Returns what the environment variable REMNANT_KERNELS says: auto (unset), dense or triton.
+
+    Raises:
+        ModelError: it is something else.
+    """
+    chosen = os.environ.get("REMNANT_KERNELS", "auto")
+    if chosen not in KERNELS:
+        raise ModelError(
+            f"REMNANT_KERNELS is {show_value(chosen)}; allowed: {', '.join(KERNELS)}; set one of "
+            "these, or unset it"
+        )
+    return chosen
+
+
 @cache
 def implementation(device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
     """Returns what computes the products, "triton" or "dense", and why.
 
-    The first call for a device and dtype logs the answer: as a warning where a CUDA device goes
-    without the Triton kernels in half precision.
+    REMNANT_KERNELS is read by the first call for a device and dtype, which logs the answer: as a
+    warning where a CUDA device goes without the Triton kernels in half precision unasked.
+
+    Raises:
+        ModelError: REMNANT_KERNELS is no word for kernels, or is triton where Triton cannot run.
     """
+    chosen = chosen_kernels()
     if device.type == "cuda" and device.index is None:  # the same device, and one line of the log
         return implementation(torch.device("cuda", torch.cuda.current_device()), dtype)
     nvidia = device.type == "cuda" and torch.version.cuda is not None
@@ -108,7 +131,15 @@ def implementation(device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
     name, why = "triton", f"sm_{major}{minor}"
     if against := [reason for reason, holds in reasons.items() if holds]:
         name, why = "dense", against[0]
-    lacking = device.type == "cuda" and dtype in TRITON_DTYPES and name != "triton"
+        if chosen == "triton":
+            why = next(reason for reason in against if "Triton" in reason)
+            raise ModelError(
+                f"REMNANT_KERNELS is triton, which cannot run on {device} in {dtype}: {why}; unset "
+                "it, or set it to dense"
+            )
+    elif chosen == "dense":
+        name, why = "dense", "REMNANT_KERNELS is dense"
+    lacking = device.type == "cuda" and dtype in TRITON_DTYPES and bool(against)
     level = logging.WARNING if lacking else logging.INFO
     message = "masked convolutions on %s in %s: %s (%s)"
     logging.getLogger(__name__).log(level, message, device, dtype, name, why)
@@ -253,6 +284,9 @@ dw.register_autograd(_dw_backward, setup_context=_keep_two)
 
 def _triton(x: Tensor) -> ModuleType | None:
     """Returns the Triton kernels where they compute a product of x `(B, T, D)`."""
+    # A plan counts on fake tensors of a CPU what a GPU will do.
+    if not x.is_cuda and chosen_kernels() == "triton":
+        return None
     if implementation(x.device, x.dtype)[0] != "triton" or not x.numel():
         return None
     from arch.kernels import triton as masked_conv_triton

@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from arch.errors import ModelError
 from arch.kernels import masked_conv
 from arch.kernels.masked_conv import implementation, masked_convolution
 from tests.arch.kernel_cases import LENGTHS, MEMBERS, arguments, compare, dense, gradients
@@ -256,6 +257,55 @@ def test_it_says_once_which_implementation_runs_and_why(
     lacking = name == "dense" and dtype.itemsize == 2
     assert record.levelno == (logging.WARNING if lacking else logging.INFO)
     assert f"cuda:0 in {dtype}: {name} (" in record.getMessage()
+
+
+HALF = torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("chosen", "capability", "dtype", "name", "why"),
+    [
+        ("auto", (9, 0), HALF, "triton", "sm_90"),
+        ("triton", (9, 0), HALF, "triton", "sm_90"),
+        ("dense", (9, 0), HALF, "dense", "REMNANT_KERNELS is dense"),
+        ("dense", (9, 0), torch.float32, "dense", "for half precision"),
+        ("dense", (7, 5), HALF, "dense", "need sm_80"),
+        (
+            "triton",
+            (7, 5),
+            HALF,
+            None,
+            "cannot run on cuda:0 in torch.bfloat16: the Triton kernels",
+        ),
+        ("triton", (9, 0), torch.float32, None, "are for half precision, not torch.float32; unset"),
+        ("Dense", (9, 0), HALF, None, "REMNANT_KERNELS is 'Dense'; allowed: auto, dense, triton;"),
+        ("", (9, 0), HALF, None, "REMNANT_KERNELS is ''"),
+    ],
+)
+def test_a_variable_chooses_the_kernels_where_they_can_run(
+    chosen, capability, dtype, name, why, cuda, monkeypatch, caplog
+):
+    cuda(capability)
+    monkeypatch.setenv("REMNANT_KERNELS", chosen)
+    device = torch.device("cuda", 0)
+    if name is None:
+        with pytest.raises(ModelError, match=re.escape(why)) as refused:
+            implementation(device, dtype)
+        assert "\n" not in str(refused.value)
+        return
+    found, reason = implementation(device, dtype)
+    assert (found, why in reason) == (name, True)
+    unasked = capability < (8, 0)  # who asked for dense products is not warned of them
+    assert [r.levelno for r in caplog.records] == ([logging.WARNING] if unasked else [])
+
+
+def test_a_cpu_has_no_triton_kernels_and_still_counts_what_a_gpu_does(cuda, monkeypatch):
+    cuda((9, 0))
+    monkeypatch.setenv("REMNANT_KERNELS", "triton")
+    with pytest.raises(ModelError, match=r"cannot run on cpu in .*16: the Triton kernels"):
+        implementation(torch.device("cpu"), HALF)
+    x, w = torch.ones(1, 2, 1), torch.ones(1, 2, 2)
+    assert masked_conv.forward(x, w, None).flatten().tolist() == [1, 2]
 
 
 @pytest.mark.parametrize(

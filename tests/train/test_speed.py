@@ -1,19 +1,24 @@
 """What makes training faster or smaller."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from arch import LanguageModel, ModelConfig
 from arch.costs import describe
-from arch.kernels.masked_conv import missing_for_triton
+from arch.kernels.masked_conv import implementation, missing_for_triton
 from tests.train.cases import fit, losses
 from train import module as training
 from train import progress, speed
 from train.data import IGNORE
 from train.module import LanguageModule, head_loss
-from train.settings import RunError, RunSettings
+from train.run import build_trainer
+from train.rundir import RunDirectory
+from train.settings import OptimizerSettings, Recipe, RunError, RunSettings, ScheduleSettings
 
 
 def plain(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -110,6 +115,37 @@ def test_compiling_for_a_cpu_needs_a_compiler(data, tmp_path, monkeypatch, refus
     monkeypatch.delenv("CXX", raising=False)
     line = refused(fit(data, tmp_path / "run", "--compile", "true"))
     assert "--compile true needs a C++ compiler" in line
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        (
+            "triton",
+            "triton, which cannot run on cpu in torch.float32: the Triton kernels are for N",
+        ),
+        ("fast", "'fast'; allowed: auto, dense, triton; "),
+    ],
+)
+def test_kernels_that_cannot_run_are_refused_before_a_run_begins(
+    chosen, message, data, tmp_path, monkeypatch, refused
+):
+    implementation.cache_clear()  # of earlier tests, under no such variable
+    monkeypatch.setenv("REMNANT_KERNELS", chosen)
+    assert f"REMNANT_KERNELS is {message}" in refused(fit(data, tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_code_that_is_compiled_for_other_kernels_is_kept_apart(monkeypatch):
+    """By torch's cache on disk, which sees an operator but not what it chose."""
+    monkeypatch.setattr(torch.compiler.config, "cache_key_tag", "")
+    monkeypatch.setenv("REMNANT_KERNELS", "dense")
+    trainer = build_trainer(Recipe(), RunDirectory(Path()), [])
+    module: Any = LanguageModule(
+        LanguageModel(ModelConfig(16, 4, 4, 1)), OptimizerSettings(), ScheduleSettings(), 1
+    )
+    speed.prepare(module, RunSettings(), trainer)
+    assert torch.compiler.config.cache_key_tag == "REMNANT_KERNELS=dense"
 
 
 @pytest.mark.parametrize("lacking", ["a C compiler", "Python.h"])
