@@ -3,7 +3,8 @@
     python -m train plan --config flat-small --data DIR
 
 A step is run on shapes alone, with nothing allocated, and every tensor that it would hold is
-counted; then a few real steps are timed on this machine. Nothing is written.
+counted; then a few real steps are timed on this machine, and on a GPU their memory is measured.
+Nothing is written.
 """
 
 import contextlib
@@ -82,7 +83,7 @@ def _print_plan(recipe: Recipe, source: str | None) -> None:
     data = None if settings.data is None else recipe.open_data()
     cost, steps = describe(config).cost, recipe.trainer.max_steps
     device = trainer.strategy.root_device.type
-    speed, measure = measured(recipe, trainer, micro)
+    speed, measure, held = measured(recipe, trainer, micro)
     if settings.minutes:
         steps = max(1, int(60 * settings.minutes * speed / (batch.size * config.context)))
     print(
@@ -106,11 +107,14 @@ def _print_plan(recipe: Recipe, source: str | None) -> None:
         memory(recipe, trainer, micro, parts, recomputed) for recomputed in (again, not again)
     )
     rest = now.peak - now.weights - now.optimiser - now.buckets
+    found = (
+        f"         {size(held)} measured on one {device}, over the timed steps\n" if held else ""
+    )
     buckets = f", DDP's buckets {size(now.buckets)}" if now.buckets else ""
     print(
         f"memory   {size(now.peak)} on each of {trainer.world_size} {device} at the peak: weights "
         f"{size(now.weights)}, optimiser {size(now.optimiser)}{buckets}, activations and gradients "
-        f"{size(rest)}\n"
+        f"{size(rest)}\n{found}"
         f"         {size(other.peak)} with --checkpoint_activations {str(not again).lower()}"
     )
     every = settings.save_every
@@ -169,10 +173,11 @@ def memory(recipe: Recipe, trainer: Trainer, micro: int, parts: int, again: bool
     return Needs(held["Total"] + buckets, weights, held["Optstate"], buckets)
 
 
-def measured(recipe: Recipe, trainer: Trainer, micro: int) -> tuple[float, str]:
-    """Tokens a second of all devices, and how that is known: a few real steps are timed.
+def measured(recipe: Recipe, trainer: Trainer, micro: int) -> tuple[float, str, int | None]:
+    """Tokens a second of all devices, how that is known, and on a GPU the most bytes held.
 
-    They are of random tokens, fewer at once on a CPU, where they would be slow.
+    A few real steps are timed. They are of random tokens, fewer at once on a CPU, where they would
+    be slow. Bytes are those of PyTorch's tensors on one GPU, without DDP's buckets; None on a CPU.
     """
     device, seconds = trainer.strategy.root_device, []
     module = _module(recipe)
@@ -185,6 +190,8 @@ def measured(recipe: Recipe, trainer: Trainer, micro: int) -> tuple[float, str]:
     trainer.precision_plugin.convert_module(module.to(device))
     optimizer = module.configure_optimizers()["optimizer"]
     while len(seconds) < 2 or (len(seconds) < 5 and sum(seconds[2:]) < 2):
+        if device.type == "cuda" and len(seconds) == 2:
+            torch.cuda.reset_peak_memory_stats(device)
         before = time.perf_counter()
         with trainer.precision_plugin.train_step_context():
             loss = module.training_step((tokens, tokens, float(tokens.numel())), 0)
@@ -193,15 +200,17 @@ def measured(recipe: Recipe, trainer: Trainer, micro: int) -> tuple[float, str]:
         optimizer.step()
         optimizer.zero_grad()
         if device.type == "cuda":
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - before)
     seconds = seconds[2:]  # of the first two, one compiles and one makes the optimiser's moments
+    held = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
     devices = trainer.world_size
     what = f"{len(seconds)} steps of {windows} x {recipe.model.context} tokens"
     others = f", times {devices} devices" if devices > 1 else ""
     return (
         devices * tokens.numel() * len(seconds) / sum(seconds),
         f"measured over {what} on one {device.type}{others}",
+        held,
     )
 
 

@@ -1,14 +1,20 @@
 """The plan of what a run takes."""
 
+import contextlib
 import re
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
+import train.plan
 from arch import ModelConfig
 from tests.train.cases import TINY, fit, names
 from tests.train.forked import measure_growth
 from train.__main__ import main
-from train.plan import memory
+from train.module import LanguageModule
+from train.plan import measured, memory
 from train.run import build_trainer
 from train.rundir import RunDirectory
 from train.settings import BatchSettings, Recipe, TrainerSettings
@@ -59,6 +65,37 @@ def test_a_plan_writes_nothing_and_ddp_keeps_the_gradients_once_more(tmp_path, m
     assert not list(tmp_path.iterdir())
 
 
+def test_on_a_gpu_the_peak_of_the_timed_steps_is_measured(monkeypatch):
+    """Of those alone: the first two compile, and make the optimiser's moments."""
+    seen: list[str] = []
+    names = ("reset_peak_memory_stats", "synchronize", "max_memory_allocated")
+    for name in names:
+        monkeypatch.setattr(torch.cuda, name, lambda device, name=name: seen.append(name) or 4096)
+    draw = torch.randint
+    monkeypatch.setattr(torch, "randint", lambda *sizes, device: draw(*sizes))
+    monkeypatch.setattr(LanguageModule, "to", lambda module, device: module)
+    monkeypatch.setattr(train.plan, "prepare", lambda *_: None)
+    trainer: Any = SimpleNamespace(
+        strategy=SimpleNamespace(root_device=torch.device("cuda", 0)),
+        precision_plugin=SimpleNamespace(
+            convert_module=lambda module: module, train_step_context=contextlib.nullcontext
+        ),
+        world_size=1,
+    )
+    _, how, held = measured(Recipe(model=ModelConfig(64, 8, 8, 1)), trainer, 2)
+    assert (held, how[-11:]) == (4096, "on one cuda")
+    reset, step, peak = names
+    assert seen[:3] == [step, step, reset]
+    assert seen[3:] == [step] * (len(seen) - 4) + [peak]
+
+
+def test_what_was_measured_stands_beside_what_was_counted(monkeypatch, capsys):
+    monkeypatch.setattr(train.plan, "measured", lambda *_: (9.0, "measured so", 3 << 30))
+    assert plan() == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"at the peak: .*\n +3.00 GiB measured on one cpu, over the timed", shown)
+
+
 def test_a_plan_says_what_the_run_then_does(data, tmp_path, capsys):
     assert plan("--data", str(data)) == 0
     shown = capsys.readouterr().out
@@ -69,6 +106,7 @@ def test_a_plan_says_what_the_run_then_does(data, tmp_path, capsys):
     assert f"{said[1]} parameters on 1 cpu" in started
     epochs = re.search(r"6 steps of 4 x 16 = 384 tokens, (\d\.\d\d) epochs of", shown)
     assert epochs
+    assert "measured on this" not in shown
     assert f"{epochs[1]} epochs" in started
     assert re.search(r"memory +[\d.]+ [KM]iB on each of 1 cpu at the peak: weights 69.4 KiB", shown)
     assert re.search(r"speed +[\d,]+ tokens/s, measured over \d+ steps of 4 x 16 tokens on", shown)
