@@ -41,7 +41,7 @@ from train.saving import (
     since_best,
 )
 from train.settings import HUB, Recipe, RunError
-from train.speed import choose_arithmetic, prepare, use_machine
+from train.speed import advise_precision, choose_arithmetic, prepare, use_machine
 from train.verify import find_wrong_tensor
 
 LIGHTNING_ADVICE = (
@@ -203,7 +203,8 @@ class Run:
                 f"{path.name} cannot be read ({reason}) and is now called "
                 f"{path.with_suffix('.unreadable').name}; going on from the one before"
             )
-        about = (self._describe(), self._arithmetic, self._warn_of_warmup())
+        advice = advise_precision(self.recipe.run, self.trainer.strategy.root_device)
+        about = (self._describe(), self._arithmetic, advice, self._warn_of_warmup())
         lines = (*about, *changes, self._initial)
         for line in filter(None, lines):
             self.log.say(line)

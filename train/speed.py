@@ -70,6 +70,22 @@ def choose_arithmetic(recipe: Recipe) -> str | None:
     )
 
 
+def advise_precision(settings: RunSettings, device: torch.device) -> str | None:
+    """A line for a CUDA device without bfloat16 of its own where precision is left open.
+
+    A device that emulates bfloat16, such as a Turing card (sm_75), is without it.
+    """
+    if settings.precision != "auto" or device.type != "cuda":
+        return None
+    if torch.cuda.is_bf16_supported(including_emulation=False):
+        return None
+    major, minor = torch.cuda.get_device_capability(device)
+    return (
+        f"this GPU (sm_{major}{minor}) has no bfloat16, so precision is 32-true; "
+        "--precision 16-mixed is faster where it multiplies fp16"
+    )
+
+
 @cache
 def multiplies_bfloat16() -> bool:
     """Whether the processor has units for products in bfloat16; oneDNN uses them."""

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -115,6 +116,54 @@ def test_compiling_for_a_cpu_needs_a_compiler(data, tmp_path, monkeypatch, refus
     monkeypatch.delenv("CXX", raising=False)
     line = refused(fit(data, tmp_path / "run", "--compile", "true"))
     assert "--compile true needs a C++ compiler" in line
+
+
+@pytest.fixture
+def turing(monkeypatch):
+    """A card that computes bfloat16 by emulation only."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+
+    def supported(including_emulation=True):
+        return including_emulation
+
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
+
+
+@pytest.mark.usefixtures("turing")
+def test_no_gpu_emulates_bfloat16_unless_it_is_told_to(monkeypatch):
+    given = {}
+    loop = SimpleNamespace(epoch_loop=None)
+
+    def trainer(**settings):
+        given.update(settings)
+        return SimpleNamespace(fit_loop=loop, max_steps=1)
+
+    monkeypatch.setattr("train.run.Trainer", trainer)
+    monkeypatch.setattr("train.run.EpochLoop", lambda *_, **__: None)
+    cases: Any = (("auto", "32-true"), ("bf16-mixed", "bf16-mixed"))
+    for asked, chosen in cases:
+        build_trainer(Recipe(run=RunSettings(precision=asked)), RunDirectory(Path()), [])
+        assert given["precision"] == chosen
+
+
+@pytest.mark.usefixtures("turing")
+def test_a_gpu_without_bfloat16_is_advised_of_fp16(monkeypatch):
+    card, auto = torch.device("cuda", 0), RunSettings()
+    line = speed.advise_precision(auto, card)
+    assert line
+    assert "sm_75) has no bfloat16" in line
+    assert "--precision 16-mixed" in line
+    assert speed.advise_precision(auto, torch.device("cpu")) is None
+    assert speed.advise_precision(RunSettings(precision="32-true"), card) is None
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    assert speed.advise_precision(auto, card) is None
+
+
+def test_fit_prints_the_advice(data, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("train.run.advise_precision", lambda *_: "try another precision")
+    assert fit(data, tmp_path / "run", "--trainer.max_steps", "1") == 0
+    assert capsys.readouterr().out.splitlines().count("try another precision") == 1
 
 
 @pytest.mark.parametrize(
