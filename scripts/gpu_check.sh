@@ -2,6 +2,7 @@
 # Everything that only a GPU can tell, in calls of under ten minutes each.
 #
 #   scripts/gpu_check.sh [DIR]                 parts: tests kernels inversion, in this order
+#   scripts/gpu_check.sh [DIR] quick           a first look, in 300 s: DIR/quick.md and .csv
 #   scripts/gpu_check.sh [DIR] training
 #   scripts/gpu_check.sh [DIR] PART...         any of them; `training inversion` too fit in one call
 #
@@ -9,10 +10,12 @@
 #   for the others           tokenizers, safetensors
 #   for inversion            rich, pyyaml, jinja2, scipy, tqdm, tyro, docstring-parser
 #   for training             lightning, jsonargparse[signatures], pyyaml, transformers, accelerate
+#   for quick                lightning, jsonargparse[signatures], pyyaml, rich, jinja2, scipy, tqdm,
+#                            tyro, docstring-parser
 # Tests and usual parts of what is not installed are skipped, with a line that says so; a part that
 # is named and cannot run has failed. Downloads nothing.
 # Writes to DIR (gpu-check): PART.log of each part, kernels-cuda.csv and .md, inversion-cuda.md,
-# training-cuda.csv and .md.
+# training-cuda.csv and .md, quick.csv and .md.
 # The exit status is the number of parts that failed.
 #
 # To keep what was measured: copy to docs/benchmarks DIR/kernels-cuda.* as kernels-gpu.*,
@@ -22,7 +25,7 @@ set -uo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-python3}
 USUAL=(tests kernels inversion)
-ALL=("${USUAL[@]}" training)
+ALL=("${USUAL[@]}" training quick)
 
 # A part is a function, with the seconds that it may take: the usual ones and the start within 600
 # in all. To add one, write it and name it in ALL.
@@ -33,6 +36,9 @@ needs() { # what a part, or a file of tests, imports beyond torch, triton, numpy
             echo tokenizers, safetensors, rich, yaml, jinja2, scipy, tqdm, tyro, docstring_parser ;;
         training)
             echo tokenizers, safetensors, lightning, jsonargparse, yaml, transformers, accelerate ;;
+        quick)
+            echo tokenizers, safetensors, lightning, jsonargparse, yaml, rich, jinja2, scipy, tqdm, \
+                tyro, docstring_parser ;;
         tests/train/* | tests/scripts/test_training.py)
             echo tokenizers, safetensors, lightning, jsonargparse, yaml ;;
         *) echo pytest ;;
@@ -66,6 +72,12 @@ inversion() {
 training_seconds=520
 training() {
     "$python" -m scripts.bench.training --device cuda --seconds 380 --out "$out"
+}
+
+quick_seconds=300
+quick() {
+    # The variable is the benchmark's own to set.
+    env -u REMNANT_KERNELS "$python" -m scripts.bench.quick --device cuda --out "$out"
 }
 
 run() {

@@ -10,7 +10,7 @@ final norm, the length is fixed, and every tensor starts as PyTorch makes it.
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,9 @@ from arch import ModelConfig
 from scripts.bench.shared import BenchmarkError
 from scripts.bench.turns import Turns
 from tokenizer import PackedData
+
+if TYPE_CHECKING:
+    from train.settings import Recipe
 
 IGNORE = -100
 ENDLESS = 10**6  # steps; a race ends before
@@ -175,32 +178,41 @@ class Training(NamedTuple):
 
 def our_run(turns: Turns, work: Training, recipe: str) -> None:
     """A run as `python -m train fit --config RECIPE` makes it, of other sizes and with AdamW."""
-    from lightning.pytorch import Callback
-
-    from train import read_recipe
-    from train.run import Run
     from train.settings import BatchSettings, OptimizerSettings
 
     flags = {
-        "config": recipe,
-        "data": work.data,
-        "run": work.folder / "run",
         "precision": {"fp32": "32-true", "bf16": "bf16-mixed"}[work.precision],
-        "wandb": "disabled",
-        "save_steps": [],
-        "save_every": "null",
-        "checkpoint_every": ENDLESS,
-        "validate_every": ENDLESS,
         "validate_tokens": work.model.context,
-        "trainer.accelerator": "gpu" if work.device == "cuda" else "cpu",
-        "trainer.devices": 1,
-        "trainer.strategy": "auto",
-        "trainer.max_steps": ENDLESS,
         **({"compile": "true"} if work.compiled else {}),
     }
-    settings = read_recipe(*(f"--{name}={value}" for name, value in flags.items()))
+    settings = endless(recipe, work.data, work.folder, work.device, **flags)
     settings.model, settings.batch = work.model, BatchSettings(size=work.batch)
     settings.optimizer = OptimizerSettings(name="adamw", lr=1e-3)
+    train_in_turns(turns, settings)
+
+
+def endless(recipe: str, data: Path, folder: Path, device: str, **flags: Any) -> "Recipe":
+    """A recipe of ours on one device (cpu or cuda), which goes on until a race is over.
+
+    It writes into `folder` and saves no model but that of step 0. `flags` are more of `fit`'s.
+    """
+    from train import read_recipe
+
+    accelerator = "gpu" if device == "cuda" else "cpu"
+    given = {"config": recipe, "data": data, "run": folder / "run", "wandb": "disabled"}
+    given |= {"save_steps": [], "save_every": "null"}
+    given |= {"checkpoint_every": ENDLESS, "validate_every": ENDLESS}
+    given |= {"trainer.accelerator": accelerator, "trainer.devices": 1}
+    given |= {"trainer.strategy": "auto", "trainer.max_steps": ENDLESS, **flags}
+    return read_recipe(*(f"--{name}={value}" for name, value in given.items()))
+
+
+def train_in_turns(turns: Turns, settings: "Recipe") -> None:
+    """Trains as `python -m train fit` does; every optimiser step counts."""
+    from lightning.pytorch import Callback
+
+    from train.run import Run
+
     made = Run(settings)
 
     class Steps(Callback):

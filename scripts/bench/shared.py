@@ -77,8 +77,9 @@ def run(
     options: argparse.Namespace,
     measure: Callable[[argparse.Namespace], Pages],
     *errors: type[Exception],
+    stem: str | None = None,
 ) -> int:
-    """Measures, and prints and writes the page; the exit code.
+    """Measures, and prints and writes the page; the exit code. `stem` is the files' other name.
 
     Messages of `errors`, beside those of models and benchmarks, are one line for the user.
     """
@@ -90,10 +91,10 @@ def run(
             out.mkdir(parents=True, exist_ok=True)
         for text, rows in measure(options):
             if out:
-                stem = out / f"{name}-{options.device}"
-                write_text(stem.with_suffix(".md"), text)
+                file = out / (stem or f"{name}-{options.device}")
+                write_text(file.with_suffix(".md"), text)
                 if rows:
-                    write_text(stem.with_suffix(".csv"), to_csv(rows))
+                    write_text(file.with_suffix(".csv"), to_csv(rows))
     except (BenchmarkError, ModelError, OSError, *errors) as error:
         print(f"error: {error}", file=sys.stderr)
         if out:

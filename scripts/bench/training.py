@@ -24,7 +24,8 @@ from scripts.bench.turns import Entrant, race
 from tokenizer import CorpusError, PackedData, open_corpus, pack, train_tokenizer
 from train.settings import RunError
 
-STORIES = 16000  # of the toy corpus: 3.6 M tokens
+STORIES = 16000
+"""Of the toy corpus: 3.6 M tokens."""
 OURS = "python -m train"
 PEERS = {"llama": "transformers' Trainer", "flat": "the reference under Trainer"}
 COMPILED = ", compiled"
@@ -135,23 +136,23 @@ def measure(options: argparse.Namespace, rows: list[dict[str, Any]]) -> bench.Pa
     deadline = time.monotonic() + options.seconds
     with tempfile.TemporaryDirectory(prefix="bench-training-") as name:
         folder = Path(name)
-        data = PackedData(options.data or _toy(folder))
+        data = PackedData(options.data or pack_toy(folder))
         left_out: list[str] = []
         planned = [*races(options, data.meta["vocab_size"])]
         for number, race in enumerate(planned):
             remaining = deadline - time.monotonic()
             if remaining > 0:
                 until = time.monotonic() + remaining / (len(planned) - number)
-                rows += _run(race, data.path, folder / str(number), until, options)
+                rows += run_race(race, data.path, folder / str(number), until, options)
             else:
                 left_out.append(f"{race.name}: {race.size}")
             yield training_page(rows, left_out, options), rows
 
 
-def _run(
-    one: Race, data: Path, folder: Path, until: float, options: argparse.Namespace
+def run_race(
+    one: Race, data: Path, folder: Path, until: float, options: argparse.Namespace, **more: Any
 ) -> list[dict[str, Any]]:
-    """The rows of a race."""
+    """The rows of a race on packed data, within `folder`; `more` is for `turns.race`."""
     print(f"{one.name}: {one.size} ...", file=sys.stderr, flush=True)
     entrants: list[Entrant] = []
     try:
@@ -162,7 +163,7 @@ def _run(
             start = (options.device, options.threads, directory / "log", contender.work)
             work = Training(one.model, one.batch, *about)
             entrants.append(Entrant(*start, work, *contender.arguments))
-        race(entrants, options.turn, until, (min(3, options.rounds), options.rounds))
+        race(entrants, options.turn, until, (min(3, options.rounds), options.rounds), **more)
     finally:
         for entrant in entrants:
             entrant.end()
@@ -234,8 +235,8 @@ def _cells(row: dict[str, Any]) -> list[str]:
     return [*cells, f"{row['ratio']:.2f}", limits, f"{row['ratio_work']:.2f}"]
 
 
-def _toy(folder: Path) -> Path:
-    """Packed stories of the built-in corpus."""
+def pack_toy(folder: Path) -> Path:
+    """Packs `STORIES` of the built-in corpus, of 4096 tokens, into a folder; where they are."""
     tokenizer = train_tokenizer(open_corpus("toy:4000", "train"), vocab_size=4096)
     tokenizer.save(str(folder / "tokenizer.json"))
     return pack(f"toy:{STORIES}", folder / "tokenizer.json", folder / "data").path

@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -119,17 +120,28 @@ class Entrant:
         self._process.join()
 
 
-def race(entrants: list[Entrant], turn: float, until: float, rounds: tuple[int, int]) -> None:
+def race(
+    entrants: list[Entrant],
+    turn: float,
+    until: float,
+    rounds: tuple[int, int],
+    fewest: int = 1,
+    ready: Callable[[], object] | None = None,
+) -> None:
     """Fills in the readings of entrants that have started; a turn lasts about `turn` seconds.
 
     No round is begun after the moment `until` of the monotonic clock; `rounds` are the fewest,
-    whatever the clock says, and the most.
+    whatever the clock says, and the most. A turn has at least `fewest` steps. Where `ready` is
+    given all warm up side by side, and it is called before the first turn that is timed.
     """
     steps: dict[Entrant, int] = {}
+    with ThreadPoolExecutor(len(entrants) if ready else 1) as pool:
+        list(pool.map(lambda entrant: entrant.turn(2), entrants))
+    if ready:
+        ready()
     for entrant in entrants:
-        entrant.turn(2)
         if first := entrant.turn(2):  # alone, and warm: how long does a step take?
-            steps[entrant] = max(1, round(turn * first.steps / max(first.seconds, 1e-9)))
+            steps[entrant] = max(fewest, round(turn * first.steps / max(first.seconds, 1e-9)))
     for number in range(rounds[1]):
         if number >= rounds[0] and time.monotonic() > until:
             break

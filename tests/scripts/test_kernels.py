@@ -57,6 +57,7 @@ def test_gpu_check_fits_in_one_call():
     limits = {part: int(n) for part, n in re.findall(r"^(\w+)_seconds=(\d+)$", text, re.M)}
     usual = re.findall(r"^USUAL=\((.*)\)$", text, re.M)[0].split()
     assert sum(limits[part] for part in usual) + 25 <= 600
+    assert limits["quick"] == 300
 
 
 # Imported at the start of Python: of installed packages only those named, and what they need.
@@ -77,6 +78,14 @@ owners = metadata.packages_distributions()
 for name, own in owners.items():
     if not allowed & set(map(plain, own)):
         sys.modules[name] = None  # as if it were not installed
+installed = metadata.distribution
+
+def distribution(name):
+    if plain(name) not in allowed:
+        raise metadata.PackageNotFoundError(name)
+    return installed(name)
+
+metadata.distribution = distribution
 """
 
 
@@ -103,3 +112,31 @@ def test_gpu_check_needs_torch_triton_numpy_and_pytest_alone(tmp_path):
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "::test_the_kernels_run" in done.stdout
+
+
+def test_the_quick_check_needs_what_its_header_names_alone(tmp_path):
+    """All that it imports, and the test that it runs is collected, not skipped."""
+    script = (ROOT / "scripts/gpu_check.sh").read_text()
+    header = re.sub(r"\n# +", " ", script.partition("\n# Tests and usual")[0])
+    named = re.findall(r"for (?:the others|quick) +(.*?)(?= for |$)", header)
+    plain = re.sub(r"\[\w+\]", "", ", ".join(named)).split(", ")
+    assert {"tokenizers", "safetensors", "lightning", "tyro"} <= set(plain)
+    bare = '"pytest", "remnant"'
+    (tmp_path / "sitecustomize.py").write_text(
+        ALONE.replace(bare, f"{bare}, {', '.join(map(repr, plain))}")
+    )
+    needs = re.findall(r"^needs\(\) \{.*?^\}", script, re.M | re.S)[0]
+    asked = subprocess.run(
+        ["bash", "-c", f"{needs}\nneeds quick"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    run = f"import {asked}; from scripts.bench import quick; import pytest, train.run; " + (
+        "raise SystemExit(pytest.main(['--collect-only', *quick.WAITS[3:]]))"
+    )
+    environment = os.environ | {
+        "PYTHONPATH": f"{tmp_path}:{ROOT}",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
+    command = [sys.executable, "-c", run]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 tests collected" in done.stdout
