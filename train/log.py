@@ -63,7 +63,7 @@ class Log:
         chosen = self._settings.loggers
         loggers: list[Logger] = [FILES[k](run, name=k) for k in chosen if k in FILES]
         if "trackio" in chosen:
-            self._trackio = TrackioLogger(run, self._settings, self._config)
+            self._trackio = TrackioLogger(run, self._settings, self._config, self.say)
             loggers.append(self._trackio)
         if self._settings.wandb != "disabled":
             self._wandb = open_wandb(run, self._settings, self._config, self.say)

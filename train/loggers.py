@@ -1,6 +1,6 @@
 """Weights & Biases, and trackio's local board.
 
-W&B is offline by default and needs no account, and its failures never end a run. Its run id is
+W&B is offline by default and needs no account. Failures of either never end a run. W&B's run id is
 kept across resumes. Online, model directories are versions of the artifact `model-ID`.
 """
 
@@ -68,26 +68,42 @@ class TolerantWandbLogger(WandbLogger):
 class TrackioLogger(Logger):
     """Gives the figures to trackio, which keeps them in its own local board: `trackio show`.
 
+    An error of trackio is said once; the run goes on without it.
+
     Args:
         run: the run's directory, whose name is the run's.
         settings: of the run.
         config: shown beside the figures.
+        say: takes a line for the user.
     """
 
-    def __init__(self, run: Path, settings: RunSettings, config: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        run: Path,
+        settings: RunSettings,
+        config: dict[str, Any],
+        say: Callable[[str], None],
+    ) -> None:
         super().__init__()
         import trackio  # pyright: ignore[reportMissingImports]
 
-        self._run: Any = trackio.init(
-            project=settings.wandb_project,
-            name=run.resolve().name,
-            group=settings.wandb_group or architecture(config["model"]),
-            config=config,
-            resume="allow",
-            embed=False,
-            auto_log_cpu=False,
-            auto_log_gpu=False,
+        self._say, self._name, self._run = say, run.resolve().name, None
+        begun: list[Any] = []
+        self._try(
+            lambda: begun.append(
+                trackio.init(
+                    project=settings.wandb_project,
+                    name=self._name,
+                    group=settings.wandb_group or architecture(config["model"]),
+                    config=config,
+                    resume="allow",
+                    embed=False,
+                    auto_log_cpu=False,
+                    auto_log_gpu=False,
+                )
+            )
         )
+        self._run: Any = begun[0] if begun else None
 
     @property
     def name(self) -> str:
@@ -97,18 +113,28 @@ class TrackioLogger(Logger):
     @property
     def version(self) -> str:
         """The run's name."""
-        return self._run.name
+        return self._name
 
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
         """Logs figures by the training step."""
-        self._run.log(dict(metrics), step=step)
+        if self._run is not None:
+            self._try(lambda: self._run.log(dict(metrics), step=step))
 
     def log_hyperparams(self, params: Any, *_: Any, **__: Any) -> None:
         """Nothing: the run was begun with its config."""
 
     def close(self) -> None:
         """Ends the run: what is not written yet is written."""
-        self._run.finish()
+        if self._run is not None:
+            self._try(self._run.finish)
+
+    def _try(self, act: Callable[[], Any]) -> None:
+        try:
+            act()
+        except Exception as error:  # of its database, its files, its server
+            said = printable(" ".join(str(error).split()) or type(error).__name__)
+            self._say(f"--loggers trackio: {said}; going on without it")
+            self._run = None
 
 
 def open_wandb(

@@ -1,10 +1,10 @@
 """Triton kernels of the masked convolution's three products in half precision.
 
 A program of `product_kernel` makes one tile of y: forward or dx, which reads W the other way. Its
-row of W's blocks ends, or begins, at the diagonal; the block on the diagonal is peeled off the
-loop, because a mask inside the loop would take W through registers and leave nothing to overlap
-with the tensor cores. Programs with the most work start first, and those of one sequence are
-neighbours, which share x in L2. `dw_kernel` sums one block of the lower triangle over a part of the
+row of W's blocks ends, or begins, at the diagonal. W comes masked, so that the loop needs no mask
+along it, which would take W through registers and leave nothing to overlap with the tensor cores.
+Programs with the most work start first, and those of one sequence are neighbours, which share x in
+L2. `dw_kernel` sums one block of the lower triangle over a part of the
 batch, so that a small triangle still fills the device; `add_parts_kernel` adds the parts in order.
 Sums are in float32. No atomics: the same bits on every run.
 
@@ -31,7 +31,7 @@ H100 = ("sm_90", 132)  # the device that tensors of a CPU are taken to be on
 @triton.jit(do_not_specialize=["length"])
 def product_kernel(
     x_ptr,
-    w_ptr,  # zero beyond length, up to whole tiles
+    w_ptr,  # zero above the diagonal, and beyond length up to whole tiles
     bias_ptr,  # (H, T), if HAS_BIAS
     y_ptr,
     length,
@@ -60,12 +60,12 @@ def product_kernel(
     batch = (program // num_m).to(tl.int64)
     head = column_tile // num_n
     top = (program % num_m) * BLOCK_M
-    first = top + BLOCK_M
+    first = top
     last = length
     if not TRANSPOSED:
         top = (num_m - 1) * BLOCK_M - top
         first = 0
-        last = top
+        last = top + BLOCK_M
 
     m = tl.arange(0, BLOCK_M)
     k = tl.arange(0, BLOCK_K)
@@ -81,27 +81,7 @@ def product_kernel(
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(first, last, BLOCK_K):
         a = tl.load(a_ptr + a_offsets)
-        if TRANSPOSED:
-            present = start + k[:, None] < length
-            if not EVEN_N:
-                present = present & (feature[None, :] < width)
-            b = tl.load(b_ptr + b_offsets, mask=present, other=0.0)
-        elif EVEN_N:
-            b = tl.load(b_ptr + b_offsets)
-        else:
-            b = tl.load(b_ptr + b_offsets, mask=feature[None, :] < width, other=0.0)
-        acc = tl.dot(a, b, acc)
-        a_ptr += BLOCK_K * w_in
-        b_ptr += BLOCK_K * x_row
-    a_ptr = w_ptr + top * w_in
-    b_ptr = x_ptr + top.to(tl.int64) * x_row
-    for start in tl.static_range(0, BLOCK_M, BLOCK_K):
-        a = tl.load(a_ptr + a_offsets)
-        if TRANSPOSED:
-            a = tl.where(m[:, None] <= start + k[None, :], a, 0.0)
-        else:
-            a = tl.where(start + k[None, :] <= m[:, None], a, 0.0)
-        present = top + start + k[:, None] < length
+        present = start + k[:, None] < length  # whole rows of x: loads stay 16 bytes long
         if not EVEN_N:
             present = present & (feature[None, :] < width)
         b = tl.load(b_ptr + b_offsets, mask=present, other=0.0)
@@ -304,15 +284,17 @@ def choose_tile(
     """
     # The least a tensor core takes is 16.
     M, N = (max(16, 1 << (n - 1).bit_length()) for n in (length, width))
-    # Whether a multiprocessor shares at least 160 KB of memory among its threads.
+    # By how much memory a multiprocessor shares among its threads: 160 KB or more, or 100 KB.
     large = architecture in ("sm_80", "sm_90", "sm_100", "sm_103")
+    wide = large or architecture in ("sm_86", "sm_89", "sm_120")
+    depth = 64 if large else 32
     wanted = WAVES * processors
     if kernel == "dw":
-        side = min(M, 128 if large and M > 256 else 64)
+        side = min(M, 128 if wide and M > 256 else 64)
         blocks = _ceil(length, side)
         splits = min(batch, _ceil(wanted, heads * blocks * (blocks + 1) // 2))
-        return Tile(side, side, min(N, 64), _warps(side, side), splits=splits)
-    rows, columns = (min(M, 128), 128) if large else (min(M, 64), 64)
+        return Tile(side, side, min(N, depth if wide else 64), _warps(side, side), splits=splits)
+    rows, columns = (min(M, 128), 128) if wide else (min(M, 64), 64)
     if architecture == "sm_90" and M >= 1024:
         columns = 256
     columns = min(columns, N)
@@ -325,7 +307,7 @@ def choose_tile(
     if rows > 64 and programs() < wanted:
         rows = 64
     # The depth, by which sums are ordered, does not follow from the batch.
-    return Tile(rows, columns, min(64 if large else 32, M), _warps(rows, columns))
+    return Tile(rows, columns, min(depth, M), _warps(rows, columns))
 
 
 def _warps(rows: int, columns: int) -> int:
@@ -379,20 +361,29 @@ def _product(name: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
 
 
 def _padded(weight: Tensor, dtype: torch.dtype, rows: int) -> Tensor:
-    """Returns weight in whole tiles of `rows`, cast, with a margin of zeros.
+    """Returns tril(W) in whole tiles of `rows`, cast, with a margin of zeros.
 
-    Without the margin the kernels would need a mask along W's rows, and with a row stride that 16
-    does not divide they would load two bytes at a time.
+    What W holds above the diagonal, NaN included, is left behind here. Without the margin the
+    kernels would need a mask along W's rows, and with a row stride that 16 does not divide they
+    would load two bytes at a time.
     """
-    length = weight.shape[1]
-    margin = -length % rows
-    weight = weight.to(dtype)
-    return F.pad(weight, (0, margin, 0, margin)) if margin else weight.contiguous()
+    margin = -weight.shape[1] % rows
+    lower = weight.to(dtype).tril()
+    return F.pad(lower, (0, margin, 0, margin)) if margin else lower
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Returns x with the features of a position side by side, copied only where they are not."""
-    return x if x.stride(2) == 1 else x.contiguous()
+    """Returns x with the features of a position side by side, and each position on 16 bytes.
+
+    It is copied only where it is not so: from an odd place the kernels would load two bytes at a
+    time, as of features that a `kernel` mixer shifts. A width that 16 bytes do not divide stays.
+    """
+    if x.stride(2) != 1:
+        return x.contiguous()
+    step = 16 // x.element_size()
+    places = (x.storage_offset(), *x.stride()[:2])
+    odd = x.shape[2] % step == 0 and any(place % step for place in places)
+    return x.clone(memory_format=torch.contiguous_format) if odd else x
 
 
 def _ceil(length: int, step: int) -> int:

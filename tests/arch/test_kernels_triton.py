@@ -168,6 +168,32 @@ def test_other_devices_use_tensor_cores_and_spill_nothing(call, architecture, le
     assert code.spilled == 0
 
 
+@pytest.mark.parametrize("call", KERNELS)
+@pytest.mark.parametrize("architecture", ["sm_86", "sm_89", "sm_120"])
+def test_devices_with_less_shared_memory_take_large_tiles(call, architecture, launches):
+    launch = launches(call, 512, torch.bfloat16, architecture)[0]
+    sides = {launch.constants.get(name, 128) for name in ("BLOCK", "BLOCK_M", "BLOCK_N")}
+    assert (sides, launch.constants["BLOCK_K"]) == ({128}, 32)
+    _loads_sixteen_bytes_and_spills_nothing(compiled(launch, architecture))
+
+
+def test_an_input_on_an_odd_place_is_copied_and_others_are_not(monkeypatch):
+    from arch.kernels import triton as kernels
+
+    given: list[torch.Tensor] = []
+    monkeypatch.setattr(kernels, "run", lambda k, _, x, *a, **c: given.append(x))
+    weight = torch.empty(1, 64, 64, dtype=torch.bfloat16)
+    whole = torch.randn(2, 64, 40).bfloat16()
+    for x in (whole, whole[..., 8:], whole[..., 1:33], whole[:, :, :32].mT.contiguous().mT):
+        kernels.forward(x, weight, None)
+        read = given.pop()
+        assert torch.equal(read, x)
+        assert read.data_ptr() % 16 == 0
+        assert all(stride % 8 == 0 for stride in read.stride()[:2])
+        easy = x.stride(2) == 1 and x.storage_offset() % 8 == 0
+        assert (read.data_ptr() == x.data_ptr()) == easy
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_90", "sm_120"])
 def test_tiles_follow_the_shape_and_fill_the_device(kernel, architecture):

@@ -1,6 +1,6 @@
 """A record's rules: the stories, the idle machine, the test against the record before, the page."""
 
-from types import SimpleNamespace
+from argparse import Namespace
 
 import pytest
 
@@ -40,7 +40,7 @@ def measured(tmp_path, monkeypatch):
         given = iter(bits)
         seed = {"tokens": 4e6, "seconds": 300.0}
         monkeypatch.setattr(record, "train_seed", lambda *_: {"bits": next(given), **seed})
-        asked = SimpleNamespace(track=track, recipe="llama", out=None, stories=None, flags=[],
+        asked = Namespace(track=track, recipe="llama", out=None, stories=None, flags=[],
                                 seeds=len(bits))  # fmt: skip
         said = record.add_row(asked)
         return said.partition(":")[0], page.read_text()

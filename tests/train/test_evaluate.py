@@ -48,6 +48,23 @@ def test_an_evaluation_that_fails_is_a_line(data, tmp_path, capsys):
     assert "eval loss failed: " in line
 
 
+@pytest.mark.parametrize("broken", ["init", "Run.log", "Run.finish"])
+def test_an_error_of_trackio_is_a_line_and_ends_nothing(
+    data, tmp_path, monkeypatch, capsys, broken
+):
+    pytest.importorskip("trackio")
+
+    def fail(*_, **__):
+        raise sqlite3.OperationalError("database is locked")
+
+    for module in ("utils", "sqlite_storage"):
+        monkeypatch.setattr(f"trackio.{module}.TRACKIO_DIR", tmp_path / "board")
+    monkeypatch.setattr(f"trackio.{broken}", fail)
+    assert fit(data, tmp_path / "run", "--loggers", "[trackio]") == 0
+    line = "--loggers trackio: database is locked; going on without it"
+    assert "".join(capsys.readouterr()).count(line) == 1
+
+
 def test_trackio_keeps_the_figures_of_a_run_and_of_its_resume(data, tmp_path, monkeypatch):
     pytest.importorskip("trackio")
     for name in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
