@@ -4,9 +4,9 @@ A program of `product_kernel` makes one tile of y: forward or dx, which reads W 
 row of W's blocks ends, or begins, at the diagonal. W comes masked, so that the loop needs no mask
 along it, which would take W through registers and leave nothing to overlap with the tensor cores.
 Programs with the most work start first, and those of one sequence are neighbours, which share x in
-L2. `dw_kernel` sums one block of the lower triangle over a part of the
-batch, so that a small triangle still fills the device; `add_parts_kernel` adds the parts in order.
-Sums are in float32. No atomics: the same bits on every run.
+L2. `dw_kernel` sums one block of the lower triangle over a part of the batch, so that a small
+triangle still fills the device; `add_parts_kernel` adds the parts in order. Sums are in float32. No
+atomics: the same bits on every run.
 
 `torch.compile` sees each launch (`wrap_triton`) and what is copied before it. Under
 TRITON_INTERPRET=1 the same functions take CPU tensors.
@@ -373,17 +373,18 @@ def _padded(weight: Tensor, dtype: torch.dtype, rows: int) -> Tensor:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Returns x with the features of a position side by side, and each position on 16 bytes.
+    """Returns x with the features of a position side by side, where 16 bytes load at a time.
 
-    It is copied only where it is not so: from an odd place the kernels would load two bytes at a
-    time, as of features that a `kernel` mixer shifts. A width that 16 bytes do not divide stays.
+    They do where x begins on 16 bytes and 16 divides its strides, counted in entries, which is what
+    Triton knows of an integer. Else x is copied, as features that a `kernel` mixer shifts: the
+    kernels would load two bytes at a time. A width that 16 does not divide gains nothing and stays.
     """
     if x.stride(2) != 1:
         return x.contiguous()
-    step = 16 // x.element_size()
-    places = (x.storage_offset(), *x.stride()[:2])
-    odd = x.shape[2] % step == 0 and any(place % step for place in places)
-    return x.clone(memory_format=torch.contiguous_format) if odd else x
+    shifted = x.storage_offset() * x.element_size() % 16 != 0
+    odd = shifted or any(stride % 16 for stride in x.stride()[:2])
+    whole = x.shape[2] % 16 == 0
+    return x.clone(memory_format=torch.contiguous_format) if odd and whole else x
 
 
 def _ceil(length: int, step: int) -> int:

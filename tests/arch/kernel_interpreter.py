@@ -5,6 +5,7 @@ step of a kernel's loop takes milliseconds here. The interpreter cannot multiply
 """
 
 import os
+from functools import partial
 
 os.environ["TRITON_INTERPRET"] = "1"
 
@@ -34,6 +35,21 @@ def main() -> None:
     for name, length, dtype, features in CASES:
         compare(name, length, dtype, features=features)
         print("agrees:", name, length, dtype, features, flush=True)
+    for garbage in (float("nan"), float("inf")):
+        ignores(garbage)
+        print("ignores:", garbage, flush=True)
+
+
+def ignores(garbage: float) -> None:
+    """Assert that neither W above its diagonal nor x beyond its last row reaches a result."""
+    length, features = 40, 24
+    x = torch.full((2, length + 32, features), garbage)[:, :length]
+    x.copy_(torch.randn(x.shape))
+    w = torch.randn(1, length, length)
+    dirty = w.masked_fill(torch.ones_like(w).triu(1).bool(), garbage)
+    for product in (partial(masked_conv_triton.forward, bias=None), masked_conv_triton.dx):
+        assert torch.equal(product(x, weight=dirty), product(x, weight=w.tril()))
+        assert product(x, weight=dirty).isfinite().all()
 
 
 if __name__ == "__main__":

@@ -50,11 +50,13 @@ class Launch(NamedTuple):
     constants: dict[str, Any]
 
 
-def _calls(length: int, dtype: torch.dtype, batch: int) -> dict[str, Callable[[], object]]:
-    """Calls of the host side, by the name of the product."""
+def _calls(
+    length: int, dtype: torch.dtype, batch: int, row: int
+) -> dict[str, Callable[[], object]]:
+    """Calls of the host side, by the name of the product; features inside rows of so many."""
     from arch.kernels import triton as kernels
 
-    x, g = torch.empty(2, batch, length, FEATURES, dtype=dtype)
+    x, g = torch.empty(2, batch, length, row, dtype=dtype)[..., :FEATURES]
     w, b = torch.empty(1, length, length, dtype=dtype), torch.empty(1, length)
     return {
         "forward": lambda: kernels.forward(x, w, b),
@@ -75,9 +77,9 @@ def launches(monkeypatch, tmp_path):
     monkeypatch.setattr(kernels, "run", lambda k, _, *a, **c: recorded.append(Launch(k, a, c)))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
-    def record(call, length, dtype, architecture, batch=64):
+    def record(call, length, dtype, architecture, batch=64, row=FEATURES):
         monkeypatch.setattr(kernels, "device_of", lambda _: (architecture, 132))
-        _calls(length, dtype, batch)[call]()
+        _calls(length, dtype, batch, row)[call]()
         return sorted(recorded, key=lambda launch: "BLOCK_K" in launch.constants)[::-1]
 
     return record
@@ -88,6 +90,7 @@ class Code(NamedTuple):
 
     ptx: str
     spilled: int  # bytes a thread
+    shared: int  # bytes a program
 
     def copies(self) -> set[int]:
         """How many bytes the asynchronous copies to shared memory take at a time."""
@@ -120,7 +123,7 @@ def compiled(launch: Launch, architecture: str) -> Code:
     source = ASTSource(launch.kernel, signature, constants, attributes)
     target = GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32)
     made = triton.compile(source, target=target, options=options)
-    return Code(made.asm["ptx"], _spilled(made.asm["cubin"]))
+    return Code(made.asm["ptx"], _spilled(made.asm["cubin"]), made.metadata.shared)
 
 
 def _spilled(cubin: bytes) -> int:
@@ -174,24 +177,54 @@ def test_devices_with_less_shared_memory_take_large_tiles(call, architecture, la
     launch = launches(call, 512, torch.bfloat16, architecture)[0]
     sides = {launch.constants.get(name, 128) for name in ("BLOCK", "BLOCK_M", "BLOCK_N")}
     assert (sides, launch.constants["BLOCK_K"]) == ({128}, 32)
-    _loads_sixteen_bytes_and_spills_nothing(compiled(launch, architecture))
+    code = compiled(launch, architecture)
+    _loads_sixteen_bytes_and_spills_nothing(code)
+    assert code.shared <= 99 * 1024  # what a program may have of the 100 KB
 
 
-def test_an_input_on_an_odd_place_is_copied_and_others_are_not(monkeypatch):
+def _inside(row: int, start: int, gap: int = 0) -> torch.Tensor:
+    """x `(2, 64, 32)` inside rows of that many features, and of a gap between the sequences."""
+    stored = torch.randn(2 * (64 * row + gap)).bfloat16()
+    return stored.as_strided((2, 64, 32), (64 * row + gap, row, 1), start)
+
+
+@pytest.mark.parametrize("call", KERNELS)
+@pytest.mark.parametrize(
+    ("x", "copied"),
+    [
+        (_inside(32, 0), False),
+        (_inside(48, 8), False),
+        (_inside(48, 1), True),
+        (_inside(35, 0), True),  # a kernel mixer's first tap
+        (_inside(40, 0), True),  # on 16 bytes, which Triton does not know
+        (_inside(32, 0, gap=8), True),
+        (torch.randn(2, 32, 64).bfloat16().mT, True),
+        (torch.randn(2, 64, 40).bfloat16(), False),  # a copy would be no better
+    ],
+)
+def test_an_input_on_an_odd_place_is_copied_and_others_are_not(call, x, copied, monkeypatch):
     from arch.kernels import triton as kernels
 
-    given: list[torch.Tensor] = []
-    monkeypatch.setattr(kernels, "run", lambda k, _, x, *a, **c: given.append(x))
+    given: list[tuple[torch.Tensor, ...]] = []
+    monkeypatch.setattr(kernels, "run", lambda k, _, *a, **c: given.append(a))
     weight = torch.empty(1, 64, 64, dtype=torch.bfloat16)
-    whole = torch.randn(2, 64, 40).bfloat16()
-    for x in (whole, whole[..., 8:], whole[..., 1:33], whole[:, :, :32].mT.contiguous().mT):
-        kernels.forward(x, weight, None)
-        read = given.pop()
+    {
+        "forward": lambda: kernels.forward(x, weight, None),
+        "dx": lambda: kernels.dx(x, weight),
+        "dw": lambda: kernels.dw(x, x, torch.zeros(1, 64, 64)),
+    }[call]()
+    for read in given[0][: 2 if call == "dw" else 1]:
         assert torch.equal(read, x)
+        assert (read.data_ptr() != x.data_ptr()) == copied
         assert read.data_ptr() % 16 == 0
-        assert all(stride % 8 == 0 for stride in read.stride()[:2])
-        easy = x.stride(2) == 1 and x.storage_offset() % 8 == 0
-        assert (read.data_ptr() == x.data_ptr()) == easy
+        assert read.shape[2] % 16 or all(stride % 16 == 0 for stride in read.stride()[:2])
+
+
+@pytest.mark.parametrize("call", KERNELS)
+@pytest.mark.parametrize("row", [FEATURES + 3, FEATURES + 8])
+def test_features_inside_longer_rows_load_sixteen_bytes(call, row, launches):
+    launch = launches(call, 512, torch.bfloat16, "sm_90", row=row)[0]
+    _loads_sixteen_bytes_and_spills_nothing(compiled(launch, "sm_90"))
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
