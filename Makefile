@@ -71,6 +71,7 @@ $(STAMP)-site: $(STAMP)
 	touch $@
 
 # A row of docs/records.md: TRACK is 5min, 30min or any; hours on an idle machine.
+TRACK ?= 5min
 RECIPE ?= llama-small
 record: $(USERS)
 	$(BIN)/python -m scripts.record $(TRACK) $(RECIPE) $(ARGS)

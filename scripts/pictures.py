@@ -83,9 +83,9 @@ class Scene:
         ends = {"x2": "x2:Q", "y2": "y2:Q"}
         layers = []
         for dash in ([1, 0], [4, 3]):
-            kept = [box for box in self.boxes if box["dash"] == dash]
-            if kept:
-                drawn = alt.Chart(alt.Data(values=kept)).mark_rect(
+            boxes = [box for box in self.boxes if box["dash"] == dash]
+            if boxes:
+                drawn = alt.Chart(alt.Data(values=boxes)).mark_rect(
                     cornerRadius=4, strokeDash=dash, aria=False
                 )
                 layers.append(drawn.encode(
@@ -106,8 +106,8 @@ class Scene:
                 shape="triangle", filled=True, size=55, opacity=1, aria=False
             ).encode(**places, color=colour, angle=alt.Angle("angle:Q", scale=None)))  # fmt: skip
         for align, weight in sorted({(word["align"], word["weight"]) for word in self.words}):
-            kept = [w for w in self.words if (w["align"], w["weight"]) == (align, weight)]
-            written = alt.Chart(alt.Data(values=kept)).mark_text(
+            words = [w for w in self.words if (w["align"], w["weight"]) == (align, weight)]
+            written = alt.Chart(alt.Data(values=words)).mark_text(
                 align=align, baseline="middle", fontWeight=weight, aria=False
             )
             layers.append(written.encode(

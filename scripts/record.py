@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from scipy import stats
@@ -44,7 +45,7 @@ COLUMNS = ("date", "recipe", "bits/byte", "by seed", "p", "tokens, millions", "s
 
 
 class RecordError(ValueError):
-    """What stands against a record, in one line."""
+    """What stands against a record, in a line."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -62,7 +63,7 @@ def main(words: Sequence[str] | None = None) -> int:
     options.flags = given[end + 1 :]
     try:
         print(add_row(options))
-    except (RecordError, OSError, subprocess.CalledProcessError) as error:
+    except (RecordError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
@@ -72,8 +73,8 @@ def add_row(options: argparse.Namespace) -> str:
     """Measures all seeds, adds a row to the page, and says whether it is a record.
 
     Raises:
-        RecordError: other stories, a busy machine, uncommitted code, too few seeds, or a model that
-            leaks.
+        RecordError: other stories, a busy machine, uncommitted code, too few seeds, a command that
+            fails, or a model that leaks.
     """
     if options.seeds < 5:
         raise RecordError(f"--seeds {options.seeds}: a record needs 5 or more")
@@ -81,18 +82,19 @@ def add_row(options: argparse.Namespace) -> str:
         raise RecordError(
             f"{changed.split()[-1]}: not committed; commit it, so that the row names it"
         )
+    made_by = git("rev-parse", "--short", "HEAD"), source_hash()
     out = options.out or Path("runs/records") / options.track
     data, flags = pack_stories(options.stories, out), options.flags
     seeds = [train_seed(options, flags, data, out, seed) for seed in range(options.seeds)]
     page = PAGE.read_text(encoding="utf-8")
     before = last_record(page, options.track)
     bits = [seed["bits"] for seed in seeds]
-    p = None
+    p, record = None, True
     if before:
         tested: Any = stats.ttest_ind(bits, before["bits"], equal_var=False)
         p = float(tested.pvalue)
-    record = p is None or (p < LEVEL and mean(bits) < mean(before["bits"] if before else bits))
-    line = row_text(options, flags, seeds, p, before)
+        record = p < LEVEL and fmean(bits) < fmean(before["bits"])
+    line = row_text(options, flags, seeds, p, before, made_by)
     write_text(PAGE, with_row(page, options.track if record else "Tried", line))
     return f"{'record' if record else 'no record'}: {line}"
 
@@ -128,7 +130,7 @@ def train_seed(
     """Trains and validates one seed in fresh processes: bits, tokens and seconds.
 
     Raises:
-        RecordError: the machine is busy.
+        RecordError: the machine is busy, or a command fails.
     """
     run = out / f"{Path(options.recipe).stem}-s{seed}"
     minutes = TRACKS[options.track]
@@ -140,7 +142,7 @@ def train_seed(
         length = ["--minutes", minutes] if minutes else []
         python("train", "fit", "--config", options.recipe, "--data", data, "--run", run, "--seed",
                seed, "--wandb", "disabled", "--validate_tokens", 4096, *length, *flags)  # fmt: skip
-        python("arch", "check", run)  # a model that leaks ends here
+        python("arch", "check", run)  # which fails of a model that leaks
         said = python("eval", "loss", run, "--corpus", data, "--format", "json")
         write_text(run / "loss.json", said)
     (loss,) = json.loads((run / "loss.json").read_text(encoding="utf-8"))
@@ -152,24 +154,23 @@ def train_seed(
 
 def row_text(
     options: argparse.Namespace, flags: Sequence[str], seeds: Sequence[dict[str, Any]],
-    p: float | None, before: dict[str, Any] | None,
+    p: float | None, before: dict[str, Any] | None, made_by: tuple[str, str],
 ) -> str:  # fmt: skip
     """The line of the table."""
     bits = [seed["bits"] for seed in seeds]
-    low, high = stats.t.interval(0.95, len(bits) - 1, mean(bits), stats.sem(bits))
+    low, high = stats.t.interval(0.95, len(bits) - 1, fmean(bits), stats.sem(bits))
     lines = "" if before is None else lines_since(before["commit"])
     cells = (
         time.strftime("%Y-%m-%d"),
         " ".join([options.recipe, *flags]),
-        f"{mean(bits):.4f} ({low:.4f} to {high:.4f})",
+        f"{fmean(bits):.4f} ({low:.4f} to {high:.4f})",
         " ".join(f"{value:.4f}" for value in bits),
         "" if p is None else f"{p:.2g}",
-        f"{mean([seed['tokens'] for seed in seeds]) / 1e6:.2f}",
-        f"{mean([seed['seconds'] for seed in seeds]):.0f}",
+        f"{fmean(seed['tokens'] for seed in seeds) / 1e6:.2f}",
+        f"{fmean(seed['seconds'] for seed in seeds):.0f}",
         lines,
         processor(),
-        git("rev-parse", "--short", "HEAD"),
-        source_hash(),
+        *made_by,
     )
     return f"| {' | '.join(cells)} |"
 
@@ -188,16 +189,12 @@ def last_record(page: str, track: str) -> dict[str, Any] | None:
 
 def with_row(page: str, heading: str, line: str) -> str:
     """The page with a line at the end of the table under a heading."""
-    start, found, rest = page.partition(f"## {heading}\n")
-    if not found:
+    sections = page.split("\n## ")
+    named = [i for i, section in enumerate(sections) if section.startswith(f"{heading}\n")]
+    if not named:
         raise RecordError(f"{PAGE}: there is no heading '## {heading}'")
-    section, following = (*rest.partition("\n## "),)[0], rest.partition("\n## ")[1:]
-    return start + found + section.rstrip("\n") + f"\n{line}\n" + "".join(following)
-
-
-def mean(values: Sequence[float]) -> float:
-    """The mean."""
-    return sum(values) / len(values)
+    sections[named[0]] = sections[named[0]].rstrip("\n") + f"\n{line}\n"
+    return "\n## ".join(sections)
 
 
 def lines_since(commit: str) -> str:
@@ -235,12 +232,16 @@ def git(*words: str) -> str:
 
 
 def python(room: str, *words: object) -> str:
-    """Runs a command of ours with two threads; what it prints. Its errors go to the terminal."""
+    """Runs a command of ours with two threads; what it prints. Its errors go to the terminal.
+
+    Raises:
+        RecordError: it fails.
+    """
     command = [sys.executable, "-m", room, *map(str, words)]
     threads = {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "PYTHONPATH": str(ROOT)}
-    run = subprocess.run(
-        command, env=os.environ | threads, stdout=subprocess.PIPE, text=True, check=True
-    )
+    run = subprocess.run(command, env=os.environ | threads, stdout=subprocess.PIPE, text=True)
+    if run.returncode:
+        raise RecordError(f"`python -m {' '.join(command[2:5])} ...` failed: {run.returncode}")
     return run.stdout
 
 

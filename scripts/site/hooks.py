@@ -50,7 +50,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         path = (here / target).resolve()
         if path.is_dir() and (path / "README.md").is_file():
             return f"{image}[{text}]({target.rstrip('/')}/README.md{anchor})"
-        known = path.is_file() or path.relative_to(ROOT).as_posix() in ("docs/reference.md",)
+        known = path.is_file() or path == docs / "reference.md"  # which `on_files` writes
         return found[0] if known and docs in path.parents else text
 
     return LINK.sub(inside, markdown)

@@ -89,6 +89,15 @@ metadata.distribution = distribution
 """
 
 
+def run_alone(code: str, folder: Path) -> str:
+    """What Python prints of the code, which must pass, with the `sitecustomize` of a folder."""
+    alone = {"PYTHONPATH": f"{folder}:{ROOT}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command, environment = [sys.executable, "-c", code], os.environ | alone
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 def test_gpu_check_needs_torch_triton_numpy_and_pytest_alone(tmp_path):
     """The tests of kernels are collected, the benchmark is imported, the others are skipped."""
     (tmp_path / "sitecustomize.py").write_text(ALONE)
@@ -98,20 +107,13 @@ def test_gpu_check_needs_torch_triton_numpy_and_pytest_alone(tmp_path):
         ["bash", "-c", f'{needs}\nfor f in $(grep -rl "mark[.]gpu" tests --include="test_*.py"); '
          'do echo "$f: $(needs $f)"; done'], cwd=ROOT, capture_output=True, text=True, check=True,
     ).stdout.splitlines()  # fmt: skip
-    asked = dict(line.split(": ") for line in found)
-    alone = [file for file, packages in asked.items() if packages == "pytest"]
+    needed = dict(line.split(": ") for line in found)
+    alone = [file for file, packages in needed.items() if packages == "pytest"]
     assert "tests/arch/test_kernels_gpu.py" in alone
-    assert "lightning" in asked["tests/train/test_speed.py"]
+    assert "lightning" in needed["tests/train/test_speed.py"]
     words = ["-m", "gpu", "--collect-only", *alone]
     collect = f"import scripts.bench.kernels, pytest; raise SystemExit(pytest.main({words}))"
-    environment = os.environ | {
-        "PYTHONPATH": f"{tmp_path}:{ROOT}",
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-    }
-    command = [sys.executable, "-c", collect]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "::test_the_kernels_run" in done.stdout
+    assert "::test_the_kernels_run" in run_alone(collect, tmp_path)
 
 
 def test_the_quick_check_needs_what_its_header_names_alone(tmp_path):
@@ -126,17 +128,10 @@ def test_the_quick_check_needs_what_its_header_names_alone(tmp_path):
         ALONE.replace(bare, f"{bare}, {', '.join(map(repr, plain))}")
     )
     needs = re.findall(r"^needs\(\) \{.*?^\}", script, re.M | re.S)[0]
-    asked = subprocess.run(
+    packages = subprocess.run(
         ["bash", "-c", f"{needs}\nneeds quick"], capture_output=True, text=True, check=True
     ).stdout.strip()
-    run = f"import {asked}; from scripts.bench import quick; import pytest, train.run; " + (
+    run = f"import {packages}; from scripts.bench import quick; import pytest, train.run; " + (
         "raise SystemExit(pytest.main(['--collect-only', *quick.WAITS[3:]]))"
     )
-    environment = os.environ | {
-        "PYTHONPATH": f"{tmp_path}:{ROOT}",
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-    }
-    command = [sys.executable, "-c", run]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "3 tests collected" in done.stdout
+    assert "3 tests collected" in run_alone(run, tmp_path)

@@ -40,9 +40,9 @@ def measured(tmp_path, monkeypatch):
         given = iter(bits)
         seed = {"tokens": 4e6, "seconds": 300.0}
         monkeypatch.setattr(record, "train_seed", lambda *_: {"bits": next(given), **seed})
-        asked = Namespace(track=track, recipe="llama", out=None, stories=None, flags=[],
+        options = Namespace(track=track, recipe="llama", out=None, stories=None, flags=[],
                                 seeds=len(bits))  # fmt: skip
-        said = record.add_row(asked)
+        said = record.add_row(options)
         return said.partition(":")[0], page.read_text()
 
     return add
