@@ -32,7 +32,10 @@ def gains(**found: float) -> list[dict[str, Any]]:
 def test_the_verdict_is_the_rule_that_stood_before(rows, said):
     assert verdict(rows) == said
     text = " ".join(str(quick.__doc__).split())
-    assert "at least 3 % tokens/s of `fit` at T = 512, or 8 % at 2,048 (one of the two is enough)" in text
+    assert (
+        "at least 3 % tokens/s of `fit` at T = 512, or 8 % at 2,048 (one of the two is enough)"
+        in text
+    )
 
 
 def test_kernels_are_compared_with_float64_and_wrong_ones_are_found(monkeypatch):
