@@ -15,6 +15,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -232,14 +233,19 @@ def git(*words: str) -> str:
 
 
 def python(room: str, *words: object) -> str:
-    """Runs a command of ours with two threads; what it prints. Its errors go to the terminal.
+    """Runs a command of ours with two threads, and nothing compiled before; what it prints.
+
+    Its errors go to the terminal.
 
     Raises:
         RecordError: it fails.
     """
     command = [sys.executable, "-m", room, *map(str, words)]
-    threads = {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "PYTHONPATH": str(ROOT)}
-    run = subprocess.run(command, env=os.environ | threads, stdout=subprocess.PIPE, text=True)
+    settings = {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "PYTHONPATH": str(ROOT)}
+    with tempfile.TemporaryDirectory() as compiled:
+        settings["TORCHINDUCTOR_CACHE_DIR"] = compiled
+        environment = os.environ | settings
+        run = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
     if run.returncode:
         raise RecordError(f"`python -m {' '.join(command[2:5])} ...` failed: {run.returncode}")
     return run.stdout

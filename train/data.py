@@ -74,11 +74,10 @@ class Windows:
         )
         return self._pair(self._line.windows(starts, self.width))
 
-    def targets(self, first: int, size: int) -> int:
-        """How many targets of these training samples count."""
-        if self._pad is None:
-            return size * (self.width - 1)
-        return int((self.batch(first, size)[1] != IGNORE).sum())
+    @property
+    def padded(self) -> bool:
+        """Whether some targets do not count."""
+        return self._pad is not None
 
     def in_order(self, size: int, limit: int | None = None) -> Iterator[Pair]:
         """Batches of `size` that hold every token as a target once, in the order of the file."""
@@ -212,9 +211,16 @@ def train_batches(
     """
     micro, parts = batch.split(devices)
     for step in count(first, batch.size):
-        loss_denominator = windows.targets(step, batch.size) / (parts * devices)
-        for place in range(rank * micro, batch.size, devices * micro):
-            inputs, targets = windows.batch(step + place, micro)
+        counted, whole = batch.size * (windows.width - 1), None
+        if windows.padded:  # how many targets count is known of the whole step alone
+            whole = windows.batch(step, batch.size)
+            counted = int((whole[1] != IGNORE).sum())
+        loss_denominator = counted / (parts * devices)
+        for start in range(rank * micro, batch.size, devices * micro):
+            if whole is None:
+                inputs, targets = windows.batch(step + start, micro)
+            else:
+                inputs, targets = (part[start : start + micro] for part in whole)
             if pin:
                 inputs, targets = inputs.pin_memory(), targets.pin_memory()
             yield inputs, targets, loss_denominator

@@ -18,6 +18,11 @@ TABLE = 2**27
 """Angles of a rotary table, at most: half a GB, of a context of a million at 128 features."""
 
 
+PRODUCTS = 512
+"""Up to this length attention is two products and a softmax where it is compiled for a CPU: there
+the gradient of torch's own takes twice as long."""
+
+
 class KeyValue(NamedTuple):
     """The keys (positions already in them) and values so far, each `(P, T, kv_heads, width)`."""
 
@@ -112,15 +117,24 @@ class CausalAttention(TokenMixer):
         cut = self.window is not None and self.window < T
         if causal and (cut or 1 < S < T):  # one may see all, and for all of them SDPA has a flag
             seen = self.visible(S, T, q.device)
-        y = F.scaled_dot_product_attention(
-            q.transpose(1, 2),
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            attn_mask=seen,
-            is_causal=causal and seen is None and S == T,
-            scale=self.scale,
-            enable_gqa=q.shape[2] != k.shape[2],
-        )
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        if (
+            torch.compiler.is_compiling()
+            and causal
+            and S == T <= PRODUCTS
+            and q.device.type == "cpu"
+        ):
+            y = attend_by_products(q, k, v, self.visible(S, T, q.device), self.scale)
+        else:
+            y = F.scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                attn_mask=seen,
+                is_causal=causal and seen is None and S == T,
+                scale=self.scale,
+                enable_gqa=q.shape[1] != k.shape[1],
+            )
         return self.merge(y.transpose(1, 2).flatten(2))
 
 
@@ -233,6 +247,17 @@ class Attention(CausalAttention):
     def merge(self, y: Tensor) -> Tensor:
         """`(B, T, heads * width) -> (B, T, D)`."""
         return self.o_proj(y)
+
+
+def attend_by_products(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float) -> Tensor:
+    """Attention whose scores are whole in memory, `(B, heads, S, width)`; seen is `(S, T)`.
+
+    Keys and values `(B, kv_heads, T, width)` serve a group of heads each.
+    """
+    groups = q.unflatten(1, (k.shape[1], -1))
+    scores = (groups * scale) @ k[:, :, None].transpose(-1, -2)
+    weights = scores.masked_fill(~seen, -torch.inf).softmax(dim=-1).to(v.dtype)
+    return (weights @ v[:, :, None]).flatten(1, 2)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from arch.mixers.attention import CausalAttention, attend_by_products
 from tests.arch.cases import random_mixer
 
 B, T, D = 2, 7, 8
@@ -110,6 +111,26 @@ def test_kernel_is_a_conv1d_over_features_with_every_tap_masked(x, size):
     weight = lower(mixer.mix.weight).permute(1, 2, 0)
     expected = F.conv1d(x, weight, mixer.mix.bias, padding="same")
     torch.testing.assert_close(mixer(x), expected)
+
+
+@pytest.mark.parametrize(("heads", "window"), [(4, None), (2, None), (2, 3)])
+def test_attention_by_products_is_that_of_torch(heads, window):
+    q, k, v = (torch.randn(B, n, T, D, dtype=torch.float64, requires_grad=True)
+               for n in (4, heads, heads))  # fmt: skip
+    attention = CausalAttention()
+    attention.window = window
+    seen = attention.visible(T, T, q.device)
+    results = []
+    for attend in (
+        lambda: attend_by_products(q, k, v, seen, 0.3),
+        lambda: F.scaled_dot_product_attention(
+            q, k, v, attn_mask=seen, scale=0.3, enable_gqa=heads != 4
+        ),
+    ):
+        y = attend()
+        results.append((y, *torch.autograd.grad(y.square().sum(), (q, k, v))))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_side_by_side_is_the_sum(x):
