@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from arch.config import ModelConfig
 from arch.errors import ModelError
-from arch.mixers import TokenMixer, Triangle, build_mixer, share_rotary
+from arch.mixers import Depthwise, TokenMixer, Triangle, build_mixer, share_rotary
 from arch.patterns import parse
 
 
@@ -337,9 +337,9 @@ def matrices(module: nn.Module) -> list[nn.Parameter]:
     """What an optimiser treats as a matrix over features: it decays, and Muon may take it.
 
     The weights of linear layers, and any parameter with two dimensions that a module keeps itself.
-    Not embeddings and triangles.
+    Not embeddings, triangles and depthwise convolutions.
     """
-    kinds = nn.Embedding | Triangle
+    kinds = nn.Embedding | Triangle | Depthwise
     parts = [part for part in module.modules() if not isinstance(part, kinds)]
     weights = [p for part in parts for p in part.parameters(recurse=False) if p.dim() == 2]
     embeddings = {m.weight for m in module.modules() if isinstance(m, nn.Embedding)}

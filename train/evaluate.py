@@ -140,12 +140,14 @@ def _read_figures(table: Path, model: Path) -> dict[str, float]:
 def _run(*words: str) -> list[str]:
     """Runs a command of `eval`; what went wrong, if anything."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = os.environ | {"PYTHONPATH": path}
+    environment.pop("REMNANT_KERNELS", None)  # chosen for training: an evaluation is in fp32
     done = subprocess.run(
         [sys.executable, "-m", "eval", *words],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        env=os.environ | {"PYTHONPATH": path},
+        env=environment,
     )
     if not done.returncode:
         return []

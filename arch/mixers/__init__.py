@@ -8,6 +8,7 @@ from arch.errors import ModelError, is_out_of_memory, printable
 from arch.mixers.attention import Attention, CausalAttention, rotate, share_rotary
 from arch.mixers.base import Identity, SideBySide, TokenMixer
 from arch.mixers.masked import (
+    Depthwise,
     Expanded,
     Flat,
     Headed,
@@ -19,11 +20,12 @@ from arch.mixers.masked import (
 from arch.patterns import find_foreign, locate_module, parse
 
 __all__ = [
-    "MIXERS", "CausalAttention", "TokenMixer", "Triangle", "build_mixer", "refuse_foreign",
-    "rotate", "share_rotary",
+    "MIXERS", "CausalAttention", "Depthwise", "TokenMixer", "Triangle", "build_mixer",
+    "refuse_foreign", "rotate", "share_rotary",
 ]  # fmt: skip
 MIXERS: dict[str, type[TokenMixer]] = {
     "attention": Attention,
+    "depthwise": Depthwise,
     "expanded": Expanded,
     "flat": Flat,
     "headed": Headed,

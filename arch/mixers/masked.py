@@ -1,4 +1,4 @@
-"""The masked convolutions: learnt triangles over positions, and the mixers made of them.
+"""The masked convolutions: learnt triangles over positions, the mixers made of them, a short one.
 
 The forms are those of Badger, "Masked Mixers for Language Generation and Retrieval" (2409.01482),
 unless a class says otherwise.
@@ -17,7 +17,7 @@ from arch.kernels.masked_conv import masked_convolution
 from arch.mixers.base import TokenMixer
 
 MOST = 64
-"""Branches, taps and hidden rows that a mixer may have: more is a mistake."""
+"""Branches, taps, distances and hidden rows that a mixer may have: more is a mistake."""
 Rows = tuple[Tensor, Tensor | None, Tensor, Tensor | None]
 
 
@@ -288,3 +288,46 @@ class Rectangular(Expanded):
         expand_bias = None if expand_bias is None else expand_bias[None]
         contract, bias = self.contract.rows(start, count)
         return expand[None], expand_bias, contract[None], bias
+
+
+class Depthwise(TokenMixer):
+    """Y[t] = sum over k < size of w_k * X[t - k], a weight for each feature and distance.
+
+    A short causal convolution for what the last few tokens say together; beside another mixer, as
+    `attention+depthwise`, it adds what that mixer would have to learn. It starts at zero.
+
+    Raises:
+        ModelError: a size that is not from 1 to `MOST`.
+    """
+
+    def __init__(self, d_model: int, context: int, *, size: int = 4) -> None:
+        super().__init__()
+        check_count("depthwise: size", size, MOST)
+        self.weight = nn.Parameter(torch.empty(size, d_model))
+
+    def reset_parameters(self) -> None:
+        """Starts at zero."""
+        nn.init.zeros_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(B, T, D) -> (B, T, D)`."""
+        return self._after(x)
+
+    def prefix(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The state is the last inputs, `(P, size - 1, D)`, zeros where there were none."""
+        before = x.new_zeros(x.shape[0], len(self.weight) - 1, x.shape[2])
+        inputs = torch.cat([before if state is None else state, x], dim=1)
+        return self._after(inputs)[:, before.shape[1] :], inputs[:, x.shape[1] :]
+
+    def step(self, x: Tensor, state: Tensor) -> Tensor:
+        """`(N, S, D) -> (N, S, D)`."""
+        past = state.repeat_interleave(len(x) // len(state), dim=0)
+        return self._after(torch.cat([past, x], dim=1))[:, past.shape[1] :]
+
+    def _after(self, x: Tensor) -> Tensor:
+        """Zeros stand before the first position."""
+        weight = self.weight.to(x.dtype)
+        y = x * weight[0]
+        for k in range(1, min(len(weight), x.shape[1])):
+            y = y + F.pad(x[:, :-k], (0, 0, k, 0)) * weight[k]
+        return y

@@ -29,6 +29,7 @@ MIXERS = (
     "attention(heads=1, bias=true)",
     "attention(heads=4, kv_heads=2)",
     "attention(heads=2, qk_norm=true)",
+    "depthwise(size=3)",
     "identity",
     "attention(heads=2)+flat",
 )

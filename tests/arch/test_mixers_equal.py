@@ -133,6 +133,14 @@ def test_attention_by_products_is_that_of_torch(heads, window):
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("size", [1, 3, T + 2])
+def test_depthwise_is_a_causal_conv1d_of_each_feature_alone(x, size):
+    mixer = random_mixer(f"depthwise(size={size})", D, T)
+    weight = mixer.weight.detach().flip(0).T[:, None]  # conv1d reads from the earliest on
+    expected = F.conv1d(F.pad(x.transpose(1, 2), (size - 1, 0)), weight, groups=D)
+    torch.testing.assert_close(mixer(x), expected.transpose(1, 2))
+
+
 def test_side_by_side_is_the_sum(x):
     both = random_mixer("attention(heads=2)+flat", D, T)
     torch.testing.assert_close(both(x), both.mixers[0](x) + both.mixers[1](x))

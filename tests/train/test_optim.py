@@ -72,7 +72,7 @@ def test_rates_and_decay_go_by_the_kind_of_a_parameter(
     small_model, settings, embedding, hidden, tied
 ):
     """The matrices of linear layers decay and nothing else; Muon takes those of the blocks."""
-    model = small_model(mixers=("flat", "attention(heads=4, qk_norm=true)"), tied=tied)
+    model = small_model(mixers=("flat+depthwise", "attention(heads=4, qk_norm=true)"), tied=tied)
     names = {id(p): name for name, p in model.requires_grad_(True).named_parameters()}
     groups = build_optimizer(model, settings).param_groups
     found = {names[id(p)]: (g["lr"], g["weight_decay"]) for g in groups for p in g["params"]}
