@@ -20,6 +20,7 @@ from eval.captured.certainty.verified import Found
 from eval.captured.elsewhere import look_elsewhere
 from eval.captured.files.axes import take_layer
 from eval.captured.files.caches import Cache, read_cache
+from eval.captured.files.logits import LOGITS, are_logits, solve_head
 from eval.captured.files.stored import FLOATS, read_stored
 from eval.captured.search import pass_over_damage, search, try_exact
 from eval.captured.site import Captured, identify, leave_out_empty, start_at
@@ -67,7 +68,8 @@ def recover(
             `hidden_states` of transformers counts, but for its last entry, which is part final;
             several are joined along the channels. None: found (`find_site`).
         part: block (the stream after it; default), mixer, stream, key, rotated_key (as caches hold
-            keys) or value.
+            keys), value, final (the last block behind the final norm) or logits, to which
+            log-probabilities of all tokens count.
         shown: positions that are shown, or a slice as "[:, 3:, :]"; None: all.
         first: position of the first row of outputs; the tokens before it are hidden. None: 0, or
             what a cache with a sliding window says of itself.
@@ -101,6 +103,9 @@ def recover(
     stored = stored.to(checkpoint.model.embedding.weight.device)
     visible = leave_out_empty(stored, _slice(shown, first, stored.values.shape[1]))
     source = choose_corpus([checkpoint], corpus)
+    if part == LOGITS or (part is layer is None and are_logits(checkpoint.model, stored.values)):
+        stored = solve_head(checkpoint.model, stored)
+        layer, part = checkpoint.config.n_layers, "final"
     captured = identify(checkpoint, source, stored, visible, layer, part, computed)
     if shown is None and solver is None:
         captured = captured.without_first()

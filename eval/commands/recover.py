@@ -33,7 +33,7 @@ def recover_file(
     model: str,
     tensor: Words = None,
     layer: Natural | Sequence[Natural] | None = None,
-    part: Part | None = None,
+    part: Part | Literal["logits"] | None = None,
     positions: Natural | Sequence[Natural] | None = None,
     first: Natural | None = None,
     stored: Literal["fp32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8"] | None = None,

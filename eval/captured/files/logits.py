@@ -1,0 +1,72 @@
+"""Logits and log-probabilities, read back to what the head reads: the outputs of the final norm.
+
+Logits are a linear map of these outputs, and far more numbers: least squares solves for them. A
+constant at each position is free, by which log-probabilities differ from logits.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from arch import LanguageModel
+from eval.captured.files.stored import Stored
+from eval.messages import RequestError, say_once
+
+LOGITS = "logits"
+"""The part of the last layer that `recover` knows beside those of a circuit."""
+MISFIT = 0.1  # of the logits' own size: what is left beside a model's own head is rounding
+DEVIATION = 2 * 12**0.5  # a step in deviations of rounding, doubled: solved numbers err together
+
+
+def are_logits(model: LanguageModel, outputs: Tensor) -> bool:
+    """Whether a tensor has a number for each token, and no site has that many channels."""
+    V = model.config.vocab_size
+    return outputs.shape[-1] == V != model.config.d_model and 3 * model.config.d_model < V
+
+
+@torch.no_grad()
+def solve_head(model: LanguageModel, stored: Stored) -> Stored:
+    """Outputs of the final norm `(B, T, D)`, by their logits `(B, T, V)`.
+
+    Steps are those that rounding in the logits leaves in the solution.
+
+    Raises:
+        RequestError: a model whose logits are no linear map of the norm's outputs, another number
+            of logits than it has tokens, or logits that no outputs of its norm have.
+    """
+    weight = _head(model).double().cpu()
+    values = stored.values.double().cpu()
+    V = len(weight)
+    if values.shape[-1] != V:
+        raise RequestError(f"outputs: {values.shape[-1]} logits; this model has {V} tokens")
+    weight = weight - weight.mean(dim=0)
+    values = values - values.mean(dim=-1, keepdim=True)
+    inverse = torch.linalg.pinv(weight)  # (D, V)
+    solved = values @ inverse.T
+    left = (values - solved @ weight.T).norm(dim=-1) / values.norm(dim=-1)
+    if not bool((left.nanmedian(dim=1).values < MISFIT).all()):
+        raise RequestError(
+            f"outputs: no logits of this model: beside its head {float(left.nanmedian()):.0%} of "
+            "their size is left; give the logits, or the log-probabilities, of every token"
+        )
+    deviation = (stored.step.double().cpu().square() / 12 @ inverse.square().T).sqrt()
+    say_once("logits: the outputs of the final norm are solved for, by the head")
+    return Stored(solved.float(), (DEVIATION * deviation).float(), stored.format)
+
+
+def _head(model: LanguageModel) -> Tensor:
+    """The head's weight `(V, D)`, for which a model's own logits stand.
+
+    Raises:
+        RequestError: the model does more than multiply by it.
+    """
+    weight, D = getattr(model.head, "weight", None), model.config.d_model
+    if isinstance(model.head, nn.Linear) and weight is not None:
+        generator = torch.Generator().manual_seed(0)
+        hidden = torch.randn(1, 2, D, generator=generator).to(model.embedding.weight)
+        own, ours = model.logits(hidden), model.head(model.norm(hidden))
+        if torch.allclose(own, ours[..., : own.shape[-1]], rtol=1e-3, atol=1e-3):
+            return weight.detach()[: own.shape[-1]]
+    raise RequestError(
+        f"part {LOGITS!r}: the logits of this {model.config.mixers[0]} model are no product of its "
+        "head and the final norm's outputs; give --part final"
+    )

@@ -1,0 +1,54 @@
+"""Tokens from logits of transformers, and from log-probabilities."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from eval import RequestError, recover
+from tests.eval.inversion.search_cases import TEXTS
+from tests.said import one_line
+
+
+@pytest.fixture(params=["llama", "gpt2"])
+def scored(request, directories):
+    """A model, and the logits that transformers gives for two prompts."""
+    path = directories[request.param]
+    tokens = load_file(f"{path}/states.safetensors")["tokens"]
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(path)(tokens).logits
+    return f"hf:{path}", logits
+
+
+FORMS = {
+    "logits": lambda logits: logits,
+    "log-probabilities": lambda logits: logits.log_softmax(dim=-1),
+    "rounded": lambda logits: logits.bfloat16(),
+}
+
+
+@pytest.mark.parametrize("part", ["logits", None])
+@pytest.mark.parametrize("form", FORMS)
+def test_logits_give_the_text_away(scored, form, part):
+    model, logits = scored
+    found = recover(model, FORMS[form](logits), part=part, corpus="toy:400")
+    assert found.texts == TEXTS
+    assert found.site.startswith("final.")
+
+
+def test_other_numbers_are_refused(scored):
+    model, logits = scored
+    noise = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0))
+    with one_line(RequestError, "no logits of this model"):
+        recover(model, noise, part="logits", corpus="toy:400")
+    with one_line(RequestError, f"{logits.shape[-1] - 1} logits"):
+        recover(model, logits[..., 1:], part="logits", corpus="toy:400")
+
+
+def test_certain_tokens_of_rounded_logits_are_right(scored):
+    model, logits = scored
+    found = recover(model, logits.bfloat16(), part="logits", corpus="toy:400")
+    true = recover(model, logits, part="logits", corpus="toy:400")
+    for answer, grades, right in zip(found.tokens, found.grades, true.tokens, strict=True):
+        certain = torch.tensor([grade == "certain" for grade in grades])
+        assert torch.equal(answer[certain], right[certain])
