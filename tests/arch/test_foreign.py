@@ -1,5 +1,6 @@
 """What lies in a directory of transformers is read alike by both doors, or refused."""
 
+import io
 import json
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from tokenizers import Tokenizer, processors
 
 from arch import ModelError, load_pretrained
 from arch.formats.llama import import_transformers
+from eval.__main__ import main as evaluate
 from eval.models.checkpoint import open_model
 from eval.models.text import random_prompts
 from tests.arch.cases import byte_tokenizer
@@ -213,7 +215,9 @@ EVIL = "from pathlib import Path\nPath({marker!r}).write_text('ran')\n"
 
 
 @pytest.mark.parametrize("where", ["config.json", "tokenizer_config.json"])
-def test_code_of_a_directory_is_neither_run_nor_asked_about(where, llama, tmp_path):
+def test_code_of_a_directory_is_neither_run_nor_asked_about(
+    where, llama, tmp_path, monkeypatch, capfd
+):
     place = llama()
     marker = tmp_path / "marker"
     for module in ("configuration_mine", "modeling_mine", "tokenization_mine"):
@@ -224,13 +228,11 @@ def test_code_of_a_directory_is_neither_run_nor_asked_about(where, llama, tmp_pa
                "AutoTokenizer": ["tokenization_mine.T", None]}  # fmt: skip
     more = {"model_type": "mine"} if where == "config.json" else {"tokenizer_class": "T"}
     path.write_text(json.dumps(known | {"auto_map": classes} | more))
-    done = subprocess.run(
-        [sys.executable, "-m", "eval", "loss", f"hf:{place}", "--text", "abc"],
-        input="yes\n" * 9, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert "not run" in done.stderr.strip().splitlines()[-1]
+    monkeypatch.setattr("sys.stdin", io.StringIO("yes\n" * 9))
+    assert evaluate(["loss", f"hf:{place}", "--text", "abc"]) == 2
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert "not run" in said.err.strip().splitlines()[-1]
     assert not marker.exists()
 
 

@@ -18,13 +18,13 @@ def data(stories):
 
 def test_saved_models_are_evaluated_as_by_hand_and_the_run_has_the_figures(data, tmp_path):
     run = tmp_path / "run"
-    flags = ["--eval_every", "3", "--loggers", "[csv]", "--eval_wait", "false"]
+    flags = ["--eval_every", "6", "--loggers", "[csv]", "--eval_wait", "false"]
     suite = tmp_path / "own.yaml"
     suite.write_text("own: {layers: last, solvers: [propose], count: 2, length: 6}")
     assert fit(data, run, *flags, "--eval", str(suite)) == 0
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     evaluated = {row["step"]: row for row in rows if "eval/shown" in row}
-    assert list(evaluated) == [0, 3, 6]
+    assert list(evaluated) == [0, 6]
     table = tmp_path / "table.csv"
     assert evaluate(["compare", str(run), str(run / "eval"), "--csv", str(table)]) == 0
     for line in csv.DictReader(table.read_text().splitlines()):
@@ -33,19 +33,37 @@ def test_saved_models_are_evaluated_as_by_hand_and_the_run_has_the_figures(data,
         assert known == {name: row[name] for name in known}
         assert {"eval/shown", "eval/bits_per_byte"} <= set(known)
     assert "eval/shown" in (run / "csv" / "version_0" / "metrics.csv").read_text()
-    folder = run / "models"
-    assert sorted(path.name for path in folder.iterdir()) == [
-        f"step-{step:06d}" for step in (0, 3, 6)
-    ]
+    assert _steps(run) == ["step-000000", "step-000006"]
 
 
-def test_an_evaluation_that_fails_is_a_line(data, tmp_path, capsys):
-    assert fit(data, tmp_path / "run", "--eval_every", "6", "--eval", "none") == 0
+def test_an_evaluation_that_fails_is_a_line(data, tmp_path, monkeypatch, capsys):
+    """Training goes on; every third step and the last have an evaluation."""
+    measured = []
+
+    def fail(model, folder, suite):
+        assert model.is_dir()
+        measured.append((model.name, folder, suite))
+        return {}, "eval gave no figures; 0 s; eval invert failed: no suite"
+
+    monkeypatch.setattr("train.evaluate.measure", fail)
+    run = tmp_path / "run"
+    flags = ["--eval_every", "3", "--eval", "none", "--trainer.max_steps", "7"]
+    assert fit(data, run, *flags) == 0
     said = [line for line in capsys.readouterr().out.splitlines() if "eval invert failed" in line]
-    assert len(said) == 2
-    figures, line = measure(tmp_path / "missing-000003", tmp_path / "out", "quick")
+    assert [line.split()[1] for line in said] == ["0", "3", "6", "7"]
+    assert measured == [(name, run / "eval", "none") for name in _steps(run)]
+    assert _steps(run) == [f"step-{step:06d}" for step in (0, 3, 6, 7)]
+
+
+def test_commands_that_fail_are_named_in_the_line(tmp_path):
+    figures, line = measure(tmp_path / "step-000003", tmp_path / "out", "none")
     assert not figures
-    assert "eval loss failed: " in line
+    assert all(f"eval {name} failed: " in line for name in ("loss", "invert", "bits"))
+
+
+def _steps(run):
+    """Names of the models that a run has saved."""
+    return sorted(path.name for path in (run / "models").iterdir())
 
 
 @pytest.mark.parametrize("broken", ["init", "Run.log", "Run.finish"])
