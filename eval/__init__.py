@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from eval.captured.recover import recover as recover
+    from eval.captured.search.scores import recover_scores as recover_scores
     from eval.commands.bits import bits as bits
     from eval.commands.invert import invert as invert
     from eval.commands.language import generate as generate
@@ -42,6 +43,7 @@ _MODULES = {
     "loss": "commands.language",
     "probe": "commands.probe",
     "recover": "captured.recover",
+    "recover_scores": "captured.search.scores",
     "watching": "rows.progress",
 }
 

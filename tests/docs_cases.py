@@ -68,7 +68,7 @@ NOT_RUN = {
     r"--wandb offline": "starts W&B's process; tests/eval/views/test_tracking.py has it",
     r"fineweb-edu|--download|scripts/smollm2|models/smollm2": "needs the network",
     r"weights\.gguf": "tests/arch/test_gguf.py makes and imports such a file",
-    r"eval recover": "needs a model of the hub; tests/eval/captured/test_recover.py has it",
+    r"eval (recover|capture)": "needs a model of the hub; tests/eval/captured has both",
     r"eval explore": "serves until it is interrupted; tests/eval/explore/test_explore.py has it",
 }
 NAMED = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("docs/*.md"))

@@ -34,6 +34,8 @@ RECIPES = {
     "rows": f"{LLAMA} --layout rows --schedule.decay linear --schedule.floor 0",
     "bfloat16": "--precision bf16-mixed",
 }
+THREE = ("hybrid", "muon", "rows")
+"""Recipes that are computed in other ways, too: all mixers, optimisers and layouts are in them."""
 LOSSES = Path(__file__).with_name("losses.json")
 MARGIN = dict.fromkeys(RECIPES, 1e-5) | {"muon": 5e-4, "bfloat16": 3e-3}
 """Of a loss, relative: between processors, and between runs that sum in another order."""
@@ -72,10 +74,10 @@ def shared(places, forked, tmp_path_factory):
     folder, devices = tmp_path_factory.mktemp("two"), "--trainer.devices 2 --trainer.strategy ddp"
     commands = [
         f"fit --data {places[name]} --run {folder / name} {' '.join(flags(name))} {devices}".split()
-        for name in RECIPES
+        for name in THREE
     ]
     in_two_processes(forked, [*commands], folder)
-    return {name: losses(folder / name) for name in RECIPES}
+    return {name: losses(folder / name) for name in THREE}
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -85,12 +87,12 @@ def test_losses_are_those_on_record(plain, name):
     assert plain[name] == pytest.approx(expected, rel=MARGIN[name])
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", THREE)
 def test_two_processes_have_the_losses_of_one(plain, shared, name):
     assert shared[name] == pytest.approx(plain[name], rel=MARGIN[name])
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", THREE)
 def test_steps_in_parts_have_the_losses_of_whole_ones(places, plain, tmp_path, name):
     assert fit(places[name], tmp_path / "run", *flags(name), "--batch.micro", "2") == 0
     assert losses(tmp_path / "run") == pytest.approx(plain[name], rel=MARGIN[name])
@@ -110,7 +112,7 @@ def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # torch's own doing
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", [*THREE, "bfloat16"])
 def test_a_compiled_run_has_the_losses_of_a_plain_one(places, plain, tmp_path, monkeypatch, name):
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **how: compile_(f, backend="aot_eager", **how))

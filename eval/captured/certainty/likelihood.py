@@ -65,6 +65,14 @@ def token_probabilities(
     return found
 
 
+def limit_chances(chances: list[float | None]) -> list[float | None]:
+    """A prompt's probabilities, none above one half where most positions are not explained."""
+    known = [math.nan if chance is None or chance == 1 else chance for chance in chances]
+    if _is_explained(known):
+        return chances
+    return [chance if chance in (None, 1) else min(chance, 0.5) for chance in chances]
+
+
 def _run(circuit: Circuit, tokens: Tensor, state: State | None) -> Tensor:
     """The outputs of `(B, N)` candidates for the next position, `(B, N, width)`."""
     size = max(1, candidates_at_once(circuit.model) // len(tokens))

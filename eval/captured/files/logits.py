@@ -33,7 +33,7 @@ def solve_head(model: LanguageModel, stored: Stored) -> Stored:
         RequestError: a model whose logits are no linear map of the norm's outputs, another number
             of logits than it has tokens, or logits that no outputs of its norm have.
     """
-    weight = _head(model).double().cpu()
+    weight = read_head(model).double().cpu()
     values = stored.values.double().cpu()
     V = len(weight)
     if values.shape[-1] != V:
@@ -53,8 +53,9 @@ def solve_head(model: LanguageModel, stored: Stored) -> Stored:
     return Stored(solved.float(), (DEVIATION * deviation).float(), stored.format)
 
 
-def _head(model: LanguageModel) -> Tensor:
-    """The head's weight `(V, D)`, for which a model's own logits stand.
+@torch.no_grad()
+def read_head(model: LanguageModel) -> Tensor:
+    """The head's weight `(V, D)`, in fp32 at least, where logits are its product alone.
 
     Raises:
         RequestError: the model does more than multiply by it.
@@ -65,7 +66,8 @@ def _head(model: LanguageModel) -> Tensor:
         hidden = torch.randn(1, 2, D, generator=generator).to(model.embedding.weight)
         own, ours = model.logits(hidden), model.head(model.norm(hidden))
         if torch.allclose(own, ours[..., : own.shape[-1]], rtol=1e-3, atol=1e-3):
-            return weight.detach()[: own.shape[-1]]
+            weight = weight.detach()[: own.shape[-1]]
+            return weight.to(torch.promote_types(weight.dtype, torch.float32))
     raise RequestError(
         f"part {LOGITS!r}: the logits of this {model.config.mixers[0]} model are no product of its "
         "head and the final norm's outputs; give --part final"

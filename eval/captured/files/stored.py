@@ -25,6 +25,8 @@ FORMATS = (*FLOATS, *BYTES, *CODES)
 ORDERS = {2: "TC", 3: "BTC", 4: "BHTd"}
 """Axes of a tensor, by how many it has: prompts B, tokens T, channels C, heads H and those of d."""
 ENOUGH = 16  # numbers that are no chance where all of them are also numbers of 8 bits
+MOST_DECIMALS = 8
+CLEAR = 8  # times the rounding of float32, from which a step of decimals is seen
 SHAPES = (
     "one number, (T,) or (T, 1) for tokens, (width,) for channels, (T, groups) for groups of "
     "channels, (B, heads, T, 1) for tokens and heads"
@@ -39,7 +41,7 @@ class Stored:
         values: the numbers that are stored, `(B, T, C)`, in float32; NaN where their scale is none.
         step: distance between neighbouring numbers of the format at each, `(B, T, C)`; 0 of an
             integer whose scale is 0, which is known exactly.
-        format: one of `FORMATS`.
+        format: one of `FORMATS`, or as `2 decimals`, to which numbers were printed.
     """
 
     values: Tensor
@@ -119,6 +121,8 @@ def _of_floats(values: Tensor, format: str | None) -> Stored:
     known = format or _shortest(values)
     if known in CODES:
         raise RequestError(f"format {known}: give the integers themselves, and their scale")
+    if format is None and known == "fp32" and (places := _count_decimals(values)):
+        return Stored(values, torch.full_like(values, 10.0**-places), f"{places} decimals")
     return Stored(values, _steps(values, (FLOATS | BYTES)[known]), known)
 
 
@@ -244,6 +248,21 @@ def _shortest(values: Tensor) -> str:
         return name
     byte = next((name for name, kind in BYTES.items() if held(kind)), None)
     return byte if byte and finite.unique().numel() >= ENOUGH else name
+
+
+def _count_decimals(values: Tensor) -> int | None:
+    """Decimals to which all numbers are rounded, as in a printed list; None: to none in sight."""
+    finite = values[values.isfinite()].double()
+    if finite.unique().numel() < ENOUGH or bool((finite == finite.round()).all()):
+        return None
+    rounding = float(finite.abs().max()) * torch.finfo(torch.float32).eps
+    for places in range(1, MOST_DECIMALS + 1):
+        step = 10.0**-places
+        if step < CLEAR * rounding:
+            return None
+        if bool(((finite / step - (finite / step).round()).abs() * step <= rounding).all()):
+            return places
+    return None
 
 
 def _steps(values: Tensor, kind: torch.dtype) -> Tensor:

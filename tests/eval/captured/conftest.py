@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 
+from eval import open_model
 from tests.arch.test_pretrained import saved, their_model
 from tests.eval.inversion.search_cases import TEXTS
 
@@ -36,3 +37,9 @@ def directories(tmp_path_factory):
     command = [sys.executable, "-c", CAPTURE, *paths.values(), *TEXTS]
     subprocess.run(command, check=True, capture_output=True)
     return paths
+
+
+@pytest.fixture(scope="session")
+def opened(directories):
+    """The same models, opened once: what is fitted of a model is kept with it."""
+    return {name: open_model(f"hf:{path}") for name, path in directories.items()}

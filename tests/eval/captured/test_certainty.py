@@ -14,10 +14,10 @@ TEXT = "Tom had a red ball."
 
 
 @pytest.fixture
-def states(directories):
-    """A trained-size Llama, its states and the tokens behind them."""
+def states(directories, opened):
+    """A Llama, its states and the tokens behind them."""
     path = directories["llama"]
-    return f"hf:{path}", load_file(f"{path}/states.safetensors")
+    return opened["llama"], load_file(f"{path}/states.safetensors")
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
@@ -96,7 +96,9 @@ def test_a_damaged_position_in_the_middle_is_passed_over(states):
     assert sum(proof is not None for proof in found.certificates[0]) >= len(right) - 1
 
 
-def test_noise_leaves_tokens_likely_and_a_rotation_leaves_none(states, tmp_path, capsys):
+def test_noise_leaves_tokens_likely_and_a_rotation_leaves_none(
+    states, directories, tmp_path, capsys
+):
     model, held = states
     outputs, chance = held["2"], torch.Generator().manual_seed(0)
     noise = torch.randn(outputs.shape, generator=chance)
@@ -110,19 +112,20 @@ def test_noise_leaves_tokens_likely_and_a_rotation_leaves_none(states, tmp_path,
     turn = torch.linalg.qr(torch.randn(outputs.shape[2], outputs.shape[2], generator=chance))[0]
     file = tmp_path / "turned.safetensors"
     save_file({"block.2": (outputs @ turn).contiguous()}, file)
-    asked = ["recover", str(file), "--model", model, "--corpus", "toy:400", "--format", "json"]
-    assert main(asked) == 0
+    words = ["recover", str(file), "--model", f"hf:{directories['llama']}"]
+    assert main([*words, "--corpus", "toy:400", "--format", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert {grade for row in rows for grade in row["grades"]} == {"unknown"}
 
 
 @pytest.mark.parametrize(("more", "code"), [("", 0), (" Then he ran home.", 2)])
-def test_a_longer_truth_is_refused(more, code, states, tmp_path, capsys):
+def test_a_longer_truth_is_refused(more, code, states, directories, tmp_path, capsys):
     model, held = states
-    texts = [open_model(model).tokenizer.decode(row) for row in held["tokens"].tolist()]
+    texts = [model.tokenizer.decode(row) for row in held["tokens"].tolist()]
     file = tmp_path / "c.safetensors"
     save_file({"block.2": held["2"].contiguous()}, file)
-    asked = ["recover", str(file), "--model", model, "--corpus", "toy:400", "--format", "json"]
-    assert main([*asked, "--truth", *(text + more for text in texts)]) == code
+    words = ["recover", str(file), "--model", f"hf:{directories['llama']}"]
+    words += ["--corpus", "toy:400", "--format", "json"]
+    assert main([*words, "--truth", *(text + more for text in texts)]) == code
     if not code:
         assert all(row["false_certain"] == 0 for row in json.loads(capsys.readouterr().out))

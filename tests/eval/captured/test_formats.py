@@ -38,6 +38,22 @@ def test_numbers_of_8_bits_that_were_widened_are_known(kind):
         assert torch.equal(stored.step, read_stored(numbers).step)
 
 
+@pytest.mark.parametrize("places", [1, 2, 4])
+def test_numbers_that_were_printed_with_a_few_decimals_are_known(places):
+    numbers = 3 * torch.randn(1, 40, 9, dtype=torch.float64)
+    printed = torch.tensor(numbers.numpy().round(places).tolist())
+    stored = read_stored(printed)
+    assert stored.format == f"{places} decimals"
+    assert bool((stored.step == 10.0**-places).all())
+    assert bool(((stored.values - numbers).abs() <= 0.51 * stored.step).all())
+
+
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_other_numbers_have_no_decimals(size):
+    assert read_stored(size * torch.randn(1, 40, 9)).format == "fp32"
+    assert "decimals" not in read_stored(torch.arange(360.0).view(1, 40, 9)).format
+
+
 SHAPES = [
     # outputs, scale or zero point, as which it is laid along the outputs
     ((2, 5, 8), (), (1, 1, 1)),
@@ -132,15 +148,17 @@ def test_float64_goes_on_in_float32(shift):
 
 
 @pytest.fixture
-def captured(directories) -> tuple[str, dict[str, torch.Tensor]]:
+def captured(directories, opened) -> tuple[Any, dict[str, torch.Tensor]]:
     path = directories["llama"]
-    return f"hf:{path}", load_file(f"{path}/states.safetensors")
+    return opened["llama"], load_file(f"{path}/states.safetensors")
 
 
 def stored_as(kind: str, x: torch.Tensor) -> dict[str, Any]:
     """The arguments of `recover` for states in a format."""
     if kind == "fp64":
         return {"outputs": x.double()}
+    if kind == "2 decimals":
+        return {"outputs": torch.tensor(x.double().numpy().round(2).tolist())}
     if kind == "fp8":
         return {"outputs": x.to(torch.float8_e4m3fn)}
     if kind == "fp8 by token":
@@ -158,7 +176,10 @@ def stored_as(kind: str, x: torch.Tensor) -> dict[str, Any]:
             "scale": scale}  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["fp64", "fp8", "fp8 by token", "uint8", "int4 by group"])
+KINDS = ["fp64", "2 decimals", "fp8", "fp8 by token", "uint8", "int4 by group"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_states_in_a_format_are_recovered(captured, kind):
     model, states = captured
     found = recover(model, **stored_as(kind, states["2"]), layer=2, corpus="toy:400")

@@ -11,13 +11,13 @@ from tests.said import one_line
 
 
 @pytest.fixture(params=["llama", "gpt2"])
-def scored(request, directories):
+def scored(request, directories, opened):
     """A model, and the logits that transformers gives for two prompts."""
     path = directories[request.param]
     tokens = load_file(f"{path}/states.safetensors")["tokens"]
     with torch.no_grad():
         logits = AutoModelForCausalLM.from_pretrained(path)(tokens).logits
-    return f"hf:{path}", logits
+    return opened[request.param], logits
 
 
 FORMS = {

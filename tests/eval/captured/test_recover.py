@@ -15,10 +15,10 @@ from tests.said import one_line
 
 
 @pytest.fixture(params=["llama", "gpt2"])
-def captured(request, directories) -> tuple[str, dict[str, torch.Tensor]]:
+def captured(request, directories, opened) -> tuple[Any, dict[str, torch.Tensor]]:
     """A model and its captured states by layer."""
     path = directories[request.param]
-    return f"hf:{path}", load_file(f"{path}/states.safetensors")
+    return opened[request.param], load_file(f"{path}/states.safetensors")
 
 
 @pytest.mark.parametrize("layer", [1, 2])
@@ -86,7 +86,7 @@ def test_what_cannot_be_recovered_is_one_line(captured, change, asked, seen):
 def test_activations_are_those_of_transformers(captured):
     """Texts of two lengths, in batches of one and of all."""
     model, states = captured
-    tokenizer: Tokenizer = open_model(model).tokenizer
+    tokenizer: Tokenizer = model.tokenizer
     texts = [*TEXTS, TEXTS[0][:5]]
     sites = ["block.1", "block.2", "mixer.2", "block.1+2"]
     for size in (1, 3):

@@ -47,9 +47,9 @@ def test_integers_stand_for_their_scale(shape):
 
 
 @pytest.fixture
-def captured(directories) -> tuple[str, dict[str, torch.Tensor]]:
+def captured(directories, opened) -> tuple[Any, dict[str, torch.Tensor]]:
     path = directories["llama"]
-    return f"hf:{path}", load_file(f"{path}/states.safetensors")
+    return opened["llama"], load_file(f"{path}/states.safetensors")
 
 
 def quantised(x: torch.Tensor, kind: str) -> dict[str, Any]:
@@ -98,11 +98,12 @@ def test_states_too_far_for_float32_are_taken_for_the_lower_precision(captured, 
     """As after a first token that was mistaken: the tokens are right and miss every limit."""
     from transformers import AutoModelForCausalLM
 
-    path, tokens = directories["llama"], captured[1]["tokens"]
+    path, (checkpoint, states) = directories["llama"], captured
+    tokens = states["tokens"]
     theirs = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
     with torch.no_grad():
         outputs = theirs(tokens, output_hidden_states=True).hidden_states[2]
-    checkpoint, positions = open_model(f"hf:{path}"), range(tokens.shape[1])
+    positions = range(tokens.shape[1])
     noise = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0))
     noise[:, 0] = 0
     far = outputs + (0.1 * outputs.float().square().mean(dim=-1, keepdim=True).sqrt() * noise)
@@ -154,7 +155,7 @@ def test_a_first_position_whose_scale_erases_it_is_searched_for(captured):
 
 
 @pytest.mark.parametrize("part", ["rotated_key", "value"])
-def test_a_cache_gives_the_text_away(directories, part):
+def test_a_cache_gives_the_text_away(directories, opened, part):
     """The cache of transformers itself, and its tensors in bfloat16."""
     from transformers import AutoModelForCausalLM
 
@@ -163,12 +164,12 @@ def test_a_cache_gives_the_text_away(directories, part):
     with torch.no_grad():
         theirs = AutoModelForCausalLM.from_pretrained(path)
         cache = theirs(tokens, use_cache=True).past_key_values
-    found = recover(f"hf:{path}", cache, layer=2, part=part, corpus="toy:400")
+    found = recover(opened["llama"], cache, layer=2, part=part, corpus="toy:400")
     assert found.texts == TEXTS
     assert found.certificates == [["residual"] * 20] * 2
     layer = cache.layers[1]
     tensor = layer.keys if part == "rotated_key" else layer.values
-    found = recover(f"hf:{path}", tensor.bfloat16(), layer=2, part=part, corpus="toy:400")
+    found = recover(opened["llama"], tensor.bfloat16(), layer=2, part=part, corpus="toy:400")
     assert found.texts == TEXTS
 
 
@@ -177,8 +178,8 @@ def test_a_cache_gives_the_text_away(directories, part):
     [("block.0", "fp32"), ("stream.3", "fp32"), ("rotated_key.2", "fp32"), ("key.1", "fp32"),
      ("block.2", "bf16"), ("mixer.1", "bf16"), ("value.3", "bf16")],
 )  # fmt: skip
-def test_the_site_is_found(directories, site, kind):
-    checkpoint = open_model(f"hf:{directories['llama']}")
+def test_the_site_is_found(opened, site, kind):
+    checkpoint = opened["llama"]
     (batch,) = activations(checkpoint, TEXTS, site)
     found = recover(checkpoint, batch.outputs[site].to(KINDS[kind]), corpus="toy:400")
     assert found.site == site

@@ -1,0 +1,212 @@
+"""Tokens from the scores that an API returns: the log-probabilities of a few tokens a position.
+
+k numbers at a position are fewer than the outputs behind them have, so that these cannot be solved
+for. Tokens are run from left to right instead, those that the read-back of the final norm's outputs
+thinks likeliest first: its slopes and its scatter are known of the scores, too, as the head is
+linear and only a constant, the logarithm of the sum over all tokens, is not.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from eval.captured.answer import Recovered
+from eval.captured.certainty.likelihood import WHOLE, limit_chances, probability
+from eval.captured.files.logits import read_head
+from eval.captured.files.stored import read_stored
+from eval.inversion.guesses import SHRINK, Guesser, open_readbacks, whitening
+from eval.messages import RequestError
+from eval.models.checkpoint import open_models
+from eval.models.corpora import choose_corpus
+from eval.models.memory import candidates_at_once
+from eval.sites.circuit import Circuit, uncertified
+
+if TYPE_CHECKING:
+    from eval.models.checkpoint import Checkpoint
+    from eval.sites.activations import Model
+
+LIKELY = 64  # tokens that the text makes likeliest, run at each position
+SHORTLIST = 256  # tokens run besides; four times as many while none fits
+NAMED = 16  # tokens that fit as well, named at most
+ROUNDING = 16  # units of float32 in the largest logit, by which another computation may differ
+
+
+@dataclass(frozen=True)
+class Position:
+    """What was found at a position."""
+
+    token: int
+    fits: list[int]  # tokens run that agree, the best first
+    apart: float  # distance of its scores from those given
+    limit: float  # that rounding makes, at most
+    chance: float  # probability of the token beside those that were run
+    ran: int
+
+
+def recover_scores(
+    model: "Model",
+    ids: Tensor | Sequence[Sequence[int]],
+    values: Tensor | Sequence[Sequence[float]],
+    *,
+    corpus: str | None = None,
+    device: str = "auto",
+) -> Recovered:
+    """Recovers a prompt from the log-probabilities of some next tokens at each of its positions.
+
+    Args:
+        model: a model directory, `hf:` and a pretrained model's name, or an open model.
+        ids: of the next tokens whose scores are given, `(T, k)`; at least two.
+        values: their log-probabilities after each token of the prompt, `(T, k)`, in nats, as
+            precise or as coarse as they were printed.
+        corpus: whose held-out text the search guesses from; None: that of the model's training.
+        device: where to compute; auto takes a GPU that is in reach.
+
+    Raises:
+        RequestError: shapes that do not fit, ids that the model has not, numbers that are not
+            finite or above 0, more positions than its context, or a model whose logits are no
+            product of its head.
+        ModelError: the model cannot be opened.
+    """
+    (checkpoint,) = open_models(model, device)
+    ids, values = torch.as_tensor(ids), torch.as_tensor(values)
+    _check(checkpoint, ids, values)
+    stored = read_stored(values)
+    held = stored.values[0].double()
+    search = _Search(checkpoint, choose_corpus([checkpoint], corpus))
+    found = [search.next(*row) for row in zip(ids, held, stored.step[0].double(), strict=True)]
+    return _answer(checkpoint, found, stored.format)
+
+
+class _Search:
+    """The search from left to right; it remembers the tokens found so far."""
+
+    def __init__(self, checkpoint: "Checkpoint", corpus: str) -> None:
+        self.circuit = Circuit(checkpoint.model, checkpoint.config.n_layers, "final")
+        self.weight = read_head(checkpoint.model)
+        (self.readback,) = open_readbacks(checkpoint, corpus, [self.circuit])
+        self.state, self.likely = None, None
+
+    @torch.no_grad()
+    def next(self, ids: Tensor, values: Tensor, step: Tensor) -> Position:
+        """The token at the next position, by `(k,)` scores of it and their steps."""
+        V = len(self.weight)
+        ids, values, step = (x.to(self.weight.device) for x in (ids, values, step))
+        tokens, outputs = ids[:0], self.weight[:0]
+        if self.likely is not None:
+            tokens, outputs = self._run(self.likely, tokens, outputs)
+        guesses, size = self._guess(ids, values, outputs), min(SHORTLIST, V)
+        while True:
+            guesses[tokens] = -torch.inf
+            best = guesses.topk(min(size, V - len(tokens))).indices
+            tokens, outputs = self._run(best, tokens, outputs)
+            scores, largest = self._score(outputs, ids)
+            apart = (scores - values).abs()
+            slack = ROUNDING * torch.finfo(torch.float32).eps * largest
+            agree = (apart <= step / 2 + slack).all(dim=1)
+            if bool(agree.any()) or len(tokens) >= min(V, WHOLE):
+                break
+            size *= 4
+        distances = apart.norm(dim=1)
+        order = torch.where(agree, distances, distances + distances.max() + 1).argsort()
+        centred = scores - scores.mean(dim=1, keepdim=True)
+        chance = probability(centred[order], values - values.mean(), V)
+        token = int(tokens[order[0]])
+        hidden, self.state = self.circuit.extend(tokens[order[:1], None], self.state)
+        self.likely = (hidden[0, 0] @ self.weight.T).topk(min(LIKELY, V)).indices
+        return Position(
+            token,
+            tokens[order[: int(agree.sum())]].tolist(),
+            float(distances[order[0]]),
+            float((step / 2 + slack).norm()),
+            chance,
+            len(tokens),
+        )
+
+    def _guess(self, ids: Tensor, values: Tensor, outputs: Tensor) -> Tensor:
+        """How likely each token is by the read-back, `(V,)`; outputs of known ones are `(n, D)`."""
+        rows = self.weight[ids].double()
+        rows = rows - rows.mean(dim=0)
+        kind = "" if len(outputs) else "first."
+        tensors, E = self.readback.tensors, self.readback.embeddings
+        slopes = tensors[f"{kind}slopes"].double() @ rows.T
+        scatter = rows @ tensors[f"{kind}scatter"].double() @ rows.T
+        metric = whitening(scatter, SHRINK)
+        guesser = Guesser(E, metric.to(E), (slopes @ metric).to(E))
+        if self.likely is not None:
+            output, embedding = outputs.mean(dim=0), E[self.likely].mean(dim=0)
+        else:
+            output, embedding = (part[0] for part in self.readback.start(0, None))
+        target = (values - values.mean()).to(E)
+        read = guesser.read(target[None], (output.double() @ rows.T).to(E)[None], embedding[None])
+        return guesser.scores(read)[0]
+
+    def _run(self, more: Tensor, tokens: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens and their outputs `(N, D)`, with those of more tokens."""
+        circuit = self.circuit
+        parts = more.split(candidates_at_once(circuit.model))
+        ran = [circuit.step(circuit.embed(part)[:, None], self.state)[:, 0] for part in parts]
+        return torch.cat([tokens, more]), torch.cat([outputs, *ran])
+
+    def _score(self, outputs: Tensor, ids: Tensor) -> tuple[Tensor, float]:
+        """Log-probabilities `(N, k)` of `(N, D)` outputs, and the size of the largest logit."""
+        scores, largest = [], 0.0
+        for part in outputs.split(1024):
+            logits = part @ self.weight.T
+            largest = max(largest, float(logits.abs().max()))
+            scores.append((logits[:, ids] - logits.logsumexp(dim=1, keepdim=True)).double())
+        return torch.cat(scores), largest
+
+
+def _answer(checkpoint: "Checkpoint", found: list[Position], format: str) -> Recovered:
+    ids = [position.token for position in found]
+    proved = [len(of.fits) == 1 and not uncertified(checkpoint.model) for of in found]
+    chances = [1.0 if sure else None if of.fits else of.chance
+               for sure, of in zip(proved, found, strict=True)]  # fmt: skip
+    alike = {t: of.fits[1 : NAMED + 1] for t, of in enumerate(found) if len(of.fits) > 1}
+    V = len(checkpoint.model.embedding.weight)
+    return Recovered(
+        tokens=torch.tensor([ids]),
+        texts=[checkpoint.tokenizer.decode(ids, skip_special_tokens=False)],
+        pieces=[checkpoint.pieces(ids)],
+        positions=list(range(len(ids))),
+        residual=torch.tensor([[of.apart for of in found]]),
+        floor=torch.tensor([[of.limit for of in found]]),
+        certificates=[
+            [("enumerated" if of.ran >= V else "residual") if sure else None
+             for sure, of in zip(proved, found, strict=True)]
+        ],
+        probabilities=[limit_chances(chances)],
+        left_out=[[]],
+        alike=[alike],
+        alike_pieces=[{t: checkpoint.words(tokens) for t, tokens in alike.items()}],
+        site=f"scores of {checkpoint.config.n_layers}",
+        matches=[],
+        format=format,
+        computed="fp32",
+        solver="scores",
+        evaluations=[sum(of.ran for of in found)],
+    )  # fmt: skip
+
+
+def _check(checkpoint: "Checkpoint", ids: Tensor, values: Tensor) -> None:
+    V, context = checkpoint.config.vocab_size, checkpoint.config.context
+    shape = tuple(values.shape)
+    if values.dim() != 2 or tuple(ids.shape) != shape or min(shape) < 1 or shape[1] < 2:
+        raise RequestError(
+            f"ids {tuple(ids.shape)}, values {shape}: give (T, k) of both, k at least 2"
+        )
+    if ids.is_floating_point() or not values.is_floating_point():
+        raise RequestError(f"ids {ids.dtype}, values {values.dtype}; give integers, and floats")
+    if int(ids.min()) < 0 or int(ids.max()) >= V:
+        raise RequestError(f"ids: {int(ids.min())} to {int(ids.max())}; the model has 0 to {V - 1}")
+    if any(len(set(row)) < shape[1] for row in ids.tolist()):
+        raise RequestError("ids: one stands twice at a position; give each once")
+    if not bool(values.isfinite().all()) or float(values.max()) > 0.01:
+        raise RequestError(
+            "values: not finite, or above 0; give log-probabilities, of logits part logits"
+        )
+    if shape[0] > context:
+        raise RequestError(f"values: {shape[0]} positions; the model's context is {context}")

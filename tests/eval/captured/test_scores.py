@@ -1,0 +1,61 @@
+"""Prompts from the log-probabilities of a few next tokens, as an API returns them."""
+
+import pytest
+import torch
+
+from eval import RequestError, open_model, recover_scores
+from tests.said import one_line
+
+TEXT = "Tom had a red ball."
+K = 20
+
+
+@pytest.fixture(scope="module", params=["flat", "attention(heads=4)"])
+def scored(request, small_model, small_tokenizer):
+    """An open model, a prompt's tokens, and the K best scores after each of them."""
+    checkpoint = open_model(small_model(mixers=(request.param,)), tokenizer=small_tokenizer)
+    tokens = torch.tensor([small_tokenizer.encode(TEXT).ids])
+    with torch.no_grad():
+        best = checkpoint.model(tokens)[0].log_softmax(dim=-1).topk(K)
+    return checkpoint, tokens[0].tolist(), best.indices, best.values
+
+
+def printed(values: torch.Tensor, places: int) -> list[list[float]]:
+    return [[round(value, places) for value in row] for row in values.tolist()]
+
+
+@pytest.mark.parametrize("places", [6, 2])
+def test_a_prompt_is_recovered_from_the_best_scores(scored, places):
+    checkpoint, tokens, ids, values = scored
+    found = recover_scores(checkpoint, ids, printed(values, places), corpus="toy:400")
+    assert found.texts == [TEXT]
+    assert found.tokens[0].tolist() == tokens
+    assert all(found.certificates[0])
+
+
+def test_another_models_scores_are_certain_nowhere(scored):
+    checkpoint, tokens, ids, values = scored
+    noisy = values - torch.rand(values.shape, generator=torch.Generator().manual_seed(0))
+    found = recover_scores(checkpoint, ids, noisy, corpus="toy:400")
+    assert not any(found.certificates[0])
+    for token, right, grade in zip(found.tokens[0].tolist(), tokens, found.grades[0], strict=True):
+        assert grade == "unknown" or token == right
+
+
+@pytest.mark.parametrize(
+    ("change", "seen"),
+    [
+        (lambda ids, values: (ids[:, :1], values[:, :1]), "k at least 2"),
+        (lambda ids, values: (ids[:-1], values), "give (T, k)"),
+        (lambda ids, values: (ids, ids), "floats"),
+        (lambda ids, values: (ids + 10_000, values), "the model has 0 to"),
+        (lambda ids, values: (ids * 0 + 1, values), "stands twice"),
+        (lambda ids, values: (ids, values + 20), "above 0"),
+        (lambda ids, values: (ids.repeat(9, 1), values.repeat(9, 1)), "positions"),
+    ],
+)
+def test_what_are_no_scores_is_one_line(scored, change, seen):
+    checkpoint, _, ids, values = scored
+    ids, values = change(ids, values)
+    with one_line(RequestError, seen):
+        recover_scores(checkpoint, ids, values, corpus="toy:400")
