@@ -45,6 +45,7 @@ def recover_file(
     page: str | None = None,
     seed: Natural = 0,
     corpus: str | None = None,
+    verify: bool = False,
     out: Out = None,
     device: str = "auto",
 ) -> Result:
@@ -55,7 +56,7 @@ def recover_file(
 
     Args:
         file: safetensors, npy or npz, of tensors (T, width) or (B, T, width); of keys and values
-            also (B, heads, T, width). Pickles are refused
+            also (B, heads, T, width); or what an engine wrote (docs/audit.md). Pickles are refused
         model: the model directory or hf:NAME whose outputs they are
         tensor: those to recover, by name; default: all of the file
         layer: 0 is the embedding; several are joined; default: by the tensor's name, as block.3,
@@ -75,21 +76,28 @@ def recover_file(
         page: write the answer as one HTML page, with every position
         seed: of solvers that draw at random
         corpus: whose held-out text the search guesses from; default: that of the model's training
+        verify: inverts also where token ids stand in the file in clear, and says whether they agree
         out: results directory, which keeps each tensor's answer as it is found; what is there
             already is not searched again
         device: where to compute; auto (default) takes a GPU that is in reach
     """
-    from eval.captured.files.tensors import read_tensors
+    from eval.captured.files.clear import compare_ids
+    from eval.captured.files.recognise import read_capture
     from eval.models.checkpoint import open_model
     from eval.rows.tasks import open_results, run_tasks
 
     run_plugins(plugin)
     given_scale = _number(scale)
     names = None if tensor is None else listed(tensor)
-    held = read_tensors(file, names, scale if given_scale is None else None)
+    capture = read_capture(file, names, scale if given_scale is None else None, layer, part)
+    held = capture.outputs
     if given_scale is not None and not any(outputs.scaled for outputs in held.values()):
         raise RequestError(f"--scale {scale}: {file} has no numbers of 8 bits; leave it out")
     checkpoint = open_model(model, device)
+    ids = capture.ids
+    if ids is not None and not verify:
+        given = {"--page": page, "--truth": truth, "--out": out}
+        return _clear(file, ids, checkpoint.tokenizer, [flag for flag in given if given[flag]])
     shown = None if positions is None else listed(positions)
     arguments = {"shown": shown, "first": first, "format": stored, "computed": computed,
                  "solver": solver, "seed": seed, "corpus": corpus}  # fmt: skip
@@ -108,12 +116,33 @@ def recover_file(
         of_task = [row for row in answered if row["key"].rpartition("-")[0] == task.key]
         if truth is not None:
             _score(of_task, listed(truth), checkpoint.tokenizer)
+        if ids is not None:
+            compare_ids(of_task, ids)
         lines.append(_text(task.name, of_task))
         rows += of_task
     result = Result(rows, "\n\n".join(lines), note, render=_page)
     if page:
         result.notes = "\n".join(filter(None, [note, f"page: {result.page(page)}"]))
     return result
+
+
+def _clear(file: str, ids: list[list[int]], tokenizer: "Tokenizer", flags: Sequence[str]) -> Result:
+    """The texts of the ids that stand in a file.
+
+    Raises:
+        RequestError: flags of an inversion, or ids of another model.
+    """
+    from eval.captured.files.clear import read_texts
+
+    if flags:
+        raise RequestError(
+            f"{flags[0]}: the ids stand in {file}, so that nothing is inverted; add --verify"
+        )
+    texts = read_texts(file, ids, tokenizer)
+    rows = [{"file": file, "prompt": prompt, "text": text, "tokens": ids[prompt]}
+            for prompt, text in enumerate(texts)]  # fmt: skip
+    said = "the ids stand in the file: no inversion is needed (--verify inverts all the same)"
+    return Result(rows, "\n".join([f"{file}: {said}", *(f"  {text!r}" for text in texts)]))
 
 
 @dataclass(frozen=True)
@@ -309,6 +338,7 @@ def _truth(text: str, answer: list[int], tokenizer: "Tokenizer") -> list[int]:
 def _text(name: str, rows: list[dict[str, Any]]) -> str:
     """The answers of one tensor, as a terminal shows them."""
     from eval.captured.certainty.likelihood import LIKELY
+    from eval.captured.files.clear import describe
 
     where = f"{name}: {rows[0]['site']}, {rows[0]['format']}, by {rows[0]['solver']}"
     if rows[0]["sites_tried"]:
@@ -332,6 +362,8 @@ def _text(name: str, rows: list[dict[str, Any]]) -> str:
                 f"; {row['right']} right, {row['named']} more named, {row['false_certain']} false"
             )
         lines.append(said)
+        if "differs" in row:
+            lines.append(f"    {describe(row['differs'])}")
         if tail := row["left_out"]:
             lines.append(f"    positions {_span(tail)}: no token fits; left out of the text")
         unsure = [t for t, grade in enumerate(grades) if grade == "unknown"]

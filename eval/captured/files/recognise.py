@@ -1,0 +1,111 @@
+"""Whose file it is: each kind looks at the content, and the one that knows it reads it."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from eval.captured.files.kinds import vllm_states
+from eval.captured.files.kinds.kind import Capture, Source
+from eval.captured.files.tensors import list_tensors, read_tensors
+from eval.messages import RequestError, say_once
+
+BINARY = ()
+"""Kinds that are known by their first bytes."""
+TENSORS = (vllm_states,)
+"""Kinds that are known by the names and shapes of their tensors."""
+HEADER_BYTES = 64
+
+
+def read_capture(
+    path: str | Path,
+    names: Sequence[str] | None = None,
+    scale: str | None = None,
+    layer: int | Sequence[int] | None = None,
+    part: str | None = None,
+) -> Capture:
+    """What a file of captured outputs holds of what is wanted; its kind is said in a line.
+
+    Args:
+        path: the file.
+        names: of the tensors wanted; None: all.
+        scale: the name of a tensor in a file of no known kind that is the scale of its numbers.
+        layer: wanted, of a file that names its sites, or holds a stack of layers; None: all.
+        part: wanted, of a file that names its sites; None: all.
+
+    Raises:
+        RequestError: what cannot be read rightly, or what is wanted is not there.
+    """
+    path = Path(path)
+    with locked(path):
+        capture = _read(path)
+    if capture is None:
+        return Capture("", read_tensors(path, names, scale))
+    if scale is not None:
+        raise RequestError(f"--scale {scale}: {path} has its own scales; leave it out")
+    say_once(f"{path}: {capture.kind}")
+    if names is not None:
+        wanted = {name: capture.outputs.get(name) for name in names}
+    elif layer is not None and capture.stacks:
+        return replace(capture, outputs=capture.stacks)
+    else:
+        wanted = capture.outputs
+        if capture.named and (layer is not None or part is not None):
+            wanted = {name: wanted[name] for name in wanted if _is_wanted(name, layer, part)}
+    known = {name: outputs for name, outputs in wanted.items() if outputs is not None}
+    if not known or len(known) < len(wanted):
+        flags = f"--tensor {' '.join(names)}" if names else f"--layer {layer}, --part {part}"
+        raise RequestError(f"{flags}: {path} has {', '.join(capture.outputs)}"[:1000])
+    return replace(capture, outputs=known)
+
+
+def _is_wanted(name: str, layer: int | Sequence[int] | None, part: str | None) -> bool:
+    """Whether a site's name is of the layers and the part that are wanted."""
+    of_part, _, number = name.rpartition(".")
+    layers = [layer] if isinstance(layer, int) else layer
+    return part in (None, of_part) and (layers is None or int(number) in layers)
+
+
+def _read(path: Path) -> Capture | None:
+    """The capture where a kind recognises the file; None: it is one of tensors by name."""
+    source = Source(path, _start(path))
+    for kind in BINARY:
+        if kind.recognise(source):
+            return kind.read(source)
+    source = Source(path, source.start, dict(sorted(list_tensors(path).items())))
+    for kind in TENSORS:
+        if kind.recognise(source):
+            return kind.read(source)
+    return None
+
+
+def _start(path: Path) -> bytes:
+    """The first bytes of a file; none where there is no file, which another function says."""
+    try:
+        with path.open("rb") as file:
+            return file.read(HEADER_BYTES)
+    except OSError:
+        return b""
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds the shared lock of `FILE.lock`, if there is such a file, as its writer holds it alone.
+
+    Raises:
+        RequestError: it is being written.
+    """
+    lock = path.with_name(path.name + ".lock")
+    if not lock.is_file():
+        yield
+        return
+    import fcntl
+
+    with lock.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            raise RequestError(
+                f"{lock}: {error.strerror}: {path.name} is being written; try again later"
+            ) from None
+        yield
