@@ -56,7 +56,8 @@ def recover_file(
 
     Args:
         file: safetensors, npy or npz, of tensors (T, width) or (B, T, width); of keys and values
-            also (B, heads, T, width); or what an engine wrote (docs/audit.md). Pickles are refused
+            also (B, heads, T, width); or what an engine wrote, a file or a folder (docs/audit.md).
+            Pickles are refused
         model: the model directory or hf:NAME whose outputs they are
         tensor: those to recover, by name; default: all of the file
         layer: 0 is the embedding; several are joined; default: by the tensor's name, as block.3,

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from eval.captured.files.kinds import vllm_states
+from eval.captured.files.kinds import vllm_cache, vllm_states
 from eval.captured.files.kinds.kind import Capture, Source
 from eval.captured.files.tensors import list_tensors, read_tensors
 from eval.messages import RequestError, say_once
@@ -14,6 +14,8 @@ BINARY = ()
 """Kinds that are known by their first bytes."""
 TENSORS = (vllm_states,)
 """Kinds that are known by the names and shapes of their tensors."""
+FOLDERS = (vllm_cache,)
+"""Kinds of which a folder holds several files."""
 HEADER_BYTES = 64
 
 
@@ -24,10 +26,10 @@ def read_capture(
     layer: int | Sequence[int] | None = None,
     part: str | None = None,
 ) -> Capture:
-    """What a file of captured outputs holds of what is wanted; its kind is said in a line.
+    """What a file or folder holds of the outputs that are wanted; its kind is said in a line.
 
     Args:
-        path: the file.
+        path: the file or folder.
         names: of the tensors wanted; None: all.
         scale: the name of a tensor in a file of no known kind that is the scale of its numbers.
         layer: wanted, of a file that names its sites, or holds a stack of layers; None: all.
@@ -68,6 +70,8 @@ def _is_wanted(name: str, layer: int | Sequence[int] | None, part: str | None) -
 
 def _read(path: Path) -> Capture | None:
     """The capture where a kind recognises the file; None: it is one of tensors by name."""
+    if path.is_dir():
+        return _read_folder(path)
     source = Source(path, _start(path))
     for kind in BINARY:
         if kind.recognise(source):
@@ -77,6 +81,23 @@ def _read(path: Path) -> Capture | None:
         if kind.recognise(source):
             return kind.read(source)
     return None
+
+
+def _read_folder(path: Path) -> Capture:
+    """The capture that a folder's files are together.
+
+    Raises:
+        RequestError: no kind recognises them.
+    """
+    files = sorted(path.glob("*.safetensors"))
+    source = Source(path, layers={file.name: list_tensors(file) for file in files})
+    for kind in FOLDERS:
+        if kind.recognise(source):
+            return kind.read(source)
+    raise RequestError(
+        f"{path}: a folder of {len(files)} safetensors files, of no kind that is known "
+        "(docs/audit.md); give a file of it"
+    )
 
 
 def _start(path: Path) -> bytes:

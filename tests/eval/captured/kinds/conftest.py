@@ -64,17 +64,17 @@ def ask(engine, capsys) -> Callable[..., tuple[int, Any, str]]:
 def fuzz() -> Callable[..., int]:
     """Cuts a file and flips its bytes: it is read, or refused in one line; how often refused."""
 
-    def fuzz(path: Path, trials: int = 60, header: int = 300, **given: Any) -> int:
+    def fuzz(path: Path, trials: int = 60, of: Path | None = None, **given: Any) -> int:
         chance, whole, refused = random.Random(0), path.read_bytes(), list[str]()
         for number in range(trials):
             mutant = bytearray(whole)
             for _ in range(chance.randint(1, 4)):
-                at = chance.randrange(min(len(mutant), header) if number % 2 else len(mutant))
+                at = chance.randrange(min(len(mutant), 300) if number % 2 else len(mutant))
                 mutant[at] = chance.choice([0, 255, 40, 123, chance.randrange(256)])
             del mutant[chance.choice([len(mutant), len(mutant), chance.randrange(len(mutant))]) :]
             path.write_bytes(mutant)
             try:
-                for outputs in read_capture(path, **given).outputs.values():
+                for outputs in read_capture(of or path, **given).outputs.values():
                     raw = outputs.read()
                     assert tuple(raw.outputs.shape) == outputs.outputs.shape
                     read_stored(raw.outputs, scale=raw.scale, zero_point=raw.zero_point)
