@@ -46,6 +46,7 @@ def recover_file(
     seed: Natural = 0,
     corpus: str | None = None,
     verify: bool = False,
+    torch_file: bool = False,
     out: Out = None,
     device: str = "auto",
 ) -> Result:
@@ -78,6 +79,8 @@ def recover_file(
         seed: of solvers that draw at random
         corpus: whose held-out text the search guesses from; default: that of the model's training
         verify: inverts also where token ids stand in the file in clear, and says whether they agree
+        torch_file: file is a capture of vLLM-Hook that torch.save wrote; tensors, numbers and texts
+            alone are read, and nothing is run
         out: results directory, which keeps each tensor's answer as it is found; what is there
             already is not searched again
         device: where to compute; auto (default) takes a GPU that is in reach
@@ -90,15 +93,18 @@ def recover_file(
     run_plugins(plugin)
     given_scale = _number(scale)
     names = None if tensor is None else listed(tensor)
-    capture = read_capture(file, names, scale if given_scale is None else None, layer, part)
-    held = capture.outputs
+    scale_name = scale if given_scale is None else None
+    capture = read_capture(file, names, scale_name, layer, part, torch_file)
+    held, ids = capture.outputs, capture.ids
     if given_scale is not None and not any(outputs.scaled for outputs in held.values()):
         raise RequestError(f"--scale {scale}: {file} has no numbers of 8 bits; leave it out")
     checkpoint = open_model(model, device)
-    ids = capture.ids
     if ids is not None and not verify:
         given = {"--page": page, "--truth": truth, "--out": out}
         return _clear(file, ids, checkpoint.tokenizer, [flag for flag in given if given[flag]])
+    if capture.refusal:
+        raise RequestError(f"{file}: {capture.refusal}")
+    layer = None if capture.named else layer
     shown = None if positions is None else listed(positions)
     arguments = {"shown": shown, "first": first, "format": stored, "computed": computed,
                  "solver": solver, "seed": seed, "corpus": corpus}  # fmt: skip
@@ -128,11 +134,7 @@ def recover_file(
 
 
 def _clear(file: str, ids: list[list[int]], tokenizer: "Tokenizer", flags: Sequence[str]) -> Result:
-    """The texts of the ids that stand in a file.
-
-    Raises:
-        RequestError: flags of an inversion, or ids of another model.
-    """
+    """The texts of the ids that stand in a file; flags of an inversion are refused."""
     from eval.captured.files.clear import read_texts
 
     if flags:
@@ -193,6 +195,8 @@ class RecoverTask:
 
     def run(self, results: "Results") -> list[dict[str, Any]]:
         """A row for each prompt."""
+        from torch import Tensor
+
         from eval.captured.recover import recover
 
         raw = self.entry.read()
@@ -200,10 +204,13 @@ class RecoverTask:
         about = {"kind": "captured", "checkpoint": self.checkpoint.provenance}
         rows = []
         for prompts, kept in self._without_padding(raw):
-            outputs = raw.outputs[prompts][..., kept, :] if kept else raw.outputs
-            found = recover(
-                self.checkpoint, outputs, scale=scale, zero_point=raw.zero_point, **self.arguments
-            )
+            outputs, own = raw.outputs, scale
+            if kept:
+                outputs = outputs[prompts][..., kept, :]
+                if isinstance(scale, Tensor) and scale.shape == raw.outputs.shape:
+                    own = scale[prompts][..., kept, :]
+            about_numbers = {"scale": own, "zero_point": raw.zero_point}
+            found = recover(self.checkpoint, outputs, **about_numbers, **self.arguments)
             rows += [
                 {"key": f"{self.key}-{number}", **about, **_row(self.name, number, found, i)}
                 for i, number in enumerate(prompts or range(len(found.tokens)))
@@ -222,7 +229,8 @@ class RecoverTask:
         """
         if raw.mask is None:
             return [([], None)]
-        scaled = any(x is not None and x.numel() > 1 for x in (raw.scale, raw.zero_point))
+        others = [x for x in (raw.scale, raw.zero_point) if x is not None and x.numel() > 1]
+        scaled = any(x is not raw.scale or x.shape != raw.outputs.shape for x in others)
         if scaled or self.arguments["shown"] is not None or self.arguments["first"] is not None:
             say_once(f"{self.name}: its attention_mask is not used, as rows are given otherwise")
             return [([], None)]

@@ -25,12 +25,11 @@ def read_texts(path: str, ids: Sequence[Sequence[int]], tokenizer: "Tokenizer") 
 
 
 def compare_ids(rows: Sequence[dict[str, Any]], ids: Sequence[Sequence[int]]) -> None:
-    """Notes in each row, as `differs`, at which positions its answer is not the file's ids."""
+    """Notes in each row, as `differs`, at which of its positions it has not the file's ids."""
     for row in rows:
-        true = ids[row["prompt"]]
-        answer = row["tokens"][: min(row["left_out"], default=None)]
-        T = max(len(true), len(answer))
-        row["differs"] = [t for t in range(T) if answer[t : t + 1] != list(true[t : t + 1])]
+        true, answer = list(ids[row["prompt"]]), row["tokens"][: min(row["left_out"], default=None)]
+        T = len(row["tokens"])
+        row["differs"] = [t for t in range(T) if answer[t : t + 1] != true[t : t + 1]]
 
 
 def describe(differs: Sequence[int]) -> str:
