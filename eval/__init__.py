@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from eval.captured.recover import recover as recover
     from eval.captured.search.scores import recover_scores as recover_scores
     from eval.commands.bits import bits as bits
+    from eval.commands.capture import capture as capture
     from eval.commands.invert import invert as invert
     from eval.commands.language import generate as generate
     from eval.commands.language import loss as loss
@@ -33,6 +34,7 @@ _MODULES = {
     "open_model": "models.checkpoint",
     "activations": "sites.activations",
     "bits": "commands.bits",
+    "capture": "commands.capture",
     "compare": "commands.views",
     "generate": "commands.language",
     "geometry": "commands.probe",

@@ -36,6 +36,7 @@ COMMANDS = {
     "loss": "eval.commands.language:loss",
     "generate": "eval.commands.language:generate",
     "invert": "eval.commands.invert:invert",
+    "capture": "eval.commands.capture:capture",
     "recover": "eval.commands.recover:recover_file",
     "solvers": "eval.commands.lists:list_solvers",
     "bits": "eval.commands.bits:bits",

@@ -45,6 +45,8 @@ def recover_file(
     page: str | None = None,
     seed: Natural = 0,
     corpus: str | None = None,
+    verify: bool = False,
+    torch_file: bool = False,
     out: Out = None,
     device: str = "auto",
 ) -> Result:
@@ -55,7 +57,8 @@ def recover_file(
 
     Args:
         file: safetensors, npy or npz, of tensors (T, width) or (B, T, width); of keys and values
-            also (B, heads, T, width). Pickles are refused
+            also (B, heads, T, width); or what an engine wrote, a file or a folder (docs/audit.md).
+            Pickles are refused
         model: the model directory or hf:NAME whose outputs they are
         tensor: those to recover, by name; default: all of the file
         layer: 0 is the embedding; several are joined; default: by the tensor's name, as block.3,
@@ -75,21 +78,33 @@ def recover_file(
         page: write the answer as one HTML page, with every position
         seed: of solvers that draw at random
         corpus: whose held-out text the search guesses from; default: that of the model's training
+        verify: inverts also where token ids stand in the file in clear, and says whether they agree
+        torch_file: file is a capture of vLLM-Hook that torch.save wrote; tensors, numbers and texts
+            alone are read, and nothing is run
         out: results directory, which keeps each tensor's answer as it is found; what is there
             already is not searched again
         device: where to compute; auto (default) takes a GPU that is in reach
     """
-    from eval.captured.files.tensors import read_tensors
+    from eval.captured.files.clear import compare_ids
+    from eval.captured.files.recognise import read_capture
     from eval.models.checkpoint import open_model
     from eval.rows.tasks import open_results, run_tasks
 
     run_plugins(plugin)
     given_scale = _number(scale)
     names = None if tensor is None else listed(tensor)
-    held = read_tensors(file, names, scale if given_scale is None else None)
+    scale_name = scale if given_scale is None else None
+    capture = read_capture(file, names, scale_name, layer, part, torch_file)
+    held, ids = capture.outputs, capture.ids
     if given_scale is not None and not any(outputs.scaled for outputs in held.values()):
         raise RequestError(f"--scale {scale}: {file} has no numbers of 8 bits; leave it out")
     checkpoint = open_model(model, device)
+    if ids is not None and not verify:
+        given = {"--page": page, "--truth": truth, "--out": out}
+        return _clear(file, ids, checkpoint.tokenizer, [flag for flag in given if given[flag]])
+    if capture.refusal:
+        raise RequestError(f"{file}: {capture.refusal}")
+    layer = None if capture.named else layer
     shown = None if positions is None else listed(positions)
     arguments = {"shown": shown, "first": first, "format": stored, "computed": computed,
                  "solver": solver, "seed": seed, "corpus": corpus}  # fmt: skip
@@ -108,12 +123,29 @@ def recover_file(
         of_task = [row for row in answered if row["key"].rpartition("-")[0] == task.key]
         if truth is not None:
             _score(of_task, listed(truth), checkpoint.tokenizer)
+        if ids is not None:
+            compare_ids(of_task, ids)
         lines.append(_text(task.name, of_task))
         rows += of_task
     result = Result(rows, "\n\n".join(lines), note, render=_page)
     if page:
         result.notes = "\n".join(filter(None, [note, f"page: {result.page(page)}"]))
     return result
+
+
+def _clear(file: str, ids: list[list[int]], tokenizer: "Tokenizer", flags: Sequence[str]) -> Result:
+    """The texts of the ids that stand in a file; flags of an inversion are refused."""
+    from eval.captured.files.clear import read_texts
+
+    if flags:
+        raise RequestError(
+            f"{flags[0]}: the ids stand in {file}, so that nothing is inverted; add --verify"
+        )
+    texts = read_texts(file, ids, tokenizer)
+    rows = [{"file": file, "prompt": prompt, "text": text, "tokens": ids[prompt]}
+            for prompt, text in enumerate(texts)]  # fmt: skip
+    said = "the ids stand in the file: no inversion is needed (--verify inverts all the same)"
+    return Result(rows, "\n".join([f"{file}: {said}", *(f"  {text!r}" for text in texts)]))
 
 
 @dataclass(frozen=True)
@@ -163,6 +195,8 @@ class RecoverTask:
 
     def run(self, results: "Results") -> list[dict[str, Any]]:
         """A row for each prompt."""
+        from torch import Tensor
+
         from eval.captured.recover import recover
 
         raw = self.entry.read()
@@ -170,10 +204,13 @@ class RecoverTask:
         about = {"kind": "captured", "checkpoint": self.checkpoint.provenance}
         rows = []
         for prompts, kept in self._without_padding(raw):
-            outputs = raw.outputs[prompts][..., kept, :] if kept else raw.outputs
-            found = recover(
-                self.checkpoint, outputs, scale=scale, zero_point=raw.zero_point, **self.arguments
-            )
+            outputs, own = raw.outputs, scale
+            if kept:
+                outputs = outputs[prompts][..., kept, :]
+                if isinstance(scale, Tensor) and scale.shape == raw.outputs.shape:
+                    own = scale[prompts][..., kept, :]
+            about_numbers = {"scale": own, "zero_point": raw.zero_point}
+            found = recover(self.checkpoint, outputs, **about_numbers, **self.arguments)
             rows += [
                 {"key": f"{self.key}-{number}", **about, **_row(self.name, number, found, i)}
                 for i, number in enumerate(prompts or range(len(found.tokens)))
@@ -192,7 +229,8 @@ class RecoverTask:
         """
         if raw.mask is None:
             return [([], None)]
-        scaled = any(x is not None and x.numel() > 1 for x in (raw.scale, raw.zero_point))
+        others = [x for x in (raw.scale, raw.zero_point) if x is not None and x.numel() > 1]
+        scaled = any(x is not raw.scale or x.shape != raw.outputs.shape for x in others)
         if scaled or self.arguments["shown"] is not None or self.arguments["first"] is not None:
             say_once(f"{self.name}: its attention_mask is not used, as rows are given otherwise")
             return [([], None)]
@@ -309,6 +347,7 @@ def _truth(text: str, answer: list[int], tokenizer: "Tokenizer") -> list[int]:
 def _text(name: str, rows: list[dict[str, Any]]) -> str:
     """The answers of one tensor, as a terminal shows them."""
     from eval.captured.certainty.likelihood import LIKELY
+    from eval.captured.files.clear import describe
 
     where = f"{name}: {rows[0]['site']}, {rows[0]['format']}, by {rows[0]['solver']}"
     if rows[0]["sites_tried"]:
@@ -332,6 +371,8 @@ def _text(name: str, rows: list[dict[str, Any]]) -> str:
                 f"; {row['right']} right, {row['named']} more named, {row['false_certain']} false"
             )
         lines.append(said)
+        if "differs" in row:
+            lines.append(f"    {describe(row['differs'])}")
         if tail := row["left_out"]:
             lines.append(f"    positions {_span(tail)}: no token fits; left out of the text")
         unsure = [t for t, grade in enumerate(grades) if grade == "unknown"]

@@ -48,6 +48,7 @@ def activations(
     *,
     device: str = "auto",
     batch_size: int | None = None,
+    out: str | Path | None = None,
 ) -> Iterator[Activations]:
     """Yields the outputs of sites for texts, in the order of the texts.
 
@@ -59,17 +60,46 @@ def activations(
             blocks by "all", or "last".
         device: where to compute; auto takes a GPU that is in reach.
         batch_size: texts of a batch; None: as many as the device's memory bears.
+        out: a directory into which each text is written before its batch is yielded, as vLLM does:
+            `text-N.safetensors` with `hidden_states`, `(T, sites, width)`, and `token_ids`, `(T,)`
+            (https://github.com/vllm-project/vllm, `example_hidden_states_connector.py`). Sites are
+            then single blocks. None: nothing is written.
 
     Raises:
-        RequestError: a site that does not exist, an empty text, or one that is longer than the
-            context; those about a text are raised when its batch is reached.
+        RequestError: a site that does not exist, or cannot be written, an empty text, or one that
+            is longer than the context; those about a text are raised when its batch is reached.
+        OSError: the directory cannot be written.
         ModelError: the model cannot be opened.
     """
     (checkpoint,) = open_models(model, device)
     words = [sites] if isinstance(sites, str | int) else list(sites)
     circuits = read_sites(checkpoint, words)
     size = batch_size or rows_at_once(checkpoint.model, checkpoint.config.context, gradients=False)
-    return _batches(checkpoint, iter(texts), circuits, size)
+    batches = _batches(checkpoint, iter(texts), circuits, size)
+    if out is None:
+        return batches
+    if other := [name for name in circuits if "+" in name or not name.startswith("block.")]:
+        raise RequestError(
+            f"out: {', '.join(other)}: files hold outputs of single blocks, as block.1; leave the "
+            "others out"
+        )
+    Path(out).mkdir(parents=True, exist_ok=True)
+    return _written(batches, Path(out))
+
+
+def _written(batches: Iterator[Activations], out: Path) -> Iterator[Activations]:
+    """The batches, each of whose texts is in a file of its own by then."""
+    from safetensors.torch import save_file
+
+    number = 0
+    for batch in batches:
+        stack = torch.stack(list(batch.outputs.values()), dim=2)
+        for tokens, states, T in zip(batch.tokens, stack, batch.lengths.tolist(), strict=True):
+            held = {"hidden_states": states[:T], "token_ids": tokens[:T]}
+            path = out / f"text-{number}.safetensors"
+            save_file({name: part.contiguous().cpu() for name, part in held.items()}, path)
+            number += 1
+        yield batch
 
 
 def _batches(

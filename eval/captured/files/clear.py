@@ -1,0 +1,40 @@
+"""Token ids that stand in a file in clear: their text, and whether an answer agrees with them."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from eval.messages import RequestError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+def read_texts(path: str, ids: Sequence[Sequence[int]], tokenizer: "Tokenizer") -> list[str]:
+    """The texts of token ids.
+
+    Raises:
+        RequestError: an id that the tokenizer does not have.
+    """
+    V = tokenizer.get_vocab_size()
+    wrong = next((token for row in ids for token in row if not 0 <= token < V), None)
+    if wrong is not None:
+        raise RequestError(
+            f"{path}: token id {wrong}: --model has the ids 0 to {V - 1}; give the captured model"
+        )
+    return [tokenizer.decode(list(row), skip_special_tokens=False) for row in ids]
+
+
+def compare_ids(rows: Sequence[dict[str, Any]], ids: Sequence[Sequence[int]]) -> None:
+    """Notes in each row, as `differs`, at which of its positions it has not the file's ids."""
+    for row in rows:
+        true, answer = list(ids[row["prompt"]]), row["tokens"][: min(row["left_out"], default=None)]
+        T = len(row["tokens"])
+        row["differs"] = [t for t in range(T) if answer[t : t + 1] != true[t : t + 1]]
+
+
+def describe(differs: Sequence[int]) -> str:
+    """Whether an answer agrees with the file's ids, in a line."""
+    if not differs:
+        return "agrees with the ids in the file"
+    named = ", ".join(map(str, differs[:20])) + ", ..." * (len(differs) > 20)
+    return f"differs from the ids in the file at positions {named}"

@@ -1,0 +1,122 @@
+"""What a module of this folder has: a function that recognises its kind, and another that reads it.
+
+    def recognise(source: Source) -> bool: ...  # by content, never by the file's name alone
+    def read(source: Source) -> Capture: ...    # or a `RequestError` of one line
+
+`eval.captured.files.recognise` asks one module after another.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eval.captured.files.tensors import Entry, Outputs
+from eval.messages import RequestError
+
+LAYER = re.compile(r"(?:^|[._])(?:layers|h|blocks)(?:\.|__)(\d+)(?=[._]|$)")
+"""The number of a layer in the name of a module."""
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+INTEGERS = ("int32", "int64")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file or folder that is not read yet.
+
+    Attributes:
+        path: of it.
+        start: its first bytes; none of a folder.
+        entries: its tensors by name, where it holds tensors by name.
+        layers: the tensors of each file of a folder by the file's name.
+        facts: what else it holds by name.
+    """
+
+    path: Path
+    start: bytes = b""
+    entries: Mapping[str, Entry] = field(default_factory=dict)
+    layers: Mapping[str, Mapping[str, Entry]] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def refuse(self, seen: str) -> RequestError:
+        """The error of one line about the file."""
+        return RequestError(f"{self.path}: {seen}")
+
+
+@dataclass(frozen=True)
+class Capture:
+    """What a file holds.
+
+    Attributes:
+        kind: its name, and what stands in it; empty of tensors of no known kind.
+        outputs: tensors that may be recovered, by the name of their site where the file says it.
+        ids: the tokens of each prompt, where they stand in the file in clear.
+        stacks: used in the place of `outputs` where the caller gives a layer, which the model finds
+            in the stack, `(1, T, layers, width)`.
+        named: whether `outputs` are named by their sites.
+        refusal: why there are no outputs, of a file that has `ids` alone.
+    """
+
+    kind: str
+    outputs: dict[str, Outputs]
+    ids: list[list[int]] | None = None
+    stacks: dict[str, Outputs] = field(default_factory=dict)
+    named: bool = False
+    refusal: str = ""
+
+
+def read_layer(name: str) -> int | None:
+    """The layer in a module's name, from 0, as in `model.layers.3.self_attn`."""
+    found = LAYER.search(name)
+    return int(found[1]) if found else None
+
+
+def make_outputs(
+    tensor: Tensor, scale: Tensor | None = None, mask: Tensor | None = None
+) -> Outputs:
+    """Outputs that are read already; a scale has a number for each of the tensor's."""
+    entry = make_entry(tensor)
+    return Outputs(
+        entry,
+        scale=None if scale is None else make_entry(scale),
+        mask=None if mask is None else make_entry(mask),
+    )
+
+
+def make_entry(tensor: Tensor) -> Entry:
+    """An entry that is read already."""
+    kind = str(tensor.dtype).removeprefix("torch.")
+    return Entry(tuple(tensor.shape), kind, lambda: tensor)
+
+
+def check_scale(source: Source, name: str, scale: Tensor) -> None:
+    """Refuses a scale that is no number above 0.
+
+    Raises:
+        RequestError: NaN, infinity, 0 or less.
+    """
+    wrong = scale[~(scale.isfinite() & (scale > 0))]
+    if wrong.numel():
+        raise source.refuse(f"{name}: a scale of {wrong[0]:g}; scales are numbers above 0")
+
+
+def pad_prompts(rows: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Prompts one after another, `(sum of lengths, ...)`, as `(B, T, ...)` with zeros behind."""
+    padded = rows.new_zeros(len(lengths), max(lengths), *rows.shape[1:])
+    for prompt, part in enumerate(rows.view(_bits(rows)).split(list(lengths))):
+        padded.view(_bits(rows))[prompt, : len(part)] = part
+    return padded
+
+
+def mask_prompts(lengths: Sequence[int]) -> Tensor:
+    """1 at the tokens of each prompt, `(B, T)`."""
+    return (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
+
+
+def _bits(rows: Tensor) -> torch.dtype:
+    """A type in which numbers of 8 bits can be copied."""
+    return torch.uint8 if rows.element_size() == 1 else rows.dtype

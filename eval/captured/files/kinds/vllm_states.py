@@ -1,0 +1,49 @@
+"""Hidden states that vLLM writes: a file for each request, with its token ids beside them."""
+
+from functools import partial
+
+from torch import Tensor
+
+from eval.captured.files.kinds.kind import FLOATS, INTEGERS, Capture, Source
+from eval.captured.files.tensors import Entry, Outputs
+
+STATES, IDS = "hidden_states", "token_ids"
+
+
+def recognise(source: Source) -> bool:
+    """`hidden_states` of three axes, and `token_ids`, which are not as many as its second axis."""
+    if set(source.entries) != {STATES, IDS}:
+        return False
+    states, ids = source.entries[STATES].shape, source.entries[IDS].shape
+    return len(states) == 3 and len(ids) == 1 and (ids[0] != states[1] or ids[0] == states[0])
+
+
+def read(source: Source) -> Capture:
+    """`hidden_states.I`, `(T, width)`, of each layer I of the file, whose numbers it does not say.
+
+    Layout: `vllm/v1/example_hidden_states_connector.py`.
+
+    Raises:
+        RequestError: another type, or another number of tokens than of states.
+    """
+    states, ids = source.entries[STATES], source.entries[IDS]
+    T, layers, width = states.shape
+    if states.kind not in FLOATS or ids.kind not in INTEGERS:
+        raise source.refuse(
+            f"{STATES} {states}, {IDS} {ids}; vLLM writes floats of 16 bits or more, and int64"
+        )
+    if ids.shape != (T,) or not T * layers * width:
+        raise source.refuse(f"{IDS} {ids}: {STATES} {states} has {T} tokens; give both whole")
+    outputs = {f"{STATES}.{i}": _entry(states, i) for i in range(layers)}
+    stack = Entry((1, *states.shape), states.kind, lambda: states.read()[None])
+    kind = f"vLLM hidden states: {T} tokens, {layers} layers, {width} channels"
+    held = ids.read().tolist()
+    return Capture(kind, outputs, [held], {STATES: Outputs(stack)} if layers > 1 else {})
+
+
+def _entry(states: Entry, layer: int) -> Outputs:
+    def read_slice(number: int) -> Tensor:
+        return states.read()[:, number].contiguous()
+
+    T, _, width = states.shape
+    return Outputs(Entry((T, width), states.kind, partial(read_slice, layer)))

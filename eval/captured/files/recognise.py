@@ -1,0 +1,184 @@
+"""Whose file it is: each kind looks at the content, and the one that knows it reads it."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from eval.captured.files.kinds import llama_cpp, vllm_cache, vllm_hook, vllm_states
+from eval.captured.files.kinds.kind import Capture, Source, make_entry
+from eval.captured.files.tensors import list_tensors, read_tensors
+from eval.messages import RequestError, say_once
+
+BINARY = (llama_cpp,)
+"""Kinds that are known by their first bytes."""
+TENSORS = (vllm_states, vllm_hook)
+"""Kinds that are known by the names and shapes of their tensors."""
+FOLDERS = (vllm_cache,)
+"""Kinds of which a folder holds several files."""
+HEADER_BYTES = 64
+LARGEST_SIDECAR = 1 << 24
+"""Bytes."""
+
+
+def read_capture(
+    path: str | Path,
+    names: Sequence[str] | None = None,
+    scale: str | None = None,
+    layer: int | Sequence[int] | None = None,
+    part: str | None = None,
+    torch_file: bool = False,
+) -> Capture:
+    """What a file or folder holds of the outputs that are wanted; its kind is said in a line.
+
+    Args:
+        path: the file or folder.
+        names: of the tensors wanted; None: all.
+        scale: the name of a tensor in a file of no known kind that is the scale of its numbers.
+        layer: wanted, of a file that names its sites, or holds a stack of layers; None: all.
+        part: wanted, of a file that names its sites; None: all.
+        torch_file: the file is one of torch.save, of which tensors, numbers and texts alone are
+            read, and nothing is run.
+
+    Raises:
+        RequestError: what cannot be read rightly, or what is wanted is not there.
+    """
+    path = Path(path)
+    with locked(path):
+        capture = _read_torch(path) if torch_file else _read(path)
+    if capture is None:
+        return Capture("", read_tensors(path, names, scale))
+    if scale is not None:
+        raise RequestError(f"--scale {scale}: {path} has its own scales; leave it out")
+    say_once(f"{path}: {capture.kind}")
+    if capture.refusal:
+        return capture
+    if names is not None:
+        wanted = {name: capture.outputs.get(name) for name in names}
+    elif layer is not None and capture.stacks:
+        return replace(capture, outputs=capture.stacks)
+    else:
+        wanted = capture.outputs
+        if capture.named and (layer is not None or part is not None):
+            wanted = {name: wanted[name] for name in wanted if _is_wanted(name, layer, part)}
+    known = {name: outputs for name, outputs in wanted.items() if outputs is not None}
+    if not known or len(known) < len(wanted):
+        flags = f"--tensor {' '.join(names)}" if names else f"--layer {layer}, --part {part}"
+        raise RequestError(f"{flags}: {path} has {', '.join(capture.outputs)}"[:1000])
+    return replace(capture, outputs=known)
+
+
+def _is_wanted(name: str, layer: int | Sequence[int] | None, part: str | None) -> bool:
+    """Whether a site's name is of the layers and the part that are wanted."""
+    of_part, _, number = name.rpartition(".")
+    layers = [layer] if isinstance(layer, int) else layer
+    return part in (None, of_part) and (layers is None or int(number) in layers)
+
+
+def _read(path: Path) -> Capture | None:
+    """The capture where a kind recognises the file; None: it is one of tensors by name."""
+    if path.is_dir():
+        return _read_folder(path)
+    source = Source(path, _start(path))
+    for kind in BINARY:
+        if kind.recognise(source):
+            return kind.read(source)
+    entries, facts = dict(sorted(list_tensors(path).items())), _read_sidecar(path)
+    source = Source(path, source.start, entries, facts=facts)
+    for kind in TENSORS:
+        if kind.recognise(source):
+            return kind.read(source)
+    return None
+
+
+def _read_sidecar(path: Path) -> dict[str, Any]:
+    """What the JSON file of the same name says; nothing where there is none that can be read."""
+    sidecar = path.with_suffix(".json")
+    try:
+        if sidecar.stat().st_size > LARGEST_SIDECAR:
+            return {}
+        facts = json.loads(sidecar.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def _read_torch(path: Path) -> Capture:
+    """The capture in a file of torch.save, whose objects are not made.
+
+    Raises:
+        RequestError: it holds anything but tensors, numbers and texts, or no kind recognises it.
+    """
+    import torch
+
+    try:
+        held = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of many kinds, by what is damaged
+        line = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise RequestError(f"{path}: --torch-file: no tensors of torch.save ({line})") from None
+    facts = {n: x for n, x in held.items() if isinstance(n, str)} if isinstance(held, dict) else {}
+    tensors = {
+        name: facts.pop(name) for name in list(facts) if isinstance(facts[name], torch.Tensor)
+    }
+    if any(x.layout != torch.strided or x.is_quantized or x.is_meta for x in tensors.values()):
+        raise RequestError(f"{path}: --torch-file: sparse or quantised tensors; give dense ones")
+    entries = {name: make_entry(tensor) for name, tensor in tensors.items()}
+    source = Source(path, entries=entries, facts=_read_sidecar(path) | facts)
+    if not vllm_hook.recognise(source):
+        names = ", ".join(entries) or type(held).__name__
+        raise RequestError(
+            f"{path}: --torch-file reads captures of vLLM-Hook, this holds {names[:200]}; save "
+            "tensors by safetensors.torch.save_file({name: tensor, ...}, FILE)"
+        )
+    return vllm_hook.read(source)
+
+
+def _read_folder(path: Path) -> Capture:
+    """The capture that a folder's files are together.
+
+    Raises:
+        RequestError: no kind recognises them.
+    """
+    files = sorted(path.glob("*.safetensors"))
+    source = Source(path, layers={file.name: list_tensors(file) for file in files})
+    for kind in FOLDERS:
+        if kind.recognise(source):
+            return kind.read(source)
+    raise RequestError(
+        f"{path}: a folder of {len(files)} safetensors files, of no kind that is known "
+        "(docs/audit.md); give a file of it"
+    )
+
+
+def _start(path: Path) -> bytes:
+    """The first bytes of a file; none where there is no file, which another function says."""
+    try:
+        with path.open("rb") as file:
+            return file.read(HEADER_BYTES)
+    except OSError:
+        return b""
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds the shared lock of `FILE.lock`, if there is such a file, as its writer holds it alone.
+
+    Raises:
+        RequestError: it is being written.
+    """
+    lock = path.with_name(path.name + ".lock")
+    if not lock.is_file():
+        yield
+        return
+    import fcntl
+
+    with lock.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            raise RequestError(
+                f"{lock}: {error.strerror}: {path.name} is being written; try again later"
+            ) from None
+        yield

@@ -1,0 +1,42 @@
+"""The command `capture`: hidden states of texts in files, as vLLM writes them."""
+
+from collections.abc import Sequence
+
+from eval.commands.flags import Layers, Model, Positive, listed
+from eval.commands.result import Result, command
+
+
+@command
+def capture(
+    model: Model,
+    text: str | Sequence[str],
+    out: str = "captured",
+    layers: Layers = "all",
+    batch_size: Positive | None = None,
+    device: str = "auto",
+) -> Result:
+    """Writes the hidden states of texts, with their token ids, a file for each text.
+
+    `python -m eval recover` reads such files, and those that vLLM writes alike.
+
+    Args:
+        model: a model directory
+        text: one or more
+        out: directory for text-0.safetensors and so on, with hidden_states (tokens, layers, width)
+            and token_ids
+        layers: all, last, or numbers; 0 is the embedding
+        batch_size: texts sent through the model together; default: as many as the device's memory
+            bears
+        device: where to compute; auto takes a GPU that is in reach
+    """
+    from eval.sites.activations import activations
+
+    rows = list[dict[str, object]]()
+    given = {"device": device, "batch_size": batch_size, "out": out}
+    for batch in activations(model, listed(text), listed(layers), **given):
+        rows += [
+            {"file": f"{out}/text-{number}.safetensors", "tokens": T, "layers": len(batch.outputs)}
+            for number, T in enumerate(batch.lengths.tolist(), start=len(rows))
+        ]
+    lines = [f"{row['file']}: {row['tokens']} tokens, {row['layers']} layers" for row in rows]
+    return Result(rows, "\n".join(lines))

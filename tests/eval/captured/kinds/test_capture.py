@@ -1,0 +1,34 @@
+"""Captured here and audited there: the files that `capture` writes are vLLM's."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from eval import RequestError, activations
+from eval.__main__ import main
+from tests.said import one_line
+
+TEXTS = "Tom had a red ball.", "The hen ran."
+
+
+def test_what_capture_writes_is_audited(model_directory, ask, tmp_path, capsys):
+    model, out = str(model_directory()), tmp_path / "captured"
+    command = ["capture", model, "--text", *TEXTS, "--out", str(out), "--layers", "1", "2"]
+    assert main([*command, "--batch-size", "1"]) == 0
+    assert "text-1.safetensors" in capsys.readouterr().out
+    for number, text in enumerate(TEXTS):
+        path = out / f"text-{number}.safetensors"
+        held = load_file(path)
+        T = len(held["token_ids"])
+        assert held["hidden_states"].shape == (T, 2, 32)
+        assert held["token_ids"].dtype == torch.int64
+        assert [row["text"] for row in ask(path, model=model)[1]] == [text]
+        code, (row,), _ = ask(path, "--verify", "--layer", "2", model=model)
+        assert (code, row["text"], row["differs"]) == (0, text, [])
+
+
+@pytest.mark.parametrize("sites", ["mixer.1", "block.1+2"])
+def test_other_sites_are_not_written(model_directory, tmp_path, sites):
+    with one_line(RequestError, sites):
+        activations(str(model_directory()), TEXTS, sites, out=tmp_path / "captured")
+    assert not (tmp_path / "captured").exists()

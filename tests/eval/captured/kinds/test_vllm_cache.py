@@ -1,0 +1,75 @@
+"""vLLM's keys and values, a folder with a file for each layer, in both shapes it had."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+
+def write(folder, engine, older=False, layers=(0, 1, 2), change=lambda held: held):
+    """As the connector writes a request of 20 tokens: the first block of 16 alone."""
+    folder.mkdir()
+    for layer in layers:
+        keys, values = (part[layer][:16] for part in (engine.keys, engine.values))
+        if older:
+            held = torch.stack([keys.flatten(1), values.flatten(1)])
+        else:
+            held = torch.cat([keys, values], dim=-1)
+        path = folder / f"model.layers.{layer}.self_attn.attn.safetensors"
+        save_file({"kv_cache": change(held).contiguous()}, path)
+    return folder
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_keys_and_values_of_a_folder_give_the_text(engine, ask, tmp_path, older):
+    folder = write(tmp_path / "hash", engine, older, (0, 1))
+    code, rows, said = ask(folder)
+    assert code == 0
+    sites = ["rotated_key.1", "value.1", "rotated_key.2", "value.2"]
+    assert sorted(row["site"] for row in rows) == sorted(sites)
+    assert {row["text"] for row in rows} == {engine.text[:16]}
+    assert "ExampleConnector" in said
+    code, rows, _ = ask(folder, "--layer", "2", "--part", "value")
+    assert [row["site"] for row in rows] == ["value.2"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "seen"),
+    [
+        (lambda x: x.flatten(1), [], "MLA"),
+        (lambda x: (8 * x).to(torch.uint8), [], "uint8"),
+        (lambda x: x.to(torch.float8_e4m3fn), [], "fp8"),
+        (lambda x: x[:5], [], "whole blocks"),
+        (lambda x: x[:2], [], "whole blocks"),
+        (lambda x: x[..., :-1], [], "whole blocks"),
+        (lambda x: x[:0], [], "whole blocks"),
+        (lambda x: x[..., :-2], ["--tensor", "value.1"], "channels"),
+        (lambda x: x, ["--layer", "9"], "rotated_key.1"),
+        (lambda x: x, ["--tensor", "block.1"], "rotated_key.1"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(engine, ask, tmp_path, change, words, seen):
+    code, rows, said = ask(write(tmp_path / "hash", engine, change=change), *words)
+    assert (code, rows) == (2, None)
+    assert said.splitlines()[-1].startswith("error: ")
+    assert seen in said.splitlines()[-1]
+
+
+def test_files_of_two_requests_and_other_folders_are_refused(engine, ask, tmp_path):
+    folder = write(tmp_path / "hash", engine, layers=(0, 1))
+    other = write(tmp_path / "other", engine, layers=(2,), change=lambda x: x[:8])
+    (file,) = other.iterdir()
+    for name, seen in (("model.layers.2.safetensors", "one request"), ("layers.0.x", "one file")):
+        moved = file.rename(folder / f"{name.removesuffix('.safetensors')}.safetensors")
+        code, _, said = ask(folder)
+        assert code == 2
+        assert seen in said.splitlines()[-1]
+        file = moved
+    code, _, said = ask(other)
+    assert code == 2
+    assert "a folder of 0 safetensors files" in said.splitlines()[-1]
+
+
+def test_mutants_are_read_or_refused(engine, fuzz, tmp_path):
+    folder = write(tmp_path / "hash", engine)
+    (file, *_) = sorted(folder.iterdir())
+    assert fuzz(file, of=folder) > 10

@@ -1,0 +1,89 @@
+"""vLLM's hidden states: the ids in clear are read, and the answer of an inversion beside them."""
+
+import fcntl
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+
+def write(path, states, ids, **changes):
+    """As the connector writes a request: layers on axis 1, ids beside."""
+    held = {"hidden_states": torch.stack(states, 1), "token_ids": ids} | changes
+    save_file({name: tensor.contiguous() for name, tensor in held.items()}, path)
+    return path
+
+
+@pytest.fixture
+def file(engine, tmp_path):
+    return write(tmp_path / "cmpl-1.safetensors", engine.states[1:], engine.ids)
+
+
+def test_the_ids_in_the_file_are_its_text(engine, ask, file):
+    code, rows, said = ask(file)
+    assert code == 0
+    assert [row["text"] for row in rows] == [engine.text]
+    assert "vLLM hidden states: 20 tokens, 2 layers" in said
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("words", [["--layer", "2"], ["--tensor", "hidden_states.0"]])
+def test_the_inversion_agrees_with_the_ids(engine, ask, tmp_path, words, kind):
+    states = [state.to(kind) for state in engine.states[1:]]
+    file = write(tmp_path / "a.safetensors", states, engine.ids)
+    code, (row,), _ = ask(file, "--verify", *words)
+    assert code == 0
+    assert row["text"] == engine.text
+    assert row["site"] == ("block.2" if "--layer" in words else "block.1")
+    assert row["differs"] == []
+
+
+def test_of_every_layer_the_site_is_found(engine, ask, tmp_path):
+    file = write(tmp_path / "a.safetensors", engine.states[::2], engine.ids)
+    code, rows, _ = ask(file, "--verify")
+    assert code == 0
+    assert [row["site"] for row in rows] == ["block.0", "block.2"]
+    assert {row["text"] for row in rows} == {engine.text}
+
+
+def test_false_ids_are_found_out(engine, ask, tmp_path):
+    ids = engine.ids.clone()
+    ids[[3, 7]] += 1
+    file = write(tmp_path / "a.safetensors", engine.states[1:2], ids)
+    code, (row,), _ = ask(file, "--verify", "--layer", "1")
+    assert (code, row["text"], row["differs"]) == (0, engine.text, [3, 7])
+
+
+def test_a_file_that_is_being_written_is_refused(ask, file):
+    lock = file.with_name(file.name + ".lock")
+    with lock.open("w") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        code, _, said = ask(file)
+        assert code == 2
+        assert "is being written" in said.splitlines()[-1]
+    assert ask(file)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "seen"),
+    [
+        ({"token_ids": torch.arange(7)}, [], "token_ids (7,)"),
+        ({"token_ids": torch.full((20,), 99_999)}, [], "token id 99999"),
+        ({"token_ids": torch.zeros(20)}, [], "float32"),
+        ({"hidden_states": torch.ones(20, 1, 32, dtype=torch.uint8)}, [], "uint8"),
+        ({}, ["--page", "a.html"], "add --verify"),
+        ({}, ["--scale", "other"], "leave it out"),
+        ({}, ["--tensor", "other"], "hidden_states.0"),
+        ({}, ["--verify", "--layer", "9"], "9 is not among them"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(engine, ask, tmp_path, changes, words, seen):
+    file = write(tmp_path / "a.safetensors", engine.states[1:], engine.ids, **changes)
+    code, rows, said = ask(file, *words)
+    assert (code, rows) == (2, None)
+    assert said.splitlines()[-1].startswith("error: ")
+    assert seen in said.splitlines()[-1]
+
+
+def test_mutants_are_read_or_refused(fuzz, file):
+    assert fuzz(file) > 10
