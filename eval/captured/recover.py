@@ -20,8 +20,8 @@ from eval.captured.certainty.verified import Found
 from eval.captured.elsewhere import look_elsewhere
 from eval.captured.files.axes import take_layer
 from eval.captured.files.caches import Cache, read_cache
-from eval.captured.files.logits import LOGITS, are_logits, solve_head
 from eval.captured.files.stored import FLOATS, read_stored
+from eval.captured.search.head import LOGITS, are_logits, solve_head
 from eval.captured.search.outputs import pass_over_damage, search, try_exact
 from eval.captured.site import Captured, identify, leave_out_empty, start_at
 from eval.inversion.solver import Solver, parse_solvers

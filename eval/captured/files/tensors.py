@@ -53,6 +53,7 @@ class Raw(NamedTuple):
     scale: Tensor | None = None
     zero_point: Tensor | None = None
     mask: Tensor | None = None
+    ids: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -75,12 +76,16 @@ class Entry:
 
 @dataclass(frozen=True)
 class Outputs:
-    """A tensor in a file that may be recovered, with its companions, not read yet."""
+    """A tensor in a file that may be recovered, with its companions, not read yet.
+
+    `ids` are of tokens, where the numbers are scores of these.
+    """
 
     outputs: Entry
     scale: Entry | None = None
     zero_point: Entry | None = None
     mask: Entry | None = None
+    ids: Entry | None = None
 
     @property
     def scaled(self) -> bool:
@@ -89,8 +94,8 @@ class Outputs:
 
     def read(self) -> Raw:
         """Reads it."""
-        others = (entry and entry.read() for entry in (self.scale, self.zero_point, self.mask))
-        return Raw(self.outputs.read(), *others)
+        others = self.scale, self.zero_point, self.mask, self.ids
+        return Raw(self.outputs.read(), *(entry and entry.read() for entry in others))
 
 
 def read_tensors(

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from eval.captured.answer import Recovered
 from eval.captured.certainty.likelihood import WHOLE, limit_chances, probability
-from eval.captured.files.logits import read_head
 from eval.captured.files.stored import read_stored
+from eval.captured.search.head import read_head
 from eval.inversion.guesses import SHRINK, Guesser, open_readbacks, whitening
 from eval.messages import RequestError
 from eval.models.checkpoint import open_models
