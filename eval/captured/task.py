@@ -96,9 +96,10 @@ class RecoverTask:
         Raises:
             RequestError: an argument that only outputs of a site have.
         """
+        flags = {"shown": "positions", "format": "stored"}
         given = {name for name, value in self.arguments.items() if value not in (None, 0)}
-        if others := sorted(given - {"corpus", "seed"}):
-            raise RequestError(f"{self.name}: scores have no {', '.join(others)}; leave them out")
+        if others := sorted(f"--{flags.get(name, name)}" for name in given - {"corpus", "seed"}):
+            raise RequestError(f"{', '.join(others)}: {self.name} holds scores; leave it out")
         found = recover_scores(self.checkpoint, ids, values, corpus=self.arguments["corpus"])
         about = {"kind": "captured", "checkpoint": self.checkpoint.provenance}
         rows = [{"key": f"{self.key}-0", **about, **_row(self.name, 0, found, 0)}]

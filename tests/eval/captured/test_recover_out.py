@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from eval import activations, open_model
 from eval.__main__ import main
-from eval.captured import recover as searching
+from eval.captured import task as searching
 from eval.inversion.solver import SOLVERS, solvers
 
 TEXTS = "Tom had a red ball.", "The hen ran home to"

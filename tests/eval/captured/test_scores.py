@@ -1,9 +1,13 @@
 """Prompts from the log-probabilities of a few next tokens, as an API returns them."""
 
+import json
+
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from eval import RequestError, open_model, recover_scores
+from eval.__main__ import main
 from tests.said import one_line
 
 TEXT = "Tom had a red ball."
@@ -59,3 +63,18 @@ def test_what_are_no_scores_is_one_line(scored, change, seen):
     ids, values = change(ids, values)
     with one_line(RequestError, seen):
         recover_scores(checkpoint, ids, values, corpus="toy:400")
+
+
+def test_the_command_reads_scores_from_a_file(model_directory, small_tokenizer, tmp_path, capsys):
+    path = model_directory("flat")
+    tokens = torch.tensor([small_tokenizer.encode(TEXT).ids])
+    with torch.no_grad():
+        best = open_model(path).model(tokens)[0].log_softmax(dim=-1).topk(K)
+    file = tmp_path / "scores.safetensors"
+    save_file({"logprobs": best.values, "logprob_ids": best.indices}, file)
+    words = ["recover", str(file), "--model", str(path), "--corpus", "toy:400"]
+    assert main([*words, "--truth", TEXT, "--format", "json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["text"], row["right"], row["false_certain"]) == (TEXT, tokens.shape[1], 0)
+    assert main([*words, "--positions", "1", "2"]) == 2
+    assert "--positions: logprobs holds scores" in capsys.readouterr().err

@@ -12,11 +12,11 @@ from tests.said import one_line
 NUMBERS = {torch.float16: 1, torch.bfloat16: 3, torch.float32: 4}
 
 
-def write(path, engine, kind=torch.float32, **changes):
+def write(path, engine, dtype=torch.float32, **changes):
     pairs = [torch.stack([rows.flatten(1) for rows in part]) for part in engine[4:]]
-    held = torch.stack(pairs).to(kind).contiguous()
+    held = torch.stack(pairs).to(dtype).contiguous()
     raw = held.view(torch.uint8).numpy().tobytes()
-    about = {"length": len(raw), "form": 1, "kind": NUMBERS[kind]} | changes
+    about = {"length": len(raw), "form": 1, "kind": NUMBERS[dtype]} | changes
     sizes = about.pop("sizes", held.shape)
     path.write_bytes(struct.pack("<7i", *about.values(), *sizes) + raw)
     return path
