@@ -7,16 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from eval.captured.files.kinds import llama_cpp, vllm_cache, vllm_hook, vllm_states
+from eval.captured.files.arrow import STATE, list_columns
+from eval.captured.files.kinds import hooks, llama_cpp, lmcache, vllm_cache, vllm_hook, vllm_states
 from eval.captured.files.kinds.kind import Capture, Source, make_entry
 from eval.captured.files.tensors import list_tensors, read_tensors
 from eval.messages import RequestError, say_once
 
-BINARY = (llama_cpp,)
+BINARY = (llama_cpp, lmcache)
 """Kinds that are known by their first bytes."""
-TENSORS = (vllm_states, vllm_hook)
+TENSORS = (vllm_states, vllm_hook, hooks)
 """Kinds that are known by the names and shapes of their tensors."""
-FOLDERS = (vllm_cache,)
+FOLDERS = (vllm_cache, hooks)
 """Kinds of which a folder holds several files."""
 HEADER_BYTES = 64
 LARGEST_SIDECAR = 1 << 24
@@ -87,6 +88,11 @@ def _read(path: Path) -> Capture | None:
             return kind.read(source)
     entries, facts = dict(sorted(list_tensors(path).items())), _read_sidecar(path)
     source = Source(path, source.start, entries, facts=facts)
+    if {"activations", "locations"} <= set(entries):
+        raise source.refuse(
+            "latents of an SAE (delphi: activations, locations), which are no outputs of a site"
+            + "; its tokens stand in it in clear" * ("tokens" in entries)
+        )
     for kind in TENSORS:
         if kind.recognise(source):
             return kind.read(source)
@@ -142,7 +148,9 @@ def _read_folder(path: Path) -> Capture:
         RequestError: no kind recognises them.
     """
     files = sorted(path.glob("*.safetensors"))
-    source = Source(path, layers={file.name: list_tensors(file) for file in files})
+    entries, facts = list_columns(path) if (path / STATE).is_file() else ({}, {})
+    layers = {file.name: list_tensors(file) for file in files}
+    source = Source(path, entries=entries, layers=layers, facts=facts)
     for kind in FOLDERS:
         if kind.recognise(source):
             return kind.read(source)

@@ -1,0 +1,66 @@
+"""Activations named by the hooks of TransformerLens: a dictionary in one file, or SAELens' folder.
+
+SAELens keeps a `datasets` folder with a column for each hook; its rows are shuffled, the positions
+within a row are not.
+"""
+
+import re
+
+from eval.captured.files.kinds.kind import FLOATS, Capture, Source
+from eval.captured.files.tensors import Entry, Outputs
+
+HOOK = re.compile(r"blocks\.(\d+)\.(hook_resid_pre|hook_resid_post|attn\.hook_(?:k|rot_k|v))")
+PARTS = {"hook_resid_pre": "block", "hook_resid_post": "block", "attn.hook_k": "key",
+         "attn.hook_rot_k": "rotated_key", "attn.hook_v": "value"}  # fmt: skip
+IDS = "token_ids"
+
+
+def recognise(source: Source) -> bool:
+    """A name as `blocks.3.hook_resid_post`; a folder of `datasets` with such a column."""
+    return any("hook_" in name and name.startswith("blocks.") for name in source.entries)
+
+
+def read(source: Source) -> Capture:
+    """`block.N`, `key.N`, `rotated_key.N`, `value.N`, `(B, T, width)`, of each block N.
+
+    Layout: hook L of TransformerLens counts blocks from 0; keys and values are `(B, T, heads,
+    width)`. SAELens: `(B, T, width)`, and in newer folders `token_ids`, `(B, T)`.
+
+    Raises:
+        RequestError: no hook that is known, or another shape or type.
+    """
+    outputs = dict[str, Outputs]()
+    for name, entry in source.entries.items():
+        if match := HOOK.fullmatch(name):
+            layer, hook = int(match[1]), match[2]
+            site = f"{PARTS[hook]}.{layer + (hook != 'hook_resid_pre')}"
+            if site in outputs:
+                raise source.refuse(f"{name}: a second hook of {site}; keep one of them")
+            outputs[site] = _read_hook(source, name, entry, "attn." in hook)
+    unread = [name for name in source.entries if not HOOK.fullmatch(name) and name != IDS]
+    if not outputs:
+        raise source.refuse(
+            f"hooks {', '.join(unread)[:300]}: known are blocks.N. and {', '.join(PARTS)}; latents "
+            "of an SAE, scores and outputs behind a norm are no sites"
+        )
+    ids = source.facts.get(IDS)
+    kind = f"hooks of TransformerLens: {', '.join(outputs)}"
+    if unread:
+        kind += f"; not read: {', '.join(unread)}"
+    return Capture(kind[:900], outputs, ids, named=True)
+
+
+def _read_hook(source: Source, name: str, entry: Entry, headed: bool) -> Outputs:
+    """The outputs of a hook; heads are joined.
+
+    Raises:
+        RequestError: another shape or type.
+    """
+    axes, count = ("(B, T, heads, width)", 4) if headed else ("(B, T, width)", 3)
+    shape = entry.shape
+    if len(shape) not in (count - 1, count) or min(shape) < 1 or entry.kind not in FLOATS:
+        raise source.refuse(f"{name} {entry}: give floats {axes}, or without B")
+    if not headed:
+        return Outputs(entry)
+    joined = (*shape[:-2], shape[-2] * shape[-1])
+    return Outputs(Entry(joined, entry.kind, lambda: entry.read().flatten(-2)))

@@ -1,0 +1,86 @@
+"""Activations by the names of TransformerLens' hooks: a dictionary, and SAELens' folder."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from eval import RequestError
+from eval.captured.files.recognise import read_capture
+from tests.said import one_line
+
+HOOK = "blocks.1.hook_resid_post"
+
+
+def write(path, held):
+    save_file({name: tensor.contiguous().clone() for name, tensor in held.items()}, path)
+    return path
+
+
+def write_folder(path, engine, ids=True, ragged=False):
+    """Rows of 10 tokens, those of the text's second half shuffled to the front."""
+    import datasets
+
+    rows = [engine.states[2][:10], engine.states[2][:8]]
+    held = {HOOK: [row.tolist() for row in (rows[::-1] if ragged else [rows[0]] * 2)]}
+    if ids:
+        held["token_ids"] = [engine.ids[:10].tolist()] * 2
+    shape = datasets.Array2D((None if ragged else 10, 32), "float32")
+    kinds = {HOOK: shape, "token_ids": datasets.List(datasets.Value("int32"))}
+    features = datasets.Features({name: kinds[name] for name in held})
+    datasets.Dataset.from_dict(held, features).save_to_disk(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "site", "part"),
+    [
+        ("hook_resid_post", "block.2", lambda engine: engine.states[2]),
+        ("hook_resid_pre", "block.1", lambda engine: engine.states[1]),
+        ("attn.hook_rot_k", "rotated_key.2", lambda engine: engine.keys[1]),
+        ("attn.hook_v", "value.2", lambda engine: engine.values[1]),
+    ],
+)
+def test_a_hook_says_the_site(engine, ask, tmp_path, name, site, part):
+    held = {f"blocks.1.{name}": part(engine)[None], "blocks.1.hook_mlp_out": torch.ones(1, 2, 3)}
+    code, (row,), said = ask(write(tmp_path / "a.safetensors", held))
+    assert (code, row["site"], row["text"]) == (0, site, engine.text)
+    assert "not read: blocks.1.hook_mlp_out" in said
+
+
+def test_a_folder_of_rows_gives_their_text(engine, ask, tmp_path):
+    folder = write_folder(tmp_path / "a", engine)
+    assert [row["text"] for row in ask(folder)[1]] == [engine.text[:10]] * 2
+    code, rows, _ = ask(folder, "--verify")
+    assert code == 0
+    assert [(row["site"], row["text"], row["differs"]) for row in rows] == [
+        ("block.2", engine.text[:10], [])
+    ] * 2
+    code, rows, _ = ask(write_folder(tmp_path / "b", engine, ids=False))
+    assert [row["text"] for row in rows] == [engine.text[:10]] * 2
+
+
+@pytest.mark.parametrize(
+    ("held", "seen"),
+    [
+        ({"blocks.1.hook_sae_acts_post": torch.ones(1, 4, 9)}, "latents"),
+        ({HOOK: torch.ones(4)}, "(B, T, width)"),
+        ({HOOK: torch.ones(1, 4, 9, dtype=torch.uint8)}, "uint8"),
+        ({"blocks.1.attn.hook_v": torch.ones(1, 1, 4, 2, 3)}, "heads"),
+        ({"activations": torch.ones(4), "locations": torch.ones(4, 3)}, "latents of an SAE"),
+    ],
+)
+def test_what_is_no_site_is_one_line(tmp_path, held, seen):
+    with one_line(RequestError, seen):
+        read_capture(write(tmp_path / "a.safetensors", held))
+
+
+def test_rows_of_unlike_lengths_are_one_line(engine, tmp_path):
+    with one_line(RequestError, "of one length"):
+        read_capture(write_folder(tmp_path / "a", engine, ids=False, ragged=True))
+
+
+def test_mutants_are_read_or_refused(engine, fuzz, tmp_path):
+    assert fuzz(write(tmp_path / "a.safetensors", {HOOK: engine.states[2][None]})) > 10
+    folder = write_folder(tmp_path / "a", engine)
+    for file in sorted(folder.iterdir()):
+        fuzz(file, of=folder)
