@@ -23,7 +23,6 @@ def list_columns(folder: Path) -> tuple[dict[str, Entry], dict[str, list[list[in
         RequestError: a damaged folder.
     """
     import pyarrow
-    import pyarrow.ipc
 
     try:
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
@@ -48,7 +47,7 @@ def _read_column(column: Any) -> Entry | list[list[int]] | None:
         ValueError: its rows are not of one length.
     """
     import pyarrow
-    import pyarrow.compute
+    from pyarrow import compute
 
     held, shape = column.combine_chunks(), [len(column)]
     if isinstance(held, pyarrow.ChunkedArray):
@@ -56,7 +55,7 @@ def _read_column(column: Any) -> Entry | list[list[int]] | None:
     held = getattr(held, "storage", held)
     whole = held
     while pyarrow.types.is_list(held.type) or pyarrow.types.is_fixed_size_list(held.type):
-        lengths = pyarrow.compute.list_value_length(held).unique().to_pylist()
+        lengths = compute.call_function("list_value_length", [held]).unique().to_pylist()
         if len(lengths) != 1 or not lengths[0]:
             raise ValueError(f"rows of {lengths[:5]} entries; give them of one length")
         shape.append(lengths[0])

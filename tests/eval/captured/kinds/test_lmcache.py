@@ -12,13 +12,14 @@ from tests.said import one_line
 NUMBERS = {torch.float16: 1, torch.bfloat16: 3, torch.float32: 4}
 
 
-def write(path, engine, dtype=torch.float32, **changes):
+def write(path, engine, kind=torch.float32, **changes):
+    """As the file system backend writes a chunk; `changes` of the header."""
     pairs = [torch.stack([rows.flatten(1) for rows in part]) for part in engine[4:]]
-    held = torch.stack(pairs).to(dtype).contiguous()
+    held = torch.stack(pairs).to(kind).contiguous()
     raw = held.view(torch.uint8).numpy().tobytes()
-    about = {"length": len(raw), "form": 1, "kind": NUMBERS[dtype]} | changes
-    sizes = about.pop("sizes", held.shape)
-    path.write_bytes(struct.pack("<7i", *about.values(), *sizes) + raw)
+    about = {"length": len(raw), "form": 1, "number": NUMBERS[kind], "sizes": held.shape} | changes
+    *header, sizes = about.values()
+    path.write_bytes(struct.pack("<7i", *header, *sizes) + raw)
     return path
 
 
@@ -36,7 +37,7 @@ def test_a_chunk_gives_the_text(engine, ask, tmp_path, kind, site):
         ({"form": 2}, "of a layer that it does not say"),
         ({"form": 5}, "compressed"),
         ({"form": 6}, "MLA"),
-        ({"kind": 7}, "without a scale"),
+        ({"number": 7}, "without a scale"),
         ({"sizes": (2, 3, 20, 17)}, "are not"),
         ({"sizes": (2, -3, -20, 16)}, "are not"),
         ({"length": 5}, "a.data"),
