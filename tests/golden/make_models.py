@@ -35,6 +35,7 @@ OURS: dict[str, dict[str, Any]] = {
         "norm": "rmsnorm",
         **WIDE,
     },
+    "depthwise": {"mixers": ("flat+depthwise(size=2)",), **NARROW},
     "expanded": {"mixers": ("expanded(factor=2)",), **NARROW},
     "headed": {"mixers": ("headed(heads=2)",), **NARROW},
     "hybrid": {"mixers": ("attention(heads=2)+flat",), "tied": True, **NARROW},

@@ -26,7 +26,8 @@ from tests.arch.test_pretrained import their_model
 
 D, T = 8, 7
 ATTENTION = [entry for entry in MIXERS if entry.startswith("attention") and "+" not in entry]
-MASKED = [entry for entry in MIXERS if not entry.startswith(("attention", "identity"))]
+WITHOUT = "attention", "depthwise", "identity"
+MASKED = [entry for entry in MIXERS if not entry.startswith(WITHOUT)]
 WRAPPED = ["gpt2", "llama 2, grouped, scaled"]
 WHERE, WHAT = "positions reversed", "features turned"
 
