@@ -104,8 +104,12 @@ def recover(
     visible = leave_out_empty(stored, _slice(shown, first, stored.values.shape[1]))
     source = choose_corpus([checkpoint], corpus)
     if part == LOGITS or (part is layer is None and are_logits(checkpoint.model, stored.values)):
-        stored = solve_head(checkpoint.model, stored)
-        layer, part = checkpoint.config.n_layers, "final"
+        last = checkpoint.config.n_layers
+        if layer not in (None, last, [last]):
+            raise RequestError(f"layer {layer}: logits are of the last layer, {last}; leave it out")
+        if (visible.low, visible.high) != (0, None):
+            raise RequestError("shown: logits are solved from all channels; leave `:`")
+        stored, layer, part = solve_head(checkpoint.model, stored), last, "final"
     captured = identify(checkpoint, source, stored, visible, layer, part, computed)
     if shown is None and solver is None:
         captured = captured.without_first()

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 LIKELY = 64  # tokens that the text makes likeliest, run at each position
 SHORTLIST = 256  # tokens run besides; four times as many while none fits
 NAMED = 16  # tokens that fit as well, named at most
-ROUNDING = 16  # units of float32 in the largest logit, by which another computation may differ
+ROUNDING = 16
+"""Units of float32 by which another computation's score may differ, of the size of its terms."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class _Search:
         self.circuit = Circuit(checkpoint.model, checkpoint.config.n_layers, "final")
         self.weight = read_head(checkpoint.model)
         (self.readback,) = open_readbacks(checkpoint, corpus, [self.circuit])
+        self.longest = float(self.weight.norm(dim=1).max())
         self.state, self.likely = None, None
 
     @torch.no_grad()
@@ -102,9 +104,10 @@ class _Search:
             guesses[tokens] = -torch.inf
             best = guesses.topk(min(size, V - len(tokens))).indices
             tokens, outputs = self._run(best, tokens, outputs)
-            scores, largest = self._score(outputs, ids)
+            scores = self._score(outputs, ids)
             apart = (scores - values).abs()
-            slack = ROUNDING * torch.finfo(torch.float32).eps * largest
+            terms = float(outputs.norm(dim=1).max()) * self.longest + float(-values.min())
+            slack = ROUNDING * torch.finfo(torch.float32).eps * terms
             agree = (apart <= step / 2 + slack).all(dim=1)
             if bool(agree.any()) or len(tokens) >= min(V, WHOLE):
                 break
@@ -150,14 +153,13 @@ class _Search:
         ran = [circuit.step(circuit.embed(part)[:, None], self.state)[:, 0] for part in parts]
         return torch.cat([tokens, more]), torch.cat([outputs, *ran])
 
-    def _score(self, outputs: Tensor, ids: Tensor) -> tuple[Tensor, float]:
-        """Log-probabilities `(N, k)` of `(N, D)` outputs, and the size of the largest logit."""
-        scores, largest = [], 0.0
+    def _score(self, outputs: Tensor, ids: Tensor) -> Tensor:
+        """Log-probabilities `(N, k)` of `(N, D)` outputs."""
+        scores = []
         for part in outputs.split(1024):
             logits = part @ self.weight.T
-            largest = max(largest, float(logits.abs().max()))
             scores.append((logits[:, ids] - logits.logsumexp(dim=1, keepdim=True)).double())
-        return torch.cat(scores), largest
+        return torch.cat(scores)
 
 
 def _answer(checkpoint: "Checkpoint", found: list[Position], format: str) -> Recovered:

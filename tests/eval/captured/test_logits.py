@@ -41,6 +41,10 @@ def test_other_numbers_are_refused(scored):
     noise = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0))
     with one_line(RequestError, "no logits of this model"):
         recover(model, noise, part="logits", corpus="toy:400")
+    with one_line(RequestError, "all channels"):
+        recover(model, logits, part="logits", shown="[:, :, :9]", corpus="toy:400")
+    with one_line(RequestError, "last layer"):
+        recover(model, logits, part="logits", layer=1, corpus="toy:400")
     with one_line(RequestError, f"{logits.shape[-1] - 1} logits"):
         recover(model, logits[..., 1:], part="logits", corpus="toy:400")
 
