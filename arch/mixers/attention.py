@@ -19,8 +19,9 @@ TABLE = 2**27
 
 
 PRODUCTS = 512
-"""Up to this length attention is two products and a softmax where it is compiled for a CPU: there
-the gradient of torch's own takes twice as long."""
+"""Up to this length attention is two products and a softmax where it is compiled for a CPU. There
+it trains faster than torch's own in bfloat16, measured at 256 positions; the scores are whole in
+memory, which bounds it."""
 
 
 class KeyValue(NamedTuple):
@@ -115,16 +116,14 @@ class CausalAttention(TokenMixer):
         S, T = q.shape[1], k.shape[1]
         seen = None
         cut = self.window is not None and self.window < T
-        if causal and (cut or 1 < S < T):  # one may see all, and for all of them SDPA has a flag
+        compiled = torch.compiler.is_compiling() and q.device.type == "cpu"
+        by_products = compiled and causal and S == T <= PRODUCTS
+        # One may see all, and for all of them SDPA has a flag.
+        if by_products or (causal and (cut or 1 < S < T)):
             seen = self.visible(S, T, q.device)
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-        if (
-            torch.compiler.is_compiling()
-            and causal
-            and S == T <= PRODUCTS
-            and q.device.type == "cpu"
-        ):
-            y = attend_by_products(q, k, v, self.visible(S, T, q.device), self.scale)
+        if by_products and seen is not None:
+            y = attend_by_products(q, k, v, seen, self.scale)
         else:
             y = F.scaled_dot_product_attention(
                 q,

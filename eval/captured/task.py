@@ -2,7 +2,7 @@
 
 import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -67,31 +67,34 @@ class RecoverTask:
 
     def run(self, results: Results) -> list[dict[str, Any]]:
         """A row for each prompt."""
-        raw = self.entry.read()
-        if raw.ids is not None:
-            return self._of_scores(raw.outputs, raw.ids)
-        scale = self.scale if self.scale is not None and self.entry.scaled else raw.scale
         about = {"kind": "captured", "checkpoint": self.checkpoint.provenance}
-        rows = []
-        for prompts, kept in self._without_padding(raw):
-            outputs, own = raw.outputs, scale
-            if kept:
-                outputs = outputs[prompts][..., kept, :]
-                if isinstance(scale, Tensor) and scale.shape == raw.outputs.shape:
-                    own = scale[prompts][..., kept, :]
-            about_numbers = {"scale": own, "zero_point": raw.zero_point}
-            found = recover(self.checkpoint, outputs, **about_numbers, **self.arguments)
-            rows += [
-                {"key": f"{self.key}-{number}", **about, **_row(self.name, number, found, i)}
-                for i, number in enumerate(prompts or range(len(found.tokens)))
-            ]
+        rows = [
+            {"key": f"{self.key}-{number}", **about, **_row(self.name, number, found, i)}
+            for prompts, found in self._answers(self.entry.read())
+            for i, number in enumerate(prompts or range(len(found.tokens)))
+        ]
         rows.sort(key=lambda row: row["prompt"])
         if self.aloud:
             tqdm.write(legible(describe_rows(self.name, rows)), file=sys.stderr)
         return rows
 
-    def _of_scores(self, values: Tensor, ids: Tensor) -> list[dict[str, Any]]:
-        """The row of a prompt by the scores of a few tokens at each position.
+    def _answers(self, raw: Raw) -> Iterator[tuple[list[int], Recovered]]:
+        """The answers, each with the numbers of its prompts; none where it is of all."""
+        if raw.ids is not None:
+            yield [], self._recover_scores(raw.outputs, raw.ids)
+            return
+        scale = self.scale if self.scale is not None and self.entry.scaled else raw.scale
+        for prompts, rows in self._without_padding(raw):
+            outputs, own = raw.outputs, scale
+            if rows:
+                outputs = outputs[prompts][..., rows, :]
+                if isinstance(scale, Tensor) and scale.shape == raw.outputs.shape:
+                    own = scale[prompts][..., rows, :]
+            numbers = {"scale": own, "zero_point": raw.zero_point}
+            yield prompts, recover(self.checkpoint, outputs, **numbers, **self.arguments)
+
+    def _recover_scores(self, values: Tensor, ids: Tensor) -> Recovered:
+        """The prompt behind the scores of a few tokens at each position.
 
         Raises:
             RequestError: an argument that only outputs of a site have.
@@ -100,12 +103,7 @@ class RecoverTask:
         given = {name for name, value in self.arguments.items() if value not in (None, 0)}
         if others := sorted(f"--{flags.get(name, name)}" for name in given - {"corpus", "seed"}):
             raise RequestError(f"{', '.join(others)}: {self.name} holds scores; leave it out")
-        found = recover_scores(self.checkpoint, ids, values, corpus=self.arguments["corpus"])
-        about = {"kind": "captured", "checkpoint": self.checkpoint.provenance}
-        rows = [{"key": f"{self.key}-0", **about, **_row(self.name, 0, found, 0)}]
-        if self.aloud:
-            tqdm.write(legible(describe_rows(self.name, rows)), file=sys.stderr)
-        return rows
+        return recover_scores(self.checkpoint, ids, values, corpus=self.arguments["corpus"])
 
     def _without_padding(self, raw: Raw) -> list[tuple[list[int], slice | None]]:
         """The prompts that a mask leaves the same rows of, and these rows; else all at once.
@@ -123,9 +121,9 @@ class RecoverTask:
             return [([], None)]
         spans: dict[tuple[int, int], list[int]] = {}
         for prompt, mask in enumerate(raw.mask.tolist()):
-            kept = [t for t, value in enumerate(mask) if value == 1]
-            start, count = kept[0] if kept else 0, len(kept)
-            if not set(mask) <= {0, 1} or not kept or kept[-1] != start + count - 1:
+            own = [t for t, value in enumerate(mask) if value == 1]
+            start, count = own[0] if own else 0, len(own)
+            if not set(mask) <= {0, 1} or not own or own[-1] != start + count - 1:
                 raise RequestError(
                     f"{self.name}: attention_mask of prompt {prompt}: must have 1 at one row after "
                     "another, and 0 elsewhere; leave it out of the file, and give --positions"

@@ -92,6 +92,8 @@ def recover_file(
         return _clear(file, ids, checkpoint.tokenizer, [flag for flag in given if given[flag]])
     if capture.refusal:
         raise RequestError(f"{file}: {capture.refusal}")
+    if verify and ids is None:
+        raise RequestError(f"--verify: no ids that are known stand in {file}; leave it out")
     layer = None if capture.named else layer
     shown = None if positions is None else listed(positions)
     arguments = {"shown": shown, "first": first, "format": stored, "computed": computed,

@@ -86,12 +86,24 @@ class ReadBack:
         """Guesses from the channels low ... high, at the first position or after a prefix."""
         key = low, high, first
         if key not in self._guessers:
-            kind = "first." if first else ""
-            slopes = self.tensors[f"{kind}slopes"][:, low:high].double()
-            scatter = self.tensors[f"{kind}scatter"][low:high, low:high].double()
-            metric, E = whitening(scatter, SHRINK), self.embeddings
-            self._guessers[key] = Guesser(E, metric.to(E), (slopes @ metric).to(E))
+            slopes, scatter = self._fit(first)
+            own = slopes[:, low:high], scatter[low:high, low:high]
+            self._guessers[key] = self._guesser(*own)
         return self._guessers[key]
+
+    def guesser_through(self, rows: Tensor, first: bool) -> Guesser:
+        """Guesses from `(k,)` products of the outputs with rows `(k, width)`; not remembered."""
+        slopes, scatter = self._fit(first)
+        rows = rows.double()
+        return self._guesser(slopes @ rows.T, rows @ scatter @ rows.T)
+
+    def _fit(self, first: bool) -> tuple[Tensor, Tensor]:
+        kind = "first." if first else ""
+        return self.tensors[f"{kind}slopes"].double(), self.tensors[f"{kind}scatter"].double()
+
+    def _guesser(self, slopes: Tensor, scatter: Tensor) -> Guesser:
+        metric, E = whitening(scatter, SHRINK), self.embeddings
+        return Guesser(E, metric.to(E), (slopes @ metric).to(E))
 
     def start(self, low: int, high: int | None) -> tuple[Tensor, Tensor]:
         """The mean output at the first position, `(1, C)`, and the embedding behind it."""

@@ -18,9 +18,8 @@ DEVIATION = 2 * 12**0.5  # a step in deviations of rounding, doubled: solved num
 
 
 def are_logits(model: LanguageModel, outputs: Tensor) -> bool:
-    """Whether a tensor has a number for each token, and no site has that many channels."""
-    V = model.config.vocab_size
-    return outputs.shape[-1] == V != model.config.d_model and 3 * model.config.d_model < V
+    """Whether a tensor has a number for each token, of a vocabulary far wider than the stream."""
+    return outputs.shape[-1] == model.config.vocab_size > 3 * model.config.d_model
 
 
 @torch.no_grad()
@@ -69,6 +68,6 @@ def read_head(model: LanguageModel) -> Tensor:
             weight = weight.detach()[: own.shape[-1]]
             return weight.to(torch.promote_types(weight.dtype, torch.float32))
     raise RequestError(
-        f"part {LOGITS!r}: the logits of this {model.config.mixers[0]} model are no product of its "
+        f"logits: those of this {model.config.mixers[0]} model are no product of its "
         "head and the final norm's outputs; give --part final"
     )

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from eval.captured.answer import Recovered
 from eval.captured.certainty.likelihood import WHOLE, limit_chances, probability
+from eval.captured.certainty.rivals import NAMED
 from eval.captured.files.stored import read_stored
 from eval.captured.search.head import read_head
-from eval.inversion.guesses import SHRINK, Guesser, open_readbacks, whitening
+from eval.inversion.guesses import open_readbacks
 from eval.messages import RequestError
 from eval.models.checkpoint import open_models
 from eval.models.corpora import choose_corpus
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 LIKELY = 64  # tokens that the text makes likeliest, run at each position
 SHORTLIST = 256  # tokens run besides; four times as many while none fits
-NAMED = 16  # tokens that fit as well, named at most
 ROUNDING = 16
 """Units of float32 by which another computation's score may differ, of the size of its terms."""
 
@@ -41,9 +41,9 @@ class Position:
 
     token: int
     fits: list[int]  # tokens run that agree, the best first
-    apart: float  # distance of its scores from those given
+    distance: float  # of its scores from those given
     limit: float  # that rounding makes, at most
-    chance: float  # probability of the token beside those that were run
+    chance: float  # probability of the token, where none of those run agrees
     ran: int
 
 
@@ -105,17 +105,19 @@ class _Search:
             best = guesses.topk(min(size, V - len(tokens))).indices
             tokens, outputs = self._run(best, tokens, outputs)
             scores = self._score(outputs, ids)
-            apart = (scores - values).abs()
+            errors = (scores - values).abs()
             terms = float(outputs.norm(dim=1).max()) * self.longest + float(-values.min())
             slack = ROUNDING * torch.finfo(torch.float32).eps * terms
-            agree = (apart <= step / 2 + slack).all(dim=1)
+            agree = (errors <= step / 2 + slack).all(dim=1)
             if bool(agree.any()) or len(tokens) >= min(V, WHOLE):
                 break
             size *= 4
-        distances = apart.norm(dim=1)
+        distances = errors.norm(dim=1)
         order = torch.where(agree, distances, distances + distances.max() + 1).argsort()
-        centred = scores - scores.mean(dim=1, keepdim=True)
-        chance = probability(centred[order], values - values.mean(), V)
+        chance = 1.0
+        if not bool(agree.any()):
+            centred = scores - scores.mean(dim=1, keepdim=True)
+            chance = probability(centred[order], values - values.mean(), V)
         token = int(tokens[order[0]])
         hidden, self.state = self.circuit.extend(tokens[order[:1], None], self.state)
         self.likely = (hidden[0, 0] @ self.weight.T).topk(min(LIKELY, V)).indices
@@ -130,21 +132,15 @@ class _Search:
 
     def _guess(self, ids: Tensor, values: Tensor, outputs: Tensor) -> Tensor:
         """How likely each token is by the read-back, `(V,)`; outputs of known ones are `(n, D)`."""
-        rows = self.weight[ids].double()
-        rows = rows - rows.mean(dim=0)
-        kind = "" if len(outputs) else "first."
-        tensors, E = self.readback.tensors, self.readback.embeddings
-        slopes = tensors[f"{kind}slopes"].double() @ rows.T
-        scatter = rows @ tensors[f"{kind}scatter"].double() @ rows.T
-        metric = whitening(scatter, SHRINK)
-        guesser = Guesser(E, metric.to(E), (slopes @ metric).to(E))
-        if self.likely is not None:
-            output, embedding = outputs.mean(dim=0), E[self.likely].mean(dim=0)
+        rows, first = self.weight[ids], self.likely is None
+        rows = rows - rows.mean(dim=0)  # a constant of all scores counts for nothing
+        guesser, E = self.readback.guesser_through(rows, first), self.readback.embeddings
+        if first:
+            output, embedding = self.readback.start(0, None)
         else:
-            output, embedding = (part[0] for part in self.readback.start(0, None))
-        target = (values - values.mean()).to(E)
-        read = guesser.read(target[None], (output.double() @ rows.T).to(E)[None], embedding[None])
-        return guesser.scores(read)[0]
+            output, embedding = outputs.mean(dim=0)[None], E[self.likely].mean(dim=0)[None]
+        target = (values - values.mean()).to(E)[None]
+        return guesser.scores(guesser.read(target, output @ rows.T, embedding))[0]
 
     def _run(self, more: Tensor, tokens: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens and their outputs `(N, D)`, with those of more tokens."""
@@ -168,13 +164,13 @@ def _answer(checkpoint: "Checkpoint", found: list[Position], format: str) -> Rec
     chances = [1.0 if sure else None if of.fits else of.chance
                for sure, of in zip(proved, found, strict=True)]  # fmt: skip
     alike = {t: of.fits[1 : NAMED + 1] for t, of in enumerate(found) if len(of.fits) > 1}
-    V = len(checkpoint.model.embedding.weight)
+    V = checkpoint.config.vocab_size
     return Recovered(
         tokens=torch.tensor([ids]),
         texts=[checkpoint.tokenizer.decode(ids, skip_special_tokens=False)],
         pieces=[checkpoint.pieces(ids)],
         positions=list(range(len(ids))),
-        residual=torch.tensor([[of.apart for of in found]]),
+        residual=torch.tensor([[of.distance for of in found]]),
         floor=torch.tensor([[of.limit for of in found]]),
         certificates=[
             [("enumerated" if of.ran >= V else "residual") if sure else None

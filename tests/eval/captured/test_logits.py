@@ -16,7 +16,8 @@ def scored(request, directories, opened):
     path = directories[request.param]
     tokens = load_file(f"{path}/states.safetensors")["tokens"]
     with torch.no_grad():
-        logits = AutoModelForCausalLM.from_pretrained(path)(tokens).logits
+        theirs = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False)
+        logits = theirs(tokens).logits
     return opened[request.param], logits
 
 

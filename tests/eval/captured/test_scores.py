@@ -78,3 +78,12 @@ def test_the_command_reads_scores_from_a_file(model_directory, small_tokenizer, 
     assert (row["text"], row["right"], row["false_certain"]) == (TEXT, tokens.shape[1], 0)
     assert main([*words, "--positions", "1", "2"]) == 2
     assert "--positions: logprobs holds scores" in capsys.readouterr().err
+    assert main([*words, "--verify"]) == 2
+    assert "--verify: no ids" in capsys.readouterr().err
+    for values, ids, seen in (
+        (best.values[:, :1], best.indices, "give (T, k) of both"),
+        (best.values, best.indices.to(torch.int16), "int64"),
+    ):
+        save_file({"logprobs": values.contiguous(), "logprob_ids": ids}, file)
+        assert main(words) == 2
+        assert seen in capsys.readouterr().err

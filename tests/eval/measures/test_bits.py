@@ -104,7 +104,7 @@ def test_information_of_a_linear_model_is_its_closed_form(small_model, passage):
     model = small_model(mixers=("flat",), vocab_size=V)
     linear = frozenset({"norms", "channel"})
     found = figures(Circuit(model, 2, without=linear), passage, draws=8)["bits"]
-    T, place = len(passage.tokens), passage.place
+    T, start = len(passage.tokens), passage.place
     embeddings = model.embedding.weight.double()
     outputs, mixed = embeddings[list(passage.tokens)], torch.eye(T, dtype=torch.float64)
     for block in model.blocks:
@@ -112,14 +112,14 @@ def test_information_of_a_linear_model_is_its_closed_form(small_model, passage):
         weight = triangle.weight.double().tril()[:T, :T]
         outputs = outputs + weight @ outputs + triangle.bias.double()[:T, None]
         mixed = mixed + weight @ mixed
-    a, apart = mixed[place:, place], embeddings[passage.truth] - embeddings
+    a, differences = mixed[start:, start], embeddings[passage.truth] - embeddings
     chance = torch.Generator().manual_seed(passage.index)
     torch.randperm(V, generator=chance)  # of the sampled effect
-    noise = torch.randn(8, T - place, outputs.shape[1], generator=chance).double()
+    noise = torch.randn(8, T - start, outputs.shape[1], generator=chance).double()
     for level in (1 / 16, 1.0):
-        size = level * outputs[place:].square().mean(dim=-1).sqrt()
+        size = level * outputs[start:].square().mean(dim=-1).sqrt()
         drawn = noise[:, None] * size[:, None]
-        squares = (a[:, None] * apart[:, None] + drawn).square().sum(dim=-1)
+        squares = (a[:, None] * differences[:, None] + drawn).square().sum(dim=-1)
         logs = -squares / (2 * size**2)  # (draws, V, positions)
         priors = {"uniform": torch.full((V,), 1 / V), "unigram": candidates().unigram}
         for name, prior in priors.items():
