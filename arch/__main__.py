@@ -117,7 +117,8 @@ def _parser() -> argparse.ArgumentParser:
     add("out", metavar="OUT", type=Path, help="the directory to write")
     layout = (
         "transformers (default): its own, of a Llama-style model; hub: with the model's code "
-        "beside the weights and a model card, of any built-in mixer; loads with trust_remote_code=True"
+        "beside the weights and a model card, of any built-in mixer; it loads with "
+        "trust_remote_code=True"
     )
     add("--layout", choices=("transformers", "hub"), default="transformers", help=layout)
     add("--license", metavar="NAME", help="for the model card, by the hub's name, as mit")

@@ -62,9 +62,9 @@ class Triangle(nn.Module):
 class Flat(nn.Module):
     """tril(W) X + b."""
 
-    def __init__(self, d_model: int, context: int, *, bias: bool = True) -> None:
+    def __init__(self, D: int, T: int, *, bias: bool = True) -> None:
         super().__init__()
-        self.mix = Triangle(context, context, bias)
+        self.mix = Triangle(T, T, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, T, D) -> (B, T, D)`."""
@@ -75,17 +75,11 @@ class Parallel(nn.Module):
     """sum over p of act(tril(W_p) X + b_p)."""
 
     def __init__(
-        self,
-        d_model: int,
-        context: int,
-        *,
-        branches: int = 2,
-        activation: str | None = None,
-        bias: bool = True,
+        self, D: int, T: int, *, branches: int = 2, activation: str | None = None, bias: bool = True
     ) -> None:
         super().__init__()
         self.activation = activation
-        self.mix = Triangle(context, context, bias, (branches,))
+        self.mix = Triangle(T, T, bias, (branches,))
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, T, D) -> (B, T, D)`."""
@@ -101,10 +95,10 @@ class Parallel(nn.Module):
 class Kernel(nn.Module):
     """sum over k of tril(W_k) X[:, :, d + k - (size - 1) // 2], + b: the features slide past."""
 
-    def __init__(self, d_model: int, context: int, *, size: int = 4, bias: bool = True) -> None:
+    def __init__(self, D: int, T: int, *, size: int = 4, bias: bool = True) -> None:
         super().__init__()
         self.size = size
-        self.mix = Triangle(context, context, bias, (size,), summed=True)
+        self.mix = Triangle(T, T, bias, (size,), summed=True)
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, T, D) -> (B, T, D)`."""
@@ -121,43 +115,33 @@ class Headed(nn.Module):
     """[tril(W_1) X A_1 + b_1, ..., tril(W_h) X A_h + b_h] W_o, D/heads features a head."""
 
     def __init__(
-        self,
-        d_model: int,
-        context: int,
-        *,
-        heads: int = 4,
-        bias: bool = True,
-        projection_bias: bool = False,
+        self, D: int, T: int, *, heads: int = 4, bias: bool = True, projection_bias: bool = False
     ) -> None:
         super().__init__()
-        self.in_proj = nn.Linear(d_model, d_model, bias=projection_bias)
-        self.mix = Triangle(context, context, bias, (heads,))
-        self.o_proj = nn.Linear(d_model, d_model, bias=projection_bias)
+        self.in_proj = nn.Linear(D, D, bias=projection_bias)
+        self.mix = Triangle(T, T, bias, (heads,))
+        self.o_proj = nn.Linear(D, D, bias=projection_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, T, D) -> (B, T, D)`."""
         weight, bias = self.mix.first(x.shape[1])
-        heads = self.in_proj(x).chunk(len(weight), -1)
-        mixed = [
-            convolve(head, weight[h], None if bias is None else bias[h])
-            for h, head in enumerate(heads)
-        ]
-        return self.o_proj(torch.cat(mixed, -1))
+        biases = [None] * len(weight) if bias is None else bias
+        mixed = map(convolve, self.in_proj(x).chunk(len(weight), -1), weight, biases)
+        return self.o_proj(torch.cat(list(mixed), -1))
 
 
 class Expanded(nn.Module):
     """sum over r of tril(V_r) gelu(tril(U_r) X + c_r), + b: a hidden layer over the sequence."""
 
-    def __init__(self, d_model: int, context: int, *, factor: int = 2, bias: bool = True) -> None:
+    def __init__(self, D: int, T: int, *, factor: int = 2, bias: bool = True) -> None:
         super().__init__()
-        self.expand = Triangle(context, context, bias, (factor,))
-        self.contract = Triangle(context, context, bias, (factor,), summed=True)
+        self.expand = Triangle(T, T, bias, (factor,))
+        self.contract = Triangle(T, T, bias, (factor,), summed=True)
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, T, D) -> (B, T, D)`."""
-        (expand, inner), (contract, bias) = (
-            triangle.first(x.shape[1]) for triangle in (self.expand, self.contract)
-        )
+        expand, inner = self.expand.first(x.shape[1])
+        contract, bias = self.contract.first(x.shape[1])
         if expand.dim() == 2:  # a rectangular one
             expand, contract = expand[None], contract[None]
             inner = None if inner is None else inner[None]
@@ -171,18 +155,18 @@ class Expanded(nn.Module):
 class Rectangular(Expanded):
     """As `Expanded` of factor 1; what is beyond the square of its triangles has no effect."""
 
-    def __init__(self, d_model: int, context: int, *, factor: int = 2, bias: bool = True) -> None:
+    def __init__(self, D: int, T: int, *, factor: int = 2, bias: bool = True) -> None:
         nn.Module.__init__(self)
-        self.expand = Triangle(factor * context, context, bias)
-        self.contract = Triangle(context, factor * context, bias)
+        self.expand = Triangle(factor * T, T, bias)
+        self.contract = Triangle(T, factor * T, bias)
 
 
 class Depthwise(nn.Module):
     """Y[t] = sum over k < size of w_k * X[t - k], a weight for each feature and distance."""
 
-    def __init__(self, d_model: int, context: int, *, size: int = 4) -> None:
+    def __init__(self, D: int, T: int, *, size: int = 4) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(size, d_model))
+        self.weight = nn.Parameter(torch.empty(size, D))
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, T, D) -> (B, T, D)`."""
@@ -197,8 +181,8 @@ class Attention(nn.Module):
 
     def __init__(
         self,
-        d_model: int,
-        context: int,
+        D: int,
+        T: int,
         *,
         heads: int = 4,
         kv_heads: int | None = None,
@@ -207,22 +191,20 @@ class Attention(nn.Module):
         qk_norm: bool = False,
     ) -> None:
         super().__init__()
-        self.width, self.rope_base = d_model // heads, rope_base
+        self.width, self.rope_base = D // heads, rope_base
         kv_width = (kv_heads or heads) * self.width
-        self.q_proj = nn.Linear(d_model, d_model, bias=bias)
-        self.k_proj = nn.Linear(d_model, kv_width, bias=bias)
-        self.v_proj = nn.Linear(d_model, kv_width, bias=bias)
-        self.o_proj = nn.Linear(d_model, d_model, bias=bias)
+        self.q_proj = nn.Linear(D, D, bias=bias)
+        self.k_proj = nn.Linear(D, kv_width, bias=bias)
+        self.v_proj = nn.Linear(D, kv_width, bias=bias)
+        self.o_proj = nn.Linear(D, D, bias=bias)
         self.q_norm, self.k_norm = (
             nn.RMSNorm(self.width, eps=1e-5) if qk_norm else nn.Identity() for _ in range(2)
         )
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, T, D) -> (B, T, D)`."""
-        q, k, v = (
-            projection(x).unflatten(-1, (-1, self.width))
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (project(x).unflatten(-1, (-1, self.width)) for project in projections)
         q, k = self._rotate(self.q_norm(q)), self._rotate(self.k_norm(k))
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         grouped = q.shape[1] != k.shape[1]
@@ -270,11 +252,11 @@ def make_norm(config: RemnantConfig) -> nn.Module:
 class ChannelMixer(nn.Module):
     """W2 gelu(W1 x), or W2 (silu(W1 x) * W3 x) where it is gated; each with a bias or without."""
 
-    def __init__(self, d_model: int, d_ff: int, gated: bool, bias: bool) -> None:
+    def __init__(self, D: int, d_ff: int, gated: bool, bias: bool) -> None:
         super().__init__()
-        self.gate = nn.Linear(d_model, d_ff, bias=bias) if gated else None
-        self.up = nn.Linear(d_model, d_ff, bias=bias)
-        self.down = nn.Linear(d_ff, d_model, bias=bias)
+        self.gate = nn.Linear(D, d_ff, bias=bias) if gated else None
+        self.up = nn.Linear(D, d_ff, bias=bias)
+        self.down = nn.Linear(d_ff, D, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, T, D) -> (B, T, D)`."""
@@ -308,6 +290,7 @@ class RemnantForCausalLM(PreTrainedModel, GenerationMixin):
     """Embedding, blocks, norm, head; token ids to next-token logits."""
 
     config_class = RemnantConfig
+    _input_embed_layer = "embedding"
     _no_split_modules = ["Block"]  # noqa: RUF012 - as transformers has them
     _tied_weights_keys = {"head.weight": "embedding.weight"}  # noqa: RUF012
 
@@ -321,14 +304,6 @@ class RemnantForCausalLM(PreTrainedModel, GenerationMixin):
         self.norm = make_norm(config) if config.final_norm else nn.Identity()
         self.head = nn.Linear(D, config.vocab_size, bias=False)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        """The embedding."""
-        return self.embedding
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Puts another embedding in its place."""
-        self.embedding = value
 
     def get_output_embeddings(self) -> nn.Module:
         """The head."""
@@ -354,14 +329,14 @@ class RemnantForCausalLM(PreTrainedModel, GenerationMixin):
             labels: ids whose loss is computed, `(B, T)`; -100 is left out.
             logits_to_keep: of so many last positions, or of these; 0: of all.
             **kwargs: `output_hidden_states`: gives the embeddings and the stream after each block,
-                the last one normed. `use_cache` may be false. Others have no effect.
+                the last one normed. Others have no effect.
 
         Raises:
-            ValueError: a cache, padding before or within a text, positions of one's own, embeddings
-                in the place of ids, or more tokens than the context.
+            ValueError: a cache, padding before a text's end, positions of one's own, no ids, or
+                more of them than the context.
         """
-        if input_ids is None or kwargs.get("inputs_embeds") is not None:
-            raise ValueError("inputs_embeds: this model reads input_ids alone; give those")
+        if input_ids is None:
+            raise ValueError("input_ids: missing; this model reads nothing else")
         self._refuse(input_ids, attention_mask, kwargs)
         wanted = kwargs.get("output_hidden_states")
         wanted = self.config.output_hidden_states if wanted is None else wanted
@@ -382,16 +357,9 @@ class RemnantForCausalLM(PreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """The inputs of one step.
-
-        Raises:
-            ValueError: padding on either side: the next token would be that of the padding.
-        """
+        """The inputs of one step; a ValueError for padding, after which no text goes on."""
         if attention_mask is not None and not bool(attention_mask.all()):
-            raise ValueError(
-                "attention_mask: has zeros; this model generates without padding: give texts of "
-                "one length, or one at a time"
-            )
+            raise ValueError("attention_mask: has a 0; generate from texts of one length, unpadded")
         return super().prepare_inputs_for_generation(
             input_ids, attention_mask=attention_mask, **kwargs
         )
@@ -404,9 +372,7 @@ class RemnantForCausalLM(PreTrainedModel, GenerationMixin):
             name = caches[0] if caches else "use_cache=True"
             raise ValueError(f"{name}: this model keeps no cache; leave it out, or use_cache=False")
         if context < T:
-            raise ValueError(
-                f"input_ids: {T} tokens; allowed: up to {context}, the model's context"
-            )
+            raise ValueError(f"input_ids: {T} tokens; allowed: up to the context of {context}")
         positions = given.get("position_ids")
         if positions is not None and not bool((positions == torch.arange(T).to(positions)).all()):
             raise ValueError("position_ids: allowed: 0, 1, 2, ...; leave them out")
@@ -417,8 +383,7 @@ class RemnantForCausalLM(PreTrainedModel, GenerationMixin):
             raise ValueError(f"attention_mask: is {shapes[0]}; allowed: {shapes[1]}, as input_ids")
         if not bool((mask == (mask == 1).cumprod(1)).all() and mask[:, 0].all()):
             raise ValueError(
-                "attention_mask: has a 0 before or within a text; allowed: ones, then zeros behind "
-                "the text (padding_side='right')"
+                "attention_mask: has a 0 before a text's end; allowed: ones, then zeros behind it"
             )
 
     @torch.no_grad()
