@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from eval.analysis.frame import Frame, frame
-from eval.analysis.statistics import Difference, equivalent, paired_difference, seeds_difference
+from eval.analysis.statistics import equivalent, paired_difference, seeds_difference
 from eval.analysis.summary import Record, seeds_mean, summarise
 from eval.drawing.tables import Table, cell, interval_text, share_text, text
 from eval.messages import RequestError
@@ -54,7 +54,7 @@ where the first or the first three are not; bits about a token in the output fou
 under noise of a quarter of the output's RMS."""
 SEARCHES = {"self": ("sweep", "propose"), "nonself": ("alternating", "sweep", "propose")}
 """The searches that a column may be of, the one made for its question first."""
-ALIKE = {"loss": ("corpus", "stories"), "recovery": ("solver", "settings"),
+ALIKE = {"loss": ("corpus", "stories", "windows"), "recovery": ("solver", "settings"),
          "bits": ("corpus", "place", "candidates")}  # fmt: skip
 """Coordinates that a column has in common: those that most of its checkpoints were asked at."""
 COLUMNS = {"model": "model", "step": "step", "tokens": "tokens",
@@ -260,8 +260,8 @@ def paired_records(
 ) -> list[Record]:
     """The difference of two checkpoints in each figure, of what both were asked.
 
-    Fields: figure, first, second, difference (first less second), low, high, p, n, units (what n
-    counts), margin and equivalent. Where both have several training seeds, seeds are compared.
+    Fields: figure, share (whether it is one), first, second, difference (first less second), low,
+    high, p, n, units (what n counts), margin and equivalent. Where both have several training seeds, seeds are compared.
 
     Args:
         lines: of `measured`.
@@ -285,30 +285,56 @@ def paired_records(
         if both.empty:
             continue
         seeds = [_of_seeds(side, both) for side in sides]
-        totals = [
-            float(both[hits].sum() / both["n"].sum()) for hits in ("hits_first", "hits_second")
-        ]
-        bound = margin / 100 * (1 if figure.share else abs(totals[0]))
-        results: list[Difference | None] = []
-        for confidence in (0.95, 0.9):
-            found = seeds_difference(seeds[0], seeds[1], confidence)
-            units = "seeds" if found else figure.units
-            results.append(found or paired_difference(
-                both["hits_first"], both["hits_second"], both["n"], figure.share, confidence
-            ))  # fmt: skip
-        wide, narrow = results
-        records.append({
-            "figure": figure.heading,
-            "first": totals[0],
-            "second": totals[1],
-            "difference": totals[0] - totals[1],
-            **{name: getattr(wide, name, None) for name in ("low", "high", "p")},
-            "n": wide.n if wide else len(both),
-            "units": units,
-            "margin": bound,
-            "equivalent": bool(narrow and equivalent(narrow.low, narrow.high, bound)),
-        })  # fmt: skip
+        hits = both["hits_first"], both["hits_second"]
+        records.append(
+            paired_record(figure.heading, *hits, both["n"], figure.share, margin, figure.units,
+                          (seeds[0], seeds[1]))
+        )  # fmt: skip
     return records
+
+
+def paired_record(
+    figure: str,
+    first: Sequence[float],
+    second: Sequence[float],
+    counts: Sequence[float],
+    share: bool,
+    margin: float,
+    units: str,
+    seeds: tuple[dict[str, float], dict[str, float]] = ({}, {}),
+) -> Record:
+    """The difference of one figure of two models, as `paired_records` describes it.
+
+    Args:
+        figure: its name.
+        first: hits, or bits, of one model in each pair, `(pairs,)`.
+        second: the same of the other.
+        counts: tokens, or bytes, of each pair.
+        share: whether the figure is a share.
+        margin: within which figures count as equivalent, in per cent.
+        units: what the pairs are.
+        seeds: the figure of each training seed of both, which are compared where there are several.
+    """
+    whole = sum(counts)
+    totals = float(sum(first) / whole), float(sum(second) / whole)
+    bound = margin / 100 * (1 if share else abs(totals[0]))
+    by_seed = [seeds_difference(*seeds, confidence) for confidence in (0.95, 0.9)]
+    wide, narrow = (
+        found or paired_difference(first, second, counts, share, confidence)
+        for found, confidence in zip(by_seed, (0.95, 0.9), strict=True)
+    )
+    return {
+        "figure": figure,
+        "share": share,
+        "first": totals[0],
+        "second": totals[1],
+        "difference": totals[0] - totals[1],
+        **{name: getattr(wide, name, None) for name in ("low", "high", "p")},
+        "n": wide.n if wide else len(counts),
+        "units": "seeds" if by_seed[1] else units,
+        "margin": bound,
+        "equivalent": bool(narrow and equivalent(narrow.low, narrow.high, bound)),
+    }
 
 
 def _both(first: Frame, second: Frame) -> Frame:
@@ -335,7 +361,7 @@ def paired_table(records: Sequence[Record], first: str, second: str) -> Table:
     """The differences as a table; shares in per cent, and their differences in points."""
     lines = []
     for record in records:
-        is_share = next(f.share for f in FIGURES if f.heading == record["figure"])
+        is_share = record["share"]
         scale = 100 if is_share else 1
         ends = [None if record[name] is None else scale * record[name] for name in ("low", "high")]
         lines.append([
