@@ -108,6 +108,7 @@ def compare(
     """
     from eval.views.comparison import table as comparison
     from eval.views.comparison.gather import gather_models, gather_rows
+    from eval.views.comparison.pairs import paired_table
     from eval.views.comparison.plot import FORMATS, write_plot
     from eval.views.comparison.samples import find_samples, paired_samples
 
@@ -121,7 +122,7 @@ def compare(
                 f"--paired {' '.join(map(str, names))}: give two of {', '.join(sampled)}"
             )
         pairs = paired_samples(*(sampled[str(name)] for name in known), margin)
-        tables = [comparison.paired_table(pairs, *map(str, known))]
+        tables = [paired_table(pairs, *map(str, known))]
         return _compared(pairs, tables, csv, markdown)
     rows, saved = gather_rows(given), gather_models(given)
     records = comparison.checkpoint_records(saved, rows, every_seed, solver, prompts)
@@ -139,7 +140,7 @@ def compare(
         pairs = comparison.paired_records(lines, first, second, margin, solver, prompts)
         if pairs:
             said = (f"{model}, step {step}" for model, step in (first, second))
-            tables.append(comparison.paired_table(pairs, *said))
+            tables.append(paired_table(pairs, *said))
         elif paired:
             raise RequestError(f"--paired {' '.join(names)}: nothing was asked of both alike")
         shown = pairs if paired else shown

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from eval.analysis.summary import Record
 from eval.messages import RequestError
 from eval.rows.misfits import parse_json
-from eval.views.comparison.table import paired_record
+from eval.views.comparison.pairs import paired_record
 
 FILE = re.compile(r"samples_(.+)_\d{4}-\d\d-\d\dT[\d.-]+\.jsonl")
 """The name of a file of samples: of a task, at a time."""
