@@ -116,14 +116,13 @@ def compare(
         raise RequestError(f"--plot {plot}: must end in {' or '.join(FORMATS)}")
     given = listed(places)
     if sampled := find_samples(given):
-        names = listed(paired or given)
-        if len(names) != 2 or len(known := [name for name in names if str(name) in sampled]) != 2:
-            raise RequestError(
-                f"--paired {' '.join(map(str, names))}: give two of {', '.join(sampled)}"
-            )
-        pairs = paired_samples(*(sampled[str(name)] for name in known), margin)
-        tables = [paired_table(pairs, *map(str, known))]
-        return _compared(pairs, tables, csv, markdown)
+        names = list(map(str, listed(paired or given)))
+        if plot or len(names) != 2 or not sampled.keys() >= set(names):
+            flag = f"--plot {plot}" if plot else f"--paired {' '.join(names)}"
+            raise RequestError(f"{flag}: of samples two are paired, in a table: give two of "
+                               f"{', '.join(sampled)}")  # fmt: skip
+        pairs = paired_samples(sampled[names[0]], sampled[names[1]], margin)
+        return _compared(pairs, [paired_table(pairs, *names)], csv, markdown)
     rows, saved = gather_rows(given), gather_models(given)
     records = comparison.checkpoint_records(saved, rows, every_seed, solver, prompts)
     if not records:

@@ -1,4 +1,4 @@
-"""Two models paired: the difference of a figure on what both were asked, as a record and a table."""
+"""Two models paired: the difference of a figure on what both were asked, in records and tables."""
 
 from collections.abc import Sequence
 
