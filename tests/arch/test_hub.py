@@ -179,12 +179,12 @@ def test_remnant_opens_an_export_as_the_model_it_is(tmp_path, settings, kind):
         ({"mixers": "flat(branches=2)"}, "flat has no argument 'branches'"),
         ({"mixers": [7]}, "mixers holds 7"),
         ({"final_norm": ...}, "config.json lacks final_norm"),
-        ({"norm": "batchnorm"}, "config.json: norm is batchnorm"),
+        ({"norm": "batchnorm"}, "config.json: norm is 'batchnorm'"),
         ({"sliding_window": 4}, "config.json: sliding_window is 4"),
         ({"quantization_config": {"bits": 4}}, "config.json: quantization_config is {'bits': 4}"),
         ({"hidden_size": 16}, "d_model is 16, the weights have 8"),
         ({"max_position_embeddings": 12}, "mix.weight is (2, 16, 16)"),
-        ({"tie_word_embeddings": True}, "weights"),
+        ({"tie_word_embeddings": True}, "config.json: tie_word_embeddings is true"),
         ({"remnant": [1]}, "config.json: remnant is [1]"),
         ({"remnant": {"step": "x"}}, "config.json: step is 'x'"),
     ],
@@ -204,7 +204,7 @@ def test_weights_that_are_not_the_models_are_refused(hybrid, change):
     if change == "missing":
         del weights[name]
     elif change == "extra":
-        weights["blocks.1.more"] = weights[name]
+        weights["blocks.1.more"] = torch.ones(2)
     else:
         weights[name] = torch.full((2, 16 if change == "nan" else 15), torch.nan)
     save_file(weights, directory / "model.safetensors")

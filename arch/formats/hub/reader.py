@@ -61,6 +61,12 @@ def import_hub(directory: str | Path) -> LoadedModel:
     check_vocabulary(file, tokenizer_json, config.vocab_size)
     files, _ = read_layout(given, directory)
     weights = {name: tensor for each in files for name, tensor in read_weights(each).items()}
+    head, embedding = weights.get("head.weight"), weights.get("embedding.weight")
+    if config.tied and head is not None and (embedding is None or not head.equal(embedding)):
+        raise ModelError(
+            f"{path}: tie_word_embeddings is true, but the weights have a head of their own; set "
+            "it to false"
+        )
     model = build_model(config, weights, str(directory))
     return LoadedModel(model, model.config, tokenizer_json, meta, directory)
 
