@@ -5,6 +5,7 @@ python open_exports.py DIR ...    each with tokens.safetensors beside it, as DIR
 
 import sys
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -13,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 if __name__ == "__main__":
     assert not any(map(find_spec, ("eval", "tokenizer", "remnant"))), "remnant is installed here"
     for directory in sys.argv[1:]:
-        model = AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=True).eval()
+        model: Any = AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=True).eval()
         tokens = load_file(f"{directory}.tokens")["tokens"]
         refused, padded = 0, torch.ones_like(tokens)
         padded[:, 0] = 0

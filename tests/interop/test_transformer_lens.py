@@ -1,5 +1,7 @@
 """An exported Llama opens in TransformerLens by the lines of the guide, stream by stream."""
 
+from typing import Any
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -26,7 +28,7 @@ def test_a_llama_opens_in_the_bridge(ask, tmp_path, model_directory):
     (tmp_path / "lens.py").write_text(block_of("pretrained.md", "TransformerBridge") + KEEP)
     ask("lens.py")
     found, ours = load_file(tmp_path / "found.safetensors"), open_model(path, "cpu")(TEXT)
-    near = {"atol": 1e-5, "rtol": 1e-5}
+    near: Any = {"atol": 1e-5, "rtol": 1e-5}
     torch.testing.assert_close(found["logits"], ours.logits, **near)
     for layer in range(3):
         torch.testing.assert_close(found[str(layer)], ours.streams[layer + 1], **near)

@@ -38,7 +38,7 @@ def write_card(
     bits, tokens = meta.get("val_bits_per_byte"), meta.get("tokens_seen")
     results = []
     if bits is not None:
-        named = {"dataset_type": dataset or "text", "dataset_name": data or "held-out text"}
+        named: Any = {"dataset_type": dataset or "text", "dataset_name": data or "held-out text"}
         results = [EvalResult(task_type="text-generation", metric_type="bits_per_byte",
                               metric_value=bits, **named)]  # fmt: skip
     name = str(meta.get("name") or place)

@@ -32,7 +32,7 @@ def read_pattern(entry: str) -> list[tuple[str, dict[str, Any]]]:
     terms = []
     for term in split(ast.parse(entry.strip(), mode="eval").body):
         name, given = (term.func, term.keywords) if isinstance(term, ast.Call) else (term, [])
-        terms.append((name.id, {argument.arg: read(argument.value) for argument in given}))
+        terms.append((read(name), {argument.arg: read(argument.value) for argument in given}))
     return terms
 
 
@@ -360,7 +360,8 @@ class RemnantForCausalLM(PreTrainedModel, GenerationMixin):
         """The inputs of one step; a ValueError for padding, after which no text goes on."""
         if attention_mask is not None and not bool(attention_mask.all()):
             raise ValueError("attention_mask: has a 0; generate from texts of one length, unpadded")
-        return super().prepare_inputs_for_generation(
+        mixin: Any = super()
+        return mixin.prepare_inputs_for_generation(
             input_ids, attention_mask=attention_mask, **kwargs
         )
 
@@ -383,7 +384,7 @@ class RemnantForCausalLM(PreTrainedModel, GenerationMixin):
             raise ValueError(f"attention_mask: is {shapes[0]}; allowed: {shapes[1]}, as input_ids")
         if not bool((mask == (mask == 1).cumprod(1)).all() and mask[:, 0].all()):
             raise ValueError(
-                "attention_mask: has a 0 before a text's end; allowed: ones, then zeros behind it"
+                "attention_mask: has a 0 before a text's end; allowed: zeros behind it"
             )
 
     @torch.no_grad()

@@ -39,11 +39,12 @@ def patched_sites(model: LanguageModel, patches: Mapping[str, Patch]) -> Iterato
             elif part == "final":
                 stack.callback(model.norm.register_forward_hook(_hook(name, patch)).remove)
             else:
-                block = model.blocks[int(layer) - 1]
+                block: Any = model.blocks[int(layer) - 1]
                 _replace(stack, block, "site", _at(block.site, part, name, patch))
-        for block in model.blocks if patches else ():
+        mixers: list[Any] = [block.token_mixer for block in model.blocks] if patches else []
+        for mixer in mixers:
             for method in ("prefix", "step"):
-                _replace(stack, block.token_mixer, method, _refuse)
+                _replace(stack, mixer, method, _refuse)
         yield
 
 

@@ -67,9 +67,11 @@ def paired_samples(first: dict[str, Path], second: dict[str, Path], margin: floa
             pairs = _pair(scores[0][key], scores[1][key], files)
             share = key[0] != BITS and all(0 <= s.hits <= 1 for pair in pairs for s in pair)
             heading = " ".join([task, *(word for word in key if word != "none")])
-            hits = ([pair[side].hits for pair in pairs] for side in (0, 1))
-            counts = [one.n for one, _ in pairs]
-            records.append(paired_record(heading, *hits, counts, share, margin, "documents"))
+            hits = [[pair[side].hits for pair in pairs] for side in (0, 1)]
+            records.append(
+                paired_record(heading, hits[0], hits[1], [one.n for one, _ in pairs], share,
+                              margin, "documents")
+            )  # fmt: skip
     if not records:
         known = (f"{', '.join(map(str, files.values()))}" for files in (first, second))
         raise RequestError(f"no task and metric stands in both: {'; '.join(known)}")

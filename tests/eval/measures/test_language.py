@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,7 +81,7 @@ def test_the_loss_as_lm_eval_cuts_text(model_directory, tmp_path):
 
 def test_rows_of_other_windows_are_other_rows(model_directory, tmp_path):
     corpus = stories_in(tmp_path, ["Tom had a red ball.", "Mia saw a big dog."])
-    asked = {"corpus": corpus, "out": str(tmp_path / "out")}
+    asked: Any = {"corpus": corpus, "out": str(tmp_path / "out")}
     plain = eval_loss(model_directory(), **asked)
     other = eval_loss(model_directory(), windows="lm-eval", **asked)
     assert plain.rows[0]["key"] != other.rows[0]["key"]
