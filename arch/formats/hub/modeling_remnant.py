@@ -377,12 +377,12 @@ class RemnantForCausalLM(PreTrainedModel, GenerationMixin):
         positions = given.get("position_ids")
         if positions is not None and not bool((positions == torch.arange(T).to(positions)).all()):
             raise ValueError("position_ids: allowed: 0, 1, 2, ...; leave them out")
-        if mask is None:
-            return
-        if mask.shape != ids.shape:
+        if mask is not None and mask.shape != ids.shape:
             shapes = tuple(mask.shape), tuple(ids.shape)
             raise ValueError(f"attention_mask: is {shapes[0]}; allowed: {shapes[1]}, as input_ids")
-        if not bool((mask == (mask == 1).cumprod(1)).all() and mask[:, 0].all()):
+        if mask is not None and not bool(
+            (mask == (mask == 1).cumprod(1)).all() and mask[:, 0].all()
+        ):
             raise ValueError(
                 "attention_mask: has a 0 before a text's end; allowed: zeros behind it"
             )
