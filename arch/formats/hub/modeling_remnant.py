@@ -380,12 +380,9 @@ class RemnantForCausalLM(PreTrainedModel, GenerationMixin):
         if mask is not None and mask.shape != ids.shape:
             shapes = tuple(mask.shape), tuple(ids.shape)
             raise ValueError(f"attention_mask: is {shapes[0]}; allowed: {shapes[1]}, as input_ids")
-        if mask is not None and not bool(
-            (mask == (mask == 1).cumprod(1)).all() and mask[:, 0].all()
-        ):
-            raise ValueError(
-                "attention_mask: has a 0 before a text's end; allowed: zeros behind it"
-            )
+        text = None if mask is None else (mask == 1).cumprod(1)
+        if text is not None and not bool((mask == text).all() and text[:, 0].all()):
+            raise ValueError("attention_mask: a 0 before a text's end; allowed: zeros behind it")
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
