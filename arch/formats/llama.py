@@ -222,7 +222,7 @@ def _llama_config(model: LanguageModel) -> dict[str, Any]:
     if wrong := [setting for setting, fits in checks.items() if not fits]:
         raise ModelError(
             f"transformers has no layout for a model that is not Llama-style: {', '.join(wrong)}; "
-            "allowed: one form of attention, swiglu, rmsnorm, a final norm; with qk_norm, a "
+            "fix: --layout hub; allowed here: one form of attention, swiglu, rmsnorm, a final norm; with qk_norm, a "
             f"norm_eps of {QK_EPS} and swiglu without biases"
         )
     return {

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 import arch
 from arch import ModelError, export_hub, load_model, load_pretrained, save_model
 from arch.__main__ import main
+from arch.formats.hub import modeling_remnant
 from arch.formats.hub.configuration_remnant import RemnantConfig
 from arch.formats.hub.modeling_remnant import RemnantForCausalLM
 from tests.arch.cases import MIXERS, byte_tokenizer, random_tokens, small_model
@@ -91,6 +92,10 @@ def test_the_code_of_an_export_computes_every_mixer(exported, mixer):
         assert expected.std() > 0.1
         torch.testing.assert_close(theirs(tokens).logits, expected, atol=1e-6, rtol=1e-6)
     assert theirs(tokens, logits_to_keep=2).logits.shape == (2, 2, V)
+
+
+def test_the_code_of_an_export_has_every_mixer():
+    assert set(modeling_remnant.MIXERS) == set(arch.MIXERS)
 
 
 def test_transformers_opens_an_export_and_generates_the_same_tokens(hybrid, auto):
@@ -248,7 +253,7 @@ def test_the_command_writes_a_card_and_uploads_when_asked(tmp_path, capsys, monk
     assert calls == [("me/flat", True), ("me/flat", files)]
 
     def fail(*_, **__):
-        raise OSError("no network\nmore")
+        raise type("ConnectError", (Exception,), {})("no network\nmore")
 
     monkeypatch.setattr(Hub, "upload_folder", fail)
     capsys.readouterr()

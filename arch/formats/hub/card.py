@@ -35,7 +35,7 @@ def write_card(
     source = str(meta.get("data_source") or meta.get("data") or "")
     dataset = source.removeprefix("hub:").split(":")[0] if source.startswith("hub:") else None
     data = dataset or Path(source).name
-    bits, tokens = meta.get("val_bits_per_byte"), meta.get("tokens_seen")
+    bits, loss, tokens = (meta.get(n) for n in ("val_bits_per_byte", "val_loss", "tokens_seen"))
     results = []
     if bits is not None:
         named: Any = {"dataset_type": dataset or "text", "dataset_name": data or "held-out text"}
@@ -57,7 +57,8 @@ def write_card(
         "context": f"{config.context:,} tokens",
         "training data": data,
         "tokens seen in training": None if tokens is None else f"{tokens:,}",
-        "held-out loss": None if bits is None else f"{bits:.4f} bits/byte",
+        "held-out loss, nats/token": None if loss is None else f"{loss:.4f}",
+        "held-out loss, bits/byte": None if bits is None else f"{bits:.4f}",
         "licence": license,
     }
     table = [f"| {name} | {fact} |" for name, fact in facts.items() if fact]
@@ -82,13 +83,12 @@ def push_directory(directory: Path, repo: str) -> str:
         ModelError: no network, no login, no right to write there, or no name of a repository.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
         api = HfApi()
         api.create_repo(repo, private=True, exist_ok=True)
         api.upload_folder(repo_id=repo, folder_path=directory, commit_message="Export of remnant")
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
+    except Exception as error:  # of the hub, of files, or of the HTTP library, one by version
         said = (str(error).splitlines() or [type(error).__name__])[0]
         raise ModelError(
             f"--push {repo}: not uploaded ({said}); {directory} is written; fix: hf auth login, "
