@@ -222,8 +222,8 @@ def _llama_config(model: LanguageModel) -> dict[str, Any]:
     if wrong := [setting for setting, fits in checks.items() if not fits]:
         raise ModelError(
             f"transformers has no layout for a model that is not Llama-style: {', '.join(wrong)}; "
-            "fix: --layout hub; allowed here: one form of attention, swiglu, rmsnorm, a final norm; with qk_norm, a "
-            f"norm_eps of {QK_EPS} and swiglu without biases"
+            "fix: --layout hub; allowed here: one form of attention, swiglu, rmsnorm, a final norm,"
+            f" with qk_norm a norm_eps of {QK_EPS} and swiglu without biases"
         )
     return {
         "architectures": ["Qwen3ForCausalLM" if qwen else "LlamaForCausalLM"],

@@ -112,10 +112,13 @@ def test_transformers_opens_an_export_and_generates_the_same_tokens(hybrid, auto
     probabilities = model(tokens)[:, :-1].log_softmax(-1)
     torch.testing.assert_close(loss, -probabilities.gather(2, tokens[:, 1:, None]).mean())
     text = "Once upon a time,\n there wäs…"
-    loaded = AutoTokenizer.from_pretrained(directory)
+    loaded = AutoTokenizer.from_pretrained(directory, trust_remote_code=True)
     assert loaded(text)["input_ids"] == TOKENIZER.encode(text).ids
-    theirs.save_pretrained(directory.parent / "again")  # a tied head and the code go along
-    assert (directory.parent / "again/modeling_remnant.py").is_file()
+    again = directory.parent / "again"
+    theirs.save_pretrained(again)  # as after further training there
+    loaded.save_pretrained(again)
+    assert (again / "modeling_remnant.py").is_file()
+    assert torch.equal(load_pretrained(str(again)).model(tokens), model(tokens))
 
 
 def test_what_would_be_computed_wrongly_is_refused(hybrid):

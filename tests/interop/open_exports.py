@@ -33,6 +33,6 @@ if __name__ == "__main__":
                 "generated": model.generate(tokens, max_new_tokens=8, do_sample=False),
                 "refused": torch.tensor(refused),
             }
-        tokenizer = AutoTokenizer.from_pretrained(directory)
+        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=True)
         found["ids"] = torch.tensor(tokenizer("Tom had a red ball.")["input_ids"])
         save_file(found, f"{directory}.found")

@@ -11,7 +11,7 @@ USE = """\
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained("{place}", trust_remote_code=True)
-tokenizer = AutoTokenizer.from_pretrained("{place}")
+tokenizer = AutoTokenizer.from_pretrained("{place}", trust_remote_code=True)
 ```"""
 LIMITS = """\
 The model keeps no cache: generation runs the whole text at each step. It refuses texts of more than
