@@ -103,7 +103,7 @@ def _read(file: Path) -> Scores:
             sample = parse_json(line)
             document, digest = int(sample["doc_id"]), str(sample["doc_hash"])
             found = {name: _score(name, digest, sample[name]) for name in sample["metrics"]}
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise RequestError(
                 f"{file}, line {number}: not a sample of lm-eval, which has doc_id, doc_hash and "
                 "metrics; run lm_eval again with --log_samples"
@@ -118,11 +118,18 @@ def _read(file: Path) -> Scores:
 
 
 def _score(metric: str, document: str, value: Any) -> Score | None:
-    """A number, or the pair of `BITS`; None of other metrics, which cannot be paired."""
-    if metric == BITS:
-        log_likelihood, size = value
-        return Score(document, -float(log_likelihood) / math.log(2), float(size))
-    return Score(document, float(value), 1.0) if isinstance(value, int | float) else None
+    """A number, or the pair of `BITS`; None of other metrics, which cannot be paired.
+
+    Raises:
+        ValueError: numbers that are not finite, or a text without bytes.
+    """
+    if metric != BITS and not isinstance(value, int | float):
+        return None
+    log_likelihood, size = value if metric == BITS else (value, 1)
+    hits = -float(log_likelihood) / math.log(2) if metric == BITS else float(value)
+    if not (math.isfinite(hits) and 0 < float(size) < math.inf):
+        raise ValueError
+    return Score(document, hits, float(size))
 
 
 def _pair(

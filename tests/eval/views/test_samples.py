@@ -87,6 +87,10 @@ def test_what_cannot_be_paired_is_refused(two, tmp_path):
         "line 12: document 0 stands there twice": [*lines[:11], lines[0]],
         "line 2: not a sample of lm-eval": [lines[0], '{"key": "a", "schema": 3}'],
         "line 1: not a sample of lm-eval": ["{"],
+        "line 3: not a sample of lm-eval": [
+            *lines[:2],
+            json.dumps(sample(2, bits_per_byte=[-3.0, 0])),
+        ],
         "no task and metric stands in both": [json.dumps(sample(0, em="yes"))],
     }
     for message, written in wrong.items():
