@@ -125,7 +125,8 @@ def _score(metric: str, document: str, value: Any) -> Score | None:
     """
     if metric != BITS and not isinstance(value, int | float):
         return None
-    log_likelihood, size = value if metric == BITS else (value, 1)
+    pair: Any = value if metric == BITS else (value, 1)
+    log_likelihood, size = pair
     hits = -float(log_likelihood) / math.log(2) if metric == BITS else float(value)
     if not (math.isfinite(hits) and 0 < float(size) < math.inf):
         raise ValueError
