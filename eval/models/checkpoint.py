@@ -210,7 +210,7 @@ def model_directory(path: str | Path) -> Path:
 
 
 def find_models(folder: str | Path) -> list[Path]:
-    """The model directories at or below a directory, by path; or that of another name of a model."""
+    """The model directories at or below a directory, by path; or that of RUN@STEP or the like."""
     named = "@" in str(folder) or str(folder).startswith(SHIPPED)
     if named and not Path(folder).exists():
         return [model_directory(folder)]

@@ -20,8 +20,8 @@ from tokenizer import open_corpus, train_tokenizer
 
 STORED = Path(__file__).with_name("stored")
 CHECKPOINT = 12
-FLAGS = """--trainer.max_steps 24 --checkpoint_every 12 --optimizer.name muon --optimizer.lr 0.01
---optimizer.embedding_lr 0.02 --model.mixers [flat,attention(heads=2)]""".split()
+FLAGS = "--trainer.max_steps 24 --checkpoint_every 12 --optimizer.name muon --optimizer.lr 0.01"
+FLAGS += " --optimizer.embedding_lr 0.02 --model.mixers [flat,attention(heads=2)]".split()
 NEAR = 5e-4
 """Of a loss, relative, between kinds of processors: Muon's margin in `test_numerics`."""
 
@@ -34,7 +34,7 @@ def kind_of_processor() -> str:
 
 def test_an_older_checkpoint_goes_on_to_the_same_losses(tmp_path):
     run = shutil.copytree(STORED / "run", tmp_path / "run")
-    assert fit(STORED / "data", run, *FLAGS, "--resume", "auto") == 0
+    assert fit(STORED / "data", run, *FLAGS.split(), "--resume", "auto") == 0
     expected = json.loads((STORED / "losses.json").read_text())
     assert len(losses(run)) == 24
     assert losses(run) == pytest.approx(expected["losses"], rel=NEAR)
@@ -49,7 +49,7 @@ def make() -> None:
         tokenizer = train_tokenizer(open_corpus("toy:60", "train"), vocab_size=400)
         data = pack_toy(tokenizer, Path(folder) / "toy", 4).path
         run = Path(folder) / "run"
-        assert fit(data, run, *FLAGS) == 0
+        assert fit(data, run, *FLAGS.split()) == 0
         found = losses(run)
         shutil.copytree(data, STORED / "data")
         (STORED / "run/checkpoints").mkdir(parents=True)
