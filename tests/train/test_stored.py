@@ -21,7 +21,7 @@ from tokenizer import open_corpus, train_tokenizer
 STORED = Path(__file__).with_name("stored")
 CHECKPOINT = 12
 FLAGS = "--trainer.max_steps 24 --checkpoint_every 12 --optimizer.name muon --optimizer.lr 0.01"
-FLAGS += " --optimizer.embedding_lr 0.02 --model.mixers [flat,attention(heads=2)]".split()
+FLAGS += " --optimizer.embedding_lr 0.02 --model.mixers [flat,attention(heads=2)]"
 NEAR = 5e-4
 """Of a loss, relative, between kinds of processors: Muon's margin in `test_numerics`."""
 
