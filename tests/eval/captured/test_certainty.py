@@ -109,6 +109,7 @@ def test_noise_leaves_tokens_likely_and_a_rotation_leaves_none(
     assert not any(proof for of in found.certificates for proof in of)
     assert bool((right | ~likely).all())
     assert float(likely.float().mean()) > 0.5
+    assert float(found.relative_residual.median()) == pytest.approx(0.02, rel=0.2)
     turn = torch.linalg.qr(torch.randn(outputs.shape[2], outputs.shape[2], generator=chance))[0]
     file = tmp_path / "turned.safetensors"
     save_file({"block.2": (outputs @ turn).contiguous()}, file)
