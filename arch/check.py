@@ -249,7 +249,8 @@ def _kinds(model: LanguageModel) -> dict[str, Block]:
     found: dict[str, tuple[str, Block]] = {}
     if type(model.config) is ModelConfig:
         for layer, block in enumerate(model.blocks, 1):
-            found.setdefault(str(block), (_layer_name(model, layer), block))  # pyright: ignore
+            entry = model.config.mixers[(layer - 1) % len(model.config.mixers)]
+            found.setdefault(entry, (_layer_name(model, layer), block))  # pyright: ignore
     return dict(found.values())
 
 
