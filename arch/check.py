@@ -214,8 +214,8 @@ def _positions(config: ModelConfig, blocks: int, rows: int) -> int:
 
 def _lengths(T: int) -> list[int]:
     """The powers of two and those beside them, up to T, and T itself."""
-    near = {2**k + d for k in range(T.bit_length()) for d in (-1, 0, 1)}
-    return sorted(n for n in near | {T} if 0 < n <= T)
+    lengths = {2**k + d for k in range(T.bit_length()) for d in (-1, 0, 1)}
+    return sorted(n for n in lengths | {T} if 0 < n <= T)
 
 
 def _spread(values: list[int], most: int) -> list[int]:
