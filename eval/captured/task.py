@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from eval.captured.answer import Recovered
 from eval.captured.certainty.likelihood import LIKELY
+from eval.captured.files.axes import JoinedOutputs
 from eval.captured.files.clear import describe
 from eval.captured.files.tensors import Outputs, Raw
 from eval.captured.recover import recover
@@ -40,7 +41,7 @@ class RecoverTask:
 
     checkpoint: Checkpoint
     name: str
-    entry: Outputs
+    entry: Outputs | JoinedOutputs
     scale: float | None
     arguments: dict[str, Any]
     aloud: bool = False
