@@ -19,7 +19,7 @@ from eval.sites.capture import Tolerance, capture
 from eval.sites.circuit import uncertified
 
 SWAPS = 512  # pairs of hidden positions whose tokens change places, the nearest pairs first
-UNSETTLED = 3  # tolerances that rivals must miss by behind a position where several tokens fit
+UNSETTLED = 3  # tolerances that rivals must miss by in a prompt where several tokens fit somewhere
 ROUNDS = 4  # of choosing among tokens that agree; each ends where a prompt's tokens stay
 
 
@@ -86,20 +86,18 @@ def _find_unsettled(
 ) -> Iterator[tuple[int, int]]:
     """Yields the prompt and position of tokens whose rivals miss too narrowly.
 
-    Where several tokens fit at an earlier position, the outputs behind it may be those of another
-    one: rivals are run after the answer's alone. Behind it a rival must miss by `UNSETTLED` times
-    what is allowed, which other tokens before it seldom make up for.
+    Where several tokens fit at any position of a prompt, the format tells tokens apart but badly: a
+    rival that was not run may fit as well, and the outputs behind may be those of another token.
+    There each rival must miss by `UNSETTLED` times what is allowed.
     """
-    first = [min(others, default=None) for others in settled.alike]
-    if all(t is None for t in first):
+    if not any(settled.alike):
         return
-    wide = Tolerance(*(UNSETTLED * part for part in (
-        agreement.tolerance.floor, agreement.tolerance.spread, agreement.tolerance.change
-    )))  # fmt: skip
+    allowed = agreement.tolerance
+    wide = Tolerance(*(UNSETTLED * x for x in (allowed.floor, allowed.spread, allowed.change)))
     loose = find_alike(problem, settled.verified.tokens, replace(agreement, tolerance=wide))
-    for row, (start, rivals) in enumerate(zip(first, loose, strict=True)):
-        if start is not None:
-            yield from ((row, t) for t in rivals if t > start)
+    for row, (others, rivals) in enumerate(zip(settled.alike, loose, strict=True)):
+        if others:
+            yield from ((row, t) for t in rivals)
 
 
 class _Settled(NamedTuple):
