@@ -39,7 +39,16 @@ def test_a_name_opens_a_trained_model_and_its_seed_the_untrained_one(name, tmp_p
 
 
 def test_a_sentence_is_recovered_without_any_training(capsys):
-    words = "--text|Tom had a red ball.|--layers|last|--solvers|propose|--format|json".split("|")
+    words = [
+        "--text",
+        "Tom had a red ball.",
+        "--layers",
+        "last",
+        "--solvers",
+        "propose",
+        "--format",
+        "json",
+    ]
     assert main(["invert", "remnant:flat-small", *words]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row["found_text"] == row["truth_text"]
