@@ -38,6 +38,7 @@ from arch.storage.directory import (
     vocabulary_size,
 )
 from arch.storage.files import read_text
+from arch.storage.values import YamlLoader
 
 HUB = "hub:"
 PRETRAINED = "hf:"
@@ -171,7 +172,7 @@ def _init(options: argparse.Namespace) -> None:
         name, equals, value = text.partition("=")
         if not equals:
             raise ModelError(f"--set {text}: must be NAME=VALUE, as in d_model=1024")
-        fields[name] = yaml.safe_load(value)
+        fields[name] = _read_yaml(value, f"--set {name}")
     fields["vocab_size"] = vocabulary_size(options.tokenizer, tokenizer_json)
     config = ModelConfig.from_json(json.dumps(fields), str(options.config or "--set"))
     torch.manual_seed(options.seed)
@@ -181,14 +182,18 @@ def _init(options: argparse.Namespace) -> None:
 
 def _read_fields(path: Path) -> dict[str, Any]:
     """The fields of a `ModelConfig` in a config.json, or in the section `model` of a recipe."""
-    try:
-        data = yaml.safe_load(read_text(path))  # JSON is YAML too
-    except yaml.YAMLError as error:
-        raise ModelError(f"--config {path}: {str(error).splitlines()[0]}") from None
+    data = _read_yaml(read_text(path), f"--config {path}")  # JSON, too
     fields = data.get("model", data) if isinstance(data, dict) else data
     if not isinstance(fields, dict):
         raise ModelError(f"--config {path}: has no fields; give a config.json or a recipe")
     return dict(fields)
+
+
+def _read_yaml(text: str, name: str) -> Any:
+    try:
+        return yaml.load(text, YamlLoader)
+    except yaml.YAMLError as error:
+        raise ModelError(f"{name}: {' '.join(str(error).split())}") from None
 
 
 def _check(options: argparse.Namespace) -> None:

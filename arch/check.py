@@ -214,8 +214,8 @@ def _positions(config: ModelConfig, blocks: int, rows: int) -> int:
 
 def _lengths(T: int) -> list[int]:
     """The powers of two and those beside them, up to T, and T itself."""
-    near = {2**k + d for k in range(T.bit_length()) for d in (-1, 0, 1)}
-    return sorted(n for n in near | {T} if 0 < n <= T)
+    lengths = {2**k + d for k in range(T.bit_length()) for d in (-1, 0, 1)}
+    return sorted(n for n in lengths | {T} if 0 < n <= T)
 
 
 def _spread(values: list[int], most: int) -> list[int]:
@@ -249,7 +249,8 @@ def _kinds(model: LanguageModel) -> dict[str, Block]:
     found: dict[str, tuple[str, Block]] = {}
     if type(model.config) is ModelConfig:
         for layer, block in enumerate(model.blocks, 1):
-            found.setdefault(str(block), (_layer_name(model, layer), block))  # pyright: ignore
+            entry = model.config.mixers[(layer - 1) % len(model.config.mixers)]
+            found.setdefault(entry, (_layer_name(model, layer), block))  # pyright: ignore
     return dict(found.values())
 
 

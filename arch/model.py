@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from arch.config import ModelConfig
 from arch.errors import ModelError
-from arch.mixers import Depthwise, TokenMixer, Triangle, build_mixer, share_rotary
+from arch.mixers import Depthwise, Structured, TokenMixer, Triangle, build_mixer, share_rotary
 from arch.patterns import parse
 
 
@@ -307,7 +307,7 @@ def initialise(model: nn.Module, config: ModelConfig) -> None:
     Raises:
         ModelError: a parameter that is not in the table, of a module without `reset_parameters`.
     """
-    convolves = any(isinstance(module, Triangle) for module in model.modules())
+    convolves = any(isinstance(module, Triangle | Structured) for module in model.modules())
     small = config.init == "default" and not convolves
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding):
@@ -342,9 +342,9 @@ def matrices(module: nn.Module) -> list[nn.Parameter]:
     """What an optimiser treats as a matrix over features: it decays, and Muon may take it.
 
     The weights of linear layers, and any parameter with two dimensions that a module keeps itself.
-    Not embeddings, triangles and depthwise convolutions.
+    Not embeddings, depthwise convolutions, nor what triangles and structured mixers keep.
     """
-    kinds = nn.Embedding | Triangle | Depthwise
+    kinds = nn.Embedding | Triangle | Depthwise | Structured
     parts = [part for part in module.modules() if not isinstance(part, kinds)]
     weights = [p for part in parts for p in part.parameters(recurse=False) if p.dim() == 2]
     embeddings = {m.weight for m in module.modules() if isinstance(m, nn.Embedding)}

@@ -98,7 +98,7 @@ def _find_spec(name: str, folders: list[str] | None) -> ModuleSpec | None:
     return None
 
 
-def _read_terms(entry: str, place: str) -> list[tuple[str, dict[str, Any]]]:
+def _read_terms(entry: str, source: str) -> list[tuple[str, dict[str, Any]]]:
     """The names of a pattern and their arguments.
 
     Raises:
@@ -108,10 +108,10 @@ def _read_terms(entry: str, place: str) -> list[tuple[str, dict[str, Any]]]:
         terms = [*map(_read_term, _split(ast.parse(entry.strip(), mode="eval").body))]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ModelError(
-            f"{place} cannot be read; write name, name(key=value, ...), or several joined by +"
+            f"{source} cannot be read; write name, name(key=value, ...), or several joined by +"
         ) from None
     if len(terms) > TERMS:
-        raise ModelError(f"{place} joins {len(terms)} by +; allowed: up to {TERMS}")
+        raise ModelError(f"{source} joins {len(terms)} by +; allowed: up to {TERMS}")
     return terms
 
 
@@ -142,7 +142,7 @@ def _read_term(node: ast.expr) -> tuple[str, dict[str, Any]]:
     }
 
 
-def _find(name: str, registry: Mapping[str, type], place: str, base: type | None) -> type:
+def _find(name: str, registry: Mapping[str, type], source: str, base: type | None) -> type:
     """The class of this name, or the subclass of base that `module.Class` names."""
     module, dot, attribute = name.rpartition(".")
     if name in registry:
@@ -151,26 +151,26 @@ def _find(name: str, registry: Mapping[str, type], place: str, base: type | None
         alike = difflib.get_close_matches(name, registry, n=1)
         guess = f", did you mean {alike[0]!r}?" if alike else ""
         allowed = ", ".join(sorted(registry)) + (", or module.Class of your own" if base else "")
-        raise ModelError(f"{place}: there is no {name!r}{guess}; allowed: {allowed}")
+        raise ModelError(f"{source}: there is no {name!r}{guess}; allowed: {allowed}")
     shown = printable(module, 120)
     try:
         kind = getattr(importlib.import_module(module), attribute, None)
     except ImportError as error:
         said = printable(error, 160)
         raise ModelError(
-            f"{place}: {shown} cannot be imported ({said}); run where {shown}.py lies, "
+            f"{source}: {shown} cannot be imported ({said}); run where {shown}.py lies, "
             "or set PYTHONPATH to its folder"
         ) from None
     except (Exception, SystemExit) as error:
         said = printable(f"{type(error).__name__}: {error}", 200)
-        raise ModelError(f"{place}: {shown} cannot be imported ({said})") from error
+        raise ModelError(f"{source}: {shown} cannot be imported ({said})") from error
     if not (isinstance(kind, type) and issubclass(kind, base)):
         missing = printable(attribute, 80)
-        raise ModelError(f"{place}: {shown} has no {base.__name__} called {missing}")
+        raise ModelError(f"{source}: {shown} has no {base.__name__} called {missing}")
     return kind
 
 
-def _checked(value: Any, annotation: Any, place: str) -> Any:
+def _checked(value: Any, annotation: Any, source: str) -> Any:
     """The value of an argument: one of its types, or of the words of a Literal.
 
     Raises:
@@ -181,10 +181,10 @@ def _checked(value: Any, annotation: Any, place: str) -> Any:
     if isinstance(value, str) and value not in kinds:
         value = WORDS.get(value.lower(), value)
     if isinstance(value, int | float) and not abs(value) < LARGEST:
-        raise ModelError(f"{place} is {show_value(value)}; allowed: up to {LARGEST:.2g}")
+        raise ModelError(f"{source} is {show_value(value)}; allowed: up to {LARGEST:.2g}")
     fits = Any in kinds or value in [kind for kind in kinds if isinstance(kind, str)]
     if not fits and type(value) not in kinds and not (type(value) is int and float in kinds):
         words = (kind if isinstance(kind, str) else KINDS.get(kind, str(kind)) for kind in kinds)
         given = show_value(value)
-        raise ModelError(f"{place} is {given}; allowed: {' or '.join(words)}")
+        raise ModelError(f"{source} is {given}; allowed: {' or '.join(words)}")
     return value

@@ -227,7 +227,7 @@ def refusal(event: refusals.ParseErrorEvent, flags: list[str]) -> str:
     if isinstance(event, refusals.BadValue):
         return f"{name}: give a value"
     if isinstance(event, refusals.MissingArgs):
-        missing = ", ".join(each.arg.display_name() for each in event.missing_arguments)
+        missing = ", ".join(argument.arg.display_name() for argument in event.missing_arguments)
         return f"{missing}: is missing; `{event.prog} --help` says what it is"
     return f"{name}: {getattr(event, 'message', 'cannot be read')}"
 

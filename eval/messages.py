@@ -35,5 +35,5 @@ def say_once(line: str) -> None:
 def nearest(word: str, known: Iterable[str], otherwise: str = "") -> str:
     """The end of an error: the known word that is most like this one, else all, or a hint."""
     known = list(known)
-    near = difflib.get_close_matches(word, known, 1)
-    return f"did you mean {near[0]}?" if near else otherwise or f"use {', '.join(known)}"
+    matches = difflib.get_close_matches(word, known, 1)
+    return f"did you mean {matches[0]}?" if matches else otherwise or f"use {', '.join(known)}"

@@ -39,10 +39,10 @@ def model_id(name: str, config: ModelConfig, settings: dict[str, Any], data_sha2
     }
     for section, value in settings.items():
         flags = (
-            {f"{section}.{name}": each for name, each in value.items()}
+            {f"{section}.{name}": setting for name, setting in value.items()}
             if (isinstance(value, dict) and value)
             else {section: value}
         )
-        facts |= {name: each for name, each in flags.items() if name not in NOT_RECIPE}
+        facts |= {name: setting for name, setting in flags.items() if name not in NOT_RECIPE}
     text = json.dumps(facts | {"data": data_sha256}, sort_keys=True, default=str)
     return f"{without_seed(name)}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"

@@ -143,7 +143,9 @@ class CombinedOptimizer(Optimizer):
     def __init__(self, *optimizers: Optimizer) -> None:
         self._optimizers = optimizers
         self._counts = [len(optimizer.param_groups) for optimizer in optimizers]
-        super().__init__([group for each in optimizers for group in each.param_groups], {})
+        super().__init__(
+            [group for optimizer in optimizers for group in optimizer.param_groups], {}
+        )
         self._share()
 
     @torch.no_grad()

@@ -90,8 +90,8 @@ def advise_precision(settings: RunSettings, device: torch.device) -> str | None:
 def multiplies_bfloat16() -> bool:
     """Whether the processor has units for products in bfloat16; oneDNN uses them."""
     cpu: Any = torch.cpu
-    asked = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
-    return any(getattr(cpu, name, bool)() for name in asked)
+    tests = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+    return any(getattr(cpu, name, bool)() for name in tests)
 
 
 def has_cpp_compiler() -> bool:

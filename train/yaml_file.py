@@ -1,40 +1,17 @@
 """The door of recipes and sweeps: a YAML file is read as what it says, or refused in one line."""
 
-import re
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from arch.storage.values import YamlLoader
 from train.settings import RunError
 
 BYTES = 1 << 20
 """Of a file, at most."""
 LIMIT = 20_000
 """Values in a file at most, counted as often as aliases repeat them: a recipe has about 60."""
-
-
-class Loader(yaml.SafeLoader):
-    """Plain values only; `1e-3` is a number, as in YAML 1.2; a key that stands twice is refused."""
-
-    def flatten_mapping(self, node: Any) -> None:
-        """Checks the keys of a mapping before those that it merges in are among them."""
-        keys = [] if hasattr(node, "checked") else [key for key, _ in node.value]
-        node.checked, seen = True, set()
-        for key in keys:
-            text = isinstance(key, yaml.ScalarNode) and key.tag.endswith((":str", ":merge"))
-            if not text or key.value in seen:
-                problem = f"{key.value} stands twice" if text else "a key that is no text"
-                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
-            seen.add(key.value)
-        super().flatten_mapping(node)
-
-
-Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
-)
 
 
 def read_yaml(path: Path, flag: str = "") -> dict[str, Any]:
@@ -52,7 +29,7 @@ def read_yaml(path: Path, flag: str = "") -> dict[str, Any]:
             text = file.read(BYTES + 1)
         if len(text) > BYTES:
             raise RunError(f"{flag}{path}: is larger than {BYTES:,} bytes; give a file of settings")
-        content = yaml.load(text, Loader)
+        content = yaml.load(text, YamlLoader)
         _count(content, {})
     except OSError as error:
         raise RunError(f"{flag}{path}: cannot be read ({error.strerror})") from None

@@ -17,22 +17,28 @@ from arch.mixers.masked import (
     Rectangular,
     Triangle,
 )
+from arch.mixers.structured import Column, Combined, Mixed, Row, Structured, Toeplitz
 from arch.patterns import find_foreign, locate_module, parse
 
 __all__ = [
-    "MIXERS", "CausalAttention", "Depthwise", "TokenMixer", "Triangle", "build_mixer",
+    "MIXERS", "CausalAttention", "Depthwise", "Structured", "TokenMixer", "Triangle", "build_mixer",
     "refuse_foreign", "rotate", "share_rotary",
 ]  # fmt: skip
 MIXERS: dict[str, type[TokenMixer]] = {
     "attention": Attention,
+    "column": Column,
+    "combined": Combined,
     "depthwise": Depthwise,
     "expanded": Expanded,
     "flat": Flat,
     "headed": Headed,
     "identity": Identity,
     "kernel": Kernel,
+    "mixed": Mixed,
     "parallel": Parallel,
     "rectangular": Rectangular,
+    "row": Row,
+    "toeplitz": Toeplitz,
 }
 
 

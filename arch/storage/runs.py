@@ -1,16 +1,20 @@
 """Which model directory is meant by a path, and which name the seeds of one model share.
 
-A path is that of a model directory, a run's (its last model), RUN@STEP or RUN@best.
+A path is that of a model directory, a run's (its last model), RUN@STEP or RUN@best; or `remnant:`
+and the name of a trained model of the repository.
 """
 
 import math
 import re
 from pathlib import Path
 
-from arch.errors import ModelError
+from arch.errors import ModelError, printable
 from arch.storage.files import read_json
 
 BEST = "best"
+SHIPPED = "remnant:"
+MODELS = Path(__file__).resolve().parents[2] / "models"
+"""The trained models of the repository, each a model directory."""
 SEED = re.compile(r"(?:^|[-_. ])s(?:eed)?[-_.= ]?\d+(?= \[|$)")
 """The training seed at the end of a model's name: `flat-s0`, `mixers=flat_seed=1`."""
 SHOWN = 8
@@ -22,12 +26,16 @@ def find_model(path: str | Path) -> Path:
 
     A run names its last model, `RUN@400` that of a step, and `RUN@best` that of the lowest
     validation loss: `RUN/best` where the run keeps one (`--save_best`), else the best of its saved
-    models. Any other path is returned as it is, for its reader to judge.
+    models. `remnant:NAME` is in `MODELS`. Any other path is returned as it is, for its reader to
+    judge.
 
     Raises:
-        ModelError: the run has no such model, or the path is a folder of runs.
+        ModelError: the run has no such model, the path is a folder of runs, or no model of the
+            repository has that name.
     """
     name, path = str(path), Path(path)
+    if name.startswith(SHIPPED):
+        return _shipped(name)
     run, at, wanted = name.rpartition("@")
     if at and not path.exists() and (wanted == BEST or wanted.isdecimal()):
         return _of_run(Path(run), wanted)
@@ -53,6 +61,22 @@ def saved_steps(run: Path) -> dict[int, Path]:
     found = (*run.glob("models/step-*"), *run.glob("step-*")) if run.is_dir() else ()
     numbers = {path: path.name.removeprefix("step-") for path in found}
     return {int(n): p for p, n in sorted(numbers.items(), key=lambda i: i[1]) if n.isdecimal()}
+
+
+def shipped_models() -> list[Path]:
+    """The model directories of the repository; none where it is installed without its checkout."""
+    return sorted(path.parent for path in MODELS.glob("*/meta.json"))
+
+
+def _shipped(name: str) -> Path:
+    """The model directory of `remnant:NAME`."""
+    known = {path.name: path for path in shipped_models()}
+    if path := known.get(name.removeprefix(SHIPPED)):
+        return path
+    if not known:
+        raise ModelError(f"{name}: {MODELS} is not there; run from a checkout of the repository")
+    allowed = ", ".join(SHIPPED + other for other in known)
+    raise ModelError(f"{printable(name, 80)}: there is no such model; allowed: {allowed}")
 
 
 def _of_run(run: Path, wanted: str) -> Path:

@@ -27,6 +27,9 @@ class Recovered:
             `(B, S)`.
         floor: distance that rounding makes there, `(B, S)`: the model's own on the answer's tokens,
             and that of the format in which the outputs are stored.
+        relative_residual: the same distance as a fraction of the length of what is given, `(B, S)`:
+            where tokens are likely and none certain, how far noise, a coarse format or other
+            weights move the outputs.
         certificates: of each prompt and position: "residual" (what is shown from there on is as the
             answer's, to rounding), "enumerated" (and no other token's is), or None.
         probabilities: of each prompt and position: 1 where the token is certain; else how likely it
@@ -51,6 +54,7 @@ class Recovered:
     positions: list[int]
     residual: Tensor
     floor: Tensor
+    relative_residual: Tensor
     certificates: list[list[str | None]]
     probabilities: list[list[float | None]]
     left_out: list[list[int]]
@@ -78,6 +82,7 @@ class Recovered:
             positions=captured.positions,
             residual=verified.residual,
             floor=floor + captured.half_steps / 3**0.5,
+            relative_residual=verified.residual / found.problem.target.norm(dim=-1),
             certificates=certified.certificates,
             probabilities=[
                 [1.0 if proof else None if p != p else p for proof, p in zip(*of_row, strict=True)]

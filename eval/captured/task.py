@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from eval.captured.answer import Recovered
 from eval.captured.certainty.likelihood import LIKELY
+from eval.captured.files.axes import JoinedOutputs
 from eval.captured.files.clear import describe
 from eval.captured.files.tensors import Outputs, Raw
 from eval.captured.recover import recover
@@ -40,7 +41,7 @@ class RecoverTask:
 
     checkpoint: Checkpoint
     name: str
-    entry: Outputs
+    entry: Outputs | JoinedOutputs
     scale: float | None
     arguments: dict[str, Any]
     aloud: bool = False
@@ -157,6 +158,7 @@ def _row(name: str, prompt: int, found: Recovered, number: int) -> dict[str, Any
         "probabilities": found.probabilities[number],
         "left_out": found.left_out[number],
         "residual_over_floor": dict(zip(map(str, found.positions), ratio, strict=True)),
+        "relative_residual": finite_or_none(float(found.relative_residual[number].median())),
         "alike": {str(t): tokens for t, tokens in alike.items()},
         "alike_pieces": {str(t): read for t, read in found.alike_pieces[number].items()},
         "evaluations": found.evaluations[number],
@@ -182,6 +184,11 @@ def describe_rows(name: str, rows: list[dict[str, Any]]) -> str:
         if "certain" not in grades[:count] or grades.count("likely"):
             said += f", {grades.count('likely')} likely (p {LIKELY} or more)"
         said += f"; residual at most {worst:.3g} floors"
+        if "certain" not in grades[:count] and row["relative_residual"] and grades.count("likely"):
+            said += (
+                f", half of the outputs {row['relative_residual']:.1%} or more of their length off:"
+                " noise, a coarse format, or other weights"
+            )
         if "right" in row:
             said += (
                 f"; {row['right']} right, {row['named']} more named, {row['false_certain']} false"

@@ -74,8 +74,8 @@ def _time(task: Task, directory: Path) -> Time:
         return Time((few + (PARTS - 1) * more) / len(task.keys), 0.0)
     others = task.trials[1 : 1 + ROWS] or task.trials[:1]
     first = _seconds(replace(task, trials=task.trials[:1]), directory)
-    each = _seconds(replace(task, trials=others), directory) / len(others)
-    return Time(each / len(task.sites), max(0.0, first - each) / len(task.sites))
+    seconds = _seconds(replace(task, trials=others), directory) / len(others)
+    return Time(seconds / len(task.sites), max(0.0, first - seconds) / len(task.sites))
 
 
 def _seconds(task: Task, directory: Path) -> float:

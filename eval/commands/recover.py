@@ -48,8 +48,9 @@ def recover_file(
             Pickles are refused
         model: the model directory or hf:NAME whose outputs they are
         tensor: those to recover, by name; default: all of the file
-        layer: 0 is the embedding; several are joined; default: by the tensor's name, as block.3,
-            else found by trying the likeliest sites
+        layer: 0 is the embedding; several are one question, of a stack of layers or of tensors that
+            name them; default: by the tensor's name, as block.3, else found by trying the likeliest
+            sites
         part: of the layer; default: with the layer
         positions: that are known, from 0; what stands at the others is not looked at; default: all
         first: position of a tensor's first row, where it does not begin the prompt; the tokens
@@ -72,6 +73,7 @@ def recover_file(
             already is not searched again
         device: where to compute; auto (default) takes a GPU that is in reach
     """
+    from eval.captured.files.axes import join_layers
     from eval.captured.files.clear import compare_ids
     from eval.captured.files.recognise import read_capture
     from eval.captured.task import RecoverTask, describe_rows
@@ -83,8 +85,8 @@ def recover_file(
     names = None if tensor is None else listed(tensor)
     scale_name = scale if given_scale is None else None
     capture = read_capture(file, names, scale_name, layer, part, torch_file)
-    held, ids = capture.outputs, capture.ids
-    if given_scale is not None and not any(outputs.scaled for outputs in held.values()):
+    ids, scaled = capture.ids, any(outputs.scaled for outputs in capture.outputs.values())
+    if given_scale is not None and not scaled:
         raise RequestError(f"--scale {scale}: {file} has no numbers of 8 bits; leave it out")
     checkpoint = open_model(model, device)
     if ids is not None and not verify:
@@ -94,7 +96,9 @@ def recover_file(
         raise RequestError(f"{file}: {capture.refusal}")
     if verify and ids is None:
         raise RequestError(f"--verify: no ids that are known stand in {file}; leave it out")
-    layer = None if capture.named else layer
+    layers = [] if layer is None else [int(number) for number in listed(layer)]
+    held = join_layers(capture.outputs, layers, part)
+    layer = None if capture.named and held is capture.outputs else layer
     shown = None if positions is None else listed(positions)
     arguments = {"shown": shown, "first": first, "format": stored, "computed": computed,
                  "solver": solver, "seed": seed, "corpus": corpus}  # fmt: skip

@@ -3,6 +3,7 @@
 import contextlib
 from pathlib import Path
 
+from arch.storage.runs import SHIPPED, shipped_models
 from eval.commands.flags import AboveZero, Natural, Places, listed
 from eval.commands.result import Result, command
 from eval.messages import RequestError, say
@@ -28,7 +29,7 @@ def explore(
 
     Args:
         runs: model directories, runs, or directories of those; `hf:` and the name of a pretrained
-            model; default: those that `make demo` made in demo/
+            model; default: those that `make demo` made in demo/, or those of the repository
         port: of the page's address; 0: any that is free
         host: the address to listen on; 127.0.0.1 is that which this machine alone can reach
         corpus: text that solvers guess from, bits are calibrated on and lenses are fitted on;
@@ -47,14 +48,16 @@ def explore(
         ) from None
 
     device_of(device)
-    places = list(map(str, listed(runs))) or [DEMO]
-    if not runs and not Path(DEMO).is_dir():
+    places = list(map(str, listed(runs)))
+    if not places:
+        places = [DEMO] if Path(DEMO).is_dir() else list(map(str, shipped_models()))
+    if not places:
         raise RequestError(
             f"no models given, and no {DEMO}/ here: `make demo` makes two in minutes, or give "
             "model directories, as in: python -m eval explore runs"
         )
     for place in places:
-        if not place.startswith(PRETRAINED) and not Path(place).exists():
+        if not place.startswith((PRETRAINED, SHIPPED)) and not Path(place).exists():
             raise RequestError(f"{place}: no such directory; give model directories or runs")
     library = Library(places, corpus, device, TRUST_CODE.get())
     with listen(host, port) as at:

@@ -88,11 +88,11 @@ class Problem:
             for start, end in zip(starts, ends, strict=True)
         ]
 
-    def showing(self, some: Shown, length: int | None = None) -> "Problem":
+    def showing(self, positions: Shown, length: int | None = None) -> "Problem":
         """With only some of the S shown positions shown, of prompts of another length if given."""
         length = length or self.length
-        part = Slice.of(self.positions[some], length, self.slice.low, self.slice.high)
-        return self._part((slice(None), some), length=length, slice=part)
+        part = Slice.of(self.positions[positions], length, self.slice.low, self.slice.high)
+        return self._part((slice(None), positions), length=length, slice=part)
 
     def _part(self, index: Any, **changes: Any) -> "Problem":
         names = "target", "tolerance", "noise"

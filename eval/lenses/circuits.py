@@ -26,6 +26,7 @@ from arch.mixers import (
     Kernel,
     Parallel,
     SideBySide,
+    Structured,
     Triangle,
 )
 from eval.lenses.charts import Bars, Heat, Lines
@@ -61,6 +62,15 @@ def triangles(mixer: TokenMixer, length: int) -> dict[str, Tensor]:
     An expanded mixer has them in two rows, into its hidden positions and out of them.
     Attention has none.
     """
+    if isinstance(mixer, Structured):
+        maps = mixer.maps(length)
+        taps = [f"tap {k} " * (len(maps) > 1) for k in range(len(maps))]
+        heads = [f"head {h}" * (mixer.heads > 1) for h in range(mixer.heads)]
+        return {
+            (tap + head).strip(): matrix
+            for tap, matrices in zip(taps, maps, strict=True)
+            for head, matrix in zip(heads, matrices, strict=True)
+        }
     stacks = [(PARTS.get(type(mixer), ""), child) for child in mixer.children()]
     if isinstance(mixer, Expanded):
         stacks = [("in", mixer.expand), ("out", mixer.contract)]
@@ -111,7 +121,7 @@ def by_lag(weights: Tensor) -> Tensor:
 def value_maps(mixer: TokenMixer, like: Tensor) -> tuple[Tensor, Tensor] | None:
     """W_V `(H, D, width)` and W_O `(H, width, D)` of every query head, without biases.
 
-    None of a mixer that is neither attention nor headed: it has no such maps.
+    None of a mixer that is neither attention nor has heads with projections.
 
     Read off what the projections do to every feature alone, so that any kind of them will do;
     heads that share keys and values have the same W_V. `like` is any tensor `(N, D)` of the
@@ -126,8 +136,9 @@ def value_maps(mixer: TokenMixer, like: Tensor) -> tuple[Tensor, Tensor] | None:
         values = slope(lambda x: mixer.project(x)[2], like.shape[-1])
         heads = mixer.project(torch.zeros_like(like[:1, None]))[0].shape[2]
         values, merge = values.repeat_interleave(heads // values.shape[1], dim=1), mixer.merge
-    elif isinstance(mixer, Headed):
-        heads, merge = len(mixer.mix.weight), mixer.o_proj
+    elif isinstance(mixer, Headed | Structured) and isinstance(mixer.o_proj, torch.nn.Linear):
+        heads = len(mixer.mix.weight) if isinstance(mixer, Headed) else mixer.heads
+        merge = mixer.o_proj
         values = slope(mixer.in_proj, like.shape[-1]).unflatten(-1, (heads, -1))
     else:
         return None

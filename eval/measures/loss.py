@@ -263,8 +263,8 @@ def _tokens(
         )
     else:
         texts = list(islice(given, limit))
-        stories = [[*encode_text(tokenizer, each), *text.end] for each in texts]
-        sizes = [len(_without_special(each, tokenizer).encode()) for each in texts]
+        stories = [[*encode_text(tokenizer, story), *text.end] for story in texts]
+        sizes = [len(_without_special(story, tokenizer).encode()) for story in texts]
     owner = np.repeat(np.arange(len(stories)), [len(story) for story in stories])
     if len(owner) < 2:
         source = f"--corpus {corpus}: it has" if given is None else "--text: there is"

@@ -32,7 +32,7 @@ from arch.errors import printable
 from arch.pretrained.pretrained import check_tokenizer, load_pretrained, wrap_model
 from arch.pretrained.tokenizers import largest_id, read_tokenizer
 from arch.storage.files import file_sha256, read_json
-from arch.storage.runs import find_model
+from arch.storage.runs import SHIPPED, find_model
 from arch.storage.weights import drop_padding
 from eval.messages import RequestError, say_once
 from eval.models import TRUST_CODE, identity
@@ -257,8 +257,9 @@ def model_directory(path: str | Path) -> Path:
 
 
 def find_models(folder: str | Path) -> list[Path]:
-    """The model directories at or below a directory, by path; or that of RUN@STEP or RUN@best."""
-    if "@" in str(folder) and not Path(folder).exists():
+    """The model directories at or below a directory, by path; or that of RUN@STEP or the like."""
+    named = "@" in str(folder) or str(folder).startswith(SHIPPED)
+    if named and not Path(folder).exists():
         return [model_directory(folder)]
     found = (path.parent for path in Path(folder).rglob("model.safetensors"))
     return sorted(path for path in found if (path / "meta.json").is_file())
@@ -276,7 +277,7 @@ def open_model(
 
     Args:
         model: a model directory; a run, for its last model, RUN@STEP, or RUN@best, that of the
-            lowest validation loss; `hf:` and a name of the
+            lowest validation loss; `remnant:` and a name in models/; `hf:` and a name of the
             hub, a directory in transformers' layout or a GGUF file; or a module in memory, a causal
             model of transformers or of ours. The module stays as it is and where it is: the
             checkpoint is a copy in evaluation mode that shares its weights. Open it anew when they

@@ -84,9 +84,9 @@ def _problem(subject: Subject, prompts: int, length: int, hidden: int = 0) -> Pr
     """Its read-backs are fitted anew for each call."""
     circuit = Circuit(subject.model, len(subject.model.blocks))
 
-    def readbacks(several: list[Circuit]) -> list[ReadBack]:
-        fits = fit_readbacks(several, subject.text)
-        return [ReadBack(c.vocabulary, fit) for c, fit in zip(several, fits, strict=True)]
+    def readbacks(circuits: list[Circuit]) -> list[ReadBack]:
+        fits = fit_readbacks(circuits, subject.text)
+        return [ReadBack(c.vocabulary, fit) for c, fit in zip(circuits, fits, strict=True)]
 
     ((outputs, rounding),) = capture([circuit], subject.tokens[:prompts, :length])
     return pose(circuit, outputs, rounding, Slice(hidden), readbacks=readbacks)

@@ -36,8 +36,8 @@ def filled(prompts: list[Prompt], text: HeldOutText, length: int) -> dict[str, l
     drawn = [prompt.tokens for prompt in random_prompts(text.tokenizer, count, spare)]
 
     def followed(by: list[Any]) -> list[Prompt]:
-        return [replace(each, tokens=(*each.tokens, *by[each.index]), pads=spare)
-                for each in prompts]  # fmt: skip
+        return [replace(prompt, tokens=(*prompt.tokens, *by[prompt.index]), pads=spare)
+                for prompt in prompts]  # fmt: skip
 
     return {"nothing": prompts, "pads": padded(prompts, text.tokenizer, length),
             "stories": followed(other), "random": followed(drawn)}  # fmt: skip

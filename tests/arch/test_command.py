@@ -133,6 +133,8 @@ def test_init_writes_an_untrained_model_of_any_size(tmp_path, capsys):
         return load_model(tmp_path / name)
 
     first, again, other = drawn("a"), drawn("b"), drawn("c", "--seed", "1")
+    alike = drawn("d", "--config", str(first.path / "config.json"), "--set", "norm_eps=1e-05")
+    assert alike.config == first.config  # 1e-05 is a number
     config = first.config
     assert (config.d_model, config.n_layers, config.context) == (16, 3, 24)
     assert config.mixers == ("attention(heads=2)+flat",)
@@ -143,6 +145,7 @@ def test_init_writes_an_untrained_model_of_any_size(tmp_path, capsys):
     for flags, message in [
         (["--set", "d_model"], "--set d_model: must be NAME=VALUE"),
         (["--set", "width=3"], "unknown fields: width"),
+        (["--set", "mixers=[flat"], "--set mixers"),
         (["--config", tmp_path / "none.yaml"], "none.yaml"),
         (["--config", tmp_path / "tokenizer.json"], "unknown fields"),
         (["--tokenizer", recipe], f"{recipe} is not a tokenizer file"),

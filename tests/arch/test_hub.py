@@ -155,8 +155,9 @@ def test_what_would_be_computed_wrongly_is_refused(hybrid):
 
 def test_a_model_of_a_configuration_alone_is_drawn_whole():
     config = RemnantConfig(
-        vocab_size=V, hidden_size=8, intermediate_size=16, num_hidden_layers=2,
-        max_position_embeddings=16, mixers=["expanded", "depthwise+attention(heads=2)"],
+        vocab_size=V, hidden_size=8, intermediate_size=16, num_hidden_layers=4,
+        max_position_embeddings=16,
+        mixers=["expanded", "depthwise+attention", "mixed(decay=learnt)", "toeplitz"],
     )  # fmt: skip
     model = RemnantForCausalLM(config)
     assert all(p.isfinite().all() and p.abs().max() < 10 for p in model.parameters())
@@ -251,7 +252,7 @@ def test_the_command_writes_a_card_and_uploads_when_asked(tmp_path, capsys, monk
     assert card.data.to_dict()["license"] == "mit"
     assert 'from_pretrained("me/flat"' in card.text
     files = ["README.md", "config.json", "configuration_remnant.py", "generation_config.json",
-             "model.safetensors", "modeling_remnant.py", "tokenizer.json",
+             "model.safetensors", "modeling_remnant.py", "structured_remnant.py", "tokenizer.json",
              "tokenizer_config.json"]  # fmt: skip
     assert calls == [("me/flat", True), ("me/flat", files)]
 

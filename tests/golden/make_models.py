@@ -43,6 +43,17 @@ OURS: dict[str, dict[str, Any]] = {
     "kernel": {"mixers": ("kernel(size=3)",), **NARROW},
     "parallel": {"mixers": ("parallel(branches=2, activation=gelu)",), **NARROW},
     "rectangular": {"mixers": ("rectangular(factor=2)",), **NARROW},
+    "recurrent": {
+        "mixers": (
+            "mixed(heads=2, decay=learnt, projections=true)",
+            "combined(heads=2, decay=learnt)",
+        ),
+        **NARROW,
+    },
+    "structured": {
+        "mixers": ("toeplitz(heads=2, size=3, projections=true)", "row(decay=learnt)+column"),
+        **NARROW,
+    },
     "in-turn": {"mixers": ("flat", "attention(heads=2)"), "final_norm": False, **NARROW},
 }
 """Models of this project, of two blocks each."""

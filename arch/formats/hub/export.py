@@ -18,7 +18,7 @@ from arch.storage.directory import as_json
 from arch.storage.files import write_directory
 from arch.storage.weights import weights_of
 
-CODE = ("configuration_remnant.py", "modeling_remnant.py")
+CODE = ("configuration_remnant.py", "modeling_remnant.py", "structured_remnant.py")
 AUTO_MAP = {
     "AutoConfig": "configuration_remnant.RemnantConfig",
     "AutoModelForCausalLM": "modeling_remnant.RemnantForCausalLM",

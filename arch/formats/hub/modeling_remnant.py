@@ -15,6 +15,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
 from .configuration_remnant import RemnantConfig
+from .structured_remnant import STRUCTURED, Repeat, Structured, convolve, convolve_heads
 
 WORDS = {"true": True, "false": False, "none": None}
 
@@ -34,12 +35,6 @@ def read_pattern(entry: str) -> list[tuple[str, dict[str, Any]]]:
         name, given = (term.func, term.keywords) if isinstance(term, ast.Call) else (term, [])
         terms.append((read(name), {argument.arg: read(argument.value) for argument in given}))
     return terms
-
-
-def convolve(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """tril(weight) x + bias: x `(B, T, D)`, weight `(T, T)`, bias `(T,)`."""
-    lower = weight.tril().expand(len(x), -1, -1)
-    return torch.bmm(lower, x) if bias is None else torch.baddbmm(bias[:, None], lower, x)
 
 
 class Triangle(nn.Module):
@@ -124,10 +119,7 @@ class Headed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, T, D) -> (B, T, D)`."""
-        weight, bias = self.mix.first(x.shape[1])
-        biases = [None] * len(weight) if bias is None else bias
-        mixed = map(convolve, self.in_proj(x).chunk(len(weight), -1), weight, biases)
-        return self.o_proj(torch.cat(list(mixed), -1))
+        return self.o_proj(convolve_heads(self.in_proj(x), *self.mix.first(x.shape[1])))
 
 
 class Expanded(nn.Module):
@@ -239,7 +231,7 @@ class SideBySide(nn.Module):
 MIXERS: dict[str, type[nn.Module]] = {
     "attention": Attention, "depthwise": Depthwise, "expanded": Expanded, "flat": Flat,
     "headed": Headed, "identity": nn.Identity, "kernel": Kernel, "parallel": Parallel,
-    "rectangular": Rectangular,
+    "rectangular": Rectangular, **STRUCTURED,
 }  # fmt: skip
 
 
@@ -394,5 +386,7 @@ class RemnantForCausalLM(PreTrainedModel, GenerationMixin):
                 nn.init.uniform_(module.bias, -bound, bound)
         elif isinstance(module, Depthwise):
             nn.init.zeros_(module.weight)
+        elif isinstance(module, Structured | Repeat):
+            module.reset_parameters()
         else:
             super()._init_weights(module)

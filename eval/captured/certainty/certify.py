@@ -1,5 +1,6 @@
 """How sure recovered tokens are: certain, likely or unknown, by what else fits as well."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from eval.sites.capture import Tolerance, capture
 from eval.sites.circuit import uncertified
 
 SWAPS = 512  # pairs of hidden positions whose tokens change places, the nearest pairs first
+UNSETTLED = 3  # tolerances that rivals must miss by in a prompt where several tokens fit somewhere
 ROUNDS = 4  # of choosing among tokens that agree; each ends where a prompt's tokens stay
 
 
@@ -61,6 +63,8 @@ def certify(captured: Captured, found: Found) -> Certified:
         settled = _settle(captured, found, agreement, settled.verified.tokens)
         evidence = find_evidence(settled.fits, captured.positions, T)
     followed, alike = is_followed(evidence), settled.alike
+    for row, t in _find_unsettled(found.problem, settled, agreement):
+        followed[row][t] = False
     if uncertified(captured.checkpoint.model):
         followed = [[False] * T for _ in followed]
     certificates = [
@@ -75,6 +79,25 @@ def certify(captured: Captured, found: Found) -> Certified:
     likely = (chances >= LIKELY).to(shown)
     left_out = [_find_tail(*of_row) for of_row in zip(shown, evidence | likely, strict=True)]
     return Certified(settled.verified, certificates, alike, chances, left_out)
+
+
+def _find_unsettled(
+    problem: Problem, settled: "_Settled", agreement: Agreement
+) -> Iterator[tuple[int, int]]:
+    """Yields the prompt and position of tokens whose rivals miss too narrowly.
+
+    Where several tokens fit at any position of a prompt, the format tells tokens apart but badly: a
+    rival that was not run may fit as well, and the outputs behind may be those of another token.
+    There each rival must miss by `UNSETTLED` times what is allowed.
+    """
+    if not any(settled.alike):
+        return
+    allowed = agreement.tolerance
+    wide = Tolerance(*(UNSETTLED * x for x in (allowed.floor, allowed.spread, allowed.change)))
+    loose = find_alike(problem, settled.verified.tokens, replace(agreement, tolerance=wide))
+    for row, (others, rivals) in enumerate(zip(settled.alike, loose, strict=True)):
+        if others:
+            yield from ((row, t) for t in rivals)
 
 
 class _Settled(NamedTuple):

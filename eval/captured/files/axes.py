@@ -1,16 +1,19 @@
-"""Stacks of layers, which have the shape of prompts: the model itself tells the two apart.
+"""Several layers of one request: stacks in one tensor, or a tensor for each.
 
-A block turns one layer of a stack into the next. It never turns one prompt into another.
+A stack of layers has the shape of prompts, and the model itself tells the two apart: a block turns
+one layer of a stack into the next, and never one prompt into another.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from arch import LanguageModel
-from eval.captured.files.stored import FLOATS
+from eval.captured.files.stored import FLOATS, ORDERS, spread_units
+from eval.captured.files.tensors import Outputs, Raw, name_site
 from eval.messages import RequestError, say_once
 
 NEAR = 0.5  # of the change between two layers, by which a block's output may miss the second
@@ -56,6 +59,71 @@ def take_layer(
     taken = "+".join(map(str, wanted))
     say_once(f"outputs: {shape}: axis {axis} holds the layers {held}; {taken} is taken")
     return torch.cat([entries[names.index(name)] for name in wanted], dim=-1)
+
+
+@dataclass(frozen=True)
+class JoinedOutputs:
+    """Tensors of several layers of one request, which are recovered as one along the channels."""
+
+    tensors: Mapping[str, Outputs]
+
+    @property
+    def scaled(self) -> bool:
+        """Whether their numbers are of 8 bits, so that a scale may belong to them."""
+        return any(tensor.scaled for tensor in self.tensors.values())
+
+    def read(self) -> Raw:
+        """Reads them as one tensor, whose scale says one for each number.
+
+        Raises:
+            RequestError: tensors of different shapes, types or masks, or a scale that does not fit.
+        """
+        raws = {name: tensor.read() for name, tensor in self.tensors.items()}
+        first = next(iter(raws.values()))
+        for name, raw in raws.items():
+            kinds = [(tuple(x.outputs.shape), x.outputs.dtype) for x in (first, raw)]
+            masks = [x.mask if x.mask is None else x.mask.tolist() for x in (first, raw)]
+            if kinds[0] != kinds[1] or masks[0] != masks[1]:
+                raise RequestError(
+                    f"--layer: {name} is {kinds[1]}, the first tensor {kinds[0]}: layers of one "
+                    "shape, type and mask are joined; give one layer"
+                )
+        axis = -3 if first.outputs.dim() == 4 else -1  # heads of a cache, or channels
+
+        def join(companion: str) -> Tensor | None:
+            units = [getattr(raw, companion) for raw in raws.values()]
+            if any(unit is None for unit in units):
+                return None
+            order = ORDERS[first.outputs.dim()]
+            spread = [
+                spread_units(unit, first.outputs.shape, order, companion, first.outputs.device)
+                for unit in units
+            ]
+            return torch.cat(spread, dim=axis)
+
+        joined = torch.cat([raw.outputs for raw in raws.values()], dim=axis)
+        return Raw(joined, join("scale"), join("zero_point"), first.mask)
+
+
+def join_layers(
+    held: Mapping[str, Outputs], layers: Sequence[int], part: str | None
+) -> Mapping[str, "Outputs | JoinedOutputs"]:
+    """The tensors of several layers as one, where a file names their sites; else what it has.
+
+    Raises:
+        RequestError: it names sites, and not all that are wanted are among them.
+    """
+    sites = {site: name for name in held if (site := name_site(name))}
+    if len(layers) < 2 or not sites:
+        return held
+    wanted = [(layer, part or "block") for layer in layers]
+    if missing := [f"{kind}.{layer}" for layer, kind in wanted if (layer, kind) not in sites]:
+        raise RequestError(
+            f"--layer: {missing[0]} is not among {', '.join(sites.values())}; layers are joined"
+            " where each has a tensor; give others, or --part"
+        )
+    names = [sites[site] for site in wanted]
+    return {"+".join(names): JoinedOutputs({name: held[name] for name in names})}
 
 
 @torch.no_grad()

@@ -152,9 +152,9 @@ def _of_bytes(
                 "of codes of 4 bits int8 tensors with one code in each number"
             )
         if zero_point is not None:
-            codes = codes - _spread(zero_point, shape, order, "zero_point", outputs.device)
+            codes = codes - spread_units(zero_point, shape, order, "zero_point", outputs.device)
         steps, units = torch.ones_like(codes), scale
-    units = _spread(units, shape, order, "scale", outputs.device)
+    units = spread_units(units, shape, order, "scale", outputs.device)
     wrong = ~units.isfinite() | (units < 0) | ((units == 0) & (codes != 0))
     values = torch.where(wrong, torch.nan, codes * units)
     steps = torch.where(wrong, 0.0, steps * units)
@@ -170,7 +170,7 @@ def _arrange(numbers: Tensor, order: str) -> Tensor:
     return numbers.flatten(2)
 
 
-def _spread(
+def spread_units(
     given: Tensor | float, shape: torch.Size, order: str, name: str, device: torch.device
 ) -> Tensor:
     """A scale or zero point for each number of a tensor, of the tensor's shape.

@@ -172,6 +172,7 @@ def _answer(checkpoint: "Checkpoint", found: list[Position], format: str) -> Rec
         positions=list(range(len(ids))),
         residual=torch.tensor([[of.distance for of in found]]),
         floor=torch.tensor([[of.limit for of in found]]),
+        relative_residual=torch.full((1, len(found)), torch.nan),  # scores have no length
         certificates=[
             [("enumerated" if of.ran >= V else "residual") if sure else None
              for sure, of in zip(proved, found, strict=True)]

@@ -75,7 +75,7 @@ def mixed(shown: Tensor, target: Tensor) -> Tensor:
 
 
 OBJECTIVES: dict[str, Objective] = {
-    **{each.__name__: each for each in (l1, l2, cosine, relative)},
+    **{objective.__name__: objective for objective in (l1, l2, cosine, relative)},
     "mixed(1.0, 0.01)": mixed,
 }
 

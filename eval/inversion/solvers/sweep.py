@@ -71,9 +71,9 @@ def sweep(problem: Problem, chance: Chance, *, prior: float = 0.0) -> list[Answe
     ]
 
 
-def _tell(problem: Problem, tokens: list[Tensor], several: list[Tensor]) -> None:
-    nearest = torch.stack([apart.amin(dim=1) for apart in several], dim=1)
-    margins = (runner_up(several[-1]) / problem.tolerance.floor[:, len(tokens) - 1]).log2()
+def _tell(problem: Problem, tokens: list[Tensor], ambiguous: list[Tensor]) -> None:
+    nearest = torch.stack([apart.amin(dim=1) for apart in ambiguous], dim=1)
+    margins = (runner_up(ambiguous[-1]) / problem.tolerance.floor[:, len(tokens) - 1]).log2()
     settled = nearest <= problem.tolerance.limit[:, : len(tokens)]
     tell(SoFar(torch.stack(tokens, dim=1), settled, margins))
 

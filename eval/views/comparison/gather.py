@@ -139,10 +139,10 @@ def _files(places: Iterable[str | Path]) -> Iterator[Path]:
         yield from found
 
 
-def _walk(place: Path) -> Iterator[Path]:
-    if place.is_file() and place.suffix in (".jsonl", ".parquet"):
-        yield place
-    for folder, names, files in os.walk(place):
+def _walk(path: Path) -> Iterator[Path]:
+    if path.is_file() and path.suffix in (".jsonl", ".parquet"):
+        yield path
+    for folder, names, files in os.walk(path):
         if "config.json" in files and "meta.json" in files:
             yield Path(folder, "config.json")
             names.clear()

@@ -145,8 +145,8 @@ def checkpoint_records(
         model = label(about["model_id"], about["name"])
         places.setdefault((model, about["step"]), []).append(entry)
     records = {
-        place: _training(*place, group)
-        for place, group in sorted(places.items(), key=lambda item: _natural(*item[0]))
+        coordinates: _training(*coordinates, group)
+        for coordinates, group in sorted(places.items(), key=lambda item: _natural(*item[0]))
     }
     differing = keep_differing([record["settings"] for record in records.values()])
     for record, settings in zip(records.values(), differing, strict=True):

@@ -33,13 +33,15 @@ def lens_sections(documents: Sequence[Document], rows: Sequence[Row] = ()) -> li
     """
     order = {row["look"]: i for i, row in enumerate(rows) if "look" in row}
     documents = sorted(documents, key=lambda document: order.get(document.get("key"), -1))
-    alike = Counter((name, step) for name, step, _ in {_weights(one) for one in documents})
+    alike = Counter(
+        (name, step) for name, step, _ in {_weights(document) for document in documents}
+    )
 
-    def named(one: Document) -> Document:
+    def named(document: Document) -> Document:
         """With a hash of the weights in the checkpoint's name, where name and step are shared."""
-        name, step, weights = _weights(one)
+        name, step, weights = _weights(document)
         name = f"{name} ({weights[:10]})" if alike[name, step] > 1 else name
-        return {**one, "checkpoint": one["checkpoint"] | {"name": name}}
+        return {**document, "checkpoint": document["checkpoint"] | {"name": name}}
 
     by_lens: dict[str, dict[Hashable, Document]] = defaultdict(dict)
     for document in documents:

@@ -19,7 +19,7 @@ from eval.messages import legible
 from eval.rows.schema import Row
 from eval.views.page.numbers import number_tables
 from eval.views.page.prompts import choose_example, draw_prompts
-from eval.views.page.recoveries import AFTER, BEFORE, BETWEEN, asked, deepest, recoveries
+from eval.views.page.recoveries import AFTER, BEFORE, BETWEEN, deepest, recoveries, select_lines
 
 LENSES_TITLE = "Inside a language model"
 TITLE = "What is left of a prompt inside a language model"
@@ -61,7 +61,7 @@ def render_page(
     context: dict[str, Any] = dict.fromkeys(("example", "training", "prompts", "curves", "solvers"))
     recovered = not lines.empty and (lines["kind"] == "recovery").any()
     if recovered or (lines.empty and not lenses):
-        context |= _of_recoveries(rows, asked(lines))
+        context |= _of_recoveries(rows, select_lines(lines))
     tables = [] if lines.empty else number_tables(lines)
     return template("page.html").render(
         title=title or (TITLE if context["training"] else LENSES_TITLE),

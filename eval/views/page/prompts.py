@@ -52,7 +52,7 @@ def draw_prompts(
     Before and after training; of several seeds the first.
 
     Args:
-        lines: of `eval.views.page.recoveries.asked`.
+        lines: of `eval.views.page.recoveries.select_lines`.
         records: of the questions that are drawn, by phase.
     """
     words = {_question(record): record for record in records}
@@ -94,9 +94,9 @@ def _sheet(answers: list[tuple[Record, Row]]) -> Sheet:
     first, row = answers[0]
     hidden = hidden_positions(row)
     kept: dict[tuple[bool, Any], tuple[Record, Row]] = {}
-    for record, one in sorted(answers, key=lambda answer: _seed(answer[1])):
-        kept.setdefault((record["phase"] == AFTER, record["rank"]), (record, one))
-    strips = [_strip(record, one, hidden) for _, (record, one) in sorted(kept.items())]
+    for record, answer in sorted(answers, key=lambda answer: _seed(answer[1])):
+        kept.setdefault((record["phase"] == AFTER, record["rank"]), (record, answer))
+    strips = [_strip(record, answer, hidden) for _, (record, answer) in sorted(kept.items())]
     truth = [(visible(token), "k" * (t in hidden)) for t, token in enumerate(row["truth_text"])]
     departs = f", {first['departs']}" * bool(first["departs"])
     return Sheet(first["model"], first["site"], first["tokens"] + departs, len(hidden), truth,

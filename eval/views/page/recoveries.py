@@ -28,7 +28,7 @@ ANSWERS = 15
 """Answers that a terminal shows in full, at most."""
 
 
-def asked(lines: Frame) -> Frame:
+def select_lines(lines: Frame) -> Frame:
     """The share of each recovery that counts: a line each, with its `phase` of training.
 
     Args:
@@ -61,7 +61,7 @@ def recoveries(lines: Frame, over: str = "phase") -> list[Record]:
     `departs` (in what the question is not plain) and `solver`.
 
     Args:
-        lines: of `asked`.
+        lines: of `select_lines`.
         over: the phase of training, or the step.
     """
     from eval.inversion.solver import FAMILIES, solvers
@@ -140,7 +140,7 @@ def terminal_text(rows: Sequence[Row]) -> str:
     Raises:
         RequestError: there are no recoveries, or none with a token.
     """
-    records = recoveries(asked(frame(rows)), over="step")
+    records = recoveries(select_lines(frame(rows)), over="step")
     order = dict.fromkeys(r["solver"] for r in sorted(records, key=lambda r: r["rank"]))
     fields = {"tokens": "tokens asked for", "site": "layer", "departs": "with"}
     renamed = [record | {words: record[name] for name, words in fields.items()}

@@ -1,9 +1,13 @@
 """Stacks of layers are told from prompts, and what misses a layer is found elsewhere."""
 
+import json
+
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from eval import RequestError, activations, open_model, recover
+from eval.__main__ import main
 from eval.messages import say_once
 from tests.arch.cases import byte_tokenizer
 from tests.arch.test_decoder import their_model
@@ -98,3 +102,41 @@ def test_rows_of_padding_before_a_prompt_are_named(theirs, capsys):
     found = recover(checkpoint, padded, layer=2, corpus="toy:400")
     assert not any(found.certificates[0])
     assert "row 3" in capsys.readouterr().err
+
+
+def codes_of(states, levels, group):
+    """Integers with a scale for each token and group of channels, as a coarse capture has them."""
+    groups = states.unflatten(-1, (-1, group))
+    scale = groups.abs().amax(-1) / levels
+    codes = (groups / scale[..., None]).round().flatten(-2)
+    return codes.to(torch.int8), scale
+
+
+@pytest.mark.parametrize("form", ["float", "bfloat16", "coarse"])
+def test_layers_of_one_request_are_recovered_together(theirs, form, tmp_path, monkeypatch, capsys):
+    checkpoint, states = theirs
+    monkeypatch.setattr("eval.models.checkpoint.open_model", lambda *_: checkpoint)
+    held = {}
+    for layer in (1, 2):
+        if form == "coarse":
+            codes, scale = codes_of(states[layer], 7, 4)
+            held |= {f"block.{layer}": codes, f"block.{layer}.scale": scale.contiguous()}
+        else:
+            held[f"block.{layer}"] = states[layer].to(getattr(torch, form)).contiguous()
+    file = tmp_path / "captured.safetensors"
+    save_file(held, file)
+    words = ["recover", str(file), "--model", "theirs", "--corpus", "toy:400", "--format", "json"]
+    assert main([*words, "--layer", "1", "2"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["site"] for row in rows] == ["block.1+2"] * len(TEXTS)
+    assert [row["text"] for row in rows] == list(TEXTS)
+    assert all(all(row["certificates"]) for row in rows)
+
+
+def test_layers_of_different_requests_are_not_joined(theirs, tmp_path, monkeypatch, capsys):
+    checkpoint, states = theirs
+    monkeypatch.setattr("eval.models.checkpoint.open_model", lambda *_: checkpoint)
+    file = tmp_path / "captured.safetensors"
+    save_file({"block.1": states[1].contiguous(), "block.2": states[2, :, 1:].contiguous()}, file)
+    assert main(["recover", str(file), "--model", "theirs", "--layer", "1", "2"]) == 2
+    assert "block.2" in capsys.readouterr().err

@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from arch.mixers.attention import Rotary
 from eval import activations, open_model, recover
 from eval.__main__ import main
+from eval.models.text import held_out_text
 
 TEXT = "Tom had a red ball."
 
@@ -109,6 +110,7 @@ def test_noise_leaves_tokens_likely_and_a_rotation_leaves_none(
     assert not any(proof for of in found.certificates for proof in of)
     assert bool((right | ~likely).all())
     assert float(likely.float().mean()) > 0.5
+    assert float(found.relative_residual.median()) == pytest.approx(0.02, rel=0.2)
     turn = torch.linalg.qr(torch.randn(outputs.shape[2], outputs.shape[2], generator=chance))[0]
     file = tmp_path / "turned.safetensors"
     save_file({"block.2": (outputs @ turn).contiguous()}, file)
@@ -129,3 +131,20 @@ def test_a_longer_truth_is_refused(more, code, states, directories, tmp_path, ca
     assert main([*words, "--truth", *(text + more for text in texts)]) == code
     if not code:
         assert all(row["false_certain"] == 0 for row in json.loads(capsys.readouterr().out))
+
+
+@pytest.mark.parametrize("layer", [1, 2])
+def test_codes_so_coarse_that_tokens_fit_by_chance_make_none_certain_and_wrong(layer):
+    """Of these prompts, wrong tokens fitted alone among the rivals that are run."""
+    checkpoint = open_model("remnant:llama-small")
+    windows = held_out_text(checkpoint, "toy:400").windows("evaluation", 16, 24)
+    tokens = windows[[1, 14]]
+    outputs = checkpoint.model.hidden(checkpoint.model.embed(tokens), layer)
+    scale = outputs.abs().amax(dim=-1, keepdim=True)
+    codes = (outputs / scale).round().to(torch.int8)
+    found = recover(checkpoint, codes, layer=layer, scale=scale, corpus="toy:400")
+    right = found.tokens == tokens
+    assert not right.all()
+    graded = torch.tensor([[grade != "unknown" for grade in of] for of in found.grades])
+    assert bool((right | ~graded).all())
+    assert float(right.float().mean()) > 0.1

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from arch.mixers import Expanded, Headed, Kernel, Parallel
+from arch.mixers import Expanded, Headed, Kernel, Parallel, Structured
 from arch.pretrained.pretrained import PretrainedModel
 from eval.lenses.circuits import (
     attention_pattern,
@@ -57,6 +57,16 @@ def rebuilt(mixer, x):
     if isinstance(mixer, Headed):
         parts = mixer.in_proj(x).chunk(len(w), dim=-1)
         return mixer.o_proj(torch.cat([a @ y for a, y in zip(w, parts, strict=True)], dim=-1))
+    if isinstance(mixer, Structured):
+        read = mixer.in_proj(x).unflatten(-1, (mixer.heads, -1))
+        size, width = len(w) // mixer.heads, read.shape[-1]
+        before = (size - 1) // 2
+        wide = F.pad(read, (before, size - 1 - before))
+        heads = [
+            sum(w[k * mixer.heads + h] @ wide[..., h, k : k + width] for k in range(size))
+            for h in range(mixer.heads)
+        ]
+        return mixer.o_proj(torch.cat(heads, dim=-1))
     if isinstance(mixer, Kernel):
         before = (mixer.size - 1) // 2
         wide = F.pad(x, (before, mixer.size - 1 - before))

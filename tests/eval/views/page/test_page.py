@@ -12,7 +12,7 @@ from eval.drawing.tables import percent, share_text
 from eval.rows.store import read_rows
 from eval.views.page.page import curves, render_page
 from eval.views.page.prompts import draw_prompts
-from eval.views.page.recoveries import ANSWERS, asked, recoveries, terminal_text
+from eval.views.page.recoveries import ANSWERS, recoveries, select_lines, terminal_text
 from tests.eval.views.page.cases import Page, expected_share, make_row, make_rows, renamed
 
 ROWS = make_rows()
@@ -22,7 +22,7 @@ QUESTIONS = {"all tokens shown": ("self", 0), "1 hidden token": ("nonself", 1),
 
 
 def figures(rows):
-    return recoveries(asked(frame(rows)))
+    return recoveries(select_lines(frame(rows)))
 
 
 def found(rows, *names):
@@ -97,7 +97,7 @@ def test_rows_of_which_there_is_nothing_to_say_are_one_clear_line():
         with pytest.raises(RequestError, match=r"no rows: .* run `python -m eval invert` first"):
             function([])
     with pytest.raises(RequestError, match="1 rows, but none has a scored token"):
-        asked(frame([make_row(self=None, nonself=None)]))
+        select_lines(frame([make_row(self=None, nonself=None)]))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_layers_noise_and_channels_are_curves_and_count_in_nothing_else():
 
 
 def drawn(rows):
-    lines = asked(frame(rows))
+    lines = select_lines(frame(rows))
     return draw_prompts(rows, lines, recoveries(lines))
 
 

@@ -1,0 +1,317 @@
+"""E11: what a defence of a captured stream costs, and what it leaves to an attacker.
+
+    python -m scripts.experiments.defences ask NAME MODEL CORPUS OUT.jsonl
+    python -m scripts.experiments.defences table ROWS.parquet
+
+A defence changes the stream `(T, D)` between two blocks; its undoing is what a receiver with the
+secret reads. docs/results/experiments/e11.yaml says what is asked, and docs/results/defences.md
+what was found.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas
+import torch
+from torch import Generator, Tensor
+
+from arch import LanguageModel
+from eval.models.checkpoint import Checkpoint, open_model
+from eval.models.text import held_out_text
+
+LAYER, PASSAGES, LENGTH = 2, 10, 24
+NOISE, BITS, DROPPED = (0.1, 0.3, 1.0, 3.0), (8, 4, 3, 2), (0.25, 0.5, 0.75)
+GROUP = 32
+ROUNDING = 1e-5
+"""Of a row's length: what two ways of computing the same outputs may differ by."""
+MIXED = 1e-3
+"""The same where a basis of mixed rows is taken, which rounding moves further."""
+BACKGROUND = 16
+"""Passages that the shape of the noise is taken from."""
+
+
+class Defended(NamedTuple):
+    """What the attacker sees, what the receiver reads, and which positions are shown."""
+
+    seen: Tensor
+    received: Tensor
+    shown: list[int]
+
+
+def add_noise(stream: Tensor, strength: float, generator: Generator) -> Tensor:
+    """Normal noise, `strength` in units of each position's root mean square."""
+    drawn = torch.randn(stream.shape, generator=generator)
+    return stream + strength * _size(stream) * drawn
+
+
+def add_shaped_noise(stream: Tensor, strength: float, generator: Generator, root: Tensor) -> Tensor:
+    """Normal noise of the same power with covariance root rootᵀ, of trace D."""
+    drawn = torch.randn(stream.shape, generator=generator)
+    return stream + strength * _size(stream) * (drawn @ root.T)
+
+
+def encode(stream: Tensor, bits: float) -> Tensor:
+    """Codes of so many bits, one scale for each 32 channels, as the numbers that they stand for."""
+    groups, levels = stream.unflatten(-1, (-1, GROUP)), 2 ** (int(bits) - 1) - 1
+    scale = groups.abs().amax(-1, keepdim=True).clamp(min=1e-12) / levels
+    return ((groups / scale).round() * scale).flatten(-2)
+
+
+def permute(stream: Tensor, generator: Generator) -> Tensor:
+    """The channels in another order."""
+    return stream[:, torch.randperm(stream.shape[-1], generator=generator)]
+
+
+def rotate(stream: Tensor, generator: Generator) -> Tensor:
+    """All channels turned by a random rotation."""
+    width = stream.shape[-1]
+    return stream @ torch.linalg.qr(torch.randn(width, width, generator=generator)).Q
+
+
+def mix(stream: Tensor, generator: Generator) -> Tensor:
+    """The rows mixed by a random invertible matrix (2603.05035)."""
+    T = len(stream)
+    return torch.randn(T, T, generator=generator, dtype=torch.float64).to(stream) @ stream
+
+
+def drop(stream: Tensor, fraction: float, generator: Generator) -> Defended:
+    """A fraction of the positions at zero; the last one stays."""
+    T = len(stream)
+    gone = torch.randperm(T - 1, generator=generator)[: round(fraction * T)]
+    seen = stream.clone()
+    seen[gone] = 0.0
+    return Defended(seen, seen, sorted({*range(T)} - set(gone.tolist())))
+
+
+def noise_shape(model: LanguageModel, passages: Tensor) -> Tensor:
+    """A root `(D, D)` of the covariance of shaped noise, of trace D.
+
+    The covariance is the inverse of the mean Fisher matrix of a position's next token with respect
+    to its stream, a tenth of its mean eigenvalue added.
+    """
+    fisher = torch.zeros(model.config.d_model, model.config.d_model)
+    streams = model.hidden(model.embed(passages), LAYER).detach()
+    for stream in streams:
+        own = stream.requires_grad_()
+        logits = continue_from(model, own[None])[0]
+        probabilities = logits.softmax(-1).detach()
+        for t in range(len(own)):
+            picked = torch.multinomial(probabilities[t], 8, replacement=True)
+            for token in picked:
+                score = logits[t].log_softmax(-1)[token]
+                (gradient,) = torch.autograd.grad(score, own, retain_graph=True)
+                fisher += torch.outer(gradient[t], gradient[t])
+    values, vectors = torch.linalg.eigh(fisher)
+    inverse = 1 / (values.clamp(min=0) + values.mean() / 10)
+    inverse = inverse * len(inverse) / inverse.sum()
+    return vectors * inverse.sqrt()
+
+
+def continue_from(model: LanguageModel, stream: Tensor) -> Tensor:
+    """Logits `(B, T, V)` from the stream after block `LAYER`."""
+    for block in list(model.blocks)[LAYER:]:
+        stream = block(stream)
+    return model.logits(stream)
+
+
+@torch.no_grad()
+def all_candidates(model: LanguageModel, tokens: Tensor) -> Tensor:
+    """The outputs of every token at each position behind the true ones before it, `(T, V, D)`."""
+    every = model.embed(torch.arange(model.config.vocab_size)[:, None])
+    outputs, state = [], None
+    for t in range(len(tokens)):
+        if state is None:
+            outputs.append(model.hidden(every, LAYER)[:, 0])
+        else:
+            outputs.append(model.step(every, state)[:, 0])
+        _, state = model.prefix(model.embed(tokens[None, t : t + 1]), state, layer=LAYER)
+    return torch.stack(outputs)
+
+
+def log_likelihoods(
+    kind: str, strength: float, seen: Tensor, candidates: Tensor, stream: Tensor, root: Tensor
+) -> Tensor:
+    """How likely each candidate `(T, V, D)` makes what is seen: `(T, V)`, in nats.
+
+    A secret leaves what it cannot change; of that a candidate may miss what rounding makes.
+    """
+    target = seen[:, None]
+    if kind in ("noise", "shaped"):
+        deviation, apart = strength * _size(candidates), target - candidates
+        apart = apart @ torch.linalg.inv(root).T if kind == "shaped" else apart
+        lost = apart.shape[-1] * deviation[..., 0].log()
+        return -(apart / deviation).square().sum(-1) / 2 - lost
+    if kind == "codes":
+        apart = (encode(candidates, strength) - target).abs() > ROUNDING * _size(target)
+        return -10.0 * apart.sum(-1)
+    if kind == "permute":
+        apart = candidates.sort(-1).values - target.sort(-1).values
+    elif kind == "rotate":  # lengths, and inner products with the rows before
+        before = torch.ones(len(seen), len(seen)).tril(-1)[:, None]
+        apart = (candidates @ stream.T - (seen @ seen.T)[:, None]) * before / stream.norm(dim=-1)
+        apart = torch.cat(
+            [apart, candidates.norm(dim=-1, keepdim=True) - target.norm(dim=-1)[..., None]], -1
+        )
+    else:  # mixed rows span what the rows span
+        basis = torch.linalg.qr(seen.double().T).Q
+        apart = candidates.double()
+        apart = (apart - apart @ basis @ basis.T).float()
+    missing = apart.norm(dim=-1) / candidates.norm(dim=-1)
+    return -(missing / (MIXED if kind == "mix" else ROUNDING)).square() / 2
+
+
+def ask(name: str, checkpoint: Checkpoint, corpus: str, file: Path) -> None:
+    """Asks every passage, defence and strength that is not in the file yet."""
+    model, text = checkpoint.model, held_out_text(checkpoint, corpus)
+    model.requires_grad_(False)
+    root = noise_shape(model, text.background[:BACKGROUND, :LENGTH])
+    lines = file.read_text().splitlines() if file.is_file() else []
+    known = {json.loads(line)["key"] for line in lines}
+    for i, tokens in enumerate(text.windows("evaluation", PASSAGES, LENGTH)):
+        stream = model.hidden(model.embed(tokens[None]), LAYER)[0]
+        clean, candidates = continue_from(model, stream[None])[0], all_candidates(model, tokens)
+        for kind, strength in KINDS:
+            key = f"{name}.{i}.{kind}.{strength:g}"
+            if key in known:
+                continue
+            defended = defend(kind, strength, stream, root, Generator().manual_seed(i))
+            row = {"key": key, "model": name, "passage": i, "defence": kind, "strength": strength}
+            row |= {"kl": divergence(clean, continue_from(model, defended.received[None])[0])}
+            if kind != "drop":
+                row |= attack_exactly(
+                    kind, strength, defended.seen, candidates, stream, root, tokens
+                )
+            row |= attack_by_recover(checkpoint, corpus, defended, tokens)
+            with file.open("a") as out:
+                print(json.dumps(row), file=out)
+        print(name, i, flush=True)
+
+
+def defend(
+    kind: str, strength: float, stream: Tensor, root: Tensor, generator: Generator
+) -> Defended:
+    """A stream `(T, D)` behind one defence."""
+    if kind == "drop":
+        return drop(stream, strength, generator)
+    whole = list(range(len(stream)))
+    if kind in SECRETS:  # which the receiver undoes
+        return Defended(SECRETS[kind](stream, generator), stream, whole)
+    if kind == "codes":
+        seen = encode(stream, strength)
+    elif kind == "noise":
+        seen = add_noise(stream, strength, generator)
+    else:
+        seen = add_shaped_noise(stream, strength, generator, root)
+    return Defended(seen, seen, whole)
+
+
+def divergence(clean: Tensor, other: Tensor) -> float:
+    """KL of next-token distributions `(T, V)` of logits, nats, mean over positions."""
+    p, q = clean.double().log_softmax(-1), other.double().log_softmax(-1)
+    return float((p.exp() * (p - q)).sum(-1).mean())
+
+
+def attack_exactly(
+    kind: str,
+    strength: float,
+    seen: Tensor,
+    candidates: Tensor,
+    stream: Tensor,
+    root: Tensor,
+    tokens: Tensor,
+) -> dict[str, Any]:
+    """How many tokens the likeliest candidate names, and the bits that are left about one."""
+    likely = log_likelihoods(kind, strength, seen, candidates, stream, root).double()
+    posterior = likely.log_softmax(-1)
+    entropy = -(posterior.exp() * posterior).nan_to_num(0.0).sum(-1) / math.log(2)
+    right = likely.argmax(-1) == tokens
+    return {"exact": int(right.sum()), "bits": math.log2(likely.shape[-1]) - float(entropy.mean())}
+
+
+def attack_by_recover(
+    checkpoint: Checkpoint, corpus: str, defended: Defended, tokens: Tensor
+) -> dict[str, Any]:
+    """What `recover` says of the tensor, its site given."""
+    from eval import recover
+
+    whole = len(defended.shown) == len(tokens)
+    shown = None if whole else defended.shown
+    found = recover(checkpoint, defended.seen, layer=LAYER, shown=shown, corpus=corpus)
+    right = found.tokens[0] == tokens
+    certain = torch.tensor([proof is not None for proof in found.certificates[0]])
+    chances = torch.tensor([p or 0.0 for p in found.probabilities[0]])
+    likely = ~certain & (chances >= 0.99)
+    return {
+        "tokens": len(tokens), "right": int(right.sum()),
+        "certain": int(certain.sum()), "certain_wrong": int((certain & ~right).sum()),
+        "likely": int(likely.sum()), "likely_wrong": int((likely & ~right).sum()),
+    }  # fmt: skip
+
+
+def _size(stream: Tensor) -> Tensor:
+    """The root mean square of each position, `(..., 1)`."""
+    return stream.square().mean(-1, keepdim=True).sqrt()
+
+
+SECRETS: dict[str, Callable[[Tensor, Generator], Tensor]] = {
+    "permute": permute, "rotate": rotate, "mix": mix,
+}  # fmt: skip
+KINDS = [
+    *(("noise", size) for size in NOISE),
+    *(("shaped", size) for size in NOISE),
+    *(("codes", bits) for bits in BITS),
+    *(("drop", fraction) for fraction in DROPPED),
+    *((kind, 0) for kind in SECRETS),
+]
+
+
+def print_table(rows: Any) -> None:
+    """A line for each defence and strength: means over models of each kind, and the verdicts."""
+    rows["of"] = rows.model.str.split("-s").str[0]
+    for name in ("exact", "right", "certain", "likely"):
+        rows[name] = 100 * rows[name] / rows.tokens
+    wanted = ["kl", "exact", "bits", "right", "certain", "likely"]
+    means = rows.groupby(["defence", "strength", "model", "of"])[wanted].mean().reset_index()
+    table = means.groupby(["of", "defence", "strength"])[wanted].mean().round(3)
+    print(table.to_markdown())
+    means["best"] = means[["exact", "right"]].max(axis=1)
+    open_ones = means[~means.defence.isin(list(SECRETS))]
+    moderate = open_ones[(open_ones.kl <= 0.1) & (open_ones.best < 50)]
+    print(f"H1: {len(moderate)} of {len(open_ones)} combinations are moderate", moderate)
+    secret = means[means.defence.isin(list(SECRETS))]
+    print(f"H2: exact at least {secret.exact.min():.1f} % in {len(secret)} combinations")
+    for model, of in means[means.defence.isin(["noise", "shaped"])].groupby("model"):
+        bits = {kind: _bits_at(part) for kind, part in of.groupby("defence")}
+        print(f"H3: {model}: {bits}")
+    print("H4:", rows[["certain_wrong", "likely_wrong"]].sum().to_dict())
+
+
+def _bits_at(part: Any, kl: float = 0.1) -> float:
+    import numpy as np
+
+    part = part.sort_values("kl")
+    return float(np.interp(math.log(kl), np.log(part.kl), part.bits))
+
+
+def main() -> None:
+    """Asks, or prints the table."""
+    parser = argparse.ArgumentParser(prog="defences")
+    commands = parser.add_subparsers(dest="command", required=True)
+    asking = commands.add_parser("ask")
+    for name in ("name", "model", "corpus", "out"):
+        asking.add_argument(name)
+    commands.add_parser("table").add_argument("rows")
+    options = parser.parse_args()
+    if options.command == "ask":
+        ask(options.name, open_model(options.model), options.corpus, Path(options.out))
+    else:
+        rows = pandas.read_parquet(options.rows).row.map(json.loads)
+        print_table(pandas.DataFrame(rows.tolist()))
+
+
+if __name__ == "__main__":
+    main()
