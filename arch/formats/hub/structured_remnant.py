@@ -9,6 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+CHUNK = 128
+"""Positions that one product sums."""
+
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """tril(weight) x + bias: x `(B, T, D)`, weight `(T, T)`, bias `(T,)`."""
@@ -26,6 +29,31 @@ def shift(x: Tensor, heads: int, k: int, size: int) -> Tensor:
     """What tap k of `size` reads of x `(B, T, D)`: the features of a head, shifted; else zeros."""
     after = k - (size - 1) // 2
     return F.pad(x.unflatten(-1, (heads, -1)), (-after, after)).flatten(-2)
+
+
+def decayed_sum(x: Tensor, decay: Tensor | None) -> Tensor:
+    """s_i = g s_(i-1) + x_i, `(B, T, D) -> (B, T, D)`: of chunks, then of what chunks hand on.
+
+    `decay` is the logarithm of g `(H,)`, for each group of D/H features, or None where g is 1.
+    """
+    (B, T, D), C = x.shape, min(CHUNK, x.shape[1])
+    chunks = F.pad(x, (0, 0, 0, -T % C)).unflatten(1, (-1, C))
+    rows, lags = chunks.flatten(0, 1), lags_of(chunks[0]).clamp(min=0)
+    if decay is None:
+        sums = convolve(rows, torch.ones_like(lags, dtype=x.dtype), None)
+    else:
+        sums = convolve_heads(rows, (lags * decay[:, None, None]).exp().to(x.dtype), None)
+    sums = sums.view_as(chunks)
+    if len(chunks[0]) == 1:
+        return sums.flatten(1, 2)
+    carried = torch.cat([x.new_zeros(B, 1, D), sums[:, :-1, -1]], dim=1)
+    carried = decayed_sum(carried, None if decay is None else C * decay)
+    arriving = carried[:, :, None]
+    if decay is not None:  # g^k - 1 is exact where g^k, rounded at every step, would drift
+        faded = torch.expm1(torch.arange(1, C + 1, device=x.device)[:, None] * decay).to(x.dtype)
+        change = carried.unflatten(-1, (len(decay), -1))[:, :, None] * faded[..., None]
+        arriving = arriving + change.flatten(-2)
+    return (sums + arriving).flatten(1, 2)[:, :T]
 
 
 class Structured(nn.Module):
@@ -110,15 +138,15 @@ class Repeat(nn.Module):
 
     def _sum(self, x: Tensor) -> Tensor:
         """What stands before each position, and it, faded by how far it lies behind."""
-        x, lags = x.to(torch.promote_types(x.dtype, torch.float32)), lags_of(x).clamp(min=0)
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
         if self.rate is None:
-            return convolve(x, torch.ones_like(lags, dtype=x.dtype), None)
+            return decayed_sum(x, None)
         rate = self.rate.to(torch.promote_types(self.rate.dtype, torch.float32))
         if self.decay == "learnt":
             logarithm = -F.softplus(rate)
         else:
             logarithm = rate.clamp(0.9, 1.0).log() / (1 if self.bracket else self.constant)
-        return convolve_heads(x, (lags * logarithm[:, None, None]).exp().to(x.dtype), None)
+        return decayed_sum(x, logarithm)
 
 
 class Row(Structured):
