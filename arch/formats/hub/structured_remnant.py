@@ -4,6 +4,7 @@ Needs torch alone. Each mixer writes its triangles out, and multiplies by them.
 """
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -179,8 +180,8 @@ class Row(Structured):
         """`(B, T, D) -> (B, T, D)`."""
         read = self.in_proj(x)
         inputs = read.chunk(len(self.parts), -1) if self.split else [read] * len(self.parts)
-        outputs = [part(given) for part, given in zip(self.parts, inputs, strict=True)]
-        y = torch.cat(outputs, -1) if self.split else sum(outputs[1:], outputs[0])
+        outputs: list[Any] = [part(given) for part, given in zip(self.parts, inputs, strict=True)]
+        y: Any = torch.cat(outputs, -1) if self.split else sum(outputs[1:], outputs[0])
         if self.bias is not None:
             bias = self.bias[:, : x.shape[1]].T[..., None]
             y = (y.unflatten(-1, (self.heads, -1)) + bias).flatten(-2)
