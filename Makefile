@@ -2,7 +2,9 @@
 # make test   the tests: offline, on a CPU, minutes
 # make site   the guides as a site, with search and a reference, in site/
 # make portable   tests of numbers once more, with the code of other processors, minutes
-# Both create .venv when it is missing or older than the files that describe it; the demo installs no
+# make interop    exports in transformers, lm-eval and TransformerLens, which have an environment of
+#                 their own, .venv-interop; minutes
+# All create .venv when it is missing or older than the files that describe it; the demo installs no
 # tools of developers. pip's own settings are honoured: PIP_EXTRA_INDEX_URL=... takes another torch.
 
 PYTHON ?= python3
@@ -11,7 +13,7 @@ BIN := $(VENV)/bin
 USERS := $(VENV)/.installed
 STAMP := $(VENV)/.installed-dev
 
-.PHONY: demo test portable lint types check site record clean
+.PHONY: demo test portable interop lint types check site record clean
 
 demo: $(USERS)
 	$(BIN)/python -m scripts.demo $(ARGS)
@@ -31,6 +33,20 @@ portable: $(STAMP)
 	    echo "== $$setting" && env OMP_NUM_THREADS=1 GOMP_SPINCOUNT=10000 $$setting \
 	        $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS) $(NUMBERS) || exit 1; \
 	done
+
+# Their packages, whose pins touch none of ours. Without remnant: exports must stand alone.
+INTEROP := .venv-interop
+PINS := tests/interop/constraints.txt
+
+$(INTEROP)/.installed: $(PINS)
+	$(PYTHON) -m venv $(INTEROP)
+	$(INTEROP)/bin/python -m pip install --quiet --constraint $(PINS) torch 'lm-eval[hf]' transformer-lens
+	touch $@
+
+interop: $(STAMP)
+	@if $(MAKE) --silent $(INTEROP)/.installed; then \
+	    INTEROP_PYTHON=$(INTEROP)/bin/python $(BIN)/python -m pytest -m interop -s $(ARGS) tests/interop; \
+	else echo "make interop: skipped, as the packages of $(PINS) cannot be installed here"; fi
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -77,4 +93,4 @@ record: $(USERS)
 	$(BIN)/python -m scripts.record $(TRACK) $(RECIPE) $(ARGS)
 
 clean:
-	rm -rf $(VENV) *.egg-info
+	rm -rf $(VENV) $(INTEROP) *.egg-info

@@ -13,6 +13,8 @@ from arch.errors import ModelError
 if TYPE_CHECKING:
     from arch.check import check_causal
     from arch.costs import Cost, Description, describe
+    from arch.formats.hub.export import export_hub
+    from arch.formats.hub.reader import import_hub
     from arch.formats.llama import export_transformers, import_transformers
     from arch.formats.maskedmixers import import_reference
     from arch.mixers import MIXERS, TokenMixer
@@ -24,12 +26,14 @@ if TYPE_CHECKING:
 __all__ = [
     "MIXERS", "Block", "Cost", "Description", "LanguageModel", "LoadedModel", "ModelConfig",
     "ModelError", "State", "TokenMixer", "add_to_meta", "check_causal", "check_model",
-    "count_parameters", "describe", "embedding_scale", "export_transformers",
-    "generate", "import_reference", "import_transformers", "load_model", "load_pretrained",
-    "save_model",
+    "count_parameters", "describe", "embedding_scale", "export_hub", "export_transformers",
+    "generate", "import_hub", "import_reference", "import_transformers", "load_model",
+    "load_pretrained", "save_model",
 ]  # fmt: skip
 NAMES = {
     "check": "check_causal",
+    "formats.hub.export": "export_hub",
+    "formats.hub.reader": "import_hub",
     "formats.llama": "export_transformers import_transformers",
     "costs": "Cost Description describe",
     "storage.directory": "LoadedModel add_to_meta check_model load_model save_model",

@@ -20,6 +20,8 @@ from arch.check import check_promises
 from arch.config import ModelConfig
 from arch.costs import describe
 from arch.errors import ModelError, is_out_of_memory, printable
+from arch.formats.hub.card import push_directory
+from arch.formats.hub.export import export_hub
 from arch.formats.llama import download, export_transformers, open_directory
 from arch.formats.maskedmixers import import_reference
 from arch.mixers import refuse_foreign
@@ -104,16 +106,27 @@ def _parser() -> argparse.ArgumentParser:
     about = "make a model directory from a model of another project or of the hub"
     add = command("import", _import, about)
     sources = (
-        "a Llama in the layout of transformers or in a .gguf file, a checkpoint of maskedmixers, "
-        "or hub:NAME, which is downloaded: a Llama, or a model directory"
+        "a Llama in the layout of transformers or in a .gguf file, an export for the hub, a "
+        "checkpoint of maskedmixers, or hub:NAME, which is downloaded: any of the directories"
     )
     add("source", metavar="SOURCE", help=sources)
     add("out", metavar="DIR", type=Path, help=out)
     add("--tokenizer", metavar="FILE", type=Path, help="its tokenizer.json, for maskedmixers")
 
-    add = command("export", _export, "write a Llama-style model in the layout of transformers")
+    add = command("export", _export, "write a model in a layout that transformers reads")
     add("model", metavar="DIR", help="a model directory, a run, RUN@STEP or RUN@best")
     add("out", metavar="OUT", type=Path, help="the directory to write")
+    layout = (
+        "transformers (default): its own, of a Llama-style model; hub: with the model's code "
+        "beside the weights and a model card, of any built-in mixer; it loads with "
+        "trust_remote_code=True"
+    )
+    add("--layout", choices=("transformers", "hub"), default="transformers", help=layout)
+    add("--license", metavar="NAME", help="for the model card, by the hub's name, as mit")
+    pushed = (
+        "upload OUT there with huggingface_hub; a repository that is not there is made, private"
+    )
+    add("--push", metavar="OWNER/NAME", help=pushed)
     return parser
 
 
@@ -227,9 +240,17 @@ def _import(options: argparse.Namespace) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
+    if options.license and options.layout != "hub":
+        raise ModelError(f"--license {options.license}: goes with --layout hub, which has a card")
     loaded = load_model(options.model, trust_code=options.trust_code)
-    export_transformers(options.out, loaded.model, loaded.tokenizer_json)
+    if options.layout == "hub":
+        export_hub(options.out, loaded.model, loaded.tokenizer_json, loaded.meta,
+                   place=options.push, license=options.license)  # fmt: skip
+    else:
+        export_transformers(options.out, loaded.model, loaded.tokenizer_json)
     print(f"wrote {options.out}")
+    if options.push:
+        print(f"uploaded {push_directory(options.out, options.push)}")
 
 
 if __name__ == "__main__":

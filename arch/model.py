@@ -70,6 +70,7 @@ class Block(nn.Module):
 
     The four parts and `combine` are all there is, so that an eval can recompose them: without a
     residual, without a norm, the mixer alone. In training both mixers' outputs have `dropout`.
+    What a part gives goes through `site`, which an eval may replace to change it.
     """
 
     dropout: float = 0.0
@@ -89,7 +90,11 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, T, D) -> (B, T, D)`."""
-        return self.combine(x, self.token_mixer(self.norm_token(x)))
+        return self.combine(x, self.site("mixer", self.token_mixer(self.norm_token(x))))
+
+    def site(self, part: str, x: Tensor) -> Tensor:
+        """The output `(B, T, D)` of a part as it is: of the `mixer`, the `stream`, the `block`."""
+        return x
 
     def prefix(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         """As `TokenMixer.prefix`, for the whole block."""
@@ -102,8 +107,8 @@ class Block(nn.Module):
 
     def combine(self, x: Tensor, mixed: Tensor) -> Tensor:
         """The block's output from its input and its token mixer's output, all `(B, T, D)`."""
-        x = x + self._drop(mixed)
-        return x + self._drop(self.channel_mixer(self.norm_channel(x)))
+        x = self.site("stream", x + self._drop(mixed))
+        return self.site("block", x + self._drop(self.channel_mixer(self.norm_channel(x))))
 
     def _drop(self, output: Tensor) -> Tensor:
         return F.dropout(output, self.dropout) if self.training and self.dropout else output

@@ -69,11 +69,12 @@ NOT_RUN = {
     r"fineweb-edu|--download|scripts/smollm2|models/smollm2": "needs the network",
     r"weights\.gguf": "tests/arch/test_gguf.py makes and imports such a file",
     r"eval (recover|capture)": "needs a model of the hub; tests/eval/captured has both",
+    r"lm_eval|--windows lm-eval|compare samples": "tests/interop/test_lm_eval.py has it",
     r"eval explore": "serves until it is interrupted; tests/eval/explore/test_explore.py has it",
 }
 NAMED = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("docs/*.md"))
 """The pages that name models by their steps."""
-SHELL = re.compile(r"code=|if |exit |cd ")
+SHELL = re.compile(r"code=|if |exit |cd |export HF_")
 """Lines of a script that are no commands of ours."""
 
 
@@ -167,6 +168,9 @@ def check(command: Command, where: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert (ROOT / words[1]).is_file()
     elif words[:2] == ["python", "-m"]:
         parse_words(words[2], words[3:], monkeypatch)
+    elif words[0] == "lm_eval":
+        place = ROOT / words[words.index("--include_path") + 1]
+        assert (place / f"{words[words.index('--tasks') + 1]}.yaml").is_file()
     else:
         assert words[0] == "source", f"{command}: not known how to check it"
 

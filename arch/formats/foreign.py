@@ -42,6 +42,20 @@ NUMBERS = (
 SWITCHES = ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window")
 OBJECTS = ("rope_parameters", "rope_scaling", "text_config", "quantization_config")
 NAMES = ("hidden_act", "activation_function", "rope_type")
+WITHOUT_EFFECT = {
+    "architectures", "auto_map", "transformers_version", "torch_dtype", "dtype", "use_cache",
+    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id",
+    "initializer_range", "attention_dropout", "pretraining_tp", "chunk_size_feed_forward",
+    "output_attentions", "output_hidden_states", "return_dict", "torchscript", "id2label",
+    "label2id", "problem_type", "task_specific_params", "is_llama_config", "rope_interleaved",
+    "max_length", "min_length", "num_beams", "num_beam_groups", "num_return_sequences",
+    "length_penalty", "diversity_penalty", "repetition_penalty", "temperature", "top_k", "top_p",
+    "typical_p", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "unsloth_fixed",
+    "unsloth_version", "_name_or_path", "name_or_path", "_attn_implementation", "_commit_hash",
+    "attn_implementation", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop",
+    "original_max_position_embeddings",
+}  # fmt: skip
+"""Settings that change nothing of what a model computes in evaluation."""
 ADAPTER = "adapter_config.json"
 GREATEST, LONGEST = 2**31, 2**24
 """Of a size, and of positions: some families hold a table of them."""

@@ -17,7 +17,14 @@ from torch import Tensor
 
 from arch.config import ModelConfig
 from arch.errors import ModelError, printable, show_value
-from arch.formats.foreign import HARMLESS, common_prefix, read_layout, read_settings
+from arch.formats.foreign import (
+    HARMLESS,
+    WITHOUT_EFFECT,
+    common_prefix,
+    read_layout,
+    read_settings,
+)
+from arch.formats.hub.reader import import_hub, is_hub_export
 from arch.mixers import Attention
 from arch.mixers.attention import QK_EPS
 from arch.model import LanguageModel, SwiGLU
@@ -50,19 +57,6 @@ _HONOURED = {
     "model_type", "num_key_value_heads", "rope_theta", "rope_parameters", "rope_scaling",
     "attention_bias", "mlp_bias", "rms_norm_eps", "tie_word_embeddings", "hidden_act", "head_dim",
 }  # fmt: skip
-_WITHOUT_EFFECT = {  # on what a model computes in evaluation
-    "architectures", "auto_map", "transformers_version", "torch_dtype", "dtype", "use_cache",
-    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id",
-    "initializer_range", "attention_dropout", "pretraining_tp", "chunk_size_feed_forward",
-    "output_attentions", "output_hidden_states", "return_dict", "torchscript", "id2label",
-    "label2id", "problem_type", "task_specific_params", "is_llama_config", "rope_interleaved",
-    "max_length", "min_length", "num_beams", "num_beam_groups", "num_return_sequences",
-    "length_penalty", "diversity_penalty", "repetition_penalty", "temperature", "top_k", "top_p",
-    "typical_p", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "unsloth_fixed",
-    "unsloth_version", "_name_or_path", "name_or_path", "_attn_implementation", "_commit_hash",
-    "attn_implementation", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop",
-    "original_max_position_embeddings",
-}  # fmt: skip
 _REQUIRED = (
     "vocab_size",
     "hidden_size",
@@ -84,28 +78,36 @@ def export_transformers(directory: str | Path, model: LanguageModel, tokenizer_j
         OSError: the disk is full or the place cannot be written; all is as it was.
     """
     directory = Path(directory)
-    added = {entry["content"]: entry["id"] for entry in json.loads(tokenizer_json)["added_tokens"]}
-    special = {role: token for role, token in SPECIAL.items() if token in added}
-    config = {
-        **_llama_config(model),
-        "bos_token_id": None,
-        **{f"{role}_id": added.get(token) for role, token in SPECIAL.items()},
-    }
-    tokenizer_config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": model.config.context,
-        **special,
-    }
+    ids, tokenizer_files = describe_tokenizer(tokenizer_json, model.config.context)
+    config = {**_llama_config(model), **ids}
     weights = {renamed(name, _NAMES): tensor for name, tensor in weights_of(model).items()}
 
     files = {
         "model.safetensors": save(weights, {"format": "pt"}),
         "config.json": as_json(config),
-        "tokenizer.json": tokenizer_json.encode(),
-        "tokenizer_config.json": as_json(tokenizer_config),
+        **tokenizer_files,
     }
     write_directory(directory, files)
     return directory
+
+
+def describe_tokenizer(
+    tokenizer_json: str, context: int
+) -> tuple[dict[str, int | None], dict[str, bytes]]:
+    """The ids of special tokens as a configuration names them, and the tokenizer's two files."""
+    added = {entry["content"]: entry["id"] for entry in json.loads(tokenizer_json)["added_tokens"]}
+    special = {role: token for role, token in SPECIAL.items() if token in added}
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": context,
+        **special,
+    }
+    ids = {f"{role}_id": added.get(token) for role, token in SPECIAL.items()}
+    files = {
+        "tokenizer.json": tokenizer_json.encode(),
+        "tokenizer_config.json": as_json(config),
+    }
+    return {"bos_token_id": None, **ids}, files
 
 
 def import_transformers(directory: str | Path) -> LoadedModel:
@@ -169,15 +171,16 @@ def from_transformers(
 
 
 def open_directory(path: str | Path, *, trust_code: bool = False) -> LoadedModel:
-    """Reads a model directory, or a Llama in the layout of transformers.
+    """Reads a model directory, a Llama in the layout of transformers, or an export for the hub.
 
     `trust_code` is as for `load_model`.
 
     Raises:
-        ModelError: as `load_model` and `import_transformers`.
+        ModelError: as `load_model`, `import_transformers` and `import_hub`.
     """
-    foreign = Path(path, "config.json").is_file() and not Path(path, "meta.json").is_file()
-    return import_transformers(path) if foreign else load_model(path, trust_code=trust_code)
+    if not Path(path, "config.json").is_file() or Path(path, "meta.json").is_file():
+        return load_model(path, trust_code=trust_code)
+    return import_hub(path) if is_hub_export(path) else import_transformers(path)
 
 
 def download(source: str) -> Path:
@@ -219,8 +222,8 @@ def _llama_config(model: LanguageModel) -> dict[str, Any]:
     if wrong := [setting for setting, fits in checks.items() if not fits]:
         raise ModelError(
             f"transformers has no layout for a model that is not Llama-style: {', '.join(wrong)}; "
-            "allowed: one form of attention, swiglu, rmsnorm, a final norm; with qk_norm, a "
-            f"norm_eps of {QK_EPS} and swiglu without biases"
+            "fix: --layout hub; allowed here: one form of attention, swiglu, rmsnorm, a final norm,"
+            f" with qk_norm a norm_eps of {QK_EPS} and swiglu without biases"
         )
     return {
         "architectures": ["Qwen3ForCausalLM" if qwen else "LlamaForCausalLM"],
@@ -315,7 +318,7 @@ def _refuse_unknown(given: dict[str, Any], rope: dict[str, Any], qwen: bool, pat
 
     A Llama of transformers has no windows, whatever its configuration says of them; a Qwen3 has.
     """
-    known = {*_REQUIRED, *_HONOURED, *_WITHOUT_EFFECT}
+    known = {*_REQUIRED, *_HONOURED, *WITHOUT_EFFECT}
     windows = qwen and given.get("use_sliding_window")
     known |= set() if windows else {"sliding_window", "max_window_layers", "use_sliding_window"}
     unknown = {name: value for name, value in given.items() if name not in known}

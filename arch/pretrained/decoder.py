@@ -197,7 +197,7 @@ class WholeBlock(Block):
 
     def combine(self, x: Tensor, mixed: Tensor) -> Tensor:
         """The layer's output, which holds its input already."""
-        return mixed
+        return self.site("block", mixed)
 
 
 @dataclass(frozen=True)

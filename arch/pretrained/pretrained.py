@@ -18,6 +18,7 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from torch import Tensor, nn
 from arch.config import MOST
 from arch.errors import ModelError, is_out_of_memory, printable, show_value
 from arch.formats.foreign import HARMLESS, common_prefix, read_layout, read_settings
+from arch.formats.hub.reader import MODEL_TYPE, import_hub, is_hub_export
 from arch.formats.llama import from_transformers
 from arch.model import LanguageModel
 from arch.pretrained.decoder import Decoder, describe_pretrained
@@ -71,11 +73,15 @@ def load_pretrained(
     """Loads a model of the hub, or a directory in transformers' layout, with its tokenizer.
 
     `name` is a directory, a name on the hub, which transformers downloads or has in its cache, or a
-    GGUF file, whose weights are dequantised (needs the package gguf).
+    GGUF file, whose weights are dequantised (needs the package gguf). A directory that
+    `export_hub` wrote is opened as the model that it is, in the precision of its weights.
 
     Raises:
         ModelError: transformers is missing, the model cannot be found, or it is no causal decoder.
     """
+    if is_hub_export(name):
+        loaded = import_hub(name)
+        return replace(loaded, model=loaded.model.to(device))
     model, tokenizer = _read(name, dtype)
     with _refusals(name):
         wrapped = wrap_model(model)
@@ -129,6 +135,8 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer]:
     with _refusals(name):
         config, _ = PreTrainedConfig.get_config_dict(directory, **safe)
     _check_names(name, config)
+    if config.get("model_type") == MODEL_TYPE:
+        raise ModelError(f"{name} is a model of remnant; fix: python -m arch import hub:{name} DIR")
     if config.get("is_encoder_decoder"):
         raise ModelError(f"{name} is an encoder and a decoder; give a decoder-only model")
     _check_ids(Path(directory) / "tokenizer.json")

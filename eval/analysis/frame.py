@@ -226,7 +226,7 @@ def _figure(name: str) -> Quantity:
 
 def _parts(row: Row) -> Iterator[Row]:
     """Of a row of losses, one for each part of the text, and the row itself for other figures."""
-    about = {name: row.get(name) for name in ("key", "kind", "checkpoint", "corpus", "stories")}
+    about = {n: row.get(n) for n in ("key", "kind", "checkpoint", "corpus", "stories", "windows")}
     for part, (nats, size) in enumerate(
         zip(row["parts"]["nats"], row["parts"]["bytes"], strict=True)
     ):
@@ -361,7 +361,7 @@ KINDS = {
         ),
     ),
     "loss": Kind(
-        ("corpus", "stories"),
+        ("corpus", "stories", "windows"),
         (
             Quantity("bits_per_byte", "ratio", _bits_per_byte, "bits/byte"),
             _seeds("nats_per_token", "nats/token"),
@@ -369,6 +369,7 @@ KINDS = {
             _seeds("tokens", main=False),
             _seeds("tokens_per_second", "tokens/s", main=False),
         ),
+        read=lambda row: {"windows": "joined", **_fields(row, ("corpus", "stories", "windows"))},
         split=_parts,
     ),
     "bits": Kind(

@@ -2,7 +2,7 @@
 
 from eval.commands.flags import Model, Models, Out, Positive, Shard, Words, listed
 from eval.commands.result import Result, command
-from eval.measures.loss import Measurement
+from eval.measures.loss import Measurement, Windows
 from eval.messages import RequestError
 
 FIGURES = [
@@ -22,6 +22,7 @@ def loss(
     text: Words = None,
     stories: Positive | None = None,
     batch_size: Positive | None = None,
+    windows: Windows = "joined",
     out: Out = None,
     device: str = "auto",
     shard: Shard = None,
@@ -40,6 +41,8 @@ def loss(
         stories: only the first so many stories
         batch_size: windows sent through the model together; default: as many as the device's
             memory bears
+        windows: joined: stories follow each other, their ends are predicted too; lm-eval: each
+            story alone, behind an end of text, as lm-evaluation-harness cuts it
         out: results directory, for `python -m eval compare`
         device: where to compute; auto takes a GPU that is in reach
         shard: this process is the I-th of N that share the work, each with a rows file of its own
@@ -54,7 +57,8 @@ def loss(
     checkpoints = open_models(models, device)
     corpus = choose_corpus(checkpoints, corpus) if texts is None else ""
     tasks = [
-        Measurement(checkpoint, corpus, stories, batch_size, texts) for checkpoint in checkpoints
+        Measurement(checkpoint, corpus, stories, batch_size, texts, windows)
+        for checkpoint in checkpoints
     ]
     rows, note = answered(tasks, out, "predicting", shard)
     records = sum_up(rows, "loss", every_seed=True) if rows else []

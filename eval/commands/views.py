@@ -10,7 +10,9 @@ from eval.messages import RequestError
 from eval.rows.plugins import run_plugins
 
 if TYPE_CHECKING:
+    from eval.analysis.summary import Record
     from eval.analysis.verdicts import Accepts
+    from eval.drawing.tables import Table
 
 
 @command
@@ -90,7 +92,8 @@ def compare(
 
     Args:
         places: a model directory, a run, results of invert, bits or loss --out, or a directory that
-            holds some
+            holds some; or two of what `lm_eval --log_samples` wrote, a directory or file a model,
+            which are paired
         paired: the two that are paired; default: those of a table of two lines
         margin: equivalent within it, in per cent: points of a share, and of the first value in bits
         solver: of recoveries; default: a search
@@ -103,16 +106,23 @@ def compare(
         plot: four figures over training: .svg, .png
         x: what they are over; default: tokens, or steps where tokens are not known
     """
-    from arch.storage.files import write_text
-    from eval.drawing.tables import markdown as markdown_text
-    from eval.drawing.tables import terminal, to_csv
     from eval.views.comparison import table as comparison
     from eval.views.comparison.gather import gather_models, gather_rows
+    from eval.views.comparison.pairs import paired_table
     from eval.views.comparison.plot import FORMATS, write_plot
+    from eval.views.comparison.samples import find_samples, paired_samples
 
     if plot and not plot.endswith(FORMATS):
         raise RequestError(f"--plot {plot}: must end in {' or '.join(FORMATS)}")
     given = listed(places)
+    if sampled := find_samples(given):
+        names = list(map(str, listed(paired or given)))
+        if plot or len(names) != 2 or not sampled.keys() >= set(names):
+            flag = f"--plot {plot}" if plot else f"--paired {' '.join(names)}"
+            raise RequestError(f"{flag}: of samples two are paired, in a table: give two of "
+                               f"{', '.join(sampled)}")  # fmt: skip
+        pairs = paired_samples(sampled[names[0]], sampled[names[1]], margin)
+        return _compared(pairs, [paired_table(pairs, *names)], csv, markdown)
     rows, saved = gather_rows(given), gather_models(given)
     records = comparison.checkpoint_records(saved, rows, every_seed, solver, prompts)
     if not records:
@@ -129,24 +139,39 @@ def compare(
         pairs = comparison.paired_records(lines, first, second, margin, solver, prompts)
         if pairs:
             said = (f"{model}, step {step}" for model, step in (first, second))
-            tables.append(comparison.paired_table(pairs, *said))
+            tables.append(paired_table(pairs, *said))
         elif paired:
             raise RequestError(f"--paired {' '.join(names)}: nothing was asked of both alike")
         shown = pairs if paired else shown
-    if csv:
-        lines = [record | record.get("settings", {}) for record in shown]
-        write_text(
-            csv, to_csv([{n: v for n, v in line.items() if n != "settings"} for line in lines])
-        )
-    if markdown:
-        write_text(markdown, "\n".join(map(markdown_text, tables)))
     if plot:
         curves = comparison.checkpoint_records(
             [*saved, *comparison.reported(saved)], rows, every_seed, figures=()
         )
         untold = any(record["tokens"] is None for record in records)
         write_plot(plot, records, curves, x or ("step" if untold else "tokens"))
-    return Result(shown, terminal(*tables), plot or "")
+    return _compared(shown, tables, csv, markdown, plot or "")
+
+
+def _compared(
+    records: "list[Record]",
+    tables: "list[Table]",
+    csv: str | None,
+    markdown: str | None,
+    notes: str = "",
+) -> Result:
+    """The result of a comparison, written to files where they are asked for."""
+    from arch.storage.files import write_text
+    from eval.drawing.tables import markdown as markdown_text
+    from eval.drawing.tables import terminal, to_csv
+
+    if csv:
+        lines = [record | record.get("settings", {}) for record in records]
+        write_text(
+            csv, to_csv([{n: v for n, v in line.items() if n != "settings"} for line in lines])
+        )
+    if markdown:
+        write_text(markdown, "\n".join(map(markdown_text, tables)))
+    return Result(records, terminal(*tables), notes)
 
 
 @command

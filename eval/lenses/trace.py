@@ -134,7 +134,7 @@ def trace(model: LanguageModel, tokens: Tensor) -> Trace:
         start["positions"] = x - embedding
     streams, writes = [x], []
     for block in blocks_of(model):
-        mixed = block.token_mixer(block.norm_token(x))
+        mixed = block.site("mixer", block.token_mixer(block.norm_token(x)))
         after = block.combine(x, mixed)
         writes.append(torch.stack([mixed, after - x - mixed]))
         x = after

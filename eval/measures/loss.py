@@ -2,10 +2,10 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from eval.messages import RequestError
 from eval.rows.store import Results, Row, row_key
@@ -22,6 +22,8 @@ PARTS = 500
 """Stories are kept apart in at most so many parts, for intervals."""
 LOGITS = 1 << 24
 """Logits held at once, in entries."""
+Windows = Literal["joined", "lm-eval"]
+"""How text is cut: `measure_loss` joins stories, `measure_documents` does as lm-eval."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,13 @@ class Measurement:
     stories: int | None
     batch_size: int | None
     texts: tuple[str, ...] | None
+    windows: Windows = "joined"
 
     @property
     def keys(self) -> list[str]:
         """The row's key."""
         question = [self.corpus, self.stories] if self.texts is None else [list(self.texts)]
+        question += [] if self.windows == "joined" else [self.windows]
         return [row_key(*self.checkpoint.identity, "loss", *question)]
 
     def run(self, results: Results) -> list[Row]:
@@ -46,12 +50,14 @@ class Measurement:
 
         model, context = self.checkpoint.model, self.checkpoint.config.context
         batch = self.batch_size or windows_at_once(model, context)
-        loss = measure_loss(self.checkpoint, self.corpus, self.stories, batch, self.texts)
+        measure = measure_loss if self.windows == "joined" else measure_documents
+        loss = measure(self.checkpoint, self.corpus, self.stories, batch, self.texts)
         about = {
             "key": self.keys[0],
             "kind": "loss",
             "checkpoint": self.checkpoint.provenance,
             "corpus": self.corpus if self.texts is None else None,
+            "windows": self.windows,
             "device": model.embedding.weight.device.type,
             "batch": batch,
         }
@@ -109,21 +115,96 @@ def measure_loss(
                     for part in (inputs, targets))  # fmt: skip
             with torch.no_grad():
                 losses.append(_nats(checkpoint.model, x, y).cpu().numpy())
-    nats, predicted = np.concatenate(losses), len(tokens) - 1
+    return _figures(checkpoint, np.concatenate(losses), owner[1:], sizes, started)
+
+
+def measure_documents(
+    checkpoint: "Checkpoint",
+    corpus: str,
+    stories: int | None = None,
+    batch_size: int | None = None,
+    texts: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """Loss of a checkpoint as lm-evaluation-harness measures it on rolling log-likelihoods.
+
+    Each story stands alone, behind the end-of-text token, and its own end is not predicted. A
+    special token that is spelt in it is that token, and its bytes count. Windows do not overlap in
+    what they predict; the last of a story keeps as many tokens before it as the context holds.
+
+    Args, returns and raises: as `measure_loss`; also a `RequestError` where the tokenizer has no
+    end of text.
+    """
+    import numpy as np
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    from eval.models.memory import windows_at_once
+    from eval.models.text import encode_text, held_out_text
+
+    text, T = held_out_text(checkpoint, corpus), checkpoint.config.context
+    if not text.end:
+        raise RequestError("--windows lm-eval: the tokenizer has no <|endoftext|> to start behind")
+    held_out = [
+        str(story) for story in islice(text.held_out() if texts is None else texts, stories)
+    ]
+    encoded = [[*text.end, *encode_text(checkpoint.tokenizer, story)] for story in held_out]
+    cut = [(part, count, i) for i, ids in enumerate(encoded) for part, count in _cut(ids, T)]
+    windows = sorted(cut, key=lambda window: len(window[0]))  # those of a batch are alike in length
+    if not windows:
+        raise RequestError("there is nothing to predict; give stories with a token in them")
+    batch_size = batch_size or windows_at_once(checkpoint.model, T)
+    device, started, losses = checkpoint.model.embedding.weight.device, time.perf_counter(), []
+    for i in range(0, len(windows), batch_size):
+        batch = windows[i : i + batch_size]
+        tokens = pad_sequence([torch.tensor(part) for part, _, _ in batch], batch_first=True)
+        x, y = tokens[:, :-1].to(device), tokens[:, 1:].to(device)
+        with torch.no_grad():
+            nats = _nats(checkpoint.model, x, y).view(len(batch), -1).cpu().numpy()
+        ends = [len(part) - 1 for part, _, _ in batch]
+        losses += [
+            row[end - count : end]
+            for row, end, (_, count, _) in zip(nats, ends, batch, strict=True)
+        ]
+    owner = np.repeat([of for _, _, of in windows], [count for _, count, _ in windows])
+    sizes = np.array([len(story.encode()) for story in held_out])
+    return _figures(checkpoint, np.concatenate(losses), owner, sizes, started)
+
+
+def _cut(ids: list[int], T: int) -> Iterator[tuple[list[int], int]]:
+    """Windows of a text behind its first token: up to T + 1 tokens, how many are predicted."""
+    for start in range(0, len(ids) - 1, T):
+        end = min(start + T, len(ids) - 1)
+        yield ids[max(0, end - T) : end + 1], end - start
+
+
+def _figures(
+    checkpoint: "Checkpoint",
+    nats: "np.ndarray",
+    owner: "np.ndarray",
+    sizes: "np.ndarray",
+    started: float,
+) -> dict[str, Any]:
+    """The fields of a row: `nats` of each predicted token, its `owner`, each story's bytes.
+
+    Raises:
+        RequestError: a loss that is not finite.
+    """
+    import numpy as np
+
     if not np.isfinite(nats).all():
         raise RequestError(
             f"{checkpoint.path} gives probabilities that are not finite; its loss has no value"
         )
     total, mean, size = float(nats.sum()), float(nats.mean()), int(sizes.sum())
     return {
-        "tokens": predicted,
+        "tokens": len(nats),
         "bytes": size,
         "nats_per_token": mean,
         "bits_per_byte": total / math.log(2) / size,
         "perplexity": math.exp(min(mean, 700.0)),
-        "tokens_per_second": predicted / (time.perf_counter() - started),
+        "tokens_per_second": len(nats) / (time.perf_counter() - started),
         "stories": len(sizes),
-        "parts": _parts(nats, owner[1:], sizes),
+        "parts": _parts(nats, owner, sizes),
     }
 
 

@@ -8,15 +8,17 @@ A result that depends on the model alone is kept with it, once for all its sites
 
 import copy
 import hashlib
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import torch
 from tokenizers import Tokenizer
-from torch import nn
+from torch import Tensor, nn
 
 from arch import (
     LanguageModel,
@@ -35,6 +37,8 @@ from arch.storage.weights import drop_padding
 from eval.messages import RequestError, say_once
 from eval.models import TRUST_CODE, identity
 from eval.models.pieces import Pieces
+from eval.models.running.outputs import Outputs, run_model
+from eval.models.running.patches import Patch, patched_sites
 
 PRETRAINED = "hf:"
 PROBE = "The CAFÉ  ran"
@@ -59,6 +63,49 @@ class Checkpoint:
     path: Path
     control: str | None = None
     weights: str | None = None
+
+    def __call__(self, text: str | Tensor) -> Outputs:
+        """Runs the model once over a text: its logits, and the stream after each block.
+
+        Args:
+            text: or token ids, `(B, T)`.
+
+        Raises:
+            RequestError: no token, or more of them than the context.
+        """
+        return run_model(self.model, self.tokenizer, text)
+
+    @contextmanager
+    def patched(self, patches: Mapping[str, Patch]) -> Iterator[None]:
+        """Changes outputs of sites while the block runs, in `model(text)` and in every question.
+
+            with model.patched({"block.2": lambda x: x * 0.5}):
+                model("The dog ran.").logits
+
+        Rows that are measured in the block are of another model, whose name says what is patched.
+
+        Args:
+            patches: by site (`mixer.1`, `stream.1`, `block.1`; `block.0` is the embedding,
+                `final.L` the norm's output), what becomes of its outputs `(B, T, D)`.
+
+        Raises:
+            RequestError: a site that the model has not; within the block, a patch that gives
+                another shape, or a question that goes on from a prefix, such as generation.
+        """
+        before = dict(vars(self))
+        name = f"{self.meta['name']}, patched {' '.join(patches)}"
+        with patched_sites(self.model, patches):
+            self.release()
+            vars(self).clear()
+            vars(self).update({field.name: before[field.name] for field in fields(self)})
+            vars(self).update(meta={**self.meta, "name": name, "model_id": None})
+            vars(self).update(weights=uuid4().hex)
+            try:
+                yield
+            finally:
+                self.release()
+                vars(self).clear()
+                vars(self).update(before)
 
     @cached_property
     def kept(self) -> dict[Any, Any]:

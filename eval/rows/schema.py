@@ -198,7 +198,13 @@ class Parts(TypedDict):
     bytes: list[int]
 
 
-class LossRow(OfModel):
+class OfWindows(OfModel, total=False):
+    """How the text was cut; earlier rows, which are of joined stories, lack it."""
+
+    windows: str
+
+
+class LossRow(OfWindows):
     """How well a model predicts text; `parts` are the sums of each story, or of several."""
 
     corpus: str | None

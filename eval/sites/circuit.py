@@ -277,17 +277,17 @@ class Circuit:
         """Block i, every part's output by name."""
         block = self._block(i)
         bare = "norms" in self.without
-        mixed = mix(i, block.token_mixer, x if bare else block.norm_token(x))
+        mixed = block.site("mixer", mix(i, block.token_mixer, x if bare else block.norm_token(x)))
         outputs = {"mixer": mixed}
         if self.part in CACHED and isinstance(block.token_mixer, CausalAttention | WholeLayer):
             outputs[self.part] = self._cached(block, x, start)
         if not self._recomposed:
             return outputs | {"block": block.combine(x, mixed)}
-        stream = mixed if "residual" in self.without else x + mixed
+        stream = block.site("stream", mixed if "residual" in self.without else x + mixed)
         if "channel" in self.without:
-            return outputs | {"stream": stream, "block": stream}
+            return outputs | {"stream": stream, "block": block.site("block", stream)}
         changed = block.channel_mixer(stream if bare else block.norm_channel(stream))
-        return outputs | {"stream": stream, "block": stream + changed}
+        return outputs | {"stream": stream, "block": block.site("block", stream + changed)}
 
 
 def step_together(circuits: list[Circuit], embeddings: Tensor, state: State | None) -> list[Tensor]:

@@ -34,6 +34,7 @@ HF_LOSS = "eval loss hf:{} --text Tom~ran."
 RECOVER = "eval recover {}/FILE --model MODEL --corpus toy:60 --layer 1 --part block"
 CORPUS = "tokenizer train {}/FILE --vocab-size 262 --out {}/new.json"
 FIT = "train fit --config {}/r.yaml --data {}/none --run {}/run"
+SAMPLES = "samples_stories_2026-11-25T12-00-00.1.jsonl"
 DOORS = {
     "weights": Door("own", "model/model.safetensors", "safetensors", LOSS),
     "config": Door("own", "model/config.json", "json", LOSS),
@@ -44,6 +45,8 @@ DOORS = {
     "hf tokenizer": Door("hf", "tokenizer.json", "json", HF_LOSS),
     "hf tokenizer settings": Door("hf", "tokenizer_config.json", "json", HF_LOSS),
     "hf weights": Door("hf", "model.safetensors", "safetensors", HF_LOSS),
+    "hub config": Door("hub", "config.json", "json", HF_LOSS),
+    "hub weights": Door("hub", "model.safetensors", "safetensors", HF_LOSS),
     "import": Door("hf", "config.json", "json", "arch import {} {}/new"),
     "gguf": Door("gguf", "model.gguf", "bytes", "eval loss hf:{}/model.gguf --text Tom~ran."),
     "capture": Door("captured", "c.safetensors", "safetensors", RECOVER),
@@ -52,6 +55,7 @@ DOORS = {
     "rows": Door("rows", "rows.jsonl", "lines", "eval summary {}"),
     "rows on a page": Door("rows", "rows.jsonl", "lines", "eval report {} --out {}/page.html"),
     "rows compared": Door("rows", "rows.jsonl", "lines", "eval compare {}"),
+    "samples": Door("samples", f"b/{SAMPLES}", "lines", "eval compare {}/a {}/b"),
     "packed meta": Door("packed", "meta.json", "json", "eval loss MODEL --corpus {}"),
     "shard": Door("packed", "valid-00000.bin", "bytes", "eval loss MODEL --corpus {}"),
     "recipe": Door("recipe", "r.yaml", "yaml", FIT),
@@ -73,6 +77,7 @@ def make_bases(place: Path) -> None:
     from safetensors.torch import save_file
 
     from arch import LanguageModel, ModelConfig, save_model
+    from arch.formats.hub.export import export_hub
     from arch.formats.llama import export_transformers
     from tokenizer import open_corpus, pack, train_tokenizer
 
@@ -88,6 +93,8 @@ def make_bases(place: Path) -> None:
     }
     llama = LanguageModel(ModelConfig(**sizes, **parts, tied=False)).eval()
     export_transformers(place / "hf", llama, tokenizer)
+    export_hub(place / "hub", flat, tokenizer, {"name": "flat", "step": 10})
+    _make_samples(place / "samples")
     (place / "gguf").mkdir()
     _write_gguf(place / "gguf" / "model.gguf", llama, json.loads(tokenizer))
     tokens = torch.tensor([[9, 40, 100, 77, 5, 280]])
@@ -106,6 +113,19 @@ def make_bases(place: Path) -> None:
     ask = ["invert", model, "--text", "Tom ran.", "--solvers", "sweep", "--layers", "all"]
     _silent(["eval", *ask, "--corpus", "toy:60", "--out", str(place / "rows")])
     _silent(["eval", "loss", model, "--corpus", "toy:60", "--out", str(place / "rows")])
+
+
+def _make_samples(place: Path) -> None:
+    """Samples of lm-eval of two models."""
+    lines = (
+        {"doc_id": n, "doc_hash": f"{n:064x}", "metrics": ["bits_per_byte", "acc"],
+         "bits_per_byte": [-40.5 - n, 60 + n], "acc": float(n % 2)}
+        for n in range(30)
+    )  # fmt: skip
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    for model in ("a", "b"):
+        (place / model).mkdir(parents=True)
+        (place / model / SAMPLES).write_text(text)
 
 
 def _make_texts(place: Path) -> None:

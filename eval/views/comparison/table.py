@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from eval.analysis.frame import Frame, frame
-from eval.analysis.statistics import Difference, equivalent, paired_difference, seeds_difference
 from eval.analysis.summary import Record, seeds_mean, summarise
-from eval.drawing.tables import Table, cell, interval_text, share_text, text
+from eval.drawing.tables import Table, cell, text
 from eval.messages import RequestError
 from eval.models.identity import labels, seed_labels
 from eval.rows.schema import Row
 from eval.views.comparison.gather import Saved, finite
+from eval.views.comparison.pairs import paired_record
 from eval.views.comparison.settings import keep_differing, shared_settings
 
 
@@ -54,7 +54,7 @@ where the first or the first three are not; bits about a token in the output fou
 under noise of a quarter of the output's RMS."""
 SEARCHES = {"self": ("sweep", "propose"), "nonself": ("alternating", "sweep", "propose")}
 """The searches that a column may be of, the one made for its question first."""
-ALIKE = {"loss": ("corpus", "stories"), "recovery": ("solver", "settings"),
+ALIKE = {"loss": ("corpus", "stories", "windows"), "recovery": ("solver", "settings"),
          "bits": ("corpus", "place", "candidates")}  # fmt: skip
 """Coordinates that a column has in common: those that most of its checkpoints were asked at."""
 COLUMNS = {"model": "model", "step": "step", "tokens": "tokens",
@@ -260,8 +260,9 @@ def paired_records(
 ) -> list[Record]:
     """The difference of two checkpoints in each figure, of what both were asked.
 
-    Fields: figure, first, second, difference (first less second), low, high, p, n, units (what n
-    counts), margin and equivalent. Where both have several training seeds, seeds are compared.
+    Fields: figure, share (whether it is one), first, second, difference (first less second), low,
+    high, p, n, units (what n counts), margin and equivalent. Where both have several training
+    seeds, seeds are compared.
 
     Args:
         lines: of `measured`.
@@ -285,29 +286,11 @@ def paired_records(
         if both.empty:
             continue
         seeds = [_of_seeds(side, both) for side in sides]
-        totals = [
-            float(both[hits].sum() / both["n"].sum()) for hits in ("hits_first", "hits_second")
-        ]
-        bound = margin / 100 * (1 if figure.share else abs(totals[0]))
-        results: list[Difference | None] = []
-        for confidence in (0.95, 0.9):
-            found = seeds_difference(seeds[0], seeds[1], confidence)
-            units = "seeds" if found else figure.units
-            results.append(found or paired_difference(
-                both["hits_first"], both["hits_second"], both["n"], figure.share, confidence
-            ))  # fmt: skip
-        wide, narrow = results
-        records.append({
-            "figure": figure.heading,
-            "first": totals[0],
-            "second": totals[1],
-            "difference": totals[0] - totals[1],
-            **{name: getattr(wide, name, None) for name in ("low", "high", "p")},
-            "n": wide.n if wide else len(both),
-            "units": units,
-            "margin": bound,
-            "equivalent": bool(narrow and equivalent(narrow.low, narrow.high, bound)),
-        })  # fmt: skip
+        hits = both["hits_first"], both["hits_second"]
+        records.append(
+            paired_record(figure.heading, *hits, both["n"], figure.share, margin, figure.units,
+                          (seeds[0], seeds[1]))
+        )  # fmt: skip
     return records
 
 
@@ -329,37 +312,6 @@ def _of_seeds(side: Frame, both: Frame) -> dict[str, float]:
     counts = shared["n"].where(shared["hits"].notna(), 1.0)
     sums = shared.assign(hits=hits, n=counts).groupby("name")[["hits", "n"]].sum()
     return (sums["hits"] / sums["n"]).to_dict()
-
-
-def paired_table(records: Sequence[Record], first: str, second: str) -> Table:
-    """The differences as a table; shares in per cent, and their differences in points."""
-    lines = []
-    for record in records:
-        is_share = next(f.share for f in FIGURES if f.heading == record["figure"])
-        scale = 100 if is_share else 1
-        ends = [None if record[name] is None else scale * record[name] for name in ("low", "high")]
-        lines.append([
-            record["figure"] + " %" * is_share,
-            *(share_text(record[side]) if is_share else text(record[side])
-              for side in ("first", "second")),
-            interval_text(_rounded(scale * record["difference"]), _rounded(ends[0]),
-                          _rounded(ends[1])),
-            _p_text(record["p"]),
-            f"{record['n']} {record['units']}",
-            "yes" if record["equivalent"] else "not established",
-        ])  # fmt: skip
-    headings = ["figure", first, second, "difference", "p", "of", "equivalent"]
-    return Table(headings, lines, f"{first} minus {second}, on the same prompts and windows")
-
-
-def _p_text(p: float | None) -> str:
-    if p is None:
-        return "–"
-    return "< 0.001" if p < 0.0005 else f"{p:.3f}"
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.3g}")
 
 
 def find_checkpoint(records: Sequence[Record], wanted: str) -> tuple[str, int]:

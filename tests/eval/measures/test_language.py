@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +12,11 @@ from tokenizers import Tokenizer
 
 from arch import load_model
 from eval import RequestError
+from eval import loss as eval_loss
 from eval.analysis.frame import frame
 from eval.analysis.statistics import clustered
 from eval.analysis.summary import summarise
-from eval.measures.loss import PARTS, measure_loss
+from eval.measures.loss import PARTS, measure_documents, measure_loss
 from eval.models.checkpoint import Checkpoint, open_checkpoint
 from tests.arch.cases import byte_tokenizer
 from tests.eval.views.page.cases import about, every_kind
@@ -51,6 +53,43 @@ def test_loss_is_the_mean_over_windows_and_by_story(model_directory, tmp_path):
     assert loss["parts"]["tokens"] == counts
     assert loss["parts"]["bytes"] == [len(story.encode()) for story in stories]
     assert loss["stories"] == 3
+
+
+def test_the_loss_as_lm_eval_cuts_text(model_directory, tmp_path):
+    """Token by token; tests/interop/test_lm_eval.py asks lm-eval itself."""
+    path, T = model_directory(), 32
+    stories = ["Tom had a red ball.", "Mia saw a big dog. " * 9, "It ran. " * 40, "é"]
+    checkpoint = open_checkpoint(path)
+    loss = measure_documents(checkpoint, stories_in(tmp_path, stories), batch_size=3)
+    model, tokenizer, nats = load_model(path).model.double(), load_tokenizer(path), []
+    for story in stories:
+        line = [0, *tokenizer.encode(story.strip()).ids]
+        last = len(line) - 1
+        for k in range(last):
+            whole = k // T * T + T <= last
+            start = k // T * T if whole else max(0, last - T)
+            logits = model(torch.tensor([line[start : k + 1]]))[0, -1].detach()
+            nats.append(float(F.cross_entropy(logits, torch.tensor(line[k + 1]))))
+    assert max(len(tokenizer.encode(story).ids) for story in stories) > 2 * T
+    assert loss["tokens"] == len(nats)
+    size = sum(len(story.strip().encode()) for story in stories)
+    assert loss["bits_per_byte"] == pytest.approx(sum(nats) / size / math.log(2), rel=1e-5)
+    spelt = measure_documents(checkpoint, "", texts=["A <|endoftext|>B"])
+    ids = tokenizer.encode("A <|endoftext|>B").ids
+    assert (spelt["tokens"], spelt["bytes"]) == (len(ids), 16)
+
+
+def test_rows_of_other_windows_are_other_rows(model_directory, tmp_path):
+    corpus = stories_in(tmp_path, ["Tom had a red ball.", "Mia saw a big dog."])
+    asked: Any = {"corpus": corpus, "out": str(tmp_path / "out")}
+    plain = eval_loss(model_directory(), **asked)
+    other = eval_loss(model_directory(), windows="lm-eval", **asked)
+    assert plain.rows[0]["key"] != other.rows[0]["key"]
+    assert other.rows[0]["tokens"] == plain.rows[0]["tokens"] - 1
+    lines = frame([*plain.rows, *other.rows])
+    assert set(lines["windows"]) == {"joined", "lm-eval"}
+    old = [{name: v for name, v in row.items() if name != "windows"} for row in plain.rows]
+    assert set(frame(old)["windows"]) == {"joined"}
 
 
 def test_stories_are_joined_without_an_end_of_text_where_there_is_none(small_model, tmp_path):

@@ -1,0 +1,97 @@
+"""The model card of an export, and its upload to the hub."""
+
+from pathlib import Path
+from typing import Any
+
+from arch.config import ModelConfig
+from arch.errors import ModelError
+
+USE = """\
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("{place}", trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained("{place}", trust_remote_code=True)
+```"""
+LIMITS = """\
+The model keeps no cache: generation runs the whole text at each step. It refuses texts of more than
+{context} tokens, and padding before a text."""
+
+
+def write_card(
+    config: ModelConfig, parameters: int, meta: dict[str, Any], place: str, license: str | None
+) -> str:
+    """The text of a model card; what is not known of the model is left out.
+
+    Args:
+        config: of the model.
+        parameters: how many it has.
+        meta: its provenance, as meta.json holds it.
+        place: where users find it: a repository of the hub, or the directory's name.
+        license: a licence by the hub's name, as `mit`.
+    """
+    from huggingface_hub import EvalResult, ModelCardData
+
+    source = str(meta.get("data_source") or meta.get("data") or "")
+    dataset = source.removeprefix("hub:").split(":")[0] if source.startswith("hub:") else None
+    data = dataset or Path(source).name
+    bits, loss, tokens = (meta.get(n) for n in ("val_bits_per_byte", "val_loss", "tokens_seen"))
+    results = []
+    if bits is not None:
+        named: Any = {"dataset_type": dataset or "text", "dataset_name": data or "held-out text"}
+        results = [EvalResult(task_type="text-generation", metric_type="bits_per_byte",
+                              metric_value=bits, **named)]  # fmt: skip
+    name = str(meta.get("name") or place)
+    front = ModelCardData(
+        license=license,
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=["remnant"],
+        datasets=[dataset] if dataset else None,
+        model_name=name if results else None,
+        eval_results=results or None,
+    )
+    facts = {
+        "token mixers": f"`{', '.join(config.mixers)}`",
+        "parameters": f"{parameters:,}",
+        "context": f"{config.context:,} tokens",
+        "training data": data,
+        "tokens seen in training": None if tokens is None else f"{tokens:,}",
+        "held-out loss, nats/token": None if loss is None else f"{loss:.4f}",
+        "held-out loss, bits/byte": None if bits is None else f"{bits:.4f}",
+        "licence": license,
+    }
+    table = [f"| {name} | {fact} |" for name, fact in facts.items() if fact]
+    text = (
+        f"---\n{front.to_yaml()}\n---",
+        f"# {name}",
+        "A causal language model of remnant. Its code stands in this directory and needs torch and "
+        "transformers alone.",
+        USE.format(place=place),
+        "\n".join(["| | |", "|---|---|", *table]),
+        LIMITS.format(context=config.context),
+    )
+    return "\n\n".join(text) + "\n"
+
+
+def push_directory(directory: Path, repo: str) -> str:
+    """Uploads a directory to a repository of the hub, its address.
+
+    A repository that is not there is made, a private one.
+
+    Raises:
+        ModelError: no network, no login, no right to write there, or no name of a repository.
+    """
+    from huggingface_hub import HfApi
+
+    try:
+        api = HfApi()
+        api.create_repo(repo, private=True, exist_ok=True)
+        api.upload_folder(repo_id=repo, folder_path=directory, commit_message="Export of remnant")
+    except Exception as error:  # of the hub, of files, or of the HTTP library, one by version
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ModelError(
+            f"--push {repo}: not uploaded ({said}); {directory} is written; fix: hf auth login, "
+            "and give OWNER/NAME"
+        ) from None
+    return f"https://huggingface.co/{repo}"

@@ -1,0 +1,95 @@
+"""Opens a model in the hub's layout as the model that it is; the code beside it never runs."""
+
+from pathlib import Path
+from typing import Any
+
+from arch.config import ModelConfig
+from arch.errors import ModelError, printable, show_value
+from arch.formats.foreign import WITHOUT_EFFECT, read_layout, read_settings
+from arch.mixers import MIXERS
+from arch.patterns import find_foreign
+from arch.storage.directory import META, LoadedModel, check_meta, check_vocabulary
+from arch.storage.files import read_json, read_text
+from arch.storage.weights import build_model, read_weights
+
+MODEL_TYPE = "remnant"
+PROVENANCE = "remnant"
+"""The setting that holds what is known of a model's training."""
+FIELDS = {  # in a config.json of transformers, and ours
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "context",
+    "hidden_size": "d_model",
+    "num_hidden_layers": "n_layers",
+    "intermediate_size": "d_ff",
+    "tie_word_embeddings": "tied",
+    **{name: name for name in ("mixers", "channel_mixer", "norm", "norm_eps", "final_norm",
+                               "init", "embedding_std")},
+}  # fmt: skip
+
+
+def is_hub_export(directory: str | Path) -> bool:
+    """Whether a directory has a configuration of a model of remnant, in transformers' layout.
+
+    Raises:
+        ModelError: a config.json that is no JSON.
+    """
+    file = Path(directory, "config.json")
+    if not file.is_file() or Path(directory, "meta.json").is_file():
+        return False
+    return read_json(file).get("model_type") == MODEL_TYPE
+
+
+def import_hub(directory: str | Path) -> LoadedModel:
+    """Reads what `export_hub` wrote, in the precision of its weights, in evaluation mode.
+
+    Raises:
+        ModelError: a file that is missing, a setting that is missing or not known, a mixer that is
+            not built in, weights that do not fit, or a tokenizer of another size.
+    """
+    directory = Path(directory)
+    path, file = directory / "config.json", directory / "tokenizer.json"
+    if not file.is_file():
+        raise ModelError(f"{directory} has no tokenizer.json; save the tokenizer there")
+    given = read_settings(path)
+    config = _read_config(given, path)
+    provenance = given.get(PROVENANCE) or {}
+    if not isinstance(provenance, dict):
+        raise ModelError(f"{path}: {PROVENANCE} is {show_value(provenance)}; expected an object")
+    meta = {"name": directory.name, **{n: v for n, v in provenance.items() if n in META}}
+    check_meta(meta, path)
+    tokenizer_json = read_text(file)
+    check_vocabulary(file, tokenizer_json, config.vocab_size)
+    files, _ = read_layout(given, directory)
+    weights = {name: tensor for each in files for name, tensor in read_weights(each).items()}
+    head, embedding = weights.get("head.weight"), weights.get("embedding.weight")
+    if config.tied and head is not None and (embedding is None or not head.equal(embedding)):
+        raise ModelError(
+            f"{path}: tie_word_embeddings is true, but the weights have a head of their own; set "
+            "it to false"
+        )
+    model = build_model(config, weights, str(directory))
+    return LoadedModel(model, model.config, tokenizer_json, meta, directory)
+
+
+def _read_config(given: dict[str, Any], path: Path) -> ModelConfig:
+    """The configuration in our words."""
+    if missing := [name for name in FIELDS if name not in given]:
+        raise ModelError(f"{path} lacks {', '.join(missing)}; export the model anew")
+    for name, value in given.items():
+        known = name in FIELDS or name in WITHOUT_EFFECT or name in ("model_type", PROVENANCE)
+        if not known and value is not None and value is not False and value not in ("", [], {}):
+            raise ModelError(
+                f"{path}: {printable(name, 80)} is {show_value(value)}, which no model of remnant "
+                "has; take it out if it changes nothing"
+            )
+    try:
+        config = ModelConfig(**{ours: given[name] for name, ours in FIELDS.items()})
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from None
+    for entry in config.mixers:
+        for name in find_foreign(entry, MIXERS, f"{path}: mixer"):
+            raise ModelError(
+                f"{path}: mixer {printable(name, 120)} is not built in; allowed: "
+                f"{', '.join(sorted(MIXERS))}"
+            )
+    return config

@@ -1,0 +1,152 @@
+"""Samples of lm-evaluation-harness (`--log_samples`), paired: two models on the same documents."""
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from eval.analysis.summary import Record
+from eval.messages import RequestError
+from eval.rows.misfits import parse_json
+from eval.views.comparison.pairs import paired_record
+
+FILE = re.compile(r"samples_(.+)_\d{4}-\d\d-\d\dT[\d.-]+\.jsonl")
+"""The name of a file of samples: of a task, at a time."""
+BITS = "bits_per_byte"
+"""The one metric that is a ratio: a sample has the log-likelihood of a text, and its bytes."""
+
+
+class Score(NamedTuple):
+    """What a model got for a document: `hits` of `n`, or bits of so many bytes."""
+
+    document: str
+    hits: float
+    n: float
+
+
+Scores = dict[tuple[str, str], dict[int, Score]]
+"""Of each metric and filter, by the number of the document."""
+
+
+def find_samples(places: Sequence[str | Path]) -> dict[str, dict[str, Path]]:
+    """The last file of each task, by the place's name; empty where no place holds samples.
+
+    Args:
+        places: files of samples, or what `lm_eval --output_path` wrote for one model.
+
+    Raises:
+        RequestError: a place without samples beside one that has some, or of several models.
+    """
+    found = {str(place): _files(Path(place)) for place in places}
+    if not any(found.values()):
+        return {}
+    for place, files in found.items():
+        if len({file.parent for file in files}) != 1:
+            wrong = "samples of several models" if files else "no samples_*.jsonl of lm-eval"
+            raise RequestError(f"{place}: holds {wrong}; give one model's directory or file each")
+    return {place: {_task(file): file for file in files} for place, files in found.items()}
+
+
+def paired_samples(first: dict[str, Path], second: dict[str, Path], margin: float) -> list[Record]:
+    """The difference of two models in each metric of each task, as `paired_records` gives it.
+
+    Args:
+        first: files of one model by task.
+        second: the same of the other.
+        margin: within which figures count as equivalent, in per cent.
+
+    Raises:
+        RequestError: no task or metric in common, a file that holds no samples, or other documents.
+    """
+    records = []
+    for task in sorted(first.keys() & second.keys()):
+        files = first[task], second[task]
+        scores = [_read(file) for file in files]
+        for key in scores[0].keys() & scores[1].keys():
+            pairs = _pair(scores[0][key], scores[1][key], files)
+            share = key[0] != BITS and all(0 <= s.hits <= 1 for pair in pairs for s in pair)
+            heading = " ".join([task, *(word for word in key if word != "none")])
+            hits = [[pair[side].hits for pair in pairs] for side in (0, 1)]
+            records.append(
+                paired_record(heading, hits[0], hits[1], [one.n for one, _ in pairs], share,
+                              margin, "documents")
+            )  # fmt: skip
+    if not records:
+        known = (f"{', '.join(map(str, files.values()))}" for files in (first, second))
+        raise RequestError(f"no task and metric stands in both: {'; '.join(known)}")
+    return sorted(records, key=lambda record: record["figure"])
+
+
+def _files(place: Path) -> list[Path]:
+    """Files of samples in the order of their times; lm-eval makes a directory for each model."""
+    if place.is_file():
+        return [place] if FILE.fullmatch(place.name) else []
+    found = [*place.glob("samples_*.jsonl"), *place.glob("*/samples_*.jsonl")]
+    return sorted(file for file in found if FILE.fullmatch(file.name))
+
+
+def _task(file: Path) -> str:
+    name = FILE.fullmatch(file.name)
+    return name[1] if name else file.stem
+
+
+def _read(file: Path) -> Scores:
+    """The scores in a file of samples.
+
+    Raises:
+        RequestError: a line that is no sample, or a document twice.
+    """
+    scores: Scores = {}
+    for number, line in enumerate(file.read_bytes().splitlines(), start=1):
+        try:
+            sample = parse_json(line)
+            document, digest = int(sample["doc_id"]), str(sample["doc_hash"])
+            found = {name: _score(name, digest, sample[name]) for name in sample["metrics"]}
+        except (KeyError, TypeError, ValueError, OverflowError):
+            raise RequestError(
+                f"{file}, line {number}: not a sample of lm-eval, which has doc_id, doc_hash and "
+                "metrics; run lm_eval again with --log_samples"
+            ) from None
+        for name, score in found.items():
+            of_metric = scores.setdefault((name, str(sample.get("filter", "none"))), {})
+            if document in of_metric:
+                raise RequestError(f"{file}, line {number}: document {document} stands there twice")
+            if score:
+                of_metric[document] = score
+    return {key: of_metric for key, of_metric in scores.items() if of_metric}
+
+
+def _score(metric: str, document: str, value: Any) -> Score | None:
+    """A number, or the pair of `BITS`; None of other metrics, which cannot be paired.
+
+    Raises:
+        ValueError: numbers that are not finite, or a text without bytes.
+    """
+    if metric != BITS and not isinstance(value, int | float):
+        return None
+    pair: Any = value if metric == BITS else (value, 1)
+    log_likelihood, size = pair
+    hits = -float(log_likelihood) / math.log(2) if metric == BITS else float(value)
+    if not (math.isfinite(hits) and 0 < float(size) < math.inf):
+        raise ValueError
+    return Score(document, hits, float(size))
+
+
+def _pair(
+    first: dict[int, Score], second: dict[int, Score], files: tuple[Path, Path]
+) -> list[tuple[Score, Score]]:
+    """The scores of each document.
+
+    Raises:
+        RequestError: the two were asked different documents.
+    """
+    for number in sorted(first.keys() | second.keys()):
+        one, other = first.get(number), second.get(number)
+        if one is None or other is None or (one.document, one.n) != (other.document, other.n):
+            held = " and ".join(each.document[:12] if each else "none" for each in (one, other))
+            raise RequestError(
+                f"{files[0]} and {files[1]}: document {number} differs (doc_hash {held}); run both "
+                "models on the same documents"
+            )
+    return [(first[number], second[number]) for number in sorted(first)]

@@ -1,0 +1,111 @@
+"""An open model is called, and its sites are patched: torch's own hooks are the judge."""
+
+import pytest
+import torch
+
+from eval import RequestError, activations, generate, loss, open_model
+from tests.said import one_line
+
+TEXT = "Tom had a red ball."
+MIXERS = ("attention", "attention+flat")
+
+
+@pytest.fixture
+def model(model_directory):
+    return open_model(model_directory(mixers=MIXERS), "cpu")
+
+
+def outputs_of(model, *sites):
+    (batch,) = activations(model, [TEXT], sites, device="cpu")
+    return [batch.outputs[site] for site in sites]
+
+
+def test_a_call_gives_the_logits_and_every_stream(model):
+    found = model(TEXT)
+    assert torch.equal(found.logits, model.model(found.tokens))
+    assert found.tokens.tolist() == [model.tokenizer.encode(TEXT).ids]
+    blocks = outputs_of(model, "block.0", "block.1", "block.2")
+    assert all(torch.equal(*pair) for pair in zip(found.streams, blocks, strict=True))
+    pair = model(found.tokens.repeat(2, 1))
+    assert pair.logits.shape == (2, *found.logits.shape[1:])
+    for wrong in ("", torch.zeros(3, dtype=torch.long), "a b " * 40):
+        with one_line(RequestError, "text"):
+            model(wrong)
+
+
+def hooked(model, module, change):
+    """Logits while a hook of torch changes a module's output."""
+    handle = module.register_forward_hook(lambda _, __, output: change(output))
+    try:
+        return model.model(model(TEXT).tokens)
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize(
+    ("site", "module"),
+    [
+        ("block.0", lambda m: m.embedding),
+        ("mixer.1", lambda m: m.blocks[0].token_mixer),
+        ("block.1", lambda m: m.blocks[0]),
+        ("block.2", lambda m: m.blocks[1]),
+        ("final.2", lambda m: m.norm),
+    ],
+)
+def test_a_patch_is_what_a_hook_does(model, site, module):
+    def change(x):
+        return torch.cat([x[:, :3], -x[:, 3:]], dim=1)
+
+    plain, (untouched,) = model(TEXT).logits, outputs_of(model, site)
+    expected = hooked(model, module(model.model), change)
+    assert not torch.equal(expected, plain)
+    with model.patched({site: change}):
+        found = model(TEXT)
+        assert torch.equal(found.logits, expected)
+        assert torch.equal(model.model(found.tokens), expected)
+        (there,) = outputs_of(model, site)
+        with model.patched({site: change}):  # twice is not at all
+            assert torch.equal(model(TEXT).logits, plain)
+        assert torch.equal(model(TEXT).logits, expected)
+    assert torch.equal(there, change(untouched))
+    assert torch.equal(model(TEXT).logits, plain)
+
+
+def test_a_patched_stream_reaches_what_comes_after_it(model):
+    parts = ("stream.1", "mixer.1", "block.1")
+    stream, mixed, after = outputs_of(model, *parts)
+    block = model.model.blocks[0]
+    with model.patched({"stream.1": torch.zeros_like}):
+        seen = outputs_of(model, *parts)
+    zeros = torch.zeros_like(stream)
+    expected = zeros, mixed, block.channel_mixer(block.norm_channel(zeros))
+    assert all(torch.equal(*pair) for pair in zip(seen, expected, strict=True))
+    assert all(map(torch.equal, outputs_of(model, *parts), (stream, mixed, after)))
+
+
+def test_rows_of_a_patched_model_are_of_another_model(model, tmp_path):
+    (plain,) = loss(model, text=[TEXT], out=str(tmp_path)).rows
+    with model.patched({"block.1": torch.zeros_like}):
+        (changed,) = loss(model, text=[TEXT], out=str(tmp_path)).rows
+    (again,) = loss(model, text=[TEXT], out=str(tmp_path)).rows
+    assert again == plain
+    assert changed["bits_per_byte"] != plain["bits_per_byte"]
+    assert changed["checkpoint"]["model_id"] != plain["checkpoint"]["model_id"]
+    assert "block.1" in changed["checkpoint"]["name"]
+
+
+def test_what_cannot_be_patched_is_refused_and_nothing_stays(model):
+    plain, before = model(TEXT).logits, [dict(vars(m)) for m in model.model.modules()]
+    with one_line(RequestError, "'mixer.3'"), model.patched({"block.1": abs, "mixer.3": abs}):
+        pass
+    for wrong in (lambda x: None, lambda x: x[:, 1:]):
+        with one_line(RequestError, "patch of mixer.2"), model.patched({"mixer.2": wrong}):
+            model(TEXT)
+    with one_line(RequestError, "prefix"), model.patched({"block.1": torch.zeros_like}):
+        generate(model, prompt=TEXT)
+    with pytest.raises(ZeroDivisionError), model.patched({"block.0": lambda x: x / (1 // 0)}):
+        model(TEXT)
+    after = [dict(vars(m)) for m in model.model.modules()]
+    assert [set(one) for one in after] == [set(one) for one in before]
+    assert not any(m._forward_hooks for m in model.model.modules())
+    assert torch.equal(model(TEXT).logits, plain)

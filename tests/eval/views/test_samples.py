@@ -1,0 +1,104 @@
+"""`eval compare` pairs two models by what lm-eval logged of them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from eval import RequestError, compare
+from tests.said import one_line
+
+DATE = "2026-11-25T12-00-00.123456"
+
+
+def sample(number: int, **metrics: object) -> dict[str, object]:
+    """A line as lm-eval 0.4.13 writes it, without its resps."""
+    return {
+        "doc_id": number, "doc": {"text": "…"}, "target": "…", "arguments": {}, "filter": "none",
+        "metrics": list(metrics), "doc_hash": f"hash-{number}", "prompt_hash": "p",
+        "target_hash": "t", **metrics,
+    }  # fmt: skip
+
+
+def write_samples(place: Path, samples: list[dict[str, object]], task: str = "stories") -> Path:
+    """As `lm_eval --output_path PLACE --log_samples` leaves them."""
+    file = place / "the__model" / f"samples_{task}_{DATE}.jsonl"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(each, ensure_ascii=False) + "\n" for each in samples))
+    return file
+
+
+@pytest.fixture
+def scores():
+    draw = np.random.default_rng(0)
+    return draw.integers(20, 90, 12), draw.normal(-40, 5, (2, 12)), draw.integers(0, 2, (2, 12))
+
+
+@pytest.fixture
+def two(tmp_path, scores):
+    sizes, likelihoods, right = scores
+    for name, logs, hits in zip("ab", likelihoods, right, strict=True):
+        write_samples(tmp_path / name, [
+            sample(i, bits_per_byte=[float(logs[i]), int(sizes[i])], acc=float(hits[i]),
+                   byte_perplexity=[float(logs[i]), int(sizes[i])])
+            for i in range(12)
+        ])  # fmt: skip
+    return tmp_path / "a", tmp_path / "b"
+
+
+def test_two_models_are_paired_document_by_document(two, scores):
+    sizes, likelihoods, right = scores
+    rows = {row["figure"]: row for row in compare(list(two)).rows}
+    assert set(rows) == {"stories bits_per_byte", "stories acc"}
+    bits, accuracy = rows["stories bits_per_byte"], rows["stories acc"]
+    expected = -likelihoods.sum(1) / np.log(2) / sizes.sum()
+    assert [bits["first"], bits["second"]] == pytest.approx(list(expected))
+    assert [accuracy["first"], accuracy["second"]] == pytest.approx(list(right.mean(1)))
+    assert (bits["n"], bits["units"]) == (12, "documents")
+    judged = stats.permutation_test(
+        (right[0], right[1]), lambda x, y, axis: (x - y).mean(axis), permutation_type="samples",
+        vectorized=True, n_resamples=10_000,
+    )  # fmt: skip
+    assert accuracy["p"] == pytest.approx(judged.pvalue)
+
+
+def test_files_are_taken_too_and_the_last_run_counts(two, tmp_path):
+    first, second = two
+    file = next(second.glob("*/*.jsonl"))
+    later = file.with_name(file.name.replace("11-25", "11-26"))
+    later.write_text(next(first.glob("*/*.jsonl")).read_text())
+    rows = compare([first, second], paired=[str(second), str(first)], csv=str(tmp_path / "out.csv"))
+    assert all(row["difference"] == 0 for row in rows.rows)
+    assert "stories acc" in (tmp_path / "out.csv").read_text()
+    assert any(row["difference"] for row in compare([later, file]).rows)
+
+
+def test_what_cannot_be_paired_is_refused(two, tmp_path):
+    first, second = two
+    file = next(second.glob("*/*.jsonl"))
+    lines = file.read_text().splitlines()
+    wrong = {
+        "document 3 differs (doc_hash hash-3 and other)": [
+            line.replace("hash-3", "other") for line in lines
+        ],
+        "document 11 differs (doc_hash hash-11 and none)": lines[:11],
+        "line 12: document 0 stands there twice": [*lines[:11], lines[0]],
+        "line 2: not a sample of lm-eval": [lines[0], '{"key": "a", "schema": 3}'],
+        "line 1: not a sample of lm-eval": ["{"],
+        "line 3: not a sample of lm-eval": [
+            *lines[:2],
+            json.dumps(sample(2, bits_per_byte=[-3.0, 0])),
+        ],
+        "no task and metric stands in both": [json.dumps(sample(0, em="yes"))],
+    }
+    for message, written in wrong.items():
+        file.write_text("\n".join(written))
+        with one_line(RequestError, message):
+            compare([first, second])
+    (tmp_path / "none").mkdir()
+    with one_line(RequestError, "none: holds no samples_*.jsonl"):
+        compare([first, tmp_path / "none"])
+    with one_line(RequestError, "give two of"):
+        compare([first])
