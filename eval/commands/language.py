@@ -99,7 +99,7 @@ def generate(
     from tokenizer import END_OF_TEXT
 
     (checkpoint,) = open_models([model], device)
-    tokenizer, device = checkpoint.tokenizer, checkpoint.model.embedding.weight.device
+    tokenizer, target = checkpoint.tokenizer, checkpoint.model.embedding.weight.device
     tokens = encode_text(tokenizer, prompt, "--prompt")
     context = checkpoint.config.context
     if len(tokens) > context:
@@ -109,13 +109,13 @@ def generate(
     stop = tokenizer.token_to_id(END_OF_TEXT)
     stories = arch.generate(
         checkpoint.model,
-        torch.tensor([tokens] * count, device=device),
+        torch.tensor([tokens] * count, device=target),
         max_new_tokens,
         temperature,
         top_k,
         top_p,
         stop=stop,
-        generator=torch.Generator(device).manual_seed(seed),
+        generator=torch.Generator(target).manual_seed(seed),
     )
     written = [_until(row.tolist(), len(tokens), stop) for row in stories]
     texts = [tokenizer.decode(story, skip_special_tokens=False) for story in written]

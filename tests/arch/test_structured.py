@@ -1,6 +1,7 @@
 """Structured mixers against matrices written out entry by entry, and against scipy's filters."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -95,11 +96,9 @@ def test_rows_and_columns_are_recursive_filters(decay):
         mixer, x = random_mixer(f"{name}(decay={decay}, bias=false)", D, CONTEXT), drawn(2, T, D)
         (part,) = mixer.parts
         v, g = part.values[0, 0, :T, None].detach().numpy(), decays(part)[0]
-        filtered = [[1.0], [1.0, -g]]
-        if name == "row":
-            expected = lfilter(*filtered, v * x.numpy(), axis=1)
-        else:
-            expected = v * lfilter(*filtered, x.numpy(), axis=1)
+        given = v * x.numpy() if name == "row" else x.numpy()
+        expected: Any = lfilter([1.0], [1.0, -g], given, axis=1)
+        expected = expected if name == "row" else v * expected
         torch.testing.assert_close(mixer(x).detach(), torch.from_numpy(expected))
 
 
@@ -135,7 +134,7 @@ def test_two_neighbouring_outputs_give_the_input(name):
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
 @pytest.mark.parametrize("name", ["row", "column", "combined", "mixed"])
 def test_a_recurrence_goes_step_by_step_to_where_forward_is(name, dtype, near):
-    mixer = build_mixer(f"{name}(heads=2, decay=learnt)", D, CONTEXT).to(dtype)
+    mixer: Any = build_mixer(f"{name}(heads=2, decay=learnt)", D, CONTEXT).to(dtype)
     mixer.reset_parameters()
     for part in mixer.parts:
         part.reset_parameters()

@@ -62,7 +62,7 @@ def rebuilt(mixer, x):
         size, width = len(w) // mixer.heads, read.shape[-1]
         before = (size - 1) // 2
         wide = F.pad(read, (before, size - 1 - before))
-        heads = [
+        heads: list[Any] = [
             sum(w[k * mixer.heads + h] @ wide[..., h, k : k + width] for k in range(size))
             for h in range(mixer.heads)
         ]
