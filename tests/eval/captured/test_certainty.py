@@ -97,7 +97,7 @@ def test_a_damaged_position_in_the_middle_is_passed_over(states):
 
 
 def test_noise_leaves_tokens_likely_and_a_rotation_leaves_none(
-    states, directories, tmp_path, capsys
+    states, directories, opened_once, tmp_path, capsys
 ):
     model, held = states
     outputs, chance = held["2"], torch.Generator().manual_seed(0)
@@ -119,7 +119,7 @@ def test_noise_leaves_tokens_likely_and_a_rotation_leaves_none(
 
 
 @pytest.mark.parametrize(("more", "code"), [("", 0), (" Then he ran home.", 2)])
-def test_a_longer_truth_is_refused(more, code, states, directories, tmp_path, capsys):
+def test_a_longer_truth_is_refused(more, code, states, directories, opened_once, tmp_path, capsys):
     model, held = states
     texts = [model.tokenizer.decode(row) for row in held["tokens"].tolist()]
     file = tmp_path / "c.safetensors"

@@ -33,8 +33,7 @@ def bytes_of(rows, kind, number, transposed=False):
     return struct.pack("<iQ", number, rows.shape[1] * kind.itemsize) + raw
 
 
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize(("kind", "transposed"), [*zip(TYPES, (False, True, False), strict=True)])
 def test_the_ids_are_printed_and_values_agree(engine, ask, tmp_path, kind, transposed):
     file = write(tmp_path / "a.bin", engine, kind, transposed=transposed)
     code, (row,), said = ask(file)

@@ -23,8 +23,10 @@ def write(path, engine, kind=torch.float32, **changes):
     return path
 
 
-@pytest.mark.parametrize("kind", NUMBERS)
-@pytest.mark.parametrize("site", ["rotated_key.1", "value.3"])
+@pytest.mark.parametrize(
+    ("kind", "site"),
+    [*zip(NUMBERS, ("rotated_key.1", "value.3", "rotated_key.3"), strict=True)],
+)
 def test_a_chunk_gives_the_text(engine, ask, tmp_path, kind, site):
     code, (row,), said = ask(write(tmp_path / "a.data", engine, kind), "--tensor", site)
     assert (code, row["site"], row["text"]) == (0, site, engine.text)
