@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 import eval as evals
+import eval.inversion.guesses as guesses
 from arch import LanguageModel, ModelConfig, generate, save_model
 from eval.inversion.solver import solvers
 from eval.lenses.lens import lenses
@@ -194,7 +195,8 @@ def check_refusals(device: torch.device) -> None:
 
 
 def main() -> None:
-    """Prints in what each case differs."""
+    """Prints in what each case differs; maps are fitted after few prefixes."""
+    guesses.PREFIXES = 8
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for name, mixer in (("flat", "flat"), ("llama", "attention(heads=4, kv_heads=2)")):
