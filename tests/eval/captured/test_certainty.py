@@ -68,7 +68,7 @@ def test_hidden_tokens_that_may_change_places_are_not_certain(layer, small_model
 @pytest.mark.parametrize("spoil", ["zeros", "noise", "shifted"])
 def test_a_tail_that_nothing_fits_takes_no_certificate_from_what_is_before(spoil, states):
     model, held = states
-    tokens, outputs = held["tokens"], held["2"].clone()
+    tokens, outputs = held["tokens"][:, :12], held["2"][:, :12].clone()
     if spoil == "zeros":
         outputs = torch.cat([outputs, torch.zeros(len(outputs), 3, outputs.shape[2])], dim=1)
     elif spoil == "noise":
@@ -82,7 +82,7 @@ def test_a_tail_that_nothing_fits_takes_no_certificate_from_what_is_before(spoil
     for certificates, text in zip(found.certificates, found.texts, strict=True):
         assert all(certificates[:count])
         assert not any(certificates[tokens.shape[1] :])
-        assert len(text) > 10
+        assert len(text) > 8
 
 
 def test_a_damaged_position_in_the_middle_is_passed_over(states):
