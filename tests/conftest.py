@@ -32,7 +32,7 @@ else:  # a busy machine is no fault
 os.environ.setdefault("WANDB__SERVICE_WAIT", "300")  # seconds until its process is up
 
 
-LONGEST = ("test_docs.py", "train/test_scale.py", "train/test_speed.py")
+LONGEST = ("test_docs.py", "test_devices.py", "train/test_speed.py")
 """Files whose tests stand first, so that none of them ends long after the others.
 
 Pages of the docs go on from others, which one process runs once.
@@ -40,8 +40,16 @@ Pages of the docs go on from others, which one process runs once.
 
 
 def pytest_collection_modifyitems(items):
-    """Puts the longest tests first."""
-    items.sort(key=lambda item: not any(name in item.nodeid for name in LONGEST))
+    """Puts the longest tests first, and before them those that fork processes from one.
+
+    That one takes seconds to import everything: all of them stand together, in one worker.
+    """
+    items.sort(
+        key=lambda item: (
+            "forked" not in getattr(item, "fixturenames", ()),
+            not any(name in item.nodeid for name in LONGEST),
+        )
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 import eval as evals
+import eval.inversion.guesses as guesses
 from arch import LanguageModel, ModelConfig, generate, save_model
 from eval.inversion.solver import solvers
 from eval.lenses.lens import lenses
@@ -37,6 +38,7 @@ UNLIKE = {
     "rank", "self", "nonself", "margin", "margin_bits", "notes",
 }  # fmt: skip
 """Fields that may differ: times, and what rounding decides, such as the order of near equals."""
+TOY: dict[str, Any] = {"corpus": "toy:400"}
 Case = Callable[[torch.device], Any]
 Ask = Callable[[Checkpoint], Any]
 
@@ -50,6 +52,7 @@ def solver_cases(folder: Path) -> Iterator[tuple[str, Case]]:
             evals.invert,
             text=TEXT,
             layers="last",
+            **TOY,
             slices=f"[:, {hidden}:, :]",
             solvers=solver.name,
             set_=[f"{solver.name}.{n}={v}" for n, v in settings.items()],
@@ -59,7 +62,7 @@ def solver_cases(folder: Path) -> Iterator[tuple[str, Case]]:
 
 def question_cases(folder: Path) -> Iterator[tuple[str, Case]]:
     """Every other command that computes, and ways to ask `invert`."""
-    known = {"count": 1, "before": 2, "candidates": 16, "tokens": 64, "draws": 2}
+    known = TOY | {"count": 1, "before": 2, "candidates": 16, "tokens": 64, "draws": 2}
     asked: dict[str, Ask] = {
         "invert, controls, noise, parts": partial(
             evals.invert,
@@ -70,16 +73,28 @@ def question_cases(folder: Path) -> Iterator[tuple[str, Case]]:
             noise=[0.1],
             controls=["shuffled"],
             slices="[:, :, :12]",
+            **TOY,
         ),
         "invert, ablations": partial(
-            evals.invert, text=TEXT, layers="last", solvers="sweep", without=["norms", "channel"]
+            evals.invert,
+            text=TEXT,
+            layers="last",
+            solvers="sweep",
+            without=["norms", "channel"],
+            **TOY,
         ),
         "bits": partial(evals.bits, distances=[0, 2], **known),
         "bits, prior of the model": partial(evals.bits, distances=[1], prior="model", **known),
         "probe": partial(
-            evals.probe, length=8, train_tokens=400, valid_tokens=80, steps=2, offsets=[-1, 0]
+            evals.probe,
+            length=8,
+            train_tokens=400,
+            valid_tokens=80,
+            steps=2,
+            offsets=[-1, 0],
+            **TOY,
         ),
-        "geometry": partial(evals.geometry, layers=1, hidden=1, count=1, length=6),
+        "geometry": partial(evals.geometry, layers=1, hidden=1, count=1, length=6, **TOY),
         "loss": partial(evals.loss, text=TEXT),
         "generate": partial(evals.generate, prompt="Tom", count=2, max_new_tokens=8),
     }
@@ -88,7 +103,7 @@ def question_cases(folder: Path) -> Iterator[tuple[str, Case]]:
     for name in ("invert, ablations", "geometry", "generate"):
         yield f"{name}, flat", of_model(folder / "flat", asked[name])
     for name in lenses():
-        ask = partial(evals.lens, lens=name, text=TALES, tokens=400)
+        ask = partial(evals.lens, lens=name, text=TALES, tokens=400, **TOY)
         yield f"lens {name}", of_model(folder / "llama", ask)
 
 
@@ -180,7 +195,8 @@ def check_refusals(device: torch.device) -> None:
 
 
 def main() -> None:
-    """Prints in what each case differs."""
+    """Prints in what each case differs; maps are fitted after few prefixes."""
+    guesses.PREFIXES = 8
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for name, mixer in (("flat", "flat"), ("llama", "attention(heads=4, kv_heads=2)")):

@@ -9,7 +9,7 @@ What a GPU refuses is refused: operands on two devices, a CPU generator for its 
 What a GPU allows is allowed: a CPU scalar beside its tensors, CPU indices of its tensors, copies.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -17,6 +17,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 NAME = "sim"
@@ -50,9 +51,6 @@ class SimulatedTensor(Tensor):
         made.values = values
         return made
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
-        return f"SimulatedTensor({self.values})"
-
     def tolist(self) -> Any:
         return self.values.tolist()
 
@@ -69,18 +67,14 @@ class SimulatedTensor(Tensor):
         return SimulatedTensor(inner["values"])
 
     @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _compute(func, args, kwargs or {})
 
 
 class _Intercept(TorchDispatchMode):
     """Sees operators that make tensors, and those that mix devices."""
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _compute(func, args, kwargs or {})
 
 
@@ -138,63 +132,39 @@ def _values(x: Tensor) -> Tensor:
 
 def _compute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs an operator on the values, and puts its results where a GPU would have them."""
-    name = func._schema.name
-    wanted = kwargs.get("device")
+    name, given = func._schema.name, _tensors((args, kwargs))
     if name in COPIES:
         on_device = is_simulated(args[0])
     elif name in INDEXING:
         on_device = is_simulated(args[0])
-        _check(name, on_device, args[2:])
-        if not on_device and any(map(is_simulated, args[1])):
+        _check(name, on_device, _tensors(args[2:]))
+        if not on_device and any(map(is_simulated, _tensors(args[1]))):
             raise RuntimeError(f"{name}: a CPU tensor has indices on {NAME}:0")
     else:
-        operands = (*args, *kwargs.values())
-        on_device = any(map(is_simulated, _tensors(operands)))
-        _check(name, on_device, operands)
-    if wanted is not None:
+        on_device = any(map(is_simulated, given))
+        _check(name, on_device, given)
+    if (wanted := kwargs.get("device")) is not None:
         on_device = torch.device(wanted).type == NAME
         kwargs = kwargs | {"device": CPU if on_device else wanted}
     generator = kwargs.get("generator")
     if generator is not None and on_device != (generator._cdata in _generators):
         raise RuntimeError(f"{name}: the generator is on another device than the tensor")
-    result = func(*_map(_values, args), **{k: _map(_values, v) for k, v in kwargs.items()})
-    written = _written(func._schema, args, kwargs)
-    if written is not None:
-        return written
-    return _map(SimulatedTensor, result) if on_device else result
+    args, kwargs = tree_map_only(Tensor, _values, (args, kwargs))
+    result = func(*args, **kwargs)
+    if not on_device:
+        return result
+    written = {id(x.values): x for x in given if isinstance(x, SimulatedTensor)}
+    return tree_map_only(Tensor, lambda x: written.get(id(x), SimulatedTensor(x)), result)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Those in an argument, which can be a list, or a list of lists."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _tensors(each)
+def _tensors(value: Any) -> list[Tensor]:
+    return [x for x in tree_leaves(value) if isinstance(x, Tensor)]
 
 
-def _map(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """The same with other tensors."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, list | tuple):
-        return type(value)([_map(change, each) for each in value])
-    return value
-
-
-def _check(name: str, on_device: bool, operands: Any) -> None:
-    for x in _tensors(operands):
+def _check(name: str, on_device: bool, operands: list[Tensor]) -> None:
+    for x in operands:
         if on_device != is_simulated(x) and (x.dim() or not on_device):
             raise RuntimeError(
                 f"{name}: expected all tensors on the same device, found {NAME}:0 and cpu "
                 f"{tuple(x.shape)}"
             )
-
-
-def _written(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The argument that the operator writes to and returns, if there is one."""
-    if not schema.is_mutable or len(schema.returns) != 1:
-        return None
-    given = dict(zip((a.name for a in schema.arguments), args, strict=False)) | kwargs
-    names = [a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write]
-    return next((given[name] for name in names if name in given), None)

@@ -1,5 +1,6 @@
 """Figures that pages of results print, counted again from the rows that are stored beside them."""
 
+import csv
 import hashlib
 import json
 import re
@@ -19,8 +20,11 @@ Frame = Any
 Series = Any
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
-QUARTER = "bits.uniform.noise 0.25 rms.alone"
 CODES = "bits.uniform.int4.cumulative"
+FROZEN = [*csv.DictReader(Path(__file__).with_name("frozen.csv").read_text().splitlines())]
+"""Figures of pages: the text around the mean and its limits, the rows, and what is counted: of each
+unit (`of`) the mean of a value, or how much more it is at the last of `by` than at the first.
+"""
 
 
 @cache
@@ -39,28 +43,21 @@ def table(name: str) -> Frame:
     return found.assign(name=parts.name, seed=parts.seed, step=step)
 
 
-def student(seeds: Series, digits: int = 2, scale: float = 1) -> str:
-    """The mean over seeds between Student's limits."""
-    given = stats.t(len(seeds) - 1, seeds.mean(), seeds.sem()).interval(0.95)
+def limits(units: Series) -> tuple[float, float]:
+    """Student's limits of a mean."""
+    return stats.t(len(units) - 1, units.mean(), units.sem()).interval(0.95)
+
+
+def student(units: Series, digits: int = 2, scale: float = 1) -> str:
+    """The mean between Student's limits."""
     return "{:.{d}f} ({:.{d}f} to {:.{d}f})".format(
-        *(scale * float(x) for x in (seeds.mean(), *given)), d=digits
+        *(scale * float(x) for x in (units.mean(), *limits(units))), d=digits
     )
 
 
 def at(found: Frame, field: str, place: int) -> Series:
     """A column of lists, at one of their places."""
     return pd.to_numeric(found[field].str[place])
-
-
-def change(found: Frame, by: str, first: float, last: float) -> Series:
-    """Of each seed the mean at `last` less that at `first`; the column `value` is compared."""
-    means = found.pivot_table(index="seed", columns=by, values="value")
-    return means[last] - means[first]
-
-
-def e1_change(name: str, first: int) -> str:
-    found = table("experiments/e1").query("name == @name")
-    return student(change(found.assign(value=at(found, QUARTER, 3)), "step", first, 400))
 
 
 def e1_single() -> str:
@@ -79,28 +76,6 @@ def e2_less(solver: str) -> str:
     return student((some.alternating - some[solver]).groupby("seed").mean(), 0, 100)
 
 
-def e3_recall(name: str, pairs: int) -> str:
-    found = table("experiments/e3b").query("kind == 'recall' and name == @name and pairs == @pairs")
-    return student(found.recall)
-
-
-def e4_any() -> str:
-    found = table("experiments/e4b").query("name == 'one-block' and `settings.hidden_rate` == 1")
-    upto = found["experiment.upto"]
-    means = found.assign(upto=upto).pivot_table("nonself.top1", "seed", "upto")
-    return student(means[128] - means[8], 0, 100)
-
-
-def e5_change(name: str, field: str, digits: int) -> str:
-    found = table("experiments/e5b").query("name.str.startswith(@name)")
-    if field == QUARTER:
-        found = found[found.kind == "bits"].assign(value=lambda rows: at(rows, field, 0))
-    else:
-        found = found[found.kind == "repeats"].explode("windows")
-        found = found.assign(value=found.windows.str[field].astype(float))
-    return student(change(found, "experiment.weight", 0.0, 0.1), digits)
-
-
 def e6_bits(name: str, precision: str, kind: str, place: int) -> Frame:
     """Of each seed the mean bits at each step, of the last block's output."""
     found = table("experiments/e6").query("kind == 'bits' and site == 'block' and name == @name")
@@ -110,21 +85,6 @@ def e6_bits(name: str, precision: str, kind: str, place: int) -> Frame:
 
 def e6_alone(name: str, step: int) -> str:
     return f"{e6_bits(name, 'noise 0.25 rms', 'alone', 3)[step].mean():.2f}"
-
-
-def e6_together(name: str) -> str:
-    bits = e6_bits(name, "noise 1 rms", "cumulative", 4)
-    return student(bits[3125] - bits[98])
-
-
-def e6_risen(name: str) -> str:
-    bits = e6_bits(name, "noise 0.25 rms", "alone", 3)
-    return student(bits[3125] - bits[0])
-
-
-def e6_later() -> str:
-    bits = e6_bits("llama", "noise 0.25 rms", "alone", 3)
-    return f"{student(bits[3125] - bits[781]).removesuffix(')')}, not registered)"
 
 
 def e6_slope(name: str) -> str:
@@ -160,14 +120,6 @@ def e7_named(solver: str, name: str, hidden: int = 3, step: int = 1950) -> str:
     return f"{100 * some['nonself.top1'].mean():.0f}"
 
 
-def e7_fewer(name: str) -> str:
-    found = table("experiments/e7b").query("name == @name and hidden == 10")
-    found = found[found.solver == "alternating"]
-    named = found.pivot_table("nonself.top1", "prompt", "step")
-    said = student(named[0] - named[1950], 0, 100)
-    return f"{said.partition(' ')[0]} fewer {said.partition(' ')[2]}"
-
-
 def e8_bits(model: str, precision: str, place: int, layer: int = 30) -> Series:
     """Of each passage the bits of one output, by its number in the list of distances."""
     found = table("experiments/e8b").query("name == @model and layer == @layer")
@@ -179,21 +131,6 @@ def e8_single() -> str:
     single = [e8_bits(model, "int8", 9, layer) == 6 for model, layer in places]
     ((alone, of),) = {(each.sum(), len(each)) for each in single}
     return f"512 positions back among 64 in {alone} of {of} passages"
-
-
-def e8_fewer() -> str:
-    kept = e8_bits("trained", "noise 0.25 rms", 6)
-    return f"{student(e8_bits('untrained', 'noise 0.25 rms', 6) - kept)} bits fewer"
-
-
-def e8_layers() -> str:
-    last, early = (e8_bits("trained", "noise 0.25 rms", 6, layer) for layer in (30, 5))
-    return student(last - early)
-
-
-def e8_near() -> str:
-    near = e8_bits("trained", "noise 1 rms", 4) - e8_bits("untrained", "noise 1 rms", 4)
-    return student(near).replace(" (", ", ").removesuffix(")")
 
 
 FILLINGS = "nothing", "pads", "stories", "random"
@@ -221,50 +158,67 @@ def e10_named() -> str:
     return f"0 of 60 hidden tokens (0 to 16 %), parallel ones 0 to {parallel.max():.0f} %"
 
 
-def recurrent_work() -> str:
-    found = table("recurrent").query("hidden == 3")
-    work = found.assign(work=np.log2(found.evaluations.astype(float)))
-    means = work.pivot_table("work", "seed", "name")
-    return student(means.recurrent - means.llama)
+def field(found: Frame, value: str) -> Frame:
+    """With a column `value`: a column, its logarithm or multiple, a place of its lists, or one of
+    what its lists hold.
+    """
+    name, _, factor = value.partition(" * ")
+    if name.startswith("log2 "):
+        numbers = np.log2(found[name[5:]].astype(float))
+    elif "[]." in name:
+        lists, _, inner = name.partition("[].")
+        found = found.explode(lists)
+        numbers = found[lists].str[inner].astype(float)
+    elif name.endswith("]"):
+        name, _, place = name[:-1].partition("[")
+        numbers = at(found, name, int(place))
+    else:
+        numbers = found[name].astype(float)
+    return found.assign(value=numbers * float(factor or 1))
 
 
-def smollm2(layer: int, precision: str) -> str:
-    found = table("smollm2/bits").query("`site.layer` == @layer")
-    return student(at(found, f"bits.uniform.{precision}.alone", 4))
+def counted(line: dict[str, str]) -> str:
+    """The mean over units, of a figure or of how it changes, between Student's limits."""
+    found = field(table(line["rows"]).query(line["where"]), line["value"])
+    if by := line["by"]:
+        means = found.pivot_table(index=line["of"], columns=by, values="value")
+        last, first = (means.columns.dtype.type(line[end]) for end in ("last", "first"))
+        units = means[last] - means[first]
+    else:
+        units = found.groupby(line["of"]).value.mean()
+    return line["text"].format(units.mean(), *limits(units))
+
+
+@pytest.mark.parametrize("line", FROZEN, ids=lambda line: f"{line['page']} {line['value']}")
+def test_a_printed_figure_is_that_of_the_rows(line: dict[str, str]) -> None:
+    page = (RESULTS / line["page"]).read_text(encoding="utf-8")
+    assert counted(line) in " ".join(page.split())
 
 
 CASES: dict[str, tuple[str, Callable[[], str]]] = {
-    "E1, flat": ("bits.md", lambda: e1_change("flat", 0)),
-    "E1, Llama, later": ("bits.md", lambda: e1_change("llama", 100)),
     "E1, codes": ("bits.md", e1_single),
     "E2, SODA": ("states.md", lambda: e2_less("soda")),
     "E2, PEZ": ("states.md", lambda: e2_less("pez")),
-    "E3, flat": ("recall.md", lambda: e3_recall("flat", 4)),
-    "E3, parallel": ("recall.md", lambda: e3_recall("parallel", 8)),
-    "E4, positions": ("padding.md", e4_any),
-    "E5, price": ("retention.md", lambda: e5_change("llama", "bits_per_byte", 3)),
-    "E5, excess": ("retention.md", lambda: e5_change("flat", "excess", 3)),
-    "E5, near": ("retention.md", lambda: e5_change("flat", QUARTER, 2)),
-    "E6, flat risen": ("training.md", lambda: e6_risen("flat")),
-    "E6, flat together": ("training.md", lambda: e6_together("flat")),
-    "E6, Llama together": ("training.md", lambda: e6_together("llama")),
     "E6, slope": ("training.md", lambda: e6_slope("flat")),
-    "E6, headed risen": ("training.md", lambda: e6_risen("headed")),
-    "E6, Llama risen": ("training.md", lambda: e6_risen("llama")),
-    "E6, Llama later": ("training.md", e6_later),
+    "E6, codes": ("README.md", e6_single),
+    "E6, flat": ("README.md", lambda: "| flat | {} | {} | {} |".format(
+        *(e6_alone("flat", step) for step in (0, 98, 3125)))),
+    "E6, Llama": ("README.md", lambda: "| Llama | {} | {} | {} |".format(
+        *(e6_alone("llama", step) for step in (0, 49, 3125)))),
+    "E6, above": ("README.md", e6_above),
     "E7, snap": ("recovery.md", lambda: f"snap {e7_named('snap', 'flat')} %"),
-    "E8, layers": ("forgetting.md", e8_layers),
-    "E8, near": ("forgetting.md", e8_near),
+    "E7, methods": ("README.md", lambda: "| {} % | {} % | {} % | {} % | {} % |".format(
+        *(e7_named(solver, "flat")
+          for solver in ("adam", "descent", "soda", "snap", "alternating")))),
+    "E8, codes": ("README.md", e8_single),
     "E9": ("recovery.md", e9_source),
     "E10": ("recovery.md", e10_named),
-    "recurrent, work": ("recurrent.md", recurrent_work),
-    "SmolLM2, bits": ("smollm2.md", lambda: smollm2(30, "noise 4 effect")),
-}
-"""By name: the page, and the text that it prints, from the rows."""
+}  # fmt: skip
+"""Figures that take more than a query, by name: the page, and the text that it prints."""
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_printed_figure_is_that_of_the_rows(name: str) -> None:
+def test_a_printed_figure_is_that_of_more_rows(name: str) -> None:
     page, count = CASES[name]
     assert count() in " ".join((RESULTS / page).read_text(encoding="utf-8").split())
 
@@ -283,32 +237,6 @@ def test_the_headline_is_that_of_the_rows(page: str) -> None:
     assert five.groupby("name").seed.nunique().sum() == 15
     other = single[found.name == "expanded"].groupby(found.step).sum()
     assert "{}, {} and {} of 120".format(*other.loc[[0, 100, 400]]) in said
-
-
-SAID: dict[str, Callable[[], str]] = {
-    "codes": e6_single,
-    "flat": lambda: "| flat | {} | {} | {} |".format(
-        *(e6_alone("flat", step) for step in (0, 98, 3125))),
-    "Llama": lambda: "| Llama | {} | {} | {} |".format(
-        *(e6_alone("llama", step) for step in (0, 49, 3125))),
-    "above": e6_above,
-    "methods": lambda: "| {} % | {} % | {} % | {} % | {} % |".format(
-        *(e7_named(solver, "flat")
-          for solver in ("adam", "descent", "soda", "snap", "alternating"))),
-    "ten, flat": lambda: e7_fewer("flat").replace("fewer", "points fewer"),
-    "ten, Llama": lambda: e7_fewer("llama"),
-    "E8, codes": e8_single,
-    "E8, noise": e8_fewer,
-    "E4": lambda: e4_any().replace(" (", " points ("),
-    "E5": lambda: e5_change("flat", QUARTER, 2),
-}  # fmt: skip
-"""What docs/results/README.md says of E4 to E9, from the rows."""
-
-
-@pytest.mark.parametrize("name", SAID)
-def test_the_results_say_what_the_rows_do(name: str) -> None:
-    said = " ".join((RESULTS / "README.md").read_text(encoding="utf-8").split())
-    assert SAID[name]() in said
 
 
 def lines_after(page: str, said: str) -> dict[str, list[str]]:

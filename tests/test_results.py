@@ -8,6 +8,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from eval.__main__ import main as evaluate
+
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 SEARCH = ["propose", "alternating"]
 METHODS = [["descent"], ["adam"], SEARCH]
@@ -196,6 +198,14 @@ def test_what_search_names_whole_is_counted(page: str, figures: Any) -> None:
     shares = shares[shares != "–"].str.partition(" ")[0]
     said = " ".join(page.split())
     assert f"Search found 100 % in {(shares == '100').sum()} of the {len(shares)} shares" in said
+
+
+def test_stored_rows_are_summed_up_as_those_of_a_directory(capsys: Any) -> None:
+    """As docs/pretrained.md does."""
+    assert (
+        evaluate(["summary", str(RESULTS / "smollm2" / "shown.parquet"), "--format", "json"]) == 0
+    )
+    assert {record["model"] for record in json.loads(capsys.readouterr().out)}
 
 
 AUDITED = {

@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -63,14 +64,7 @@ def read_command(command: str, words: list[str]) -> Recipe:
     Raises:
         RunError, arch.ModelError: as for `read_recipe`.
     """
-    set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    parser = Parser(prog=f"python -m train {command}", description=COMMANDS[command])
-    parser.add_argument(
-        *CONFIG, action="config", help="a recipe's name, or a YAML file of settings"
-    )
-    parser.add_class_arguments(RunSettings, None, as_group=True)
-    for name, section in SECTIONS.items():
-        parser.add_class_arguments(section, name)
+    parser = _parser(command, described=not {"-h", "--help"}.isdisjoint(words))
     values = parser.parse_args([*_with_paths(list(_full_names(words)))])
     for name in SECTIONS:
         if not isinstance(values[name], Namespace):
@@ -82,6 +76,20 @@ def read_command(command: str, words: list[str]) -> Recipe:
         settings["recipe"] = Path(str(values["config"][-1])).stem
     sections = {name: section(**values[name].as_dict()) for name, section in SECTIONS.items()}
     return Recipe(run=RunSettings(**settings), **sections)
+
+
+@cache
+def _parser(command: str, described: bool) -> Parser:
+    """The parser of a command; what its help says of each setting is read where it is wanted."""
+    set_parsing_settings(docstring_parse_attribute_docstrings=described)
+    parser = Parser(prog=f"python -m train {command}", description=COMMANDS[command])
+    parser.add_argument(
+        *CONFIG, action="config", help="a recipe's name, or a YAML file of settings"
+    )
+    parser.add_class_arguments(RunSettings, None, as_group=True)
+    for name, section in SECTIONS.items():
+        parser.add_class_arguments(section, name)
+    return parser
 
 
 def recipes() -> dict[str, str]:

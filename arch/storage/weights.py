@@ -47,7 +47,7 @@ class _Undrawn(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.__name__ in ("normal_", "uniform_"):
+        if func.__name__ in ("normal_", "uniform_", "tril_"):
             return args[0] if args else kwargs["tensor"]
         return func(*args, **kwargs)
 

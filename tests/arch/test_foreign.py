@@ -3,8 +3,6 @@
 import io
 import json
 import shutil
-import subprocess
-import sys
 from importlib import import_module
 
 import pytest
@@ -236,7 +234,7 @@ def test_code_of_a_directory_is_neither_run_nor_asked_about(
     assert not marker.exists()
 
 
-def test_code_beside_a_gguf_file_is_neither_run_nor_asked_about(tmp_path):
+def test_code_beside_a_gguf_file_is_neither_run_nor_asked_about(tmp_path, monkeypatch, capfd):
     write_gguf(tmp_path / "tiny.gguf")
     marker = tmp_path / "marker"
     (tmp_path / "mine.py").write_text(EVIL.format(marker=str(marker)))
@@ -245,12 +243,11 @@ def test_code_beside_a_gguf_file_is_neither_run_nor_asked_about(tmp_path):
     for file in ("config.json", "tokenizer_config.json"):
         content = {"model_type": "mine", "auto_map": classes, "tokenizer_class": "T"}
         (tmp_path / file).write_text(json.dumps(content))
-    done = subprocess.run(
-        [sys.executable, "-m", "eval", "loss", f"hf:{tmp_path / 'tiny.gguf'}", "--text", "abc"],
-        input="yes\n" * 9, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert "[y/N]" not in done.stdout
-    assert done.returncode == 0 or (done.returncode == 2 and done.stdout == "")
+    monkeypatch.setattr("sys.stdin", io.StringIO("yes\n" * 9))
+    code = evaluate(["loss", f"hf:{tmp_path / 'tiny.gguf'}", "--text", "abc"])
+    said = capfd.readouterr().out
+    assert "[y/N]" not in said
+    assert code == 0 or (code == 2 and said == "")
     assert not marker.exists()
 
 

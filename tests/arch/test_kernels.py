@@ -205,6 +205,8 @@ def test_operators_pass_opcheck(device):
     ],
 )
 def test_compiles_into_one_graph(device, backend):
+    from torch._dynamo.backends.registry import lookup_backend
+
     def network(x, w, b):
         x = functional.layer_norm(x, x.shape[-1:])
         x = x + masked_convolution(x, w[0, : x.shape[1], : x.shape[1]], b[0])
@@ -213,10 +215,17 @@ def test_compiles_into_one_graph(device, backend):
     shapes = [(2, 77, 8), (2, 77, 77), (2, 77)]
     inputs = [torch.randn(shape, device=device) / 9 for shape in shapes]
     slope = torch.randn(2, 77, 8, device=device)
+    graphs, compile_graph = [], lookup_backend(backend)
+
+    def keep(graph, given, **how):
+        graphs.append(str(graph.graph))
+        return compile_graph(graph, given, **how)
+
     torch.compiler.reset()
-    compiled = torch.compile(network, fullgraph=True, backend=backend)
+    compiled = torch.compile(network, fullgraph=True, backend=keep)
     expected = gradients(network, inputs, slope)
     torch.testing.assert_close(gradients(compiled, inputs, slope), expected, rtol=1e-4, atol=1e-4)
+    assert "masked_conv" in graphs[0]  # an operator, whatever form this processor prefers
 
 
 @pytest.fixture

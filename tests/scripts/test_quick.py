@@ -79,7 +79,7 @@ class Simulated:
 @pytest.mark.parametrize("kernels", ["triton", "dense"])
 def test_a_page_and_its_rows(kernels, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(quick, "WAITS", ENDED)
-    monkeypatch.setattr(bench_training, "STORIES", 1000)
+    monkeypatch.setattr(bench_training, "STORIES", 400)
     monkeypatch.setattr(bench_training, "Entrant", Simulated)
     monkeypatch.setattr(quick, "implementation", lambda *_: (kernels, "so it is"))
     out = tmp_path / "out"

@@ -169,6 +169,9 @@ def test_neighbours_are_joined_to_longer_stories(tokenizer, tmp_path, monkeypatc
         assert "\n\n".join(stories).split("\n\n") == paragraphs
         *whole, _ = [len(load_tokenizer(tokenizer).encode(story).ids) for story in stories]
         assert min(whole) >= 60
+    more = {"valid_fraction": 0.3, "story_tokens": whole[0]}  # a story of just as many is whole
+    as_long = pack(str(source), tokenizer, tmp_path / "as long", **more)
+    assert next(iter(as_long.stories(split))) == stories[0]
     report = iter([None] * 7)
     monkeypatch.setattr("tokenizer.bpe.BATCH", 8)
     with pytest.raises(StopIteration):

@@ -42,6 +42,11 @@ def interrupt(number: int) -> Callable[[Tensor], Tensor]:
     return act
 
 
+def fail(loss: Tensor) -> Tensor:
+    """Ends a run as a mistake of ours would, see the fixture `at_step`."""
+    raise ZeroDivisionError
+
+
 def rows(run: Path, key: str = "step") -> list[dict[str, Any]]:
     """The rows that have a key, without what the clock says."""
     found = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.train.cases import fit, pack_toy
+from tests.train.recorded import pack_both
 from train.module import LanguageModule
 
 
@@ -34,6 +35,12 @@ def data(packed):
 def stories(small_tokenizer, tmp_path_factory):
     """Forty stories."""
     return pack_toy(small_tokenizer, tmp_path_factory.mktemp("toy") / "packed", 40)
+
+
+@pytest.fixture(scope="session")
+def places(small_tokenizer, tmp_path_factory):
+    """The data of the recipes whose losses are on record, by their names."""
+    return pack_both(small_tokenizer, tmp_path_factory.mktemp("recorded"))
 
 
 @pytest.fixture(scope="session")

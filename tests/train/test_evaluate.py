@@ -1,8 +1,12 @@
 """Evaluations inside a training run, by the commands of `eval`; and a local board of figures."""
 
+import contextlib
 import csv
+import io
 import json
 import sqlite3
+import subprocess
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,7 +20,29 @@ def data(stories):
     return stories.path
 
 
-def test_saved_models_are_evaluated_as_by_hand_and_the_run_has_the_figures(data, tmp_path):
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Runs commands of `eval` here: what it imports takes a process seconds. The words of each."""
+    commands = []
+
+    def run(command, *, env, **_):
+        assert command[1:3] == ["-m", "eval"]
+        assert "REMNANT_KERNELS" not in env  # which was chosen for training
+        commands.append(command[3:])
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            code = evaluate(command[3:])
+        return subprocess.CompletedProcess(command, code, "", said.getvalue())
+
+    here = SimpleNamespace(run=run, DEVNULL=subprocess.DEVNULL)
+    monkeypatch.setattr("train.evaluate.subprocess", here)
+    return commands
+
+
+def test_saved_models_are_evaluated_as_by_hand_and_the_run_has_the_figures(
+    data, tmp_path, in_this_process, monkeypatch
+):
+    monkeypatch.setenv("REMNANT_KERNELS", "dense")
     run = tmp_path / "run"
     flags = ["--eval_every", "6", "--loggers", "[csv]", "--eval_wait", "false"]
     suite = tmp_path / "own.yaml"
@@ -34,6 +60,7 @@ def test_saved_models_are_evaluated_as_by_hand_and_the_run_has_the_figures(data,
         assert {"eval/shown", "eval/bits_per_byte"} <= set(known)
     assert "eval/shown" in (run / "csv" / "version_0" / "metrics.csv").read_text()
     assert _steps(run) == ["step-000000", "step-000006"]
+    assert len(in_this_process) == 8
 
 
 def test_an_evaluation_that_fails_is_a_line(data, tmp_path, monkeypatch, capsys):
@@ -55,10 +82,30 @@ def test_an_evaluation_that_fails_is_a_line(data, tmp_path, monkeypatch, capsys)
     assert _steps(run) == [f"step-{step:06d}" for step in (0, 3, 6, 7)]
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_commands_that_fail_are_named_in_the_line(tmp_path):
     figures, line = measure(tmp_path / "step-000003", tmp_path / "out", "none")
     assert not figures
     assert all(f"eval {name} failed: " in line for name in ("loss", "invert", "bits"))
+
+
+def test_a_command_is_a_process_from_whatever_folder(tmp_path, monkeypatch):
+    """The last of four, which compares; the others are left out."""
+    run, ended = subprocess.run, []
+
+    def only_the_last(command, **how):
+        if "compare" not in command:
+            return subprocess.CompletedProcess(command, 0, "", "")
+        ended.append(run(command, **how))
+        return ended[0]
+
+    monkeypatch.chdir(tmp_path)
+    here = SimpleNamespace(run=only_the_last, DEVNULL=subprocess.DEVNULL)
+    monkeypatch.setattr("train.evaluate.subprocess", here)
+    _, line = measure(tmp_path / "step-000003", tmp_path / "out", "none")
+    assert ended[0].returncode == 2
+    assert "eval compare failed: " in line
+    assert "No module" not in line
 
 
 def _steps(run):

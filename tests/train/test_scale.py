@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from tests.train.cases import TINY, fit, interrupt, pack_toy, rows, weights
+from tests.train.cases import TINY, fit, interrupt, losses, pack_toy, rows, weights
+from tests.train.recorded import THREE, flags, on_record
 from tests.train.scale_runs import in_two_processes
 from tokenizer.pack import Layout
 
@@ -31,7 +32,7 @@ def command(data: Path, run: Path, flags: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def runs(data, forked, tmp_path_factory):
+def runs(data, places, forked, tmp_path_factory):
     """A folder of runs in two processes, which start once for all; what they said, by the run."""
     folder = tmp_path_factory.mktemp("runs")
     assert fit(data, folder / "one", *FLAGS.split()) == 0
@@ -49,12 +50,16 @@ def runs(data, forked, tmp_path_factory):
         "terminate_one_at_step_2",
         ("stopped", rare),
     )
-    commands = [
+    recorded = [
+        f"fit --data {places[name]} --run {folder / name} {' '.join(flags(name))} {SHARED}".split()
+        for name in THREE
+    ]
+    commands = recorded + [
         each if isinstance(each, str) else command(data, folder / each[0], f"{SHARED} {each[1]}")
         for each in steps
     ]
     logs = in_two_processes(forked, commands, folder)
-    names = [each[0] for each in steps if not isinstance(each, str)]
+    names = [*THREE, *(each[0] for each in steps if not isinstance(each, str))]
     parts = [re.split(r"(?<=\nend of a command\n)", log)[:-1] for log in logs]
     return folder, {name: "".join(of) for name, *of in zip(names, *parts, strict=True)}
 
@@ -91,6 +96,11 @@ def test_two_processes_train_as_one(data, runs):
     assert_alike(folder / "one", folder / "two", "val_loss")
     files = [{path.name for path in (folder / name).rglob("*")} for name in ("one", "two")]
     assert files[0] == files[1]
+
+
+@pytest.mark.parametrize("name", THREE)
+def test_two_processes_have_the_losses_on_record(runs, name):
+    assert losses(runs[0] / name) == on_record(name)
 
 
 def test_two_processes_decide_to_stop_at_a_line_of_progress_only(runs):

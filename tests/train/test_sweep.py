@@ -12,10 +12,6 @@ from typing import Any
 
 import pytest
 import yaml
-from wandb.sdk.launch.sweeps.utils import (
-    create_sweep_command,
-    create_sweep_command_args,
-)
 
 from tests.train.cases import TINY
 from train import read_recipe, sweep
@@ -63,6 +59,8 @@ def test_files_say_what_wandb_and_training_know(file):
 
 def test_the_agent_starts_training_in_a_directory_of_its_own(tmp_path):
     """The command as `wandb agent` makes it, with a stand-in for python that says its flags."""
+    from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
+
     content = read_sweep(FILES[0])
     trial = next(plan(content))
     filled = create_sweep_command(list(content["command"]))

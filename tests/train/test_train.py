@@ -127,28 +127,19 @@ def test_every_recipe_is_one_that_can_be_run(name, capsys):
     assert f"{name:12}  {recipes()[name]}\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ("--help", "python -m train fit --config"),
-        ("fit --help", "--model.d_model D_MODEL"),
-        (
-            "fit --data nowhere --run x",
-            "error: nowhere: no such directory of packed data; make one ",
-        ),
-    ],
-)
-def test_what_needs_no_large_package_waits_for_none(words, line):
-    code = f"""
+def test_what_needs_no_large_package_waits_for_none():
+    code = """
 import sys, train.__main__ as m
-try:
-    m.main({words.split()})
-except SystemExit as done:
-    assert not done.code
+for words in ("--help", "fit --help", "recipes", "fit --data nowhere --run x"):
+    try:
+        m.main(words.split())
+    except SystemExit as done:
+        assert not done.code
 print("loaded:", [n for n in ("lightning", "wandb", "datasets") if n in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert line in done.stdout + done.stderr
+    assert "--model.d_model D_MODEL" in done.stdout
+    assert "error: nowhere: no such directory of packed data; make one " in done.stderr
     assert done.stdout.endswith("loaded: []\n")
 
 

@@ -1,41 +1,32 @@
-"""Models of transformers, with the hidden states that another process captured."""
-
-import subprocess
-import sys
+"""Models of transformers, with the hidden states that transformers itself computes."""
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
 
+import eval.models.checkpoint as models
 from eval import open_model
+from tests.arch.cases import byte_tokenizer
 from tests.arch.test_pretrained import saved, their_model
 from tests.eval.inversion.search_cases import TEXTS
 
 FAMILIES = {"llama": "llama 2, grouped, scaled", "gpt2": "gpt2"}
-CAPTURE = """
-import sys, torch
-from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
-*places, first, second = sys.argv[1:]
-for place in places:
-    model = AutoModelForCausalLM.from_pretrained(place)
-    tokens = AutoTokenizer.from_pretrained(place)([first, second], return_tensors="pt").input_ids
-    with torch.no_grad():
-        states = model(tokens, output_hidden_states=True).hidden_states[:-1]
-    named = {str(layer): state.contiguous() for layer, state in enumerate(states)}
-    save_file(named | {"tokens": tokens}, place + "/states.safetensors")
-"""
 
 
 @pytest.fixture(scope="session")
 def directories(tmp_path_factory):
-    """Models in transformers' layout, each with its hidden states, captured by another process."""
+    """Models in transformers' layout, each with its tokens and hidden states in a file."""
     place = tmp_path_factory.mktemp("theirs")
-    paths = {
-        name: saved(their_model(family, dtype=torch.float32), place / name)
-        for name, family in FAMILIES.items()
-    }
-    command = [sys.executable, "-c", CAPTURE, *paths.values(), *TEXTS]
-    subprocess.run(command, check=True, capture_output=True)
+    tokens = torch.tensor([byte_tokenizer().encode(text).ids for text in TEXTS])
+    paths = {}
+    for name, family in FAMILIES.items():
+        path = paths[name] = saved(their_model(family, dtype=torch.float32), place / name)
+        with torch.no_grad():
+            theirs = AutoModelForCausalLM.from_pretrained(path)
+            states = theirs(tokens, output_hidden_states=True).hidden_states[:-1]
+        named = {str(layer): state.contiguous() for layer, state in enumerate(states)}
+        save_file(named | {"tokens": tokens}, f"{path}/states.safetensors")
     return paths
 
 
@@ -43,3 +34,13 @@ def directories(tmp_path_factory):
 def opened(directories):
     """The same models, opened once: what is fitted of a model is kept with it."""
     return {name: open_model(f"hf:{path}") for name, path in directories.items()}
+
+
+@pytest.fixture
+def opened_once(directories, opened, monkeypatch):
+    """Commands that are given the directory of one of these models take it as it is open."""
+    known = {f"hf:{path}": opened[name] for name, path in directories.items()}
+    open_anew = models.open_model
+    monkeypatch.setattr(
+        models, "open_model", lambda model, *more: known.get(model) or open_anew(model, *more)
+    )

@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 
 from eval import RequestError, activations, open_model, recover
 from eval.__main__ import main
+from eval.captured.files.axes import take_layer
 from eval.messages import say_once
 from tests.arch.cases import byte_tokenizer
 from tests.arch.test_decoder import their_model
@@ -29,11 +30,21 @@ def unsaid():
     say_once.cache_clear()
 
 
-@pytest.fixture(scope="module", params=["llama", "gpt2"])
-def theirs(request):
-    module = their_model(request.param)
+def open_theirs(name):
+    """A model of transformers, and its outputs `(layers, B, T, D)` for two prompts."""
+    module = their_model(name)
     states = module(tokens_of(*TEXTS), output_hidden_states=True).hidden_states
     return open_model(module, tokenizer=byte_tokenizer()), torch.stack(states)
+
+
+@pytest.fixture(scope="module", params=["llama", "gpt2"])
+def theirs(request):
+    return open_theirs(request.param)
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return open_theirs("llama")
 
 
 ARRANGED = {
@@ -52,11 +63,17 @@ ARRANGED = {
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
 def test_of_a_stack_of_layers_the_one_asked_for_is_taken(theirs, order, kind, capsys):
     checkpoint, states = theirs
-    stack = ARRANGED[order](states).to(kind)
-    found = recover(checkpoint, stack, layer=2, corpus="toy:400")
-    assert found.texts == list(TEXTS)[: len(found.texts)]
-    assert all(all(proofs) for proofs in found.certificates)
+    taken = take_layer(checkpoint.model, ARRANGED[order](states).to(kind), 2, None)
+    expected = states[2] if "B" in order else states[2, 0]
+    assert torch.equal(taken.reshape(expected.shape), expected.to(kind))
     assert "layers" in capsys.readouterr().err
+
+
+def test_a_stack_gives_the_texts_of_its_layer(llama):
+    checkpoint, states = llama
+    found = recover(checkpoint, states.transpose(0, 1), layer=2, corpus="toy:400")
+    assert found.texts == list(TEXTS)
+    assert all(all(proofs) for proofs in found.certificates)
 
 
 @pytest.mark.parametrize("order", ARRANGED)
@@ -67,8 +84,8 @@ def test_a_stack_is_refused_where_it_is_not_said_which_layer(theirs, order, aske
         recover(checkpoint, ARRANGED[order](states), corpus="toy:400", **asked)
 
 
-def test_the_final_norm_of_a_stack_is_a_part(theirs):
-    checkpoint, states = theirs
+def test_the_final_norm_of_a_stack_is_a_part(llama):
+    checkpoint, states = llama
     found = recover(checkpoint, states[:, 0], part="final", corpus="toy:400")
     assert (found.site, found.texts) == ("final.3", [TEXT])
 
@@ -79,24 +96,23 @@ def test_prompts_are_not_taken_for_layers(mixer, layer, small_model, small_token
     checkpoint = open_model(small_model(mixers=(mixer,)), tokenizer=small_tokenizer)
     texts = ["Tom had a red ball.", "Tom had a red ball."]
     (batch,) = activations(checkpoint, texts, layer)
-    outputs = batch.outputs[f"block.{layer}"]
-    found = recover(checkpoint, outputs[:, :3], layer=layer, corpus="toy:400")
-    assert found.tokens.tolist() == batch.tokens[:, :3].tolist()
+    outputs = batch.outputs[f"block.{layer}"][:, :3]
+    assert take_layer(checkpoint.model, outputs, layer, None) is outputs
     assert "layers" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("layer", "named"), [(1, "block.2"), (0, "block.2")])
-def test_a_layer_that_misses_is_named_with_the_one_that_fits(theirs, layer, named, capsys):
-    checkpoint, states = theirs
+@pytest.mark.parametrize("layer", [0, 1])
+def test_a_layer_that_misses_is_named_with_the_one_that_fits(llama, layer, capsys):
+    checkpoint, states = llama
     found = recover(checkpoint, states[2, 0], layer=layer, corpus="toy:400")
     assert not any(found.certificates[0])
     said = capsys.readouterr().err
-    assert named in said
+    assert "block.2" in said
     assert "computed in" not in said  # float32 is tried first
 
 
-def test_rows_of_padding_before_a_prompt_are_named(theirs, capsys):
-    checkpoint, states = theirs
+def test_rows_of_padding_before_a_prompt_are_named(llama, capsys):
+    checkpoint, states = llama
     padding = torch.randn(3, states.shape[-1], generator=torch.Generator().manual_seed(0))
     padded = torch.cat([padding, states[2, 0]])
     found = recover(checkpoint, padded, layer=2, corpus="toy:400")

@@ -41,18 +41,17 @@ def as_pairs(cache: Any) -> Any:
     return tuple((layer.keys, layer.values) for layer in cache.layers)
 
 
-@pytest.mark.parametrize("part", ["rotated_key", "value"])
 @pytest.mark.parametrize(
-    ("make", "pieces", "first"),
+    ("part", "make", "pieces", "first"),
     [
-        (lambda config: transformers.DynamicCache(), 1, 0),
-        (lambda config: transformers.DynamicCache(config=config), 1, 7),
-        (lambda config: transformers.DynamicCache(config=config), 14, 7),
-        (lambda config: transformers.StaticCache(config=config, max_cache_len=20), 1, 6),
-        (lambda config: transformers.StaticCache(config=config, max_cache_len=20), 14, 6),
+        ("value", lambda config: transformers.DynamicCache(), 1, 0),
+        ("rotated_key", lambda config: transformers.DynamicCache(config=config), 1, 7),
+        ("value", lambda config: transformers.DynamicCache(config=config), 14, 7),
+        ("value", lambda config: transformers.StaticCache(config=config, max_cache_len=20), 1, 6),
+        ("rotated_key", lambda c: transformers.StaticCache(config=c, max_cache_len=20), 14, 6),
     ],
 )
-def test_a_window_holds_the_last_positions(opened, make, pieces, first, part):
+def test_a_window_holds_the_last_positions(opened, part, make, pieces, first):
     checkpoint, theirs = opened
     cache = fill(theirs, TEXT, make(theirs.config), pieces)
     found = recover(checkpoint, cache, layer=1, part=part, corpus="toy:400")

@@ -69,7 +69,7 @@ def test_hidden_tokens_that_may_change_places_are_not_certain(layer, small_model
 @pytest.mark.parametrize("spoil", ["zeros", "noise", "shifted"])
 def test_a_tail_that_nothing_fits_takes_no_certificate_from_what_is_before(spoil, states):
     model, held = states
-    tokens, outputs = held["tokens"], held["2"].clone()
+    tokens, outputs = held["tokens"][:, :12], held["2"][:, :12].clone()
     if spoil == "zeros":
         outputs = torch.cat([outputs, torch.zeros(len(outputs), 3, outputs.shape[2])], dim=1)
     elif spoil == "noise":
@@ -83,7 +83,7 @@ def test_a_tail_that_nothing_fits_takes_no_certificate_from_what_is_before(spoil
     for certificates, text in zip(found.certificates, found.texts, strict=True):
         assert all(certificates[:count])
         assert not any(certificates[tokens.shape[1] :])
-        assert len(text) > 10
+        assert len(text) > 8
 
 
 def test_a_damaged_position_in_the_middle_is_passed_over(states):
@@ -98,7 +98,7 @@ def test_a_damaged_position_in_the_middle_is_passed_over(states):
 
 
 def test_noise_leaves_tokens_likely_and_a_rotation_leaves_none(
-    states, directories, tmp_path, capsys
+    states, directories, opened_once, tmp_path, capsys
 ):
     model, held = states
     outputs, chance = held["2"], torch.Generator().manual_seed(0)
@@ -121,7 +121,7 @@ def test_noise_leaves_tokens_likely_and_a_rotation_leaves_none(
 
 
 @pytest.mark.parametrize(("more", "code"), [("", 0), (" Then he ran home.", 2)])
-def test_a_longer_truth_is_refused(more, code, states, directories, tmp_path, capsys):
+def test_a_longer_truth_is_refused(more, code, states, directories, opened_once, tmp_path, capsys):
     model, held = states
     texts = [model.tokenizer.decode(row) for row in held["tokens"].tolist()]
     file = tmp_path / "c.safetensors"

@@ -10,29 +10,28 @@ from tests.eval.inversion.search_cases import TEXTS
 from tests.said import one_line
 
 
-@pytest.fixture(params=["llama", "gpt2"])
+@pytest.fixture(scope="module", params=["llama", "gpt2"])
 def scored(request, directories, opened):
     """A model, and the logits that transformers gives for two prompts."""
     path = directories[request.param]
     tokens = load_file(f"{path}/states.safetensors")["tokens"]
     with torch.no_grad():
         theirs = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False)
-        logits = theirs(tokens).logits
-    return opened[request.param], logits
+        return opened[request.param], theirs(tokens).logits
 
 
-FORMS = {
-    "logits": lambda logits: logits,
-    "log-probabilities": lambda logits: logits.log_softmax(dim=-1),
-    "rounded": lambda logits: logits.bfloat16(),
-}
-
-
-@pytest.mark.parametrize("part", ["logits", None])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("part", "form"),
+    [
+        (None, lambda logits: logits),
+        ("logits", lambda logits: logits.log_softmax(dim=-1)),
+        (None, lambda logits: logits.bfloat16()),
+    ],
+    ids=["logits", "log-probabilities", "rounded"],
+)
 def test_logits_give_the_text_away(scored, form, part):
     model, logits = scored
-    found = recover(model, FORMS[form](logits), part=part, corpus="toy:400")
+    found = recover(model, form(logits), part=part, corpus="toy:400")
     assert found.texts == TEXTS
     assert found.site.startswith("final.")
 

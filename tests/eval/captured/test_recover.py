@@ -1,4 +1,4 @@
-"""Tokens from tensors that others captured: plain transformers in another process is the oracle."""
+"""Tokens from tensors that others captured: plain transformers is the oracle."""
 
 import json
 from typing import Any
@@ -22,7 +22,7 @@ def captured(request, directories, opened) -> tuple[Any, dict[str, torch.Tensor]
 
 
 @pytest.mark.parametrize("layer", [1, 2])
-def test_states_of_another_process_are_recovered(captured, layer):
+def test_states_of_transformers_are_recovered(captured, layer):
     model, states = captured
     found = recover(model, states[str(layer)], layer=layer, corpus="toy:400")
     assert found.tokens.tolist() == states["tokens"].tolist()
@@ -113,7 +113,7 @@ def test_activations_are_those_of_transformers(captured):
 
 
 @pytest.fixture
-def asked(directories, tmp_path, capsys):
+def asked(directories, opened_once, tmp_path, capsys):
     """Runs the command on tensors; its exit code, its rows, and what it said on stderr."""
     path = directories["llama"]
 

@@ -1,21 +1,17 @@
-"""Tensors as people store them: formats and their steps, files, and the site that they are of."""
+"""Tensors as people store them: formats and their steps, and the site that they are of."""
 
-import pickle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-from eval import RequestError, activations, open_model, recover
+from eval import activations, recover
 from eval.captured.files.stored import read_stored
-from eval.captured.files.tensors import read_tensors
 from eval.captured.locate import find_precision, find_site
 from eval.sites.site import open_site
 from tests.eval.inversion.search_cases import TEXTS
-from tests.said import one_line
 
 KINDS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -186,58 +182,3 @@ def test_the_site_is_found(opened, site, kind):
     assert found.texts == TEXTS
     first, *others = found.matches
     assert first.hits > max((other.hits for other in others), default=0)
-
-
-def test_a_file_is_read_by_name(tmp_path):
-    x, scale = torch.randint(-9, 9, (2, 5, 8), dtype=torch.int8), torch.rand(8)
-    save_file({"a": x, "a.scale": scale, "b": x.float()}, tmp_path / "two.safetensors")
-    held = read_tensors(tmp_path / "two.safetensors")
-    assert list(held) == ["a", "b"]
-    torch.testing.assert_close(held["a"].read()[:2], (x, scale))
-    assert held["b"].read().scale is None
-    np.save(tmp_path / "one.npy", x.float().numpy())
-    assert torch.equal(read_tensors(tmp_path / "one.npy")["one"].read()[0], x.float())
-
-
-class Dangerous:
-    """A pickle that would leave a trace if it were loaded."""
-
-    def __init__(self, trace: Path) -> None:
-        self.trace = trace
-
-    def __reduce__(self):
-        return (Path.touch, (self.trace,))
-
-
-def test_a_pickle_is_never_loaded_and_a_file_that_cannot_be_read_is_one_line(tmp_path):
-    trace = tmp_path / "trace"
-    pickled = pickle.dumps(Dangerous(trace))
-    for name, write, seen in (
-        ("a.pt", lambda file: torch.save(Dangerous(trace), file), "a.pt"),
-        ("a.pkl", lambda file: file.write_bytes(pickled), "a.pkl"),
-        ("a.npy", lambda file: np.save(file, np.array([Dangerous(trace)]), True), "a.npy"),
-        ("a.safetensors", lambda file: file.write_bytes(pickled), "a.safetensors"),
-        ("none.npy", lambda file: None, "no such file"),
-        ("empty.safetensors", lambda file: file.write_bytes(b""), "empty"),
-        ("text.npy", lambda file: file.write_bytes(b"hello there"), "text.npy"),
-    ):
-        write(tmp_path / name)
-        with one_line(RequestError, seen):
-            [entry.read() for entry in read_tensors(tmp_path / name).values()]
-    assert not trace.exists()
-
-
-def test_other_tokens_that_fit_are_named(small_model, small_tokenizer):
-    """Two tokens of one embedding cannot be told apart: none is certain, the other is named."""
-    module = small_model()
-    encoded = small_tokenizer.encode("Tom had a red ball.").ids
-    with torch.no_grad():
-        module.embedding.weight[7] = module.embedding.weight[encoded[2]]
-    checkpoint = open_model(module, tokenizer=small_tokenizer)
-    (batch,) = activations(checkpoint, ["Tom had a red ball."], 1)
-    outputs = batch.outputs["block.1"].bfloat16()
-    found = recover(checkpoint, outputs, layer=1, corpus="toy:400")
-    answer = int(found.tokens[0, 2])
-    assert {answer, *found.alike[0][2]} == {7, encoded[2]}
-    assert found.certificates[0][2] is None
-    assert sum(proof is not None for proof in found.certificates[0]) == len(encoded) - 1

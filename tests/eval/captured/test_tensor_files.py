@@ -104,6 +104,7 @@ DAMAGED = {
     "bomb.npz": (archive_of(**{"a.npy": bytes_of(np.zeros((999, 30_000), "i1"))}), "numpy.savez"),
     "lies.npz": (archive_of(**{"a.npy": HEADER.replace(b"(5, 8)", b"(9, 8)")}), "a.npy"),
     "cut.npz": (archive_of(**{"a.npy": HEADER})[:-30], "cut.npz"),
+    "gone.npy": (None, "no such file"),
     "text.npy": (b"hello there, this is text", "text.npy"),
     "empty.npz": (b"", "empty"),
     "cut.safetensors": (save({"a": torch.ones(3, 4)})[:-3], "cut.safetensors"),
@@ -117,7 +118,8 @@ DAMAGED = {
 @pytest.mark.filterwarnings("error")
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path, name):
     held, seen = DAMAGED[name]
-    (tmp_path / name).write_bytes(held)
+    if held is not None:
+        (tmp_path / name).write_bytes(held)
     with one_line(RequestError, seen):
         from eval.captured.files.stored import read_stored
 
@@ -161,6 +163,15 @@ def test_mutants_of_files_end_in_an_answer_or_in_one_line(tmp_path):
 
 
 INTEGERS = torch.ones(5, 8, dtype=torch.int8)
+
+
+def test_tensors_are_read_by_name(tmp_path):
+    x, scale = torch.randint(-9, 9, (2, 5, 8), dtype=torch.int8), torch.rand(8)
+    save_file({"a": x, "a.scale": scale, "b": x.float()}, tmp_path / "two.safetensors")
+    held = read(tmp_path / "two.safetensors")
+    assert list(held) == ["a", "b"]
+    torch.testing.assert_close(held["a"][:2], (x, scale))
+    assert held["b"].scale is None
 
 
 @pytest.mark.parametrize("scale", ["{}.scale", "{}_scale", "{}.scales", "scale"])

@@ -59,7 +59,7 @@ def test_tokens_hidden_anywhere_are_proved(small_model, case):
 
 def test_a_search_ends_at_its_budget(small_model):
     """Of outputs that no tokens have, so that only the budget or the starts end it."""
-    problem = posed(small_model(mixers=("flat",), d_model=64), prompts(1, 10), "[:, 3:, :]")
+    problem = posed(small_model(mixers=("flat",), d_model=64), prompts(1, 8), "[:, 3:, :]")
     problem, spent = replace(problem, target=problem.target.flip(1)), []
     for budget in (1, 10_000, 1 << 40):
         (answer,) = solve("alternating", problem, starts=2, budget=budget)

@@ -19,7 +19,6 @@ from eval.lenses.table import Table
 from eval.models.checkpoint import Checkpoint
 from eval.models.text import Prompt
 from tests.arch.cases import byte_tokenizer
-from tests.arch.test_pretrained import their_model
 from tokenizer import train_tokenizer
 
 VOCAB = 370
@@ -57,7 +56,9 @@ def any_model(name: str, small_model: Any) -> LanguageModel:
 
 @lru_cache
 def wrapped(family: str) -> LanguageModel:
-    """A small random model of transformers."""
+    """A small random model of transformers, which takes seconds to import."""
+    from tests.arch.test_pretrained import their_model
+
     return PretrainedModel(their_model(family, dtype=torch.float32))
 
 

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from captum.attr import InputXGradient, Occlusion
 from scipy.stats import spearmanr
 
 from eval import RequestError
@@ -29,6 +28,8 @@ def test_embeddings_predict_what_ids_do_and_occlusion_together_is_one_by_one(mod
 
 
 def test_captum_gives_the_same(small_model):
+    from captum.attr import InputXGradient, Occlusion
+
     model = small_model(mixers=("attention",))
     (tokens,), token = some_tokens(model, 1), 5
     embeddings, mean = model.embed(tokens[None]), model.embedding.weight.mean(0)

@@ -1,18 +1,19 @@
 """Every command's work goes on after an interruption, and is shared out over processes."""
 
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from arch import save_model
 from eval.__main__ import main
 from eval.rows import tasks
 from eval.rows.store import ROWS, Results, read_rows
 from tests.eval.views.page.cases import make_row
 
-ROOT = Path(__file__).parents[3]
-TEXT = ["--corpus", "toy:1000"]
+TEXT = ["--corpus", "toy:400"]
 FEW = [*TEXT, "--count", "2", "--length", "6"]
 SLICE = ["--slices", "[:, 0:, :]"]
 COMMANDS = {
@@ -29,15 +30,39 @@ ASIDE = ("schema", "seconds", "tokens_per_second", "batch")
 """Fields that say how a row was made: what is left of a batch is a smaller one."""
 
 
-@pytest.fixture
-def ask(model_directory, tmp_path):
+@pytest.fixture(scope="module")
+def ask(tmp_path_factory, small_model, small_tokenizer):
     """The words of a command that asks two models, and writes into a directory."""
-    models = [str(model_directory("flat", step, d_model=16)) for step in (0, 5)]
+    place, models = tmp_path_factory.mktemp("models"), []
+    for step in (0, 5):
+        about = {"name": "flat", "step": step}
+        path = place / f"step-{step:06d}"
+        models.append(save_model(path, small_model(d_model=16), small_tokenizer.to_str(), about))
 
     def words(name, out):
-        return [name, *models, *COMMANDS[name], "--out", str(out)]
+        return [name, *map(str, models), *COMMANDS[name], "--out", str(out)]
 
     return words
+
+
+@pytest.fixture(scope="module")
+def whole(ask, tmp_path_factory):
+    """The rows of a command that nothing interrupted, and how often it wrote some."""
+
+    @cache
+    def rows(name):
+        out, real, calls = tmp_path_factory.mktemp(name) / "out", Results.append, []
+
+        def append(self, rows):
+            calls.append(1)
+            real(self, rows)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Results, "append", append)
+            assert main(ask(name, out)) == 0
+        return content(out), len(calls)
+
+    return rows
 
 
 def content(out: Path) -> dict:
@@ -51,9 +76,12 @@ class Stopped(BaseException):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_an_interrupted_command_goes_on_where_it_was(ask, tmp_path, monkeypatch, capsys, name):
-    whole, out = tmp_path / "whole", tmp_path / "out"
-    real, calls = Results.append, []
+def test_an_interrupted_command_goes_on_where_it_was(
+    ask, whole, tmp_path, monkeypatch, capsys, name
+):
+    expected, total = whole(name)
+    assert total > 1
+    out, real, calls = tmp_path / "out", Results.append, []
 
     def append(self, rows):
         rows = list(rows)
@@ -63,11 +91,7 @@ def test_an_interrupted_command_goes_on_where_it_was(ask, tmp_path, monkeypatch,
             raise Stopped
 
     monkeypatch.setattr(Results, "append", append)
-    stop = 0
-    assert main(ask(name, whole)) == 0
-    total, stop = len(calls), 1
-    assert total > 1
-    calls.clear()
+    stop = 1
     with pytest.raises(Stopped):
         main(ask(name, out))
     before, first = (out / ROWS).read_text(), calls[0]
@@ -77,7 +101,7 @@ def test_an_interrupted_command_goes_on_where_it_was(ask, tmp_path, monkeypatch,
     stop = 0
     assert main(ask(name, out)) == 0
     assert (out / ROWS).read_text().startswith(before)
-    assert content(out) == content(whole)
+    assert content(out) == expected
     again = {row["key"] for rows in calls for row in rows}
     if name != "lens":  # whose rows are made of documents once more
         assert not again & {row["key"] for row in first}
@@ -89,14 +113,13 @@ def test_an_interrupted_command_goes_on_where_it_was(ask, tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_shards_make_the_rows_of_one_process(ask, tmp_path, name):
+def test_shards_make_the_rows_of_one_process(ask, whole, tmp_path, name):
     """One after the other, as in a loop of shell; the second sees the rows of the first."""
-    one, two = tmp_path / "one", tmp_path / "two"
-    assert main(ask(name, one)) == 0
+    two, (expected, _) = tmp_path / "two", whole(name)
     for shard in ("1/2", "2/2"):
         assert main([*ask(name, two), "--shard", shard]) == 0
-    assert content(two) == content(one)
-    if len(content(one)) > 1 and name != "lens":
+    assert content(two) == expected
+    if len(expected) > 1 and name != "lens":
         files = {path.name for path in two.glob("*.jsonl")}
         assert files == {"rows.1-of-2.jsonl", "rows.2-of-2.jsonl"}
 

@@ -133,12 +133,12 @@ def test_command_prints_and_writes(tmp_path, capsys):
     assert (pooled["seeds"], pooled["bits_per_byte_n"], pooled["step"]) == ("2", "2", "100")
 
 
-@pytest.mark.parametrize("kind", ["svg", "png"])
-def test_plots_are_files(tmp_path, kind):
+@pytest.mark.parametrize(("kind", "x"), [("svg", "flops"), ("png", "tokens")])
+def test_plots_are_files(tmp_path, kind, x):
     names = ["flat", "<llama> & co", *(f"m{c}" for c in "abcdef")]
     runs = [make_run(tmp_path, name, bits=1 + i / 10) for i, name in enumerate(names)]
     file = tmp_path / f"plot.{kind}"
-    assert run_compare(*runs, "--plot", file) == 0
+    assert run_compare(*runs, "--plot", file, "--x", x) == 0
     if kind == "png":
         assert file.read_bytes().startswith(b"\x89PNG")
     else:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from eval import RequestError
 from eval.__main__ import main
@@ -16,7 +17,6 @@ from eval.captured.files.recognise import read_capture
 from eval.captured.files.stored import read_stored
 from eval.messages import say_once
 from tests.arch.cases import byte_tokenizer
-from tests.arch.test_pretrained import saved, their_model
 from tests.eval.inversion.search_cases import TEXTS
 
 
@@ -32,11 +32,12 @@ class Engine(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def engine(tmp_path_factory) -> Engine:
-    theirs = their_model("llama 2, grouped, scaled", dtype=torch.float32)
-    path = saved(theirs, tmp_path_factory.mktemp("engine"))
+def engine(directories) -> Engine:
+    path = directories["llama"]
     ids = torch.tensor([byte_tokenizer().encode(TEXTS[0]).ids])
-    said = theirs(ids, output_hidden_states=True, use_cache=True)
+    with torch.no_grad():
+        theirs = AutoModelForCausalLM.from_pretrained(path)
+        said = theirs(ids, output_hidden_states=True, use_cache=True)
     keys, values = (
         [getattr(layer, name)[0].transpose(0, 1) for layer in said.past_key_values.layers]
         for name in ("keys", "values")
@@ -46,7 +47,7 @@ def engine(tmp_path_factory) -> Engine:
 
 
 @pytest.fixture
-def ask(engine, capsys) -> Callable[..., tuple[int, Any, str]]:
+def ask(engine, opened_once, capsys) -> Callable[..., tuple[int, Any, str]]:
     """Runs the command on a file: its exit code, its rows, what it said on stderr."""
     say_once.cache_clear()
 

@@ -5,6 +5,8 @@ import struct
 import pytest
 import torch
 
+from eval.captured.files.recognise import read_capture
+
 TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 30}
 
 
@@ -35,11 +37,19 @@ def bytes_of(rows, kind, number, transposed=False):
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("kind", TYPES)
-def test_the_ids_are_printed_and_values_agree(engine, ask, tmp_path, kind, transposed):
+def test_ids_and_values_are_read(engine, ask, tmp_path, kind, transposed):
     file = write(tmp_path / "a.bin", engine, kind, transposed=transposed)
     code, (row,), said = ask(file)
     assert (code, row["text"]) == (0, engine.text)
     assert "llama.cpp session, version 9: 20 token ids" in said
+    held = read_capture(file).outputs
+    for layer, rows in enumerate(engine.values, start=1):
+        found = held[f"value.{layer}"].read().outputs
+        assert torch.equal(found.float().view(20, -1), rows.flatten(1).to(kind).float())
+
+
+def test_values_agree_with_the_ids(engine, ask, tmp_path):
+    file = write(tmp_path / "a.bin", engine, torch.float16, transposed=True)
     code, (row,), _ = ask(file, "--verify", "--layer", "2")
     assert (code, row["site"], row["text"], row["differs"]) == (0, "value.2", engine.text, [])
 

@@ -24,10 +24,18 @@ def write(path, engine, kind=torch.float32, **changes):
 
 
 @pytest.mark.parametrize("kind", NUMBERS)
-@pytest.mark.parametrize("site", ["rotated_key.1", "value.3"])
-def test_a_chunk_gives_the_text(engine, ask, tmp_path, kind, site):
-    code, (row,), said = ask(write(tmp_path / "a.data", engine, kind), "--tensor", site)
-    assert (code, row["site"], row["text"]) == (0, site, engine.text)
+def test_a_chunk_holds_keys_and_values_of_every_layer(engine, tmp_path, kind):
+    held = read_capture(write(tmp_path / "a.data", engine, kind)).outputs
+    for name, part in (("rotated_key", engine.keys), ("value", engine.values)):
+        for layer, rows in enumerate(part, start=1):
+            found = held[f"{name}.{layer}"].read().outputs
+            assert torch.equal(found.float().view(20, -1), rows.flatten(1).to(kind).float())
+
+
+def test_a_chunk_gives_the_text(engine, ask, tmp_path):
+    file = write(tmp_path / "a.data", engine, torch.bfloat16)
+    code, (row,), said = ask(file, "--tensor", "value.3")
+    assert (code, row["site"], row["text"]) == (0, "value.3", engine.text)
     assert "LMCache chunk: 20 tokens, 3 layers" in said
 
 

@@ -26,8 +26,13 @@ def test_the_ids_in_the_file_are_its_text(engine, ask, file):
     assert "vLLM hidden states: 20 tokens, 2 layers" in said
 
 
-@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("words", [["--layer", "2"], ["--tensor", "hidden_states.0"]])
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        (["--layer", "2"], torch.float32),
+        (["--tensor", "hidden_states.0"], torch.bfloat16),
+    ],
+)
 def test_the_inversion_agrees_with_the_ids(engine, ask, tmp_path, words, kind):
     states = [state.to(kind) for state in engine.states[1:]]
     file = write(tmp_path / "a.safetensors", states, engine.ids)

@@ -82,7 +82,7 @@ def results(tmp_path_factory):
         paths.append(save_model(path, LanguageModel(config), story_tokenizer().to_str(), meta))
     out = place / "results"
     asked = ["--text", 'Tom said "<b>hi</b>". The dog was sad.', "The cat and the dog ran.",
-             "--corpus", "toy:900", "--tokens", "2000"]  # fmt: skip
+             "--corpus", "toy:400", "--tokens", "400"]  # fmt: skip
     assert main(["lens", *map(str, paths), "--out", str(out), *asked]) == 0
     Results(out).append(make_rows(count=2))
     page = ["--out", str(out / "page.html"), "--figures", str(out / "figures")]
