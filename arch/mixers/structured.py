@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from arch.errors import ModelError, check_count
 from arch.kernels.decayed_sum import decay_powers, decayed_sum, lags_between
+from arch.kernels.toeplitz import LONG, toeplitz_product
 from arch.mixers.base import TokenMixer
 from arch.mixers.masked import MOST, masked_rows
 
@@ -103,11 +104,22 @@ class Toeplitz(Structured):
         """The outputs `(N, S, D)` at projected x, which follows past `(P, t, D)`; P divides N."""
         start, end = past.shape[1], past.shape[1] + x.shape[1]
         bias = None if self.bias is None else self.bias[:, start:end]
+        if not start and end >= LONG and x.is_cpu:
+            return self.o_proj(self._by_transforms(x, bias))
         y = x.new_zeros(())
         for k, weight in enumerate(rows := self.maps(end, start)):
             near, before = (_shift(t, self.heads, k, len(rows)) for t in (x, past))
             y = y + masked_rows(near, before, weight, bias if k == 0 else None)
         return self.o_proj(y)
+
+    def _by_transforms(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """The outputs `(B, T, D)` of long texts, projections left out."""
+        T, y = x.shape[1], x.new_zeros(())
+        for k, weight in enumerate(self.values[..., :T]):
+            y = y + toeplitz_product(_shift(x, self.heads, k, len(self.values)), weight)
+        if bias is not None:
+            y = (y.unflatten(-1, (self.heads, -1)) + bias.T[..., None]).flatten(-2)
+        return y.to(x.dtype)
 
 
 class Repeat(nn.Module):

@@ -162,6 +162,27 @@ def test_a_later_token_moves_not_one_bit_across_chunks(name):
         assert torch.equal(mixer(changed)[:, :t], y[:, :t])
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_long_texts_go_by_transforms_that_move_no_earlier_bit(dtype, monkeypatch):
+    monkeypatch.setattr("arch.kernels.toeplitz.BLOCK", 64)
+    entry = "toeplitz(heads=2, size=3, projections=true)"
+    mixer, x = random_mixer(entry, D, CONTEXT, dtype), drawn(2, T, D).to(dtype)
+    expected = mixer(x)
+    monkeypatch.setattr("arch.mixers.structured.LONG", T)
+    found = mixer(x)
+    assert not torch.equal(found, expected)
+    torch.testing.assert_close(
+        found, expected, rtol=1e-4, atol=1e-4 * float(expected.detach().abs().max())
+    )
+    gradients = [torch.autograd.grad(y.square().mean(), mixer.values)[0] for y in (expected, found)]
+    near = 1e-4 * float(gradients[0].abs().max())
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=near)
+    for t in (63, 64, 200):
+        changed = x.clone()
+        changed[:, t:] += 1
+        assert torch.equal(mixer(changed)[:, :t], found[:, :t])
+
+
 @pytest.mark.parametrize(
     ("entry", "context", "said"),
     [
