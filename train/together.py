@@ -6,6 +6,7 @@ with the same code. At the end all wait for the last: a launcher that ends a job
 process finds everything saved. What Lightning itself starts ends with its parent.
 """
 
+import atexit
 import contextlib
 import itertools
 import os
@@ -84,23 +85,21 @@ class _Meeting:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        lost = error is not None and _is_loss(error)
+        self._over = error is not None
+        first, lost = True, error is not None and _is_loss(error)
         try:
             if error is None:
                 self._wait_for_all("ended", self.count)
-            elif self._store.add("failed", 1) == 1:
-                self._wait_for_others()
             else:
-                self._hear()
-                time.sleep(GRACE)
-                if isinstance(error, Exception):
-                    raise RunError("") from None
-        except RuntimeError as gone:
-            if isinstance(gone, RunError):
-                raise
-            lost = lost or error is not None
-        finally:
-            self._over = True
+                if self.rank == 0:
+                    atexit.register(self._keep_open)
+                first = not self._heard and self._store.add("failed", 1) == 1
+                self._wait_for_others() if first else self._hear()
+        except RuntimeError:
+            lost = error is not None
+        self._over = True
+        if not first and isinstance(error, Exception):
+            raise RunError("") from None
         if lost:
             raise RunError(LOST) from error
 
@@ -119,6 +118,10 @@ class _Meeting:
             if line and not int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0"))):
                 os.write(2, f"error: {line}\n".encode())
             os._exit(CODE)
+
+    def _keep_open(self) -> None:
+        """Lets the others end before the store, which may be this process's, is gone."""
+        time.sleep(GRACE + 1)
 
     def _hear(self) -> None:
         with self._lock:

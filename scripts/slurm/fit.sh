@@ -9,6 +9,7 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 
+export TORCH_CPP_LOG_LEVEL=ERROR         # what torch says of a machine that is gone
 # Processes end each other; --wait is for those whose end nobody was told.
 srun --kill-on-bad-exit=0 --wait=60 python -m train fit "$@" --resume auto --trainer.num_nodes "$SLURM_NNODES" \
     --trainer.devices "$SLURM_NTASKS_PER_NODE" --trainer.strategy ddp
