@@ -34,7 +34,8 @@ def test_a_refusal_of_the_first_ends_both(data, forked, tmp_path):
         process.join(30)
         process.kill()
     said = [log.read_text() for log in logs]
-    assert said[0].count("error: ") == 1 and "exit code 2" in said[0]
+    assert said[0].count("error: ") == 1
+    assert "exit code 2" in said[0]
     assert said[1].replace("exit code 2\nend of a command\n", "") == ""
     assert processes[1].exitcode == 2 or "exit code 2" in said[1]
 
