@@ -72,10 +72,10 @@ class _Meeting:
             os.environ["MASTER_PORT"] = str(slurm.main_port)
         wait = timedelta(seconds=PATIENCE)
         try:
-            store, *_ = next(dist.rendezvous("env://", self.rank, self.count, timeout=wait))
+            store, *_ = next(dist.rendezvous("env://", self.rank, self.count, timeout=wait))  # pyright: ignore
         except RuntimeError:
             raise RunError(f"process {self.rank} of {self.count} cannot reach the first") from None
-        self._store: Any = dist.PrefixStore(f"remnant/{next(_runs)}", store)
+        self._store: Any = dist.PrefixStore(f"remnant/{next(_runs)}", store)  # pyright: ignore
         self._heard, self._over, self._lock = False, False, threading.Lock()
 
     def __enter__(self) -> "_Meeting":
