@@ -42,12 +42,14 @@ def fit(recipe: Recipe) -> int | None:
     """
     from train.launcher import check_launcher
     from train.prepare import prepare_data
+    from train.together import together
 
     recipe.given("data")
     recipe.given("run")
     check_launcher(recipe.trainer)
-    prepare_data(recipe)
-    recipe.open_data()  # what cannot be read is reported at once
-    from train.run import Run  # Lightning takes seconds
+    with together(recipe.trainer):
+        prepare_data(recipe)
+        recipe.open_data()  # what cannot be read is reported at once
+        from train.run import Run  # Lightning takes seconds
 
-    return Run(recipe).fit()
+        return Run(recipe).fit()

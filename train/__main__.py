@@ -60,7 +60,8 @@ def _run(words: list[str]) -> int:
     try:
         return _answer(words)
     except (RunError, ModelError, CorpusError, OSError) as error:
-        print(f"error: {printable(error, LETTERS)}", file=sys.stderr)
+        if text := printable(error, LETTERS):  # none where another process of the run has said it
+            print(f"error: {text}", file=sys.stderr)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

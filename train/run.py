@@ -350,6 +350,8 @@ def build_trainer(
         settings["accelerator"] = "cpu"  # Lightning's own choice may be a device that is not tested
     if settings["deterministic"] is None and not gpu and recipe.run.compile is True:
         settings["deterministic"] = True  # what is compiled for a CPU adds gradients in any order
+    # Where SLURM is installed, also of a run that has nothing to do with it.
+    warnings.filterwarnings("ignore", "The `srun` command is available")
     try:
         # In a SLURM job Lightning would save, and ever after start from, checkpoints of its own.
         slurm = [SLURMEnvironment(auto_requeue=False)] if in_slurm() and not launcher else []

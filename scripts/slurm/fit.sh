@@ -1,6 +1,6 @@
 #!/bin/bash
-# Trains on two nodes of eight GPUs under SLURM: sbatch scripts/slurm/fit.sh. A job that ends early goes on in
-# another one. Change the sizes, the recipe and the data to yours.
+# Trains on two nodes of eight GPUs under SLURM: sbatch scripts/slurm/fit.sh --config flat --data DIR --run RUN.
+# A job that ends early goes on in another one. Change the sizes to yours.
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=8
 #SBATCH --gpus-per-node=8
@@ -9,9 +9,11 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 
-srun python -m train fit --config flat --data data/tinystories --run runs/flat --resume auto \
-    --trainer.num_nodes 2 --trainer.devices 8 --trainer.strategy ddp
+export TORCH_CPP_LOG_LEVEL=ERROR         # what torch says of a machine that is gone
+# Processes end each other; --wait is for those whose end nobody was told.
+srun --kill-on-bad-exit=0 --wait=60 python -m train fit "$@" --resume auto --trainer.num_nodes "$SLURM_NNODES" \
+    --trainer.devices "$SLURM_NTASKS_PER_NODE" --trainer.strategy ddp
 code=$?
-# 138 and 143 are SIGUSR1 and SIGTERM: the run has saved, and goes on in another job.
-if [ $code -eq 138 ] || [ $code -eq 143 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+# 138 is SIGUSR1: the run has saved, and goes on in another job. A cancelled job ends.
+if [ $code -eq 138 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
 exit $code

@@ -1,0 +1,75 @@
+"""Where one process of a run refuses, all of them end at once, with one line."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from tests.train.cases import TINY, fit, losses
+from tests.train.scale_runs import _run
+
+SHARED = "--trainer.devices 2 --trainer.strategy ddp"
+
+
+def test_a_refusal_of_the_first_ends_both(data, forked, tmp_path):
+    """Only the first refuses a run that is there: the other would wait for it in a barrier."""
+    run = tmp_path / "run"
+    (run / "models").mkdir(parents=True)
+    (run / "notes").write_text("another's")
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    command = f"fit --data {data} --run {run} {TINY} {SHARED}".split()
+    logs = [tmp_path / f"{rank}.log" for rank in range(2)]
+    processes = [
+        forked.Process(target=_run, args=(rank, store.port, log, [command]), daemon=True)
+        for rank, log in enumerate(logs)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(30)
+        process.kill()
+    said = [log.read_text() for log in logs]
+    assert said[0].count("error: ") == 1
+    assert "exit code 2" in said[0]
+    assert said[1].replace("exit code 2\nend of a command\n", "") == ""
+    assert processes[1].exitcode == 2 or "exit code 2" in said[1]
+
+
+@pytest.mark.slow
+def test_two_agents_of_torchrun_train_as_one_process(data, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    flags = "--precision 64-true"
+    assert fit(data, tmp_path / "one", *flags.split()) == 0
+    launch = "-m torch.distributed.run --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d "
+    launch += f"--rdzv-endpoint 127.0.0.1:{port} --local-addr 127.0.0.1 -m -- train fit "
+    launch += f"--data {data} --run {tmp_path / 'two'} {TINY} {flags} "
+    launch += "--trainer.num_nodes 2 --trainer.devices 1 --trainer.strategy ddp"
+    words = [sys.executable, *launch.split()]
+    agents = [subprocess.Popen(words, cwd=Path(__file__).parents[2]) for _ in range(2)]
+    assert [agent.wait(200) for agent in agents] == [0, 0]
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("SLURM_CONF"), reason="no SLURM_CONF names a cluster")
+def test_a_job_of_slurm_trains_as_one_process(data, tmp_path):
+    """On a cluster of two nodes without GPUs, which share this machine's folders."""
+    flags = "--precision 64-true"
+    assert fit(data, tmp_path / "one", *flags.split()) == 0
+    script = (Path(__file__).parents[2] / "scripts/slurm/fit.sh").read_text()
+    script = re.sub("#SBATCH --gpus.*\n", "", script.replace("per-node=8", "per-node=1"))
+    (tmp_path / "fit.sh").write_text(script)
+    words = f"sbatch --wait --output {tmp_path}/log {tmp_path}/fit.sh --data {data} {TINY} {flags}"
+    command = [*words.split(), "--run", str(tmp_path / "two")]
+    assert subprocess.run(command, cwd=Path(__file__).parents[2]).returncode == 0
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-12)
+    refused = subprocess.run([*command, "--model.n_layers", "3"], cwd=Path(__file__).parents[2])
+    assert refused.returncode == 2
+    assert (tmp_path / "log").read_text().count("\nerror: ") == 1
