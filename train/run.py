@@ -350,26 +350,27 @@ def build_trainer(
         settings["accelerator"] = "cpu"  # Lightning's own choice may be a device that is not tested
     if settings["deterministic"] is None and not gpu and recipe.run.compile is True:
         settings["deterministic"] = True  # what is compiled for a CPU adds gradients in any order
-    # Where SLURM is installed, also of a run that has nothing to do with it.
-    warnings.filterwarnings("ignore", "The `srun` command is available")
     try:
         # In a SLURM job Lightning would save, and ever after start from, checkpoints of its own.
         slurm = [SLURMEnvironment(auto_requeue=False)] if in_slurm() and not launcher else []
-        trainer = Trainer(
-            **settings,
-            precision=precision,
-            max_epochs=-1,
-            callbacks=callbacks,
-            plugins=[AtomicCheckpointIO(directory), *(launcher or slurm)],
-            default_root_dir=directory.path,
-            logger=False,  # `Log` opens them when the directory is there
-            log_every_n_steps=recipe.run.log_every,
-            num_sanity_val_steps=0,
-            inference_mode=False,  # what a mixer keeps of a validation is used in training
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            use_distributed_sampler=False,
-        )
+        with warnings.catch_warnings():
+            # Where SLURM is installed, also of a run that has nothing to do with it.
+            warnings.filterwarnings("ignore", "The `srun` command is available")
+            trainer = Trainer(
+                **settings,
+                precision=precision,
+                max_epochs=-1,
+                callbacks=callbacks,
+                plugins=[AtomicCheckpointIO(directory), *(launcher or slurm)],
+                default_root_dir=directory.path,
+                logger=False,  # `Log` opens them when the directory is there
+                log_every_n_steps=recipe.run.log_every,
+                num_sanity_val_steps=0,
+                inference_mode=False,  # what a mixer keeps of a validation is used in training
+                enable_progress_bar=False,
+                enable_model_summary=False,
+                use_distributed_sampler=False,
+            )
     except (ValueError, TypeError, KeyError, RuntimeError, MisconfigurationException) as error:
         # Lightning's check of its own flags: a device that is not there, ...
         raise RunError(f"--trainer: {' '.join(str(error).split())}") from error
