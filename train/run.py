@@ -137,6 +137,8 @@ class Run:
         if has_terminal():
             self.trainer.callbacks.insert(0, StepBar(refresh_rate=every * parts))  # pyright: ignore
         prepare(self.module, settings, self.trainer)
+        if self.trainer.precision == "64-true":
+            self.module.double()  # as Lightning does later than it reads a checkpoint
         work = describe(recipe.model).cost.training_flops
         self.module.flops_per_token = work
         self.module.flops_per_batch = work * recipe.model.context * micro  # for `ThroughputMonitor`

@@ -24,6 +24,8 @@ from train.module import LanguageModule
         ("--batch.size 12 --batch.micro 6", signal.SIGTERM),  # over an epoch's edge
         ("--dropout 0.3 --batch.micro 2 --checkpoint_activations true", signal.SIGTERM),
         ("--optimizer.name muon --optimizer.muon_mixing true --schedule.decay wsd", signal.SIGTERM),
+        ("--precision 64-true", signal.SIGTERM),
+        ("--precision bf16-true", signal.SIGTERM),
     ],
 )
 def test_an_interrupted_run_goes_on_to_the_bit(data, tmp_path, at_step, flags, number, capsys):
