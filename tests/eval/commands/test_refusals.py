@@ -119,7 +119,6 @@ REFUSED = {
     ],
     "solvers": [("--names adamant", "--names adamant")],
     "explore": [
-        ("", "make demo"),
         ("empty", "no model directories; `make demo`"),
         ("model --port 99999999", "--port 99999999"),
         ("model --host 203.0.113.7", "--host 203.0.113.7"),

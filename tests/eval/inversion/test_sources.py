@@ -62,6 +62,7 @@ EXPECTED = {
         {(1, name) for name in ("descent", "adam", "alternating", "chance")}),
     "several hidden tokens": (("hidden",), {(2,), (3,)}),
     "first positions alone": (("slice",), {("[:, :2, :]",)}),
+    "last position but one alone": (("slice",), {("[:, -2:-1, :]",)}),
     "last position alone": (("slice",), {("[:, -1, :]",)}),
     "channels": (("slice",), {(f"[:, 0:, :{n}]",) for n in (8, 4, 2)}),
     "noise": (("noise", "solver"), {(n, m) for n in (0.1, 1.0) for m in ("descent", "sweep")}),

@@ -60,3 +60,10 @@ def test_another_name_is_refused_with_those_that_are_there(monkeypatch, tmp_path
     monkeypatch.setattr(runs, "MODELS", tmp_path / "none")
     with one_line(ModelError, "checkout"):
         runs.find_model("remnant:llama-small")
+
+
+def test_the_explorer_without_any_model_says_how_to_make_one(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(runs, "MODELS", tmp_path / "none")
+    monkeypatch.chdir(tmp_path)
+    assert main(["explore"]) == 2
+    assert "make demo" in capsys.readouterr().err
