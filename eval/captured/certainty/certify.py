@@ -19,6 +19,7 @@ from eval.sites.capture import Tolerance, capture
 from eval.sites.circuit import uncertified
 
 SWAPS = 512  # pairs of hidden positions whose tokens change places, the nearest pairs first
+ORDINARY = 2  # units of rounding of a position's root mean square: a floor of any of its numbers
 UNSETTLED = 3  # tolerances that rivals must miss by in a prompt where several tokens fit somewhere
 ROUNDS = 4  # of choosing among tokens that agree; each ends where a prompt's tokens stay
 
@@ -52,7 +53,7 @@ def certify(captured: Captured, found: Found) -> Certified:
         rounding = torch.maximum(rounding, captured.arithmetic.change(circuit, tokens, own))
     # A small number may be the difference of large ones, which another order of sums moves more.
     ordinary = own.square().mean(dim=-1, keepdim=True).sqrt()
-    rounding = torch.maximum(rounding, torch.finfo(torch.float32).eps * ordinary)
+    rounding = torch.maximum(rounding, ORDINARY * torch.finfo(torch.float32).eps * ordinary)
     tolerance = Tolerance(rounding, stored.step, torch.zeros_like(rounding))
     agreement = Agreement(circuit, stored, tolerance, captured.visible)
     shown = agreement.counted
