@@ -55,7 +55,8 @@ def make() -> None:
         (STORED / "run/checkpoints").mkdir(parents=True)
         (checkpoint,) = (run / "checkpoints").glob(f"*{CHECKPOINT:06d}*.ckpt")
         shutil.copy(checkpoint, STORED / "run/checkpoints")
-        shutil.copy(run / "config.yaml", STORED / "run")
+        config = (run / "config.yaml").read_text().replace(f"{folder}/", "")
+        (STORED / "run/config.yaml").write_text(config)
         lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
         early = [line for line in lines if json.loads(line).get("step", 0) <= CHECKPOINT]
         (STORED / "run/metrics.jsonl").write_text("".join(early))
