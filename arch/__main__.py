@@ -245,7 +245,7 @@ def _export(options: argparse.Namespace) -> None:
     loaded = load_model(options.model, trust_code=options.trust_code)
     if options.layout == "hub":
         export_hub(options.out, loaded.model, loaded.tokenizer_json, loaded.meta,
-                   place=options.push, license=options.license)  # fmt: skip
+                   address=options.push, license=options.license)  # fmt: skip
     else:
         export_transformers(options.out, loaded.model, loaded.tokenizer_json)
     print(f"wrote {options.out}")

@@ -33,10 +33,10 @@ def toeplitz_product(x: Tensor, weight: Tensor) -> Tensor:
     y = masked_convolution(x.flatten(0, 1), weight[:, lags]).view_as(x)
     spectrum = torch.fft.rfft(x, 2 * C, dim=2)
     added = torch.zeros_like(spectrum)
-    for apart in range(1, x.shape[1]):  # blocks between an input and an output
-        start = apart * C
+    for distance in range(1, x.shape[1]):  # blocks between an input and an output
+        start = distance * C
         later, earlier = weight[:, start : start + C], weight[:, start - C + 1 : start]
         around = torch.cat([later, weight.new_zeros(H, 1), earlier], dim=1)
         turned = torch.fft.rfft(around, dim=1).T.repeat_interleave(D // H, dim=1)
-        added[:, apart:] += turned * spectrum[:, :-apart]
+        added[:, distance:] += turned * spectrum[:, :-distance]
     return (y + torch.fft.irfft(added, 2 * C, dim=2)[:, :, :C]).flatten(1, 2)[:, :T]

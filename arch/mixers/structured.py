@@ -55,6 +55,13 @@ class Structured(TokenMixer):
         """The masked matrices of the first positions, `(size, heads, T, T)`."""
         raise NotImplementedError
 
+    def _with_bias(self, y: Tensor, start: int) -> Tensor:
+        """Outputs `(B, T, D)` of positions from `start` on, with the bias of their heads."""
+        if self.bias is None:
+            return y
+        bias = self.bias[:, start : start + y.shape[1]].T[..., None]
+        return (y.unflatten(-1, (self.heads, -1)) + bias).flatten(-2)
+
     def forward(self, x: Tensor) -> Tensor:
         """`(B, T, D) -> (B, T, D)`."""
         return self.prefix(x)[0]
@@ -103,23 +110,21 @@ class Toeplitz(Structured):
     def _after(self, past: Tensor, x: Tensor) -> Tensor:
         """The outputs `(N, S, D)` at projected x, which follows past `(P, t, D)`; P divides N."""
         start, end = past.shape[1], past.shape[1] + x.shape[1]
-        bias = None if self.bias is None else self.bias[:, start:end]
         if not start and end >= LONG and x.is_cpu:
-            return self.o_proj(self._by_transforms(x, bias))
+            return self.o_proj(self._by_transforms(x))
+        bias = None if self.bias is None else self.bias[:, start:end]
         y = x.new_zeros(())
         for k, weight in enumerate(rows := self.maps(end, start)):
             near, before = (_shift(t, self.heads, k, len(rows)) for t in (x, past))
             y = y + masked_rows(near, before, weight, bias if k == 0 else None)
         return self.o_proj(y)
 
-    def _by_transforms(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def _by_transforms(self, x: Tensor) -> Tensor:
         """The outputs `(B, T, D)` of long texts, projections left out."""
         T, y = x.shape[1], x.new_zeros(())
         for k, weight in enumerate(self.values[..., :T]):
             y = y + toeplitz_product(_shift(x, self.heads, k, len(self.values)), weight)
-        if bias is not None:
-            y = (y.unflatten(-1, (self.heads, -1)) + bias.T[..., None]).flatten(-2)
-        return y.to(x.dtype)
+        return self._with_bias(y, 0).to(x.dtype)
 
 
 class Repeat(nn.Module):
@@ -228,15 +233,11 @@ class Row(Structured):
         """The state is a sum for each kind: D numbers in all, 2 D where kinds are summed."""
         read, start = self.in_proj(x), state.length if state else 0
         inputs = read.chunk(len(self.parts), -1) if self.split else [read] * len(self.parts)
-        sums = [s.repeat_interleave(len(x) // len(s), 0) for s in state.sums] if state else []
-        found = [
-            part(given, start, before)
-            for part, given, before in zip(self.parts, inputs, sums or [None, None], strict=False)
-        ]
-        y, after = self._join([y for y, _ in found], -1), tuple(last for _, last in found)
-        if self.bias is not None:
-            bias = self.bias[:, start : start + x.shape[1]].T[..., None]
-            y = (y.unflatten(-1, (self.heads, -1)) + bias).flatten(-2)
+        sums = [s.repeat_interleave(len(x) // len(s), 0) for s in state.sums] if state else None
+        given_parts = zip(self.parts, inputs, sums or [None] * len(self.parts), strict=True)
+        found = [part(given, start, before) for part, given, before in given_parts]
+        y = self._with_bias(self._join([y for y, _ in found], -1), start)
+        after = tuple(last for _, last in found)
         return self.o_proj(y.to(x.dtype)), Running(after, start + x.shape[1])
 
     def maps(self, length: int) -> Tensor:

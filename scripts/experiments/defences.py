@@ -4,8 +4,7 @@
     python -m scripts.experiments.defences table ROWS.parquet
 
 A defence changes the stream `(T, D)` between two blocks; its undoing is what a receiver with the
-secret reads. docs/results/experiments/e11.yaml says what is asked, and docs/results/defences.md
-what was found.
+secret reads. docs/results/experiments/e11.yaml says what is asked.
 """
 
 import argparse
@@ -22,6 +21,7 @@ from torch import Generator, Tensor
 from arch import LanguageModel
 from eval.models.checkpoint import Checkpoint, open_model
 from eval.models.text import held_out_text
+from scripts.experiments.likely import quantise, read_rows
 
 LAYER, PASSAGES, LENGTH = 2, 10, 24
 NOISE, BITS, DROPPED = (0.1, 0.3, 1.0, 3.0), (8, 4, 3, 2), (0.25, 0.5, 0.75)
@@ -56,9 +56,7 @@ def add_shaped_noise(stream: Tensor, strength: float, generator: Generator, root
 
 def encode(stream: Tensor, bits: float) -> Tensor:
     """Codes of so many bits, one scale for each 32 channels, as the numbers that they stand for."""
-    groups, levels = stream.unflatten(-1, (-1, GROUP)), 2 ** (int(bits) - 1) - 1
-    scale = groups.abs().amax(-1, keepdim=True).clamp(min=1e-12) / levels
-    return ((groups / scale).round() * scale).flatten(-2)
+    return quantise(stream, 2 ** (int(bits) - 1) - 1, GROUP)
 
 
 def permute(stream: Tensor, generator: Generator) -> Tensor:
@@ -141,26 +139,26 @@ def log_likelihoods(
     """
     target = seen[:, None]
     if kind in ("noise", "shaped"):
-        deviation, apart = strength * _size(candidates), target - candidates
-        apart = apart @ torch.linalg.inv(root).T if kind == "shaped" else apart
-        lost = apart.shape[-1] * deviation[..., 0].log()
-        return -(apart / deviation).square().sum(-1) / 2 - lost
+        deviation, error = strength * _size(candidates), target - candidates
+        error = error @ torch.linalg.inv(root).T if kind == "shaped" else error
+        lost = error.shape[-1] * deviation[..., 0].log()
+        return -(error / deviation).square().sum(-1) / 2 - lost
     if kind == "codes":
-        apart = (encode(candidates, strength) - target).abs() > ROUNDING * _size(target)
-        return -10.0 * apart.sum(-1)
+        error = (encode(candidates, strength) - target).abs() > ROUNDING * _size(target)
+        return -10.0 * error.sum(-1)
     if kind == "permute":
-        apart = candidates.sort(-1).values - target.sort(-1).values
+        error = candidates.sort(-1).values - target.sort(-1).values
     elif kind == "rotate":  # lengths, and inner products with the rows before
         before = torch.ones(len(seen), len(seen)).tril(-1)[:, None]
-        apart = (candidates @ stream.T - (seen @ seen.T)[:, None]) * before / stream.norm(dim=-1)
-        apart = torch.cat(
-            [apart, candidates.norm(dim=-1, keepdim=True) - target.norm(dim=-1)[..., None]], -1
+        error = (candidates @ stream.T - (seen @ seen.T)[:, None]) * before / stream.norm(dim=-1)
+        error = torch.cat(
+            [error, candidates.norm(dim=-1, keepdim=True) - target.norm(dim=-1)[..., None]], -1
         )
     else:  # mixed rows span what the rows span
         basis = torch.linalg.qr(seen.double().T).Q
-        apart = candidates.double()
-        apart = (apart - apart @ basis @ basis.T).float()
-    missing = apart.norm(dim=-1) / candidates.norm(dim=-1)
+        error = candidates.double()
+        error = (error - error @ basis @ basis.T).float()
+    missing = error.norm(dim=-1) / candidates.norm(dim=-1)
     return -(missing / (MIXED if kind == "mix" else ROUNDING)).square() / 2
 
 
@@ -169,8 +167,7 @@ def ask(name: str, checkpoint: Checkpoint, corpus: str, file: Path) -> None:
     model, text = checkpoint.model, held_out_text(checkpoint, corpus)
     model.requires_grad_(False)
     root = noise_shape(model, text.background[:BACKGROUND, :LENGTH])
-    lines = file.read_text().splitlines() if file.is_file() else []
-    known = {json.loads(line)["key"] for line in lines}
+    known = {row["key"] for row in read_rows(file)}
     for i, tokens in enumerate(text.windows("evaluation", PASSAGES, LENGTH)):
         stream = model.hidden(model.embed(tokens[None]), LAYER)[0]
         clean, candidates = continue_from(model, stream[None])[0], all_candidates(model, tokens)

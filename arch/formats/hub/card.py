@@ -10,8 +10,8 @@ USE = """\
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-model = AutoModelForCausalLM.from_pretrained("{place}", trust_remote_code=True)
-tokenizer = AutoTokenizer.from_pretrained("{place}", trust_remote_code=True)
+model = AutoModelForCausalLM.from_pretrained("{address}", trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained("{address}", trust_remote_code=True)
 ```"""
 LIMITS = """\
 The model keeps no cache: generation runs the whole text at each step. It refuses texts of more than
@@ -19,7 +19,7 @@ The model keeps no cache: generation runs the whole text at each step. It refuse
 
 
 def write_card(
-    config: ModelConfig, parameters: int, meta: dict[str, Any], place: str, license: str | None
+    config: ModelConfig, parameters: int, meta: dict[str, Any], address: str, license: str | None
 ) -> str:
     """The text of a model card; what is not known of the model is left out.
 
@@ -27,7 +27,7 @@ def write_card(
         config: of the model.
         parameters: how many it has.
         meta: its provenance, as meta.json holds it.
-        place: where users find it: a repository of the hub, or the directory's name.
+        address: where users find it: a repository of the hub, or the directory's name.
         license: a licence by the hub's name, as `mit`.
     """
     from huggingface_hub import EvalResult, ModelCardData
@@ -41,7 +41,7 @@ def write_card(
         named: Any = {"dataset_type": dataset or "text", "dataset_name": data or "held-out text"}
         results = [EvalResult(task_type="text-generation", metric_type="bits_per_byte",
                               metric_value=bits, **named)]  # fmt: skip
-    name = str(meta.get("name") or place)
+    name = str(meta.get("name") or address)
     front = ModelCardData(
         license=license,
         library_name="transformers",
@@ -67,7 +67,7 @@ def write_card(
         f"# {name}",
         "A causal language model of remnant. Its code stands in this directory and needs torch and "
         "transformers alone.",
-        USE.format(place=place),
+        USE.format(address=address),
         "\n".join(["| | |", "|---|---|", *table]),
         LIMITS.format(context=config.context),
     )

@@ -34,7 +34,7 @@ def export_hub(
     tokenizer_json: str,
     meta: dict[str, Any] | None = None,
     *,
-    place: str | None = None,
+    address: str | None = None,
     license: str | None = None,
 ) -> Path:
     """Writes a model for `AutoModelForCausalLM.from_pretrained(..., trust_remote_code=True)`.
@@ -47,7 +47,7 @@ def export_hub(
         model: of built-in mixers.
         tokenizer_json: its tokenizer.
         meta: its provenance, as meta.json holds it.
-        place: where the card's users find it, OWNER/NAME; the directory's name when not given.
+        address: where the card's users find it, OWNER/NAME; the directory's name when not given.
         license: for the card, by the hub's name.
 
     Raises:
@@ -80,7 +80,7 @@ def export_hub(
     weights = weights_of(model)
     for name in {"embedding.weight", "head.weight"} & weights.keys():
         weights[name] = weights[name][: config.vocab_size].contiguous()
-    card = write_card(config, count_parameters(model), meta, place or directory.name, license)
+    card = write_card(config, count_parameters(model), meta, address or directory.name, license)
     code = resources("arch.formats.hub")
     write_directory(directory, {
         "model.safetensors": save(weights, {"format": "pt"}),

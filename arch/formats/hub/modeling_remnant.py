@@ -337,8 +337,10 @@ class RemnantForCausalLM(PreTrainedModel, GenerationMixin):
             streams += [x] if wanted else []
             x = block(x)
         x = self.norm(x)
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits, loss = self.head(x[:, kept]), None
+        wanted_positions = (
+            slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        )
+        logits, loss = self.head(x[:, wanted_positions]), None
         if labels is not None:
             counted = {n: v for n, v in kwargs.items() if n == "num_items_in_batch"}
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **counted)

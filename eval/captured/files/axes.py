@@ -91,13 +91,19 @@ class JoinedOutputs:
         axis = -3 if first.outputs.dim() == 4 else -1  # heads of a cache, or channels
 
         def join(companion: str) -> Tensor | None:
-            units = [getattr(raw, companion) for raw in raws.values()]
-            if any(unit is None for unit in units):
+            units = {name: getattr(raw, companion) for name, raw in raws.items()}
+            lacking = [name for name, unit in units.items() if unit is None]
+            if len(lacking) == len(units):
                 return None
+            if lacking:
+                raise RequestError(
+                    f"--layer: {lacking[0]} has no {companion}, and others have; give one layer, "
+                    f"or {lacking[0]}.{companion}"
+                )
             order = ORDERS[first.outputs.dim()]
             spread = [
                 spread_units(unit, first.outputs.shape, order, companion, first.outputs.device)
-                for unit in units
+                for unit in units.values()
             ]
             return torch.cat(spread, dim=axis)
 

@@ -69,7 +69,7 @@ def paired_samples(first: dict[str, Path], second: dict[str, Path], margin: floa
             heading = " ".join([task, *(word for word in key if word != "none")])
             hits = [[pair[side].hits for pair in pairs] for side in (0, 1)]
             records.append(
-                paired_record(heading, hits[0], hits[1], [one.n for one, _ in pairs], share,
+                paired_record(heading, hits[0], hits[1], [sample.n for sample, _ in pairs], share,
                               margin, "documents")
             )  # fmt: skip
     if not records:
@@ -142,9 +142,13 @@ def _pair(
         RequestError: the two were asked different documents.
     """
     for number in sorted(first.keys() | second.keys()):
-        one, other = first.get(number), second.get(number)
-        if one is None or other is None or (one.document, one.n) != (other.document, other.n):
-            held = " and ".join(each.document[:12] if each else "none" for each in (one, other))
+        sample, other = first.get(number), second.get(number)
+        if (
+            sample is None
+            or other is None
+            or (sample.document, sample.n) != (other.document, other.n)
+        ):
+            held = " and ".join(each.document[:12] if each else "none" for each in (sample, other))
             raise RequestError(
                 f"{files[0]} and {files[1]}: document {number} differs (doc_hash {held}); run both "
                 "models on the same documents"

@@ -8,7 +8,8 @@ from safetensors.torch import save_file
 
 from eval import RequestError, activations, open_model, recover
 from eval.__main__ import main
-from eval.captured.files.axes import take_layer
+from eval.captured.files.axes import join_layers, take_layer
+from eval.captured.files.tensors import read_tensors
 from eval.messages import say_once
 from tests.arch.cases import byte_tokenizer
 from tests.arch.test_decoder import their_model
@@ -156,3 +157,16 @@ def test_layers_of_different_requests_are_not_joined(theirs, tmp_path, monkeypat
     save_file({"block.1": states[1].contiguous(), "block.2": states[2, :, 1:].contiguous()}, file)
     assert main(["recover", str(file), "--model", "theirs", "--layer", "1", "2"]) == 2
     assert "block.2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("companion", ["scale", "zero_point"])
+def test_a_scale_that_one_of_several_layers_lacks_is_refused(companion, tmp_path):
+    codes = torch.randint(-100, 100, (5, 32), dtype=torch.int8)
+    held = {f"block.{layer}": codes for layer in (1, 2)}
+    held |= {f"block.{layer}.scale": torch.full((1,), 0.5) for layer in (1, 2)}
+    held |= {f"block.{layer}.zero_point": torch.full((1,), 3.0) for layer in (1, 2)}
+    del held[f"block.2.{companion}"]
+    save_file({name: tensor.clone() for name, tensor in held.items()}, tmp_path / "c.safetensors")
+    joined = join_layers(read_tensors(tmp_path / "c.safetensors"), [1, 2], None)
+    with one_line(RequestError, f"block.2 has no {companion}"):
+        joined["block.1+block.2"].read()
