@@ -8,6 +8,7 @@ from torch import Tensor
 
 from arch import LanguageModel
 from eval.messages import RequestError
+from eval.models.text import encode_text
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,11 @@ def run_model(model: LanguageModel, tokenizer: Tokenizer, text: str | Tensor) ->
     """Runs a model once over a text, or over token ids `(B, T)`.
 
     Raises:
-        RequestError: no token, ids of another shape, or more of them than the context.
+        RequestError: no valid text, no token, ids of another shape, or more than the context.
     """
     device, context = model.embedding.weight.device, model.config.context
     if isinstance(text, str):
-        ids = tokenizer.encode(text, add_special_tokens=False).ids
-        text = torch.tensor([ids], dtype=torch.long)
+        text = torch.tensor([encode_text(tokenizer, text, "text")], dtype=torch.long)
     if text.dim() != 2 or not 0 < text.shape[1] <= context:
         raise RequestError(
             f"text: its tokens are {tuple(text.shape)}; allowed: (B, T), T from 1 to the context "

@@ -23,7 +23,7 @@ def directories(tmp_path_factory):
     for name, family in FAMILIES.items():
         path = paths[name] = saved(their_model(family, dtype=torch.float32), place / name)
         with torch.no_grad():
-            theirs = AutoModelForCausalLM.from_pretrained(path)
+            theirs = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False)
             states = theirs(tokens, output_hidden_states=True).hidden_states[:-1]
         named = {str(layer): state.contiguous() for layer, state in enumerate(states)}
         save_file(named | {"tokens": tokens}, f"{path}/states.safetensors")

@@ -28,7 +28,7 @@ def test_a_call_gives_the_logits_and_every_stream(model):
     assert all(torch.equal(*pair) for pair in zip(found.streams, blocks, strict=True))
     pair = model(found.tokens.repeat(2, 1))
     assert pair.logits.shape == (2, *found.logits.shape[1:])
-    for wrong in ("", torch.zeros(3, dtype=torch.long), "a b " * 40):
+    for wrong in ("", "a \ud800", torch.zeros(3, dtype=torch.long), "a b " * 40):
         with one_line(RequestError, "text"):
             model(wrong)
 
