@@ -95,7 +95,7 @@ def generate(
 
     import arch
     from eval.models.checkpoint import open_models
-    from eval.models.text import encode_text
+    from eval.models.pieces import encode_text
     from tokenizer import END_OF_TEXT
 
     (checkpoint,) = open_models([model], device)

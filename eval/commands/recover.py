@@ -192,7 +192,7 @@ def _truth(text: str, answer: list[int], tokenizer: "Tokenizer") -> list[int]:
 
     Special tokens that a tokenizer puts around a text may be in the answer, or not.
     """
-    from eval.models.text import encode_text
+    from eval.models.pieces import encode_text
 
     bare = encode_text(tokenizer, text, "--truth")
     whole = tokenizer.encode(text).ids

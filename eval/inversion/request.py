@@ -161,7 +161,7 @@ class Inversion:
 
     def allowed_tokens(self, checkpoint: "Checkpoint") -> tuple[int, ...] | None:
         """The tokens that gradient solvers may answer with; None for all."""
-        from eval.models.text import encode_text
+        from eval.models.pieces import encode_text
 
         if self.allowed is None:
             return None

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from eval.drawing.figures import Figure
-from eval.models.text import Prompt, encode_text
+from eval.models.pieces import encode_text
+from eval.models.text import Prompt
 from eval.rows.misfits import find_misfit, parse_json
 from eval.rows.plugins import Registry
 from eval.rows.schema import LensDocument

@@ -139,7 +139,8 @@ def measure_documents(
     from torch.nn.utils.rnn import pad_sequence
 
     from eval.models.memory import windows_at_once
-    from eval.models.text import encode_text, held_out_text
+    from eval.models.pieces import encode_text
+    from eval.models.text import held_out_text
 
     text, T = held_out_text(checkpoint, corpus), checkpoint.config.context
     if not text.end:
@@ -247,7 +248,8 @@ def _tokens(
     """The tokens, the story of each, and the bytes of each story; special tokens have none."""
     import numpy as np
 
-    from eval.models.text import encode_text, held_out_text
+    from eval.models.pieces import encode_text
+    from eval.models.text import held_out_text
     from tokenizer import token_bytes
 
     text, tokenizer = held_out_text(checkpoint, corpus), checkpoint.tokenizer

@@ -1,4 +1,4 @@
-"""How the tokens of a text read, one after another: joined they are the text."""
+"""From a text to its tokens, and how these read, one after another: joined they are the text."""
 
 import re
 from collections.abc import Sequence
@@ -6,6 +6,8 @@ from functools import cached_property
 from itertools import pairwise
 
 from tokenizers import Tokenizer
+
+from eval.messages import RequestError
 
 BROKEN = "\ufffd"
 """What a decoder writes for bytes that make no character."""
@@ -106,3 +108,22 @@ def characters(parts: Sequence[bytes]) -> list[str]:
         escaped = "\udc80" <= letter <= "\udcff"
         read[owners[end - 1]] += f"\\x{ord(letter) - 0xDC00:02x}" if escaped else letter
     return read
+
+
+def encode_text(tokenizer: Tokenizer, text: str, flag: str = "--text") -> list[int]:
+    """The tokens of a text that somebody gives; a special token that it spells is that token.
+
+    Raises:
+        RequestError: it is no text, or not valid Unicode.
+    """
+    if not isinstance(text, str):
+        raise RequestError(f"{flag} {text!r}: not a text; give words in quotes")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        shown = ascii(text[max(0, error.start - 20) : error.start + 20])
+        raise RequestError(
+            f"{flag} {shown}: not valid Unicode (a lone surrogate at {error.start}); "
+            "give it in UTF-8"
+        ) from None
+    return tokenizer.encode(text, add_special_tokens=False).ids

@@ -26,6 +26,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from eval.messages import RequestError, say_once
+from eval.models.pieces import encode_text
 from tokenizer import (
     END_OF_TEXT,
     PAD,
@@ -287,25 +288,6 @@ def random_prompts(tokenizer: Tokenizer, count: int, length: int) -> list[Prompt
     generator = torch.Generator().manual_seed(0)
     picks = torch.randint(len(allowed), (count, length), generator=generator)
     return [Prompt("random", i, tuple(row)) for i, row in enumerate(allowed[picks].tolist())]
-
-
-def encode_text(tokenizer: Tokenizer, text: str, flag: str = "--text") -> list[int]:
-    """The tokens of a text that somebody gives; a special token that it spells is that token.
-
-    Raises:
-        RequestError: it is no text, or not valid Unicode.
-    """
-    if not isinstance(text, str):
-        raise RequestError(f"{flag} {text!r}: not a text; give words in quotes")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        shown = ascii(text[max(0, error.start - 20) : error.start + 20])
-        raise RequestError(
-            f"{flag} {shown}: not valid Unicode (a lone surrogate at {error.start}); "
-            "give it in UTF-8"
-        ) from None
-    return tokenizer.encode(text, add_special_tokens=False).ids
 
 
 def text_prompts(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from eval.messages import RequestError
 from eval.models.checkpoint import Checkpoint, open_models
 from eval.models.memory import rows_at_once
-from eval.models.text import encode_text
+from eval.models.pieces import encode_text
 from eval.sites.circuit import Circuit, join
 from eval.sites.site import read_sites
 

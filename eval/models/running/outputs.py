@@ -8,7 +8,7 @@ from torch import Tensor
 
 from arch import LanguageModel
 from eval.messages import RequestError
-from eval.models.text import encode_text
+from eval.models.pieces import encode_text
 
 
 @dataclass(frozen=True)

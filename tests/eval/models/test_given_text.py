@@ -10,7 +10,8 @@ import eval.__main__ as evaluation
 from eval import RequestError
 from eval.measures.loss import measure_loss
 from eval.models.checkpoint import open_checkpoint
-from eval.models.text import HeldOutText, encode_text, text_prompts
+from eval.models.pieces import encode_text
+from eval.models.text import HeldOutText, text_prompts
 from tests.said import one_line
 from tokenizer import load_tokenizer, pack
 from tokenizer.pack import Layout
