@@ -274,7 +274,7 @@ def print_table(rows: Any) -> None:
     wanted = ["kl", "exact", "bits", "right", "certain", "likely"]
     means = rows.groupby(["defence", "strength", "model", "of"])[wanted].mean().reset_index()
     table = means.groupby(["of", "defence", "strength"])[wanted].mean().round(3)
-    print(table.to_markdown())
+    print(table.to_string())
     means["best"] = means[["exact", "right"]].max(axis=1)
     open_ones = means[~means.defence.isin(list(SECRETS))]
     moderate = open_ones[(open_ones.kl <= 0.1) & (open_ones.best < 50)]
