@@ -1,7 +1,7 @@
 """E11: what a defence of a captured stream costs, and what it leaves to an attacker.
 
     python -m scripts.experiments.defences ask NAME MODEL CORPUS OUT.jsonl
-    python -m scripts.experiments.defences table ROWS.parquet
+    python -m scripts.experiments.defences table ROWS.parquet FIGURE.svg
 
 A defence changes the stream `(T, D)` between two blocks; its undoing is what a receiver with the
 secret reads. docs/results/experiments/e11.yaml says what is asked.
@@ -19,6 +19,8 @@ import torch
 from torch import Generator, Tensor
 
 from arch import LanguageModel
+from eval.drawing.figures import write_chart
+from eval.drawing.plots import LIGHT, lines, open_altair
 from eval.models.checkpoint import Checkpoint, open_model
 from eval.models.text import held_out_text
 from scripts.experiments.likely import quantise, read_rows
@@ -30,6 +32,10 @@ ROUNDING = 1e-5
 """Of a row's length: what two ways of computing the same outputs may differ by."""
 MIXED = 1e-3
 """The same where a basis of mixed rows is taken, which rounding moves further."""
+MODERATE = 0.1, 50
+"""A KL in nats, at most, and a percentage of tokens named, which a moderate defence stays below."""
+NAMED = {"flat": "flat mixer", "llama": "Llama"}
+COST = "cost, KL in nats"
 BACKGROUND = 16
 """Passages that the shape of the noise is taken from."""
 
@@ -266,25 +272,61 @@ KINDS = [
 ]
 
 
-def print_table(rows: Any) -> None:
-    """A line for each defence and strength: means over models of each kind, and the verdicts."""
+def print_table(rows: Any) -> Any:
+    """A line for each defence and strength, means over models of a kind, and the verdicts.
+
+    Returns:
+        The means over passages, a row for each model, defence and strength.
+    """
+    graded = rows[["certain", "certain_wrong", "likely", "likely_wrong"]].sum().to_dict()
     rows["of"] = rows.model.str.split("-s").str[0]
     for name in ("exact", "right", "certain", "likely"):
         rows[name] = 100 * rows[name] / rows.tokens
     wanted = ["kl", "exact", "bits", "right", "certain", "likely"]
     means = rows.groupby(["defence", "strength", "model", "of"])[wanted].mean().reset_index()
-    table = means.groupby(["of", "defence", "strength"])[wanted].mean().round(3)
-    print(table.to_string())
-    means["best"] = means[["exact", "right"]].max(axis=1)
-    open_ones = means[~means.defence.isin(list(SECRETS))]
-    moderate = open_ones[(open_ones.kl <= 0.1) & (open_ones.best < 50)]
-    print(f"H1: {len(moderate)} of {len(open_ones)} combinations are moderate", moderate)
-    secret = means[means.defence.isin(list(SECRETS))]
-    print(f"H2: exact at least {secret.exact.min():.1f} % in {len(secret)} combinations")
+    print(means.groupby(["of", "defence", "strength"])[wanted].mean().round(3).to_string())
+    means["named"] = means[["exact", "right"]].max(axis=1)
+    secret = means.defence.isin(list(SECRETS))
+    moderate = means[~secret & (means.kl <= MODERATE[0]) & (means.named < MODERATE[1])]
+    print(f"H1: {len(moderate)} of {(~secret).sum()} combinations are moderate", moderate)
+    print(f"H2: exact at least {means[secret].exact.min():.1f} % in {secret.sum()} combinations")
     for model, of in means[means.defence.isin(["noise", "shaped"])].groupby("model"):
         bits = {kind: _bits_at(part) for kind, part in of.groupby("defence")}
         print(f"H3: {model}: {bits}")
-    print("H4:", rows[["certain_wrong", "likely_wrong"]].sum().to_dict())
+    print("H4:", graded)
+    return means
+
+
+def draw(means: Any) -> Any:
+    """Tokens named and bits left against what a defence costs, a panel for each kind of model.
+
+    The shaded corner is where a defence would be moderate.
+    """
+    alt = open_altair()
+    open_ones = means[~means.defence.isin(list(SECRETS))]
+    shown = open_ones.groupby(["of", "defence", "strength"])[["kl", "named", "bits"]].mean()
+    shown = shown.reset_index().sort_values("kl").rename(columns={"kl": COST})
+    scale, axis = {"type": "log", "domain": [1e-5, 10]}, {"values": [1e-4, 1e-2, 1]}
+    corner = {COST: 1e-5, "end": MODERATE[0], "value": 0, "top": MODERATE[1]}
+    shade = alt.Chart(alt.Data(values=[corner])).mark_rect(
+        opacity=0.3, color=LIGHT["c5"], aria=False
+    )
+    x2, y2 = alt.X2("end:Q", title=""), alt.Y2("top:Q", title="")
+    shade = shade.encode(x=f"{COST}:Q", x2=x2, y="value:Q", y2=y2)
+    rows = []
+    for value, title in {"named": "tokens named, per cent", "bits": "bits left, of 12"}.items():
+        points = shown.assign(value=shown[value], tip="").dropna(subset="value")
+        panels = []
+        for kind, part in points.groupby("of"):
+            records = part.to_dict("records")
+            drawn = lines(
+                records, COST, title, "defence", names=sorted({*points.defence}),
+                scale=scale, axis=axis, size=(240, 150),
+            )  # fmt: skip
+            drawn = alt.layer(shade, drawn) if value == "named" else drawn
+            panels.append(drawn.properties(title=NAMED[kind]))
+        rows.append(alt.hconcat(*panels))
+    return alt.vconcat(*rows)
 
 
 def _bits_at(part: Any, kl: float = 0.1) -> float:
@@ -301,13 +343,16 @@ def main() -> None:
     asking = commands.add_parser("ask")
     for name in ("name", "model", "corpus", "out"):
         asking.add_argument(name)
-    commands.add_parser("table").add_argument("rows")
+    table = commands.add_parser("table")
+    for name in ("rows", "figure"):
+        table.add_argument(name)
     options = parser.parse_args()
     if options.command == "ask":
         ask(options.name, open_model(options.model), options.corpus, Path(options.out))
     else:
         rows = pandas.read_parquet(options.rows).row.map(json.loads)
-        print_table(pandas.DataFrame(rows.tolist()))
+        means = print_table(pandas.DataFrame(rows.tolist()))
+        write_chart(Path(options.figure), draw(means))
 
 
 if __name__ == "__main__":
