@@ -40,7 +40,7 @@ class Quantity:
             `median`, `least`, `sum`: over rows, without an interval.
         read: gives what a row measured; None where it does not apply.
         title: in tables; the name when not given.
-        share: whether it is shown in per cent.
+        percent: whether tables show it in per cent.
         main: whether terminals show it.
     """
 
@@ -48,7 +48,7 @@ class Quantity:
     pool: str
     read: Callable[[Row], Measured | None]
     title: str = ""
-    share: bool = False
+    percent: bool = False
     main: bool = True
 
     @property
@@ -199,7 +199,7 @@ def _judged(passed: bool, exact: bool) -> Quantity:
 
 
 def _seeds(
-    name: str, title: str = "", share: bool = False, main: bool = True, fields: str = ""
+    name: str, title: str = "", percent: bool = False, main: bool = True, fields: str = ""
 ) -> Quantity:
     """A figure that each model has once, with its own interval if the row has one.
 
@@ -216,7 +216,7 @@ def _seeds(
             return None
         return None, row.get(n) or 1, float(value), row.get(low), row.get(high)
 
-    return Quantity(name, "seeds", read, title, share, main)
+    return Quantity(name, "seeds", read, title, percent, main)
 
 
 def _figure(name: str) -> Quantity:
@@ -390,7 +390,7 @@ KINDS = {
     "lens": Kind((), read=_of_lens),
     "captured": Kind(
         ("tensor", "captured_site", "format", "solver"),
-        tuple(Quantity(grade, "share", partial(_graded, grade), share=True)
+        tuple(Quantity(grade, "share", partial(_graded, grade), percent=True)
               for grade in ("certain", "likely", "unknown")),
         read=lambda row: {"tensor": row["tensor"], "captured_site": row["site"],
                           "format": row["format"], "solver": row["solver"]},

@@ -111,10 +111,10 @@ def bits_tables(rows: Sequence[dict[str, Any]], prior: str = "uniform", full: bo
 
     In short, of the noise alone that is nearest to 1/4 of the outputs' root mean square.
     """
-    from eval.analysis.summary import sum_up
+    from eval.analysis.summary import summarise_rows
     from eval.drawing.tables import across, terminal
 
-    records = [r for r in sum_up(rows, "bits") if r.get("prior", prior) == prior]
+    records = [r for r in summarise_rows(rows, "bits") if r.get("prior", prior) == prior]
     apart = [n for n in ("corpus", "place", "candidates") if len({r[n] for r in records}) > 1]
     fields = ["model", "step", "layer", "part", *apart]
     precisions = dict.fromkeys(r["precision"] for r in records if r.get("precision"))

@@ -47,7 +47,7 @@ def loss(
         device: where to compute; auto takes a GPU that is in reach
         shard: this process is the I-th of N that share the work, each with a rows file of its own
     """
-    from eval.analysis.summary import sum_up
+    from eval.analysis.summary import summarise_rows
     from eval.drawing.tables import lay_out, terminal
     from eval.models.checkpoint import open_models
     from eval.models.corpora import choose_corpus
@@ -61,7 +61,7 @@ def loss(
         for checkpoint in checkpoints
     ]
     rows, note = answered(tasks, out, "predicting", shard)
-    records = sum_up(rows, "loss", every_seed=True) if rows else []
+    records = summarise_rows(rows, "loss", every_seed=True) if rows else []
     table = lay_out(records, ["model", "step"], FIGURES)
     return Result(rows, terminal(table), note)
 

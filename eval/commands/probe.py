@@ -79,10 +79,10 @@ def probe(
 
 def _read_out(rows: "list[Row]") -> str:
     """Accuracy and I_e of linear probes by offset."""
-    from eval.analysis.summary import sum_up
+    from eval.analysis.summary import summarise_rows
     from eval.drawing.tables import across, terminal
 
-    records = sum_up(rows, "probe", every_seed=True)
+    records = summarise_rows(rows, "probe", every_seed=True)
     records.sort(key=lambda r: (r["model"], r["step"], r["layer"], r["method"]))
     records += [
         {"model": "unigram", "offset": record["offset"], "top1": record["unigram.top1"],
@@ -129,7 +129,7 @@ def geometry(
         device: where to compute; auto takes a GPU that is in reach
         shard: this process is the I-th of N that share the work, each with a rows file of its own
     """
-    from eval.analysis.summary import columns, sum_up
+    from eval.analysis.summary import columns, summarise_rows
     from eval.drawing.tables import lay_out, terminal
     from eval.measures.jacobian import plan_jacobians
     from eval.models.checkpoint import open_models
@@ -153,6 +153,6 @@ def geometry(
     rows, note = answered(tasks, out, "measuring", shard)
     if not rows:
         return Result(rows, NO_ROWS, note)
-    records = sum_up(rows, "geometry", every_seed=True)
+    records = summarise_rows(rows, "geometry", every_seed=True)
     fields = ["model", "step", "layer", "part", "hidden"]
     return Result(rows, terminal(lay_out(records, fields, columns("geometry"), JACOBIAN)), note)

@@ -16,7 +16,7 @@ from typing import Any
 
 from arch.storage.files import read_json, write_text
 from eval.analysis.frame import Frame, frame
-from eval.analysis.summary import SAMPLED, Record, summarise, wide
+from eval.analysis.summary import SAMPLED, Record, summarise, summary_records
 from eval.drawing.tables import to_csv
 from eval.lenses.headlines import headlines
 from eval.messages import RequestError, say
@@ -26,7 +26,6 @@ from eval.rows.schema import Row
 from eval.views.comparison.gather import read_settings
 from eval.views.comparison.table import FIGURES, checkpoint_records
 
-MODES = ("offline", "online")
 STEP, TOKENS = "checkpoint_step", "tokens_seen"
 """The x axes."""
 LENGTHS = ("hidden", "observed")
@@ -49,7 +48,7 @@ def track_results(
     Args:
         directory: the results directory; holds the runs' ids and the offline files.
         page: the HTML page made of them, if there is one.
-        mode: one of `MODES`.
+        mode: offline or online.
         project: W&B's name for a collection of runs.
 
     Raises:
@@ -222,7 +221,7 @@ def _log(run: Any, rows: list[Row], page: str | Path | None) -> None:
     recoveries = lines[lines["kind"] == "recovery"]
     if len(recoveries):
         with files.new_file("summary.csv") as file:
-            file.write(to_csv(wide(recoveries)))
+            file.write(to_csv(summary_records(recoveries)))
     if page is not None:
         run.log({"page": wandb.Html(Path(page).read_text(encoding="utf-8"), inject=False)})
         files.add_file(str(page), "page.html")
