@@ -33,8 +33,6 @@ def probe(
     """Trains linear probes on a layer's outputs, and measures how well they read tokens.
 
     Args:
-        models: model directories
-        out: results directory; rows that are there are not redone
         layers: all, last, or numbers; 0 is the embedding
         corpus: held-out stories, to fit on and others to judge on: a file, a directory, hub:NAME,
             toy, or packed data; default: the data that the models were trained on
@@ -42,11 +40,9 @@ def probe(
         train_tokens: to fit on
         valid_tokens: to judge on
         seed: of the fits
-        device: where to compute; auto takes a GPU that is in reach
         offsets: the token at t + O is read from the output at t; default: -3 ... 3
         steps: of softmax regression; 0: the closed form alone
         rate: its first rate
-        shard: this process is the I-th of N that share the work, each with a rows file of its own
     """
     from eval.measures.linear import ProbeTask, ProbeText, Training
     from eval.models.checkpoint import open_models
@@ -117,17 +113,10 @@ def geometry(
     """Measures how visible outputs move with hidden tokens: the Jacobian's singular values.
 
     Args:
-        models: model directories
-        out: results directory; rows that are there are not redone
-        corpus: held-out stories: of packed data, hub:NAME, toy (the embedded generator), or a
-            directory with valid.*; of a .txt, .jsonl or .parquet file, the share that packing sets
-            aside; default: those of the data that the models were trained on
         layers: all, last, or numbers from 1
         hidden: first K tokens
         count: story prompts
         length: tokens of each prompt
-        device: where to compute; auto takes a GPU that is in reach
-        shard: this process is the I-th of N that share the work, each with a rows file of its own
     """
     from eval.analysis.summary import columns, summarise_rows
     from eval.drawing.tables import lay_out, terminal

@@ -20,7 +20,6 @@ def summary(results: Places, csv: str | None = None, markdown: str | None = None
     """Prints rows of every kind as tables with intervals; recoveries with proof, margins and cost.
 
     Args:
-        results: results directories
         csv: write every figure in full, a line for each model, step, kind and place
         markdown: write the tables as Markdown, with every figure
     """
@@ -205,13 +204,10 @@ def report(
     """Writes one self-contained HTML page from results directories; sends it to W&B if asked.
 
     Args:
-        results: results directories
         out: the page to write
         title: its title
         figures: also every lens's figure as a file
         format: of those files
-        plugin: a Python file of yours that registers more (docs/extending.md); may be given several
-            times. It is run as your own code, with all your rights: give only files that you trust
         wandb: also log figures, table and page to W&B, a run a model; kept with the first RESULTS
         wandb_project: of W&B
     """
