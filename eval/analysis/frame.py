@@ -95,16 +95,16 @@ def frame(rows: Iterable[Row], every_seed: bool = False) -> Frame:
     """
     import pandas
 
-    kept = [row for row in {row["key"]: row for row in rows}.values() if "checkpoint" in row]
-    if unknown := {row["kind"] for row in kept} - KINDS.keys():
+    rows = [row for row in {row["key"]: row for row in rows}.values() if "checkpoint" in row]
+    if unknown := {row["kind"] for row in rows} - KINDS.keys():
         raise RequestError(f"rows of kind {', '.join(unknown)}: known are {', '.join(KINDS)}")
-    names: dict[Any, str] = seed_labels(kept) if every_seed else labels(kept)
+    names: dict[Any, str] = seed_labels(rows) if every_seed else labels(rows)
     clusters: dict[Hashable, int] = {}
     heads: list[dict[str, Any]] = []
     lines: list[tuple[Any, ...]] = []
-    for whole in kept:
-        about = _model(whole["checkpoint"], names, every_seed)
-        for row in KINDS[whole["kind"]].split(whole):
+    for whole_row in rows:
+        about = _model(whole_row["checkpoint"], names, every_seed)
+        for row in KINDS[whole_row["kind"]].split(whole_row):
             cluster = clusters.setdefault(row.get("cluster", prompt_of(row)), len(clusters))
             head = {"key": row["key"], **about, "kind": row["kind"], **coordinates(row)}
             sampled = {name: row.get(name) for name in ("prompt", "seed", "length")}
@@ -116,11 +116,11 @@ def frame(rows: Iterable[Row], every_seed: bool = False) -> Frame:
     table = table.astype(dict.fromkeys(LINE[2:], float))
     if not heads:
         return table
-    where = pandas.DataFrame(heads, dtype=object)
-    whole = where.columns[where.notna().all()]  # others keep their whole numbers beside NaN
-    where[whole] = where[whole].infer_objects()
-    where = where.iloc[table["row"]].reset_index(drop=True)
-    return pandas.concat([where, table], axis=1)
+    about = pandas.DataFrame(heads, dtype=object)
+    complete = about.columns[about.notna().all()]  # others keep their whole numbers beside NaN
+    about[complete] = about[complete].infer_objects()
+    about = about.iloc[table["row"]].reset_index(drop=True)
+    return pandas.concat([about, table], axis=1)
 
 
 def _model(checkpoint: dict[str, Any], names: dict[Any, str], every_seed: bool) -> dict[str, Any]:

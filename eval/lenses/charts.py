@@ -58,8 +58,9 @@ class Chart:
         models = dict.fromkeys(row["model"] for row in rows)
         panels = {}
         for model in models if "model" not in self.fields else [""]:
-            kept, said = _choose([r for r in rows if model in ("", r["model"])], self._shown)
-            panels[": ".join(filter(None, [model, said]))] = self.chart(kept, rows)
+            of_model = [row for row in rows if model in ("", row["model"])]
+            chosen, labels = _choose(of_model, self._shown)
+            panels[": ".join(filter(None, [model, labels]))] = self.chart(chosen, rows)
         name = f"{lens}-{self.name or self.of}".replace(" ", "-").lower()
         return figures.Figure(name, self.title, self.about, panels) if rows else None
 
@@ -182,14 +183,12 @@ class Histogram(Chart):
 
 def _choose(rows: list[Record], shown: set[str]) -> tuple[list[Record], str]:
     """Records at the last label of each axis that is not shown, and these labels in words."""
-    said = []
-    for name in [
-        name for name in dict.fromkeys(n for row in rows for n in row) if name not in shown
-    ]:
+    labels = []
+    for name in dict.fromkeys(name for row in rows for name in row if name not in shown):
         last = plots.options(rows, name)[-1]
-        said.append(last if isinstance(last, str) else f"{name} {last}")
+        labels.append(last if isinstance(last, str) else f"{name} {last}")
         rows = [row for row in rows if row[name] == last]
-    return rows, ", ".join(said)
+    return rows, ", ".join(labels)
 
 
 def _with_tips(rows: list[Record]) -> list[Record]:

@@ -194,10 +194,10 @@ def _add_effect(table: Table, name: str, swaps: list[Swap], moved: Tensor, **axe
     """Changes of log-odds, `(B,)`: in the swapped attribute, and their sizes in the others."""
     own = torch.tensor([pair.story.cue == pair.attribute for pair in swaps])
     numbers = torch.tensor([pair.number for pair in swaps])
-    for measured, changes, kept in (("swapped", moved, own), ("others", moved.abs(), ~own)):
-        if kept.any():
-            of = {**axes, "measured": measured, "attribute": swaps[0].attribute}
-            table.add(name, changes.cpu()[kept], story=numbers[kept].tolist(), **of)
+    for measured, changes, chosen in (("swapped", moved, own), ("others", moved.abs(), ~own)):
+        if chosen.any():
+            labels = {**axes, "measured": measured, "attribute": swaps[0].attribute}
+            table.add(name, changes.cpu()[chosen], story=numbers[chosen].tolist(), **labels)
 
 
 def samples(checkpoint: Checkpoint, directions: dict[str, Tensor], layer: int) -> list[list[str]]:

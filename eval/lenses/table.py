@@ -97,8 +97,8 @@ def mean_interval(sums: np.ndarray, counts: np.ndarray, share: bool) -> dict[str
     if share and mean in (0.0, 1.0):
         limits = wilson(round(mean * G), G)
         return {"value": mean, "low": limits.low, "high": limits.high}
-    apart = (sums - mean * counts) / counts.sum()
-    error = math.sqrt(G / (G - 1) * float(np.square(apart).sum()))
+    deviations = (sums - mean * counts) / counts.sum()
+    error = math.sqrt(G / (G - 1) * float(np.square(deviations).sum()))
     half = student_t(G - 1) * error
     low, high = mean - half, mean + half
     return {"value": mean} | (
@@ -165,7 +165,7 @@ class Table:
 
     def means(self, name: str) -> list[Record]:
         """A record for each place of a name, with its mean over samples."""
-        return [record for one in self.of(name) for record in one.means()]
+        return [record for numbers in self.of(name) for record in numbers.means()]
 
     def figures(self) -> Iterator[Record]:
         """A record for each row: `figure`, its place, its mean and interval."""

@@ -94,12 +94,11 @@ class Checkpoint:
         """
         before = dict(vars(self))
         name = f"{self.meta['name']}, patched {' '.join(patches)}"
+        changed = {"meta": {**self.meta, "name": name, "model_id": None}, "weights": uuid4().hex}
         with patched_sites(self.model, patches):
             self.release()
             vars(self).clear()
-            vars(self).update({field.name: before[field.name] for field in fields(self)})
-            vars(self).update(meta={**self.meta, "name": name, "model_id": None})
-            vars(self).update(weights=uuid4().hex)
+            vars(self).update({field.name: before[field.name] for field in fields(self)} | changed)
             try:
                 yield
             finally:

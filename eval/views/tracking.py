@@ -60,12 +60,12 @@ def track_results(
     ids = []
     with _files_in(Path(directory).resolve() / "wandb", mode):
         for model, label in labels(rows).items():
-            kept = [row for row in rows if row["checkpoint"]["model_id"] == model]
-            run = _open_run(Path(directory), mode, project, label, kept)
+            of_model = [row for row in rows if row["checkpoint"]["model_id"] == model]
+            run = _open_run(Path(directory), mode, project, label, of_model)
             try:
                 if mode == "online":
-                    _link(run, kept)
-                _log(run, kept, page)
+                    _link(run, of_model)
+                _log(run, of_model, page)
             except BaseException:
                 run.finish(exit_code=1)
                 raise

@@ -121,9 +121,9 @@ def measure_bits(
     outputs, number = candidate_outputs(circuit, passage, tokens), int(numbers[0])
     truth, effect = outputs[number], spread(outputs)
     rms = truth.square().mean(dim=-1).sqrt()
-    chance = torch.Generator().manual_seed(question.seed * 1_000_003 + passage.index)
-    sample = torch.randperm(len(tokens), generator=chance)[: max(2, len(tokens) // SAMPLED)]
-    noise = torch.randn(question.draws, *truth.shape, generator=chance).to(outputs)
+    generator = torch.Generator().manual_seed(question.seed * 1_000_003 + passage.index)
+    sample = torch.randperm(len(tokens), generator=generator)[: max(2, len(tokens) // SAMPLED)]
+    noise = torch.randn(question.draws, *truth.shape, generator=generator).to(outputs)
     priors = _priors(circuit, passage, candidates)
     shares, evidence = torch.stack([*priors.values()]), noise_evidence(truth - outputs, noise)
     bits: dict[str, Tensor] = {}

@@ -155,9 +155,8 @@ def promising(
     them, how well each token of the vocabulary fits, `(P, k, V)`.
     """
     squares = guessed.singles(missing)
-    fits = -squares.scatter(
-        2, sample, (sampled - missing[:, None, None]).square().sum(dim=-1)
-    ).sqrt()
+    known = (sampled - missing[:, None, None]).square().sum(dim=-1)
+    fits = -squares.scatter(2, sample, known).sqrt()
     chosen = explain(guessed, missing, beams).mT
     first = torch.arange(-chosen.shape[2], 0, device=chosen.device).to(squares)
     squares = squares.scatter_reduce(2, chosen, first.expand_as(chosen), "amin")
