@@ -85,13 +85,13 @@ class Progress(Callback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Takes the losses up again, in today's number of parts of a step."""
-        kept, parts = checkpoint.get(LOSSES), trainer.accumulate_grad_batches
-        if kept is None:
+        saved, parts = checkpoint.get(LOSSES), trainer.accumulate_grad_batches
+        if saved is None:
             return
-        self.seconds, self._counted = kept.get("seconds", 0.0), kept.get("tokens", 0)
-        losses = kept["losses"].to(pl_module.device)
-        if kept["parts"] != parts:  # each part's is divided by their number
-            losses = (losses.view(-1, kept["parts"]).sum(1) / parts).repeat_interleave(parts)
+        self.seconds, self._counted = saved.get("seconds", 0.0), saved.get("tokens", 0)
+        losses = saved["losses"].to(pl_module.device)
+        if saved["parts"] != parts:  # each part's is divided by their number
+            losses = (losses.view(-1, saved["parts"]).sum(1) / parts).repeat_interleave(parts)
         self._losses = [*losses]
 
     def restart(self, trainer: Trainer) -> None:
