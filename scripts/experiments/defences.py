@@ -282,12 +282,12 @@ def print_table(rows: Any) -> None:
     secret = means[means.defence.isin(list(SECRETS))]
     print(f"H2: exact at least {secret.exact.min():.1f} % in {len(secret)} combinations")
     for model, of in means[means.defence.isin(["noise", "shaped"])].groupby("model"):
-        bits = {kind: _bits_at(part) for kind, part in of.groupby("defence")}
+        bits = {kind: _bits_at(part, 0.1) for kind, part in of.groupby("defence")}
         print(f"H3: {model}: {bits}")
     print("H4:", rows[["certain_wrong", "likely_wrong"]].sum().to_dict())
 
 
-def _bits_at(part: Any, kl: float = 0.1) -> float:
+def _bits_at(part: Any, kl: float) -> float:
     import numpy as np
 
     part = part.sort_values("kl")
