@@ -184,9 +184,8 @@ def figures(contest: Race, entrants: list[Entrant]) -> Iterator[dict[str, Any]]:
         if entrant.failed is not None or not entrant.readings:
             yield row | {"failed": entrant.failed or "no turn was timed"}
             continue
-        speeds = [
-            contest.batch * contest.model.context * t.steps / t.seconds for t in entrant.readings
-        ]
+        tokens = contest.batch * contest.model.context
+        speeds = [tokens * turn.steps / turn.seconds for turn in entrant.readings]
         row |= {"turns": len(speeds), "memory": max(turn.memory for turn in entrant.readings)}
         row |= {"tokens": median(speeds), "least": min(speeds), "most": max(speeds)}
         row["flops"] = median(speeds) * flops
