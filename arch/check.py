@@ -56,7 +56,7 @@ def check_causal(model: LanguageModel) -> float:
     a code path that other inputs, another device or another batch takes.
 
     Returns:
-        The largest difference found, as a share of what rounding may make.
+        The largest difference found, as a fraction of what rounding may make.
 
     Raises:
         ModelError: the layer and mixer, the position that moved, by how much and by which other; or
@@ -146,7 +146,7 @@ def _check_part(
     """Compares a part's outputs of x `(K, T, D)` with those of changed inputs, and of prefixes.
 
     Returns:
-        The largest difference, as a share of what rounding may make, and the outputs.
+        The largest difference, as a fraction of what rounding may make, and the outputs.
     """
 
     y, (K, T) = _run(name, part, x), x.shape[:2]
@@ -277,7 +277,7 @@ def _check_continues(model: LanguageModel, tokens: Tensor) -> float:
     """Compares `prefix`, in pieces, and `step`, of two candidates each, with whole sequences.
 
     Returns:
-        The largest difference, as a share of the largest output.
+        The largest difference, as a fraction of the largest output.
 
     Raises:
         ModelError: naming the layer, the method and the position.
@@ -294,15 +294,16 @@ def _check_continues(model: LanguageModel, tokens: Tensor) -> float:
             candidates = x[:, cut:].repeat_interleave(2, 0)
             candidates[1::2] = candidates[1::2].flip(-1)  # the second is another one
             outputs = torch.cat([first, block.step(candidates, state)[::2]], dim=1)
-            difference = (outputs - y).abs().amax((0, 2)) / y.abs().max()
-            if not float(difference.max()) <= NEAR:
-                position = int(difference.argmax())
+            differences = (outputs - y).abs().amax((0, 2)) / y.abs().max()
+            largest = float(differences.max())
+            if not largest <= NEAR:
+                position = int(differences.argmax())
                 raise ModelError(
                     f"{_layer_name(model, layer)}: {'step' if position >= cut else 'prefix'} "
-                    f"differs from forward at position {position} by {float(difference.max()):.2g} of "
-                    f"the largest output, {cut} positions remembered; the two must agree"
+                    f"differs from forward at position {position} by {largest:.2g} of the largest "
+                    f"output, {cut} positions remembered; the two must agree"
                 )
-            worst = max(worst, float(difference.max()))
+            worst = max(worst, largest)
         x = y
     return worst
 
@@ -347,7 +348,7 @@ def _check_saving(model: LanguageModel, tokens: Tensor, tokenizer_json: str) -> 
     if not torch.equal(before, after):
         difference = float((before - after).abs().max())
         raise ModelError(
-            f"the logits differ by {difference:.2g} when the model is saved and loaded; what they depend"
-            " on must be a parameter or a persistent buffer"
+            f"the logits differ by {difference:.2g} when the model is saved and loaded; what they "
+            "depend on must be a parameter or a persistent buffer"
         )
     return f"the same logits, {before.numel():,} numbers"

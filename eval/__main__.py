@@ -161,7 +161,7 @@ def run_command(name: str, words: list[str]) -> tuple[Result, str]:
     parameters = list(inspect.signature(function).parameters.values())
     documented = docstring_parser.parse(inspect.getdoc(function) or "")
     texts = {parameter.arg_name: parameter.description or "" for parameter in documented.params}
-    has_format = "format" in texts
+    has_format = any(parameter.name == "format" for parameter in parameters)
     more: dict[str, tuple[Any, Any, str]] = {}
     if not has_format:
         more["format"] = FORMATS, "table", "json: the rows, to standard output"
