@@ -271,10 +271,10 @@ class _Writer:
         tokens = np.fromiter(chain.from_iterable(lines), DTYPE)
         if self._context is None:
             return tokens
-        places = np.arange(self._context)
+        columns = np.arange(self._context)
         rows = np.full((len(lines), self._context), self._pad, DTYPE)
         lengths = np.array([len(line) for line in lines])
-        rows[(places[::-1] if self._left else places) < lengths[:, None]] = tokens
+        rows[(columns[::-1] if self._left else columns) < lengths[:, None]] = tokens
         return rows
 
     def _complete(self) -> None:

@@ -48,7 +48,7 @@ Act = Callable[[Tensor], Tensor]
 @torch.no_grad()
 def attention_pattern(mixer: CausalAttention, x: Tensor) -> Tensor:
     """Weights of each head, `(B, heads, T, T)`, for normed inputs `(B, T, D)`."""
-    q, k, _ = (part.transpose(1, 2) for part in mixer.place(x, 0))
+    q, k, _ = (part.transpose(1, 2) for part in mixer.labels(x, 0))
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     scores = mixer.scale * q @ k.transpose(2, 3)
     seen = mixer.visible(scores.shape[-2], scores.shape[-1], x.device)
@@ -260,7 +260,7 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
         for mixer in mixers_in(block):
             if found := value_maps(mixer, model.embedding.weight.detach()):
                 values, outputs = (weights.float() for weights in found)
-                place: dict[str, Any] = {"part": [f"head {h}" for h in range(len(values))]}
+                labels: dict[str, Any] = {"part": [f"head {h}" for h in range(len(values))]}
                 ranks = effective_rank(singular_values(values, outputs))
-                table.add("OV copying", copying(values, outputs), layer=layer, **place)
-                table.add("OV effective rank", ranks, layer=layer, **place)
+                table.add("OV copying", copying(values, outputs), layer=layer, **labels)
+                table.add("OV effective rank", ranks, layer=layer, **labels)

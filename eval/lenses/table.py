@@ -57,22 +57,22 @@ class Numbers:
         """
         import pandas as pd
 
-        places = [axis for axis in self.axes if axis not in SAMPLES]
+        axes = [axis for axis in self.axes if axis not in SAMPLES]
         frame = pd.DataFrame(self.records(), dtype=object)
-        if len(places) == len(self.axes) or frame.empty:
+        if len(axes) == len(self.axes) or frame.empty:
             yield from self.records()
             return
         cluster = next((axis for axis in CLUSTERS if axis in self.axes), "position")
-        values = frame.groupby([*places, cluster], sort=False)["value"]
+        values = frame.groupby([*axes, cluster], sort=False)["value"]
         totals = values.agg(["sum", "count"]).astype(float)
-        for coordinates, group in totals.groupby(places, sort=False) if places else [((), totals)]:
+        for coordinates, group in totals.groupby(axes, sort=False) if axes else [((), totals)]:
             sums, counts = group["sum"].to_numpy(), group["count"].to_numpy()
             figure = mean_interval(sums, counts, self.share)
             # older pandas gives numpy's whole numbers, which JSON has not
             labels = (
                 label.item() if isinstance(label, np.generic) else label for label in coordinates
             )
-            yield dict(zip(places, labels, strict=True)) | figure | {"n": int(counts.sum())}
+            yield dict(zip(axes, labels, strict=True)) | figure | {"n": int(counts.sum())}
 
     def plain(self) -> dict[str, Any]:
         """For JSON, to six significant digits; NaN is null, and an infinite number its text."""

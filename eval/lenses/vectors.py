@@ -196,8 +196,8 @@ def _add_histogram(
 ) -> None:
     bars = torch.stack([torch.histogram(values, edges).hist for values in groups])
     unit, middles = "length" if name == "lengths" else "cosine", (edges[1:] + edges[:-1]) / 2
-    places: dict[str, Any] = {axis: labels, unit: middles.tolist()}
-    table.add(name, bars, rows=False, **places)
+    axes: dict[str, Any] = {axis: labels, unit: middles.tolist()}
+    table.add(name, bars, rows=False, **axes)
 
 
 @lens(

@@ -324,15 +324,13 @@ def join(circuits: Sequence[Circuit]) -> tuple[Circuit, Callable[[Tensor], list[
     The function beside it cuts its `(..., width)` outputs into those of each.
     """
     layers = sorted({layer for circuit in circuits for layer in circuit.sites})
-    places = [[layers.index(layer) for layer in circuit.sites] for circuit in circuits]
+    numbers = [[layers.index(layer) for layer in circuit.sites] for circuit in circuits]
 
     def cut(outputs: Tensor) -> list[Tensor]:
         parts = outputs.chunk(len(layers), dim=-1)
         return [
-            parts[indices[0]]
-            if len(indices) == 1
-            else torch.cat([parts[i] for i in indices], dim=-1)
-            for indices in places
+            parts[own[0]] if len(own) == 1 else torch.cat([parts[i] for i in own], dim=-1)
+            for own in numbers
         ]
 
     return replace(circuits[0], layers=tuple(layers)), cut
