@@ -72,9 +72,6 @@ class TrackioLogger(Logger):
 
     Args:
         run: the run's directory, whose name is the run's.
-        settings: of the run.
-        config: shown beside the figures.
-        say: takes a line for the user.
     """
 
     def __init__(

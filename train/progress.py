@@ -190,10 +190,8 @@ class TimeBudget(Callback):
     Args:
         minutes: of training, over all starts of the run.
         every: steps between the lines of progress.
-        schedule: of the recipe.
         windows: of a step, and of an epoch.
         spent: `seconds` and `pace`, seconds a step, of earlier starts, as a checkpoint keeps them.
-        say: is given a line, once the speed is known.
     """
 
     def __init__(

@@ -155,7 +155,6 @@ def summarise_rows(
     `models`. They come in the order of reading.
 
     Args:
-        kind: of the rows that are summed up.
         every_seed: keep checkpoints apart that differ in their training seed only.
 
     Raises:

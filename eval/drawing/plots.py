@@ -218,21 +218,18 @@ def bars(
     x: str,
     y: str,
     group: str = "",
-    row: str = "",
     *,
     names: Sequence[Any] = (),
-    size: tuple[int, int] = SIZE,
 ) -> Chart:
     """Bars of `value` under the title `y`, coloured by `x`, with intervals as upright lines.
 
-    Those of one `group` stand together; each value of `row` has bars below those of the one before.
-    `names` are all values of `x`, in the order of colours.
+    Those of one `group` stand together. `names` are all values of `x`, in the order of colours.
     """
     alt = open_altair()
 
     names = list(names) or options(records, x)
     slant = {"labelAngle": -40, "labelLimit": 110, "title": None, "labelOverlap": True}
-    base = alt.Chart(_data(records, "value"), width=size[0], height=size[1]).encode(
+    base = alt.Chart(_data(records, "value"), width=SIZE[0], height=SIZE[1]).encode(
         x=alt.X(field=group or x, type="nominal", sort=options(records, group or x),
                 axis=alt.Axis(**slant)),
         y=alt.Y(field="value", type="quantitative", title=y, axis=alt.Axis(tickCount=4)),
@@ -245,10 +242,6 @@ def bars(
     if any(_has_limits(r) for r in records):
         ends = {"y": alt.Y(field="low", type="quantitative"), "y2": alt.Y2(field="high")}
         drawn += base.mark_rule(aria=False).encode(color=alt.value(LIGHT["ink"]), **ends)
-    if row:
-        header = alt.Header(title=None, labelAngle=0, labelOrient="top", labelAnchor="start")
-        by = alt.Row(field=row, type="nominal", sort=options(records, row), header=header)
-        drawn = drawn.facet(row=by, spacing=6).resolve_scale(y="independent")
     return drawn
 
 

@@ -126,7 +126,6 @@ def across(
     """Records as a table with a column for each value of one field: a layer, an offset.
 
     Args:
-        records: each has its fields, and some figures.
         fields: they tell the lines apart.
         over: the field that tells the columns apart.
         columns: the figures of a cell, side by side; a single one stands between its limits.

@@ -81,7 +81,6 @@ class Reading:
 
     Args:
         problems: L of them, each of the same P prompts.
-        readbacks: of their circuits.
         likely: tokens that the text makes likeliest, run at each position; at most all.
         shortlist: tokens nearest by the read-back that are run at first; at most all.
     """
@@ -150,7 +149,7 @@ class Reading:
         """Layer i of prompt p: positions that the pass settled, and the others searched.
 
         Args:
-            good: theirs of this layer and prompt.
+            good: whether the pass settled each position shown for them.
         """
         row, on_path = LayerAnswer(paths.path[p].clone(), paths.reads[i, p].clone()), True
         for t, settled in enumerate(good, start=self.hidden):

@@ -33,7 +33,6 @@ class Chart:
         about: a sentence on it.
         x: the axis along.
         y: the axis upright, or the title of the values where they are upright.
-        where: labels of axes that are shown alone.
         each: whether samples are drawn and not their means.
         name: the figure's, after the lens's; that of the numbers when not given.
     """
@@ -43,7 +42,6 @@ class Chart:
     about: str
     x: str = "layer"
     y: str = ""
-    where: Mapping[str, Any] = field(default_factory=dict)
     each: bool = False
     name: str = ""
 
@@ -70,13 +68,12 @@ class Chart:
         rows = []
         for model, table in tables.items():
             for record in table.samples(self.of) if samples else table.means(self.of):
-                if all(record.get(name) == label for name, label in self.where.items()):
-                    rows.append({"model": model, **record, **_token(table, record)})
+                rows.append({"model": model, **record, **_token(table, record)})
         return rows
 
     @property
     def _shown(self) -> set[str]:
-        return {"model", *self.fields, *self.where, *VALUES}
+        return {"model", *self.fields, *VALUES}
 
     def chart(self, rows: list[Record], every: list[Record]) -> plots.Chart:
         """A panel of some records; `every` are those of all panels, whose scale it has."""
@@ -113,15 +110,13 @@ class Lines(Chart):
 class Heat(Chart):
     """A cell for each pair of labels, coloured by its value, whose title is `value`.
 
-    Of a `diverging` scale 0 is the middle. `up` puts the first label of y at the bottom. `text` is
-    a field whose words stand in the cells, `facet` an axis with small charts beside each other, of
-    the last positions alone.
+    Of a `diverging` scale 0 is the middle. `up` puts the first label of y at the bottom. `facet` is
+    an axis with small charts beside each other, of the last positions alone.
     """
 
     value: str
     diverging: bool = False
     up: bool = False
-    text: str = ""
     facet: str = ""
 
     @property
@@ -139,29 +134,25 @@ class Heat(Chart):
         values = [row["value"] for row in every]
         return plots.cells(
             rows, x, y, self.value, diverging=self.diverging, domain=(min(values), max(values)),
-            text=self.text, facet=self.facet, descending=self.up,
+            facet=self.facet, descending=self.up,
         )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bars(Chart):
-    """Bars of x; those of a label of `column` stand together, those of one of `row` in a row."""
+    """Bars of x; those of a label of `column` stand together."""
 
     column: str = ""
-    row: str = ""
 
     @property
     def fields(self) -> tuple[str, ...]:
         """The axes that it names."""
-        return (self.x, self.column, self.row)
+        return (self.x, self.column)
 
     def chart(self, rows: list[Record], every: list[Record]) -> plots.Chart:
         """A panel."""
-        size = (plots.SIZE[0], 60) if self.row else plots.SIZE
         names = plots.options(every, self.x)
-        return plots.bars(
-            _with_tips(rows), self.x, self.y, self.column, self.row, names=names, size=size
-        )
+        return plots.bars(_with_tips(rows), self.x, self.y, self.column, names=names)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,7 +77,6 @@ def measure_loss(
     one context of tokens before it, in windows that do not overlap.
 
     Args:
-        checkpoint: the model and its tokenizer.
         corpus: a source that `tokenizer.open_corpus` reads.
         stories: only the first so many; all when not given.
         batch_size: windows sent through the model together; as many as the device's memory bears

@@ -106,7 +106,6 @@ def run_tasks(tasks: Sequence[Task], results: Results, what: str, limit: int | N
     Args:
         tasks: those of one model stand together.
         results: as `open_results` gives them.
-        what: is being done, for the progress.
         limit: no more tasks than it takes for so many rows.
     """
     number, count = results.shard

@@ -47,7 +47,6 @@ def track_results(
 
     Args:
         directory: the results directory; holds the runs' ids and the offline files.
-        page: the HTML page made of them, if there is one.
         mode: offline or online.
         project: W&B's name for a collection of runs.
 

@@ -95,8 +95,7 @@ def measure_bits(
     """All figures of one passage at one site.
 
     Args:
-        passage: whose token is asked about; the token is a candidate.
-        candidates: what it may be.
+        passage: whose token is asked about, which is one of the candidates.
         largest: `(C,)` magnitudes of a calibration text, for the quantisers.
         rounding: how far rounding moves the passage's outputs, `(T, C)`
             (`inversion.problem.capture`).

@@ -20,11 +20,10 @@ def paired_record(
     """The difference of one figure of two models, as `paired_records` describes it.
 
     Args:
-        figure: its name.
         first: hits, or bits, of one model in each pair, `(pairs,)`.
         second: the same of the other.
         counts: tokens, or bytes, of each pair.
-        percent: whether the figure is a share.
+        percent: whether the figure is a fraction, shown in per cent.
         margin: within which figures count as equivalent, in per cent.
         units: what the pairs are.
         seeds: the figure of each training seed of both, which are compared where there are several.

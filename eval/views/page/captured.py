@@ -28,7 +28,6 @@ def render_captured(rows: Sequence[dict[str, Any]], title: str | None = None) ->
     """The page for rows of `eval recover`, as HTML.
 
     Args:
-        rows: of prompts, as the command gives them.
         title: the page's; a sentence of its own when not given.
     """
     tensors: dict[str, list[dict[str, Any]]] = {}
