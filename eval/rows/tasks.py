@@ -108,6 +108,33 @@ def run_tasks(tasks: Sequence[Task], results: Results, what: str, limit: int | N
         results: as `open_results` gives them.
         limit: no more tasks than it takes for so many rows.
     """
+    remaining = _remaining(tasks, results, limit)
+    if remaining and results.refusal:
+        raise RequestError(results.refusal)
+    if not remaining:
+        say(f"{results.directory}: every row is there already")
+    seconds = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES
+    bar = tqdm(remaining, what, disable=watched() or not remaining, mininterval=seconds,
+               delay=seconds, dynamic_ncols=True)  # fmt: skip
+    started = time.monotonic()
+    for task, following in zip(bar, [*remaining[1:], None], strict=False):
+        tell(SoFar())
+        rows = task.run(results)
+        for batch in [rows] if isinstance(rows, list) else ([row] for row in rows):
+            results.append(batch)
+        if task is remaining[0] and task.keys and not watched():
+            rest = sum(len(task.keys) for task in remaining[1:])
+            expected = (time.monotonic() - started) * rest / len(task.keys)
+            if expected > LONG:
+                duration = duration_text(expected)
+                line = f"{what}: about {duration} for {rest} more rows, by the first"
+                tqdm.write(line, file=sys.stderr)
+        if following and following.checkpoint is not task.checkpoint:
+            task.checkpoint.release()
+
+
+def _remaining(tasks: Sequence[Task], results: Results, limit: int | None) -> list[Task]:
+    """This shard's tasks whose rows are not all there, as many as give `limit` rows."""
     number, count = results.shard
     remaining, rows = [], 0
     for task in tasks[number - 1 :: count]:
@@ -116,26 +143,4 @@ def run_tasks(tasks: Sequence[Task], results: Results, what: str, limit: int | N
         if limit is None or rows < limit:
             remaining.append(task)
         rows += len(task.keys)
-    if remaining and results.refusal:
-        raise RequestError(results.refusal)
-    if not remaining:
-        say(f"{results.directory}: every row is there already")
-    seconds = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES
-    bar = tqdm(remaining, what, disable=watched() or not remaining, mininterval=seconds,
-               delay=seconds, dynamic_ncols=True)  # fmt: skip
-    started, rest = time.monotonic(), sum(len(task.keys) for task in remaining)
-    for task, following in zip(bar, [*remaining[1:], None], strict=False):
-        tell(SoFar())
-        rows = task.run(results)
-        for batch in [rows] if isinstance(rows, list) else ([row] for row in rows):
-            results.append(batch)
-        if task is remaining[0] and task.keys and not watched():
-            rest -= len(task.keys)
-            expected = (time.monotonic() - started) * rest / len(task.keys)
-            if expected > LONG:
-                about = (
-                    f"{what}: about {duration_text(expected)} for {rest} more rows, by the first"
-                )
-                tqdm.write(about, file=sys.stderr)
-        if following and following.checkpoint is not task.checkpoint:
-            task.checkpoint.release()
+    return remaining

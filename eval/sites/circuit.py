@@ -81,21 +81,7 @@ class Circuit:
             self._require_attention()
         if self.part == "final":
             self._require_norm()
-        blocks = [self._block(i) for i in range(self.depth)]
-        whole = any(isinstance(block, WholeBlock) for block in blocks)
-        request = f"part {self.part!r} without {sorted(self.without)}"
-        if whole and (self.part not in WHOLE or self.without - {"mask"}):
-            raise RequestError(
-                f"{request}: of a {self.model.config.mixers[0]} model whole blocks are known, not "
-                f"their parts; use one of {', '.join(WHOLE)}, and leave out nothing"
-            )
-        if "mask" in self.without:
-            for block in blocks:
-                if not hasattr(block.token_mixer, "unmasked"):
-                    raise RequestError(
-                        f"--without mask: a {type(block.token_mixer).__name__} has no mask to leave"
-                        " out; only attention has"
-                    )
+        self._require_parts([self._block(i) for i in range(self.depth)])
 
     @property
     def sites(self) -> tuple[int, ...]:
@@ -235,6 +221,21 @@ class Circuit:
                 f"part 'final': no norm stands behind the last layer of this "
                 f"{self.model.config.mixers[0]} model; use block"
             )
+
+    def _require_parts(self, blocks: Sequence[Block]) -> None:
+        whole = any(isinstance(block, WholeBlock) for block in blocks)
+        if whole and (self.part not in WHOLE or self.without - {"mask"}):
+            raise RequestError(
+                f"part {self.part!r} without {sorted(self.without)}: of a "
+                f"{self.model.config.mixers[0]} model whole blocks are known, not their parts; use "
+                f"one of {', '.join(WHOLE)}, and leave out nothing"
+            )
+        for block in blocks if "mask" in self.without else ():
+            if not hasattr(block.token_mixer, "unmasked"):
+                raise RequestError(
+                    f"--without mask: a {type(block.token_mixer).__name__} has no mask to leave"
+                    " out; only attention has"
+                )
 
     def _require_causal(self) -> None:
         if not self.causal:
