@@ -255,7 +255,7 @@ def _kinds(model: LanguageModel) -> dict[str, Block]:
 
 
 def _layer_name(model: LanguageModel, layer: int) -> str:
-    """As errors name a block, counted as sites are: `layer 1 (Flat)`."""
+    """The name of a block in errors, counted as sites are: `layer 1 (Flat)`."""
     mixer = model.blocks[layer - 1].token_mixer
     mixer = mixer.layer if isinstance(mixer, WholeLayer) else mixer
     parts = mixer.mixers if isinstance(mixer, SideBySide) else [mixer]

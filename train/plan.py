@@ -75,7 +75,7 @@ def print_plan(recipe: Recipe) -> None:
 
 
 def _print_plan(recipe: Recipe, source: str | None) -> None:
-    """As `print_plan`, of packed data, which were made of `source`."""
+    """Prints the plan of a run on packed data, which were made of `source`."""
     arithmetic = choose_arithmetic(recipe)
     trainer = build_trainer(recipe, RunDirectory(Path()), [], launcher=[Nobody()])
     settings, config, batch = recipe.run, recipe.model, recipe.batch

@@ -166,7 +166,7 @@ class StepBar(TQDMProgressBar):
 
     @property
     def total_train_batches(self) -> int:
-        """Parts of all steps."""
+        """How many parts all steps have."""
         return self.trainer.max_steps * self.trainer.accumulate_grad_batches
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:

@@ -333,7 +333,7 @@ class EpochLoop(_TrainingEpochLoop):
     """
 
     def _broadcast_sigterm_tensor(self) -> None:
-        """Asks nothing."""
+        """Asks the other devices nothing."""
 
 
 def build_trainer(

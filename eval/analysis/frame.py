@@ -53,7 +53,7 @@ class Quantity:
 
     @property
     def words(self) -> str:
-        """Its heading in tables."""
+        """The heading of the quantity in tables."""
         return self.title or self.name.replace("_", " ")
 
 
@@ -174,7 +174,7 @@ def _read(name: str, pool: str, read: Callable[[Row], float | None], title: str 
 
 
 def _tokens(kind: str, words: str) -> tuple[Quantity, ...]:
-    """Of the tokens whose own position is shown, or hidden."""
+    """The quantities of tokens whose own position is shown (`self`), or hidden."""
 
     def of(read: Callable[[dict[str, Any]], Measured | None]) -> Callable[[Row], Any]:
         return lambda row: read(row[kind]) if row[kind] and row[kind]["count"] else None
@@ -225,7 +225,7 @@ def _figure(name: str) -> Quantity:
 
 
 def _parts(row: Row) -> Iterator[Row]:
-    """Of a row of losses, one for each part of the text, and the row itself for other figures."""
+    """Splits a row of losses: a row for each part of the text, and itself for other figures."""
     about = {n: row.get(n) for n in ("key", "kind", "checkpoint", "corpus", "stories", "windows")}
     for part, (nats, size) in enumerate(
         zip(row["parts"]["nats"], row["parts"]["bytes"], strict=True)

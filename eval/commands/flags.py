@@ -110,7 +110,7 @@ def read_number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None
 
 @READERS.primitive_rule
 def read_one_of(info: PrimitiveTypeInfo) -> Any:
-    """Of several types the sequence, else the first; None is the default and no word."""
+    """Reads a union of types as its sequence, else as its first; None is no word."""
     if info.type_origin not in (typing.Union, types.UnionType):
         return None
     kinds = [kind for kind in typing.get_args(info.type) if kind is not type(None)]

@@ -214,7 +214,7 @@ class Question:
 
     @property
     def checkpoints(self) -> list[Checkpoint]:
-        """The models, open."""
+        """The models that are asked, open."""
         return [self.library.checkpoint(name) for name in self.models]
 
     @cached_property
@@ -224,7 +224,7 @@ class Question:
 
     @cached_property
     def tokens(self) -> tuple[int, ...]:
-        """The sentence."""
+        """The tokens of the sentence."""
         return self._tokens(self.checkpoints[0])
 
     def _tokens(self, checkpoint: Checkpoint) -> tuple[int, ...]:
@@ -283,7 +283,7 @@ class Question:
         return chosen | noise | shared
 
     def command(self) -> str:
-        """The same for a terminal."""
+        """The question as a command for a terminal."""
         words = [self.library.paths[name] for name in self.models]
         for name, value in (self.arguments() | {"out": "results/explore"}).items():
             values = [str(word) for word in value] if isinstance(value, list) else [str(value)]
@@ -294,7 +294,7 @@ class Question:
         return shlex.join(["python", "-m", "eval", self.kind, *words])
 
     def python(self) -> str:
-        """The same for Python."""
+        """The question as a call in Python."""
         paths = [self.library.paths[name] for name in self.models]
         lines = [f"    {name}={value!r}," for name, value in self.arguments().items()]
         call = "\n".join([f"result = {self.kind}(", f"    {paths!r},", *lines, ")"])

@@ -69,7 +69,7 @@ class Guesser:
 
 @dataclass(frozen=True)
 class ReadBack:
-    """The fit of a circuit.
+    """The map fitted from a circuit's outputs back to tokens.
 
     Attributes:
         embeddings: of all tokens, `(V, D)`.

@@ -223,7 +223,7 @@ class Reading:
 
 
 def _distances(problem: Problem, t: int, outputs: Tensor) -> Tensor:
-    """Of `(P, n, width)` outputs from the targets at position t, `(P, n)`."""
+    """Distances of `(P, n, width)` outputs from the targets at position t, `(P, n)`."""
     differences = problem.slice.narrow(outputs) - problem.target[:, t, None]
     return torch.linalg.vector_norm(differences, dim=-1)
 

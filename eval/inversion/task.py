@@ -78,7 +78,7 @@ class Task:
 
     @property
     def keys(self) -> list[str]:
-        """The rows' keys."""
+        """The keys of the task's rows."""
         return [self.key(site, trial) for site in self.sites for trial in self.trials]
 
     def key(self, site: Site, trial: Trial) -> str:

@@ -195,7 +195,7 @@ def _with_tips(rows: list[Record]) -> list[Record]:
 
 
 def _token(table: Table, record: Record) -> Record:
-    """Of a position of a text: its token, and both together as a label."""
+    """The token at a record's position, and a label of both; nothing without a position."""
     text = record.get("prompt", record.get("pair", ""))
     pieces = table.pieces.get(str(text), []) if "position" in record else []
     if not pieces or record["position"] >= len(pieces):

@@ -156,7 +156,7 @@ def copying(values: Tensor, outputs: Tensor) -> Tensor:
 
 
 def singular_values(values: Tensor, outputs: Tensor) -> Tensor:
-    """Of W_V W_O, `(H, width)`, by way of its narrow factors."""
+    """Singular values of W_V W_O, `(H, width)`, by way of its narrow factors."""
     inner, outer = (torch.linalg.qr(factor)[1] for factor in (values, outputs.mT))
     return torch.linalg.svdvals(inner @ outer.mT)
 

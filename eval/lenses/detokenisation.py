@@ -35,7 +35,7 @@ EXAMPLES = 20  # words that the page names
 
 
 def alphabet(tokenizer: Tokenizer, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """Of every token, whether white space stands before or in it, and if it has a letter, `(V,)`.
+    """Whether each token has white space before or in it, and whether it has a letter, `(V,)`.
 
     `'s` and the like have none.
     """

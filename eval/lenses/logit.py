@@ -200,7 +200,7 @@ def add_readings(
 
 
 def _say_first(batch: PromptBatch, seen: dict[str, Tensor], table: Table) -> None:
-    """Of the first prompt: the likeliest token at its last positions, and the best at the last."""
+    """Adds two tables on the first prompt: its last positions, and the best tokens at its end."""
     label, last = batch.labels[0], int(batch.last[0])
     shown, best = range(max(0, last + 1 - SHOWN), last + 1), table.notes["top"][label]
     likeliest, at_end = [], []

@@ -75,7 +75,7 @@ class Numbers:
             yield dict(zip(axes, labels, strict=True)) | figure | {"n": int(counts.sum())}
 
     def plain(self) -> dict[str, Any]:
-        """For JSON, to six significant digits; NaN is null, and an infinite number its text."""
+        """The tensor as JSON holds it: six significant digits, null for NaN, infinity as a text."""
         return vars(self) | {"values": [_short(value) for value in self.values.ravel().tolist()]}
 
     @classmethod
@@ -174,7 +174,7 @@ class Table:
                 yield from ({"figure": numbers.name} | record for record in numbers.means())
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """The table as JSON holds it."""
         return vars(self) | {"numbers": [numbers.plain() for numbers in self.numbers]}
 
     @classmethod

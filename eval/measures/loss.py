@@ -39,13 +39,13 @@ class Measurement:
 
     @property
     def keys(self) -> list[str]:
-        """The row's key."""
+        """The key of the one row."""
         question = [self.corpus, self.stories] if self.texts is None else [list(self.texts)]
         question += [] if self.windows == "joined" else [self.windows]
         return [row_key(*self.checkpoint.identity, "loss", *question)]
 
     def run(self, results: Results) -> list[Row]:
-        """One row."""
+        """Measures the loss: one row."""
         from eval.models.memory import windows_at_once
 
         model, context = self.checkpoint.model, self.checkpoint.config.context

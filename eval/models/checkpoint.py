@@ -139,7 +139,7 @@ class Checkpoint:
 
     @cached_property
     def identity(self) -> tuple[str, int, str]:
-        """Its name, training step and weights, which stand for it in the keys of rows."""
+        """The name, training step and weights, which stand for the model in the keys of rows."""
         return self.meta["name"], int(self.meta.get("step", 0)), self.weights_sha256
 
     def check_layer(self, layer: int) -> None:

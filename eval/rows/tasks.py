@@ -39,11 +39,11 @@ class Task(Protocol):
 
     @property
     def keys(self) -> Collection[str]:
-        """Its rows' keys. It is not run where all are there; without keys, it always is."""
+        """The keys of its rows. It is not run where all are there; without keys, it always is."""
         ...
 
     def run(self, results: Results) -> Iterable[Row]:
-        """Its rows, at least those that are not in the results yet.
+        """Gives its rows, at least those that are not in the results yet.
 
         A list is written whole; of anything else each row is, as it comes.
         """
@@ -95,7 +95,7 @@ def answered(
 
 
 def rows_of(tasks: Sequence[Task], results: Results) -> list[Row]:
-    """Those rows of a results directory that answer the tasks, in their order."""
+    """The rows of a results directory that answer the tasks, in their order."""
     rows = {row["key"]: row for row in results.rows()}
     return [rows[key] for key in dict.fromkeys(k for t in tasks for k in t.keys) if key in rows]
 

@@ -126,7 +126,7 @@ class Circuit:
 
     @torch.no_grad()
     def extend(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """As `prefix`, with the site's outputs at the new positions, `(P, T, width)`."""
+        """The site's outputs at the new positions, `(P, T, width)`, and the state of `prefix`."""
         self._require_causal()
         start, after = state.length if state else 0, []
 
@@ -154,7 +154,7 @@ class Circuit:
 
     @cached_property
     def exact(self) -> "Circuit":
-        """The same in float64."""
+        """The circuit in float64."""
         model = self.model.keep("exact", lambda: copy.deepcopy(self.model).double())
         return replace(self, model=model)
 
@@ -174,7 +174,7 @@ class Circuit:
         return self.model.keep("pseudo-inverse", lambda: torch.linalg.pinv(self.vocabulary))
 
     def unrotated(self, values: Tensor) -> tuple["Circuit", Tensor]:
-        """Of rotated keys `(B, T, width)` the keys before, and their site; else as it is.
+        """The site before the rotation, and its keys from rotated ones; other sites as they are.
 
         A turn changes no distance, and before it all positions are alike.
         """

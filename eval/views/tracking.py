@@ -110,7 +110,7 @@ def every_figure(rows: Sequence[Row], lines: Frame) -> list[Record]:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """As a cell of a table: nothing for what is not known, and a corpus by its label."""
+    """A value as a cell of a table: None for what is not known, and a corpus by its label."""
     if value is None or value != value:
         return None
     return corpus_label(value) if name == "corpus" else value

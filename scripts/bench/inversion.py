@@ -81,7 +81,7 @@ def measure(options: argparse.Namespace) -> bench.Pages:
 
 
 def _problem(subject: Subject, prompts: int, length: int, hidden: int = 0) -> Problem:
-    """Its read-backs are fitted anew for each call."""
+    """The problem of a subject, whose read-backs are fitted anew for each call."""
     circuit = Circuit(subject.model, len(subject.model.blocks))
 
     def readbacks(circuits: list[Circuit]) -> list[ReadBack]:

@@ -73,7 +73,7 @@ class Race(NamedTuple):
 
     @property
     def size(self) -> str:
-        """In words."""
+        """The model's sizes in words."""
         m = self.model
         return (
             f"d={m.d_model} n={m.n_layers} T={m.context}, {self.batch} windows a step,"
@@ -90,7 +90,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 def read_flags(words: list[str] | None) -> argparse.Namespace:
-    """What a race is told."""
+    """Reads the flags of a race."""
     parser, natural = bench.parser(__doc__), bench.natural
     add = parser.add_argument
     add("--only", nargs="+", choices=[*PEERS], default=[*PEERS], help="races")

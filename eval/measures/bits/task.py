@@ -48,7 +48,7 @@ class Design:
 
     @property
     def length(self) -> int:
-        """Tokens of a passage."""
+        """How many tokens a passage has."""
         return self.before + 1 + max(self.question.distances)
 
     def of(self, checkpoint: Checkpoint) -> Sample:
@@ -123,12 +123,12 @@ class BitsTask:
 
     @cached_property
     def sample(self) -> Sample:
-        """The same for all layers and models that share a tokenizer."""
+        """Passages and candidates, the same for all layers and models that share a tokenizer."""
         return self.design.of(self.checkpoint)
 
     @property
     def keys(self) -> list[str]:
-        """One for each passage."""
+        """The key of each passage's row."""
         return self._keys
 
     @cached_property

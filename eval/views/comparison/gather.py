@@ -234,7 +234,7 @@ def _checkpoint(meta: dict[str, Any], config: ModelConfig | None, digest: str) -
 
 @lru_cache(maxsize=256)
 def _cost(config: str) -> "Cost":
-    """Of a model; what depends on the length of a sequence is taken at its whole context."""
+    """The cost of a model; what depends on the length of a sequence is taken at its context."""
     from arch import describe
 
     return describe(ModelConfig.from_json(config, "config")).cost

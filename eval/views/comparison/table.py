@@ -107,7 +107,7 @@ def select(
 
 
 def _commonest(lines: Frame, names: Sequence[str]) -> Frame:
-    """Those at the values of some coordinates that most checkpoints have, the first of equals."""
+    """The lines at those coordinates that most checkpoints have, the first of equals."""
     checkpoints = lines.drop_duplicates([*names, "model", "step", "weights"])
     sizes = checkpoints.groupby(list(names), sort=False, dropna=False).size()
     if len(sizes) < 2:
