@@ -46,7 +46,7 @@ class TokenMoments(NamedTuple):
     def of(
         cls, features: Tensor, tokens: Tensor, vocabulary: int, second: Tensor | None = None
     ) -> "TokenMoments":
-        """Moments of `(N, ..., F)` features of `(N, ...)` tokens; `second` if it is known already."""
+        """Moments of `(N, ..., F)` features of `(N, ...)` tokens; `second` where it is known."""
         width, device = features.shape[-1], features.device
         total = torch.zeros(vocabulary, width, dtype=torch.float64, device=device)
         for x, y in zip(features.split(PART), tokens.split(PART), strict=True):

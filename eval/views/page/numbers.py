@@ -50,16 +50,10 @@ def of_kind(lines: Frame, title: str, known: Sequence[Quantity] = ()) -> Numbers
     known = known or quantities(lines)
     main = [q for q in known if (q.name in BRIEF if kind == "recovery" else q.main)] or known
     if kind == "recovery":
-        of_solvers = "solver" in records[0]  # verdicts are of all together
-        fields = ["model", "step", "layer", "slice", "with", *["solver"] * of_solvers]
-        names = solver_names(records) if of_solvers else [""] * len(records)
-        shown = [
-            r | {"layer": site(r), "with": ", ".join(departures(r).values()), "solver": name}
-            for r, name in zip(records, names, strict=True)
-        ]
+        fields, shown = _name_recoveries(records)
     else:
-        found = (name for record in records for name in record if name in lines)
-        named = KINDS[kind].coordinates or [n for n in dict.fromkeys(found) if n not in MODEL]
+        present = dict.fromkeys(name for record in records for name in record if name in lines)
+        named = KINDS[kind].coordinates or [name for name in present if name not in MODEL]
         fields, shown = ["model", "step", *named], records
     brief, full = (
         lay_out(shown, fields, [*((q.name, q.words, q.percent) for q in chosen), *counts], title)
@@ -69,6 +63,18 @@ def of_kind(lines: Frame, title: str, known: Sequence[Quantity] = ()) -> Numbers
         )
     )
     return Numbers(kind, records, brief, full)
+
+
+def _name_recoveries(records: list[Record]) -> tuple[list[str], list[Record]]:
+    """The fields that name a line of recoveries, and the records with these fields in words."""
+    of_solvers = "solver" in records[0]  # verdicts are of all together
+    fields = ["model", "step", "layer", "slice", "with", *["solver"] * of_solvers]
+    names = solver_names(records) if of_solvers else [""] * len(records)
+    return fields, [
+        record
+        | {"layer": site(record), "with": ", ".join(departures(record).values()), "solver": name}
+        for record, name in zip(records, names, strict=True)
+    ]
 
 
 def lens_overview(rows: Iterable[Row]) -> Table:
