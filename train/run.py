@@ -336,6 +336,16 @@ class EpochLoop(_TrainingEpochLoop):
         """Asks the other devices nothing."""
 
 
+def _choose_precision(precision: str, gpu: bool) -> str:
+    """The precision of `--precision`; where it is left open, bfloat16 on a GPU that has it."""
+    if precision == "16-mixed" and not gpu:
+        raise RunError("--precision 16-mixed needs a GPU; without one use 32-true or bf16-mixed")
+    if precision != "auto":
+        return precision
+    bfloat16 = gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+    return "bf16-mixed" if bfloat16 else "32-true"
+
+
 def build_trainer(
     recipe: Recipe,
     directory: RunDirectory,
@@ -351,13 +361,8 @@ def build_trainer(
         RunError: a device that is not there, or the like.
     """
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    precision = recipe.run.precision
     gpu = recipe.trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-    if precision == "auto":
-        bfloat16 = gpu and torch.cuda.is_bf16_supported(including_emulation=False)
-        precision = "bf16-mixed" if bfloat16 else "32-true"
-    if precision == "16-mixed" and not gpu:
-        raise RunError("--precision 16-mixed needs a GPU; without one use 32-true or bf16-mixed")
+    precision = _choose_precision(recipe.run.precision, gpu)
     settings: Any = dataclasses.asdict(recipe.trainer)
     settings |= {} if total is None else {"max_steps": total}
     if settings["accelerator"] == "auto" and not gpu:
