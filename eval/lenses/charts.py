@@ -213,6 +213,6 @@ def word_tables(tables: Mapping[str, Table]) -> list[markup.Markup]:
                 shown = [markup.codes(cell) if isinstance(cell, list) else cell for cell in cells]
                 lines.setdefault((text["title"], *text["columns"]), []).append([model, *shown])
     return [
-        markup.folded(title, markup.html_table(("checkpoint", *columns), rows))
+        markup.folded_table(title, ("checkpoint", *columns), rows)
         for (title, *columns), rows in lines.items()
     ]
