@@ -54,7 +54,7 @@ def invert(
     given = {name: value for name, value in given.items() if value is not None}
     requests = read_entries(suite, given)
     drawn = any(request.draws for request in requests.values())
-    opened = Opened(open_models(models, device), corpus, drawn)
+    opened = OpenModels(open_models(models, device), corpus, drawn)
     least = None if "count" in given else 1  # prompts of a suite's count that will do
     tasks, left_out = [], []
     for name, request in requests.items():
@@ -82,7 +82,7 @@ def invert(
     return Result(rows, terminal_text(rows) if rows else NO_ROWS, next_step(results, out))
 
 
-class Opened:
+class OpenModels:
     """Models that are asked, each with its corpus and its controls.
 
     Args:

@@ -22,7 +22,7 @@ from eval.messages import RequestError
 from eval.models.checkpoint import PRETRAINED, Checkpoint, find_models, open_model
 from eval.models.corpora import common_corpus
 from eval.models.text import text_prompts
-from eval.rows.progress import SoFar, watching
+from eval.rows.progress import Progress, watching
 from eval.sites.slices import Slice
 
 if TYPE_CHECKING:
@@ -335,7 +335,7 @@ class Question:
         checkpoint: Checkpoint,
         emit: Emit,
         check: Callable[[], None],
-        progress: SoFar,
+        progress: Progress,
     ) -> None:
         check()
         if progress.row:

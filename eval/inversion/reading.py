@@ -23,7 +23,7 @@ from arch import State
 from eval.inversion.guesses import Guesser, ReadBack
 from eval.inversion.problem import Problem
 from eval.models.memory import candidates_at_once
-from eval.rows.progress import SoFar, tell, watched
+from eval.rows.progress import Progress, report_progress, watched
 from eval.sites.circuit import Circuit, join, step_together
 
 GROWTH = 8  # of a shortlist that does not hit
@@ -128,7 +128,7 @@ class Reading:
             good.append(hit & (token == path[-1]))
             distances.append(distance)
             if watched() and not self.hidden:
-                tell(SoFar(torch.stack(path, dim=-1), torch.stack(good, dim=-1)[0]))
+                report_progress(Progress(torch.stack(path, dim=-1), torch.stack(good, dim=-1)[0]))
             if t + 1 < T:
                 state, likely = self._go_on(path[-1][:, None], state)
         reads = torch.stack(reads, dim=-1).transpose(-1, -2)

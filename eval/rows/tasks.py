@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from eval.drawing.tables import duration_text
 from eval.messages import RequestError, say
-from eval.rows.progress import SoFar, tell, watched
+from eval.rows.progress import Progress, report_progress, watched
 from eval.rows.store import Results, Row
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def run_tasks(tasks: Sequence[Task], results: Results, what: str, limit: int | N
                delay=seconds, dynamic_ncols=True)  # fmt: skip
     started = time.monotonic()
     for task, following in zip(bar, [*remaining[1:], None], strict=False):
-        tell(SoFar())
+        report_progress(Progress())
         rows = task.run(results)
         for batch in [rows] if isinstance(rows, list) else ([row] for row in rows):
             results.append(batch)

@@ -12,7 +12,7 @@ from arch import State
 from eval.inversion.problem import Chance, Problem
 from eval.inversion.solver import COLLISIONS, Answer, solver
 from eval.models.memory import candidates_at_once
-from eval.rows.progress import SoFar, tell, watched
+from eval.rows.progress import Progress, report_progress, watched
 from eval.sites.circuit import Circuit
 
 
@@ -50,7 +50,7 @@ def sweep(problem: Problem, chance: Chance, *, prior: float = 0.0) -> list[Answe
             distances.append(to_target)
             tokens.append(to_target.argmin(dim=1))
             if watched():
-                _tell(problem, tokens, distances)
+                _report(problem, tokens, distances)
         state = circuit.prefix(tokens[-1][:, None], state)
     evaluations = S * (len(problem.vocabulary) + (1 if prior else 0))
     chosen, every = torch.stack(tokens, dim=1), torch.stack(distances, dim=1)
@@ -71,11 +71,11 @@ def sweep(problem: Problem, chance: Chance, *, prior: float = 0.0) -> list[Answe
     ]
 
 
-def _tell(problem: Problem, tokens: list[Tensor], ambiguous: list[Tensor]) -> None:
+def _report(problem: Problem, tokens: list[Tensor], ambiguous: list[Tensor]) -> None:
     nearest = torch.stack([to_target.amin(dim=1) for to_target in ambiguous], dim=1)
     margins = (runner_up(ambiguous[-1]) / problem.tolerance.floor[:, len(tokens) - 1]).log2()
     settled = nearest <= problem.tolerance.limit[:, : len(tokens)]
-    tell(SoFar(torch.stack(tokens, dim=1), settled, margins))
+    report_progress(Progress(torch.stack(tokens, dim=1), settled, margins))
 
 
 def try_tokens(problem: Problem, t: int, state: State | None) -> Tensor:

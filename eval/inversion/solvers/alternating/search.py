@@ -31,7 +31,7 @@ from eval.inversion.problem import Chance, Problem
 from eval.inversion.reading import Reading
 from eval.inversion.solver import ANY, COLLISIONS, Answer, solver
 from eval.inversion.solvers.alternating.turns import LIKELY, SCREENS, Turns
-from eval.rows.progress import SoFar, tell
+from eval.rows.progress import Progress, report_progress
 
 FINALLY = 16, 4  # tokens tried as `LIKELY` are, once the hidden ones are known, without noise
 LARGE = 16_384  # vocabularies from here on are never run as a whole
@@ -220,7 +220,7 @@ class _Search:
         """Both turns: where each prompt is then, and whether that is where it was."""
         turns = self.turns
         hidden, visible = turns.hidden[rows], turns.read(rows)
-        tell(SoFar(turns.whole(rows, hidden, visible)))
+        report_progress(Progress(turns.whole(rows, hidden, visible)))
         solved = turns.solved(rows, hidden, visible).tolist()
         states = [(_End(0.0, choice, proved=True), False) for choice in hidden]
         others, at_once = [i for i, choice in enumerate(solved) if not choice], turns.at_once()
@@ -233,7 +233,7 @@ class _Search:
             for i, tokens, (length, proved, stuck) in zip(batch, better, seen, strict=True):
                 states[i] = _End(0.0 if proved else length, tokens, bool(proved)), bool(stuck)
             if any(proved for _, proved, _ in seen):
-                tell(SoFar(turns.whole(chosen, better, read)))
+                report_progress(Progress(turns.whole(chosen, better, read)))
         return states
 
     def _finish(self) -> list[Answer]:
