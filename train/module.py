@@ -56,7 +56,7 @@ class LanguageModule(LightningModule):
         self.total_steps = total_steps
         self.gradient_norm = torch.zeros(())
         self.chunked_loss = True
-        self.flops_per_token = 0.0
+        self.flops_per_token = self.flops_per_batch = 0.0
         self.recorded = False  # whether a run gives its figures to the loggers, by their steps
         self.validation: dict[str, Any] = {}
         self.seed = 0

@@ -98,7 +98,7 @@ class Run:
         record = {**fixed, **settings_of(self.start)}
         callbacks = self._callbacks(data, identity, record, budget)
         self.trainer = build_trainer(recipe, self.directory, callbacks, self.total)
-        _, parts = recipe.batch.split(self.trainer.world_size)
+        micro, parts = recipe.batch.split(self.trainer.world_size)
         self.trainer.accumulate_grad_batches = parts
         if has_terminal():
             bar = StepBar(refresh_rate=settings.log_every * parts)
@@ -106,7 +106,9 @@ class Run:
         prepare(self.module, settings, self.trainer)
         if self.trainer.precision == "64-true":
             self.module.double()  # as Lightning does later than it reads a checkpoint
-        self.module.flops_per_token = describe(recipe.model).cost.training_flops
+        work = describe(recipe.model).cost.training_flops
+        self.module.flops_per_token = work
+        self.module.flops_per_batch = work * recipe.model.context * micro  # for `ThroughputMonitor`
 
     def _budget(self) -> TimeBudget | None:
         """The budget of minutes; None for a run whose length is given in steps."""
