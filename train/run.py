@@ -364,8 +364,8 @@ def build_trainer(
     """
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     gpu = recipe.trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-    precision = _choose_precision(recipe.run.precision, gpu)
     settings: Any = dataclasses.asdict(recipe.trainer)
+    settings["precision"] = _choose_precision(recipe.run.precision, gpu)
     settings |= {} if total is None else {"max_steps": total}
     if settings["accelerator"] == "auto" and not gpu:
         settings["accelerator"] = "cpu"  # Lightning's own choice may be a device that is not tested
@@ -379,7 +379,6 @@ def build_trainer(
             warnings.filterwarnings("ignore", "The `srun` command is available")
             trainer = Trainer(
                 **settings,
-                precision=precision,
                 max_epochs=-1,
                 callbacks=callbacks,
                 plugins=[AtomicCheckpointIO(directory), *(launcher or slurm)],

@@ -56,12 +56,12 @@ def paired_table(records: Sequence[Record], first: str, second: str) -> Table:
     lines = []
     for record in records:
         percent = record["share"]
-        interval = (_rounded(record[name], 100 if percent else 1)
-                    for name in ("difference", "low", "high"))  # fmt: skip
+        value, low, high = (_rounded(record[name], 100 if percent else 1)
+                            for name in ("difference", "low", "high"))  # fmt: skip
         lines.append([
             record["figure"] + " %" * percent,
             *(text(record[side], percent) for side in ("first", "second")),
-            interval_text(*interval),
+            interval_text(value, low, high),
             _p_text(record["p"]),
             f"{record['n']} {record['units']}",
             "yes" if record["equivalent"] else "not established",
