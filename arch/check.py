@@ -56,17 +56,17 @@ def check_causal(model: LanguageModel) -> float:
     a code path that other inputs, another device or another batch takes.
 
     Returns:
-        The largest difference found, as a share of what rounding may make.
+        The largest difference found, as a fraction of what rounding may make.
 
     Raises:
         ModelError: the layer and mixer, the position that moved, by how much and by which other; or
             a mixer that cannot run a text shorter than the context.
     """
-    chance = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     with _in_evaluation(model):
-        worst = _check_as_it_is(model, chance)
+        worst = _check_as_it_is(model, generator)
         for name, block in _kinds(model).items():
-            worst = max(worst, _check_scrambled(name, block, model.config, chance))
+            worst = max(worst, _check_scrambled(name, block, model.config, generator))
     return worst
 
 
@@ -81,24 +81,24 @@ def check_promises(model: LanguageModel, tokenizer_json: str) -> Iterator[tuple[
     """
     yield "causal", f"largest difference {check_causal(model):.2g} of what rounding may make"
     ours = type(model.config) is ModelConfig
-    chance = torch.Generator().manual_seed(0)
-    model = _scrambled(model, chance) if ours else model
+    generator = torch.Generator().manual_seed(0)
+    model = _scrambled(model, generator) if ours else model
     size = 2, min(MOST, model.config.context)
-    tokens = torch.randint(model.config.vocab_size, size, generator=chance)
+    tokens = torch.randint(model.config.vocab_size, size, generator=generator)
     tokens = tokens.to(model.embedding.weight.device)
-    apart = _check_continues(model, tokens)
-    yield "prefix and step", f"equal forward, largest difference {apart:.2g} of an output"
-    apart = _check_jacobian(model, chance)
-    yield "Jacobian", f"largest entry above the diagonal {apart:.2g} of those on and below"
+    difference = _check_continues(model, tokens)
+    yield "prefix and step", f"equal forward, largest difference {difference:.2g} of an output"
+    difference = _check_jacobian(model, generator)
+    yield "Jacobian", f"largest entry above the diagonal {difference:.2g} of those on and below"
     if ours:
         yield "save and load", _check_saving(model, tokens, tokenizer_json)
 
 
-def _check_as_it_is(model: LanguageModel, chance: torch.Generator) -> float:
+def _check_as_it_is(model: LanguageModel, generator: torch.Generator) -> float:
     """All parts with the model's own weights, each on the outputs of the one before."""
     T = _positions(model.config, len(model.blocks), OWN_ROWS)
     size, lengths = (OWN_ROWS, T), _spread(_lengths(T), FEW)
-    tokens = torch.randint(model.config.vocab_size, size, generator=chance)
+    tokens = torch.randint(model.config.vocab_size, size, generator=generator)
     x, worst = model.embed(tokens.to(model.embedding.weight.device)), 0.0
     parts: dict[str, Callable[[Tensor], Tensor]]
     parts = {"layer 0 (the embedding)": model.with_positions}
@@ -112,13 +112,13 @@ def _check_as_it_is(model: LanguageModel, chance: torch.Generator) -> float:
 
 
 def _check_scrambled(
-    name: str, block: Block, config: ModelConfig, chance: torch.Generator
+    name: str, block: Block, config: ModelConfig, generator: torch.Generator
 ) -> float:
     """A block with random weights, in two precisions and in training mode."""
     T = _positions(config, 1, SCRAMBLED_ROWS)
-    lengths, block = _lengths(T), _scrambled(block, chance)
+    lengths, block = _lengths(T), _scrambled(block, generator)
     device = next((weight.device for weight in block.parameters()), torch.device("cpu"))
-    x = torch.randn(SCRAMBLED_ROWS, T, config.d_model, generator=chance).to(device)
+    x = torch.randn(SCRAMBLED_ROWS, T, config.d_model, generator=generator).to(device)
     how, eps = "with random weights, in", _rounding(torch.float32)
     exact, _ = _check_part(name, block, x, lengths, eps, f"{how} float32")
     trained, _ = _check_part(name, block.train(), x, (), eps, f"{how} training mode")
@@ -146,7 +146,7 @@ def _check_part(
     """Compares a part's outputs of x `(K, T, D)` with those of changed inputs, and of prefixes.
 
     Returns:
-        The largest difference, as a share of what rounding may make, and the outputs.
+        The largest difference, as a fraction of what rounding may make, and the outputs.
     """
 
     y, (K, T) = _run(name, part, x), x.shape[:2]
@@ -182,7 +182,7 @@ def _check_part(
 
 
 def _run(name: str, part: Callable[[Tensor], Tensor], x: Tensor, longer: int = 0) -> Tensor:
-    """The part's outputs; each run has the same chance, for dropout.
+    """The part's outputs; each run draws the same numbers, for dropout.
 
     Raises:
         ModelError: it cannot be run, or not on so few positions, though on `longer` inputs.
@@ -255,20 +255,20 @@ def _kinds(model: LanguageModel) -> dict[str, Block]:
 
 
 def _layer_name(model: LanguageModel, layer: int) -> str:
-    """As errors name a block, counted as sites are: `layer 1 (Flat)`."""
+    """The name of a block in errors, counted as sites are: `layer 1 (Flat)`."""
     mixer = model.blocks[layer - 1].token_mixer
     mixer = mixer.layer if isinstance(mixer, WholeLayer) else mixer
     parts = mixer.mixers if isinstance(mixer, SideBySide) else [mixer]
     return f"layer {layer} ({'+'.join(type(part).__name__ for part in parts)})"
 
 
-def _scrambled(module: Part, chance: torch.Generator) -> Part:
+def _scrambled(module: Part, generator: torch.Generator) -> Part:
     """A copy in float32 with random numbers of their usual size added to all weights."""
     copied = copy.deepcopy(module).float()
     with torch.no_grad():
         for weight in copied.parameters():
             std = weight.shape[-1] ** -0.5 if weight.dim() > 1 else 0.5
-            weight += std * torch.randn(weight.shape, generator=chance).to(weight.device)
+            weight += std * torch.randn(weight.shape, generator=generator).to(weight.device)
     return copied
 
 
@@ -277,7 +277,7 @@ def _check_continues(model: LanguageModel, tokens: Tensor) -> float:
     """Compares `prefix`, in pieces, and `step`, of two candidates each, with whole sequences.
 
     Returns:
-        The largest difference, as a share of the largest output.
+        The largest difference, as a fraction of the largest output.
 
     Raises:
         ModelError: naming the layer, the method and the position.
@@ -294,27 +294,28 @@ def _check_continues(model: LanguageModel, tokens: Tensor) -> float:
             candidates = x[:, cut:].repeat_interleave(2, 0)
             candidates[1::2] = candidates[1::2].flip(-1)  # the second is another one
             outputs = torch.cat([first, block.step(candidates, state)[::2]], dim=1)
-            apart = (outputs - y).abs().amax((0, 2)) / y.abs().max()
-            if not float(apart.max()) <= NEAR:
-                position = int(apart.argmax())
+            differences = (outputs - y).abs().amax((0, 2)) / y.abs().max()
+            largest = float(differences.max())
+            if not largest <= NEAR:
+                position = int(differences.argmax())
                 raise ModelError(
                     f"{_layer_name(model, layer)}: {'step' if position >= cut else 'prefix'} "
-                    f"differs from forward at position {position} by {float(apart.max()):.2g} of "
-                    f"the largest output, {cut} positions remembered; the two must agree"
+                    f"differs from forward at position {position} by {largest:.2g} of the largest "
+                    f"output, {cut} positions remembered; the two must agree"
                 )
-            worst = max(worst, float(apart.max()))
+            worst = max(worst, largest)
         x = y
     return worst
 
 
-def _check_jacobian(model: LanguageModel, chance: torch.Generator) -> float:
+def _check_jacobian(model: LanguageModel, generator: torch.Generator) -> float:
     """The derivative of a position's output with respect to a later input is zero."""
     found, T = _kinds(model), min(MOST, model.config.context)
     if not found:
         found = {_layer_name(model, i): block for i, block in enumerate(model.blocks, 1)}
         T = min(PRETRAINED_POSITIONS, T)
     weight, worst = model.embedding.weight, 0.0
-    x, along = torch.randn(2, 1, T, model.config.d_model, generator=chance).to(weight)
+    x, along = torch.randn(2, 1, T, model.config.d_model, generator=generator).to(weight)
     x.requires_grad_()
     for name, block in found.items():
         outputs = (block(x) * along).sum(-1)[0]
@@ -345,9 +346,9 @@ def _check_saving(model: LanguageModel, tokens: Tensor, tokenizer_json: str) -> 
         reason = str(error).splitlines()[0]
         raise ModelError(f"the model does not run when it is saved and loaded: {reason}") from error
     if not torch.equal(before, after):
-        apart = float((before - after).abs().max())
+        difference = float((before - after).abs().max())
         raise ModelError(
-            f"the logits differ by {apart:.2g} when the model is saved and loaded; what they depend"
-            " on must be a parameter or a persistent buffer"
+            f"the logits differ by {difference:.2g} when the model is saved and loaded; what they "
+            "depend on must be a parameter or a persistent buffer"
         )
     return f"the same logits, {before.numel():,} numbers"

@@ -2,6 +2,8 @@
 
 LETTERS = 600
 """Of a text that is shown in a line, at most."""
+VALUE_LETTERS = 80
+"""Of a value of a configuration, at most."""
 LARGEST = 3.4e38
 """Numbers of float32 are below it."""
 
@@ -22,10 +24,10 @@ def printable(text: object, letters: int = LETTERS) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in whole)
 
 
-def show_value(value: object, letters: int = 80) -> str:
+def show_value(value: object) -> str:
     """A value of a foreign file as a line may show it; it may be too long or deep to be written."""
     try:
-        return printable(printable(repr(value), letters), letters)
+        return printable(printable(repr(value), VALUE_LETTERS), VALUE_LETTERS)
     except (ValueError, RecursionError):
         return f"a {type(value).__name__} of any length"
 

@@ -155,38 +155,24 @@ def run_command(name: str, words: list[str]) -> tuple[Result, str]:
     import tyro
     from tyro import _errors as refusals  # what tyro has of what it refuses; pinned
 
-    from eval.commands.flags import READERS, TRUST_HELP, flag_name, reader_of
+    from eval.commands.flags import READERS, TRUST_HELP, flag_name
 
     function = command_function(name)
     parameters = list(inspect.signature(function).parameters.values())
-    hints: dict[str, Any] = {parameter.name: parameter.annotation for parameter in parameters}
     documented = docstring_parser.parse(inspect.getdoc(function) or "")
     texts = {parameter.arg_name: parameter.description or "" for parameter in documented.params}
-    has_format = "format" in hints
+    has_format = any(parameter.name == "format" for parameter in parameters)
+    more: dict[str, tuple[Any, Any, str]] = {}
     if not has_format:
-        hints["format"], texts["format"] = FORMATS, "json: the rows, to standard output"
-        parameters.append(inspect.Parameter("format", inspect.Parameter.KEYWORD_ONLY,
-                                            default="table"))  # fmt: skip
+        more["format"] = FORMATS, "table", "json: the rows, to standard output"
     if getattr(function, "opens_models", False):
-        hints["trust_code"], texts["trust_code"] = bool, TRUST_HELP
-        parameters.append(inspect.Parameter("trust_code", inspect.Parameter.KEYWORD_ONLY,
-                                            default=False))  # fmt: skip
-    given = [word.partition("=")[0].replace("_", "-") for word in words]
-    for parameter in parameters:
-        flag = flag_name(parameter.name)
-        if (
-            flag != "--plugin"
-            and given.count(flag) > 1
-            and reader_of(hints[parameter.name]).nargs == "*"
-        ):
-            raise RequestError(f"{flag}: given twice; give all its values together")
-        silent = parameter.default in (None, (), inspect.Parameter.empty)
-        text = tyro.conf.arg(
-            name=parameter.name.strip("_") if parameter.name.endswith("_") else None,
-            help=" ".join(texts[parameter.name].split()),
-            help_behavior_hint="" if silent else None,
-        )
-        hints[parameter.name] = Annotated[(hints[parameter.name], text)]
+        more["trust_code"] = bool, False, TRUST_HELP
+    for flag, (kind, default, text) in more.items():
+        parameters.append(inspect.Parameter(flag, inspect.Parameter.KEYWORD_ONLY,
+                                            default=default, annotation=kind))  # fmt: skip
+        texts[flag] = text
+    _refuse_twice(parameters, words)
+    hints = {p.name: Annotated[(p.annotation, _flag(p, texts[p.name]))] for p in parameters}
 
     def call(**options: Any) -> tuple[Result, str]:
         form = "table" if has_format else options.pop("format")
@@ -209,6 +195,33 @@ def run_command(name: str, words: list[str]) -> tuple[Result, str]:
     program = f"python -m eval {name}"
     with refusals.on_parse_error(refuse):
         return tyro.cli(call, args=words, prog=program, registry=READERS)
+
+
+def _refuse_twice(parameters: Sequence[inspect.Parameter], words: Sequence[str]) -> None:
+    """Refuses a flag that takes several values and is given again, which would replace them."""
+    from eval.commands.flags import flag_name, reader_of
+
+    given = [word.partition("=")[0].replace("_", "-") for word in words]
+    for parameter in parameters:
+        flag = flag_name(parameter.name)
+        if (
+            flag != "--plugin"
+            and given.count(flag) > 1
+            and reader_of(parameter.annotation).nargs == "*"
+        ):
+            raise RequestError(f"{flag}: given twice; give all its values together")
+
+
+def _flag(parameter: inspect.Parameter, text: str) -> Any:
+    """What tyro is told of a parameter: its name and its help; no default where that is nothing."""
+    import tyro
+
+    silent = parameter.default in (None, (), inspect.Parameter.empty)
+    return tyro.conf.arg(
+        name=parameter.name.strip("_") if parameter.name.endswith("_") else None,
+        help=" ".join(text.split()),
+        help_behavior_hint="" if silent else None,
+    )
 
 
 def refusal(event: refusals.ParseErrorEvent, flags: list[str]) -> str:

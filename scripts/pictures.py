@@ -76,7 +76,7 @@ class Scene:
     def chart(self) -> Chart:
         """The drawing as one chart."""
         alt = open_altair()
-        places = {
+        axes = {
             "x": alt.X("x:Q", axis=None, scale=alt.Scale(domain=[0, self.width], nice=False)),
             "y": alt.Y("y:Q", axis=None, scale=alt.Scale(domain=[self.height, 0], nice=False)),
         }
@@ -89,7 +89,7 @@ class Scene:
                     cornerRadius=4, strokeDash=dash, aria=False
                 )
                 layers.append(drawn.encode(
-                    **places, **ends, fill=alt.Fill("fill:N", scale=None),
+                    **axes, **ends, fill=alt.Fill("fill:N", scale=None),
                     stroke=alt.Stroke("stroke:N", scale=None),
                     fillOpacity=alt.FillOpacity("strength:Q", scale=None),
                 ))  # fmt: skip
@@ -97,21 +97,21 @@ class Scene:
             colour = alt.Color("colour:N", scale=None)
             data = alt.Data(values=self.arrows)
             layers.append(alt.Chart(data).mark_rule(aria=False).encode(
-                **places, **ends, color=colour))  # fmt: skip
+                **axes, **ends, color=colour))  # fmt: skip
             heads = alt.Data(values=[
                 {**arrow, "x": arrow["x2"], "y": arrow["y2"]} for arrow in self.arrows
                 if arrow["head"]
             ])  # fmt: skip
             layers.append(alt.Chart(heads).mark_point(
                 shape="triangle", filled=True, size=55, opacity=1, aria=False
-            ).encode(**places, color=colour, angle=alt.Angle("angle:Q", scale=None)))  # fmt: skip
+            ).encode(**axes, color=colour, angle=alt.Angle("angle:Q", scale=None)))  # fmt: skip
         for align, weight in sorted({(word["align"], word["weight"]) for word in self.words}):
             words = [w for w in self.words if (w["align"], w["weight"]) == (align, weight)]
             written = alt.Chart(alt.Data(values=words)).mark_text(
                 align=align, baseline="middle", fontWeight=weight, aria=False
             )
             layers.append(written.encode(
-                **places, text="text:N", color=alt.Color("colour:N", scale=None),
+                **axes, text="text:N", color=alt.Color("colour:N", scale=None),
                 size=alt.Size("size:Q", scale=None),
             ))  # fmt: skip
         return alt.layer(*layers).properties(width=self.width, height=self.height)
@@ -129,12 +129,12 @@ def draw_slices() -> Chart:
         for line, part in enumerate(textwrap.wrap(about, 24)):
             scene.word(0, top + 34 + 14 * line, part, MUTED, "left", 11)
         positions = shown.positions(len(WORDS))
-        share = shown.channels(128) / 128
+        fraction = shown.channels(128) / 128
         for i, word in enumerate(WORDS):
             x = left + 40 + i * (w + gap)
             if i in positions:
-                scene.box(x, top + 30 * (1 - share), w, 30 * share, "", BLUE, 0.55, BLUE)
-            scene.box(x, top, w, 30, "", CARD, 0, MUTED, dashed=i not in positions or share < 1)
+                scene.box(x, top + 30 * (1 - fraction), w, 30 * fraction, "", BLUE, 0.55, BLUE)
+            scene.box(x, top, w, 30, "", CARD, 0, MUTED, dashed=i not in positions or fraction < 1)
             scene.arrow(x + w / 2, top + 48, x + w / 2, top + 35)
             scene.box(x, top + 50, w, 24, word, LINE, 0.6, LINE)
     return scene.chart()

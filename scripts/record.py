@@ -212,7 +212,7 @@ def source_hash() -> str:
     return hashlib.sha256(listed.encode()).hexdigest()[:8]
 
 
-def busy_cores(seconds: float = 3.0) -> float:
+def busy_cores() -> float:
     """How many cores work while this process waits; 0 where the system does not say."""
 
     def spent() -> list[int]:
@@ -220,7 +220,7 @@ def busy_cores(seconds: float = 3.0) -> float:
         return [int(n) for n in file.read_text().split()[1:9]] if file.is_file() else [0] * 8
 
     before = spent()
-    time.sleep(seconds)
+    time.sleep(3.0)
     gone = [after - first for first, after in zip(before, spent(), strict=True)]
     _, _, _, idle, waiting, *_ = gone
     return (1 - (idle + waiting) / sum(gone)) * (os.cpu_count() or 1) if sum(gone) else 0.0

@@ -86,8 +86,8 @@ def _train(options: argparse.Namespace) -> None:
 
 
 def _pack(options: argparse.Namespace) -> None:
-    if kept := complete_shards(options.out):
-        print(f"{options.out}: continuing after {kept} complete shards", file=sys.stderr)
+    if shards := complete_shards(options.out):
+        print(f"{options.out}: continuing after {shards} complete shards", file=sys.stderr)
     with tqdm(unit=" stories", disable=None) as bar:  # None: none in a pipe
 
         def report(split: str, done: int) -> None:
@@ -200,8 +200,10 @@ def _parser() -> argparse.ArgumentParser:
     rows = "tokens in a row; a model is trained on all but the last: for 512 positions, 513"
     add("--context", help=rows, **count)
     add("--pad-side", choices=("left", "right"), help="of a row (right)")
-    share = "share set aside for validation if the source sets none aside itself (%(default)s)"
-    add("--valid-fraction", type=float, default=VALID_FRACTION, metavar="F", help=share)
+    fraction = (
+        "fraction set aside for validation if the source sets none aside itself (%(default)s)"
+    )
+    add("--valid-fraction", type=float, default=VALID_FRACTION, metavar="F", help=fraction)
     joined = "join neighbours of a split, such as paragraphs, to stories of N tokens or more"
     add("--story-tokens", help=joined, **count)
     add("--shard-tokens", default=SHARD, help="tokens in a file (%(default)s)", **count)

@@ -80,7 +80,7 @@ def train_tokenizer(
 
 def _cut_words(stories: Iterable[str]) -> Iterator[str]:
     """Yield the stories, those with long words in pieces; the first of these words is told."""
-    told = False
+    warned = False
     for number, story in enumerate(stories, 1):
         if len(story) < LONGEST:
             yield story
@@ -90,8 +90,8 @@ def _cut_words(stories: Iterable[str]) -> Iterator[str]:
             yield story
             continue
         ends = [match.end() for match in LONG.finditer(story)]
-        if ends and not told:
-            told, start = True, ends[0] - LONGEST
+        if ends and not warned:
+            warned, start = True, ends[0] - LONGEST
             word = WORD.match(story, start)
             source = getattr(stories, "source", "the stories")
             logging.getLogger(__name__).warning(

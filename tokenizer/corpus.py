@@ -43,14 +43,14 @@ Read = Callable[[], Iterator[str]]
 class Corpus:
     """The stories of one split of a source. Each iteration reads them again, from the first.
 
-    `share` is the share of what is read that stands in `valid`, None when the source is divided;
+    `fraction` of what is read stands in `valid`; it is None when the source is divided itself.
     `limit` is how many stories to stop after.
     """
 
     source: str
     split: str
     read: Read
-    share: float | None = None
+    fraction: float | None = None
     limit: int | None = None
 
     def __iter__(self) -> Iterator[str]:
@@ -63,7 +63,7 @@ class Corpus:
 
     def keeps(self, story: str) -> bool:
         """Say whether a story is one of this split."""
-        return self.share is None or held_out(story, self.share) == (self.split == "valid")
+        return self.fraction is None or held_out(story, self.fraction) == (self.split == "valid")
 
 
 def open_corpus(
@@ -80,7 +80,7 @@ def open_corpus(
     Args:
         source: See the top of this file.
         split: `train` or `valid`.
-        valid_fraction: The share to set aside for `valid` when the source sets none aside itself.
+        valid_fraction: Set aside for `valid` when the source sets none aside itself.
         limit: Stop after so many stories.
         field: Name of the stories' column, where the source has columns.
         stream: Whether a dataset of the hub is read over the network as it is used, rather than
@@ -107,10 +107,10 @@ def open_corpus(
     if first < 2:
         held = f"{source}: holds {('no story', 'one story only')[first]}"
         needed = "at least two stories are needed"
-        if corpus.share is None:
+        if corpus.fraction is None:
             raise CorpusError(f"{held}; {needed}")
         raise CorpusError(
-            f"{held} for {split}; {needed}: a fraction of {corpus.share:g} is held "
+            f"{held} for {split}; {needed}: a fraction of {corpus.fraction:g} is held "
             f"out, so give more stories, or a directory with {split}.*"
         )
     return corpus

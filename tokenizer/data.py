@@ -326,24 +326,25 @@ def _check_meta(file: Path, meta: dict[str, Any]) -> None:
         if not allowed:
             raise CorpusError(f"{file}: {name} {value!r:.80}: must be {what}; pack the data again")
 
-    rows, context, share = meta.get("layout") == "rows", meta.get("context"), "valid_fraction"
+    rows, context = meta.get("layout") == "rows", meta.get("context")
     need(rows or meta.get("layout") == "packed", "layout", meta.get("layout"), "packed or rows")
     need(_counts(context, 2) if rows else context is None, "context", context,
          "2 or more in rows, null when packed")  # fmt: skip
     sides = ("left", "right") if rows else (None,)
     need(meta.get("pad_side") in sides, "pad_side", meta.get("pad_side"),
          "left or right in rows, null when packed")  # fmt: skip
-    size, source, fraction = meta.get("vocab_size"), meta.get("source"), meta.get(share)
+    size, source = meta.get("vocab_size"), meta.get("source")
     need(_counts(size, 1), "vocab_size", size, "a number of entries")
     need(isinstance(source, str), "source", source, "a text")
-    good = isinstance(fraction, int | float) and 0 < fraction < 1
-    need(fraction is None or good, share, fraction, "null or between 0 and 1")
+    fraction = meta.get("valid_fraction")
+    between = isinstance(fraction, int | float) and 0 < fraction < 1
+    need(fraction is None or between, "valid_fraction", fraction, "null or between 0 and 1")
     need(isinstance(meta["splits"], dict), "splits", meta["splits"], "an object")
     counted = ("stories", "tokens", "bytes", *(("rows", "cut") if rows else ()))
     for split in SPLITS:
         about = meta["splits"].get(split)
-        found = about.get("shards") if isinstance(about, dict) else None
-        shards: list[Any] = found if isinstance(found, list) else []
+        listed = about.get("shards") if isinstance(about, dict) else None
+        shards: list[Any] = listed if isinstance(listed, list) else []
         need(shards != [], f"splits.{split}", about, "an object with shards")
         for number, part in enumerate([about, *shards]):
             name = f"splits.{split}" + (f".shards[{number - 1}]" if number else "")

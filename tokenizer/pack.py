@@ -96,7 +96,7 @@ def pack(
         source: A source of `open_corpus`; a dataset of the hub is streamed.
         tokenizer: Path of a `tokenizer.json`.
         layout: How to lay the tokens out; packed unless given.
-        valid_fraction: Share set aside for `valid` when the source sets none aside itself.
+        valid_fraction: Fraction set aside for `valid` when the source sets none aside itself.
         limit: Stop after so many stories of each split.
         field: Name of the stories' column.
         shard_tokens: Tokens in a file, pads not counted.
@@ -107,24 +107,11 @@ def pack(
     Raises:
         CorpusError: Something given cannot be used; the message names it. Complete shards are kept.
     """
-    out, layout, loaded = Path(out), layout or Layout(), load_tokenizer(tokenizer)
+    out, layout = Path(out), layout or Layout()
     for flag, count in (("shard", shard_tokens), ("story", story_tokens)):
         if count is not None and count < 1:
             raise CorpusError(f"--{flag}-tokens {count}: must be 1 or more")
-    marked = {
-        token.content for token in loaded.get_added_tokens_decoder().values() if token.special
-    }
-    for special in SPECIAL:
-        if special not in marked:
-            raise CorpusError(
-                f"{tokenizer}: has no entry {special} that is special; train a tokenizer with: "
-                "python -m tokenizer train"
-            )
-    size = 1 + max(loaded.get_vocab().values())
-    if size > LARGEST:
-        raise CorpusError(
-            f"{tokenizer}: {size} entries, but uint16 can name {LARGEST}; use a smaller one"
-        )
+    loaded, size = _load_special(tokenizer)
     meta: dict[str, Any] = {
         "schema": SCHEMA,
         "layout": layout.name,
@@ -134,11 +121,10 @@ def pack(
         "tokenizer_sha256": tokenizer_hash(loaded),
         "source": source,
     }
-    sizes = {"shard-tokens": shard_tokens, "story-tokens": story_tokens}
-    sizes["valid-fraction"] = valid_fraction
-    sizes |= {"limit": limit, "field": field}
-    with whole_directory(out, meta | sizes) as folder, ExitStack() as files:
-        options: Any = {"valid_fraction": valid_fraction, "limit": limit, "field": field}
+    options: Any = {"valid_fraction": valid_fraction, "limit": limit, "field": field}
+    given = {"shard-tokens": shard_tokens, "story-tokens": story_tokens}
+    given |= {name.replace("_", "-"): value for name, value in options.items()}
+    with whole_directory(out, meta | given) as folder, ExitStack() as files:
         corpora = {split: open_corpus(source, split, **options, stream=True) for split in SPLITS}
         writers = {split: _Writer(folder, split, loaded, layout, shard_tokens) for split in SPLITS}
         for writer in writers.values():
@@ -156,10 +142,32 @@ def pack(
                     report(split, writer.stories)
         splits = {split: writer.finish() for split, writer in writers.items()}
         # Readers of the source need the fraction too; it is null where the source is divided.
-        about = meta | {"valid_fraction": corpora["train"].share, "splits": splits}
+        about = meta | {"valid_fraction": corpora["train"].fraction, "splits": splits}
         (folder / "tokenizer.json").write_text(loaded.to_str(pretty=True), "utf-8")
         (folder / "meta.json").write_text(json.dumps(about, indent=2) + "\n", "utf-8")
     return PackedData(out)
+
+
+def _load_special(tokenizer: str | Path) -> tuple[Tokenizer, int]:
+    """Return a tokenizer that has the special tokens, and how many entries it has.
+
+    Raises:
+        CorpusError: It lacks one of them, or has too many entries.
+    """
+    loaded = load_tokenizer(tokenizer)
+    added = loaded.get_added_tokens_decoder().values()
+    for special in SPECIAL:
+        if special not in {token.content for token in added if token.special}:
+            raise CorpusError(
+                f"{tokenizer}: has no entry {special} that is special; train a tokenizer with: "
+                "python -m tokenizer train"
+            )
+    size = 1 + max(loaded.get_vocab().values())
+    if size > LARGEST:
+        raise CorpusError(
+            f"{tokenizer}: {size} entries, but uint16 can name {LARGEST}; use a smaller one"
+        )
+    return loaded, size
 
 
 def _stories(corpora: dict[str, Corpus], skip: dict[str, int]) -> Iterator[tuple[str, str]]:
@@ -168,7 +176,7 @@ def _stories(corpora: dict[str, Corpus], skip: dict[str, int]) -> Iterator[tuple
     A source that is not divided is read once, for both: twice would be twice the network.
     """
     train = corpora["train"]
-    if train.share is None:
+    if train.fraction is None:
         for split, corpus in corpora.items():
             for story in islice(corpus, skip[split], None):
                 yield split, story
@@ -200,11 +208,11 @@ def _joined(
                 pending[split] = []
         if batch is last:
             whole = [(split, ids) for split, ids in pending.items() if ids]
-        kept = []
+        rest = []
         for split, ids in whole:
             made[split] += 1
-            kept += [(split, ids)] * (made[split] > skip[split])
-        yield kept
+            rest += [(split, ids)] * (made[split] > skip[split])
+        yield rest
 
 
 class _Writer:
@@ -263,10 +271,10 @@ class _Writer:
         tokens = np.fromiter(chain.from_iterable(lines), DTYPE)
         if self._context is None:
             return tokens
-        places = np.arange(self._context)
+        columns = np.arange(self._context)
         rows = np.full((len(lines), self._context), self._pad, DTYPE)
         lengths = np.array([len(line) for line in lines])
-        rows[(places[::-1] if self._left else places) < lengths[:, None]] = tokens
+        rows[(columns[::-1] if self._left else columns) < lengths[:, None]] = tokens
         return rows
 
     def _complete(self) -> None:

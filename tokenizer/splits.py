@@ -63,14 +63,10 @@ def divide_folder(folder: Path, endings: tuple[str, ...]) -> dict[str, list[Path
             f"no file after train ({_names(folder, unnamed) or 'there is no other'}); name the "
             "text to train on train.*"
         )
+    unread = [*test, *unnamed, *others]
     named = [path for paths in found.values() for path in paths]
-    if (
-        others
-        or test
-        or unnamed
-        or not all(path.parent == folder and PLAIN.fullmatch(path.name) for path in named)
-    ):
-        _say(folder, found, [*test, *unnamed, *others])
+    if unread or not all(path.parent == folder and PLAIN.fullmatch(path.name) for path in named):
+        _say(folder, found, unread)
     return found
 
 
@@ -121,9 +117,9 @@ def _splits_in(name: str) -> set[str]:
 
 
 def _say(folder: Path, read: dict[str, list[Path]], others: list[Path]) -> None:
-    told = [f"{about}: {_names(folder, paths)}" for about, paths in read.items()]
-    told += [f"not read: {_names(folder, others)}"] * bool(others)
-    say_once(f"{folder}: {'; '.join(told)}")
+    parts = [f"{about}: {_names(folder, paths)}" for about, paths in read.items()]
+    parts += [f"not read: {_names(folder, others)}"] * bool(others)
+    say_once(f"{folder}: {'; '.join(parts)}")
 
 
 def _names(folder: Path, paths: list[Path]) -> str:
@@ -138,12 +134,12 @@ def say_once(line: str) -> None:
     logging.getLogger(__name__).warning(line)
 
 
-def held_out(text: str, share: float) -> bool:
-    """Whether a story belongs to the `share` set aside for validation.
+def held_out(text: str, fraction: float) -> bool:
+    """Whether a story belongs to the `fraction` set aside for validation.
 
     The answer depends on the text alone: two copies of it are always in the same split.
     """
-    return int.from_bytes(digest(text), "big") < share * 2**64
+    return int.from_bytes(digest(text), "big") < fraction * 2**64
 
 
 def digest(text: str) -> bytes:

@@ -143,7 +143,7 @@ class PackedDataModule(LightningDataModule):
 
     @property
     def tokens_seen(self) -> int:
-        """Targets trained on."""
+        """How many targets were trained on."""
         return round(self._tokens)
 
     def train_dataloader(self) -> "Batches":
@@ -189,7 +189,7 @@ class Batches:
     make: Callable[[], Iterator[Batch]]
 
     def __iter__(self) -> Iterator[Batch]:
-        """From the first on."""
+        """Yields the batches from the first on."""
         return self.make()
 
 

@@ -41,7 +41,6 @@ class Evaluations(Callback):
     Args:
         directory: the run's; results lie in its folder `eval`.
         settings: of the run: how often, which suite, and whether to wait.
-        log: gets a row of figures for each evaluation.
         waited: is given the seconds that training waited.
     """
 
@@ -107,8 +106,6 @@ def measure(model: Path, folder: Path, suite: str) -> tuple[dict[str, float], st
     """Evaluates a model directory: the columns of `eval compare` that were measured, and a line.
 
     Args:
-        model: a model directory.
-        folder: of the results.
         suite: of `eval invert`.
     """
     began, faults = time.perf_counter(), []

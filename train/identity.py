@@ -28,7 +28,6 @@ def model_id(name: str, config: ModelConfig, settings: dict[str, Any], data_sha2
     their defaults do not count, so that a field that is added changes no id.
 
     Args:
-        name: of the run.
         settings: that the run began with; sections are dictionaries.
     """
     built, defaults = dataclasses.asdict(config), dataclasses.asdict(ModelConfig())

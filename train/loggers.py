@@ -37,7 +37,7 @@ class TolerantWandbLogger(WandbLogger):
         self._try(lambda: self._run.log(dict(metrics) | {AXES[0]: step}))
 
     def log_hyperparams(self, params: Any) -> None:
-        """Nothing: the run was begun with the whole recipe as its config."""
+        """Logs nothing: the run was begun with the whole recipe as its config."""
 
     def add_model(self, path: Path, meta: dict[str, Any]) -> None:
         """Logs a model directory as a version of the artifact `model-ID`, if the run is online."""
@@ -72,9 +72,6 @@ class TrackioLogger(Logger):
 
     Args:
         run: the run's directory, whose name is the run's.
-        settings: of the run.
-        config: shown beside the figures.
-        say: takes a line for the user.
     """
 
     def __init__(
@@ -107,7 +104,7 @@ class TrackioLogger(Logger):
 
     @property
     def name(self) -> str:
-        """As Lightning asks for it."""
+        """The name of the logger, which Lightning asks for."""
         return "trackio"
 
     @property
@@ -121,7 +118,7 @@ class TrackioLogger(Logger):
             self._try(lambda: self._run.log(dict(metrics), step=step))
 
     def log_hyperparams(self, params: Any, *_: Any, **__: Any) -> None:
-        """Nothing: the run was begun with its config."""
+        """Logs nothing: the run was begun with its config."""
 
     def close(self) -> None:
         """Ends the run: what is not written yet is written."""

@@ -107,7 +107,7 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self) -> None:  # pyright: ignore
-        """One step."""
+        """Takes one step."""
         for group in self.param_groups:
             shapes: dict[torch.Size, list[Tensor]] = {}
             for parameter in group["params"]:
@@ -150,7 +150,7 @@ class CombinedOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore
-        """One step of each."""
+        """Takes one step of each optimiser."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

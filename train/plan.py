@@ -75,14 +75,13 @@ def print_plan(recipe: Recipe) -> None:
 
 
 def _print_plan(recipe: Recipe, source: str | None) -> None:
-    """As `print_plan`, of packed data, which were made of `source`."""
+    """Prints the plan of a run on packed data, which were made of `source`."""
     arithmetic = choose_arithmetic(recipe)
     trainer = build_trainer(recipe, RunDirectory(Path()), [], launcher=[Nobody()])
     settings, config, batch = recipe.run, recipe.model, recipe.batch
     micro, parts = batch.split(trainer.world_size)
     data = None if settings.data is None else recipe.open_data()
     cost, steps = describe(config).cost, recipe.trainer.max_steps
-    device = trainer.strategy.root_device.type
     speed, measure, held = measured(recipe, trainer, micro)
     if settings.minutes:
         steps = max(1, int(60 * settings.minutes * speed / (batch.size * config.context)))
@@ -102,21 +101,7 @@ def _print_plan(recipe: Recipe, source: str | None) -> None:
         f"         {cost.training_flops / 1e6:,.1f} MFLOP a token, "
         f"{cost.training_flops * tokens:.2e} FLOP in all"
     )
-    again = settings.checkpoint_activations
-    now, other = (
-        memory(recipe, trainer, micro, parts, recomputed) for recomputed in (again, not again)
-    )
-    rest = now.peak - now.weights - now.optimiser - now.buckets
-    found = (
-        f"         {size(held)} measured on one {device}, over the timed steps\n" if held else ""
-    )
-    buckets = f", DDP's buckets {size(now.buckets)}" if now.buckets else ""
-    print(
-        f"memory   {size(now.peak)} on each of {trainer.world_size} {device} at the peak: weights "
-        f"{size(now.weights)}, optimiser {size(now.optimiser)}{buckets}, activations and gradients "
-        f"{size(rest)}\n{found}"
-        f"         {size(other.peak)} with --checkpoint_activations {str(not again).lower()}"
-    )
+    needs = _print_memory(recipe, trainer, micro, parts, held)
     every = settings.save_every
     models = {0, steps, *(range(0, steps + 1, every) if every else ())}
     models |= {step for step in settings.save_steps if step <= steps}
@@ -131,12 +116,33 @@ def _print_plan(recipe: Recipe, source: str | None) -> None:
     if arithmetic:
         print(f"         {arithmetic}")
     print(f"time     {clock(tokens / speed)} of training, {validations}")
-    checkpoint = now.weights + now.optimiser
+    checkpoint = needs.weights + needs.optimiser
     print(
-        f"disk     {size(len(models) * now.weights + (KEPT + 1) * checkpoint)}: {len(models)} "
-        f"model directories of {size(now.weights)}, {KEPT} checkpoints of {size(checkpoint)} and "
+        f"disk     {size(len(models) * needs.weights + (KEPT + 1) * checkpoint)}: {len(models)} "
+        f"model directories of {size(needs.weights)}, {KEPT} checkpoints of {size(checkpoint)} and "
         "one being written"
     )
+
+
+def _print_memory(
+    recipe: Recipe, trainer: Trainer, micro: int, parts: int, held: int | None
+) -> Needs:
+    """Prints what a step needs, beside what was measured, and returns it."""
+    again, device = recipe.run.checkpoint_activations, trainer.strategy.root_device.type
+    needs, other = (
+        memory(recipe, trainer, micro, parts, recomputed) for recomputed in (again, not again)
+    )
+    rest = needs.peak - needs.weights - needs.optimiser - needs.buckets
+    buckets = f", DDP's buckets {size(needs.buckets)}" if needs.buckets else ""
+    print(
+        f"memory   {size(needs.peak)} on each of {trainer.world_size} {device} at the peak: "
+        f"weights {size(needs.weights)}, optimiser {size(needs.optimiser)}{buckets}, activations "
+        f"and gradients {size(rest)}"
+    )
+    if held:
+        print(f"         {size(held)} measured on one {device}, over the timed steps")
+    print(f"         {size(other.peak)} with --checkpoint_activations {str(not again).lower()}")
+    return needs
 
 
 def memory(recipe: Recipe, trainer: Trainer, micro: int, parts: int, again: bool) -> Needs:

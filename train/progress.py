@@ -85,13 +85,13 @@ class Progress(Callback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Takes the losses up again, in today's number of parts of a step."""
-        kept, parts = checkpoint.get(LOSSES), trainer.accumulate_grad_batches
-        if kept is None:
+        saved, parts = checkpoint.get(LOSSES), trainer.accumulate_grad_batches
+        if saved is None:
             return
-        self.seconds, self._counted = kept.get("seconds", 0.0), kept.get("tokens", 0)
-        losses = kept["losses"].to(pl_module.device)
-        if kept["parts"] != parts:  # each part's is divided by their number
-            losses = (losses.view(-1, kept["parts"]).sum(1) / parts).repeat_interleave(parts)
+        self.seconds, self._counted = saved.get("seconds", 0.0), saved.get("tokens", 0)
+        losses = saved["losses"].to(pl_module.device)
+        if saved["parts"] != parts:  # each part's is divided by their number
+            losses = (losses.view(-1, saved["parts"]).sum(1) / parts).repeat_interleave(parts)
         self._losses = [*losses]
 
     def restart(self, trainer: Trainer) -> None:
@@ -166,7 +166,7 @@ class StepBar(TQDMProgressBar):
 
     @property
     def total_train_batches(self) -> int:
-        """Parts of all steps."""
+        """How many parts all steps have."""
         return self.trainer.max_steps * self.trainer.accumulate_grad_batches
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
@@ -190,10 +190,8 @@ class TimeBudget(Callback):
     Args:
         minutes: of training, over all starts of the run.
         every: steps between the lines of progress.
-        schedule: of the recipe.
         windows: of a step, and of an epoch.
         spent: `seconds` and `pace`, seconds a step, of earlier starts, as a checkpoint keeps them.
-        say: is given a line, once the speed is known.
     """
 
     def __init__(

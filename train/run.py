@@ -21,7 +21,7 @@ from arch import LanguageModel, check_causal, count_parameters, describe
 from arch.errors import is_out_of_memory
 from arch.formats.llama import download, open_directory
 from arch.pretrained.tokenizers import read_tokenizer
-from tokenizer import tokenizer_hash
+from tokenizer import PackedData, tokenizer_hash
 from train.data import PackedDataModule
 from train.evaluate import Evaluations
 from train.identity import model_id
@@ -62,9 +62,7 @@ class Run:
     def __init__(self, recipe: Recipe) -> None:
         self._arithmetic = choose_arithmetic(recipe)
         self._deterministic = torch.are_deterministic_algorithms_enabled()
-        settings, schedule = recipe.run, recipe.schedule
-        self.recipe = recipe
-        data = recipe.open_data()
+        self.recipe, settings, data = recipe, recipe.run, recipe.open_data()
         self.directory = RunDirectory(Path(recipe.given("run")))
         self.main = rank_zero_only.rank == 0
         # Other devices' processes start when the first has made the directory: not a clash.
@@ -84,64 +82,79 @@ class Run:
             fixed,
             lambda content: find_wrong_tensor(content, model, optimizer),
         )
-        every, done, self.total = settings.log_every, self.start.step, recipe.trainer.max_steps
-        self.stop = StopOnSignal(every)
-        callbacks: list[Any] = [self.stop]
         identity = model_id(
             self.directory.path.resolve().name, recipe.model, self.start.recipe, data.hash
         )
         about = {"model_id": identity, "parameters": count_parameters(model)}
         about |= {"data_sha256": data.hash}
         self.log = Log(self.directory, settings, recipe.plain() | about)
-        budget: TimeBudget | None = None
-        if settings.minutes:
-            windows = recipe.batch.size, self.datamodule.train_windows.count
-            budget = TimeBudget(
-                settings.minutes, every, schedule, windows, self.start.spent, self.log.say
-            )
-            self.total = budget.total(done, self.total)
+        self.total, schedule, budget = recipe.trainer.max_steps, recipe.schedule, self._budget()
+        if budget:
+            self.total = budget.total(self.start.step, self.total)
             schedule = budget.schedule(self.total)
-            callbacks.append(budget)
-        self._initial = None
-        if self.start.checkpoint and settings.init_from != self.start.recipe.get("init_from"):
-            self._initial = f"--init_from {settings.init_from} has no effect: the run has begun"
-            recipe.run = dataclasses.replace(settings, init_from=self.start.recipe.get("init_from"))
-        elif settings.init_from and not self.start.checkpoint:
-            self._initial = start_from_weights(
-                model, settings.init_from, data.tokenizer_json, settings.trust_code
-            )
+        self._initial = self._load_initial(model, data.tokenizer_json)
         check_causal(model)
         self.module = LanguageModule(model, recipe.optimizer, schedule, self.total)
-        progress = Progress(
-            self.log, self.directory, every, data.bytes_per_token("train"), bool(settings.minutes)
-        )
-        self.saving = ModelDirectories(
-            self.directory, recipe, data, self.start, identity, progress, self.log
-        )
         record = {**fixed, **settings_of(self.start)}
-        checkpoints = Checkpoints(
-            self.directory, settings.checkpoint_every, record, progress, self.log
-        )
-        callbacks += [progress, self.saving, checkpoints]
-        if settings.eval_every:
-
-            def waited(trainer: Trainer, seconds: float) -> None:
-                progress.restart(trainer)
-                if budget:
-                    budget.leave_out(seconds)
-
-            callbacks.append(Evaluations(self.directory, settings, self.log, waited))
+        callbacks = self._callbacks(data, identity, record, budget)
         self.trainer = build_trainer(recipe, self.directory, callbacks, self.total)
         micro, parts = recipe.batch.split(self.trainer.world_size)
         self.trainer.accumulate_grad_batches = parts
         if has_terminal():
-            self.trainer.callbacks.insert(0, StepBar(refresh_rate=every * parts))  # pyright: ignore
+            bar = StepBar(refresh_rate=settings.log_every * parts)
+            self.trainer.callbacks.insert(0, bar)  # pyright: ignore
         prepare(self.module, settings, self.trainer)
         if self.trainer.precision == "64-true":
             self.module.double()  # as Lightning does later than it reads a checkpoint
         work = describe(recipe.model).cost.training_flops
         self.module.flops_per_token = work
         self.module.flops_per_batch = work * recipe.model.context * micro  # for `ThroughputMonitor`
+
+    def _budget(self) -> TimeBudget | None:
+        """The budget of minutes; None for a run whose length is given in steps."""
+        settings, recipe = self.recipe.run, self.recipe
+        if not settings.minutes:
+            return None
+        windows = recipe.batch.size, self.datamodule.train_windows.count
+        every, spent = settings.log_every, self.start.spent
+        return TimeBudget(settings.minutes, every, recipe.schedule, windows, spent, self.log.say)
+
+    def _load_initial(self, model: LanguageModel, tokenizer_json: str) -> str | None:
+        """Starts a new run from the weights of `--init_from`; a line about it, if it is given."""
+        settings, begun_from = self.recipe.run, self.start.recipe.get("init_from")
+        if self.start.checkpoint and settings.init_from != begun_from:
+            self.recipe.run = dataclasses.replace(settings, init_from=begun_from)
+            return f"--init_from {settings.init_from} has no effect: the run has begun"
+        if self.start.checkpoint or not settings.init_from:
+            return None
+        return start_from_weights(model, settings.init_from, tokenizer_json, settings.trust_code)
+
+    def _callbacks(
+        self, data: PackedData, identity: str, record: dict[str, Any], budget: TimeBudget | None
+    ) -> list[Any]:
+        """Lightning's callbacks in the order in which each of them relies on those before."""
+        settings, every = self.recipe.run, self.recipe.run.log_every
+        self.stop = StopOnSignal(every)
+        progress = Progress(
+            self.log, self.directory, every, data.bytes_per_token("train"), bool(settings.minutes)
+        )
+        self.saving = ModelDirectories(
+            self.directory, self.recipe, data, self.start, identity, progress, self.log
+        )
+        checkpoints = Checkpoints(
+            self.directory, settings.checkpoint_every, record, progress, self.log
+        )
+        budgets = [] if budget is None else [budget]
+        callbacks = [self.stop, *budgets, progress, self.saving, checkpoints]
+        if settings.eval_every:
+
+            def leave_out(trainer: Trainer, seconds: float) -> None:
+                progress.restart(trainer)
+                for part in budgets:
+                    part.leave_out(seconds)
+
+            callbacks.append(Evaluations(self.directory, settings, self.log, leave_out))
+        return callbacks
 
     def fit(self) -> int | None:
         """Trains to the last step.
@@ -291,13 +304,13 @@ def start_from_weights(
             "tokenizer.json"
         )
     state = loaded.model.state_dict()
-    copied, kept, count = 0, [], 0
+    copied, different, count = 0, [], 0
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
             weights = state.get(name)
             target = tensor[: model.config.vocab_size] if name in PADDED_WEIGHTS else tensor
             if weights is None or weights.shape != target.shape:
-                kept.append(name)
+                different.append(name)
             else:
                 target.copy_(weights)
                 copied, count = copied + 1, count + weights.numel()
@@ -308,9 +321,10 @@ def start_from_weights(
             f"--init_from {source}: none of its weights fits; its model is {sizes[0]}, this one "
             f"{sizes[1]}; change --model"
         )
-    more = f" and {len(kept) - 4} more" if len(kept) > 4 else ""
-    rest = f"; initial weights of their own: {', '.join(kept[:4])}{more}" if kept else ""
-    return f"from {source}: {copied} tensors of {copied + len(kept)}, {count:,} weights{rest}"
+    more = f" and {len(different) - 4} more" if len(different) > 4 else ""
+    names = ", ".join(different[:4])
+    rest = f"; initial weights of their own: {names}{more}" if different else ""
+    return f"from {source}: {copied} tensors of {copied + len(different)}, {count:,} weights{rest}"
 
 
 class EpochLoop(_TrainingEpochLoop):
@@ -321,7 +335,17 @@ class EpochLoop(_TrainingEpochLoop):
     """
 
     def _broadcast_sigterm_tensor(self) -> None:
-        """Asks nothing."""
+        """Asks the other devices nothing."""
+
+
+def _choose_precision(precision: str, gpu: bool) -> str:
+    """The precision of `--precision`; where it is left open, bfloat16 on a GPU that has it."""
+    if precision == "16-mixed" and not gpu:
+        raise RunError("--precision 16-mixed needs a GPU; without one use 32-true or bf16-mixed")
+    if precision != "auto":
+        return precision
+    bfloat16 = gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+    return "bf16-mixed" if bfloat16 else "32-true"
 
 
 def build_trainer(
@@ -339,14 +363,9 @@ def build_trainer(
         RunError: a device that is not there, or the like.
     """
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    precision = recipe.run.precision
     gpu = recipe.trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-    if precision == "auto":
-        bfloat16 = gpu and torch.cuda.is_bf16_supported(including_emulation=False)
-        precision = "bf16-mixed" if bfloat16 else "32-true"
-    if precision == "16-mixed" and not gpu:
-        raise RunError("--precision 16-mixed needs a GPU; without one use 32-true or bf16-mixed")
     settings: Any = dataclasses.asdict(recipe.trainer)
+    settings["precision"] = _choose_precision(recipe.run.precision, gpu)
     settings |= {} if total is None else {"max_steps": total}
     if settings["accelerator"] == "auto" and not gpu:
         settings["accelerator"] = "cpu"  # Lightning's own choice may be a device that is not tested
@@ -360,7 +379,6 @@ def build_trainer(
             warnings.filterwarnings("ignore", "The `srun` command is available")
             trainer = Trainer(
                 **settings,
-                precision=precision,
                 max_epochs=-1,
                 callbacks=callbacks,
                 plugins=[AtomicCheckpointIO(directory), *(launcher or slurm)],

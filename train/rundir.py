@@ -1,4 +1,4 @@
-"""The run directory.
+"""The run directory: its files, its lock, and who writes them.
 
 config.yaml     every setting of its last start: `--config RUN/config.yaml` repeats the run, or goes
                 on with it; settings that were changed on the way are named at its top

@@ -98,7 +98,7 @@ class Checkpoints(ModelCheckpoint):
         self._progress, self._log, self._saved = progress, log, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: which files there are is asked of the folder, which a killed run left."""
+        """Records nothing: the folder, which a killed run left, says which files there are."""
         return {}
 
     def on_train_batch_end(

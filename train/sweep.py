@@ -78,6 +78,12 @@ def read_sweep(path: Path) -> dict[str, Any]:
     name = content.get("name", path.stem)
     if not isinstance(name, str) or not name or {"..", ""} & {*re.split(r"[/\0]", name)}:
         raise RunError(f"{path}: name is {name!r}; it must be that of a folder")
+    _check_parameters(path, parameters)
+    return content
+
+
+def _check_parameters(path: Path, parameters: dict[str, Any]) -> None:
+    """Refuses a parameter without values, one that is no flag of its own, and too large a grid."""
     known: dict[str, str] = {}
     for name, parameter in parameters.items():
         values = parameter.get("values", []) if isinstance(parameter, dict) else None
@@ -90,7 +96,6 @@ def read_sweep(path: Path) -> dict[str, Any]:
         known[flag] = name
     if (count := math.prod(len(p.get("values", [0])) for p in parameters.values())) > RUNS:
         raise RunError(f"{path}: its grid has {count} runs; allowed: up to {RUNS}")
-    return content
 
 
 def plan(content: dict[str, Any]) -> Iterator[Trial]:

@@ -7,18 +7,16 @@ one file is one model whichever way it is opened.
 
 import math
 import re
-import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from arch.errors import ModelError, printable, show_value
 from arch.storage.files import read_json
-from arch.storage.weights import FLOATS, Shapes
+from arch.storage.weights import FLOATS, Shapes, read_header
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PREFIXES = ("_orig_mod.", "module.")
@@ -161,13 +159,7 @@ def read_shapes(files: list[Path], quantised: bool = True) -> Shapes:
     """
     shapes: Shapes = {}
     for path in files:
-        try:
-            with safe_open(path, "pt") as file:
-                slices = {name: file.get_slice(name) for name in file.offset_keys()}
-                found = {name: tuple(part.get_shape()) for name, part in slices.items()}
-                kinds = {name: part.get_dtype() for name, part in slices.items()}
-        except (SafetensorError, OSError, struct.error) as error:
-            raise ModelError(f"{path} cannot be read: {printable(error, 160)}") from None
+        found, kinds = read_header(path)
         odd = [n for n, kind in kinds.items() if kind not in FLOATS and not HARMLESS.search(n)]
         if odd and not quantised:
             raise ModelError(

@@ -257,6 +257,36 @@ def _form(mixer: Any) -> tuple[object, ...]:
 def _our_config(given: dict[str, Any], directory: Path) -> ModelConfig:
     """The configuration of a Llama in our words; names and defaults are those of LlamaConfig."""
     path = directory / "config.json"
+    rope = given.get("rope_scaling") or given.get("rope_parameters") or {}  # as transformers does
+    _refuse_other(given, rope, path)
+    _refuse_unknown(given, rope, path)
+    attention = {
+        "heads": given["num_attention_heads"],
+        "kv_heads": given.get("num_key_value_heads") or given["num_attention_heads"],
+        "rope_base": float(rope.get("rope_theta", given.get("rope_theta", 10000.0))),
+        "bias": given.get("attention_bias", False),
+        **({"qk_norm": True} if given["model_type"] == "qwen3" else {}),
+    }
+    mixer = f"attention({', '.join(f'{key}={value}' for key, value in attention.items())})"
+    try:
+        return ModelConfig(
+            vocab_size=given["vocab_size"],
+            context=given["max_position_embeddings"],
+            d_model=given["hidden_size"],
+            n_layers=given["num_hidden_layers"],
+            mixers=(mixer,),
+            channel_mixer=f"swiglu(bias={given.get('mlp_bias', False)})",
+            d_ff=given["intermediate_size"],
+            norm="rmsnorm",
+            norm_eps=given.get("rms_norm_eps", 1e-6),
+            tied=given.get("tie_word_embeddings", False),
+        )
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from None
+
+
+def _refuse_other(given: dict[str, Any], rope: dict[str, Any], path: Path) -> None:
+    """Refuses another family, a setting that is missing, and values that are no Llama's of ours."""
     if given.get("model_type") not in ("llama", "qwen3"):
         raise ModelError(
             f"{path}: model_type is {given.get('model_type')!r}; allowed for an import: 'llama', "
@@ -275,7 +305,6 @@ def _our_config(given: dict[str, Any], directory: Path) -> ModelConfig:
             f"{path}: num_attention_heads, num_key_value_heads: heads={heads} must divide "
             f"d_model={width}, kv_heads={kv_heads} must divide heads"
         )
-    rope = given.get("rope_scaling") or given.get("rope_parameters") or {}  # as transformers does
     for name, seen, allowed in (
         ("hidden_act", given.get("hidden_act", "silu"), "silu"),
         ("rope_type", rope.get("rope_type", rope.get("type", "default")), "default"),
@@ -287,39 +316,15 @@ def _our_config(given: dict[str, Any], directory: Path) -> ModelConfig:
                 f"{path}: {name} is {seen!r}; allowed for an import: {allowed!r}; "
                 "any such model can be wrapped: arch.load_pretrained"
             )
-    _refuse_unknown(given, rope, qwen, path)
-    attention = {
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "rope_base": float(rope.get("rope_theta", given.get("rope_theta", 10000.0))),
-        "bias": given.get("attention_bias", False),
-        **({"qk_norm": True} if qwen else {}),
-    }
-    mixer = f"attention({', '.join(f'{key}={value}' for key, value in attention.items())})"
-    try:
-        return ModelConfig(
-            vocab_size=given["vocab_size"],
-            context=given["max_position_embeddings"],
-            d_model=width,
-            n_layers=given["num_hidden_layers"],
-            mixers=(mixer,),
-            channel_mixer=f"swiglu(bias={given.get('mlp_bias', False)})",
-            d_ff=given["intermediate_size"],
-            norm="rmsnorm",
-            norm_eps=given.get("rms_norm_eps", 1e-6),
-            tied=given.get("tie_word_embeddings", False),
-        )
-    except ModelError as error:
-        raise ModelError(f"{path}: {error}") from None
 
 
-def _refuse_unknown(given: dict[str, Any], rope: dict[str, Any], qwen: bool, path: Path) -> None:
+def _refuse_unknown(given: dict[str, Any], rope: dict[str, Any], path: Path) -> None:
     """Refuses a setting that is not known, unless it is off: null, false or empty.
 
     A Llama of transformers has no windows, whatever its configuration says of them; a Qwen3 has.
     """
     known = {*_REQUIRED, *_HONOURED, *WITHOUT_EFFECT}
-    windows = qwen and given.get("use_sliding_window")
+    windows = given["model_type"] == "qwen3" and given.get("use_sliding_window")
     known |= set() if windows else {"sliding_window", "max_window_layers", "use_sliding_window"}
     unknown = {name: value for name, value in given.items() if name not in known}
     kinds = set(given.get("layer_types") or ())

@@ -51,7 +51,7 @@ class Triangle(nn.Module):
         return masked_convolution(x, *self.rows(0, x.shape[1]))
 
     def step(self, x: Tensor, past: Tensor) -> Tensor:
-        """As `masked_rows`, after past `(P, t, D)`."""
+        """Computes what `masked_rows` does, after the past `(P, t, D)`."""
         return masked_rows(x, past, *self.rows(past.shape[1], x.shape[1]))
 
     def rows(self, start: int, count: int) -> tuple[Tensor, Tensor | None]:

@@ -96,6 +96,6 @@ def _of_run(run: Path, wanted: str) -> Path:
 
 
 def _validation_loss(path: Path) -> float:
-    """Of a model directory; infinite where none is on record."""
+    """The validation loss of a model directory; infinite where none is on record."""
     loss = read_json(path / "meta.json").get("val_loss")
     return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else math.inf

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import struct
 import threading
 from collections.abc import Mapping
 from functools import reduce
@@ -175,17 +176,26 @@ def check_weights(path: Path, config: ModelConfig, source: str) -> None:
     Raises:
         ModelError: missing, cut short, another kind of file, or other names or shapes.
     """
+    shapes, kinds = read_header(path)
+    _check_sizes(config, shapes, source)
+    with FakeTensorMode():
+        model = _build_like(config, shapes, source)
+    _check_shapes(model, shapes, {name: FLOATS.get(kind) for name, kind in kinds.items()}, source)
+
+
+def read_header(path: Path) -> tuple[Shapes, dict[str, str]]:
+    """The shapes of the tensors of a safetensors file and the names of their types.
+
+    Raises:
+        ModelError: missing, cut short or another kind of file.
+    """
     try:
         with safe_open(path, "pt") as file:
             slices = {name: file.get_slice(name) for name in file.offset_keys()}
             shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
-            kinds = {name: FLOATS.get(part.get_dtype()) for name, part in slices.items()}
-    except (SafetensorError, OSError) as error:
+            return shapes, {name: part.get_dtype() for name, part in slices.items()}
+    except (SafetensorError, OSError, struct.error) as error:
         raise ModelError(f"{path} cannot be read: {printable(error, 160)}") from None
-    _check_sizes(config, shapes, source)
-    with FakeTensorMode():
-        model = _build_like(config, shapes, source)
-    _check_shapes(model, shapes, kinds, source)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

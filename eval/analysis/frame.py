@@ -40,7 +40,7 @@ class Quantity:
             `median`, `least`, `sum`: over rows, without an interval.
         read: gives what a row measured; None where it does not apply.
         title: in tables; the name when not given.
-        share: whether it is shown in per cent.
+        percent: whether tables show it in per cent.
         main: whether terminals show it.
     """
 
@@ -48,12 +48,12 @@ class Quantity:
     pool: str
     read: Callable[[Row], Measured | None]
     title: str = ""
-    share: bool = False
+    percent: bool = False
     main: bool = True
 
     @property
     def words(self) -> str:
-        """Its heading in tables."""
+        """The heading of the quantity in tables."""
         return self.title or self.name.replace("_", " ")
 
 
@@ -95,16 +95,16 @@ def frame(rows: Iterable[Row], every_seed: bool = False) -> Frame:
     """
     import pandas
 
-    kept = [row for row in {row["key"]: row for row in rows}.values() if "checkpoint" in row]
-    if unknown := {row["kind"] for row in kept} - KINDS.keys():
+    rows = [row for row in {row["key"]: row for row in rows}.values() if "checkpoint" in row]
+    if unknown := {row["kind"] for row in rows} - KINDS.keys():
         raise RequestError(f"rows of kind {', '.join(unknown)}: known are {', '.join(KINDS)}")
-    names: dict[Any, str] = seed_labels(kept) if every_seed else labels(kept)
+    names: dict[Any, str] = seed_labels(rows) if every_seed else labels(rows)
     clusters: dict[Hashable, int] = {}
     heads: list[dict[str, Any]] = []
     lines: list[tuple[Any, ...]] = []
-    for whole in kept:
-        about = _model(whole["checkpoint"], names, every_seed)
-        for row in KINDS[whole["kind"]].split(whole):
+    for whole_row in rows:
+        about = _model(whole_row["checkpoint"], names, every_seed)
+        for row in KINDS[whole_row["kind"]].split(whole_row):
             cluster = clusters.setdefault(row.get("cluster", prompt_of(row)), len(clusters))
             head = {"key": row["key"], **about, "kind": row["kind"], **coordinates(row)}
             sampled = {name: row.get(name) for name in ("prompt", "seed", "length")}
@@ -116,11 +116,11 @@ def frame(rows: Iterable[Row], every_seed: bool = False) -> Frame:
     table = table.astype(dict.fromkeys(LINE[2:], float))
     if not heads:
         return table
-    where = pandas.DataFrame(heads, dtype=object)
-    whole = where.columns[where.notna().all()]  # others keep their whole numbers beside NaN
-    where[whole] = where[whole].infer_objects()
-    where = where.iloc[table["row"]].reset_index(drop=True)
-    return pandas.concat([where, table], axis=1)
+    about = pandas.DataFrame(heads, dtype=object)
+    complete = about.columns[about.notna().all()]  # others keep their whole numbers beside NaN
+    about[complete] = about[complete].infer_objects()
+    about = about.iloc[table["row"]].reset_index(drop=True)
+    return pandas.concat([about, table], axis=1)
 
 
 def _model(checkpoint: dict[str, Any], names: dict[Any, str], every_seed: bool) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def _read(name: str, pool: str, read: Callable[[Row], float | None], title: str 
 
 
 def _tokens(kind: str, words: str) -> tuple[Quantity, ...]:
-    """Of the tokens whose own position is shown, or hidden."""
+    """The quantities of tokens whose own position is shown (`self`), or hidden."""
 
     def of(read: Callable[[dict[str, Any]], Measured | None]) -> Callable[[Row], Any]:
         return lambda row: read(row[kind]) if row[kind] and row[kind]["count"] else None
@@ -199,7 +199,7 @@ def _judged(passed: bool, exact: bool) -> Quantity:
 
 
 def _seeds(
-    name: str, title: str = "", share: bool = False, main: bool = True, fields: str = ""
+    name: str, title: str = "", percent: bool = False, main: bool = True, fields: str = ""
 ) -> Quantity:
     """A figure that each model has once, with its own interval if the row has one.
 
@@ -216,7 +216,7 @@ def _seeds(
             return None
         return None, row.get(n) or 1, float(value), row.get(low), row.get(high)
 
-    return Quantity(name, "seeds", read, title, share, main)
+    return Quantity(name, "seeds", read, title, percent, main)
 
 
 def _figure(name: str) -> Quantity:
@@ -225,7 +225,7 @@ def _figure(name: str) -> Quantity:
 
 
 def _parts(row: Row) -> Iterator[Row]:
-    """Of a row of losses, one for each part of the text, and the row itself for other figures."""
+    """Splits a row of losses: a row for each part of the text, and itself for other figures."""
     about = {n: row.get(n) for n in ("key", "kind", "checkpoint", "corpus", "stories", "windows")}
     for part, (nats, size) in enumerate(
         zip(row["parts"]["nats"], row["parts"]["bytes"], strict=True)
@@ -390,7 +390,7 @@ KINDS = {
     "lens": Kind((), read=_of_lens),
     "captured": Kind(
         ("tensor", "captured_site", "format", "solver"),
-        tuple(Quantity(grade, "share", partial(_graded, grade), share=True)
+        tuple(Quantity(grade, "share", partial(_graded, grade), percent=True)
               for grade in ("certain", "likely", "unknown")),
         read=lambda row: {"tensor": row["tensor"], "captured_site": row["site"],
                           "format": row["format"], "solver": row["solver"]},

@@ -91,7 +91,7 @@ def clustered(
     return Interval(estimate, min(float(low), estimate), max(float(high), estimate))
 
 
-def share(
+def token_fraction(
     hits: Sequence[float],
     counts: Sequence[float],
     prompts: Sequence[Hashable],
@@ -113,7 +113,7 @@ def share(
     return Interval(estimate, max(low, 0.0), min(high, 1.0))
 
 
-def exact_share(
+def prompt_fraction(
     exact: Sequence[bool], prompts: Sequence[Hashable], models: Sequence[Hashable]
 ) -> Interval:
     """The share of prompts found whole, with Wilson's interval.
@@ -155,7 +155,7 @@ def paired_difference(
     first: Sequence[float],
     second: Sequence[float],
     counts: Sequence[float],
-    share: bool = False,
+    fractions: bool = False,
     confidence: float = CONFIDENCE,
     seed: int = 0,
 ) -> Difference | None:
@@ -171,26 +171,26 @@ def paired_difference(
         first: hits, or bits, of one model in each pair, `(pairs,)`.
         second: the same of the other.
         counts: tokens, or bytes, of each pair.
-        share: whether the ratios are shares.
+        fractions: whether the ratios are fractions of trials.
     """
-    apart, sizes = np.subtract(first, second), np.asarray(counts, dtype=float)
-    n, whole = len(apart), float(np.sum(counts))
+    differences, sizes = np.subtract(first, second), np.asarray(counts, dtype=float)
+    n, whole = len(differences), float(np.sum(counts))
     if n < 2:
         return None
-    estimate = float(apart.sum()) / whole
-    if share and not apart.any():
+    estimate = float(differences.sum()) / whole
+    if fractions and not differences.any():
         return Difference(0.0, -at_most(0, n), at_most(0, n), 1.0, n)
     if n <= EXACT_PAIRS:
-        residuals = (apart - estimate * sizes) / whole
+        residuals = (differences - estimate * sizes) / whole
         spread = (n / (n - 1) * float(np.square(residuals).sum())) ** 0.5
         half = student_t(n - 1, confidence) * spread
         sums = np.zeros(1)
-        for value in apart:
+        for value in differences:
             sums = np.concatenate([sums + value, sums - value])
-        far = np.abs(sums) >= abs(apart.sum()) * (1 - 1e-9)
+        far = np.abs(sums) >= abs(differences.sum()) * (1 - 1e-9)
         return Difference(estimate, estimate - half, estimate + half, float(far.mean()), n)
     draws = _draws(n, RESAMPLES, seed)
-    ratios = (draws @ apart) / (draws @ sizes)
+    ratios = (draws @ differences) / (draws @ sizes)
     low, high = np.quantile(ratios, [(1 - confidence) / 2, (1 + confidence) / 2])
     far = int((np.abs(ratios - estimate) >= abs(estimate)).sum())
     return Difference(estimate, float(low), float(high), (far + 1) / (RESAMPLES + 1), n)
@@ -241,13 +241,13 @@ def _nested(above: np.ndarray, below: np.ndarray, model: np.ndarray) -> Interval
     Values and weights are sums over each prompt, `(P,)`; `model` is its model's number, `(P,)`.
     """
     estimate = float(above.sum() / below.sum())
-    apart = (above - estimate * below) / below.sum()
+    deviations = (above - estimate * below) / below.sum()
 
     def spread(sums: np.ndarray) -> tuple[float, int]:
         n = len(sums)
         return n / (n - 1) * float(np.square(sums).sum()), n - 1
 
-    variance, freedom = max(spread(apart), spread(np.bincount(model, apart)))
+    variance, freedom = max(spread(deviations), spread(np.bincount(model, deviations)))
     half = student_t(freedom) * variance**0.5
     return Interval(estimate, estimate - half, estimate + half)
 

@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 
 from eval.analysis.frame import KINDS, LINE, MODEL, Frame, Quantity, frame, quantities
-from eval.analysis.statistics import Interval, clustered, exact_share, over_seeds, share
+from eval.analysis.statistics import (
+    Interval,
+    clustered,
+    over_seeds,
+    prompt_fraction,
+    token_fraction,
+)
 from eval.drawing.tables import Column
 from eval.messages import RequestError
 from eval.rows.schema import Row
@@ -50,23 +56,22 @@ def summarise(lines: Frame, by: Sequence[str], pool: Sequence[str] = ()) -> Fram
     order = np.argsort(groups.ngroup().to_numpy(), kind="stable")
     ends = np.cumsum(groups.size().to_numpy())
     columns = {name: lines[name].to_numpy()[order] for name in ("cluster", "weights", *LINE[2:])}
-    pools, firsts, figures = lines["pool"].to_numpy()[order], [], []
+    rules, firsts, figures = lines["pool"].to_numpy()[order], [], []
     for start, end in zip([0, *ends], ends, strict=False):
-        slices = {name: column[start:end] for name, column in columns.items()}
+        group = {name: column[start:end] for name, column in columns.items()}
         firsts.append(order[start])
-        figures.append((*POOLS[pools[start]](slices), len(set(slices["weights"]))))
-    found = pandas.DataFrame(figures, columns=["value", "low", "high", "n", "models"])
-    found = found.astype({"low": float, "high": float})
-    return pandas.concat(
-        [lines[[*by, "quantity"]].iloc[firsts].reset_index(drop=True), found], axis=1
-    )
+        figures.append((*POOLS[rules[start]](group), len(set(group["weights"]))))
+    figures = pandas.DataFrame(figures, columns=["value", "low", "high", "n", "models"])
+    figures = figures.astype({"low": float, "high": float})
+    named = lines[[*by, "quantity"]].iloc[firsts].reset_index(drop=True)
+    return pandas.concat([named, figures], axis=1)
 
 
 def _refuse_to_pool(lines: Frame, by: list[str], pool: Sequence[str]) -> None:
-    held = [name for name in lines if name not in (*by, *pool, *SAMPLED)]
-    apart = lines[[*by, "quantity", *held]].drop_duplicates()
-    mixed = apart[apart.duplicated([*by, "quantity"], keep=False)]
-    for name in held if len(mixed) else ():
+    others = [name for name in lines if name not in (*by, *pool, *SAMPLED)]
+    different = lines[[*by, "quantity", *others]].drop_duplicates()
+    mixed = different[different.duplicated([*by, "quantity"], keep=False)]
+    for name in others if len(mixed) else ():
         values = mixed.groupby([*by, "quantity"], dropna=False)[name]
         if (values.nunique(dropna=False) > 1).any():
             examples = ", ".join(map(str, mixed[name].unique()[:4]))
@@ -123,9 +128,9 @@ def _plain(reduce: Callable[[np.ndarray], Any]) -> Callable[[dict[str, np.ndarra
 
 
 POOLS: dict[str, Callable[[dict[str, np.ndarray]], Estimate]] = {
-    "share": _clustered(share, "hits", "n"),
+    "share": _clustered(token_fraction, "hits", "n"),
     "ratio": _ratio,
-    "whole": _clustered(exact_share, "hits"),
+    "whole": _clustered(prompt_fraction, "hits"),
     "mean": _clustered(_mean, "value"),
     "seeds": _over_seeds,
     "median": _plain(np.median),
@@ -137,74 +142,78 @@ POOLS: dict[str, Callable[[dict[str, np.ndarray]], Estimate]] = {
 
 def columns(kind: str) -> list[Column]:
     """The figures of a kind as columns of a table."""
-    return [(q.name, q.words, q.share) for q in KINDS[kind].quantities]
+    return [(q.name, q.words, q.percent) for q in KINDS[kind].quantities]
 
 
-def sum_up(rows: Iterable[Row], kind: str = "recovery", every_seed: bool = False) -> list[Record]:
-    """Rows of one kind summed up, a dictionary for each model, step and set of coordinates.
+def summarise_rows(
+    rows: Iterable[Row], kind: str = "recovery", every_seed: bool = False
+) -> list[Record]:
+    """The figures of rows of one kind, a record for each model, step and set of coordinates.
 
     It holds the columns of `MODEL`, the coordinates, each figure with `_low` and `_high` if its
     quantity has intervals (None where it is not known), and the counts `rows`, `prompts` and
     `models`. They come in the order of reading.
 
     Args:
-        kind: of the rows that are summed up.
         every_seed: keep checkpoints apart that differ in their training seed only.
 
     Raises:
         RequestError: there are no such rows.
     """
-    kept = [row for row in rows if row["kind"] == kind]
-    if not kept:
+    rows = [row for row in rows if row["kind"] == kind]
+    if not rows:
         command = "invert" if kind == "recovery" else kind
         raise RequestError(
             f"no rows: there is nothing to sum up; run `python -m eval {command}` first"
         )
-    return wide(frame(kept, every_seed), every_seed=every_seed)
+    return summary_records(frame(rows, every_seed), every_seed=every_seed)
 
 
-def wide(lines: Frame, known: Sequence[Quantity] = (), every_seed: bool = False) -> list[Record]:
-    """The figures of lines of one kind side by side: see `sum_up`.
+def summary_records(
+    lines: Frame, known: Sequence[Quantity] = (), every_seed: bool = False
+) -> list[Record]:
+    """The figures of lines of one kind side by side: see `summarise_rows`.
 
     `known` are the quantities, those of the kind when not given.
     """
-    known, kind = known or quantities(lines), lines["kind"].iloc[0]
-    held = [name for name in lines.columns[lines.notna().any()]
-            if name not in (*SAMPLED, "kind")]  # fmt: skip
-    by = [*held, "weights"] if every_seed else held
-    found = summarise(lines, by, pool=["kind"])
-    of = dict(zip(COUNTS, ("key", "cluster", "weights"), strict=True))
-    counts = lines.groupby(by, dropna=False, sort=False)[list(of.values())].nunique()
-    empty: Record = {}
-    about = dict.fromkeys(MODEL)
+    kind, models = lines["kind"].iloc[0], list(dict.fromkeys(lines["model"]))
+    coordinates = [name for name in lines.columns[lines.notna().any()]
+                   if name not in (*SAMPLED, "kind")]  # fmt: skip
+    by = [*coordinates, "weights"] if every_seed else coordinates
+    counts = lines.groupby(by, dropna=False, sort=False)[["key", "cluster", "weights"]].nunique()
+    groups = counts.index.to_frame(index=False).astype(object)
+    empty = dict.fromkeys(MODEL), _empty_figures(known or quantities(lines))
+    records: dict[Any, Record] = {}
+    for group, numbers in zip(groups.itertuples(index=False), counts.to_numpy(), strict=True):
+        values = dict(zip(by, _without_nan(group), strict=True))
+        given = {name: values[name] for name in coordinates if values[name] is not None}
+        numbered = dict(zip(COUNTS, map(int, numbers), strict=True))
+        records[tuple(values.values())] = empty[0] | given | empty[1] | numbered
+    figures = summarise(lines, by, pool=["kind"])
+    for *group, quantity, value, low, high, _, _ in figures.itertuples(index=False):
+        record, limits = records[_without_nan(group)], _without_nan((low, high))
+        record[quantity] = value
+        for name, limit in zip((f"{quantity}_low", f"{quantity}_high"), limits, strict=True):
+            if name in record:
+                record[name] = limit
+    return sorted(records.values(), key=lambda record: _reading_order(kind, record, models))
+
+
+def _empty_figures(known: Iterable[Quantity]) -> Record:
+    """The fields of quantities, all None: of each its value, and its limits if it has any."""
+    names = []
     for quantity in known:
-        empty[quantity.name] = None
-        if quantity.pool not in ("median", "least", "sum"):
-            empty |= {f"{quantity.name}_low": None, f"{quantity.name}_high": None}
-    cells: dict[Any, Record] = {}
-    places = counts.index.to_frame(index=False).astype(object)
-    for coordinates, numbers in zip(places.itertuples(index=False), counts.to_numpy(), strict=True):
-        named = zip(by, coordinates, strict=True)
-        there = {name: value for name, value in named if name in held and value == value}
-        cells[_key(coordinates)] = (
-            about | there | empty | dict(zip(COUNTS, map(int, numbers), strict=True))
-        )
-    for *coordinates, quantity, value, low, high, _, _ in found.itertuples(index=False):
-        cell = cells[_key(coordinates)]
-        cell[quantity] = value
-        if f"{quantity}_low" in cell:
-            cell[f"{quantity}_low"] = low if low == low else None
-            cell[f"{quantity}_high"] = high if high == high else None
-    models = list(dict.fromkeys(lines["model"]))
-    return sorted(cells.values(), key=lambda cell: reading_order(kind, cell, models))
+        limited = quantity.pool not in ("median", "least", "sum")
+        names += [quantity.name, *[f"{quantity.name}_low", f"{quantity.name}_high"] * limited]
+    return dict.fromkeys(names)
 
 
-def _key(values: Iterable[Any]) -> tuple[Any, ...]:
-    """Equal for equal places; NaN, which is unequal to itself, is None."""
+def _without_nan(values: Iterable[Any]) -> tuple[Any, ...]:
+    """Values with None for NaN, which is unequal to itself."""
     return tuple(value if value == value else None for value in values)
 
 
-def reading_order(kind: str, record: Record, models: list[str]) -> tuple[Any, ...]:
+def _reading_order(kind: str, record: Record, models: list[str]) -> tuple[Any, ...]:
     """Plain recoveries before the others, model by model; other kinds as they come."""
     model = models.index(record["model"])
     if kind != "recovery":

@@ -144,8 +144,9 @@ class Accepts(NamedTuple):
 
 def accepts(rows: Iterable[Row]) -> Accepts:
     """Counts of accepted answers; controls and noisy targets are left out."""
-    kept = {row["key"]: row for row in rows if row["kind"] == "recovery"}.values()
-    answers = [row for row in kept if accepted(row) and not (row["control"] or row["noise"])]
+    recoveries = {row["key"]: row for row in rows if row["kind"] == "recovery"}.values()
+    answers = [row for row in recoveries
+               if accepted(row) and not (row["control"] or row["noise"])]  # fmt: skip
     wrong = [row for row in answers if is_false_accept(row)]
     return Accepts(
         wrong=len(wrong),

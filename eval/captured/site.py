@@ -193,7 +193,7 @@ def _guess_first(checkpoint: "Checkpoint", circuit: Circuit, stored: Stored, cor
     none = torch.zeros_like(first[..., 0])
     problem = Problem(searched, Slice(), 1, first, Tolerance(none, none, none), none)
     readbacks = open_readbacks(checkpoint, corpus, [searched])
-    return Reading([problem], readbacks, *TRIED).together().path
+    return Reading([problem], readbacks, *TRIED).search_together().path
 
 
 def _check_shape(stored: Stored, circuit: Circuit) -> None:

@@ -54,8 +54,6 @@ def bits(
     hold all priors, the margins of the token and its effect on later outputs as well.
 
     Args:
-        models: model directories
-        out: results directory; what is there is not redone
         corpus: held-out stories: passages are from inside those for evaluation, tokens are counted
             in those for fitting, quantisers are calibrated on those for background; default: the
             data that the models were trained on
@@ -69,12 +67,10 @@ def bits(
         candidates: the commonest tokens, so many; default: the whole vocabulary
         tokens: of the text in which candidates are counted
         seed: of the noise
-        device: where to compute; auto takes a GPU that is in reach
         noise: standard deviations, in units of the output's RMS and of the token's effect on it
         draws: of the noise
         quantisers: rounding to nearest, with a scale for each channel
         prior: that the tables show
-        shard: this process is the I-th of N that share the work, each with a rows file of its own
         full: print every precision, effects and margins, not the noise of 1/4 RMS alone
     """
     from eval.measures.bits.measure import Question
@@ -111,43 +107,38 @@ def bits_tables(rows: Sequence[dict[str, Any]], prior: str = "uniform", full: bo
 
     In short, of the noise alone that is nearest to 1/4 of the outputs' root mean square.
     """
-    from eval.analysis.summary import sum_up
+    from eval.analysis.summary import summarise_rows
     from eval.drawing.tables import across, terminal
 
-    records = [r for r in sum_up(rows, "bits") if r.get("prior", prior) == prior]
-    apart = [n for n in ("corpus", "place", "candidates") if len({r[n] for r in records}) > 1]
-    fields = ["model", "step", "layer", "part", *apart]
+    records = [r for r in summarise_rows(rows, "bits") if r.get("prior", prior) == prior]
+    varying = [n for n in ("corpus", "place", "candidates") if len({r[n] for r in records}) > 1]
+    fields = ["model", "step", "layer", "part", *varying]
     precisions = dict.fromkeys(r["precision"] for r in records if r.get("precision"))
     noises = {name: float(name.split()[1]) for name in precisions if name.endswith(" rms")}
     usual = min(noises, key=lambda name: abs(math.log(noises[name] * 4)), default=None)
-    passages = records[0]["prompts"]
-    counted = f"n = {passages} passage{'s' * (passages != 1)}"
-    titles = {"alone": "that output alone", "cumulative": "all outputs up to there"}
-    if usual and not full:
-        kept = [r for r in records if r.get("precision") == usual]
-        about = f"Bits about the token, {prior} prior, {usual}, by distance:"
-        tables = [
-            across([r for r in kept if r["shown"] == shown], fields, "distance",
-                   [("bits", "bits", False)], f"{about} {title}")
-            for shown, title in titles.items()
-        ]  # fmt: skip
-        tables = tables[: 1 if len(tables[0].lines) > SHORT // 4 else 2]
-        more = f"--full: all {len(precisions)} precisions, effects and margins"
-        return f"{terminal(*tables, most=SHORT)}\n\n{counted}; {more}"
+    short = usual is not None and not full
+    about = f"Bits about the token, {prior} prior, {f'{usual}, ' * short}by distance:"
     figures: list[tuple[str, str | None, str]] = [
-        ("bits", shown, f"Bits about the token, {prior} prior, by distance: {title}")
-        for shown, title in titles.items()
+        ("bits", "alone", f"{about} that output alone"),
+        ("bits", "cumulative", f"{about} all outputs up to there"),
+        ("effect", None, "Effect of the token / RMS"),
+        ("margin_bits", "alone", "Margin of the token, bits"),
     ]
-    figures.append(("effect", None, "Effect of the token / RMS"))
-    figures.append(("margin_bits", "alone", "Margin of the token, bits"))
     tables = [
         across(
-            [r for r in records if r[name] is not None and r.get("shown") == shown],
-            [*fields, "precision"] if name == "bits" else fields,
+            [r for r in records if r[name] is not None and r.get("shown") == shown
+             and (not short or r.get("precision") == usual)],
+            [*fields, "precision"] if name == "bits" and not short else fields,
             "distance",
             [(name, name, False)],
             title,
         )
-        for name, shown, title in figures
-    ]
-    return f"{terminal(*tables, most=EVERY)}\n\n{counted}"
+        for name, shown, title in figures[: 2 if short else None]
+    ]  # fmt: skip
+    passages = records[0]["prompts"]
+    counted = f"n = {passages} passage{'s' * (passages != 1)}"
+    if not short:
+        return f"{terminal(*tables, most=EVERY)}\n\n{counted}"
+    tables = tables[: 1 if len(tables[0].lines) > SHORT // 4 else 2]
+    more = f"--full: all {len(precisions)} precisions, effects and margins"
+    return f"{terminal(*tables, most=SHORT)}\n\n{counted}; {more}"

@@ -27,7 +27,6 @@ def capture(
         layers: all, last, or numbers; 0 is the embedding
         batch_size: texts sent through the model together; default: as many as the device's memory
             bears
-        device: where to compute; auto takes a GPU that is in reach
     """
     from eval.sites.activations import activations
 

@@ -1,8 +1,9 @@
 """How parameters of commands are read: alike from a command line, from a suite and from Python.
 
 A command is a function. Its parameters are the flags, their types say what may be given, and its
-docstring is the help. Of `str | Sequence[str] | None` a command line takes several words. The types
-below say what plain ones cannot: a range, a place among the words.
+docstring is the help, with `HELP` for flags that several commands have. Of
+`str | Sequence[str] | None` a command line takes several words. The types below say what plain ones
+cannot: a range, a place among the words.
 """
 
 import math
@@ -59,9 +60,6 @@ Positive: TypeAlias = Annotated[
 Natural: TypeAlias = Annotated[
     int, _number("a whole number of at least 0", lambda n: n == n // 1 >= 0, int)
 ]
-NotNegative: TypeAlias = Annotated[
-    float, _number("a number of at least 0", lambda n: 0 <= n < math.inf)
-]
 AboveZero: TypeAlias = Annotated[float, _number("a number above 0", lambda n: 0 < n < math.inf)]
 Words: TypeAlias = str | Sequence[str] | None
 Out: TypeAlias = Annotated[str | None, arg(metavar="DIR")]
@@ -84,6 +82,20 @@ else:
     Layers = str | Sequence[str]
 
 TRUST_HELP = "let a model directory name mixers outside this project, whose code then runs"
+HELP = {
+    "models": "model directories",
+    "results": "results directories",
+    "out": "results directory; what is there already is not redone",
+    "corpus": "held-out stories: of packed data, hub:NAME, toy (the embedded generator), or a "
+    "directory with valid.*; of a .txt, .jsonl or .parquet file, the fraction that packing sets "
+    "aside; default: those of the data that the models were trained on",
+    "plugin": "a Python file of yours that registers more (docs/extending.md); may be given "
+    "several times. It is run as your own code, with all your rights: give only files that you "
+    "trust",
+    "device": "where to compute; auto takes a GPU that is in reach",
+    "shard": "this process is the I-th of N that share the work, each with a rows file of its own",
+}
+"""The help of flags that several commands have, where a command's docstring has none."""
 
 READERS = ConstructorRegistry()
 """How words are read, in the place of tyro's own rules."""
@@ -98,7 +110,7 @@ def read_number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None
 
 @READERS.primitive_rule
 def read_one_of(info: PrimitiveTypeInfo) -> Any:
-    """Of several types the sequence, else the first; None is the default and no word."""
+    """Reads a union of types as its sequence, else as its first; None is no word."""
     if info.type_origin not in (typing.Union, types.UnionType):
         return None
     kinds = [kind for kind in typing.get_args(info.type) if kind is not type(None)]

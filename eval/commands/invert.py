@@ -1,13 +1,12 @@
 """The command `invert`: which tokens can be recovered from which layer."""
 
-import shlex
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eval.commands.flags import Models, Out, Plugins, Positive, Shard
-from eval.commands.result import Result, command
+from eval.commands.result import Result, command, next_step
 from eval.commands.suites import read_entries
 from eval.inversion.request import Inversion
 from eval.messages import RequestError, say
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from eval.inversion.task import Task
     from eval.models.checkpoint import Checkpoint
     from eval.models.text import Prompt
-    from eval.rows.store import Results
 
 
 @partial(command, request=Inversion)
@@ -41,20 +39,11 @@ def invert(
     Everything is checked first; rows that are there already are not redone.
 
     Args:
-        models: model directories
-        out: results directory
         suite: quick, standard, solvers, sources, or a YAML file of yours that names requests; the
             flags below replace what these say
-        device: where to compute; auto takes a GPU that is in reach
-        plugin: a Python file of yours that registers more (docs/extending.md); may be given several
-            times. It is run as your own code, with all your rights: give only files that you trust
-        corpus: held-out stories: of packed data, hub:NAME, toy (the embedded generator), or a
-            directory with valid.*; of a .txt, .jsonl or .parquet file, the share that packing sets
-            aside; default: those of the data that the models were trained on
         batch: rows of a gradient batch; default: as many as the device's memory bears
         limit: stop after about N rows
         resume: go on where --out was left, or refuse a directory that holds rows
-        shard: this process is the I-th of N that share the work, each with a rows file of its own
         plan: print rows and time of each model beforehand, by a few rows of each solver, and end
     """
     from eval.models.checkpoint import open_models
@@ -65,7 +54,7 @@ def invert(
     given = {name: value for name, value in given.items() if value is not None}
     requests = read_entries(suite, given)
     drawn = any(request.draws for request in requests.values())
-    opened = Opened(open_models(models, device), corpus, drawn)
+    opened = OpenModels(open_models(models, device), corpus, drawn)
     least = None if "count" in given else 1  # prompts of a suite's count that will do
     tasks, left_out = [], []
     for name, request in requests.items():
@@ -89,12 +78,11 @@ def invert(
     with open_results(out, resume, shard) as results:
         run_tasks(tasks, results, "inverting", limit)
         rows = rows_of(tasks, results)
-    if not rows:  # of a shard or a limit
-        return Result(rows, NO_ROWS, _next(results, out))
-    return Result(rows, terminal_text(rows), _next(results, out))
+    # a shard or a limit may leave no rows
+    return Result(rows, terminal_text(rows) if rows else NO_ROWS, next_step(results, out))
 
 
-class Opened:
+class OpenModels:
     """Models that are asked, each with its corpus and its controls.
 
     Args:
@@ -155,8 +143,8 @@ def _priced(tasks: "list[Task]", out: str | None) -> Result:
     from eval.drawing.tables import Table, duration_text, terminal
     from eval.rows.store import SHARDS, read_rows
 
-    kept = read_rows(sorted(Path(out).glob(SHARDS))) if out else []
-    records = price(tasks, {row["key"] for row in kept})
+    rows = read_rows(sorted(Path(out).glob(SHARDS))) if out else []
+    records = price(tasks, {row["key"] for row in rows})
     lines = [
         [*(str(record[name]) for name in ("model", "step", "rows", "to_do")),
          f"about {duration_text(record['seconds'])}", record["longest"]]
@@ -165,10 +153,3 @@ def _priced(tasks: "list[Task]", out: str | None) -> Result:
     table = Table(["model", "step", "rows", "to do", "time", "slowest solver"], lines)
     to_do, seconds = (sum(record[name] for record in records) for name in ("to_do", "seconds"))
     return Result(records, terminal(table), f"{to_do} rows, about {duration_text(seconds)}")
-
-
-def _next(results: "Results", out: str | None) -> str:
-    if not out:
-        return ""
-    command = shlex.join(["python", "-m", "eval", "report", out, "--out", "page.html"])
-    return f"{results.note}\nnext: {command}"

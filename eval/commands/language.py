@@ -32,10 +32,6 @@ def loss(
     What is in --out is not measured anew.
 
     Args:
-        models: model directories
-        corpus: held-out stories: of packed data, hub:NAME, toy (the embedded generator), or a
-            directory with valid.*; of a .txt, .jsonl or .parquet file, the share that packing sets
-            aside; default: those of the data that the models were trained on
         text: these texts, whole, in the place of a corpus; a special token that is spelt in one is
             that token, in a corpus it is only text
         stories: only the first so many stories
@@ -43,11 +39,8 @@ def loss(
             memory bears
         windows: joined: stories follow each other, their ends are predicted too; lm-eval: each
             story alone, behind an end of text, as lm-evaluation-harness cuts it
-        out: results directory, for `python -m eval compare`
-        device: where to compute; auto takes a GPU that is in reach
-        shard: this process is the I-th of N that share the work, each with a rows file of its own
     """
-    from eval.analysis.summary import sum_up
+    from eval.analysis.summary import summarise_rows
     from eval.drawing.tables import lay_out, terminal
     from eval.models.checkpoint import open_models
     from eval.models.corpora import choose_corpus
@@ -61,7 +54,7 @@ def loss(
         for checkpoint in checkpoints
     ]
     rows, note = answered(tasks, out, "predicting", shard)
-    records = sum_up(rows, "loss", every_seed=True) if rows else []
+    records = summarise_rows(rows, "loss", every_seed=True) if rows else []
     table = lay_out(records, ["model", "step"], FIGURES)
     return Result(rows, terminal(table), note)
 
@@ -89,7 +82,6 @@ def generate(
         top_k: draw among the k likeliest tokens
         top_p: draw among the likeliest with probability p
         seed: of the draws
-        device: where to compute; auto takes a GPU that is in reach
     """
     import torch
 

@@ -1,16 +1,15 @@
 """The commands `lens` and `lenses`: what a model looks like inside, and by which lenses."""
 
-import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from eval.commands.flags import Models, Natural, Out, Plugins, Positive, Shard, Words, listed
-from eval.commands.result import Result, command
+from eval.commands.result import Result, command, next_step
 from eval.messages import RequestError
 from eval.rows.plugins import run_plugins
 
-ASKED = {"lens", "prompts", "prompt_kind", "length"}
-"""Places that all figures of one look share."""
+COMMON = {"lens", "prompts", "prompt_kind", "length"}
+"""Coordinates that all figures of one document have in common."""
 
 if TYPE_CHECKING:
     from eval.models.checkpoint import Checkpoint
@@ -39,21 +38,15 @@ def lens(
     Everything is checked first. Where a lens has its document already, that is shown.
 
     Args:
-        models: model directories
-        out: results directory
         lens: all: those that can look at the model; `python -m eval lenses` lists them
-        plugin: a Python file of yours that registers more (docs/extending.md); may be given several
-            times. It is run as your own code, with all your rights: give only files that you trust
         corpus: where stories come from, and the text that lenses are fitted on: a file, a
             directory, hub:NAME, or toy; default: the data that the models were trained on
         tokens: of text to fit on
         seed: of what lenses draw
-        device: where to compute; auto takes a GPU that is in reach
         text: texts; default: stories
         count: of stories; default: 4
         length: tokens of a story's beginning; default: 64
         words: tokens that are followed, each one token, its space before it included: ' happy'
-        shard: this process is the I-th of N that share the work, each with a rows file of its own
     """
     from eval.drawing.tables import terminal
     from eval.lenses.lens import ALL, FOLDER, Request, parse_lenses, word_tokens
@@ -71,34 +64,30 @@ def lens(
         raise RequestError("--count and --length are of stories; leave them out with --text")
     checkpoints = open_models(models, device)
     corpus = choose_corpus(checkpoints, corpus)
-    looks = []
+    tasks = []
     for checkpoint in checkpoints:
         word_tokens(checkpoint, followed)
         prompts = tuple(_prompts(checkpoint, texts, corpus, count or 4, length))
         gather(checkpoint, prompts)
         request = Request(prompts, followed, corpus, tokens=tokens, seed=seed)
-        looks += [LensTask(entry, checkpoint, request, ALL not in names) for entry in lenses]
+        tasks += [LensTask(entry, checkpoint, request, ALL not in names) for entry in lenses]
     with open_results(out, shard=shard) as results:
-        run_tasks(looks, results, "looking")
-        documents = [document for look in looks if (document := look.read(results))]
-        by_look: dict[str, list[Row]] = {document["key"]: [] for document in documents}
+        run_tasks(tasks, results, "looking")
+        documents = [document for task in tasks if (document := task.read(results))]
+        by_document: dict[str, list[Row]] = {document["key"]: [] for document in documents}
         for row in results.rows():
-            by_look.get(row.get("look", ""), []).append(row)
-    rows = [row for of_look in by_look.values() for row in of_look]
+            by_document.get(row.get("look", ""), []).append(row)
+    rows = [row for of_document in by_document.values() for row in of_document]
     if len(documents) == 1:
         shown = _shown(documents[0], rows)
     else:
         shown = terminal(lens_overview(rows)) if rows else ""
-    notes = ""
-    if out:
-        documents_in = f"documents: {results.directory / FOLDER}"
-        page = shlex.join(["python", "-m", "eval", "report", out, "--out", "page.html"])
-        notes = f"{results.note}, {documents_in}\nnext: {page}"
-    return Result(rows, shown, notes, documents)
+    folder = f", documents: {results.directory / FOLDER}"
+    return Result(rows, shown, next_step(results, out, folder), documents)
 
 
 def _shown(document: dict[str, Any], rows: "list[Row]") -> str:
-    """The figures of one look, those by layer in columns, then the tables that the lens made."""
+    """The figures of a document, those by layer in columns, then the tables that the lens made."""
     from eval.analysis.frame import coordinates
     from eval.drawing.markup import visible
     from eval.drawing.tables import Table, across, interval_text, terminal, text
@@ -109,7 +98,7 @@ def _shown(document: dict[str, Any], rows: "list[Row]") -> str:
     ]
     layered, single = [], []
     for row in rows:
-        where = {n: v for n, v in coordinates(row).items() if n not in ASKED}
+        where = {n: v for n, v in coordinates(row).items() if n not in COMMON}
         layer = where.pop("layer", None)
         named = [v if isinstance(v, str) else f"{n} {text(v)}" for n, v in where.items()]
         name = ", ".join([row["figure"], *named])
@@ -119,8 +108,7 @@ def _shown(document: dict[str, Any], rows: "list[Row]") -> str:
             figure = interval_text(row["value"], row.get("low"), row.get("high"))
             single.append([name, figure, text(row.get("n"))])
     if layered:
-        shown = across(layered, ["by layer"], "layer", [("value", "value", False)])
-        parts.append(shown)
+        parts.append(across(layered, ["by layer"], "layer", [("value", "value", False)]))
     if single:
         parts.append(Table(["figure", "value", "n"], single))
     for made in document["texts"]:

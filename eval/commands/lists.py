@@ -22,8 +22,6 @@ def list_solvers(names: Words = None, plugin: Plugins = ()) -> Result:
 
     Args:
         names: solvers; default: all
-        plugin: a Python file of yours that registers more (docs/extending.md); may be given several
-            times. It is run as your own code, with all your rights: give only files that you trust
     """
     from eval.inversion.solver import solvers
 
@@ -43,12 +41,7 @@ def list_solvers(names: Words = None, plugin: Plugins = ()) -> Result:
 
 @command
 def list_lenses(plugin: Plugins = ()) -> Result:
-    """Lists the lenses and what each does; `--plugin FILE` adds those of a file of yours.
-
-    Args:
-        plugin: a Python file of yours that registers more (docs/extending.md); may be given several
-            times. It is run as your own code, with all your rights: give only files that you trust
-    """
+    """Lists the lenses and what each does; `--plugin FILE` adds those of a file of yours."""
     from eval.lenses.lens import lenses
 
     run_plugins(plugin)

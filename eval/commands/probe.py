@@ -33,8 +33,6 @@ def probe(
     """Trains linear probes on a layer's outputs, and measures how well they read tokens.
 
     Args:
-        models: model directories
-        out: results directory; rows that are there are not redone
         layers: all, last, or numbers; 0 is the embedding
         corpus: held-out stories, to fit on and others to judge on: a file, a directory, hub:NAME,
             toy, or packed data; default: the data that the models were trained on
@@ -42,11 +40,9 @@ def probe(
         train_tokens: to fit on
         valid_tokens: to judge on
         seed: of the fits
-        device: where to compute; auto takes a GPU that is in reach
         offsets: the token at t + O is read from the output at t; default: -3 ... 3
         steps: of softmax regression; 0: the closed form alone
         rate: its first rate
-        shard: this process is the I-th of N that share the work, each with a rows file of its own
     """
     from eval.measures.linear import ProbeTask, ProbeText, Training
     from eval.models.checkpoint import open_models
@@ -79,10 +75,10 @@ def probe(
 
 def _read_out(rows: "list[Row]") -> str:
     """Accuracy and I_e of linear probes by offset."""
-    from eval.analysis.summary import sum_up
+    from eval.analysis.summary import summarise_rows
     from eval.drawing.tables import across, terminal
 
-    records = sum_up(rows, "probe", every_seed=True)
+    records = summarise_rows(rows, "probe", every_seed=True)
     records.sort(key=lambda r: (r["model"], r["step"], r["layer"], r["method"]))
     records += [
         {"model": "unigram", "offset": record["offset"], "top1": record["unigram.top1"],
@@ -117,19 +113,12 @@ def geometry(
     """Measures how visible outputs move with hidden tokens: the Jacobian's singular values.
 
     Args:
-        models: model directories
-        out: results directory; rows that are there are not redone
-        corpus: held-out stories: of packed data, hub:NAME, toy (the embedded generator), or a
-            directory with valid.*; of a .txt, .jsonl or .parquet file, the share that packing sets
-            aside; default: those of the data that the models were trained on
         layers: all, last, or numbers from 1
         hidden: first K tokens
         count: story prompts
         length: tokens of each prompt
-        device: where to compute; auto takes a GPU that is in reach
-        shard: this process is the I-th of N that share the work, each with a rows file of its own
     """
-    from eval.analysis.summary import columns, sum_up
+    from eval.analysis.summary import columns, summarise_rows
     from eval.drawing.tables import lay_out, terminal
     from eval.measures.jacobian import plan_jacobians
     from eval.models.checkpoint import open_models
@@ -153,6 +142,6 @@ def geometry(
     rows, note = answered(tasks, out, "measuring", shard)
     if not rows:
         return Result(rows, NO_ROWS, note)
-    records = sum_up(rows, "geometry", every_seed=True)
+    records = summarise_rows(rows, "geometry", every_seed=True)
     fields = ["model", "step", "layer", "part", "hidden"]
     return Result(rows, terminal(lay_out(records, fields, columns("geometry"), JACOBIAN)), note)

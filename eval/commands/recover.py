@@ -12,6 +12,11 @@ from eval.rows.plugins import run_plugins
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from eval.captured.files.kinds.kind import Capture
+    from eval.captured.task import RecoverTask
+    from eval.models.checkpoint import Checkpoint
+    from eval.rows.store import Row
+
 
 @command
 def recover_file(
@@ -60,8 +65,6 @@ def recover_file(
         computed: the precision in which the captured model computed; default: found by the first
             positions, if these are known
         solver: default: propose where all positions are known, else alternating
-        plugin: a Python file of yours that registers more solvers (docs/extending.md), which is
-            run as your own code: give only files that you trust
         truth: the texts behind the tensors, to score the answer with, one for each prompt
         page: write the answer as one HTML page, with every position
         seed: of solvers that draw at random
@@ -71,24 +74,19 @@ def recover_file(
             alone are read, and nothing is run
         out: results directory, which keeps each tensor's answer as it is found; what is there
             already is not searched again
-        device: where to compute; auto (default) takes a GPU that is in reach
     """
-    from eval.captured.files.axes import join_layers
-    from eval.captured.files.clear import compare_ids
     from eval.captured.files.recognise import read_capture
-    from eval.captured.task import RecoverTask, describe_rows
     from eval.models.checkpoint import open_model
     from eval.rows.tasks import open_results, run_tasks
 
     run_plugins(plugin)
-    given_scale = _number(scale)
+    number = _number(scale)
     names = None if tensor is None else listed(tensor)
-    scale_name = scale if given_scale is None else None
+    scale_name = scale if number is None else None
     capture = read_capture(file, names, scale_name, layer, part, torch_file)
-    ids, scaled = capture.ids, any(outputs.scaled for outputs in capture.outputs.values())
-    if given_scale is not None and not scaled:
+    if number is not None and not any(entry.scaled for entry in capture.outputs.values()):
         raise RequestError(f"--scale {scale}: {file} has no numbers of 8 bits; leave it out")
-    checkpoint = open_model(model, device)
+    checkpoint, ids = open_model(model, device), capture.ids
     if ids is not None and not verify:
         given = {"--page": page, "--truth": truth, "--out": out}
         return _clear(file, ids, checkpoint.tokenizer, [flag for flag in given if given[flag]])
@@ -96,35 +94,64 @@ def recover_file(
         raise RequestError(f"{file}: {capture.refusal}")
     if verify and ids is None:
         raise RequestError(f"--verify: no ids that are known stand in {file}; leave it out")
-    layers = [] if layer is None else [int(number) for number in listed(layer)]
-    held = join_layers(capture.outputs, layers, part)
-    layer = None if capture.named and held is capture.outputs else layer
     shown = None if positions is None else listed(positions)
     arguments = {"shown": shown, "first": first, "format": stored, "computed": computed,
                  "solver": solver, "seed": seed, "corpus": corpus}  # fmt: skip
-    tasks = [
-        RecoverTask(
-            checkpoint, name, entry, given_scale, arguments | _site(name, layer, part),
-            aloud=len(held) > 1,
-        )
-        for name, entry in held.items()
-    ]  # fmt: skip
+    tasks = _plan(checkpoint, capture, layer, part, number, arguments)
     with open_results(out) as results:
         run_tasks(tasks, results, "recovering")
-        answered, note = results.rows(), results.note if out else ""
+        rows, note = results.rows(), results.note if out else ""
+    texts = None if truth is None else listed(truth)
+    result = _describe(tasks, rows, texts, ids, checkpoint.tokenizer)
+    result.notes = "\n".join(filter(None, [note, f"page: {result.page(page)}" if page else ""]))
+    return result
+
+
+def _plan(
+    checkpoint: "Checkpoint",
+    capture: "Capture",
+    layer: int | Sequence[int] | None,
+    part: str | None,
+    scale: float | None,
+    arguments: dict[str, Any],
+) -> "list[RecoverTask]":
+    """A task for each tensor, or for each stack of tensors of several layers."""
+    from eval.captured.files.axes import join_layers
+    from eval.captured.task import RecoverTask
+
+    layers = [] if layer is None else [int(number) for number in listed(layer)]
+    tensors = join_layers(capture.outputs, layers, part)
+    layer = None if capture.named and tensors is capture.outputs else layer
+    return [
+        RecoverTask(
+            checkpoint, name, outputs, scale, arguments | _site(name, layer, part),
+            aloud=len(tensors) > 1,
+        )
+        for name, outputs in tensors.items()
+    ]  # fmt: skip
+
+
+def _describe(
+    tasks: "list[RecoverTask]",
+    answered: "list[Row]",
+    texts: list[str] | None,
+    ids: list[list[int]] | None,
+    tokenizer: "Tokenizer",
+) -> Result:
+    """The tasks' rows in their order, with the truth and the ids of the file beside them."""
+    from eval.captured.files.clear import compare_ids
+    from eval.captured.task import describe_rows
+
     rows, lines = list[dict[str, Any]](), list[str]()
     for task in tasks:
         of_task = [row for row in answered if row["key"].rpartition("-")[0] == task.key]
-        if truth is not None:
-            _score(of_task, listed(truth), checkpoint.tokenizer)
+        if texts is not None:
+            _score(of_task, texts, tokenizer)
         if ids is not None:
             compare_ids(of_task, ids)
         lines.append(describe_rows(task.name, of_task))
         rows += of_task
-    result = Result(rows, "\n\n".join(lines), note, render=_page)
-    if page:
-        result.notes = "\n".join(filter(None, [note, f"page: {result.page(page)}"]))
-    return result
+    return Result(rows, "\n\n".join(lines), render=_page)
 
 
 def _clear(file: str, ids: list[list[int]], tokenizer: "Tokenizer", flags: Sequence[str]) -> Result:

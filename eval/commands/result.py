@@ -5,16 +5,19 @@ import contextlib
 import functools
 import inspect
 import json
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ParamSpec, get_type_hints
 
-from eval.commands.flags import read_arguments
+from eval.commands.flags import HELP, read_arguments
 from eval.messages import RequestError, legible, nearest
 from eval.models import TRUST_CODE
 
 if TYPE_CHECKING:
     import pandas
+
+    from eval.rows.store import Results
 
 Parameters = ParamSpec("Parameters")
 
@@ -99,6 +102,14 @@ class Result:
         return path
 
 
+def next_step(results: "Results", out: str | None, more: str = "") -> str:
+    """Where rows are, and the command that makes a page of them; nothing if they are not kept."""
+    if not out:
+        return ""
+    page = shlex.join(["python", "-m", "eval", "report", out, "--out", "page.html"])
+    return f"{results.note}{more}\nnext: {page}"
+
+
 def command(
     function: Callable[Parameters, Result], request: type | None = None
 ) -> Callable[Parameters, Result]:
@@ -126,8 +137,8 @@ def command(
     def call(args: Any, kwargs: Any) -> Result:
         for name in kwargs:
             if name not in signature.parameters:
-                near = nearest(name, signature.parameters)
-                raise TypeError(f"{function.__name__}() has no parameter {name!r}; {near}")
+                hint = nearest(name, signature.parameters)
+                raise TypeError(f"{function.__name__}() has no parameter {name!r}; {hint}")
         bound = signature.bind(*args, **kwargs)
         arguments: Any = read_arguments(hints, bound.arguments)
         with contextlib.ExitStack() as stack:
@@ -139,10 +150,21 @@ def command(
 
     setattr(run, "opens_models", opens)  # noqa: B010 - a function has no such attribute declared
     setattr(run, "__signature__", signature)  # noqa: B010
-    if request:
-        _, _, texts = (inspect.getdoc(request) or "").partition("Args:\n")
-        run.__doc__ = f"{inspect.getdoc(function)}\n" + texts.partition("\n\n")[0]
+    run.__doc__ = describe(function, signature, request)
     return run
+
+
+def describe(
+    function: Callable[..., Any], signature: inspect.Signature, request: type | None = None
+) -> str:
+    """A function's docstring, with the help of common flags and of a request's fields."""
+    text = inspect.getdoc(function) or ""
+    if "\nArgs:" not in text:
+        text += "\n\nArgs:"
+    common = [f"    {name}: {HELP[name]}" for name in signature.parameters
+              if name in HELP and f"\n    {name}: " not in text]  # fmt: skip
+    _, _, fields_text = (inspect.getdoc(request) or "" if request else "").partition("Args:\n")
+    return "\n".join([text, *common, fields_text.partition("\n\n")[0]])
 
 
 def signature_of(function: Callable[..., Any], request: type | None = None) -> inspect.Signature:

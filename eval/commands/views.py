@@ -20,7 +20,6 @@ def summary(results: Places, csv: str | None = None, markdown: str | None = None
     """Prints rows of every kind as tables with intervals; recoveries with proof, margins and cost.
 
     Args:
-        results: results directories
         csv: write every figure in full, a line for each model, step, kind and place
         markdown: write the tables as Markdown, with every figure
     """
@@ -54,7 +53,7 @@ def summary(results: Places, csv: str | None = None, markdown: str | None = None
 
 def _accepts_text(accepts: "Accepts") -> str:
     """Whether any answer that was accepted is wrong, and how many may be."""
-    from eval.drawing.tables import share_text
+    from eval.drawing.tables import percent_text
 
     text = (
         f"False accepts: {accepts.wrong:,} of {accepts.answers:,} answers at the floor "
@@ -64,7 +63,7 @@ def _accepts_text(accepts: "Accepts") -> str:
         return f"{text}."
     return (
         f"{text}, in {accepts.wrong_pairs:,} of {accepts.pairs:,} pairs of prompt and model: at "
-        f"most {share_text(accepts.bound)} % of pairs. {accepts.ambiguous:,} of the answers are "
+        f"most {percent_text(accepts.bound)} % of pairs. {accepts.ambiguous:,} of the answers are "
         "other prompts with the same outputs."
     )
 
@@ -110,18 +109,14 @@ def compare(
     from eval.views.comparison.gather import gather_models, gather_rows
     from eval.views.comparison.pairs import paired_table
     from eval.views.comparison.plot import FORMATS, write_plot
-    from eval.views.comparison.samples import find_samples, paired_samples
+    from eval.views.comparison.samples import find_samples
 
     if plot and not plot.endswith(FORMATS):
         raise RequestError(f"--plot {plot}: must end in {' or '.join(FORMATS)}")
     given = listed(places)
     if sampled := find_samples(given):
         names = list(map(str, listed(paired or given)))
-        if plot or len(names) != 2 or not sampled.keys() >= set(names):
-            flag = f"--plot {plot}" if plot else f"--paired {' '.join(names)}"
-            raise RequestError(f"{flag}: of samples two are paired, in a table: give two of "
-                               f"{', '.join(sampled)}")  # fmt: skip
-        pairs = paired_samples(sampled[names[0]], sampled[names[1]], margin)
+        pairs = _pair_samples(sampled, names, margin, plot)
         return _compared(pairs, [paired_table(pairs, *names)], csv, markdown)
     rows, saved = gather_rows(given), gather_models(given)
     records = comparison.checkpoint_records(saved, rows, every_seed, solver, prompts)
@@ -132,24 +127,45 @@ def compare(
     tables = [comparison.checkpoint_table(shown)]
     if paired or len(shown) == 2:
         names = listed(paired or [f"{r['model']}@{r['step']}" for r in shown])
-        if len(names) != 2:
-            raise RequestError(f"--paired {' '.join(names)}: give two checkpoints")
-        first, second = (comparison.find_checkpoint(records, name) for name in names)
+        ends = _find_pair(records, names)
         lines = comparison.measured(saved, rows, every_seed)
-        pairs = comparison.paired_records(lines, first, second, margin, solver, prompts)
+        pairs = comparison.paired_records(lines, *ends, margin, solver, prompts)
         if pairs:
-            said = (f"{model}, step {step}" for model, step in (first, second))
-            tables.append(paired_table(pairs, *said))
+            tables.append(paired_table(pairs, *(f"{model}, step {step}" for model, step in ends)))
         elif paired:
             raise RequestError(f"--paired {' '.join(names)}: nothing was asked of both alike")
         shown = pairs if paired else shown
     if plot:
-        curves = comparison.checkpoint_records(
-            [*saved, *comparison.reported(saved)], rows, every_seed, figures=()
-        )
-        untold = any(record["tokens"] is None for record in records)
-        write_plot(plot, records, curves, x or ("step" if untold else "tokens"))
+        trained = [*saved, *comparison.reported(saved)]
+        curves = comparison.checkpoint_records(trained, rows, every_seed, figures=())
+        unknown = any(record["tokens"] is None for record in records)
+        write_plot(plot, records, curves, x or ("step" if unknown else "tokens"))
     return _compared(shown, tables, csv, markdown, plot or "")
+
+
+def _pair_samples(
+    sampled: "dict[str, dict[str, Path]]", names: list[str], margin: float, plot: str | None
+) -> "list[Record]":
+    """The differences of two of the models whose samples were found; those have no plot."""
+    from eval.views.comparison.samples import paired_samples
+
+    if plot or len(names) != 2 or not sampled.keys() >= set(names):
+        flag = f"--plot {plot}" if plot else f"--paired {' '.join(names)}"
+        raise RequestError(
+            f"{flag}: of samples two are paired, in a table: give two of {', '.join(sampled)}"
+        )
+    return paired_samples(sampled[names[0]], sampled[names[1]], margin)
+
+
+def _find_pair(
+    records: "list[Record]", names: list[str]
+) -> tuple[tuple[str, int], tuple[str, int]]:
+    """The two checkpoints, model and step, that are named."""
+    from eval.views.comparison.table import find_checkpoint
+
+    if len(names) != 2:
+        raise RequestError(f"--paired {' '.join(names)}: give two checkpoints")
+    return find_checkpoint(records, names[0]), find_checkpoint(records, names[1])
 
 
 def _compared(
@@ -166,9 +182,9 @@ def _compared(
 
     if csv:
         lines = [record | record.get("settings", {}) for record in records]
-        write_text(
-            csv, to_csv([{n: v for n, v in line.items() if n != "settings"} for line in lines])
-        )
+        for line in lines:
+            line.pop("settings", None)
+        write_text(csv, to_csv(lines))
     if markdown:
         write_text(markdown, "\n".join(map(markdown_text, tables)))
     return Result(records, terminal(*tables), notes)
@@ -188,13 +204,10 @@ def report(
     """Writes one self-contained HTML page from results directories; sends it to W&B if asked.
 
     Args:
-        results: results directories
         out: the page to write
         title: its title
         figures: also every lens's figure as a file
         format: of those files
-        plugin: a Python file of yours that registers more (docs/extending.md); may be given several
-            times. It is run as your own code, with all your rights: give only files that you trust
         wandb: also log figures, table and page to W&B, a run a model; kept with the first RESULTS
         wandb_project: of W&B
     """
@@ -228,8 +241,8 @@ def report(
         written += map(str, write_figures(figures, every, format))
     if wandb:
         first = Path(places[0])
-        kept_in = first if first.is_dir() else first.parent
-        ids = ", ".join(track_results(kept_in, rows, out, wandb, wandb_project))
-        kept = f"; it lies in {kept_in / 'wandb'}" if wandb == "offline" else ""
-        written.append(f"W&B run {ids}{kept}")
+        directory = first if first.is_dir() else first.parent
+        ids = ", ".join(track_results(directory, rows, out, wandb, wandb_project))
+        where = f"; it lies in {directory / 'wandb'}" if wandb == "offline" else ""
+        written.append(f"W&B run {ids}{where}")
     return Result(rows, "\n".join(written), "", documents)

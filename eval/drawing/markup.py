@@ -71,25 +71,20 @@ def _token(piece: str, score: float, largest: float) -> Markup:
     )
 
 
-def html_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Markup:
-    """A small table as HTML, every text in it escaped."""
-    head = Markup("").join(Markup("<th>{}</th>").format(column) for column in columns)
-    body = Markup("").join(
-        Markup("<tr>{}</tr>").format(
-            Markup("").join(Markup("<td>{}</td>").format(cell) for cell in row)
-        )
-        for row in rows
-    )
+def folded_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Markup:
+    """A table that opens on a click, and in print; every text in it is escaped."""
+
+    def line(cell: str, values: Sequence[Any]) -> Markup:
+        return Markup("<tr>{}</tr>").format(Markup("").join(map(Markup(cell).format, values)))
+
     return Markup(
-        '<div class="scroll"><table class="plain"><thead><tr>{}</tr></thead>'
-        "<tbody>{}</tbody></table></div>"
-    ).format(head, body)
-
-
-def folded(summary: str, *content: Markup) -> Markup:
-    """Content that opens on a click, and in print."""
-    return Markup('<details class="print"><summary><bdi>{}</bdi></summary>{}</details>').format(
-        summary, Markup("").join(content)
+        '<details class="print"><summary><bdi>{}</bdi></summary>'
+        '<div class="scroll"><table class="plain"><thead>{}</thead>'
+        "<tbody>{}</tbody></table></div></details>"
+    ).format(
+        title,
+        line("<th>{}</th>", columns),
+        Markup("").join(line("<td>{}</td>", row) for row in rows),
     )
 
 

@@ -50,7 +50,7 @@ def lines(
     dash: str = "",
     *,
     names: Sequence[Any] = (),
-    share: bool = False,
+    percent: bool = False,
     ordered: bool = False,
     even: bool = False,
     stepped: bool = False,
@@ -66,7 +66,7 @@ def lines(
         colour: field of the lines; each has a mark of its own, too.
         dash: another: lines of its last value are whole, and their marks filled.
         names: all values of `colour`, in the order of colours; default: as they come.
-        share: whether values are shares, shown in per cent from 0 to 100.
+        percent: whether values are fractions, shown in per cent from 0 to 100.
         ordered: whether the lines have an order, such as depth, that colours should show.
         even: whether values of x are evenly spaced.
         stepped: whether lines are steps, without marks: counts over the middles of bins.
@@ -77,51 +77,74 @@ def lines(
     alt = open_altair()
 
     names = list(names) or options(records, colour)
-    kind = "ordinal" if even else "quantitative"
-    places = [r[x] for r in records]
-    ticks: Record = {"tickCount": 6}
-    if not even and all(isinstance(position, int) for position in places):
-        low, high = min(places, default=0), max(places, default=0)
-        ticks["format"] = ",d"
-        if high - low <= 12:  # Vega would put ticks between whole numbers
-            ticks["values"] = list(range(low, high + 1, 1 + (high - low) // 8))
-    along = (
-        {"grid": False, "labelAngle": 0, "labelOverlap": True, "labelSeparation": 6}
-        | ticks
-        | dict(axis or {})
-    )
-    linear = {} if even else {"zero": False, "nice": False, "padding": 8}
     upright: Record = {"title": y, "type": "quantitative"}
-    upright |= {"scale": alt.Scale(domain=[0, 1] if share else alt.Undefined, zero=stepped)}
-    upright |= {"axis": alt.Axis(format="%", tickCount=5) if share else alt.Axis(tickCount=5)}
+    upright |= {"scale": alt.Scale(domain=[0, 1] if percent else alt.Undefined, zero=stepped)}
+    upright |= {"axis": alt.Axis(format="%", tickCount=5) if percent else alt.Axis(tickCount=5)}
     base = alt.Chart(_data(records, "value"), width=size[0], height=size[1]).encode(
-        x=alt.X(field=x, type=kind, scale=alt.Scale(**(scale or linear)), axis=alt.Axis(**along)),
+        x=_along(records, x, even, scale, axis),
         y=alt.Y(field="value", **upright),
-        color=_told(alt.Color, records, colour, names, SERIES, ordered),
+        color=_channel(alt.Color, records, colour, names, SERIES, ordered),
     )
     line = base
     if dash:
         states = options(records, dash)[::-1]
-        line = base.encode(strokeDash=_told(alt.StrokeDash, records, dash, states, DASHES))
+        line = base.encode(strokeDash=_channel(alt.StrokeDash, records, dash, states, DASHES))
     elif len(names) > len(SERIES) and not ordered:
         dashes = [dash for dash in DASHES for _ in SERIES]
-        line = base.encode(strokeDash=_told(alt.StrokeDash, records, colour, names, dashes))
+        line = base.encode(strokeDash=_channel(alt.StrokeDash, records, colour, names, dashes))
     if stepped:
         return line.mark_line(interpolate="step", aria=False)
     layers = [line.mark_line(aria=False)]
     if any(_has_limits(r) for r in records):
         limits = base.transform_filter("datum.low < datum.high").mark_rule(aria=False, opacity=0.4)
         layers.append(limits.encode(y=alt.Y(field="low", **upright), y2=alt.Y2(field="high")))
-    if max(Counter((r[colour], r.get(dash)) for r in records).values(), default=0) > MARKED:
-        return alt.layer(*layers)
-    if not ordered:
-        base = base.encode(shape=_told(alt.Shape, records, colour, names, MARKS))
-    base = base.encode(description=alt.Description(field="tip", type="nominal"))
-    last = [options(records, dash)[-1]] if dash else []
-    for state in options(records, dash) if dash else [None]:
-        of = base.transform_filter(_equals(dash, state)) if dash else base
-        layers.append(of.mark_point(filled=not dash or state in last, opacity=1, size=32))
+    if max(Counter((r[colour], r.get(dash)) for r in records).values(), default=0) <= MARKED:
+        if not ordered:
+            base = base.encode(shape=_channel(alt.Shape, records, colour, names, MARKS))
+        layers += _points(base, options(records, dash) if dash else [], dash)
     return alt.layer(*layers)
+
+
+def _along(
+    records: Sequence[Record],
+    x: str,
+    even: bool,
+    scale: Mapping[str, Any] | None,
+    axis: Mapping[str, Any] | None,
+) -> Any:
+    """The horizontal channel of lines, with ticks at whole numbers where all values are whole."""
+    alt = open_altair()
+
+    values = [record[x] for record in records]
+    ticks: Record = {"tickCount": 6}
+    if not even and all(isinstance(value, int) for value in values):
+        low, high = min(values, default=0), max(values, default=0)
+        ticks["format"] = ",d"
+        if high - low <= 12:  # Vega would put ticks between whole numbers
+            ticks["values"] = list(range(low, high + 1, 1 + (high - low) // 8))
+    labels = {"grid": False, "labelAngle": 0, "labelOverlap": True, "labelSeparation": 6}
+    linear = {} if even else {"zero": False, "nice": False, "padding": 8}
+    return alt.X(
+        field=x,
+        type="ordinal" if even else "quantitative",
+        scale=alt.Scale(**(scale or linear)),
+        axis=alt.Axis(**labels | ticks | dict(axis or {})),
+    )
+
+
+def _points(base: Any, states: Sequence[Any], dash: str) -> list[Any]:
+    """The marks of lines with their tips, filled at the last of the states of `dash`, if any."""
+    alt = open_altair()
+
+    base = base.encode(description=alt.Description(field="tip", type="nominal"))
+    if not states:
+        return [base.mark_point(filled=True, opacity=1, size=32)]
+    return [
+        base.transform_filter(_equals(dash, state)).mark_point(
+            filled=state == states[-1], opacity=1, size=32
+        )
+        for state in states
+    ]
 
 
 def cells(
@@ -195,25 +218,22 @@ def bars(
     x: str,
     y: str,
     group: str = "",
-    row: str = "",
     *,
     names: Sequence[Any] = (),
-    size: tuple[int, int] = SIZE,
 ) -> Chart:
     """Bars of `value` under the title `y`, coloured by `x`, with intervals as upright lines.
 
-    Those of one `group` stand together; each value of `row` has bars below those of the one before.
-    `names` are all values of `x`, in the order of colours.
+    Those of one `group` stand together. `names` are all values of `x`, in the order of colours.
     """
     alt = open_altair()
 
     names = list(names) or options(records, x)
     slant = {"labelAngle": -40, "labelLimit": 110, "title": None, "labelOverlap": True}
-    base = alt.Chart(_data(records, "value"), width=size[0], height=size[1]).encode(
+    base = alt.Chart(_data(records, "value"), width=SIZE[0], height=SIZE[1]).encode(
         x=alt.X(field=group or x, type="nominal", sort=options(records, group or x),
                 axis=alt.Axis(**slant)),
         y=alt.Y(field="value", type="quantitative", title=y, axis=alt.Axis(tickCount=4)),
-        color=_told(alt.Color, records, x, names, SERIES) if group else alt.value(SERIES[0]),
+        color=_channel(alt.Color, records, x, names, SERIES) if group else alt.value(SERIES[0]),
         description=alt.Description(field="tip", type="nominal"),
     )  # fmt: skip
     if group:
@@ -222,10 +242,6 @@ def bars(
     if any(_has_limits(r) for r in records):
         ends = {"y": alt.Y(field="low", type="quantitative"), "y2": alt.Y2(field="high")}
         drawn += base.mark_rule(aria=False).encode(color=alt.value(LIGHT["ink"]), **ends)
-    if row:
-        header = alt.Header(title=None, labelAngle=0, labelOrient="top", labelAnchor="start")
-        by = alt.Row(field=row, type="nominal", sort=options(records, row), header=header)
-        drawn = drawn.facet(row=by, spacing=6).resolve_scale(y="independent")
     return drawn
 
 
@@ -234,33 +250,33 @@ def dots(
     x: str,
     y: str,
     colour: str,
-    text: str = "",
+    text: str,
     *,
-    joined: Any = None,
-    size: tuple[int, int] = (230, 180),
+    joined: str,
 ) -> Chart:
-    """Points in a plane, coloured by a field, with the words of `text` above.
+    """Points in a plane, coloured by a field, with the words of the field `text` above.
 
     Those whose colour is `joined` are joined by a line, in their order.
     """
     alt = open_altair()
 
     records = [{**record, "order": i} for i, record in enumerate(records)]
-    base = alt.Chart(_data(records, x, y), width=size[0], height=size[1]).encode(
+    base = alt.Chart(_data(records, x, y), width=230, height=180).encode(
         x=alt.X(field=x, type="quantitative", scale=alt.Scale(padding=14)),
         y=alt.Y(field=y, type="quantitative", scale=alt.Scale(padding=14)),
-        color=_told(alt.Color, records, colour, options(records, colour), SERIES),
+        color=_channel(alt.Color, records, colour, options(records, colour), SERIES),
     )
     along = base.transform_filter(_equals(colour, joined)).mark_line(aria=False)
     points = base.mark_point(filled=True, size=50, opacity=1).encode(
         description=alt.Description(field="tip", type="nominal"),
-        shape=_told(alt.Shape, records, colour, options(records, colour), MARKS[::-1]),
+        shape=_channel(alt.Shape, records, colour, options(records, colour), MARKS[::-1]),
     )
-    drawn = along.encode(order=alt.Order(field="order", type="quantitative")) + points
-    if text:
-        above = base.mark_text(dy=-11, aria=False, fontWeight=600)
-        drawn += above.encode(text=alt.Text(field=text, type="nominal"))
-    return drawn
+    above = base.mark_text(dy=-11, aria=False, fontWeight=600)
+    return (
+        along.encode(order=alt.Order(field="order", type="quantitative"))
+        + points
+        + above.encode(text=alt.Text(field=text, type="nominal"))
+    )
 
 
 def open_altair() -> Any:
@@ -279,7 +295,7 @@ def _data(records: Iterable[Record], *needed: str) -> Any:
     return alt.Data(values=[record for record in numbers if record.keys() >= {*needed}])
 
 
-def _told(
+def _channel(
     channel: Any, records: Sequence[Record], field: str, names: Sequence[Any],
     styles: Sequence[Any], ordered: bool = False,
 ) -> Any:  # fmt: skip
@@ -290,10 +306,14 @@ def _told(
     used = {"range": [styles[i % len(styles)] for i in range(len(names))]}
     bright = {"scheme": alt.SchemeParams(name="viridis", extent=[0.25, 0.9])}
     scale = alt.Scale(domain=list(names), **(bright if ordered else used))
-    told = [n for n in names if n in known or len(names) <= LISTED]
-    told = names[:: 1 + len(names) // LISTED] if ordered else told
-    legend = alt.Legend(title=field if ordered else None, values=told) if len(names) > 1 else None
-    return channel(field=field, type=kind, sort=list(names), scale=scale, legend=legend)
+    listed = [n for n in names if n in known or len(names) <= LISTED]
+    if ordered:
+        listed = names[:: 1 + len(names) // LISTED]
+    legend = alt.Legend(title=field if ordered else None, values=listed)
+    return channel(
+        field=field, type=kind, sort=list(names), scale=scale,
+        legend=legend if len(names) > 1 else None,
+    )  # fmt: skip
 
 
 def _equals(field: str, value: Any) -> str:

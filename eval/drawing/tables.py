@@ -38,19 +38,19 @@ class Table:
         return all(cell.lstrip("<>-(")[:1].isdigit() for cell in cells)
 
 
-def share_text(share: float, digits: int = 1) -> str:
-    """A share in per cent, rounded; it reads 0 or 100 only where it is exactly that."""
-    if share in (0, 1):
-        return f"{100 * share:.0f}"
-    text, least = f"{100 * share:.{digits}f}", 10.0**-digits
+def percent_text(fraction: float, digits: int = 1) -> str:
+    """A fraction in per cent, rounded; it reads 0 or 100 only where it is exactly that."""
+    if fraction in (0, 1):
+        return f"{100 * fraction:.0f}"
+    text, least = f"{100 * fraction:.{digits}f}", 10.0**-digits
     if float(text) == 0:
         return f"<{least:g}"
     return f">{100 - least:g}" if float(text) == 100 else text
 
 
-def percent(share: float) -> str:
-    """A share in whole per cent, by the rule of `share_text`."""
-    return share_text(share, 0)
+def whole_percent(fraction: float) -> str:
+    """A fraction in whole per cent, by the rule of `percent_text`."""
+    return percent_text(fraction, 0)
 
 
 def number_text(value: float) -> str:
@@ -64,23 +64,23 @@ def number_text(value: float) -> str:
     return f"{value:.4g}" if abs(value) < 100 else f"{value:.3g}"
 
 
-def text(value: Any, share: bool = False) -> str:
+def text(value: Any, percent: bool = False) -> str:
     """A figure or a field in a cell; a dash where there is none."""
     if value is None or value != value:
         return NONE
     if isinstance(value, bool):
         return "yes" if value else ""
     if isinstance(value, int | float):
-        return share_text(value) if share else number_text(value)
+        return percent_text(value) if percent else number_text(value)
     return str(value)
 
 
-def interval_text(value: Any, low: Any, high: Any, share: bool = False) -> str:
+def interval_text(value: Any, low: Any, high: Any, percent: bool = False) -> str:
     """A figure between its limits, where it has any."""
     if NONE in (text(value), text(low), text(high)):
-        return text(value, share)
-    ends = text(low, share), text(high, share)
-    return f"{text(value, share)} ({(' to ' if '-' in ''.join(ends) else NONE).join(ends)})"
+        return text(value, percent)
+    ends = text(low, percent), text(high, percent)
+    return f"{text(value, percent)} ({(' to ' if '-' in ''.join(ends) else NONE).join(ends)})"
 
 
 def duration_text(seconds: float) -> str:
@@ -92,23 +92,23 @@ def duration_text(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
-def cell(record: Record, name: str, share: bool = False) -> str:
+def cell(record: Record, name: str, percent: bool = False) -> str:
     """A record's figure, between its limits where it has any; those of one prompt say nothing."""
     low, high = record.get(f"{name}_low"), record.get(f"{name}_high")
     if record.get(f"{name}_n", record.get("prompts")) == 1:
         low = high = None
-    return interval_text(record.get(name), low, high, share)
+    return interval_text(record.get(name), low, high, percent)
 
 
 def lay_out(
     records: Iterable[Record], fields: Sequence[str], columns: Sequence[Column], title: str = ""
 ) -> Table:
     """Records as lines: `fields` that name a line, then figures between their limits."""
-    headings = [*fields, *(heading + " %" * share for _, heading, share in columns)]
+    headings = [*fields, *(heading + " %" * percent for _, heading, percent in columns)]
     lines = [
         [
             *("" if record.get(name) is None else text(record[name]) for name in fields),
-            *(cell(record, name, share) for name, _, share in columns),
+            *(cell(record, name, percent) for name, _, percent in columns),
         ]
         for record in records
     ]
@@ -126,7 +126,6 @@ def across(
     """Records as a table with a column for each value of one field: a layer, an offset.
 
     Args:
-        records: each has its fields, and some figures.
         fields: they tell the lines apart.
         over: the field that tells the columns apart.
         columns: the figures of a cell, side by side; a single one stands between its limits.
@@ -136,7 +135,7 @@ def across(
     values: dict[Any, None] = {}
     for record in records:
         values[record[over]] = None
-        shown = [text(record.get(name), share) for name, _, share in columns]
+        shown = [text(record.get(name), percent) for name, _, percent in columns]
         if len(columns) == 1:
             shown = [cell(record, columns[0][0], columns[0][2])]
         lines.setdefault(tuple(record.get(n) for n in fields), {})[record[over]] = " ".join(shown)

@@ -34,7 +34,6 @@ def explore(
         host: the address to listen on; 127.0.0.1 is that which this machine alone can reach
         corpus: text that solvers guess from, bits are calibrated on and lenses are fitted on;
             default: the data that a model was trained on
-        device: where to compute; auto takes a GPU that is in reach
         seconds: that one question may take
     """
     from eval.explore.questions import Library

@@ -22,7 +22,7 @@ from eval.messages import RequestError
 from eval.models.checkpoint import PRETRAINED, Checkpoint, find_models, open_model
 from eval.models.corpora import common_corpus
 from eval.models.text import text_prompts
-from eval.rows.progress import SoFar, watching
+from eval.rows.progress import Progress, watching
 from eval.sites.slices import Slice
 
 if TYPE_CHECKING:
@@ -54,27 +54,27 @@ class Library:
         trust_code: whether model directories may name mixers outside this project.
 
     Raises:
-        RequestError: no models in the places.
+        RequestError: no models in the sources, which are model directories, runs or `hf:` names.
     """
 
     def __init__(
-        self, places: Sequence[str], corpus: str | None, device: str, trust_code: bool = False
+        self, sources: Sequence[str], corpus: str | None, device: str, trust_code: bool = False
     ) -> None:
         self.corpus, self.device, self.trust_code = corpus, device, trust_code
         self.paths: dict[str, str] = {}
         self.runs: dict[str, list[str]] = {}
-        theirs = [place for place in places if place.startswith(PRETRAINED)]
-        for run, paths in _by_run(place for place in places if place not in theirs):
+        pretrained = [source for source in sources if source.startswith(PRETRAINED)]
+        for run, paths in _by_run(source for source in sources if source not in pretrained):
             for path in paths:
                 meta = read_meta(path / "meta.json")
                 name = f"{meta['name']}, step {meta.get('step', 0)}"
                 name = f"{name} ({path})" if name in self.paths else name
                 self.paths[name] = str(path)
                 self.runs.setdefault(str(run), []).append(name)
-        self.paths |= {place: place for place in theirs}
-        self.runs |= {"pretrained": theirs} if theirs else {}
+        self.paths |= {name: name for name in pretrained}
+        self.runs |= {"pretrained": pretrained} if pretrained else {}
         if not self.paths:
-            raise RequestError(f"{' '.join(places)}: no model directories; `make demo` makes some")
+            raise RequestError(f"{' '.join(sources)}: no model directories; `make demo` makes some")
         self._open: OrderedDict[str, Checkpoint] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -165,6 +165,26 @@ class Question:
                 otherwise by the other model; a layer that one has not; nothing shown; models of
                 different data.
         """
+        self._check_names()
+        if not self.text.strip():
+            raise RequestError("type a sentence first")
+        if len(self.text) > LETTERS:
+            raise RequestError(f"text: {len(self.text)} letters; give {LETTERS} at most")
+        if not 0 <= self.noise <= NOISE:
+            raise RequestError(f"noise: {self.noise} is not between 0 and {NOISE:g}")
+        for checkpoint in self.checkpoints:
+            self._check_model(checkpoint)
+        last = len(self.tokens) - 1
+        for position in self.hidden:
+            if type(position) is not int or not 0 <= position <= last:
+                known_to = f"there is no token {str(position)[:80]}; give numbers from 0 to {last}"
+                raise RequestError(f"hidden: {known_to}")
+        if len(set(self.hidden)) > last:
+            raise RequestError("hidden: all tokens are; show one at least")
+        _ = self.corpus  # models of different data are refused here
+
+    def _check_names(self) -> None:
+        """Refuses names that are not here; each name counts once, and no model is the first."""
         known = list(self.library.paths)
         self.models = list(dict.fromkeys(map(str, self.models))) or known[:1]
         self.solvers = list(dict.fromkeys(map(str, self.solvers)))
@@ -179,34 +199,22 @@ class Question:
                     raise RequestError(f"{name}: there is no {value[:80]!r} here")
         if len(self.models) > MODELS:
             raise RequestError(f"models: {len(self.models)} chosen; {MODELS} at most")
-        if not self.text.strip():
-            raise RequestError("type a sentence first")
-        if len(self.text) > LETTERS:
-            raise RequestError(f"text: {len(self.text)} letters; give {LETTERS} at most")
-        if not 0 <= self.noise <= NOISE:
-            raise RequestError(f"noise: {self.noise} is not between 0 and {NOISE:g}")
-        for checkpoint in self.checkpoints:
-            most, tokens = min(TOKENS, checkpoint.config.context), self._tokens(checkpoint)
-            if len(tokens) > most:
-                raise RequestError(f"the sentence has {len(tokens)} tokens; give {most} at most")
-            if tokens != self.tokens:
-                raise RequestError(
-                    "models: their tokenizers cut the sentence differently; ask them one by one"
-                )
-            if self.layer is not None:
-                checkpoint.check_layer(self.layer)
-        last = len(self.tokens) - 1
-        for position in self.hidden:
-            if type(position) is not int or not 0 <= position <= last:
-                known_to = f"there is no token {str(position)[:80]}; give numbers from 0 to {last}"
-                raise RequestError(f"hidden: {known_to}")
-        if len(set(self.hidden)) > last:
-            raise RequestError("hidden: all tokens are; show one at least")
-        _ = self.corpus  # models of different data are refused here
+
+    def _check_model(self, checkpoint: Checkpoint) -> None:
+        """Refuses a sentence or a layer that does not fit a model."""
+        most, tokens = min(TOKENS, checkpoint.config.context), self._tokens(checkpoint)
+        if len(tokens) > most:
+            raise RequestError(f"the sentence has {len(tokens)} tokens; give {most} at most")
+        if tokens != self.tokens:
+            raise RequestError(
+                "models: their tokenizers cut the sentence differently; ask them one by one"
+            )
+        if self.layer is not None:
+            checkpoint.check_layer(self.layer)
 
     @property
     def checkpoints(self) -> list[Checkpoint]:
-        """The models, open."""
+        """The models that are asked, open."""
         return [self.library.checkpoint(name) for name in self.models]
 
     @cached_property
@@ -216,7 +224,7 @@ class Question:
 
     @cached_property
     def tokens(self) -> tuple[int, ...]:
-        """The sentence."""
+        """The tokens of the sentence."""
         return self._tokens(self.checkpoints[0])
 
     def _tokens(self, checkpoint: Checkpoint) -> tuple[int, ...]:
@@ -237,8 +245,8 @@ class Question:
         }
 
     @cached_property
-    def asked(self) -> list[str]:
-        """The solvers that are asked."""
+    def chosen_solvers(self) -> list[str]:
+        """The solvers that answer: those that were chosen, or the first suggested that can."""
         suggested = SUGGESTED[bool(self.noise) :]
         return self.solvers or [name for name in suggested if not self.refusals[name]][:1]
 
@@ -250,7 +258,7 @@ class Question:
             "layers": min(checkpoint.config.n_layers for checkpoint in checkpoints),
             "slice": str(self.shown),
             "refusals": self.refusals,
-            "asked": self.asked,
+            "asked": self.chosen_solvers,
             "corpus": self.corpus,
             "command": self.command(),
             "python": self.python(),
@@ -271,11 +279,11 @@ class Question:
             noise = sorted({*PRECISION["noise"], *([self.noise] if self.noise else [])})
             return {"layers": layer, "distances": distances, **PRECISION, "noise": noise, **shared}
         noise = {"noise": self.noise} if self.noise else {}
-        chosen = {"layers": layer, "slices": str(self.shown), "solvers": self.asked}
+        chosen = {"layers": layer, "slices": str(self.shown), "solvers": self.chosen_solvers}
         return chosen | noise | shared
 
     def command(self) -> str:
-        """The same for a terminal."""
+        """The question as a command for a terminal."""
         words = [self.library.paths[name] for name in self.models]
         for name, value in (self.arguments() | {"out": "results/explore"}).items():
             values = [str(word) for word in value] if isinstance(value, list) else [str(value)]
@@ -286,7 +294,7 @@ class Question:
         return shlex.join(["python", "-m", "eval", self.kind, *words])
 
     def python(self) -> str:
-        """The same for Python."""
+        """The question as a call in Python."""
         paths = [self.library.paths[name] for name in self.models]
         lines = [f"    {name}={value!r}," for name, value in self.arguments().items()]
         call = "\n".join([f"result = {self.kind}(", f"    {paths!r},", *lines, ")"])
@@ -301,7 +309,7 @@ class Question:
         """
         whole: Result | None = None
         for number, checkpoint in enumerate(self.checkpoints):
-            for solver in self.asked if self.kind == "invert" else [""]:
+            for solver in self.chosen_solvers if self.kind == "invert" else [""]:
                 check()
                 coordinates = {"model": number, "solver": solver}
                 emit({"type": "begin", **coordinates})
@@ -327,7 +335,7 @@ class Question:
         checkpoint: Checkpoint,
         emit: Emit,
         check: Callable[[], None],
-        progress: SoFar,
+        progress: Progress,
     ) -> None:
         check()
         if progress.row:
@@ -343,10 +351,10 @@ class Question:
             emit({"type": "tokens", **coordinates} | found)
 
 
-def _by_run(places: Iterable[str]) -> list[tuple[Path, list[Path]]]:
+def _by_run(sources: Iterable[str]) -> list[tuple[Path, list[Path]]]:
     """Model directories by the run that they are of: the newest run first, its last step first."""
     runs: dict[Path, list[Path]] = {}
-    for path in dict.fromkeys(found for place in places for found in find_models(place)):
+    for path in dict.fromkeys(found for source in sources for found in find_models(source)):
         run = path.parent.parent if path.parent.name == MODELS_IN_RUN else path.parent
         runs.setdefault(run, []).append(path)
 

@@ -243,7 +243,11 @@ class Explorer:
     async def _stream(self, work: Work) -> AsyncIterator[str]:
         """The events of a question, a line each, while its page is there."""
         name, before, ended = secrets.token_urlsafe(9), 0, False
-        about = {"models": work.question.models, "asked": work.question.asked, "name": name}
+        about = {
+            "models": work.question.models,
+            "asked": work.question.chosen_solvers,
+            "name": name,
+        }
         try:
             yield _line({"type": "question", **about})
             while (now := self.queue.index(work)) and not self.ending:

@@ -69,7 +69,7 @@ class Guesser:
 
 @dataclass(frozen=True)
 class ReadBack:
-    """The fit of a circuit.
+    """The map fitted from a circuit's outputs back to tokens.
 
     Attributes:
         embeddings: of all tokens, `(V, D)`.
@@ -128,10 +128,10 @@ class _Moments:
     def __init__(self) -> None:
         self.count, self.shift, self.sums = 0, None, []
 
-    def add(self, x: Tensor, y: Tensor, apart: bool = False) -> None:
-        """Adds more: each batch around its own mean if `apart`, else all around the first's."""
+    def add(self, x: Tensor, y: Tensor, centred: bool = False) -> None:
+        """Adds more: each batch around its own mean if `centred`, else all around the first's."""
         x, y = x.double(), y.double()
-        if apart or self.shift is None:
+        if centred or self.shift is None:
             self.shift = x.mean(dim=0), y.mean(dim=0)
         x, y = x - self.shift[0], y - self.shift[1]
         more = [x.sum(dim=0), y.sum(dim=0), x.T @ x, x.T @ y, y.T @ y]
@@ -163,15 +163,15 @@ def fit_readbacks(circuits: Sequence[Circuit], text: Tensor) -> list[dict[str, T
         text: windows of ordinary text, `(N, M)`, none of it ever asked about.
     """
     whole, cut = join(circuits)
-    chance, (V, _) = torch.Generator().manual_seed(0), whole.vocabulary.shape
+    generator, (V, _) = torch.Generator().manual_seed(0), whole.vocabulary.shape
     after, first = ([_Moments() for _ in circuits] for _ in range(2))
 
     def drawn(count: int) -> Tensor:
-        return torch.randint(V, (count,), generator=chance).to(text.device)
+        return torch.randint(V, (count,), generator=generator).to(text.device)
 
     def from_text(count: int) -> Tensor:
-        places = torch.randint(text.numel(), (count,), generator=chance)
-        return text.flatten()[places.to(text.device)]
+        positions = torch.randint(text.numel(), (count,), generator=generator)
+        return text.flatten()[positions.to(text.device)]
 
     tokens = torch.arange(V, device=text.device) if V <= ALONE else drawn(ALONE)
     for batch in tokens.split(TOGETHER):
@@ -181,16 +181,16 @@ def fit_readbacks(circuits: Sequence[Circuit], text: Tensor) -> list[dict[str, T
     longest = min(text.shape[1], whole.model.config.context - 1)
     for number in range(PREFIXES if longest else 0):
         length = 1 + number % longest
-        start = int(torch.randint(text.shape[1] - length + 1, (), generator=chance))
+        start = int(torch.randint(text.shape[1] - length + 1, (), generator=generator))
         prefix = text[number % len(text), start : start + length].clone()
         if number // len(text) % 2:
-            changed = torch.rand(length, generator=chance).to(text.device) < 0.5
+            changed = torch.rand(length, generator=generator).to(text.device) < 0.5
             prefix[changed] = drawn(int(changed.sum()))
         half = CANDIDATES // 2
         x = whole.vocabulary[torch.cat([from_text(half), drawn(CANDIDATES - half)])]
         outputs = whole.step(x[:, None], whole.prefix(prefix[None]))[:, 0]
         for moments, y in zip(after, cut(outputs), strict=True):
-            moments.add(x, y, apart=True)
+            moments.add(x, y, centred=True)
     fits = []
     for alone, later in zip(first, after, strict=True):
         fit = {f"first.{name}": tensor for name, tensor in alone.fit().items()}
@@ -210,8 +210,8 @@ def open_readbacks(
     Those not fitted yet are fitted in one pass, on background text, and kept in a results
     directory if one is given.
     """
-    kept: dict[Circuit, ReadBack] = checkpoint.keep(("readbacks", corpus), dict)
-    missing = [circuit for circuit in circuits if circuit not in kept]
+    readbacks: dict[Circuit, ReadBack] = checkpoint.keep(("readbacks", corpus), dict)
+    missing = [circuit for circuit in circuits if circuit not in readbacks]
     if missing:
         text = held_out_text(checkpoint, corpus).background
         text = text.to(checkpoint.model.embedding.weight.device)
@@ -220,5 +220,5 @@ def open_readbacks(
             site = {"layers": circuit.sites, "part": circuit.part}
             about = {"fit": "readback", **site, "without": sorted(circuit.without)}
             tensors = fitted(directory, checkpoint, about, [text], lambda i=i: fits()[i])
-            kept[circuit] = ReadBack(circuit.vocabulary, tensors)
-    return [kept[circuit] for circuit in circuits]
+            readbacks[circuit] = ReadBack(circuit.vocabulary, tensors)
+    return [readbacks[circuit] for circuit in circuits]

@@ -25,7 +25,7 @@ ReadBacksOf = Callable[[list[Circuit]], "list[ReadBack]"]
 
 
 def no_readbacks(_: list[Circuit]) -> "list[ReadBack]":
-    """Of a problem whose solver does not guess from background text."""
+    """Refuses: this problem was given no background text to guess from."""
     raise RequestError("no background text was given, from which this solver could guess")
 
 
@@ -72,7 +72,7 @@ class Problem:
         return self.slice.hidden(self.length)
 
     def of(self, rows: Tensor | list[int]) -> "Problem":
-        """The same problem of some of the prompts."""
+        """The problem of some of the prompts."""
         return self._part(rows, guess=None if self.guess is None else self.guess[rows])
 
     def runs(self) -> "list[Problem]":
@@ -124,7 +124,7 @@ class Problem:
         return tokens
 
     def explaining(self, hidden: Tensor, visible: Tensor) -> Tensor:
-        """Those of `(N, k)` hidden tokens that lie within the limit at every position shown.
+        """Selects those of `(N, k)` hidden tokens that explain every position shown.
 
         Args:
             hidden: choices of the tokens at the positions hidden, of a single prompt.

@@ -23,7 +23,7 @@ from arch import State
 from eval.inversion.guesses import Guesser, ReadBack
 from eval.inversion.problem import Problem
 from eval.models.memory import candidates_at_once
-from eval.rows.progress import SoFar, tell, watched
+from eval.rows.progress import Progress, report_progress, watched
 from eval.sites.circuit import Circuit, join, step_together
 
 GROWTH = 8  # of a shortlist that does not hit
@@ -37,13 +37,13 @@ class Paths(NamedTuple):
         path: the hidden tokens as given and those that the pass went on with, `(P, T)`.
         reads: of each layer, as `LayerAnswer.reads`, `(L, P, S, D)`.
         good: whether a layer's token is within the limit and the path's, `(L, P, S)`.
-        apart: distance of a layer's token from its target, `(L, P, S)`.
+        distances: of a layer's token from its target, `(L, P, S)`.
     """
 
     path: Tensor
     reads: Tensor
     good: Tensor
-    apart: Tensor
+    distances: Tensor
 
 
 @dataclass
@@ -81,7 +81,6 @@ class Reading:
 
     Args:
         problems: L of them, each of the same P prompts.
-        readbacks: of their circuits.
         likely: tokens that the text makes likeliest, run at each position; at most all.
         shortlist: tokens nearest by the read-back that are run at first; at most all.
     """
@@ -98,58 +97,59 @@ class Reading:
         self.text = Circuit(self.model, self.model.config.n_layers, without=self.whole.without)
         self.hidden = problems[0].hidden
 
-    def together(self, given: Tensor | None = None) -> Paths:
+    def search_together(self, given: Tensor | None = None) -> Paths:
         """One pass of all positions, layers and prompts, for which the host never waits.
 
         Args:
             given: the tokens that are hidden, `(P, k)`.
         """
         T, state, likely = self.problems[0].length, None, None
-        path, reads, good, away = [], [], [], []
+        path, reads, good, distances = [], [], [], []
         if given is not None and given.shape[1]:
             path = list(given.T)
             state, likely = self._go_on(given, None)
         for t in range(self.hidden, T):
             known = self._known(self.whole, state, likely)
-            outputs = None if known is None else self.cut(known)
-            chosen, least, hits, read, best = [], [], [], [], []
+            outputs = [None] * len(self.problems) if known is None else self.cut(known)
+            chosen = [self._choose(i, t, known, likely) for i, known in enumerate(outputs)]
+            read, best = map(torch.stack, zip(*chosen, strict=True))
+            ran = step_together(self.circuits, self.model.embed(best), state)
+            nearest = []
             for i, problem in enumerate(self.problems):
-                of_layer = None if outputs is None else outputs[i]
-                read.append(self._read(i, t, problem, of_layer, likely))
-                scores = self._guesser(i, t).scores(read[i])
-                if likely is not None:
-                    scores = scores.scatter(1, likely, -torch.inf)
-                best.append(scores.topk(self.shortlist).indices)
-            ran = step_together(self.circuits, self.model.embed(torch.stack(best)), state)
-            for i, problem in enumerate(self.problems):
-                tokens, candidates = best[i], ran[i]
-                if outputs is not None and likely is not None:
+                tokens, candidates, known = best[i], ran[i], outputs[i]
+                if known is not None and likely is not None:
                     tokens = torch.cat([likely, tokens], dim=1)
-                    candidates = torch.cat([outputs[i], candidates], dim=1)
-                apart = _distances(problem, t - self.hidden, candidates)
-                nearest = apart.argmin(dim=1, keepdim=True)
-                chosen.append(tokens.gather(1, nearest)[:, 0])
-                limit = problem.tolerance.near[:, t - self.hidden]
-                least.append(apart.gather(1, nearest)[:, 0])
-                hits.append(least[-1] <= limit)
-            token, hit = torch.stack(chosen), torch.stack(hits)
+                    candidates = torch.cat([known, candidates], dim=1)
+                nearest.append(_nearest(problem, t - self.hidden, tokens, candidates))
+            token, distance, hit = map(torch.stack, zip(*nearest, strict=True))
             first = hit.int().argmax(dim=0, keepdim=True)  # the first layer that hits, or the first
             path.append(token.gather(0, first)[0])
-            reads.append(torch.stack(read))
+            reads.append(read)
             good.append(hit & (token == path[-1]))
-            away.append(torch.stack(least))
+            distances.append(distance)
             if watched() and not self.hidden:
-                tell(SoFar(torch.stack(path, dim=-1), torch.stack(good, dim=-1)[0]))
+                report_progress(Progress(torch.stack(path, dim=-1), torch.stack(good, dim=-1)[0]))
             if t + 1 < T:
                 state, likely = self._go_on(path[-1][:, None], state)
-        path, reads, good, away = (torch.stack(of, dim=-1) for of in (path, reads, good, away))
-        return Paths(path, reads.transpose(-1, -2), good, away)
+        reads = torch.stack(reads, dim=-1).transpose(-1, -2)
+        path, good, distances = (torch.stack(parts, dim=-1) for parts in (path, good, distances))
+        return Paths(path, reads, good, distances)
 
-    def alone(self, i: int, p: int, paths: Paths, good: list[bool]) -> LayerAnswer:
+    def _choose(
+        self, i: int, t: int, known: Tensor | None, likely: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Layer i's weights `(P, D)` at position t, and its shortlist beside the likely tokens."""
+        read = self._read(i, t, self.problems[i], known, likely)
+        scores = self._guesser(i, t).scores(read)
+        if likely is not None:
+            scores = scores.scatter(1, likely, -torch.inf)
+        return read, scores.topk(self.shortlist).indices
+
+    def search_alone(self, i: int, p: int, paths: Paths, good: list[bool]) -> LayerAnswer:
         """Layer i of prompt p: positions that the pass settled, and the others searched.
 
         Args:
-            good: theirs of this layer and prompt.
+            good: whether the pass settled each position shown for them.
         """
         row, on_path = LayerAnswer(paths.path[p].clone(), paths.reads[i, p].clone()), True
         for t, settled in enumerate(good, start=self.hidden):
@@ -177,11 +177,11 @@ class Reading:
             ran = circuit.step(circuit.embed(best)[:, None], state)[:, 0]
             tokens, outputs = torch.cat([tokens, best]), torch.cat([outputs, ran])
             row.evaluations += len(best)
-            apart = _distances(problem, s, outputs[None])[0]
+            distances = _distances(problem, s, outputs[None])[0]
             row.reads[s] = read[0]
             tolerance = problem.tolerance
             limit = tolerance.near if len(tokens) < ENOUGH else tolerance.limit
-            hit = bool(apart.min() <= limit[0, s])
+            hit = bool(distances.min() <= limit[0, s])
             if hit or len(tokens) == V:
                 break
             shown = problem.slice.narrow(outputs)
@@ -189,7 +189,7 @@ class Reading:
             embedding = circuit.embed(tokens[nearest])[None]
             read = guesser.read(problem.target[:, s], shown[nearest][None], embedding)
             size = min(GROWTH * size, candidates_at_once(self.model))
-        row.tokens[t] = tokens[apart.argmin()]
+        row.tokens[t] = tokens[distances.argmin()]
         row.proved &= hit
         row.swept += len(tokens) == V
 
@@ -223,6 +223,16 @@ class Reading:
 
 
 def _distances(problem: Problem, t: int, outputs: Tensor) -> Tensor:
-    """Of `(P, n, width)` outputs from the targets at position t, `(P, n)`."""
-    apart = problem.slice.narrow(outputs) - problem.target[:, t, None]
-    return torch.linalg.vector_norm(apart, dim=-1)
+    """Distances of `(P, n, width)` outputs from the targets at position t, `(P, n)`."""
+    differences = problem.slice.narrow(outputs) - problem.target[:, t, None]
+    return torch.linalg.vector_norm(differences, dim=-1)
+
+
+def _nearest(
+    problem: Problem, t: int, tokens: Tensor, outputs: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Each prompt's nearest token of `(P, n)`, its distance, and whether that is near enough."""
+    distances = _distances(problem, t, outputs)
+    nearest = distances.argmin(dim=1, keepdim=True)
+    distance = distances.gather(1, nearest)[:, 0]
+    return tokens.gather(1, nearest)[:, 0], distance, distance <= problem.tolerance.near[:, t]

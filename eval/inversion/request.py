@@ -102,7 +102,7 @@ class Inversion:
 
     @cached_property
     def shown(self) -> "tuple[Slice, ...]":
-        """The slices."""
+        """The slices that are shown."""
         from eval.sites.slices import Slice
 
         return tuple(map(Slice.parse, self.slices))

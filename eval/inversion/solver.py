@@ -118,7 +118,7 @@ class Solver:
 
     @property
     def text(self) -> str:
-        """Its description on pages: its docstring, up to the arguments."""
+        """The description on pages: the function's docstring, up to the arguments."""
         return " ".join((inspect.getdoc(self.function) or "").split("\nArgs:")[0].split())
 
     @property

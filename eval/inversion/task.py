@@ -78,7 +78,7 @@ class Task:
 
     @property
     def keys(self) -> list[str]:
-        """The rows' keys."""
+        """The keys of the task's rows."""
         return [self.key(site, trial) for site in self.sites for trial in self.trials]
 
     def key(self, site: Site, trial: Trial) -> str:
@@ -169,15 +169,15 @@ class Task:
 
     def _capture(self) -> tuple[list[Circuit], list[tuple[Tensor, Tensor]]]:
         """The sites' circuits, and what they give for all prompts, kept with the model."""
-        keep, device = self.checkpoint.keep, self.checkpoint.model.embedding.weight.device
-        sites = {site: keep(("circuit", site), lambda s=site: s.circuit(self.checkpoint))
-                 for site in self.sites}  # fmt: skip
-        kept = keep(("captured", self.prompts), dict)
-        if missing := [site for site in sites if site not in kept]:
+        remember, device = self.checkpoint.keep, self.checkpoint.model.embedding.weight.device
+        circuits = {site: remember(("circuit", site), lambda s=site: s.circuit(self.checkpoint))
+                    for site in self.sites}  # fmt: skip
+        captured = remember(("captured", self.prompts), dict)
+        if missing := [site for site in circuits if site not in captured]:
             tokens = torch.tensor([prompt.tokens for prompt in self.prompts], device=device)
-            captured = capture([sites[site] for site in missing], tokens)
-            kept.update(zip(missing, captured, strict=True))
-        return list(sites.values()), [kept[site] for site in sites]
+            outputs = capture([circuits[site] for site in missing], tokens)
+            captured.update(zip(missing, outputs, strict=True))
+        return list(circuits.values()), [captured[site] for site in circuits]
 
     def _row(
         self, site: Site, trial: Trial, problem: Problem, p: int, found: Answer, truth_fits: bool
@@ -191,7 +191,6 @@ class Task:
         hidden = [t for t in range(real) if t not in seen]
         floor = problem.tolerance.floor[p, : len(seen)]
         runner_up = None if found.runner_up is None else found.runner_up[: len(seen)].to(floor)
-        searched = self.solver.family == "search"
         return {
             "key": self.key(site, trial),
             "kind": "recovery",
@@ -203,16 +202,7 @@ class Task:
             "observed": len(shown),
             "hidden": len(hidden),
             "padded": problem.length > real,
-            "noise": self.noise,
-            "control": self._control(trial),
-            "solver": self.solver.name,
-            "family": self.solver.family,
-            "settings": self.settings,
-            "batch": len(self.sites) * len(self.trials),
-            "candidates_at_once": candidates_at_once(checkpoint.model) if searched else None,
-            "prompts": prompt.kind,
-            "prompt": prompt.index,
-            "seed": trial.seed,
+            **self._settings_of(trial),
             "text": checkpoint.tokenizer.decode(tokens, skip_special_tokens=False),
             "truth": tokens,
             "found": named,
@@ -245,6 +235,22 @@ class Task:
             "notes": found.notes | ({"cut": prompt.real - real} if prompt.real > real else {}),
         }
 
+    def _settings_of(self, trial: Trial) -> Row:
+        """The fields of a row that say how its question was asked."""
+        searched = self.solver.family == "search"
+        return {
+            "noise": self.noise,
+            "control": self._control(trial),
+            "solver": self.solver.name,
+            "family": self.solver.family,
+            "settings": self.settings,
+            "batch": len(self.sites) * len(self.trials),
+            "candidates_at_once": candidates_at_once(self.checkpoint.model) if searched else None,
+            "prompts": trial.prompt.kind,
+            "prompt": trial.prompt.index,
+            "seed": trial.seed,
+        }
+
 
 def plan(
     checkpoint: Checkpoint,
@@ -269,13 +275,8 @@ def plan(
     batch = batch or rows_at_once(checkpoint.model, max(lengths))
     if any(solver.guesses for solver in request.configured):
         _ = held_out_text(checkpoint, corpus).background  # none of it is refused here
-    for length, shown in product(lengths, request.shown if request.shuffled else ()):
-        stop = shown.stop_of(length)
-        if len({prompt.tokens[:stop] for prompt in prompts if len(prompt.tokens) == length}) < 2:
-            raise RequestError(
-                f"--controls shuffled: no two prompts of {length} tokens differ in what {shown} "
-                "shows; ask for two or more"
-            )
+    if request.shuffled:
+        _check_shuffled(prompts, request.shown)
     # a model to compare with is compared as it is
     shuffled = (False, True) if request.shuffled and not checkpoint.control else (False,)
     sites, tasks = request.sites(checkpoint), []
@@ -304,6 +305,17 @@ def plan(
             f"({'; '.join(request.refusals(list(lengths)))})"
         )
     return tasks
+
+
+def _check_shuffled(prompts: list[Prompt], slices: tuple[Slice, ...]) -> None:
+    """Refuses prompts of one length that are alike in all that is shown of them."""
+    for length, shown in product({len(prompt.tokens): None for prompt in prompts}, slices):
+        stop = shown.stop_of(length)
+        if len({prompt.tokens[:stop] for prompt in prompts if len(prompt.tokens) == length}) < 2:
+            raise RequestError(
+                f"--controls shuffled: no two prompts of {length} tokens differ in what {shown} "
+                "shows; ask for two or more"
+            )
 
 
 def _grouped(sites: list[Site], together: bool) -> Iterator[tuple[Site, ...]]:

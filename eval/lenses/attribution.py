@@ -28,7 +28,7 @@ def logits_after(model: LanguageModel, embeddings: Tensor) -> Tensor:
 
 
 def gradient_x_input(model: LanguageModel, tokens: Tensor, answers: list[int]) -> Tensor:
-    """Of K tokens' logits after a prompt `(T,)`: gradient times embedding by feature, `(K, T, D)`.
+    """Gradient times embedding by feature, `(K, T, D)`, of K logits after a prompt `(T,)`.
 
     Summed over features it is what a linear model's tokens add; Badger's post takes absolute values
     first and sums those.
@@ -57,7 +57,7 @@ def combined(gradient: Tensor, change: Tensor) -> Tensor:
 
 
 def attribute(model: LanguageModel, tokens: Tensor, answers: list[int]) -> dict[str, Tensor]:
-    """Of K tokens after a prompt's end: every method's scores, `(K, T)`.
+    """Every method's scores of a prompt's tokens, `(K, T)`, for K tokens after its end.
 
     Occlusion's are what a token's logit falls by; "every logit" is by how much all logits change
     together (L1). Badger's combination takes that and the absolute gradient.
@@ -132,7 +132,7 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
 
 
 def rank_correlations(scores: Tensor) -> Tensor:
-    """Of the sizes of every two of M methods' scores `(T, M, outputs)`: `(M, M, outputs)`."""
+    """Rank correlations of M methods' sizes, `(T, M, outputs)` to `(M, M, outputs)`."""
     from scipy.stats import rankdata
 
     ranks = torch.from_numpy(rankdata(scores.abs().cpu().numpy(), axis=0))

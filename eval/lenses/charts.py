@@ -33,7 +33,6 @@ class Chart:
         about: a sentence on it.
         x: the axis along.
         y: the axis upright, or the title of the values where they are upright.
-        where: labels of axes that are shown alone.
         each: whether samples are drawn and not their means.
         name: the figure's, after the lens's; that of the numbers when not given.
     """
@@ -43,7 +42,6 @@ class Chart:
     about: str
     x: str = "layer"
     y: str = ""
-    where: Mapping[str, Any] = field(default_factory=dict)
     each: bool = False
     name: str = ""
 
@@ -58,8 +56,9 @@ class Chart:
         models = dict.fromkeys(row["model"] for row in rows)
         panels = {}
         for model in models if "model" not in self.fields else [""]:
-            kept, said = _choose([r for r in rows if model in ("", r["model"])], self._shown)
-            panels[": ".join(filter(None, [model, said]))] = self.chart(kept, rows)
+            of_model = [row for row in rows if model in ("", row["model"])]
+            chosen, labels = _choose(of_model, self._shown)
+            panels[": ".join(filter(None, [model, labels]))] = self.chart(chosen, rows)
         name = f"{lens}-{self.name or self.of}".replace(" ", "-").lower()
         return figures.Figure(name, self.title, self.about, panels) if rows else None
 
@@ -69,13 +68,12 @@ class Chart:
         rows = []
         for model, table in tables.items():
             for record in table.samples(self.of) if samples else table.means(self.of):
-                if all(record.get(name) == label for name, label in self.where.items()):
-                    rows.append({"model": model, **record, **_token(table, record)})
+                rows.append({"model": model, **record, **_token(table, record)})
         return rows
 
     @property
     def _shown(self) -> set[str]:
-        return {"model", *self.fields, *self.where, *VALUES}
+        return {"model", *self.fields, *VALUES}
 
     def chart(self, rows: list[Record], every: list[Record]) -> plots.Chart:
         """A panel of some records; `every` are those of all panels, whose scale it has."""
@@ -112,15 +110,13 @@ class Lines(Chart):
 class Heat(Chart):
     """A cell for each pair of labels, coloured by its value, whose title is `value`.
 
-    Of a `diverging` scale 0 is the middle. `up` puts the first label of y at the bottom. `text` is
-    a field whose words stand in the cells, `facet` an axis with small charts beside each other, of
-    the last positions alone.
+    Of a `diverging` scale 0 is the middle. `up` puts the first label of y at the bottom. `facet` is
+    an axis with small charts beside each other, of the last positions alone.
     """
 
     value: str
     diverging: bool = False
     up: bool = False
-    text: str = ""
     facet: str = ""
 
     @property
@@ -138,29 +134,25 @@ class Heat(Chart):
         values = [row["value"] for row in every]
         return plots.cells(
             rows, x, y, self.value, diverging=self.diverging, domain=(min(values), max(values)),
-            text=self.text, facet=self.facet, descending=self.up,
+            facet=self.facet, descending=self.up,
         )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bars(Chart):
-    """Bars of x; those of a label of `column` stand together, those of one of `row` in a row."""
+    """Bars of x; those of a label of `column` stand together."""
 
     column: str = ""
-    row: str = ""
 
     @property
     def fields(self) -> tuple[str, ...]:
         """The axes that it names."""
-        return (self.x, self.column, self.row)
+        return (self.x, self.column)
 
     def chart(self, rows: list[Record], every: list[Record]) -> plots.Chart:
         """A panel."""
-        size = (plots.SIZE[0], 60) if self.row else plots.SIZE
         names = plots.options(every, self.x)
-        return plots.bars(
-            _with_tips(rows), self.x, self.y, self.column, self.row, names=names, size=size
-        )
+        return plots.bars(_with_tips(rows), self.x, self.y, self.column, names=names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,14 +174,12 @@ class Histogram(Chart):
 
 def _choose(rows: list[Record], shown: set[str]) -> tuple[list[Record], str]:
     """Records at the last label of each axis that is not shown, and these labels in words."""
-    said = []
-    for name in [
-        name for name in dict.fromkeys(n for row in rows for n in row) if name not in shown
-    ]:
+    labels = []
+    for name in dict.fromkeys(name for row in rows for name in row if name not in shown):
         last = plots.options(rows, name)[-1]
-        said.append(last if isinstance(last, str) else f"{name} {last}")
+        labels.append(last if isinstance(last, str) else f"{name} {last}")
         rows = [row for row in rows if row[name] == last]
-    return rows, ", ".join(said)
+    return rows, ", ".join(labels)
 
 
 def _with_tips(rows: list[Record]) -> list[Record]:
@@ -205,7 +195,7 @@ def _with_tips(rows: list[Record]) -> list[Record]:
 
 
 def _token(table: Table, record: Record) -> Record:
-    """Of a position of a text: its token, and both together as a label."""
+    """The token at a record's position, and a label of both; nothing without a position."""
     text = record.get("prompt", record.get("pair", ""))
     pieces = table.pieces.get(str(text), []) if "position" in record else []
     if not pieces or record["position"] >= len(pieces):
@@ -223,6 +213,6 @@ def word_tables(tables: Mapping[str, Table]) -> list[markup.Markup]:
                 shown = [markup.codes(cell) if isinstance(cell, list) else cell for cell in cells]
                 lines.setdefault((text["title"], *text["columns"]), []).append([model, *shown])
     return [
-        markup.folded(title, markup.html_table(("checkpoint", *columns), rows))
+        markup.folded_table(title, ("checkpoint", *columns), rows)
         for (title, *columns), rows in lines.items()
     ]

@@ -156,7 +156,7 @@ def copying(values: Tensor, outputs: Tensor) -> Tensor:
 
 
 def singular_values(values: Tensor, outputs: Tensor) -> Tensor:
-    """Of W_V W_O, `(H, width)`, by way of its narrow factors."""
+    """Singular values of W_V W_O, `(H, width)`, by way of its narrow factors."""
     inner, outer = (torch.linalg.qr(factor)[1] for factor in (values, outputs.mT))
     return torch.linalg.svdvals(inner @ outer.mT)
 
@@ -260,7 +260,7 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
         for mixer in mixers_in(block):
             if found := value_maps(mixer, model.embedding.weight.detach()):
                 values, outputs = (weights.float() for weights in found)
-                place: dict[str, Any] = {"part": [f"head {h}" for h in range(len(values))]}
+                labels: dict[str, Any] = {"part": [f"head {h}" for h in range(len(values))]}
                 ranks = effective_rank(singular_values(values, outputs))
-                table.add("OV copying", copying(values, outputs), layer=layer, **place)
-                table.add("OV effective rank", ranks, layer=layer, **place)
+                table.add("OV copying", copying(values, outputs), layer=layer, **labels)
+                table.add("OV effective rank", ranks, layer=layer, **labels)

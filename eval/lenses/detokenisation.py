@@ -35,7 +35,7 @@ EXAMPLES = 20  # words that the page names
 
 
 def alphabet(tokenizer: Tokenizer, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """Of every token, whether white space stands before or in it, and if it has a letter, `(V,)`.
+    """Whether each token has white space before or in it, and whether it has a letter, `(V,)`.
 
     `'s` and the like have none.
     """
@@ -87,9 +87,9 @@ def groups(length: Tensor, last: Tensor, seed: int) -> dict[tuple[str, int], Ten
             (GROUPS[1], last & (length == 1)),
             (GROUPS[2], inside),
         ):
-            places = (here & inside).nonzero()[:, 0].cpu()
-            order = torch.randperm(len(places), generator=generator)[:JUDGED]
-            chosen[name, o] = places[order].sort().values
+            positions = (here & inside).nonzero()[:, 0].cpu()
+            order = torch.randperm(len(positions), generator=generator)[:JUDGED]
+            chosen[name, o] = positions[order].sort().values
     return chosen
 
 
@@ -147,15 +147,15 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
     length, last = words_of(valid.cpu(), *alphabet(checkpoint.tokenizer, model.config.vocab_size))
     outputs = [outputs_of(Circuit(model, n), valid).flatten(0, 1) for n in layers]
     truth = torch.searchsorted(classes, valid).flatten()
-    for (group, o), places in groups(length, last, request.seed).items():
-        if not len(places):
+    for (group, o), positions in groups(length, last, request.seed).items():
+        if not len(positions):
             continue
-        at = places.to(valid.device)
+        at = positions.to(valid.device)
         probes = (unpack(tensors, f"{layer} {o}") for layer in layers)
         named = [probe(x[at]).argmax(dim=1) for probe, x in zip(probes, outputs, strict=True)]
         hits = torch.stack(named) == truth[at + o]
         where: dict[str, Any] = {"group": group, "offset": o}
-        story = (places // valid.shape[1]).tolist()
+        story = (positions // valid.shape[1]).tolist()
         table.add("read", hits, layer=layers, story=story, **where)
         change = hits[-1].float() - hits[len(layers) // 2].float()
         table.add("read at the end less in the middle", change, story=story, **where)

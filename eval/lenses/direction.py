@@ -21,6 +21,7 @@ SCALES = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0, 10.0, 30
 TEMPERATURES = (0.001, 0.01, 0.03, 0.1, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 10.0, 100.0, 1000.0)
 PLACES = ("after norm", "before norm")
 """Where the factor stands: on what the head reads, or on the stream whose length the norm sets."""
+SLACK = 1e-4  # by which a probability may fall and is still said to rise
 POSITIONS = 64  # of the prompts, evenly spaced
 MEASURES = ("x", "y", "share")
 ENDS = ("first", "second")
@@ -49,9 +50,9 @@ def heated(logits: Tensor, temperatures: tuple[float, ...]) -> Tensor:
     return torch.stack([sharpness(logits / t)[..., 1] for t in temperatures])
 
 
-def rising(values: Tensor, slack: float = 1e-4) -> Tensor:
-    """Which of the N curves `(S, N)` never fall, `(N,)`."""
-    return (values.diff(dim=0) >= -slack).all(dim=0)
+def rising(values: Tensor) -> Tensor:
+    """Which of the N curves `(S, N)` never fall, but for rounding, `(N,)`."""
+    return (values.diff(dim=0) >= -SLACK).all(dim=0)
 
 
 def plane(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,8 +138,8 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
     _add_path(table, checkpoint, batch, list(word_tokens(checkpoint, request.words).values())[:2])
     streams, rows = batch.streams, readers(checkpoint.model).float()
     answers = checkpoint.model.logits(streams[-1])[batch.real].argmax(dim=-1)
-    others, kept = answers.roll(len(answers) // 2), streams[:, batch.real].float()
-    cosines = [F.cosine_similarity(kept, rows[tokens], dim=-1) for tokens in (answers, others)]
+    others, read = answers.roll(len(answers) // 2), streams[:, batch.real].float()
+    cosines = [F.cosine_similarity(read, rows[tokens], dim=-1) for tokens in (answers, others)]
     axes: dict[str, Any] = {"layer": range(len(streams)), "prompt": batch.prompt_of}
     table.add(
         "cosine with answer", torch.stack(cosines), answer=("its answer", "another's"), **axes

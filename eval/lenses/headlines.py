@@ -31,25 +31,29 @@ class Headline(NamedTuple):
 
 def headlines(rows: Iterable[Row]) -> list[Headline]:
     """The main figures of the lenses in rows, lens by lens, the first of each first."""
-    known = lenses()
-    kept = [row for row in rows if row["kind"] == "lens" and row["lens"] in known]
+    by_lens: dict[str, list[Row]] = {}
+    for row in rows:
+        if row["kind"] == "lens":
+            by_lens.setdefault(row["lens"], []).append(row)
     found: list[Headline] = []
-    for name, lens in known.items():
-        first = [row["figure"] for row in kept if row["lens"] == name][:1]
-        for figure, where in lens.main or ((figure, {}) for figure in first):
+    for name, lens in lenses().items():
+        of_lens = by_lens.get(name, [])
+        main = lens.main or [(row["figure"], {}) for row in of_lens[:1]]
+        for figure, where in main:
             label = ", ".join([figure, *map(str, where.values())])
-            values: dict[tuple[str, int], list[float]] = {}
-            for row in kept:
-                same = row["lens"] == name and row["figure"] == figure
-                if same and row["value"] is not None and _is_at(row, where):
-                    about = row["checkpoint"]
-                    values.setdefault((about["model_id"], about["step"]), []).append(row["value"])
             found += [
-                Headline(name, label, model, step, sum(numbers) / len(numbers))
-                for (model, step), numbers in values.items()
+                Headline(name, label, *model, value=sum(values) / len(values))
+                for model, values in _values(of_lens, {"figure": figure, **where}).items()
             ]
     return found
 
 
-def _is_at(row: dict[str, Any], where: dict[str, Any]) -> bool:
-    return all(row.get(name) == value for name, value in where.items())
+def _values(rows: Iterable[Row], where: dict[str, Any]) -> dict[tuple[str, int], list[float]]:
+    """The values of the rows that have these fields, by model and step."""
+    values: dict[tuple[str, int], list[float]] = {}
+    for row in rows:
+        fits = all(row.get(name) == value for name, value in where.items())
+        if fits and row["value"] is not None:
+            about = row["checkpoint"]
+            values.setdefault((about["model_id"], about["step"]), []).append(row["value"])
+    return values

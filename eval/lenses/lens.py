@@ -90,7 +90,7 @@ class Lens:
     main: tuple[tuple[str, dict[str, Any]], ...] = ()  # figures for a line: see `headlines`
 
     def find(self, checkpoint: Checkpoint, request: Request) -> Table:
-        """What it finds in a checkpoint.
+        """Measures a checkpoint.
 
         Raises:
             RequestError: it cannot look at this model or request.
@@ -102,12 +102,12 @@ class Lens:
         return table
 
     def figures(self, tables: Tables) -> list[Figure]:
-        """Its figures over all checkpoints: its own, then those that are declared."""
+        """The figures over all checkpoints: the lens's own, then those that are declared."""
         declared = [chart.draw(self.name, tables) for chart in self.charts]
         return self.draw(tables) + [figure for figure in declared if figure]
 
     def texts(self, tables: Tables) -> list[Markup]:
-        """Its own texts for the page, then the tables of words that it added."""
+        """The lens's own texts for the page, then the tables of words that it added."""
         return [*self.html(tables), *word_tables(tables)]
 
 

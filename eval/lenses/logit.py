@@ -72,15 +72,15 @@ def read_layers(streams: Tensor, chosen: list[int], read: Read) -> dict[str, Ten
 
 def _describe(logs: Tensor, output: Tensor, chosen: list[int]) -> dict[str, Tensor]:
     """What `read_layers` gives of one layer, from log-probabilities `(B, T, V)`."""
-    shares = logs.exp()
-    best = shares.topk(min(TOP, shares.shape[-1]))
+    probabilities = logs.exp()
+    best = probabilities.topk(min(TOP, probabilities.shape[-1]))
     divergence = F.kl_div(logs, output, reduction="none", log_target=True).sum(-1)
     return {
-        "entropy": torch.special.entr(shares).sum(-1) / math.log(2),
+        "entropy": torch.special.entr(probabilities).sum(-1) / math.log(2),
         "divergence": divergence.clamp(min=0) / math.log(2),
         "top": best.indices,
         "top probability": best.values,
-        "probability": shares[..., chosen],
+        "probability": probabilities[..., chosen],
     }
 
 
@@ -200,14 +200,14 @@ def add_readings(
 
 
 def _say_first(batch: PromptBatch, seen: dict[str, Tensor], table: Table) -> None:
-    """Of the first prompt: the likeliest token at its last positions, and the best at the last."""
+    """Adds two tables on the first prompt: its last positions, and the best tokens at its end."""
     label, last = batch.labels[0], int(batch.last[0])
     shown, best = range(max(0, last + 1 - SHOWN), last + 1), table.notes["top"][label]
     likeliest, at_end = [], []
     for layer in reversed(range(len(best))):
         likeliest.append([str(layer), *([best[layer][t][0]] for t in shown)])
-        shares = seen["top probability"][layer, 0, last].tolist()
-        ranked = zip(map(markup.visible, best[layer][last]), shares, strict=True)
+        probabilities = seen["top probability"][layer, 0, last].tolist()
+        ranked = zip(map(markup.visible, best[layer][last]), probabilities, strict=True)
         bits = f"{float(seen['entropy'][layer, 0, last]):.2f}"
         at_end.append(
             [str(layer), bits, *(f"{piece} {probability:.2f}" for piece, probability in ranked)]

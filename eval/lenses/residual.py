@@ -60,7 +60,7 @@ def survival(model: LanguageModel, traced: Trace) -> tuple[Tensor, Tensor]:
     """
     writes = torch.cat([traced.start["embedding"][None], traced.writes.flatten(0, 1)])
     squares = writes.square().sum(-1).clamp(min=torch.finfo(writes.dtype).tiny)
-    without, shares = traced.streams[:1] - writes[:1], []
+    without, fractions = traced.streams[:1] - writes[:1], []
     for layer, stream in enumerate(traced.streams):
         if layer:
             x, (mixed, _) = traced.streams[layer - 1], traced.writes[layer - 1]
@@ -70,10 +70,10 @@ def survival(model: LanguageModel, traced: Trace) -> tuple[Tensor, Tensor]:
             without = torch.cat([older, torch.stack(new)])
         along = torch.stack([stream.expand_as(without), stream - without]) * writes[: len(without)]
         fraction = along.sum(-1) / squares[: len(without)]
-        shares.append(
+        fractions.append(
             F.pad(fraction, (0, 0) * 2 + (0, len(writes) - len(without)), value=torch.nan)
         )
-    return torch.stack(shares, dim=2), squares
+    return torch.stack(fractions, dim=2), squares
 
 
 def similarity(streams: Tensor, batch: PromptBatch) -> Tensor:
@@ -162,16 +162,16 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
         table.add(
             "norm after the first position", norms[..., 1:], rows=False, layer=layers, **where
         )
-    shares, parts = batch.masked(update_shares(traced)), (*SUBLAYERS, "block")
-    table.add("update share", shares, layer=later, part=parts, **batch.axes)
+    fractions, parts = batch.masked(update_shares(traced)), (*SUBLAYERS, "block")
+    table.add("update share", fractions, layer=later, part=parts, **batch.axes)
     answers = model.logits(streams[-1]).argmax(-1)[..., None]
     labels, written = contributions(model, streams[-1], traced.parts, answers)
     table.add(
         "contribution to the answer", batch.masked(written[..., 0]), part=labels, **batch.axes
     )
-    shares, squares = survival(model, traced)
+    fractions, squares = survival(model, traced)
     weight = (squares * batch.real)[:, None]
-    means = (shares * weight).sum(-1) / weight.sum(-1)  # (2, W, n + 1, B), of each prompt
+    means = (fractions * weight).sum(-1) / weight.sum(-1)  # (2, W, n + 1, B), of each prompt
     axes: dict[str, Any] = {"layer": layers, "prompt": batch.labels}
     writes = ["embedding", *[*traced.parts][len(traced.start) :]]
     table.add("share of a write still there", means[0], rows=False, write=writes, **axes)

@@ -38,21 +38,21 @@ TOKENS = 2500  # of the request for each held-out story
 NEW = 40  # tokens of a sample
 
 
-def batch_stories(checkpoint: Checkpoint, told: Sequence[Story]) -> PromptBatch:
+def batch_stories(checkpoint: Checkpoint, stories: Sequence[Story]) -> PromptBatch:
     """Stories as one batch on the model's device.
 
     Raises:
         RequestError: one that is longer than the model's context.
     """
     context = checkpoint.config.context
-    length = max(len(story.tokens) for story in told)
+    length = max(len(story.tokens) for story in stories)
     if length > context:
         raise RequestError(
             f"the built-in stories have up to {length} tokens, more than the model's context of "
             f"{context}; use a model with a longer context"
         )
     return side_by_side(
-        checkpoint, [story.tokens for story in told], [story.text for story in told]
+        checkpoint, [story.tokens for story in stories], [story.text for story in stories]
     )
 
 
@@ -69,13 +69,13 @@ def learn_directions(checkpoint: Checkpoint, seed: int = 0) -> dict[str, Tensor]
     tokenizer, means = checkpoint.tokenizer, {}
     frames = contexts(tokenizer, CONTEXTS, held_out=False, seed=seed)
     for attribute, words in attribute_words(tokenizer).items():
-        told = [
+        stories = [
             tell_story(tokenizer, frame, attribute, chosen | {attribute: word})
             for word in words
             for frame, chosen in frames
         ]
-        rows, places = range(len(told)), [story.places[attribute] for story in told]
-        read = batch_stories(checkpoint, told).streams[:, rows, places]
+        rows, places = range(len(stories)), [story.places[attribute] for story in stories]
+        read = batch_stories(checkpoint, stories).streams[:, rows, places]
         means[attribute] = read.unflatten(1, (len(words), len(frames))).mean(2).transpose(0, 1)
     return means
 
@@ -97,16 +97,17 @@ def steered(model: LanguageModel, layer: int, vector: Tensor) -> Iterator[Langua
 
 
 def log_odds_change(
-    words: dict[str, dict[str, int]], told: Sequence[Story], before: Tensor, after: Tensor
+    words: dict[str, dict[str, int]], stories: Sequence[Story], before: Tensor, after: Tensor
 ) -> Tensor:
     """By how much log-odds move from a word to the next one of the cue's attribute, `(B,)`.
 
     Where the cue asks for a swapped attribute, that is from the old word to the new. Logits after
     the stories are `(B, V)`.
     """
-    rows, moved = range(len(told)), after - before
-    old = [s.words[s.cue] for s in told]
-    return moved[rows, [following(words[s.cue], s.words[s.cue]) for s in told]] - moved[rows, old]
+    rows, moved = range(len(stories)), after - before
+    old = [story.words[story.cue] for story in stories]
+    new = [following(words[story.cue], token) for story, token in zip(stories, old, strict=True)]
+    return moved[rows, new] - moved[rows, old]
 
 
 def swap_vectors(means: Tensor, words: dict[str, int], old: Sequence[int]) -> Tensor:
@@ -164,14 +165,14 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
     gained = torch.zeros(len(layers))
     for attribute, known in words.items():
         of_attribute = [pair for pair in pairs if pair.attribute == attribute]
-        told = [pair.story for pair in of_attribute]
-        plain = batch_stories(checkpoint, told)
+        stories = [pair.story for pair in of_attribute]
+        plain = batch_stories(checkpoint, stories)
         other = batch_stories(checkpoint, [pair.swapped for pair in of_attribute])
-        moved = log_odds_change(words, told, plain.logits, other.logits)
+        moved = log_odds_change(words, stories, plain.logits, other.logits)
         _add_effect(table, "swap effect of the text", of_attribute, moved)
         old, start = (
-            [story.words[attribute] for story in told],
-            [story.places[attribute] for story in told],
+            [story.words[attribute] for story in stories],
+            [story.places[attribute] for story in stories],
         )
         own = torch.tensor([pair.story.cue == attribute for pair in of_attribute])
         for column, layer in enumerate(layers):
@@ -181,7 +182,7 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
             both = torch.cat([noise, real], dim=1)
             after = logits_after(plain, layer, both, torch.tensor(start).to(plain.last))
             for by, logits in zip(("random", "steered"), after.unbind(1), strict=True):
-                moved = log_odds_change(words, told, plain.logits, logits)
+                moved = log_odds_change(words, stories, plain.logits, logits)
                 _add_effect(table, "swap effect", of_attribute, moved, by=by, layer=layer)
                 if by == "steered":
                     gained[column] += float(moved.cpu()[own].mean())
@@ -194,10 +195,10 @@ def _add_effect(table: Table, name: str, swaps: list[Swap], moved: Tensor, **axe
     """Changes of log-odds, `(B,)`: in the swapped attribute, and their sizes in the others."""
     own = torch.tensor([pair.story.cue == pair.attribute for pair in swaps])
     numbers = torch.tensor([pair.number for pair in swaps])
-    for measured, changes, kept in (("swapped", moved, own), ("others", moved.abs(), ~own)):
-        if kept.any():
-            of = {**axes, "measured": measured, "attribute": swaps[0].attribute}
-            table.add(name, changes.cpu()[kept], story=numbers[kept].tolist(), **of)
+    for measured, changes, chosen in (("swapped", moved, own), ("others", moved.abs(), ~own)):
+        if chosen.any():
+            labels = {**axes, "measured": measured, "attribute": swaps[0].attribute}
+            table.add(name, changes.cpu()[chosen], story=numbers[chosen].tolist(), **labels)
 
 
 def samples(checkpoint: Checkpoint, directions: dict[str, Tensor], layer: int) -> list[list[str]]:
@@ -215,5 +216,5 @@ def samples(checkpoint: Checkpoint, directions: dict[str, Tensor], layer: int) -
     end = tokenizer.token_to_id(END_OF_TEXT)
     with steered(checkpoint.model, layer, torch.cat(vectors)) as model:
         texts = generate(model, prompt, NEW, temperature=0, stop=end)[:, len(start.tokens) :]
-    told = [tokenizer.decode(row) for row in texts.tolist()]
-    return [[label, text] for label, text in zip(labels, told, strict=True)]
+    stories = [tokenizer.decode(row) for row in texts.tolist()]
+    return [[label, text] for label, text in zip(labels, stories, strict=True)]

@@ -57,25 +57,25 @@ class Numbers:
         """
         import pandas as pd
 
-        places = [axis for axis in self.axes if axis not in SAMPLES]
+        axes = [axis for axis in self.axes if axis not in SAMPLES]
         frame = pd.DataFrame(self.records(), dtype=object)
-        if len(places) == len(self.axes) or frame.empty:
+        if len(axes) == len(self.axes) or frame.empty:
             yield from self.records()
             return
         cluster = next((axis for axis in CLUSTERS if axis in self.axes), "position")
-        values = frame.groupby([*places, cluster], sort=False)["value"]
+        values = frame.groupby([*axes, cluster], sort=False)["value"]
         totals = values.agg(["sum", "count"]).astype(float)
-        for coordinates, group in totals.groupby(places, sort=False) if places else [((), totals)]:
+        for coordinates, group in totals.groupby(axes, sort=False) if axes else [((), totals)]:
             sums, counts = group["sum"].to_numpy(), group["count"].to_numpy()
             figure = mean_interval(sums, counts, self.share)
             # older pandas gives numpy's whole numbers, which JSON has not
             labels = (
                 label.item() if isinstance(label, np.generic) else label for label in coordinates
             )
-            yield dict(zip(places, labels, strict=True)) | figure | {"n": int(counts.sum())}
+            yield dict(zip(axes, labels, strict=True)) | figure | {"n": int(counts.sum())}
 
     def plain(self) -> dict[str, Any]:
-        """For JSON, to six significant digits; NaN is null, and an infinite number its text."""
+        """The tensor as JSON holds it: six significant digits, null for NaN, infinity as a text."""
         return vars(self) | {"values": [_short(value) for value in self.values.ravel().tolist()]}
 
     @classmethod
@@ -97,8 +97,8 @@ def mean_interval(sums: np.ndarray, counts: np.ndarray, share: bool) -> dict[str
     if share and mean in (0.0, 1.0):
         limits = wilson(round(mean * G), G)
         return {"value": mean, "low": limits.low, "high": limits.high}
-    apart = (sums - mean * counts) / counts.sum()
-    error = math.sqrt(G / (G - 1) * float(np.square(apart).sum()))
+    deviations = (sums - mean * counts) / counts.sum()
+    error = math.sqrt(G / (G - 1) * float(np.square(deviations).sum()))
     half = student_t(G - 1) * error
     low, high = mean - half, mean + half
     return {"value": mean} | (
@@ -165,7 +165,7 @@ class Table:
 
     def means(self, name: str) -> list[Record]:
         """A record for each place of a name, with its mean over samples."""
-        return [record for one in self.of(name) for record in one.means()]
+        return [record for numbers in self.of(name) for record in numbers.means()]
 
     def figures(self) -> Iterator[Record]:
         """A record for each row: `figure`, its place, its mean and interval."""
@@ -174,7 +174,7 @@ class Table:
                 yield from ({"figure": numbers.name} | record for record in numbers.means())
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """The table as JSON holds it."""
         return vars(self) | {"numbers": [numbers.plain() for numbers in self.numbers]}
 
     @classmethod

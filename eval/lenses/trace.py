@@ -40,12 +40,12 @@ class PromptBatch:
 
     @property
     def streams(self) -> Tensor:
-        """Those of the trace, `(n + 1, B, T, D)`."""
+        """The streams of the trace, `(n + 1, B, T, D)`."""
         return self.trace.streams
 
     @property
     def logits(self) -> Tensor:
-        """Those after each prompt, `(B, V)`."""
+        """The logits after each prompt, `(B, V)`."""
         return self.model.logits(self.at_last(self.streams[-1])[:, None])[:, 0]
 
     @property
@@ -55,7 +55,7 @@ class PromptBatch:
 
     @property
     def axes(self) -> dict[str, Any]:
-        """Of arrays over prompts and their positions."""
+        """The axes of arrays over prompts and their positions."""
         return {"prompt": self.labels, "position": range(self.tokens.shape[1])}
 
     @property

@@ -106,8 +106,7 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
     methods, layers = ("plain", "tuned"), range(len(model.blocks))
     judged, name = torch.stack([found[method] for method in methods]), "divergence on other stories"
     table.add(name, judged, method=methods, story=range(HELD), layer=layers)
-    kept = [str(layer) for layer, learnt in enumerate(found["learnt"].tolist()) if not learnt]
-    if kept:
-        table.say(
-            "layers that keep the identity, as no map was better", ["layers"], [[" ".join(kept)]]
-        )
+    plain = [str(layer) for layer, learnt in enumerate(found["learnt"].tolist()) if not learnt]
+    if plain:
+        title = "layers that keep the identity, as no map was better"
+        table.say(title, ["layers"], [[" ".join(plain)]])

@@ -56,10 +56,10 @@ def ways_back(inputs: Tensor, outputs: Tensor) -> dict[str, Tensor]:
 
 def nearest(queries: Tensor, keys: Tensor, metric: str, count: int = 1) -> Tensor:
     """The nearest of keys `(V, D)` to queries `(N, D)`, `(N, count)`, the nearest first."""
-    near = queries @ (F.normalize(keys, dim=1) if metric == "cosine" else keys).T
+    likeness = queries @ (F.normalize(keys, dim=1) if metric == "cosine" else keys).T
     if metric == "euclid":  # |q - k|^2 = |q|^2 - 2 (q k - |k|^2 / 2), exact for long queries too
-        near -= keys.square().sum(dim=1) / 2
-    return near.topk(count).indices
+        likeness -= keys.square().sum(dim=1) / 2
+    return likeness.topk(count).indices
 
 
 def rank_pairs(both: Tensor, first: Tensor, second: Tensor) -> Tensor:
@@ -124,18 +124,13 @@ def add_round_trips(
         table.add("round trip own largest", own[:N] > largest, **axes)
         if has.any():
             hits = (word_of[other.indices[:N]] == word_of[rows, None]).any(dim=1)[has]
-            chance = (other.indices.shape[1] * variants[has] / (V - 1)).clamp(max=1)
+            expected = (other.indices.shape[1] * variants[has] / (V - 1)).clamp(max=1)
             axes = {"token": rows[has].tolist(), "method": way}
             table.add("round trip variant among others", hits, **axes)
-            table.add("round trip variant by chance", chance, **axes)
-        for token, value, near in zip(shown, own[N:], other.indices[N:].tolist(), strict=True):
-            line = [
-                [pieces[token]],
-                way,
-                f"{float(value):.3g}",
-                [pieces[near_token] for near_token in near],
-            ]
-            lines.append(line)
+            table.add("round trip variant by chance", expected, **axes)
+        for token, value, others in zip(shown, own[N:], other.indices[N:].tolist(), strict=True):
+            others = [pieces[number] for number in others]
+            lines.append([[pieces[token]], way, f"{float(value):.3g}", others])
     columns = ("token", "way back", "its own value", "largest others")
     table.say("one-hot to vector and back to tokens", columns, lines)
 
@@ -161,9 +156,9 @@ def add_neighbours(
         )
         table.add("agrees", agreed, query=query, metric=METRICS, prompt=batch.prompt_of)
     lines = [
-        [[piece], metric, checkpoint.words(near)]
+        [[piece], metric, checkpoint.words(tokens)]
         for metric in METRICS
-        for piece, near in zip(
+        for piece, tokens in zip(
             checkpoint.words(shown),
             nearest(both[0, shown], both[0], metric, TOP + 1).tolist(),
             strict=True,
@@ -201,8 +196,8 @@ def _add_histogram(
 ) -> None:
     bars = torch.stack([torch.histogram(values, edges).hist for values in groups])
     unit, middles = "length" if name == "lengths" else "cosine", (edges[1:] + edges[:-1]) / 2
-    places: dict[str, Any] = {axis: labels, unit: middles.tolist()}
-    table.add(name, bars, rows=False, **places)
+    axes: dict[str, Any] = {axis: labels, unit: middles.tolist()}
+    table.add(name, bars, rows=False, **axes)
 
 
 @lens(

@@ -46,7 +46,7 @@ class TokenMoments(NamedTuple):
     def of(
         cls, features: Tensor, tokens: Tensor, vocabulary: int, second: Tensor | None = None
     ) -> "TokenMoments":
-        """Of `(N, ..., F)` features of `(N, ...)` tokens; `second` where it is known already."""
+        """Moments of `(N, ..., F)` features of `(N, ...)` tokens; `second` where it is known."""
         width, device = features.shape[-1], features.device
         total = torch.zeros(vocabulary, width, dtype=torch.float64, device=device)
         for x, y in zip(features.split(PART), tokens.split(PART), strict=True):
@@ -84,10 +84,10 @@ def token_means(moments: TokenMoments, embedding: Tensor) -> tuple[Tensor, Tenso
     """Mean features of each token, `(V, F)`, and the covariance about them, `(F, F)`."""
     E, n, m = embedding.double(), moments.count, moments.mean
     N = n.sum()
-    apart = E - n @ E / N
-    spread = apart.T @ (n[:, None] * apart) / N
-    cross = apart.T @ (moments.total - n[:, None] * m) / N
-    guessed = m + apart @ torch.linalg.solve(_loaded(spread, RIDGE), cross)
+    offsets = E - n @ E / N
+    spread = offsets.T @ (n[:, None] * offsets) / N
+    cross = offsets.T @ (moments.total - n[:, None] * m) / N
+    guessed = m + offsets @ torch.linalg.solve(_loaded(spread, RIDGE), cross)
     means = (moments.total + PRIOR * guessed) / (n + PRIOR)[:, None]
     mixed = moments.total.T @ means
     within = (moments.second - mixed - mixed.T + means.T @ (n[:, None] * means)) / N
@@ -98,9 +98,9 @@ def token_means(moments: TokenMoments, embedding: Tensor) -> tuple[Tensor, Tenso
 def gaussian(moments: TokenMoments, embedding: Tensor) -> Classifier:
     """The Gaussian classifier, every token held equally likely beforehand."""
     (means, within), center = token_means(moments, embedding), moments.mean
-    apart = means - center
-    weight = torch.linalg.solve(_loaded(within, SHRINK), apart.T)
-    bias = -0.5 * (apart * weight.T).sum(dim=1)
+    offsets = means - center
+    weight = torch.linalg.solve(_loaded(within, SHRINK), offsets.T)
+    bias = -0.5 * (offsets * weight.T).sum(dim=1)
     return Classifier(center.float(), weight.float(), bias.float())
 
 
@@ -131,6 +131,6 @@ def calibrated(classify: Classifier, log_share: Tensor, x: Tensor, y: Tensor) ->
     return Classifier(classify.center, factor * classify.weight, factor * classify.bias + log_share)
 
 
-def _loaded(matrix: Tensor, share: float) -> Tensor:
+def _loaded(matrix: Tensor, fraction: float) -> Tensor:
     eye = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
-    return matrix + share * matrix.diagonal().mean() * eye
+    return matrix + fraction * matrix.diagonal().mean() * eye

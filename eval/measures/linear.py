@@ -222,7 +222,7 @@ class ProbeTask:
 
     @property
     def keys(self) -> list[str]:
-        """The rows' keys."""
+        """The keys of the task's rows."""
         return [self._key(offset, kind) for offset in self.offsets for kind in self.kinds]
 
     def run(self, results: Results) -> list[Row]:

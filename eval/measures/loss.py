@@ -39,13 +39,13 @@ class Measurement:
 
     @property
     def keys(self) -> list[str]:
-        """The row's key."""
+        """The key of the one row."""
         question = [self.corpus, self.stories] if self.texts is None else [list(self.texts)]
         question += [] if self.windows == "joined" else [self.windows]
         return [row_key(*self.checkpoint.identity, "loss", *question)]
 
     def run(self, results: Results) -> list[Row]:
-        """One row."""
+        """Measures the loss: one row."""
         from eval.models.memory import windows_at_once
 
         model, context = self.checkpoint.model, self.checkpoint.config.context
@@ -77,7 +77,6 @@ def measure_loss(
     one context of tokens before it, in windows that do not overlap.
 
     Args:
-        checkpoint: the model and its tokenizer.
         corpus: a source that `tokenizer.open_corpus` reads.
         stories: only the first so many; all when not given.
         batch_size: windows sent through the model together; as many as the device's memory bears

@@ -94,12 +94,11 @@ class Checkpoint:
         """
         before = dict(vars(self))
         name = f"{self.meta['name']}, patched {' '.join(patches)}"
+        changed = {"meta": {**self.meta, "name": name, "model_id": None}, "weights": uuid4().hex}
         with patched_sites(self.model, patches):
             self.release()
             vars(self).clear()
-            vars(self).update({field.name: before[field.name] for field in fields(self)})
-            vars(self).update(meta={**self.meta, "name": name, "model_id": None})
-            vars(self).update(weights=uuid4().hex)
+            vars(self).update({field.name: before[field.name] for field in fields(self)} | changed)
             try:
                 yield
             finally:
@@ -140,7 +139,7 @@ class Checkpoint:
 
     @cached_property
     def identity(self) -> tuple[str, int, str]:
-        """Its name, training step and weights, which stand for it in the keys of rows."""
+        """The name, training step and weights, which stand for the model in the keys of rows."""
         return self.meta["name"], int(self.meta.get("step", 0)), self.weights_sha256
 
     def check_layer(self, layer: int) -> None:

@@ -19,7 +19,7 @@ def choose_corpus(checkpoints: "Sequence[Checkpoint]", corpus: str | None) -> st
 
 
 def choose_corpora(checkpoints: "Sequence[Checkpoint]", corpus: str | None) -> list[str]:
-    """Of each model: the corpus that is given, else that of `own_corpus`, said on stderr."""
+    """The corpus of each model: the one given, else that of `own_corpus`, said on stderr."""
     return [corpus] * len(checkpoints) if corpus else _said(list(map(own_corpus, checkpoints)))
 
 

@@ -24,7 +24,6 @@ def rows_at_once(model: LanguageModel, length: int, most: int = 64, gradients: b
     measured once for a model. Rows of a batch do not touch each other.
 
     Args:
-        model: whose sizes and device count.
         length: tokens of a row.
         most: rows on a CPU, at most, as more are no faster; on a GPU `GPU` times as many.
         gradients: whether the scores of rows are differentiated.

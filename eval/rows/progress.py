@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class SoFar:
+class Progress:
     """The answers of the prompts at work; all is empty where a task has just begun.
 
     Attributes:
@@ -36,7 +36,7 @@ class SoFar:
     row: Row | None = None
 
 
-Watcher = Callable[[SoFar], None]
+Watcher = Callable[[Progress], None]
 _WATCHER: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
 
 
@@ -58,7 +58,7 @@ def watched() -> bool:
     return _WATCHER.get() is not None
 
 
-def tell(progress: SoFar) -> None:
+def report_progress(progress: Progress) -> None:
     """Calls the watcher, if there is one."""
     watcher = _WATCHER.get()
     if watcher is not None:

@@ -341,30 +341,37 @@ def find_fault(row: Row) -> str | None:
     """
     if fault := find_misfit(row, KINDS[row["kind"]]):
         return fault
-    lengths: dict[str, tuple[int, int]] = {}  # of lists, as they are and as they must be
     if row["kind"] == "recovery":
-        lengths = {name: (len(row[name]), row["length"]) for name in BY_POSITION}
         counts = {"hidden": row["hidden"], "notes.cut": row["notes"].get("cut", 0)}
         for name, most in (("hidden", row["length"]), ("notes.cut", MOST_POSITIONS)):
             if type(counts[name]) is not int or not 0 <= counts[name] <= most:
                 return f"{name}: {counts[name]!r}, expected 0 to {most}"[:200]
-    elif row["kind"] == "captured":
+    if row["kind"] == "loss" and not all(size > 0 for size in row["parts"]["bytes"]):
+        return "parts.bytes: must be above 0"
+    for name, (values, expected) in _lists(row).items():
+        if len(values) != expected:
+            return f"{name}: {len(values)} entries, expected {expected}"
+    return None
+
+
+def _lists(row: Row) -> dict[str, tuple[list[Any], int]]:
+    """The lists of a row by their names, each with how many entries it must have."""
+    kind = row["kind"]
+    if kind == "recovery":
+        return {name: (row[name], row["length"]) for name in BY_POSITION}
+    if kind == "captured":
         names = ("pieces", "certificates", "grades", "probabilities")
-        lengths = {name: (len(row[name]), len(row["tokens"])) for name in names}
-    elif row["kind"] == "loss":
-        lengths = {"parts": (len(row["parts"]["bytes"]), len(row["parts"]["nats"]))}
-        if not all(size > 0 for size in row["parts"]["bytes"]):
-            return "parts.bytes: must be above 0"
-    elif row["kind"] == "bits":
-        figures = {name: row[name] for name in ("rms", "effect", "effect_sampled")}
-        figures |= {f"margin_bits.{name}": of for name, of in row["margin_bits"].items()}
-        for prior, precisions in row["bits"].items():
-            figures |= {
-                f"bits.{prior}.{precision}.{name}": of
-                for precision, kinds in precisions.items()
-                for name, of in kinds.items()
-            }
-        lengths = {name: (len(of), len(row["distances"])) for name, of in figures.items()}
-    wrong = (name for name, (count, due) in lengths.items() if count != due)
-    name = next(wrong, None)
-    return name and f"{name}: {lengths[name][0]} entries, expected {lengths[name][1]}"
+        return {name: (row[name], len(row["tokens"])) for name in names}
+    if kind == "loss":
+        return {"parts": (row["parts"]["bytes"], len(row["parts"]["nats"]))}
+    if kind != "bits":
+        return {}
+    figures = {name: row[name] for name in ("rms", "effect", "effect_sampled")}
+    figures |= {f"margin_bits.{name}": values for name, values in row["margin_bits"].items()}
+    for prior, precisions in row["bits"].items():
+        figures |= {
+            f"bits.{prior}.{precision}.{name}": values
+            for precision, kinds in precisions.items()
+            for name, values in kinds.items()
+        }
+    return {name: (values, len(row["distances"])) for name, values in figures.items()}

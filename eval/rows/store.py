@@ -99,7 +99,7 @@ class Results:
         return list({row["key"]: row for row in rows}.values())
 
 
-def read_rows(places: Iterable[str | Path]) -> list[Row]:
+def read_rows(sources: Iterable[str | Path]) -> list[Row]:
     """Reads the rows of results directories, or of JSONL or Parquet files, up to a torn last line.
 
     A directory holds one file of rows, or one for each shard, and so do the directories in it; of
@@ -109,7 +109,7 @@ def read_rows(places: Iterable[str | Path]) -> list[Row]:
         RequestError: nothing there, a line that is not a row, or a schema of another version.
     """
     rows: list[Row] = []
-    found = {Path(source): _files(Path(source)) for source in places}
+    found = {Path(source): _files(Path(source)) for source in sources}
     for source, paths in found.items():
         if not paths and not (source.is_dir() and any(found.values())):
             raise RequestError(f"{source}: no results here; give a directory that holds {ROWS}")

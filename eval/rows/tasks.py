@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from eval.drawing.tables import duration_text
 from eval.messages import RequestError, say
-from eval.rows.progress import SoFar, tell, watched
+from eval.rows.progress import Progress, report_progress, watched
 from eval.rows.store import Results, Row
 
 if TYPE_CHECKING:
@@ -39,11 +39,11 @@ class Task(Protocol):
 
     @property
     def keys(self) -> Collection[str]:
-        """Its rows' keys. It is not run where all are there; without keys, it always is."""
+        """The keys of its rows. It is not run where all are there; without keys, it always is."""
         ...
 
     def run(self, results: Results) -> Iterable[Row]:
-        """Its rows, at least those that are not in the results yet.
+        """Gives its rows, at least those that are not in the results yet.
 
         A list is written whole; of anything else each row is, as it comes.
         """
@@ -95,7 +95,7 @@ def answered(
 
 
 def rows_of(tasks: Sequence[Task], results: Results) -> list[Row]:
-    """Those rows of a results directory that answer the tasks, in their order."""
+    """The rows of a results directory that answer the tasks, in their order."""
     rows = {row["key"]: row for row in results.rows()}
     return [rows[key] for key in dict.fromkeys(k for t in tasks for k in t.keys) if key in rows]
 
@@ -106,9 +106,35 @@ def run_tasks(tasks: Sequence[Task], results: Results, what: str, limit: int | N
     Args:
         tasks: those of one model stand together.
         results: as `open_results` gives them.
-        what: is being done, for the progress.
         limit: no more tasks than it takes for so many rows.
     """
+    remaining = _remaining(tasks, results, limit)
+    if remaining and results.refusal:
+        raise RequestError(results.refusal)
+    if not remaining:
+        say(f"{results.directory}: every row is there already")
+    seconds = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES
+    bar = tqdm(remaining, what, disable=watched() or not remaining, mininterval=seconds,
+               delay=seconds, dynamic_ncols=True)  # fmt: skip
+    started = time.monotonic()
+    for task, following in zip(bar, [*remaining[1:], None], strict=False):
+        report_progress(Progress())
+        rows = task.run(results)
+        for batch in [rows] if isinstance(rows, list) else ([row] for row in rows):
+            results.append(batch)
+        if task is remaining[0] and task.keys and not watched():
+            rest = sum(len(task.keys) for task in remaining[1:])
+            expected = (time.monotonic() - started) * rest / len(task.keys)
+            if expected > LONG:
+                duration = duration_text(expected)
+                line = f"{what}: about {duration} for {rest} more rows, by the first"
+                tqdm.write(line, file=sys.stderr)
+        if following and following.checkpoint is not task.checkpoint:
+            task.checkpoint.release()
+
+
+def _remaining(tasks: Sequence[Task], results: Results, limit: int | None) -> list[Task]:
+    """This shard's tasks whose rows are not all there, as many as give `limit` rows."""
     number, count = results.shard
     remaining, rows = [], 0
     for task in tasks[number - 1 :: count]:
@@ -117,26 +143,4 @@ def run_tasks(tasks: Sequence[Task], results: Results, what: str, limit: int | N
         if limit is None or rows < limit:
             remaining.append(task)
         rows += len(task.keys)
-    if remaining and results.refusal:
-        raise RequestError(results.refusal)
-    if not remaining:
-        say(f"{results.directory}: every row is there already")
-    seconds = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES
-    bar = tqdm(remaining, what, disable=watched() or not remaining, mininterval=seconds,
-               delay=seconds, dynamic_ncols=True)  # fmt: skip
-    started, rest = time.monotonic(), sum(len(task.keys) for task in remaining)
-    for task, following in zip(bar, [*remaining[1:], None], strict=False):
-        tell(SoFar())
-        rows = task.run(results)
-        for batch in [rows] if isinstance(rows, list) else ([row] for row in rows):
-            results.append(batch)
-        if task is remaining[0] and task.keys and not watched():
-            rest -= len(task.keys)
-            expected = (time.monotonic() - started) * rest / len(task.keys)
-            if expected > LONG:
-                about = (
-                    f"{what}: about {duration_text(expected)} for {rest} more rows, by the first"
-                )
-                tqdm.write(about, file=sys.stderr)
-        if following and following.checkpoint is not task.checkpoint:
-            task.checkpoint.release()
+    return remaining

@@ -94,7 +94,7 @@ def capture(circuits: Sequence[Circuit], tokens: Tensor) -> list[tuple[Tensor, T
 def capture_beside(
     circuit: Circuit, tokens: Tensor, rivals: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `capture` of one circuit, with the outputs of rivals in each token's place.
+    """Captures one circuit, and the outputs of rivals in each token's place beside it.
 
     The rivals are run among the candidates with which rounding is measured: they cost nothing.
 

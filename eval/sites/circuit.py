@@ -81,21 +81,7 @@ class Circuit:
             self._require_attention()
         if self.part == "final":
             self._require_norm()
-        blocks = [self._block(i) for i in range(self.depth)]
-        whole = any(isinstance(block, WholeBlock) for block in blocks)
-        request = f"part {self.part!r} without {sorted(self.without)}"
-        if whole and (self.part not in WHOLE or self.without - {"mask"}):
-            raise RequestError(
-                f"{request}: of a {self.model.config.mixers[0]} model whole blocks are known, not "
-                f"their parts; use one of {', '.join(WHOLE)}, and leave out nothing"
-            )
-        if "mask" in self.without:
-            for block in blocks:
-                if not hasattr(block.token_mixer, "unmasked"):
-                    raise RequestError(
-                        f"--without mask: a {type(block.token_mixer).__name__} has no mask to leave"
-                        " out; only attention has"
-                    )
+        self._require_parts([self._block(i) for i in range(self.depth)])
 
     @property
     def sites(self) -> tuple[int, ...]:
@@ -140,7 +126,7 @@ class Circuit:
 
     @torch.no_grad()
     def extend(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """As `prefix`, with the site's outputs at the new positions, `(P, T, width)`."""
+        """The site's outputs at the new positions, `(P, T, width)`, and the state of `prefix`."""
         self._require_causal()
         start, after = state.length if state else 0, []
 
@@ -168,7 +154,7 @@ class Circuit:
 
     @cached_property
     def exact(self) -> "Circuit":
-        """The same in float64."""
+        """The circuit in float64."""
         model = self.model.keep("exact", lambda: copy.deepcopy(self.model).double())
         return replace(self, model=model)
 
@@ -188,7 +174,7 @@ class Circuit:
         return self.model.keep("pseudo-inverse", lambda: torch.linalg.pinv(self.vocabulary))
 
     def unrotated(self, values: Tensor) -> tuple["Circuit", Tensor]:
-        """Of rotated keys `(B, T, width)` the keys before, and their site; else as it is.
+        """The site before the rotation, and its keys from rotated ones; other sites as they are.
 
         A turn changes no distance, and before it all positions are alike.
         """
@@ -235,6 +221,21 @@ class Circuit:
                 f"part 'final': no norm stands behind the last layer of this "
                 f"{self.model.config.mixers[0]} model; use block"
             )
+
+    def _require_parts(self, blocks: Sequence[Block]) -> None:
+        whole = any(isinstance(block, WholeBlock) for block in blocks)
+        if whole and (self.part not in WHOLE or self.without - {"mask"}):
+            raise RequestError(
+                f"part {self.part!r} without {sorted(self.without)}: of a "
+                f"{self.model.config.mixers[0]} model whole blocks are known, not their parts; use "
+                f"one of {', '.join(WHOLE)}, and leave out nothing"
+            )
+        for block in blocks if "mask" in self.without else ():
+            if not hasattr(block.token_mixer, "unmasked"):
+                raise RequestError(
+                    f"--without mask: a {type(block.token_mixer).__name__} has no mask to leave"
+                    " out; only attention has"
+                )
 
     def _require_causal(self) -> None:
         if not self.causal:
@@ -324,15 +325,13 @@ def join(circuits: Sequence[Circuit]) -> tuple[Circuit, Callable[[Tensor], list[
     The function beside it cuts its `(..., width)` outputs into those of each.
     """
     layers = sorted({layer for circuit in circuits for layer in circuit.sites})
-    places = [[layers.index(layer) for layer in circuit.sites] for circuit in circuits]
+    numbers = [[layers.index(layer) for layer in circuit.sites] for circuit in circuits]
 
     def cut(outputs: Tensor) -> list[Tensor]:
         parts = outputs.chunk(len(layers), dim=-1)
         return [
-            parts[indices[0]]
-            if len(indices) == 1
-            else torch.cat([parts[i] for i in indices], dim=-1)
-            for indices in places
+            parts[own[0]] if len(own) == 1 else torch.cat([parts[i] for i in own], dim=-1)
+            for own in numbers
         ]
 
     return replace(circuits[0], layers=tuple(layers)), cut

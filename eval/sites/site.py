@@ -61,7 +61,7 @@ def choose_layers(checkpoint: Checkpoint, words: Sequence[int | str]) -> list[tu
 
 
 def choose_single_layers(checkpoint: Checkpoint, words: Sequence[int | str]) -> list[int]:
-    """As `choose_layers`, of a question that cannot be asked of joined layers."""
+    """The layers of `--layers` for a question that cannot be asked of joined ones."""
     chosen = choose_layers(checkpoint, words)
     for layers in chosen:
         if len(layers) > 1:

@@ -104,7 +104,7 @@ class Slice:
         return self.stop_of(length) - len(self.positions(length))
 
     def __str__(self) -> str:
-        """The notation."""
+        """The slice in its notation."""
         channels = _range(self.low, self.high) if (self.low, self.high) != (0, None) else ":"
         ranges = ((self.start, self.stop), *self.more)
         return f"[:, {'+'.join(_range(*bounds) for bounds in ranges)}, {channels}]"

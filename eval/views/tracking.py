@@ -16,7 +16,7 @@ from typing import Any
 
 from arch.storage.files import read_json, write_text
 from eval.analysis.frame import Frame, frame
-from eval.analysis.summary import SAMPLED, Record, summarise, wide
+from eval.analysis.summary import SAMPLED, Record, summarise, summary_records
 from eval.drawing.tables import to_csv
 from eval.lenses.headlines import headlines
 from eval.messages import RequestError, say
@@ -26,7 +26,6 @@ from eval.rows.schema import Row
 from eval.views.comparison.gather import read_settings
 from eval.views.comparison.table import FIGURES, checkpoint_records
 
-MODES = ("offline", "online")
 STEP, TOKENS = "checkpoint_step", "tokens_seen"
 """The x axes."""
 LENGTHS = ("hidden", "observed")
@@ -48,8 +47,7 @@ def track_results(
 
     Args:
         directory: the results directory; holds the runs' ids and the offline files.
-        page: the HTML page made of them, if there is one.
-        mode: one of `MODES`.
+        mode: offline or online.
         project: W&B's name for a collection of runs.
 
     Raises:
@@ -61,12 +59,12 @@ def track_results(
     ids = []
     with _files_in(Path(directory).resolve() / "wandb", mode):
         for model, label in labels(rows).items():
-            kept = [row for row in rows if row["checkpoint"]["model_id"] == model]
-            run = _open_run(Path(directory), mode, project, label, kept)
+            of_model = [row for row in rows if row["checkpoint"]["model_id"] == model]
+            run = _open_run(Path(directory), mode, project, label, of_model)
             try:
                 if mode == "online":
-                    _link(run, kept)
-                _log(run, kept, page)
+                    _link(run, of_model)
+                _log(run, of_model, page)
             except BaseException:
                 run.finish(exit_code=1)
                 raise
@@ -112,7 +110,7 @@ def every_figure(rows: Sequence[Row], lines: Frame) -> list[Record]:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """As a cell of a table: nothing for what is not known, and a corpus by its label."""
+    """A value as a cell of a table: None for what is not known, and a corpus by its label."""
     if value is None or value != value:
         return None
     return corpus_label(value) if name == "corpus" else value
@@ -222,7 +220,7 @@ def _log(run: Any, rows: list[Row], page: str | Path | None) -> None:
     recoveries = lines[lines["kind"] == "recovery"]
     if len(recoveries):
         with files.new_file("summary.csv") as file:
-            file.write(to_csv(wide(recoveries)))
+            file.write(to_csv(summary_records(recoveries)))
     if page is not None:
         run.log({"page": wandb.Html(Path(page).read_text(encoding="utf-8"), inject=False)})
         files.add_file(str(page), "page.html")

@@ -81,7 +81,7 @@ def measure(options: argparse.Namespace) -> bench.Pages:
 
 
 def _problem(subject: Subject, prompts: int, length: int, hidden: int = 0) -> Problem:
-    """Its read-backs are fitted anew for each call."""
+    """The problem of a subject, whose read-backs are fitted anew for each call."""
     circuit = Circuit(subject.model, len(subject.model.blocks))
 
     def readbacks(circuits: list[Circuit]) -> list[ReadBack]:
@@ -92,7 +92,7 @@ def _problem(subject: Subject, prompts: int, length: int, hidden: int = 0) -> Pr
     return pose(circuit, outputs, rounding, Slice(hidden), readbacks=readbacks)
 
 
-def _chance(count: int) -> list[torch.Generator]:
+def _generators(count: int) -> list[torch.Generator]:
     return [torch.Generator().manual_seed(p) for p in range(count)]
 
 
@@ -101,11 +101,11 @@ def batched(subject: Subject, options: argparse.Namespace) -> str:
     problem = _problem(subject, 64, 16)
 
     def together() -> None:
-        descent(problem, _chance(64), steps=STEPS)
+        descent(problem, _generators(64), steps=STEPS)
 
     def one_by_one() -> None:  # eight of them: the others cost the same
         for p in range(8):
-            descent(problem.of([p]), _chance(1), steps=STEPS)
+            descent(problem.of([p]), _generators(1), steps=STEPS)
 
     fast, slow = _fastest([together, one_by_one], options)
     return f"{8 * slow / fast:.1f}"
@@ -145,7 +145,7 @@ def hidden(subject: Subject, options: argparse.Namespace) -> str:
     """Seconds for three hidden tokens of 24, nothing given, of prompts searched together."""
     tokens = subject.tokens[: options.prompts, :24]
     problem, started = _problem(subject, len(tokens), 24, hidden=3), time.perf_counter()
-    answers = alternating(problem, _chance(len(tokens)))
+    answers = alternating(problem, _generators(len(tokens)))
     seconds = (time.perf_counter() - started) / len(tokens)
     right = sum(a.tokens.equal(t) for a, t in zip(answers, tokens, strict=True))
     evaluations = statistics.median(answer.evaluations for answer in answers)

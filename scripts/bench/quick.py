@@ -59,7 +59,7 @@ def main(words: list[str] | None = None) -> int:
     parser.set_defaults(turn=0.5, rounds=20)  # seconds; at most
     work, errors = partial(measure, rows=rows), (evals.RequestError, RunError, CorpusError)
     code = bench.run("quick", bench.parse(parser, words), work, *errors, stem="quick")
-    return code or int(any(not one["result"].startswith("ok") for one in rows))
+    return code or int(any(not entry["result"].startswith("ok") for entry in rows))
 
 
 def measure(options: argparse.Namespace, rows: list[Row]) -> bench.Pages:
@@ -139,13 +139,13 @@ def fitted(
     model = endless("flat", data, folder, options.device, **{"model.context": length}).model
     race = Race("flat", model, max(1, options.tokens // length), ways)
     found = run_race(race, data, folder, until, options, fewest=14, ready=test.wait)
-    ratios = [one["ratio"] for one in found if one["contender"] != TRITON and one["ratio"]]
-    for one in found:
-        way, failed = one["contender"], one["failed"]
-        figures = {"tokens/s": one["tokens"], "least": one["least"], "most": one["most"]}
-        figures["memory, GiB"] = one["memory"] / 2**30
+    ratios = [entry["ratio"] for entry in found if entry["contender"] != TRITON and entry["ratio"]]
+    for entry in found:
+        way, failed = entry["contender"], entry["failed"]
+        figures = {"tokens/s": entry["tokens"], "least": entry["least"], "most": entry["most"]}
+        figures["memory, GiB"] = entry["memory"] / 2**30
         figures |= {"gain": min(ratios) - 1} if way == TRITON and ratios else {}
-        result = f"failed: {failed}" if failed else f"ok: {one['turns']} turns"
+        result = f"failed: {failed}" if failed else f"ok: {entry['turns']} turns"
         yield row("fit", way, result, T=length, **({} if failed else figures))
 
 
@@ -164,15 +164,15 @@ def inverted(folder: Path, device: torch.device) -> Row:
     model = LanguageModel(ModelConfig(4096, context=64, d_model=256, n_layers=4)).eval()
     tokenizer = (folder / "tokenizer.json").read_text()
     saved = save_model(folder / "model", model, tokenizer, {"name": "flat", "step": 0})
-    asked: Any = {"text": TEXT, "layers": "last", "solvers": "sweep", "corpus": "toy"}
-    (found,) = evals.invert(open_checkpoint(saved, device), **asked).rows
+    request: Any = {"text": TEXT, "layers": "last", "solvers": "sweep", "corpus": "toy"}
+    (found,) = evals.invert(open_checkpoint(saved, device), **request).rows
     result = f"ok: {TEXT}" if found["exact"] else f"wrong: {''.join(found['found_text'])}"
     return row("invert", "a prompt, from the last layer", result)
 
 
 def verdict(rows: list[Row]) -> str:
     """What the rule says of the lengths measured so far."""
-    gains = {one["T"]: one["gain"] for one in rows if one["gain"] is not None}
+    gains = {entry["T"]: entry["gain"] for entry in rows if entry["gain"] is not None}
     said = [f"{gains[T]:+.1%} at T = {T:,}" if T in gains else f"T = {T:,} unknown" for T in RULE]
     enough = any(gains.get(length, -1.0) >= least for length, least in RULE.items())
     return f"**{'triton' if enough else 'dense'}** ({', '.join(said)})"
@@ -187,7 +187,7 @@ def quick_page(rows: list[Row], options: argparse.Namespace) -> str:
             return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
         return "" if value is None else value
 
-    cells = [[shown(value) for value in one.values()] for one in rows]
+    cells = [[shown(value) for value in entry.values()] for entry in rows]
     return (
         f"# A first look at a GPU\n\nMeasured by `{options.command}`\n"
         f"on {bench.hardware(options, 'triton', 'lightning')}.\n\n"

@@ -6,8 +6,6 @@ with --out DIR it is written there too, as NAME-DEVICE.md, and its rows as NAME-
 
 import argparse
 import contextlib
-import csv
-import io
 import os
 import platform
 import random
@@ -22,6 +20,7 @@ import torch
 
 from arch import ModelError
 from arch.storage.files import write_text
+from eval.drawing.tables import to_csv
 
 Pages = Iterable[tuple[str, Sequence[dict[str, Any]]]]
 """A page and its rows, anew whenever there is more."""
@@ -156,12 +155,3 @@ def table(titles: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
     lines = [titles, ["---"] * len(titles), *rows]
     cells = ([str(cell).replace("|", "\\|") for cell in line] for line in lines)
     return "".join(f"| {' | '.join(line)} |\n" for line in cells)
-
-
-def to_csv(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows of the same fields as CSV."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()

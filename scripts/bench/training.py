@@ -73,7 +73,7 @@ class Race(NamedTuple):
 
     @property
     def size(self) -> str:
-        """In words."""
+        """The model's sizes in words."""
         m = self.model
         return (
             f"d={m.d_model} n={m.n_layers} T={m.context}, {self.batch} windows a step,"
@@ -90,7 +90,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 def read_flags(words: list[str] | None) -> argparse.Namespace:
-    """What a race is told."""
+    """Reads the flags of a race."""
     parser, natural = bench.parser(__doc__), bench.natural
     add = parser.add_argument
     add("--only", nargs="+", choices=[*PEERS], default=[*PEERS], help="races")
@@ -150,41 +150,42 @@ def measure(options: argparse.Namespace, rows: list[dict[str, Any]]) -> bench.Pa
 
 
 def run_race(
-    one: Race, data: Path, folder: Path, until: float, options: argparse.Namespace, **more: Any
+    contest: Race, data: Path, folder: Path, until: float, options: argparse.Namespace, **more: Any
 ) -> list[dict[str, Any]]:
     """The rows of a race on packed data, within `folder`; `more` is for `turns.race`."""
-    print(f"{one.name}: {one.size} ...", file=sys.stderr, flush=True)
+    print(f"{contest.name}: {contest.size} ...", file=sys.stderr, flush=True)
     entrants: list[Entrant] = []
     try:
-        for number, contender in enumerate(one.contenders.values()):
+        for number, contender in enumerate(contest.contenders.values()):
             directory = folder / str(number)
             directory.mkdir(parents=True)
             about = (options.device, contender.precision, contender.compiled, data, directory)
             start = (options.device, options.threads, directory / "log", contender.work)
-            work = Training(one.model, one.batch, *about)
+            work = Training(contest.model, contest.batch, *about)
             entrants.append(Entrant(*start, work, *contender.arguments))
         race(entrants, options.turn, until, (min(3, options.rounds), options.rounds), **more)
     finally:
         for entrant in entrants:
             entrant.end()
-    return [*figures(one, entrants)]
+    return [*figures(contest, entrants)]
 
 
-def figures(one: Race, entrants: list[Entrant]) -> Iterator[dict[str, Any]]:
+def figures(contest: Race, entrants: list[Entrant]) -> Iterator[dict[str, Any]]:
     """The row of each contender: tokens and FLOP/s are medians over its turns, ratios over rounds.
 
     A ratio is our tokens a second over its, by the clock, and by processor time as `ratio_work`.
     """
-    flops = describe(one.model).cost.training_flops
+    flops = describe(contest.model).cost.training_flops
     ours = entrants[0].readings
-    for (name, contender), entrant in zip(one.contenders.items(), entrants, strict=True):
+    for (name, contender), entrant in zip(contest.contenders.items(), entrants, strict=True):
         row: dict[str, Any] = dict.fromkeys(FIELDS, 0.0)
-        row |= {"race": one.name, "size": one.size, "contender": name}
+        row |= {"race": contest.name, "size": contest.size, "contender": name}
         row |= {"precision": contender.precision, "failed": entrant.failed}
         if entrant.failed is not None or not entrant.readings:
             yield row | {"failed": entrant.failed or "no turn was timed"}
             continue
-        speeds = [one.batch * one.model.context * t.steps / t.seconds for t in entrant.readings]
+        tokens = contest.batch * contest.model.context
+        speeds = [tokens * turn.steps / turn.seconds for turn in entrant.readings]
         row |= {"turns": len(speeds), "memory": max(turn.memory for turn in entrant.readings)}
         row |= {"tokens": median(speeds), "least": min(speeds), "most": max(speeds)}
         row["flops"] = median(speeds) * flops

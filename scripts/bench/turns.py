@@ -25,7 +25,7 @@ ANSWER_TIMEOUT = 240.0  # seconds that a contender may take to answer, compilati
 
 
 class Turn(NamedTuple):
-    """What a turn took.
+    """What one turn of a contender took.
 
     Steps that counted; seconds by the clock, and of all processor threads; bytes at the peak so far
     of the GPU (by PyTorch) or of the process.

@@ -291,7 +291,7 @@ def print_table(rows: Any) -> Any:
     print(f"H1: {len(moderate)} of {(~secret).sum()} combinations are moderate", moderate)
     print(f"H2: exact at least {means[secret].exact.min():.1f} % in {secret.sum()} combinations")
     for model, of in means[means.defence.isin(["noise", "shaped"])].groupby("model"):
-        bits = {kind: _bits_at(part) for kind, part in of.groupby("defence")}
+        bits = {kind: _bits_at(part, 0.1) for kind, part in of.groupby("defence")}
         print(f"H3: {model}: {bits}")
     print("H4:", graded)
     return means
@@ -329,7 +329,7 @@ def draw(means: Any) -> Any:
     return alt.vconcat(*rows)
 
 
-def _bits_at(part: Any, kl: float = 0.1) -> float:
+def _bits_at(part: Any, kl: float) -> float:
     import numpy as np
 
     part = part.sort_values("kl")

@@ -60,8 +60,8 @@ def bits_of(
     """The bits of candidates' outputs `(V, S, width)` about the one that is true, by precision."""
     truth, reported = outputs[number], design["distances"]
     rms = truth.square().mean(dim=-1).sqrt()
-    chance = torch.Generator().manual_seed(index)
-    noise = torch.randn(design["draws"], *truth.shape, generator=chance)
+    generator = torch.Generator().manual_seed(index)
+    noise = torch.randn(design["draws"], *truth.shape, generator=generator)
     uniform, bits = torch.full((1, len(outputs)), 1 / len(outputs)), {}
     evidence = noise_evidence(truth - outputs, noise)
     for level in design["noise"]:

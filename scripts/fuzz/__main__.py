@@ -25,6 +25,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
+from itertools import count
 from pathlib import Path
 
 from scripts.fuzz.doors import DOORS, make_bases, mutant
@@ -161,7 +162,7 @@ def _explorer(bases: Path) -> int:
     return at.getsockname()[1]
 
 
-def _work(names: list[str], bases: Path, first: int, step: int) -> None:
+def _work(names: list[str], bases: Path, first: int) -> None:
     """Tries mutants without end, a line of JSON for each, before and after."""
     stdout = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # libraries that are not Python's print there
@@ -169,13 +170,11 @@ def _work(names: list[str], bases: Path, first: int, step: int) -> None:
         for name in names:  # libraries take memory when they are first used
             try_mutant(name, bases, -1, Path(folder) / "valid")
         resource.setrlimit(resource.RLIMIT_AS, (_address_space() + ROOM, resource.RLIM_INFINITY))
-        number = first
-        while True:
+        for number in count(first):
             for name in names:
                 print(json.dumps([name, number]), file=stdout, flush=True)
                 ended, said = try_mutant(name, bases, number, Path(folder) / "mutant")
                 print(json.dumps([name, number, ended, said[-4000:]]), file=stdout, flush=True)
-            number += step
 
 
 def _address_space() -> int:
@@ -184,20 +183,12 @@ def _address_space() -> int:
 
 
 def outcomes(
-    names: list[str], bases: Path, seconds: float, first: int = 0, step: int = 1
+    names: list[str], bases: Path, seconds: float, first: int = 0
 ) -> Iterator[tuple[str, int, str, str]]:
     """Door, number, end and words of each mutant, tried in a process that is replaced."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        words = [
-            sys.executable,
-            "-m",
-            "scripts.fuzz",
-            "--worker",
-            str(bases),
-            str(first),
-            str(step),
-        ]
+        words = [sys.executable, "-m", "scripts.fuzz", "--worker", str(bases), str(first)]
         with subprocess.Popen([*words, "--doors", *names], stdout=subprocess.PIPE) as worker:
             assert worker.stdout
             at, known = (names[0], first), False
@@ -214,7 +205,7 @@ def outcomes(
                 if found:
                     yield name, number, *found
             worker.kill()
-        first = at[1] + step
+        first = at[1] + 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -225,15 +216,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--doors", nargs="+", choices=DOORS, default=list(DOORS), metavar="DOOR", help="which")
     add("--first", type=int, default=0, metavar="N", help="number of the first mutant")
     add("--keep", metavar="DIR", help="where mutants that fail are kept")
-    add("--worker", nargs=3, help=argparse.SUPPRESS)
+    add("--worker", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.worker:
-        place, first, step = options.worker
-        _work(options.doors, Path(place), int(first), int(step))
+        folder, first = options.worker
+        _work(options.doors, Path(folder), int(first))
     counts: dict[str, Counter[str]] = {name: Counter() for name in options.doors}
     failed = Counter[str]()
-    with tempfile.TemporaryDirectory() as place:
-        bases = Path(place) / "bases"
+    with tempfile.TemporaryDirectory() as temporary:
+        bases = Path(temporary) / "bases"
         bases.mkdir()
         make_bases(bases)
         seconds = 60 * options.minutes
@@ -252,8 +243,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     (folder / "outcome.txt").write_text(said)
     kinds = ("answer", "refusal", "traceback", "message", "hang", "memory", "crash")
     print(f"{'door':24}" + "".join(f"{kind:>11}" for kind in kinds))
-    for name, count in counts.items():
-        print(f"{name:24}" + "".join(f"{count[kind]:>11,}" for kind in kinds))
+    for name, ends in counts.items():
+        print(f"{name:24}" + "".join(f"{ends[kind]:>11,}" for kind in kinds))
     total = sum(counts.values(), Counter[str]())
     print(f"{'all':24}" + "".join(f"{total[kind]:>11,}" for kind in kinds))
     return int(total.total() > total["answer"] + total["refusal"])

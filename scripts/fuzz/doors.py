@@ -70,7 +70,7 @@ DOORS = {
 }  # fmt: skip
 
 
-def make_bases(place: Path) -> None:
+def make_bases(folder: Path) -> None:
     """Makes the valid files in a folder, about 1 MB: models, captured outputs, rows, stories."""
     import numpy as np
     import torch
@@ -85,37 +85,37 @@ def make_bases(place: Path) -> None:
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"vocab_size": 300, "context": 32, "d_model": 16, "n_layers": 2}
     flat = LanguageModel(ModelConfig(**sizes, mixers=("flat",))).eval()
-    save_model(place / "own" / "model", flat, tokenizer, {"name": "flat", "step": 10})
+    save_model(folder / "own" / "model", flat, tokenizer, {"name": "flat", "step": 10})
     parts: dict[str, Any] = {
         "channel_mixer": "swiglu",
         "norm": "rmsnorm",
         "mixers": ("attention(heads=2)",),
     }
     llama = LanguageModel(ModelConfig(**sizes, **parts, tied=False)).eval()
-    export_transformers(place / "hf", llama, tokenizer)
-    export_hub(place / "hub", flat, tokenizer, {"name": "flat", "step": 10})
-    _make_samples(place / "samples")
-    (place / "gguf").mkdir()
-    _write_gguf(place / "gguf" / "model.gguf", llama, json.loads(tokenizer))
+    export_transformers(folder / "hf", llama, tokenizer)
+    export_hub(folder / "hub", flat, tokenizer, {"name": "flat", "step": 10})
+    _make_samples(folder / "samples")
+    (folder / "gguf").mkdir()
+    _write_gguf(folder / "gguf" / "model.gguf", llama, json.loads(tokenizer))
     tokens = torch.tensor([[9, 40, 100, 77, 5, 280]])
     with torch.no_grad():
         outputs = flat.hidden(flat.embed(tokens), 1)
-    captured = place / "captured"
+    captured = folder / "captured"
     captured.mkdir()
     save_file({"block.1": outputs[0].contiguous()}, captured / "c.safetensors")
     np.save(captured / "c.npy", outputs[0].numpy())
     np.savez(captured / "c.npz", states=outputs[0].numpy())
-    (place / "packed").parent.mkdir(exist_ok=True)
-    (place / "tokenizer.json").write_text(tokenizer)
-    pack("toy:60", place / "tokenizer.json", place / "packed")
-    _make_texts(place)
-    model = str(place / "own" / "model")
+    (folder / "packed").parent.mkdir(exist_ok=True)
+    (folder / "tokenizer.json").write_text(tokenizer)
+    pack("toy:60", folder / "tokenizer.json", folder / "packed")
+    _make_texts(folder)
+    model = str(folder / "own" / "model")
     ask = ["invert", model, "--text", "Tom ran.", "--solvers", "sweep", "--layers", "all"]
-    _silent(["eval", *ask, "--corpus", "toy:60", "--out", str(place / "rows")])
-    _silent(["eval", "loss", model, "--corpus", "toy:60", "--out", str(place / "rows")])
+    _silent(["eval", *ask, "--corpus", "toy:60", "--out", str(folder / "rows")])
+    _silent(["eval", "loss", model, "--corpus", "toy:60", "--out", str(folder / "rows")])
 
 
-def _make_samples(place: Path) -> None:
+def _make_samples(folder: Path) -> None:
     """Samples of lm-eval of two models."""
     lines = (
         {"doc_id": n, "doc_hash": f"{n:064x}", "metrics": ["bits_per_byte", "acc"],
@@ -124,24 +124,24 @@ def _make_samples(place: Path) -> None:
     )  # fmt: skip
     text = "".join(json.dumps(line) + "\n" for line in lines)
     for model in ("a", "b"):
-        (place / model).mkdir(parents=True)
-        (place / model / SAMPLES).write_text(text)
+        (folder / model).mkdir(parents=True)
+        (folder / model / SAMPLES).write_text(text)
 
 
-def _make_texts(place: Path) -> None:
+def _make_texts(folder: Path) -> None:
     import pandas
 
-    for folder in ("recipe", "text", "request"):
-        (place / folder).mkdir()
+    for name in ("recipe", "text", "request"):
+        (folder / name).mkdir()
     recipe = Path(__file__).parents[2] / "train" / "configs" / "demo.yaml"
-    (place / "recipe" / "r.yaml").write_text(recipe.read_text())
-    (place / "recipe" / "suite.yaml").write_text(
+    (folder / "recipe" / "r.yaml").write_text(recipe.read_text())
+    (folder / "recipe" / "suite.yaml").write_text(
         "shown: {layers: all, slices: '[:, 0:, :]', solvers: [sweep, adam], count: 2, length: 4}\n"
         "hidden: {layers: [1, '1+2'], slices: '[:, 1:, :]', solvers: chance, seeds: [0, 1]}\n"
     )
     stories = [f"Story {n}. The dog ran home, and Anna said hello." for n in range(60)]
     table = pandas.DataFrame({"text": stories, "number": range(60)})
-    text = place / "text"
+    text = folder / "text"
     table.to_json(text / "stories.jsonl", orient="records", lines=True)
     table.to_parquet(text / "stories.parquet")
     table.to_csv(text / "stories.csv", index=False)
@@ -154,7 +154,7 @@ def _make_texts(place: Path) -> None:
         data = json.dumps(body).encode()
         head = f"POST /{name} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         head += f"Connection: close\r\nContent-Length: {len(data)}\r\n\r\n"
-        (place / "request" / f"{name}.http").write_bytes(head.encode() + data)
+        (folder / "request" / f"{name}.http").write_bytes(head.encode() + data)
 
 
 def _write_gguf(path: Path, model, tokenizer) -> None:
@@ -198,11 +198,11 @@ def _write_gguf(path: Path, model, tokenizer) -> None:
 
 def mutant(door: Door, bases: Path, number: int, folder: Path) -> Path:
     """Writes mutant `number` of a door into a new folder, -1 for the valid file; its file."""
-    chance = random.Random(f"{door} {number}")
+    rng = random.Random(f"{door} {number}")
     shutil.copytree(bases / door.base, folder)
     path = folder / door.file
     if number >= 0:
-        path.write_bytes(MUTATORS[door.mutator](path.read_bytes(), chance))
+        path.write_bytes(MUTATORS[door.mutator](path.read_bytes(), rng))
     if door.file == "model/tokenizer.json":  # whose hash is that of the mutant
         import hashlib
 

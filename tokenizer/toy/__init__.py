@@ -35,11 +35,11 @@ class Plot(NamedTuple):
 
 
 class Library(NamedTuple):
-    """The text files; `kept` names the words that stay the same through a story."""
+    """The text files; `constant` names the words that stay the same through a story."""
 
     cast: dict[str, list[str]]
     words: dict[str, list[str]]
-    kept: set[str]
+    constant: set[str]
     plots: dict[str, list[Plot]]
 
 
@@ -68,7 +68,7 @@ class _Story:
     def __init__(self, rng: Random, library: Library) -> None:
         self.rng = rng
         self.library = library
-        self.kept: dict[str, str] = {}  # what stays as it is through the story
+        self.constant: dict[str, str] = {}  # what stays as it is through the story
         self.last: dict[str, str] = {}  # the latest word of each list, not to be repeated at once
 
     def write(self) -> str:
@@ -82,37 +82,39 @@ class _Story:
 
     def _choose_cast(self, hero: str) -> None:
         """Choose who is in the story and where it happens."""
-        cast, kept = self.library.cast, self.kept
+        cast, fixed = self.library.cast, self.constant
         names = [(name, "she") for name in cast["girls"]] + [(name, "he") for name in cast["boys"]]
         for number, role in ("", "hero"), ("2", "friend_name"):
             name, he = self._pick(names)
-            while name in kept.values():
+            while name in fixed.values():
                 name, he = self._pick(names)
-            kept[role] = name
-            kept[f"boy{number}"] = "boy" if he == "he" else "girl"
+            fixed[role] = name
+            fixed[f"boy{number}"] = "boy" if he == "he" else "girl"
             if hero == "animal":
                 first = 3 * self._index(len(cast["animals"]) // 3)
                 kind, home, feature = cast["animals"][first : first + 3]
-                kept |= {f"home{number}": home, f"feature{number}": feature, f"boy{number}": kind}
+                fixed |= {f"home{number}": home, f"feature{number}": feature, f"boy{number}": kind}
             self._keep_pronouns(number, he)
-        kind = f" the {kept['boy2']}" if hero == "animal" else ""
-        kept["friend"] = f"{kept['his']} friend {kept['friend_name']}{kind}"
+        kind = f" the {fixed['boy2']}" if hero == "animal" else ""
+        fixed["friend"] = f"{fixed['his']} friend {fixed['friend_name']}{kind}"
         elders = [elder.split() for elder in cast["elders"]]
         if "(parent)" in self.plot.title:
             elders = [elder for elder in elders if elder[1] in ("Mom", "Dad")]
-        elder, kept["mom"], he = self._pick(elders)
-        kept["elder"] = f"{kept['his']} {elder}"
+        elder, fixed["mom"], he = self._pick(elders)
+        fixed["elder"] = f"{fixed['his']} {elder}"
         self._keep_pronouns("3", he)
-        kept["neighbor"] = self._pick(cast["neighbors"])
-        kept["man4"], he = ("man", "he") if kept["neighbor"].startswith("Mr.") else ("woman", "she")
+        fixed["neighbor"] = self._pick(cast["neighbors"])
+        fixed["man4"], he = (
+            ("man", "he") if fixed["neighbor"].startswith("Mr.") else ("woman", "she")
+        )
         self._keep_pronouns("4", he)
-        kept["in_place"] = self._pick(cast["places"])
-        kept["the_place"] = kept["in_place"][kept["in_place"].index("the ") :]
-        kept["to_place"] = f"to {kept['the_place']}"
+        fixed["in_place"] = self._pick(cast["places"])
+        fixed["the_place"] = fixed["in_place"][fixed["in_place"].index("the ") :]
+        fixed["to_place"] = f"to {fixed['the_place']}"
 
     def _keep_pronouns(self, number: str, he: str) -> None:
         forms = zip(PRONOUNS["he"], PRONOUNS[he], strict=True)
-        self.kept.update((name + number, form) for name, form in forms)
+        self.constant.update((name + number, form) for name, form in forms)
 
     def _fill(self, line: str) -> str:
         """Put words for the names `{name}`, and choose among choices `[one|the other]`."""
@@ -129,20 +131,20 @@ class _Story:
         return text
 
     def _word(self, key: str) -> str:
-        if key in self.kept:
-            word = self.kept[key]
+        if key in self.constant:
+            word = self.constant[key]
             if key in ("friend", "friend_name"):  # introduced once is enough
-                self.kept["friend"] = self.kept["friend_name"]
+                self.constant["friend"] = self.constant["friend_name"]
             return word
         name = key.rstrip("0123456789")
         lines = self.plot.words.get(name) or self.library.words[name]
-        keeps = name in self.plot.words or name in self.library.kept
-        taken = self.kept.values() if keeps else (self.last.get(name),)
+        stays = name in self.plot.words or name in self.library.constant
+        taken = self.constant.values() if stays else (self.last.get(name),)
         word = self._fill(self._pick(lines))
         for _ in range(3):
             if word in taken:
                 word = self._fill(self._pick(lines))
-        (self.kept if keeps else self.last)[key if keeps else name] = word
+        (self.constant if stays else self.last)[key if stays else name] = word
         return word
 
     def _pick(self, items: Sequence[Item]) -> Item:
@@ -169,13 +171,13 @@ def _plural(word: str) -> str:
 @cache
 def library() -> Library:
     """Read the text files."""
-    cast, kept, fresh = (_words(body)[0] for _, body in _sections("words.txt"))
-    words = kept | fresh | {plot.title: plot.beats[0] for plot in _plots("parts.txt")}
+    cast, constant, changing = (_words(body)[0] for _, body in _sections("words.txt"))
+    words = constant | changing | {plot.title: plot.beats[0] for plot in _plots("parts.txt")}
     plots = {
         hero: [plot for plot in _plots("plots.txt") if f"({other})" not in plot.title]
         for hero, other in (("child", "animal"), ("animal", "child"))
     }
-    return Library(cast, words, set(kept), plots)
+    return Library(cast, words, set(constant), plots)
 
 
 @cache

@@ -24,8 +24,6 @@ def write_card(
     """The text of a model card; what is not known of the model is left out.
 
     Args:
-        config: of the model.
-        parameters: how many it has.
         meta: its provenance, as meta.json holds it.
         address: where users find it: a repository of the hub, or the directory's name.
         license: a licence by the hub's name, as `mit`.

@@ -43,9 +43,7 @@ def export_hub(
     there is replaced; atomic either way.
 
     Args:
-        directory: to be written.
         model: of built-in mixers.
-        tokenizer_json: its tokenizer.
         meta: its provenance, as meta.json holds it.
         address: where the card's users find it, OWNER/NAME; the directory's name when not given.
         license: for the card, by the hub's name.

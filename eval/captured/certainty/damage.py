@@ -34,10 +34,10 @@ def search_behind(problem: Problem, tokens: Tensor, damaged: int) -> Tensor | No
         guesses = torch.cat([guesses, scores.topk(min(GUESSED, len(scores))).indices])
     versions = torch.cat([tokens[:damaged].repeat(len(guesses), 1), guesses[:, None]], dim=1)
     behind = problem.showing(slice(next_one, next_one + 1), damaged + 2)
-    paths = Reading([behind.of([0] * len(guesses))], readbacks, *TRIED).together(versions)
-    good, away = paths.good[0, :, 0], paths.apart[0, :, 0]
+    paths = Reading([behind.of([0] * len(guesses))], readbacks, *TRIED).search_together(versions)
+    good, away = paths.good[0, :, 0], paths.distances[0, :, 0]
     if not bool(good.any()):
         return None
     given = versions[int(away.masked_fill(~good, torch.inf).argmin())][None]
-    rest = Reading([problem.showing(slice(next_one, None))], readbacks, *TRIED).together(given)
-    return rest.path[0]
+    rest = Reading([problem.showing(slice(next_one, None))], readbacks, *TRIED)
+    return rest.search_together(given).path[0]

@@ -59,18 +59,18 @@ def token_probabilities(
             own = shown.narrow(outputs[row, :1])
             target = shown.narrow(values[row, t])
             found[row, t] = probability(torch.cat([own, others]), target, V)
-    for row, chances in enumerate(found.tolist()):
-        if not _is_explained(chances):
+    for row, probabilities in enumerate(found.tolist()):
+        if not _is_explained(probabilities):
             found[row].clamp_(max=0.5)
     return found
 
 
-def limit_chances(chances: list[float | None]) -> list[float | None]:
+def limit_chances(probabilities: list[float | None]) -> list[float | None]:
     """A prompt's probabilities, none above one half where most positions are not explained."""
-    known = [math.nan if chance is None or chance == 1 else chance for chance in chances]
+    known = [math.nan if value is None or value == 1 else value for value in probabilities]
     if _is_explained(known):
-        return chances
-    return [chance if chance in (None, 1) else min(chance, 0.5) for chance in chances]
+        return probabilities
+    return [value if value in (None, 1) else min(value, 0.5) for value in probabilities]
 
 
 def _run(circuit: Circuit, tokens: Tensor, state: State | None) -> Tensor:
@@ -109,12 +109,12 @@ def _by_chance(deviations: float, searched: int) -> float:
     return -math.expm1(-math.exp(-(deviations - location) / scale))
 
 
-def _is_explained(chances: list[float]) -> bool:
+def _is_explained(probabilities: list[float]) -> bool:
     """Whether a prompt's tokens are probable at most of its positions, where most are in doubt.
 
     An unrelated tensor comes near some token at a position here and there.
     """
-    known = [chance for chance in chances if not math.isnan(chance)]
-    if 2 * len(known) <= len(chances):
+    known = [value for value in probabilities if not math.isnan(value)]
+    if 2 * len(known) <= len(probabilities):
         return True
-    return len(known) >= LEAST and 2 * sum(chance >= 0.5 for chance in known) > len(known)
+    return len(known) >= LEAST and 2 * sum(value >= 0.5 for value in known) > len(known)

@@ -100,8 +100,8 @@ def _join_rivals(
     circuit: Circuit, tokens: Tensor, t: int, guessed: list[Tensor], near: Tensor
 ) -> Tensor:
     """Guessed, near and some random tokens, `(B, N)`, none of them the answer at position t."""
-    chance, V = torch.Generator().manual_seed(t), len(circuit.vocabulary)
-    drawn = torch.randint(V, (len(tokens), DRAWN), generator=chance).to(tokens.device)
+    generator, V = torch.Generator().manual_seed(t), len(circuit.vocabulary)
+    drawn = torch.randint(V, (len(tokens), DRAWN), generator=generator).to(tokens.device)
     rivals = torch.cat([*guessed, near, drawn], dim=1)
     return torch.where(rivals == tokens[:, t, None], (rivals + 1) % V, rivals)
 
@@ -163,14 +163,14 @@ def _slopes(agreement: Agreement, tokens: Tensor) -> Tensor:
     Rows are derivatives in random directions, so that their product with a change of an embedding
     is as long, on average, as the change of the outputs.
     """
-    circuit, chance = agreement.circuit, torch.Generator().manual_seed(0)
+    circuit, generator = agreement.circuit, torch.Generator().manual_seed(0)
     with torch.enable_grad():
         embeddings = circuit.embed(tokens).detach().requires_grad_(True)
         outputs = agreement.slice.narrow(circuit(embeddings))
         counted = agreement.counted[..., None]
         found = []
         for number in range(DIRECTIONS):
-            drawn = torch.randn(outputs.shape, generator=chance).to(outputs) * counted
+            drawn = torch.randn(outputs.shape, generator=generator).to(outputs) * counted
             (slope,) = torch.autograd.grad(
                 outputs, embeddings, drawn, retain_graph=number + 1 < DIRECTIONS, allow_unused=True
             )

@@ -21,7 +21,7 @@ from torch import Tensor
 from eval.inversion.gradient.objectives import restrict
 from eval.inversion.problem import Chance, Problem
 from eval.inversion.solver import Answer
-from eval.rows.progress import SoFar, tell
+from eval.rows.progress import Progress, report_progress
 
 CHECK = 25  # steps after which rows are looked at: those that are solved are frozen
 
@@ -50,13 +50,13 @@ def descend(
     spent, rows = 0, range(len(problem.target))
     for i in range(1, steps + 1):
         spent += step(i - 1)
-        tell(SoFar())
+        report_progress(Progress())
         if i % (check or CHECK) and i != steps:
             continue
         spent += problem.length
         now = scores()
         tokens = restrict(now, problem.allowed).argmax(dim=-1)
-        tell(SoFar(tokens))
+        report_progress(Progress(tokens))
         solved = problem.residual(tokens)[1].tolist()
         for row in rows:
             if row not in answers and (solved[row] or i == steps):

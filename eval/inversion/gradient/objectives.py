@@ -60,8 +60,8 @@ def relative(shown: Tensor, target: Tensor) -> Tensor:
 
     No position drowns the others, and the value by itself says how near a guess is.
     """
-    apart = (shown - target) / torch.linalg.vector_norm(target, dim=-1, keepdim=True)
-    return apart.square().sum(dim=(1, 2))
+    differences = (shown - target) / torch.linalg.vector_norm(target, dim=-1, keepdim=True)
+    return differences.square().sum(dim=(1, 2))
 
 
 def huber(shown: Tensor, target: Tensor) -> Tensor:

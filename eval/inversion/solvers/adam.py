@@ -42,7 +42,7 @@ def descend_by_adam(
     free: Tensor | None = None,
     normed: bool = False,
 ) -> list[Answer]:
-    """Adam from a start.
+    """Descends by Adam from a start.
 
     Args:
         problem: of any slice.

@@ -28,13 +28,13 @@ def propose(problems: Sequence[Problem], chance: Chance) -> Iterator[Answer]:
     started = perf_counter()
     fits = problems[0].readbacks([problem.circuit for problem in problems])
     reading = Reading(problems, fits, LIKELY, SHORTLIST)
-    paths = reading.together()
+    paths = reading.search_together()
     good = paths.good.tolist()
     shared = (perf_counter() - started) / (len(problems) * len(problems[0].target))
     for i, problem in enumerate(problems):
         for p in range(len(problem.target)):
             started = perf_counter()
-            row = reading.alone(i, p, paths, good[i][p])
+            row = reading.search_alone(i, p, paths, good[i][p])
             yield Answer(
                 tokens=row.tokens,
                 scores=row.scores(problem, fits[i]),

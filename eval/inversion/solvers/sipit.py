@@ -47,7 +47,7 @@ def _search(
     best, least = torch.zeros_like(visited[:, 0], dtype=torch.long), torch.full_like(x[:, 0], 1e38)
     count, seen = torch.zeros_like(best), -torch.cdist(x, W)
 
-    def apart(x: Tensor) -> Tensor:
+    def difference(x: Tensor) -> Tensor:
         outputs = problem.slice.narrow(circuit.step(x[:, None], state)[:, 0])
         return (outputs.view(P, -1, target.shape[-1]) - target[:, None]).squeeze(1)
 
@@ -55,12 +55,12 @@ def _search(
         active = least > problem.tolerance.limit[:, t]
         if not active.any() or visited.all():
             break
-        _, slope = with_gradient(lambda x: apart(x).square().sum(dim=-1), x)
+        _, slope = with_gradient(lambda x: difference(x).square().sum(dim=-1), x)
         slope = slope / slope.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(W.dtype).tiny)
         x = torch.where(active[:, None], x - length * slope, x)
         seen = torch.where(active[:, None], -torch.cdist(x, W), seen)
         best_seen = seen.masked_fill(visited, -torch.inf).topk(min(tried, len(W))).indices
-        distance = apart(W[best_seen].flatten(0, 1)).view(*best_seen.shape, -1).norm(dim=-1)
+        distance = difference(W[best_seen].flatten(0, 1)).view(*best_seen.shape, -1).norm(dim=-1)
         distance, nearest = distance.min(dim=1)
         nearer = active & (distance < least)
         best = torch.where(nearer, best_seen.gather(1, nearest[:, None])[:, 0], best)

@@ -12,7 +12,7 @@ from arch import State
 from eval.inversion.problem import Chance, Problem
 from eval.inversion.solver import COLLISIONS, Answer, solver
 from eval.models.memory import candidates_at_once
-from eval.rows.progress import SoFar, tell, watched
+from eval.rows.progress import Progress, report_progress, watched
 from eval.sites.circuit import Circuit
 
 
@@ -37,20 +37,20 @@ def sweep(problem: Problem, chance: Chance, *, prior: float = 0.0) -> list[Answe
     tokens: list[Tensor] = []
     distances: list[Tensor] = []  # distances of all tokens, or scores with a prior, (P, V)
     for t in range(S):
-        apart = try_tokens(problem, t, state)
+        to_target = try_tokens(problem, t, state)
         if prior:
             rounding = problem.tolerance.floor[:, t, None].square() / C
             variance = problem.noise[:, t, None].square() + rounding  # of each channel
-            distances.append(-apart.square() / (2 * variance) + prior * expected)
+            distances.append(-to_target.square() / (2 * variance) + prior * expected)
             tokens.append(distances[-1].argmax(dim=1))
             outputs, after = text.extend(tokens[-1][:, None], after)
             logits = circuit.model.logits(outputs.to(circuit.model.embedding.weight.dtype))
-            expected = logits[:, -1].to(apart).log_softmax(dim=-1)
+            expected = logits[:, -1].to(to_target).log_softmax(dim=-1)
         else:
-            distances.append(apart)
-            tokens.append(apart.argmin(dim=1))
+            distances.append(to_target)
+            tokens.append(to_target.argmin(dim=1))
             if watched():
-                _tell(problem, tokens, distances)
+                _report(problem, tokens, distances)
         state = circuit.prefix(tokens[-1][:, None], state)
     evaluations = S * (len(problem.vocabulary) + (1 if prior else 0))
     chosen, every = torch.stack(tokens, dim=1), torch.stack(distances, dim=1)
@@ -71,11 +71,11 @@ def sweep(problem: Problem, chance: Chance, *, prior: float = 0.0) -> list[Answe
     ]
 
 
-def _tell(problem: Problem, tokens: list[Tensor], ambiguous: list[Tensor]) -> None:
-    nearest = torch.stack([apart.amin(dim=1) for apart in ambiguous], dim=1)
+def _report(problem: Problem, tokens: list[Tensor], ambiguous: list[Tensor]) -> None:
+    nearest = torch.stack([to_target.amin(dim=1) for to_target in ambiguous], dim=1)
     margins = (runner_up(ambiguous[-1]) / problem.tolerance.floor[:, len(tokens) - 1]).log2()
     settled = nearest <= problem.tolerance.limit[:, : len(tokens)]
-    tell(SoFar(torch.stack(tokens, dim=1), settled, margins))
+    report_progress(Progress(torch.stack(tokens, dim=1), settled, margins))
 
 
 def try_tokens(problem: Problem, t: int, state: State | None) -> Tensor:
@@ -103,8 +103,8 @@ def find_collisions(distances: Tensor, limit: Tensor) -> list[dict[int, list[int
     Of `(P, S, V)` distances and `(P, S)` limits.
     """
     nearest = distances.topk(min(COLLISIONS, distances.shape[-1]), largest=False)
-    near = (nearest.values <= limit[..., None]).sum(dim=-1)
+    counts = (nearest.values <= limit[..., None]).sum(dim=-1)
     collisions: list[dict[int, list[int]]] = [{} for _ in distances]
-    for p, t in (near > 1).nonzero().tolist():
-        collisions[p][t] = sorted(nearest.indices[p, t, : near[p, t]].tolist())
+    for p, t in (counts > 1).nonzero().tolist():
+        collisions[p][t] = sorted(nearest.indices[p, t, : counts[p, t]].tolist())
     return collisions

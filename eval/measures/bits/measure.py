@@ -95,8 +95,7 @@ def measure_bits(
     """All figures of one passage at one site.
 
     Args:
-        passage: whose token is asked about; the token is a candidate.
-        candidates: what it may be.
+        passage: whose token is asked about, which is one of the candidates.
         largest: `(C,)` magnitudes of a calibration text, for the quantisers.
         rounding: how far rounding moves the passage's outputs, `(T, C)`
             (`inversion.problem.capture`).
@@ -110,32 +109,26 @@ def measure_bits(
         RequestError: the token is no candidate, or the passage is too short for the distances.
     """
     tokens, reported = candidates.tokens, list(question.distances)
-    (numbers,) = torch.nonzero(tokens == passage.truth, as_tuple=True)
-    if not len(numbers):
-        raise RequestError(f"token {passage.truth} is none of the {len(tokens)} candidates")
-    after = len(passage.tokens) - passage.place - 1
-    if max(reported) > after:
-        raise RequestError(
-            f"distance {max(reported)}: the passage has {after} tokens after the one asked about"
-        )
-    outputs, number = candidate_outputs(circuit, passage, tokens), int(numbers[0])
+    number = _number_of_truth(passage, tokens, max(reported))
+    outputs = candidate_outputs(circuit, passage, tokens)
     truth, effect = outputs[number], spread(outputs)
     rms = truth.square().mean(dim=-1).sqrt()
-    chance = torch.Generator().manual_seed(question.seed * 1_000_003 + passage.index)
-    sample = torch.randperm(len(tokens), generator=chance)[: max(2, len(tokens) // SAMPLED)]
-    noise = torch.randn(question.draws, *truth.shape, generator=chance).to(outputs)
+    generator = torch.Generator().manual_seed(question.seed * 1_000_003 + passage.index)
+    sample = torch.randperm(len(tokens), generator=generator)[: max(2, len(tokens) // SAMPLED)]
+    noise = torch.randn(question.draws, *truth.shape, generator=generator).to(outputs)
     priors = _priors(circuit, passage, candidates)
-    shares, evidence = torch.stack([*priors.values()]), noise_evidence(truth - outputs, noise)
+    probabilities = torch.stack([*priors.values()])
     bits: dict[str, Tensor] = {}
+    evidence = noise_evidence(truth - outputs, noise)
     for unit, of in {"rms": rms, "effect": effect}.items():
         for level in question.noise:
             size = (level * of).clamp(min=torch.finfo(of.dtype).tiny ** 0.5)
             fit = fit_under_noise(*evidence, size)
-            bits[f"noise {level:g} {unit}"] = information(fit, shares, reported)
+            bits[f"noise {level:g} {unit}"] = information(fit, probabilities, reported)
     for quantiser in question.quantisers:
         codes = quantise(outputs, quantiser, largest)
         same = (codes == codes[number]).all(dim=-1)
-        bits[quantiser] = information(fit_of_codes(same), shares, reported)
+        bits[quantiser] = information(fit_of_codes(same), probabilities, reported)
     margins = (truth - outputs).norm(dim=-1) / rounding[passage.place :].norm(dim=-1).to(outputs)
     margins[number] = torch.inf
     together = joint(margins, lambda x: x.cummax(dim=1).values)
@@ -151,13 +144,26 @@ def measure_bits(
         "rms": _rounded(rms[reported]),
         "effect": _rounded((effect / rms)[reported]),
         "effect_sampled": _rounded((spread(outputs[sample]) / rms)[reported]),
-        "prior_bits": dict(zip(priors, _rounded(entropy(shares.log())), strict=True)),
+        "prior_bits": dict(zip(priors, _rounded(entropy(probabilities.log())), strict=True)),
         "margin_bits": _by_shown(x.amin(dim=0)[reported].log2() for x in (margins, together)),
         "bits": {
             name: {precision: _by_shown(both[:, k]) for precision, both in bits.items()}
             for k, name in enumerate(priors)
         },
     }
+
+
+def _number_of_truth(passage: Passage, candidates: Tensor, distance: int) -> int:
+    """Which candidate the passage's token is, after the passage is seen to be long enough."""
+    (numbers,) = torch.nonzero(candidates == passage.truth, as_tuple=True)
+    if not len(numbers):
+        raise RequestError(f"token {passage.truth} is none of the {len(candidates)} candidates")
+    after = len(passage.tokens) - passage.place - 1
+    if distance > after:
+        raise RequestError(
+            f"distance {distance}: the passage has {after} tokens after the one asked about"
+        )
+    return int(numbers[0])
 
 
 def spread(outputs: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from eval.measures.bits.measure import Candidates, Passage, Question, measure_bi
 from eval.messages import RequestError, say_once
 from eval.models.checkpoint import Checkpoint
 from eval.models.text import HeldOutText, held_out_text, inside_stories, text_prompts
-from eval.rows.progress import SoFar, tell
+from eval.rows.progress import Progress, report_progress
 from eval.rows.store import Results, Row, row_key
 from eval.sites.capture import capture
 from eval.sites.circuit import Circuit
@@ -48,7 +48,7 @@ class Design:
 
     @property
     def length(self) -> int:
-        """Tokens of a passage."""
+        """How many tokens a passage has."""
         return self.before + 1 + max(self.question.distances)
 
     def of(self, checkpoint: Checkpoint) -> Sample:
@@ -123,12 +123,12 @@ class BitsTask:
 
     @cached_property
     def sample(self) -> Sample:
-        """The same for all layers and models that share a tokenizer."""
+        """Passages and candidates, the same for all layers and models that share a tokenizer."""
         return self.design.of(self.checkpoint)
 
     @property
     def keys(self) -> list[str]:
-        """One for each passage."""
+        """The key of each passage's row."""
         return self._keys
 
     @cached_property
@@ -164,7 +164,7 @@ class BitsTask:
                 "prompts": "inside" if text is None else "text",
                 **measure_bits(circuit, passage, candidates, largest, at, question),
             }
-            tell(SoFar(row=row))
+            report_progress(Progress(row=row))
             yield row
 
 

@@ -88,11 +88,11 @@ class Saved:
         return float(_cost(self.config.to_json()).training_flops) * tokens
 
 
-def gather_models(places: Iterable[str | Path]) -> list[Saved]:
+def gather_models(sources: Iterable[str | Path]) -> list[Saved]:
     """Every model directory in the places, and the end of each run that has none.
 
     Args:
-        places: model directories, run directories, or directories of those.
+        sources: model directories, run directories, or directories of those.
 
     Raises:
         RequestError: a place that holds no model, run or row, or a file that cannot be read.
@@ -100,7 +100,7 @@ def gather_models(places: Iterable[str | Path]) -> list[Saved]:
     """
     runs: dict[Path, RunRecord] = {}
     saved: dict[Path, Saved] = {}
-    for path in _files(places):
+    for path in _files(sources):
         if path.name == METRICS:
             _run(path.parent, runs)
         elif path.name == "config.json" and (key := path.parent.resolve()) not in saved:
@@ -110,13 +110,13 @@ def gather_models(places: Iterable[str | Path]) -> list[Saved]:
     return [*saved.values(), *filter(None, ends)]
 
 
-def gather_rows(places: Iterable[str | Path]) -> list[Row]:
+def gather_rows(sources: Iterable[str | Path]) -> list[Row]:
     """Every row about a model in the places; of equal keys the last counts.
 
     Raises:
         RequestError: a place that holds no model, run or row, or a file that cannot be read.
     """
-    files = [path for path in _files(places) if path.name not in (METRICS, "config.json")]
+    files = [path for path in _files(sources) if path.name not in (METRICS, "config.json")]
     rows = {row["key"]: row for row in read_rows(files)}
     return [row for row in rows.values() if "checkpoint" in row]
 
@@ -127,9 +127,9 @@ def finite(value: Any) -> bool:
     return number and math.isfinite(value)
 
 
-def _files(places: Iterable[str | Path]) -> Iterator[Path]:
+def _files(sources: Iterable[str | Path]) -> Iterator[Path]:
     """The files that say what is in places."""
-    for source in places:
+    for source in sources:
         found = list(_walk(find_model(source) if "@" in str(source) else Path(source)))
         if not found:
             raise RequestError(
@@ -234,7 +234,7 @@ def _checkpoint(meta: dict[str, Any], config: ModelConfig | None, digest: str) -
 
 @lru_cache(maxsize=256)
 def _cost(config: str) -> "Cost":
-    """Of a model; what depends on the length of a sequence is taken at its whole context."""
+    """The cost of a model; what depends on the length of a sequence is taken at its context."""
     from arch import describe
 
     return describe(ModelConfig.from_json(config, "config")).cost

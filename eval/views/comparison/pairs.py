@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from eval.analysis.statistics import equivalent, paired_difference, seeds_difference
 from eval.analysis.summary import Record
-from eval.drawing.tables import Table, interval_text, share_text, text
+from eval.drawing.tables import Table, interval_text, text
 
 
 def paired_record(
@@ -12,7 +12,7 @@ def paired_record(
     first: Sequence[float],
     second: Sequence[float],
     counts: Sequence[float],
-    share: bool,
+    percent: bool,
     margin: float,
     units: str,
     seeds: tuple[dict[str, float], dict[str, float]] = ({}, {}),
@@ -20,26 +20,26 @@ def paired_record(
     """The difference of one figure of two models, as `paired_records` describes it.
 
     Args:
-        figure: its name.
         first: hits, or bits, of one model in each pair, `(pairs,)`.
         second: the same of the other.
         counts: tokens, or bytes, of each pair.
-        share: whether the figure is a share.
+        percent: whether the figure is a fraction, shown in per cent.
         margin: within which figures count as equivalent, in per cent.
         units: what the pairs are.
         seeds: the figure of each training seed of both, which are compared where there are several.
     """
     whole = sum(counts)
     totals = float(sum(first) / whole), float(sum(second) / whole)
-    bound = margin / 100 * (1 if share else abs(totals[0]))
-    by_seed = [seeds_difference(*seeds, confidence) for confidence in (0.95, 0.9)]
+    bound = margin / 100 * (1 if percent else abs(totals[0]))
+    confidences = (0.95, 0.9)
+    by_seed = [seeds_difference(*seeds, confidence) for confidence in confidences]
     wide, narrow = (
-        found or paired_difference(first, second, counts, share, confidence)
-        for found, confidence in zip(by_seed, (0.95, 0.9), strict=True)
+        difference or paired_difference(first, second, counts, percent, confidence)
+        for difference, confidence in zip(by_seed, confidences, strict=True)
     )
     return {
         "figure": figure,
-        "share": share,
+        "share": percent,
         "first": totals[0],
         "second": totals[1],
         "difference": totals[0] - totals[1],
@@ -55,15 +55,13 @@ def paired_table(records: Sequence[Record], first: str, second: str) -> Table:
     """The differences as a table; shares in per cent, and their differences in points."""
     lines = []
     for record in records:
-        is_share = record["share"]
-        scale = 100 if is_share else 1
-        ends = [None if record[name] is None else scale * record[name] for name in ("low", "high")]
+        percent = record["share"]
+        value, low, high = (_rounded(record[name], 100 if percent else 1)
+                            for name in ("difference", "low", "high"))  # fmt: skip
         lines.append([
-            record["figure"] + " %" * is_share,
-            *(share_text(record[side]) if is_share else text(record[side])
-              for side in ("first", "second")),
-            interval_text(_rounded(scale * record["difference"]), _rounded(ends[0]),
-                          _rounded(ends[1])),
+            record["figure"] + " %" * percent,
+            *(text(record[side], percent) for side in ("first", "second")),
+            interval_text(value, low, high),
             _p_text(record["p"]),
             f"{record['n']} {record['units']}",
             "yes" if record["equivalent"] else "not established",
@@ -78,5 +76,5 @@ def _p_text(p: float | None) -> str:
     return "< 0.001" if p < 0.0005 else f"{p:.3f}"
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.3g}")
+def _rounded(value: float | None, scale: int) -> float | None:
+    return None if value is None else float(f"{scale * value:.3g}")

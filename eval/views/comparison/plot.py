@@ -87,9 +87,16 @@ def _panel(figure: Figure, points: list[Record], names: list[str], axis: str) ->
     _, title, _, ticks = AXES[axis]
     along = {"title": title, "tickCount": 4, "format": ticks}
     chart = plots.lines(
-        points, "x", "", "model", names=names, share=figure.share, axis=along, size=(WIDTH, HEIGHT)
+        points,
+        "x",
+        "",
+        "model",
+        names=names,
+        percent=figure.percent,
+        axis=along,
+        size=(WIDTH, HEIGHT),
     )
-    heading = figure.heading + " %" * figure.share
+    heading = figure.heading + " %" * figure.percent
     if figure is BITS:
         heading += f", without the first {100 * SKIPPED:g} % of training"
     return chart.properties(title=heading)

@@ -29,23 +29,23 @@ Scores = dict[tuple[str, str], dict[int, Score]]
 """Of each metric and filter, by the number of the document."""
 
 
-def find_samples(places: Sequence[str | Path]) -> dict[str, dict[str, Path]]:
-    """The last file of each task, by the place's name; empty where no place holds samples.
+def find_samples(sources: Sequence[str | Path]) -> dict[str, dict[str, Path]]:
+    """The last file of each task, by the name of its source; empty where none holds samples.
 
     Args:
-        places: files of samples, or what `lm_eval --output_path` wrote for one model.
+        sources: files of samples, or what `lm_eval --output_path` wrote for one model.
 
     Raises:
-        RequestError: a place without samples beside one that has some, or of several models.
+        RequestError: a source without samples beside one that has some, or of several models.
     """
-    found = {str(place): _files(Path(place)) for place in places}
+    found = {str(source): _files(Path(source)) for source in sources}
     if not any(found.values()):
         return {}
-    for place, files in found.items():
+    for source, files in found.items():
         if len({file.parent for file in files}) != 1:
             wrong = "samples of several models" if files else "no samples_*.jsonl of lm-eval"
-            raise RequestError(f"{place}: holds {wrong}; give one model's directory or file each")
-    return {place: {_task(file): file for file in files} for place, files in found.items()}
+            raise RequestError(f"{source}: holds {wrong}; give one model's directory or file each")
+    return {source: {_task(file): file for file in files} for source, files in found.items()}
 
 
 def paired_samples(first: dict[str, Path], second: dict[str, Path], margin: float) -> list[Record]:
@@ -65,11 +65,11 @@ def paired_samples(first: dict[str, Path], second: dict[str, Path], margin: floa
         scores = [_read(file) for file in files]
         for key in scores[0].keys() & scores[1].keys():
             pairs = _pair(scores[0][key], scores[1][key], files)
-            share = key[0] != BITS and all(0 <= s.hits <= 1 for pair in pairs for s in pair)
+            percent = key[0] != BITS and all(0 <= s.hits <= 1 for pair in pairs for s in pair)
             heading = " ".join([task, *(word for word in key if word != "none")])
             hits = [[pair[side].hits for pair in pairs] for side in (0, 1)]
             records.append(
-                paired_record(heading, hits[0], hits[1], [sample.n for sample, _ in pairs], share,
+                paired_record(heading, hits[0], hits[1], [sample.n for sample, _ in pairs], percent,
                               margin, "documents")
             )  # fmt: skip
     if not records:
@@ -78,11 +78,11 @@ def paired_samples(first: dict[str, Path], second: dict[str, Path], margin: floa
     return sorted(records, key=lambda record: record["figure"])
 
 
-def _files(place: Path) -> list[Path]:
+def _files(source: Path) -> list[Path]:
     """Files of samples in the order of their times; lm-eval makes a directory for each model."""
-    if place.is_file():
-        return [place] if FILE.fullmatch(place.name) else []
-    found = [*place.glob("samples_*.jsonl"), *place.glob("*/samples_*.jsonl")]
+    if source.is_file():
+        return [source] if FILE.fullmatch(source.name) else []
+    found = [*source.glob("samples_*.jsonl"), *source.glob("*/samples_*.jsonl")]
     return sorted(file for file in found if FILE.fullmatch(file.name))
 
 
@@ -148,9 +148,10 @@ def _pair(
             or other is None
             or (sample.document, sample.n) != (other.document, other.n)
         ):
-            held = " and ".join(each.document[:12] if each else "none" for each in (sample, other))
+            hashes = (score.document[:12] if score else "none" for score in (sample, other))
             raise RequestError(
-                f"{files[0]} and {files[1]}: document {number} differs (doc_hash {held}); run both "
+                f"{files[0]} and {files[1]}: document {number} differs (doc_hash "
+                f"{' and '.join(hashes)}); run both "
                 "models on the same documents"
             )
     return [(first[number], second[number]) for number in sorted(first)]

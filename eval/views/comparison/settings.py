@@ -48,7 +48,7 @@ def shared_settings(models: Sequence[Saved]) -> Settings:
 
 
 def keep_differing(settings: Sequence[Settings]) -> list[Settings]:
-    """Of the settings of each line, those that have several values among the lines."""
+    """The settings of each line that have several values among the lines."""
     values: dict[str, set[Any]] = {}
     for known in settings:
         for name, value in known.items():

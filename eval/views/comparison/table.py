@@ -24,7 +24,7 @@ class Figure(NamedTuple):
 
     name: str
     heading: str
-    share: bool
+    percent: bool
     kind: str
     quantity: str
     where: tuple[tuple[str, Any], ...]
@@ -91,23 +91,23 @@ def select(
         solver: of which of recoveries; a search when not given.
         prompts: the set of prompts of recoveries.
     """
-    kept = lines[(lines["kind"] == figure.kind) & (lines["quantity"] == figure.quantity)] if len(
-        lines) else lines  # fmt: skip
-    if kept.empty:
-        return kept
+    if len(lines):
+        lines = lines[(lines["kind"] == figure.kind) & (lines["quantity"] == figure.quantity)]
+    if lines.empty:
+        return lines
     for name, value in figure.where:
-        kept = kept[kept[name] == value]
+        lines = lines[lines[name] == value]
     if figure.kind != "loss":
-        kept = kept[kept["layer"] == kept["n_layers"]]
+        lines = lines[lines["layer"] == lines["n_layers"]]
     if figure.kind == "recovery":
-        known = set(kept["solver"])
+        known = set(lines["solver"])
         wanted = [solver] if solver else [m for m in SEARCHES[figure.quantity] if m in known]
-        kept = kept[(kept["prompt_kind"] == prompts) & (kept["solver"].isin(wanted[:1]))]
-    return _commonest(kept, ALIKE[figure.kind])
+        lines = lines[(lines["prompt_kind"] == prompts) & (lines["solver"].isin(wanted[:1]))]
+    return _commonest(lines, ALIKE[figure.kind])
 
 
 def _commonest(lines: Frame, names: Sequence[str]) -> Frame:
-    """Those at the values of some coordinates that most checkpoints have, the first of equals."""
+    """The lines at those coordinates that most checkpoints have, the first of equals."""
     checkpoints = lines.drop_duplicates([*names, "model", "step", "weights"])
     sizes = checkpoints.groupby(list(names), sort=False, dropna=False).size()
     if len(sizes) < 2:
@@ -139,24 +139,24 @@ def checkpoint_records(
         figures: of rows; without any, records are of training alone.
     """
     label, lines = _labeller(saved, rows, every_seed), measured(saved, rows, every_seed)
-    places: dict[tuple[str, int], list[Saved]] = {}
+    groups: dict[tuple[str, int], list[Saved]] = {}
     for entry in [*saved, *(Saved(row["checkpoint"]) for row in rows)]:
         about = entry.checkpoint
         model = label(about["model_id"], about["name"])
-        places.setdefault((model, about["step"]), []).append(entry)
+        groups.setdefault((model, about["step"]), []).append(entry)
     records = {
         coordinates: _training(*coordinates, group)
-        for coordinates, group in sorted(places.items(), key=lambda item: _natural(*item[0]))
+        for coordinates, group in sorted(groups.items(), key=lambda item: _natural(*item[0]))
     }
     differing = keep_differing([record["settings"] for record in records.values()])
     for record, settings in zip(records.values(), differing, strict=True):
         record["settings"] = settings
     for figure in figures:
-        kept = select(lines, figure, solver, prompts)
-        if kept.empty:
+        selected = select(lines, figure, solver, prompts)
+        if selected.empty:
             continue
-        found = summarise(kept, ["model", "step"], ["observed", "trained", *ALIKE[figure.kind]])
-        for line in found.itertuples():
+        pooled = ["observed", "trained", *ALIKE[figure.kind]]
+        for line in summarise(selected, ["model", "step"], pooled).itertuples():
             limits = (None if end != end else end for end in (line.low, line.high))
             records[line.model, line.step] |= _fields(figure, (line.value, *limits, line.n))
             if figure is BITS:
@@ -236,12 +236,12 @@ def checkpoint_table(records: Sequence[Record]) -> Table:
     differing = list(records[0]["settings"])
     shown, lines = differing[:SETTINGS], []
     for record in records:
-        cells = [cell(record, figure.name, figure.share) for figure in FIGURES]
+        cells = [cell(record, figure.name, figure.percent) for figure in FIGURES]
         mark = VALIDATION * (record["bits_per_byte_of"] == "validation")
         lines.append([*(text(record[name]) for name in ("model", "step", "tokens")),
                       *(text(record["settings"].get(name)) for name in shown),
                       cells[0] + mark, *cells[1:]])  # fmt: skip
-    headings = [figure.heading + " %" * figure.share for figure in FIGURES]
+    headings = [figure.heading + " %" * figure.percent for figure in FIGURES]
     validation = any(record["bits_per_byte_of"] == "validation" for record in records)
     notes = [f"{VALIDATION} of training's own validation"] if validation else []
     if len(differing) > SETTINGS:
@@ -275,42 +275,42 @@ def paired_records(
     """
     records = []
     for figure in FIGURES:
-        kept = select(lines, figure, solver, prompts)
-        if kept.empty:
+        selected = select(lines, figure, solver, prompts)
+        if selected.empty:
             continue
-        sides = [kept[(kept["model"] == model) & (kept["step"] == step)]
+        sides = [_count(selected[(selected["model"] == model) & (selected["step"] == step)])
                  for model, step in (first, second)]  # fmt: skip
-        if any(side.empty for side in sides):
-            continue
         both = _both(*sides)
         if both.empty:
             continue
         seeds = [_of_seeds(side, both) for side in sides]
         hits = both["hits_first"], both["hits_second"]
         records.append(
-            paired_record(figure.heading, *hits, both["n"], figure.share, margin, figure.units,
+            paired_record(figure.heading, *hits, both["n"], figure.percent, margin, figure.units,
                           (seeds[0], seeds[1]))
         )  # fmt: skip
     return records
 
 
+def _count(side: Frame) -> Frame:
+    """Lines whose plain numbers count as hits of one trial."""
+    hits, counted = side["hits"].fillna(side["value"]), side["hits"].notna()
+    return side.assign(hits=hits, n=side["n"].where(counted, 1.0))
+
+
 def _both(first: Frame, second: Frame) -> Frame:
     """Hits and counts of the prompts, or windows, that both sides have, seeds averaged."""
-    sides = []
-    for side in (first, second):
-        counts = side.assign(
-            hits=side["hits"].fillna(side["value"]), n=side["n"].where(side["hits"].notna(), 1.0)
-        )
-        sides.append(counts.groupby(["cluster", "prompt"])[["hits", "n"]].mean().reset_index())
-    return sides[0].merge(sides[1], on=["cluster", "prompt", "n"], suffixes=("_first", "_second"))
+    means = [
+        side.groupby(["cluster", "prompt"])[["hits", "n"]].mean().reset_index()
+        for side in (first, second)
+    ]
+    return means[0].merge(means[1], on=["cluster", "prompt", "n"], suffixes=("_first", "_second"))
 
 
 def _of_seeds(side: Frame, both: Frame) -> dict[str, float]:
     """The figure of each training seed on what both sides have, by the name of its run."""
     shared = side.merge(both[["cluster", "prompt"]], on=["cluster", "prompt"])
-    hits = shared["hits"].fillna(shared["value"])
-    counts = shared["n"].where(shared["hits"].notna(), 1.0)
-    sums = shared.assign(hits=hits, n=counts).groupby("name")[["hits", "n"]].sum()
+    sums = shared.groupby("name")[["hits", "n"]].sum()
     return (sums["hits"] / sums["n"]).to_dict()
 
 

@@ -28,7 +28,6 @@ def render_captured(rows: Sequence[dict[str, Any]], title: str | None = None) ->
     """The page for rows of `eval recover`, as HTML.
 
     Args:
-        rows: of prompts, as the command gives them.
         title: the page's; a sentence of its own when not given.
     """
     tensors: dict[str, list[dict[str, Any]]] = {}
@@ -48,16 +47,16 @@ def read_lines(row: dict[str, Any]) -> list[Line]:
     for position, (piece, proof) in enumerate(zip(row["pieces"], row["certificates"], strict=True)):
         others = row["alike_pieces"].get(str(position), [])
         ratio = row["residual_over_floor"].get(str(position))
-        chance = row["probabilities"][position]
+        probability = row["probabilities"][position]
         said, mark = ("several fit", "a") if others else ("no output from here on fits", "w")
         if position in row["left_out"]:
             said = "no token fits; left out of the text"
         elif proof:
             said, mark = f"certain ({proof})", ""
         elif row["grades"][position] == "likely":
-            said, mark = f"likely (p {chance:.4g})", "l"
-        elif chance is not None and not others:
-            said = f"unknown (p {chance:.2g})"
+            said, mark = f"likely (p {probability:.4g})", "l"
+        elif probability is not None and not others:
+            said = f"unknown (p {probability:.2g})"
         if position in row.get("wrong", ()):
             said, mark = f"{said}; wrong", "w"
         mark += " k" if ratio is None else ""

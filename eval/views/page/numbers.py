@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from eval.analysis.frame import KINDS, Frame, Quantity, quantities
-from eval.analysis.summary import COUNTS, MODEL, wide
+from eval.analysis.summary import COUNTS, MODEL, summary_records
 from eval.drawing.tables import Record, Table, across, lay_out
 from eval.models.identity import labels
 from eval.rows.schema import Row
@@ -19,7 +19,7 @@ class Numbers(NamedTuple):
 
     Attributes:
         kind: of the rows.
-        records: of `eval.analysis.summary.wide`.
+        records: of `eval.analysis.summary.summary_records`.
         brief: a table of the main figures.
         full: a table of all.
     """
@@ -46,29 +46,35 @@ def of_kind(lines: Frame, title: str, known: Sequence[Quantity] = ()) -> Numbers
         lines: of `eval.analysis.frame.frame`.
         known: the quantities; those of the kind when not given.
     """
-    kind, records = lines["kind"].iloc[0], wide(lines, known)
+    kind, records = lines["kind"].iloc[0], summary_records(lines, known)
     known = known or quantities(lines)
     main = [q for q in known if (q.name in BRIEF if kind == "recovery" else q.main)] or known
     if kind == "recovery":
-        of_solvers = "solver" in records[0]  # verdicts are of all together
-        fields = ["model", "step", "layer", "slice", "with", *["solver"] * of_solvers]
-        names = solver_names(records) if of_solvers else [""] * len(records)
-        shown = [
-            r | {"layer": site(r), "with": ", ".join(departures(r).values()), "solver": name}
-            for r, name in zip(records, names, strict=True)
-        ]
+        fields, shown = _name_recoveries(records)
     else:
-        found = (name for record in records for name in record if name in lines)
-        named = KINDS[kind].coordinates or [n for n in dict.fromkeys(found) if n not in MODEL]
+        present = dict.fromkeys(name for record in records for name in record if name in lines)
+        named = KINDS[kind].coordinates or [name for name in present if name not in MODEL]
         fields, shown = ["model", "step", *named], records
     brief, full = (
-        lay_out(shown, fields, [*((q.name, q.words, q.share) for q in chosen), *counts], title)
+        lay_out(shown, fields, [*((q.name, q.words, q.percent) for q in chosen), *counts], title)
         for chosen, counts in (
             (main, [("prompts", "prompts", False)]),
             (known, [(name, name, False) for name in COUNTS]),
         )
     )
     return Numbers(kind, records, brief, full)
+
+
+def _name_recoveries(records: list[Record]) -> tuple[list[str], list[Record]]:
+    """The fields that name a line of recoveries, and the records with these fields in words."""
+    of_solvers = "solver" in records[0]  # verdicts are of all together
+    fields = ["model", "step", "layer", "slice", "with", *["solver"] * of_solvers]
+    names = solver_names(records) if of_solvers else [""] * len(records)
+    return fields, [
+        record
+        | {"layer": site(record), "with": ", ".join(departures(record).values()), "solver": name}
+        for record, name in zip(records, names, strict=True)
+    ]
 
 
 def lens_overview(rows: Iterable[Row]) -> Table:

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from eval.analysis.frame import Frame, frame
 from eval.drawing import figures, plots
 from eval.drawing.markup import EMPTY, STYLE
-from eval.drawing.tables import Record, percent, text
+from eval.drawing.tables import Record, text, whole_percent
 from eval.messages import legible
 from eval.rows.schema import Row
 from eval.views.page.numbers import number_tables
@@ -134,7 +134,7 @@ def curves(records: Sequence[Record], field: str) -> list[Panel]:
         if changing:
             points = sorted(map(_point, changing), key=lambda p: (p["phase"] != BEFORE, p[field]))
             chart = plots.lines(
-                points, field, "", "solver", "phase", names=_solvers(changing), share=True,
+                points, field, "", "solver", "phase", names=_solvers(changing), percent=True,
                 even=field != "layer", axis={"title": OVER[field]},
             )  # fmt: skip
             drawn.append(Panel(heading, figures.inline(chart, f"tokens recovered, {heading}")))
@@ -158,8 +158,8 @@ def _solvers(records: Sequence[Record]) -> list[str]:
 
 
 def _point(record: Record) -> Record:
-    ends = percent(record["low"]), percent(record["high"])
-    said = f"{percent(record['value'])} % ({ends[0]}–{ends[1]}), {record['prompts']} prompts"
+    ends = whole_percent(record["low"]), whole_percent(record["high"])
+    said = f"{whole_percent(record['value'])} % ({ends[0]}–{ends[1]}), {record['prompts']} prompts"
     point = {name: record[name] for name in (*OVER, "value", "low", "high", "solver")}
     when = f"{record['phase']} training"
     return point | {"phase": when, "tip": f"{record['solver']}, {when}: {said}"}
@@ -188,6 +188,6 @@ def template(name: str) -> Template:
         lstrip_blocks=True,
         finalize=_finalize,
     )
-    words = {"percent": percent, "text": text, "inline": figures.inline}
+    words = {"percent": whole_percent, "text": text, "inline": figures.inline}
     environment.globals |= words | {"BEFORE": BEFORE, "AFTER": AFTER, "EMPTY": EMPTY}
     return environment.get_template(name)

@@ -93,10 +93,10 @@ def _sheet(answers: list[tuple[Record, Row]]) -> Sheet:
     """The answers to one question, before training first, by solver."""
     first, row = answers[0]
     hidden = hidden_positions(row)
-    kept: dict[tuple[bool, Any], tuple[Record, Row]] = {}
+    first_seeds: dict[tuple[bool, Any], tuple[Record, Row]] = {}
     for record, answer in sorted(answers, key=lambda answer: _seed(answer[1])):
-        kept.setdefault((record["phase"] == AFTER, record["rank"]), (record, answer))
-    strips = [_strip(record, answer, hidden) for _, (record, answer) in sorted(kept.items())]
+        first_seeds.setdefault((record["phase"] == AFTER, record["rank"]), (record, answer))
+    strips = [_strip(*answer, hidden) for _, answer in sorted(first_seeds.items())]
     truth = [(visible(token), "k" * (t in hidden)) for t, token in enumerate(row["truth_text"])]
     departs = f", {first['departs']}" * bool(first["departs"])
     return Sheet(first["model"], first["site"], first["tokens"] + departs, len(hidden), truth,

@@ -96,7 +96,7 @@ def recoveries(lines: Frame, over: str = "phase") -> list[Record]:
 
 
 def deepest(records: Sequence[Record]) -> list[Record]:
-    """Those of each question at its deepest site, blocks before other parts."""
+    """The records of each question at its deepest site, blocks before other parts."""
     sites: dict[tuple[Any, ...], tuple[bool, int]] = {}
     placed = []
     for record in records:

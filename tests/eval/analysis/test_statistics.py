@@ -14,10 +14,10 @@ from eval.analysis.statistics import (
     at_most,
     clustered,
     equivalent,
-    exact_share,
     paired_difference,
+    prompt_fraction,
     seeds_difference,
-    share,
+    token_fraction,
     wilson,
 )
 from eval.inversion.scoring import rank_tally
@@ -92,7 +92,7 @@ def coverage(P, M, of_prompts, of_models, dealt=False):
     for _ in range(rounds):
         chance = 0.5 + rng.normal(0, of_models, M)[models] + rng.normal(0, of_prompts, P)[prompts]
         hits = rng.binomial(3, chance.clip(0, 1)).tolist()
-        interval = share(hits, [3] * len(hits), prompts.tolist(), models.tolist())
+        interval = token_fraction(hits, [3] * len(hits), prompts.tolist(), models.tolist())
         held += interval.low <= 0.5 <= interval.high
     return held / rounds
 
@@ -116,28 +116,28 @@ def test_a_dealt_out_design_is_told_from_a_crossed_one():
     assert crossed[1:] != pytest.approx(nested[1:], abs=0.01)
     twice = clustered(hits * 2, [3] * 24, [*range(12)] * 2, models * 2)  # two solver seeds each
     assert twice == pytest.approx(nested)
-    some = share([3, 3, 3, 3, 3, 2], [3] * 6, range(6), [0, 1, 2] * 2)
+    some = token_fraction([3, 3, 3, 3, 3, 2], [3] * 6, range(6), [0, 1, 2] * 2)
     assert some.high == 1  # a share, whatever the spread
 
 
 def test_share_takes_the_interval_that_fits():
     prompts, models = "aabb", [0, 1, 0, 1]
-    assert share([5] * 4, [5] * 4, prompts, models) == wilson(4, 4)
-    assert share([5] * 4, [5] * 4, "abab", "xxxx") == wilson(2, 2)  # two solver seeds each
-    assert share([0] * 200, [5] * 200, range(200), [0] * 200) == wilson(0, 200)
-    assert share([4], [5], "a", "x") == (0.8, 0, 1)
-    some = share([5, 3, 4, 5], [5] * 4, prompts, models)
+    assert token_fraction([5] * 4, [5] * 4, prompts, models) == wilson(4, 4)
+    assert token_fraction([5] * 4, [5] * 4, "abab", "xxxx") == wilson(2, 2)  # two solver seeds each
+    assert token_fraction([0] * 200, [5] * 200, range(200), [0] * 200) == wilson(0, 200)
+    assert token_fraction([4], [5], "a", "x") == (0.8, 0, 1)
+    some = token_fraction([5, 3, 4, 5], [5] * 4, prompts, models)
     assert some == clustered([5, 3, 4, 5], [5] * 4, prompts, models)
     assert some.low < 0.85 < some.high
 
 
 def test_exact_share_counts_pairs_of_prompt_and_model():
-    assert exact_share([True] * 6, "abcabc", [0, 0, 0, 1, 1, 1]) == wilson(6, 6)
-    assert exact_share([True] * 6, "abcabc", [0] * 6) == wilson(3, 3)
-    assert exact_share([True, True, False, False], "abcd", [0] * 4) == wilson(2, 4)
-    assert exact_share([True, True, False, False], "aabb", [0] * 4) == wilson(1, 2)
-    assert exact_share([False, False], "ab", [0] * 2) == wilson(0, 2)
-    assert exact_share([False], "a", [0]) == (0, 0, 1)
+    assert prompt_fraction([True] * 6, "abcabc", [0, 0, 0, 1, 1, 1]) == wilson(6, 6)
+    assert prompt_fraction([True] * 6, "abcabc", [0] * 6) == wilson(3, 3)
+    assert prompt_fraction([True, True, False, False], "abcd", [0] * 4) == wilson(2, 4)
+    assert prompt_fraction([True, True, False, False], "aabb", [0] * 4) == wilson(1, 2)
+    assert prompt_fraction([False, False], "ab", [0] * 2) == wilson(0, 2)
+    assert prompt_fraction([False], "a", [0]) == (0, 0, 1)
 
 
 NAN, INF = math.nan, math.inf
@@ -253,7 +253,7 @@ def test_a_permutation_test_tries_every_sign():
         stats.t.interval(0.95, 3, (apart / 10).mean(), stats.sem(apart / 10))
     )
     assert paired_difference([1.0], [2.0], [3.0]) is None
-    alike = paired_difference([9.0] * 30, [9.0] * 30, [9.0] * 30, share=True)
+    alike = paired_difference([9.0] * 30, [9.0] * 30, [9.0] * 30, fractions=True)
     assert alike == (0, -at_most(0, 30), at_most(0, 30), 1, 30)
 
 

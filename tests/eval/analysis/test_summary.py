@@ -10,10 +10,16 @@ from eval.__main__ import main
 from eval.analysis.accepts import hidden_positions, is_false_accept
 from eval.analysis.frame import coordinates, frame
 from eval.analysis.statistics import at_most, clustered, wilson
-from eval.analysis.summary import sum_up, summarise, wide
+from eval.analysis.summary import summarise, summarise_rows, summary_records
 from eval.analysis.verdicts import QUANTITIES, SHORT, accepts, join_rows, verdict_lines
 from eval.commands.views import summary
-from eval.drawing.tables import duration_text, interval_text, number_text, percent, share_text
+from eval.drawing.tables import (
+    duration_text,
+    interval_text,
+    number_text,
+    percent_text,
+    whole_percent,
+)
 from eval.rows.store import Results, read_rows
 from eval.views.page.page import render_page
 from tests.eval.views.page.cases import about, every_kind, lens, make_row, make_rows
@@ -41,7 +47,7 @@ def only(records, **place):
 
 def test_accuracy_is_counted_from_ranks_and_clustered_on_prompts():
     asked = {"model": "llama", "step": 300, "layer": 4, "hidden": 3, "solver": "adam"}
-    record = only(sum_up(ROWS), **asked)
+    record = only(summarise_rows(ROWS), **asked)
     rows = make_rows(("llama",), (300,), (4,), (3,), count=6)
     ranks = [row["rank"] for row in rows if row["solver"] == "adam"]
     hits = [sum(rank == 0 for rank in own[3:]) for own in ranks]
@@ -59,14 +65,14 @@ def test_accuracy_is_counted_from_ranks_and_clustered_on_prompts():
 
 
 def test_seeds_are_pooled_and_those_of_solvers_are_no_trials():
-    (record,) = sum_up(seeds(4, solver="adam"))
+    (record,) = summarise_rows(seeds(4, solver="adam"))
     assert (record["model"], record["rows"], record["prompts"], record["models"]) == (
         "llama", 12, 4, 3,
     )  # fmt: skip
-    both = sum_up([*seeds(4, solver="adam"), *seeds(4, solver="adam", step=0)])
+    both = summarise_rows([*seeds(4, solver="adam"), *seeds(4, solver="adam", step=0)])
     assert [(r["step"], r["trained"], r["models"]) for r in both] == [(0, False, 3), (300, True, 3)]
     rows = [make_row(solver="alternating", prompt=p, seed=s) for p in range(5) for s in range(4)]
-    (record,) = sum_up(rows)
+    (record,) = summarise_rows(rows)
     assert (record["rows"], record["prompts"], record["models"]) == (20, 5, 1)
     assert record["exact_low"] == wilson(5, 5).low
 
@@ -74,16 +80,16 @@ def test_seeds_are_pooled_and_those_of_solvers_are_no_trials():
 def test_figures_of_the_protocols():
     cases = [(True, True), (True, False), (True, False), (False, True), (False, False)]
     rows = [make_row(prompt=p, criterion=c, exact=e) for p, (c, e) in enumerate(cases)]
-    record = only(sum_up(rows))
+    record = only(summarise_rows(rows))
     assert record["criterion"] == 0.6
     counts = [record[f"{a}_{b}"] for a in ("criterion", "failed") for b in ("exact", "wrong")]
     assert counts == [1, 2, 1, 1]
     first = make_row() | {"set_recall": 1.0, "permuted": True}
     second = first | {"key": "b", "set_recall": 1 / 3, "permuted": False}
-    (record,) = sum_up([first, second])
+    (record,) = summarise_rows([first, second])
     assert record["set_recall"] == pytest.approx((1 + 1 / 3) / 2)
     assert record["permuted"] == 0.5
-    other = only(sum_up([make_row(solver="adam")]))
+    other = only(summarise_rows([make_row(solver="adam")]))
     assert other["criterion_exact"] is other["margin_bits"] is None
 
 
@@ -119,7 +125,7 @@ def test_a_wrong_answer_is_a_false_accept_where_the_truth_does_not_fit_too():
     for expected, rows in cases.items():
         assert [is_false_accept(row) for row in rows] == [expected] * len(rows)
     rows = [wrong(1), wrong(None, exact=True, key="b"), wrong(1, truth_at_floor=True, key="c")]
-    record = only(sum_up(rows))
+    record = only(summarise_rows(rows))
     assert (record["at_floor"], record["false_accepts"], record["tokens_accepted"]) == (3, 1, 18)
 
 
@@ -169,7 +175,7 @@ def test_a_bound_on_false_accepts_counts_pairs_of_prompt_and_model():
 
 def test_verdicts_are_summed_up_beside_the_methods():
     rows = make_rows(models=("flat",), steps=(300,), layers=(4,), count=12)
-    records = wide(verdict_lines(frame(rows), rows), QUANTITIES)
+    records = summary_records(verdict_lines(frame(rows), rows), QUANTITIES)
     assert [(r["hidden"], r["prompts"]) for r in records] == [(0, 12), (1, 12), (3, 12)]
     record = records[-1]
     tried = [r for r in rows if r["hidden"] == 3 and r["solver"] in ("descent", "adam")]
@@ -186,14 +192,14 @@ def test_verdicts_are_summed_up_beside_the_methods():
 
 
 def test_words_for_shares_and_numbers():
-    assert [share_text(s) for s in (0, 0.0001, 0.5, 0.9999, 1)] == [
+    assert [percent_text(s) for s in (0, 0.0001, 0.5, 0.9999, 1)] == [
         "0", "<0.1", "50.0", ">99.9", "100",
     ]  # fmt: skip
-    assert [percent(s) for s in (0, 0.001, 0.005, 0.42, 0.996, 1)] == [
+    assert [whole_percent(s) for s in (0, 0.001, 0.005, 0.42, 0.996, 1)] == [
         "0", "<1", "<1", "42", ">99", "100",
     ]  # fmt: skip
     assert [duration_text(s) for s in (1.25, 72, 3725)] == ["1.25 s", "1 min 12 s", "1 h 2 min"]
-    assert interval_text(0.5, 0.25, 1.0, share=True) == "50.0 (25.0–100)"
+    assert interval_text(0.5, 0.25, 1.0, percent=True) == "50.0 (25.0–100)"
     assert interval_text(-9.5, -10.8, -8.7) == "-9.5 (-10.8 to -8.7)"
     assert interval_text(None, None, None) == "–"
     assert [number_text(n) for n in (0, 3, 3.14159, 12345.6, float("inf"))] == [
@@ -227,7 +233,7 @@ def test_other_prompts_with_the_same_outputs_are_counted_beside():
     rows = read_rows([RESULTS / "experiments" / "e4b.parquet"])
     found = accepts(rows)
     assert (found.wrong, found.answers, found.ambiguous) == (0, 107, 72)
-    assert sum(record["false_accepts"] for record in sum_up(rows)) == 0
+    assert sum(record["false_accepts"] for record in summarise_rows(rows)) == 0
 
 
 GRADIENT, SEARCH, AMBIGUOUS, NOT_FOUND = SHORT
@@ -283,16 +289,16 @@ def test_margins_of_searches_that_arrived():
     arrived = make_row(margin_bits=3.0, **kind)
     near = make_row(margin_bits=2.0, prompt=1, **kind)
     lost = make_row(margin_bits=0.0, prompt=2, verdict=["not found"] * 16, **kind)
-    assert only(sum_up([arrived, near, lost]))["margin_bits"] == 2
+    assert only(summarise_rows([arrived, near, lost]))["margin_bits"] == 2
     shuffled = make_row(margin_bits=0.0, verdict=None, control="shuffled", **kind)
-    assert only(sum_up([shuffled]))["margin_bits"] is None
+    assert only(summarise_rows([shuffled]))["margin_bits"] is None
     assert render_page([shuffled])
 
 
 def test_figures_of_a_lens_at_one_place_are_not_pooled():
     figures = {"near": 1.0, "far": 3.0}
     rows = [lens(about(0), v) | {"key": name, "figure": name} for name, v in figures.items()]
-    (record,) = sum_up(rows, kind="lens")
+    (record,) = summarise_rows(rows, kind="lens")
     assert (record["near"], record["far"]) == (1.0, 3.0)
 
 

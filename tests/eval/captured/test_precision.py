@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from arch import LanguageModel
 from eval.__main__ import main
 from eval.analysis.accepts import hidden_positions
-from eval.analysis.summary import sum_up
+from eval.analysis.summary import summarise_rows
 from eval.inversion.request import Inversion
 from eval.inversion.task import plan
 from eval.models.checkpoint import Checkpoint, open_checkpoint
@@ -61,7 +61,7 @@ def test_half_precision_is_inverted_and_certifies_nothing(
         if row["solver"] == "sweep":
             assert row["exact"]
             assert row["margin_bits"] < 12
-    records = sum_up(rows)
+    records = summarise_rows(rows)
     assert all(record["at_floor"] == record["false_accepts"] == 0 for record in records)
     assert all(record["enumerated"] == record["tokens_accepted"] == 0 for record in records)
 
@@ -104,7 +104,7 @@ def test_a_descent_that_diverged_says_so_and_nothing_else(model_directory, tmp_p
     rows = read_rows([tmp_path])
     assert all(row["diverged"] for row in rows)
     assert all(row["notes"]["loss"] is None and row["criterion"] is False for row in rows)
-    (record,) = sum_up(rows)
+    (record,) = summarise_rows(rows)
     assert record["diverged"] == len(rows) == 8
     assert record["self_top5"] <= 0.05
     assert record["self_rank"] == 200
@@ -130,6 +130,6 @@ def test_missing_figures_are_left_out_of_medians_and_counted(model_directory, tm
     rows = read_rows([tmp_path])
     for row, steps in zip(rows, [10, None, 30, None, 20, None, None, None], strict=True):
         row["steps_to_solve"] = steps
-    found = sum_up(rows)[0]
+    found = summarise_rows(rows)[0]
     assert (found["steps_to_solve"], found["solved"], found["diverged"]) == (20, 3, 0)
     assert torch.tensor(found["self"]).isfinite()

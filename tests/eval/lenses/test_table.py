@@ -92,13 +92,12 @@ def test_a_chart_has_a_panel_for_each_model_and_says_what_it_shows():
     words: Any = {"title": "Why?", "about": "About it."}
     figure, panels, _ = drawn(Lines(of="size of it", y="length", **words), a=table, b=table)
     assert (figure.name, figure.title, panels) == ("some-size-of-it", "Why?", ["y"])
-    part: Any = {"part": "x"}
     heat = Heat(of="size of it", x="position", y="layer", value="v", **words)
     for chart, expected in (
         (Lines(of="size of it", y="length", colour="part", **words), ["one"]),
-        (Lines(of="size of it", each=True, where=part, **words), ["text 0, position 1"]),
+        (Lines(of="size of it", each=True, **words), ["y, text 0, position 1"]),
         (heat, ["one: y, text 0"]),
-        (Bars(of="bars", x="part", row="row", **words), ["one"]),
+        (Bars(of="bars", x="part", column="row", **words), ["one"]),
         (Histogram(of="bars", x="row", colour="part", **words), ["one"]),
     ):
         assert drawn(chart, one=table)[1] == expected

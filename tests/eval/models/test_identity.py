@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from arch import save_model
-from eval.analysis.summary import sum_up
+from eval.analysis.summary import summarise_rows
 from eval.models.checkpoint import open_checkpoint
 from eval.models.controls import derive
 from eval.models.identity import labels
@@ -60,7 +60,7 @@ def seeds_of(rows: list[Row], out: Path) -> list[int]:
     titles = " ".join(str(value) for name, value in page.attributes if name == "title")
     pooled = [int(n) for n in re.findall(r" x (\d+) training", titles)][:1]
     found = [
-        sorted(record["models"] for record in sum_up(recoveries)),
+        sorted(record["models"] for record in summarise_rows(recoveries)),
         pooled or [1] * page.classes["table", "shares"],
         sorted(record["seeds"] for record in compared(out)),
     ]

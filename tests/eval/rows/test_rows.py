@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from eval import RequestError
 from eval.__main__ import main
 from eval.analysis.frame import frame
-from eval.analysis.summary import wide
+from eval.analysis.summary import summary_records
 from eval.lenses.lens import read_document
 from eval.rows.store import Results, read_rows
 from tests.eval.views.page.cases import SIZES, bits_row, checkpoint_of, every_kind, make_row
@@ -101,7 +101,7 @@ def test_whatever_a_field_holds_is_summed_up_or_refused(field, value, tmp_path_f
     (place / "rows.jsonl").write_text(json.dumps(ROWS[kind] | {name: value}) + "\n")
     with suppress(RequestError):
         lines = frame(read_rows([place]))
-        assert lines.empty or len(wide(lines[lines["kind"] == kind]))
+        assert lines.empty or len(summary_records(lines[lines["kind"] == kind]))
 
 
 NO_ROWS = ["5", "[]", "null", '"a"', "{", '{"schema": 3, "key": []}', "[" * 99_999,

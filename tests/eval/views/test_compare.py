@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from eval.analysis.frame import frame
-from eval.analysis.summary import sum_up
+from eval.analysis.summary import summarise_rows
 from eval.models.checkpoint import open_checkpoint
 from eval.rows.store import Results
 from eval.views.comparison.gather import gather_models
@@ -78,7 +78,7 @@ def test_recoveries_are_those_of_the_summary(tmp_path, name, hidden, quantity, s
     ]
     Results(tmp_path).append(rows)
     (expected,) = [
-        r for r in sum_up(rows)
+        r for r in summarise_rows(rows)
         if (r["step"], r["layer"], r["hidden"], r["solver"]) == (300, 4, hidden, solver)
         and not (r["noise"] or r["control"] or r["padded"])
     ]  # fmt: skip

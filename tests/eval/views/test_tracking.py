@@ -15,7 +15,7 @@ import yaml
 from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportAttributeAccessIssue]
 
 from eval.__main__ import main
-from eval.analysis.summary import sum_up
+from eval.analysis.summary import summarise_rows
 from eval.lenses.lens import lenses
 from eval.messages import RequestError
 from eval.models.corpora import corpus_label
@@ -132,7 +132,7 @@ def test_table_and_page_are_logged(tracked, runs_of_two):
     table = json.loads((files / path).read_text())
     lines = [dict(zip(table["columns"], line, strict=True)) for line in table["data"]]
     assert {line["kind"] for line in lines} == {row["kind"] for row in FLAT}
-    for record in sum_up(FLAT):
+    for record in summarise_rows(FLAT):
         where = {n: record[n] for n in ("step", "layer", "slice", "solver", "settings")}
         (line,) = [
             line for line in lines if line["quantity"] == "self" and where.items() <= line.items()

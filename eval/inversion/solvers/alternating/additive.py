@@ -60,12 +60,10 @@ class Changes:
 
     def singles(self, missing: Tensor) -> Tensor:
         """How far each change alone lies from what is missing `(P, F)`, squared, `(P, k, n)`."""
-        apart, k = (
-            self.lengths() + missing.square().sum(dim=-1)[:, None, None],
-            self.slopes.shape[1],
-        )
-        products = torch.cat([self.match(j, missing[:, None]) for j in range(k)], dim=1)
-        return (apart - 2 * products).clamp(min=0)
+        squares = self.lengths() + missing.square().sum(dim=-1)[:, None, None]
+        positions = range(self.slopes.shape[1])
+        products = torch.cat([self.match(j, missing[:, None]) for j in positions], dim=1)
+        return (squares - 2 * products).clamp(min=0)
 
 
 def explain(changes: Changes, missing: Tensor, beams: int, drawn: Tensor | None = None) -> Tensor:
@@ -90,9 +88,9 @@ def explain(changes: Changes, missing: Tensor, beams: int, drawn: Tensor | None 
     rows = torch.arange(P, device=missing.device)[:, None]
     remaining, chosen = missing[:, None], order.new_empty(P, 1, 0)
     for j in range(k):
-        apart = lengths[:, j, None] - 2 * changes.match(j, remaining)
-        apart += remaining.square().sum(dim=-1, keepdim=True)
-        best = apart.flatten(1).topk(min(beams, apart[0].numel()), largest=False).indices
+        squares = lengths[:, j, None] - 2 * changes.match(j, remaining)
+        squares += remaining.square().sum(dim=-1, keepdim=True)
+        best = squares.flatten(1).topk(min(beams, squares[0].numel()), largest=False).indices
         beam, picked = best // n, best % n
         chosen = torch.cat([chosen[rows, beam], picked[..., None]], dim=-1)
         remaining = remaining[rows, beam] - changes.take(j, picked)
@@ -156,14 +154,15 @@ def promising(
     First those that explain what is missing together with others, then those that do alone. With
     them, how well each token of the vocabulary fits, `(P, k, V)`.
     """
-    apart = guessed.singles(missing)
-    fits = -apart.scatter(2, sample, (sampled - missing[:, None, None]).square().sum(dim=-1)).sqrt()
+    squares = guessed.singles(missing)
+    known = (sampled - missing[:, None, None]).square().sum(dim=-1)
+    fits = -squares.scatter(2, sample, known).sqrt()
     chosen = explain(guessed, missing, beams).mT
-    first = torch.arange(-chosen.shape[2], 0, device=chosen.device).to(apart)
-    apart = apart.scatter_reduce(2, chosen, first.expand_as(chosen), "amin")
-    apart = apart.scatter(2, sample, torch.inf)
-    count = min(count, apart.shape[2] - sample.shape[2])
-    return apart.topk(count, largest=False).indices, fits
+    first = torch.arange(-chosen.shape[2], 0, device=chosen.device).to(squares)
+    squares = squares.scatter_reduce(2, chosen, first.expand_as(chosen), "amin")
+    squares = squares.scatter(2, sample, torch.inf)
+    count = min(count, squares.shape[2] - sample.shape[2])
+    return squares.topk(count, largest=False).indices, fits
 
 
 def orders(k: int) -> list[tuple[int, ...]]:

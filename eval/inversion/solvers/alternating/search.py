@@ -31,7 +31,7 @@ from eval.inversion.problem import Chance, Problem
 from eval.inversion.reading import Reading
 from eval.inversion.solver import ANY, COLLISIONS, Answer, solver
 from eval.inversion.solvers.alternating.turns import LIKELY, SCREENS, Turns
-from eval.rows.progress import SoFar, tell
+from eval.rows.progress import Progress, report_progress
 
 FINALLY = 16, 4  # tokens tried as `LIKELY` are, once the hidden ones are known, without noise
 LARGE = 16_384  # vocabularies from here on are never run as a whole
@@ -220,7 +220,7 @@ class _Search:
         """Both turns: where each prompt is then, and whether that is where it was."""
         turns = self.turns
         hidden, visible = turns.hidden[rows], turns.read(rows)
-        tell(SoFar(turns.whole(rows, hidden, visible)))
+        report_progress(Progress(turns.whole(rows, hidden, visible)))
         solved = turns.solved(rows, hidden, visible).tolist()
         states = [(_End(0.0, choice, proved=True), False) for choice in hidden]
         others, at_once = [i for i, choice in enumerate(solved) if not choice], turns.at_once()
@@ -230,10 +230,10 @@ class _Search:
             flags = turns.solved(chosen, better, read), (better == hidden[batch]).all(dim=1)
             turns.hidden[chosen] = better
             seen = torch.stack([distance, *(flag.to(distance) for flag in flags)], dim=1).tolist()
-            for i, tokens, (apart, proved, stuck) in zip(batch, better, seen, strict=True):
-                states[i] = _End(0.0 if proved else apart, tokens, bool(proved)), bool(stuck)
+            for i, tokens, (length, proved, stuck) in zip(batch, better, seen, strict=True):
+                states[i] = _End(0.0 if proved else length, tokens, bool(proved)), bool(stuck)
             if any(proved for _, proved, _ in seen):
-                tell(SoFar(turns.whole(chosen, better, read)))
+                report_progress(Progress(turns.whole(chosen, better, read)))
         return states
 
     def _finish(self) -> list[Answer]:
@@ -246,17 +246,18 @@ class _Search:
         V, rows = len(turns.vocabulary), list(range(len(self.ends)))
         counts = (LIKELY, LIKELY) if problem.noise.any() else FINALLY
         reading = Reading([problem], [turns.readback], *counts)
-        paths = reading.together(turns.whole(rows, turns.hidden))
-        read = [reading.alone(0, p, paths, good) for p, good in enumerate(paths.good[0].tolist())]
+        paths = reading.search_together(turns.whole(rows, turns.hidden))
+        good = paths.good[0].tolist()
+        read = [reading.search_alone(0, p, paths, good[p]) for p in rows]
         turns.spent += turns.first + torch.tensor([end.evaluations for end in read])
         proved, collisions = one_hot(turns.hidden, V).to(turns.unit), [{} for _ in rows]
         scores = [proved[p] if end.proved else turns.fits[p] for p, end in enumerate(read)]
         enumerated = not k or (k == 1 and V < LARGE)
         if k == 1 and enumerated:  # every other choice is run
             visible = torch.stack([end.tokens[turns.first :] for end in read])
-            apart = turns.rivals(rows, visible[:, : SCREENS[0]])
-            scores = [-of_prompt.norm(dim=-1)[None] for of_prompt in apart]
-            collisions = self._collisions(apart, visible)
+            offsets = turns.rivals(rows, visible[:, : SCREENS[0]])
+            scores = [-of_prompt.norm(dim=-1)[None] for of_prompt in offsets]
+            collisions = self._collisions(offsets, visible)
         return [
             Answer(
                 tokens=end.tokens[turns.before.shape[1] :],
@@ -268,23 +269,23 @@ class _Search:
             for p, (end, spent) in enumerate(zip(read, turns.spent.tolist(), strict=True))
         ]
 
-    def _collisions(self, apart: Tensor, visible: Tensor) -> list[dict[int, list[int]]]:
+    def _collisions(self, offsets: Tensor, visible: Tensor) -> list[dict[int, list[int]]]:
         """Each prompt's nearest choices of a single hidden token within the limit, if several are.
 
         By how far each choice's outputs lie off at the first positions shown, `(P, V, S)`, in units
         of the targets' lengths, and all tokens shown.
         """
-        turns, S = self.turns, apart.shape[-1]
-        near = apart * turns.unit[:, None, :S, 0] <= turns.window.tolerance.limit[:, None, :S]
+        turns, S = self.turns, offsets.shape[-1]
+        within = offsets * turns.unit[:, None, :S, 0] <= turns.window.tolerance.limit[:, None, :S]
         collisions: list[dict[int, list[int]]] = [{} for _ in visible]
-        fits = near.all(dim=-1)
+        fits = within.all(dim=-1)
         for p, count in enumerate(fits.sum(dim=-1).tolist()):
             if count > 1:  # the screen does not tell them apart; later positions may
                 fitting = fits[p].nonzero()
                 turns.spent[p] += len(fitting) * turns.problem.length
                 whole = turns.whole([p], fitting[None])[0]
                 rivals = turns.problem.of([p]).explaining(whole, visible[p])[:, -1]
-                distances = apart[p, rivals].norm(dim=-1)
+                distances = offsets[p, rivals].norm(dim=-1)
                 nearest = distances.topk(min(COLLISIONS, len(rivals)), largest=False).indices
                 if len(rivals) > 1:
                     collisions[p] = {0: sorted(rivals[nearest].tolist())}

@@ -103,7 +103,7 @@ class Turns:
         everything = self.sample.shape[1] == V
         self.spent[rows] += window.length + S * (V if everything else LIKELY + self.likely)
         if not everything:
-            paths = Reading([window], [self.readback], LIKELY, self.likely).together(given)
+            paths = Reading([window], [self.readback], LIKELY, self.likely).search_together(given)
             return paths.path[:, self.first :]
         state, read = self.circuit.prefix(given), []
         for s in range(S):
@@ -200,8 +200,9 @@ class Turns:
             self._shown(rows, self.circuit.of_tokens(batch.flatten(0, 1)))
             for batch in tried.split(at_once, dim=1)
         ]
-        apart = torch.cat([(s - self.target[rows, None]).flatten(2).norm(dim=2) for s in shown], 1)
-        distance, best = apart.min(dim=1)
+        differences = (part - self.target[rows, None] for part in shown)
+        distances = torch.cat([part.flatten(2).norm(dim=2) for part in differences], dim=1)
+        distance, best = distances.min(dim=1)
         return guesses.take_along_dim(best[:, None, None], dim=1)[:, 0], distance
 
     def whole(self, rows: list[int], hidden: Tensor, visible: Tensor | None = None) -> Tensor:

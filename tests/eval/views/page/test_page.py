@@ -8,7 +8,7 @@ from arch.storage.files import write_text
 from eval import RequestError
 from eval.__main__ import main
 from eval.analysis.frame import frame
-from eval.drawing.tables import percent, share_text
+from eval.drawing.tables import percent_text, whole_percent
 from eval.rows.store import read_rows
 from eval.views.page.page import curves, render_page
 from eval.views.page.prompts import draw_prompts
@@ -41,7 +41,7 @@ def test_the_page_has_them_at_the_deepest_layer_before_and_after_training():
                 shares = [expected_share(ROWS, kind, k, step=step, **place) for step in (0, 300)]
                 name, *shown = next(lines)[-3:]
                 assert (name, *(cell.split()[0] for cell in shown)) == (
-                    solver, *map(percent, shares),
+                    solver, *map(whole_percent, shares),
                 )  # fmt: skip
 
 
@@ -52,7 +52,7 @@ def test_the_terminal_has_them_by_step_in_few_lines():
     assert len(lines) == 6
     for line, (kind, k) in zip(lines[::2], QUESTIONS.values(), strict=True):
         share = expected_share(rows, kind, k, model="flat", step=0, layer=4, solver="adam")
-        assert share_text(share) in line
+        assert percent_text(share) in line
     assert text.startswith("Tokens recovered, % (top-1)")
     assert len(terminal_text(ROWS).splitlines()) <= 23
     assert max(map(len, terminal_text(ROWS).splitlines())) <= 160
