@@ -7,8 +7,9 @@ that this file imports the rest where it is used.
 import arch.kernels.threads  # noqa: F401 - before torch, as in every command
 
 # isort: split
+import multiprocessing
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,7 @@ else:  # a busy machine is no fault
 os.environ.setdefault("WANDB__SERVICE_WAIT", "300")  # seconds until its process is up
 
 
-LONGEST = ("test_docs.py", "test_devices.py", "train/test_speed.py")
+LONGEST = ("test_docs.py", "train/test_speed.py")
 """Files whose tests stand first, so that none of them ends long after the others.
 
 Pages of the docs go on from others, which one process runs once.
@@ -55,6 +56,14 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True)
 def _deterministic() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_waiting_for_the_disk() -> Iterator[None]:
+    """What a test writes need not outlive a power failure."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -95,6 +104,14 @@ def model_directory(
         )
 
     return make
+
+
+@pytest.fixture(scope="session")
+def forked():
+    """Starts processes from one that has imported everything, which takes it seconds."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.train.forked"])
+    return context
 
 
 @pytest.fixture(scope="module")

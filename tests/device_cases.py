@@ -1,17 +1,13 @@
-"""What must give the same answers on any device.
+"""What must give the same answers on any device: `differences()` runs it on two, and compares.
 
-    python -m tests.device_cases
-
-runs all cases on the CPU and on a simulated accelerator, and prints as JSON in what each of them
-differs: nothing, if all is well. First it checks that the accelerator refuses what a GPU does.
+The process has to be one that has not computed a gradient yet, see tests/simulated_device.py.
 """
 
-import json
 import math
-import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from functools import cache, partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +18,9 @@ import eval.inversion.guesses as guesses
 from arch import LanguageModel, ModelConfig, generate, save_model
 from eval.inversion.solver import solvers
 from eval.lenses.lens import lenses
-from eval.models.checkpoint import Checkpoint, open_checkpoint
+from eval.models.checkpoint import open_checkpoint
 from tests.arch.cases import MIXERS
 from tests.eval.lenses.cases import story_checkpoint
-from tests.simulated_device import simulated_device
 from train.module import LanguageModule
 from train.settings import OptimizerSettings, ScheduleSettings
 
@@ -38,79 +33,46 @@ UNLIKE = {
     "rank", "self", "nonself", "margin", "margin_bits", "notes",
 }  # fmt: skip
 """Fields that may differ: times, and what rounding decides, such as the order of near equals."""
-TOY: dict[str, Any] = {"corpus": "toy:400"}
 Case = Callable[[torch.device], Any]
-Ask = Callable[[Checkpoint], Any]
 
 
-def solver_cases(folder: Path) -> Iterator[tuple[str, Case]]:
-    """Each solver, asked as many hidden tokens as it takes, one at most."""
+def asked_cases(folder: Path) -> Iterator[tuple[str, Case]]:
+    """Every command that computes, every solver and every lens, asked of models in a folder."""
+    toy: dict[str, Any] = {"corpus": "toy:400"}
+    last = partial(evals.invert, text=TEXT, layers="last", **toy)
     for solver in solvers().values():
-        settings = {n: v for n, v in BRIEF.items() if n in solver.settings}
+        brief = [f"{solver.name}.{n}={v}" for n, v in BRIEF.items() if n in solver.settings]
         hidden = 1 if solver.hidden is None else min(1, solver.hidden[-1])
-        asked = partial(
-            evals.invert,
-            text=TEXT,
-            layers="last",
-            **TOY,
-            slices=f"[:, {hidden}:, :]",
-            solvers=solver.name,
-            set_=[f"{solver.name}.{n}={v}" for n, v in settings.items()],
-        )
-        yield f"solver {solver.name}", of_model(folder / "llama", asked)
-
-
-def question_cases(folder: Path) -> Iterator[tuple[str, Case]]:
-    """Every other command that computes, and ways to ask `invert`."""
-    known = TOY | {"count": 1, "before": 2, "candidates": 16, "tokens": 64, "draws": 2}
-    asked: dict[str, Ask] = {
-        "invert, controls, noise, parts": partial(
-            evals.invert,
-            text=[TEXT, OTHER],
-            layers="1+2",
-            parts=["mixer", "stream"],
-            solvers="sweep",
-            noise=[0.1],
-            controls=["shuffled"],
-            slices="[:, :, :12]",
-            **TOY,
+        ask = partial(last, slices=f"[:, {hidden}:, :]", solvers=solver.name, set_=brief)
+        yield f"solver {solver.name}", of_model(folder / "llama", ask)
+    known = toy | {"count": 1, "before": 2, "candidates": 16, "tokens": 64, "draws": 2}
+    window = {"train_tokens": 400, "valid_tokens": 80, "length": 8, "steps": 2, **toy}
+    sweep = partial(last, solvers="sweep")
+    changed = {"layers": "1+2", "parts": "mixer", "noise": [0.1], "slices": "[:, :, :12]"}
+    questions = {
+        "controls, noise, parts": partial(
+            sweep, **changed | {"text": [TEXT, OTHER], "controls": ["shuffled"]}
         ),
-        "invert, ablations": partial(
-            evals.invert,
-            text=TEXT,
-            layers="last",
-            solvers="sweep",
-            without=["norms", "channel"],
-            **TOY,
-        ),
+        "ablations": partial(sweep, without=["norms", "channel"]),
         "bits": partial(evals.bits, distances=[0, 2], **known),
         "bits, prior of the model": partial(evals.bits, distances=[1], prior="model", **known),
-        "probe": partial(
-            evals.probe,
-            length=8,
-            train_tokens=400,
-            valid_tokens=80,
-            steps=2,
-            offsets=[-1, 0],
-            **TOY,
-        ),
-        "geometry": partial(evals.geometry, layers=1, hidden=1, count=1, length=6, **TOY),
+        "probe": partial(evals.probe, offsets=[-1, 0], **window),
+        "geometry": partial(evals.geometry, layers=1, hidden=1, count=1, length=6, **toy),
         "loss": partial(evals.loss, text=TEXT),
         "generate": partial(evals.generate, prompt="Tom", count=2, max_new_tokens=8),
     }
-    for name, ask in asked.items():
-        yield f"{name}, llama", of_model(folder / "llama", ask)
-    for name in ("invert, ablations", "geometry", "generate"):
-        yield f"{name}, flat", of_model(folder / "flat", asked[name])
     for name in lenses():
-        ask = partial(evals.lens, lens=name, text=TALES, tokens=400, **TOY)
-        yield f"lens {name}", of_model(folder / "llama", ask)
+        questions[f"lens {name}"] = partial(evals.lens, lens=name, text=TALES, tokens=400, **toy)
+    for name, ask in questions.items():
+        yield name, of_model(folder / "llama", ask)
+    for name in ("ablations", "geometry", "generate"):
+        yield f"{name}, flat", of_model(folder / "flat", questions[name])
 
 
 opened = cache(open_checkpoint)
 
 
-def of_model(path: Path, ask: Ask) -> Case:
+def of_model(path: Path, ask: Callable[..., Any]) -> Case:
     """A question asked of a model directory, which is opened on a device once for all of them."""
 
     def case(device: torch.device) -> Any:
@@ -120,17 +82,11 @@ def of_model(path: Path, ask: Ask) -> Case:
     return case
 
 
-def training_cases() -> Iterator[tuple[str, Case]]:
-    """Each kind of mixer, and the other optimiser: two steps, a validation and a sample."""
-    for mixer in {mixer.partition("(")[0]: mixer for mixer in MIXERS}.values():
-        yield f"train {mixer}", partial(trained, mixer, "adamw")
-    yield "train by muon", partial(trained, "attention(heads=2)+flat", "muon")
-
-
-def trained(mixer: str, optimizer: str, device: torch.device) -> Any:
-    """Losses of two steps, a validation, a sample, and the weights."""
+def trained(optimizer: str, device: torch.device) -> Any:
+    """Losses of two steps, a validation, a sample, and the weights: each kind of mixer a layer."""
     torch.manual_seed(0)
-    model = LanguageModel(ModelConfig(64, 12, 16, 2, (mixer,))).to(device)
+    mixers = tuple({mixer.partition("(")[0]: mixer for mixer in MIXERS}.values())
+    model = LanguageModel(ModelConfig(64, 12, 16, len(mixers), mixers)).to(device)
     module = LanguageModule(model, OptimizerSettings(name=optimizer), ScheduleSettings(), 4)  # pyright: ignore
     tokens = torch.randint(64, (2, 13)).to(device)
     batch = tokens[:, :-1], tokens[:, 1:], 24.0
@@ -165,57 +121,25 @@ def difference(a: Any, b: Any, place: str = "") -> str:
     return next(filter(None, found), "")
 
 
-def check_refusals(device: torch.device) -> None:
-    """The simulated device refuses what a GPU does, and allows what it allows."""
+def differences(folder: Path, answer: Connection) -> None:
+    """Sends in what each case differs; maps are fitted after few prefixes."""
+    from tests.simulated_device import check_refusals, simulated_device  # which registers a device
 
-    def refused(case: Callable[[], object]) -> bool:
-        try:
-            case()
-        except (RuntimeError, TypeError):
-            return True
-        return False
-
-    x, on_cpu, few = torch.ones(3, 2).to(device), torch.ones(3, 2), torch.tensor([0, 1])
-    assert (x.device.type, x.device.index, (x @ x.T).device) == ("sim", 0, device)
-    assert refused(lambda: x + on_cpu)
-    assert refused(lambda: on_cpu * x.sum())
-    assert refused(lambda: on_cpu[few.to(device)])
-    assert refused(lambda: x.index_put_((few,), torch.ones(2, 2)))
-    assert refused(lambda: x.index_select(0, few))
-    assert refused(lambda: x.numpy())
-    assert refused(lambda: torch.randn(3, device=device, generator=torch.Generator()))
-    assert refused(lambda: torch.randn(3, generator=torch.Generator(device)))
-    assert (x * torch.tensor(2.0)).device == x[few].device == device
-    assert torch.tensor([x.sum(), x[0, 0]]).tolist() == [6.0, 1.0]  # .item() by C++
-    assert torch.zeros_like(x, device="cpu").device.type == x.cpu().device.type == "cpu"
-    layer = torch.nn.Linear(2, 1).to(device)
-    layer(x).sum().backward()
-    assert layer.weight.grad is not None
-    assert layer.weight.grad.device == device
-
-
-def main() -> None:
-    """Prints in what each case differs; maps are fitted after few prefixes."""
+    torch.set_num_threads(1)
     guesses.PREFIXES = 8
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for name, mixer in (("flat", "flat"), ("llama", "attention(heads=4, kv_heads=2)")):
-            saved = story_checkpoint(mixers=(mixer,))
-            about = {"name": name, "step": 0}
-            save_model(folder / name, saved.model, saved.tokenizer.to_str(), about)
-        groups = solver_cases(folder), question_cases(folder), training_cases()
-        cases = {name: case for group in groups for name, case in group}
-        expected = {name: case(torch.device("cpu")) for name, case in cases.items()}
-        found = {}
-        with simulated_device() as device:
-            check_refusals(device)
-            for name, case in cases.items():
-                try:
-                    found[name] = difference(expected[name], case(device))
-                except Exception:
-                    found[name] = traceback.format_exc()
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()
+    for name, mixer in (("flat", "flat"), ("llama", "attention(heads=4, kv_heads=2)")):
+        saved = story_checkpoint(mixers=(mixer,))
+        about = {"name": name, "step": 0}
+        save_model(folder / name, saved.model, saved.tokenizer.to_str(), about)
+    cases: dict[str, Case] = dict(asked_cases(folder))
+    cases |= {f"train by {name}": partial(trained, name) for name in ("adamw", "muon")}
+    found = {}
+    expected = {name: case(torch.device("cpu")) for name, case in cases.items()}
+    with simulated_device() as device:
+        check_refusals(device)
+        for name, case in cases.items():
+            try:
+                found[name] = difference(expected[name], case(device))
+            except Exception:
+                found[name] = traceback.format_exc()
+    answer.send(found)

@@ -1,15 +1,12 @@
 """A simulated accelerator: its tensors compute on the CPU and say that they are on `sim:0`.
 
-    with simulated_device() as device:
-        model.to(device)
-
 The import registers the device with torch, for good, and has to come before the process's first
 gradient: use it in a process of its own.
 What a GPU refuses is refused: operands on two devices, a CPU generator for its tensors, `numpy()`.
 What a GPU allows is allowed: a CPU scalar beside its tensors, CPU indices of its tensors, copies.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -133,16 +130,10 @@ def _values(x: Tensor) -> Tensor:
 def _compute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs an operator on the values, and puts its results where a GPU would have them."""
     name, given = func._schema.name, _tensors((args, kwargs))
-    if name in COPIES:
-        on_device = is_simulated(args[0])
-    elif name in INDEXING:
-        on_device = is_simulated(args[0])
-        _check(name, on_device, _tensors(args[2:]))
-        if not on_device and any(map(is_simulated, _tensors(args[1]))):
-            raise RuntimeError(f"{name}: a CPU tensor has indices on {NAME}:0")
-    else:
-        on_device = any(map(is_simulated, given))
-        _check(name, on_device, given)
+    of_first = name in COPIES or name in INDEXING
+    on_device = is_simulated(args[0]) if of_first else any(map(is_simulated, given))
+    if name not in COPIES:
+        _check(name, on_device, _tensors(args[2:]) if on_device and of_first else given)
     if (wanted := kwargs.get("device")) is not None:
         on_device = torch.device(wanted).type == NAME
         kwargs = kwargs | {"device": CPU if on_device else wanted}
@@ -168,3 +159,32 @@ def _check(name: str, on_device: bool, operands: list[Tensor]) -> None:
                 f"{name}: expected all tensors on the same device, found {NAME}:0 and cpu "
                 f"{tuple(x.shape)}"
             )
+
+
+def check_refusals(device: torch.device) -> None:
+    """The simulated device refuses what a GPU does, and allows what it allows."""
+
+    def refused(case: Callable[[], object]) -> bool:
+        try:
+            case()
+        except (RuntimeError, TypeError):
+            return True
+        return False
+
+    x, on_cpu, few = torch.ones(3, 2).to(device), torch.ones(3, 2), torch.tensor([0, 1])
+    assert (x.device.type, x.device.index, (x @ x.T).device) == ("sim", 0, device)
+    assert refused(lambda: x + on_cpu)
+    assert refused(lambda: on_cpu * x.sum())
+    assert refused(lambda: on_cpu[few.to(device)])
+    assert refused(lambda: x.index_put_((few,), torch.ones(2, 2)))
+    assert refused(lambda: x.index_select(0, few))
+    assert refused(lambda: x.numpy())
+    assert refused(lambda: torch.randn(3, device=device, generator=torch.Generator()))
+    assert refused(lambda: torch.randn(3, generator=torch.Generator(device)))
+    assert (x * torch.tensor(2.0)).device == x[few].device == device
+    assert torch.tensor([x.sum(), x[0, 0]]).tolist() == [6.0, 1.0]  # .item() by C++
+    assert torch.zeros_like(x, device="cpu").device.type == x.cpu().device.type == "cpu"
+    layer = torch.nn.Linear(2, 1).to(device)
+    layer(x).sum().backward()
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.device == device

@@ -1,19 +1,16 @@
-"""The same answers on an accelerator as on the CPU, and no operand left on another device.
+"""The same answers on an accelerator as on the CPU, and no operand left on another device."""
 
-The accelerator is simulated (`tests/simulated_device.py`), in a process of its own.
-"""
-
-import json
-import subprocess
-import sys
-from pathlib import Path
+from tests import device_cases
 
 
-def test_answers_are_those_of_the_cpu() -> None:
-    command, root = [sys.executable, "-m", "tests.device_cases"], Path(__file__).parents[1]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert len(found) > 35
+def test_answers_are_those_of_the_cpu(forked, tmp_path) -> None:
+    """The accelerator is simulated (tests/simulated_device.py), in a process of its own."""
+    mine, its = forked.Pipe()
+    process = forked.Process(target=device_cases.differences, args=(tmp_path, its), daemon=True)
+    process.start()
+    its.close()
+    found = mine.recv()  # EOFError: it did not end well
+    process.join()
+    assert len(found) > 30
     different = [f"{case}: {what}" for case, what in found.items() if what]
     assert not different, "\n".join(different)

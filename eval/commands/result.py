@@ -87,7 +87,12 @@ class Result:
             raise RequestError("these are lines of a table and no rows, and have no page")
         from eval.views.page.page import render_page
 
-        return render_page(self.rows, title, self.documents)
+        sections = []
+        if self.documents:
+            from eval.views.page.inside import lens_sections  # which imports torch
+
+            sections = lens_sections(self.documents, self.rows)
+        return render_page(self.rows, title, sections)
 
     def page(self, path: str, title: str | None = None) -> str:
         """Writes the rows as one HTML page, as `python -m eval report` does; returns its path.

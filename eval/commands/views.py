@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from eval.analysis.summary import Record
     from eval.analysis.verdicts import Accepts
     from eval.drawing.tables import Table
+    from eval.views.page.inside import LensSection
 
 
 @command
@@ -223,17 +224,20 @@ def report(
     rows = read_rows(places)
     folders = [folder for place in places for folder in results_in(Path(place))]
     documents = [document for folder in folders for document in read_documents(folder)]
+    sections: list[LensSection] = []
+    if documents:
+        from eval.views.page.inside import lens_sections  # which imports torch
+
+        sections = lens_sections(documents, rows)
     if rows and not documents and all(row["kind"] == "captured" for row in rows):
         from eval.views.page.captured import render_captured
 
         write_text(out, render_captured(rows, title))
     else:
-        write_text(out, render_page(rows, title, documents))
+        write_text(out, render_page(rows, title, sections))
     written = [out]
     if figures:
-        from eval.views.page.inside import lens_sections
-
-        every = [figure for section in lens_sections(documents, rows) for figure in section.figures]
+        every = [figure for section in sections for figure in section.figures]
         if not every:
             raise RequestError(
                 f"--figures {figures}: no lens has looked yet; run `python -m eval lens` first"

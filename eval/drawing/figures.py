@@ -162,4 +162,4 @@ def _legible(value: Any) -> Any:
         return legible(value)
     if isinstance(value, dict):
         return {name: _legible(part) for name, part in value.items()}
-    return [_legible(part) for part in value] if isinstance(value, list) else value
+    return [_legible(part) for part in value] if isinstance(value, list | tuple) else value

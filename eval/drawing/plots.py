@@ -292,7 +292,8 @@ def _data(records: Iterable[Record], *needed: str) -> Any:
 
     numbers = [{k: v for k, v in record.items() if not isinstance(v, float) or math.isfinite(v)}
                for record in records]  # fmt: skip
-    return alt.Data(values=[record for record in numbers if record.keys() >= {*needed}])
+    # A tuple, as Altair copies a list, and all that is in it, for each layer and panel.
+    return alt.Data(values=tuple(record for record in numbers if record.keys() >= {*needed}))
 
 
 def _channel(

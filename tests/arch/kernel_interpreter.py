@@ -22,7 +22,7 @@ CASES = [
     ("bare", 32, torch.float32, 32),
     ("headed", 40, torch.float32, 24),
     ("headed", 33, torch.float16, 24),
-    ("flat", 1, torch.float32, 5),
+    ("flat", 8, torch.float32, 5),
 ]
 
 

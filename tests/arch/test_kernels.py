@@ -3,9 +3,6 @@
 import logging
 import math
 import re
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +14,7 @@ from arch.errors import ModelError
 from arch.kernels import masked_conv
 from arch.kernels.masked_conv import implementation, masked_convolution
 from tests.arch.kernel_cases import LENGTHS, MEMBERS, arguments, compare, dense, gradients
+from tests.arch.kernel_machines import compile_as_on_a_gpu, import_anew, run_without_triton
 
 members = pytest.mark.parametrize("name", MEMBERS)
 devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -333,43 +331,10 @@ def test_the_processor_chooses_the_form(processor, length, monkeypatch):
     assert masked_conv.onednn_length.__wrapped__() == length
 
 
-AS_ON_A_GPU = """
-import torch
-torch.version.cuda = "13.0"
-from arch.kernels import masked_conv
-torch.version.cuda = None
-x, w, b = (torch.randn(shape, requires_grad=True) for shape in ((2, 9, 4), (2, 9, 9), (2, 9)))
-seen = []
-def backend(graph, inputs):
-    from torch._dynamo.backends.common import aot_autograd
-    compiler = lambda made, inputs: seen.append(str(made.graph)) or made.forward
-    return aot_autograd(fw_compiler=compiler)(graph, inputs)
-torch.compile(masked_conv.masked_convolution, backend=backend)(x, w, b).sum().backward()
-assert len(seen) == 2 and not any("remnant" in graph for graph in seen), seen
-"""
-
-
-def test_the_compiler_sees_through_the_operators_of_a_gpu():
-    root = Path(__file__).parents[2]
-    command = [sys.executable, "-W", "ignore", "-c", AS_ON_A_GPU]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-WITHOUT_TRITON = """
-import sys
-sys.modules["triton"] = None
-import torch
-from arch.kernels import masked_conv
-masked_conv.is_one_node = lambda x: True
-weight = torch.ones(2, 2, requires_grad=True)
-masked_conv.masked_convolution(torch.ones(1, 2, 3), weight).sum().backward()
-"""
-
-
-def test_it_works_without_triton_and_says_nothing():
-    root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TRITON], cwd=root, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+@pytest.mark.parametrize("check", [compile_as_on_a_gpu, run_without_triton])
+def test_on_machines_unlike_this_one(check, forked, tmp_path):
+    """The compiler sees through a GPU's operators; without Triton all works and nothing is said."""
+    process = forked.Process(target=import_anew, args=(check, tmp_path / "said"), daemon=True)
+    process.start()
+    process.join()
+    assert (process.exitcode, (tmp_path / "said").read_text()) == (0, "")

@@ -1,6 +1,5 @@
 """Data and a finished run that the tests of training share: once for each process of tests."""
 
-import multiprocessing
 import shutil
 
 import pytest
@@ -49,14 +48,6 @@ def whole(data, tmp_path_factory):
     run = tmp_path_factory.mktemp("runs") / "whole"
     assert fit(data, run, "--checkpoint_every", "2", "--save_every", "1") == 0
     return run
-
-
-@pytest.fixture(scope="session")
-def forked():
-    """Starts processes from one that has imported everything, which takes it seconds."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.train.forked"])
-    return context
 
 
 @pytest.fixture

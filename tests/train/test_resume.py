@@ -19,12 +19,17 @@ from train.module import LanguageModule
     ("flags", "number"),
     [
         ("", signal.SIGTERM),
-        ("--batch.micro 2 --log_every 4", signal.SIGINT),
-        ("--log_every 100", signal.SIGTERM),
-        ("--batch.size 12 --batch.micro 6", signal.SIGTERM),  # over an epoch's edge
-        ("--dropout 0.3 --batch.micro 2 --checkpoint_activations true", signal.SIGTERM),
-        ("--optimizer.name muon --optimizer.muon_mixing true --schedule.decay wsd", signal.SIGTERM),
-        ("--precision 64-true", signal.SIGTERM),
+        (
+            "--dropout 0.3 --batch.micro 2 --checkpoint_activations true --log_every 4",
+            signal.SIGINT,
+        ),
+        # over an epoch's edge
+        ("--batch.size 12 --batch.micro 6 --precision 64-true", signal.SIGTERM),
+        (
+            "--optimizer.name muon --optimizer.muon_mixing true --schedule.decay wsd"
+            " --log_every 100",
+            signal.SIGTERM,
+        ),
         ("--precision bf16-true", signal.SIGTERM),
     ],
 )

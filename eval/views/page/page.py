@@ -6,7 +6,7 @@ lenses, and where the numbers come from. A section about which there is nothing 
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
@@ -20,6 +20,9 @@ from eval.rows.schema import Row
 from eval.views.page.numbers import number_tables
 from eval.views.page.prompts import choose_example, draw_prompts
 from eval.views.page.recoveries import AFTER, BEFORE, BETWEEN, deepest, recoveries, select_lines
+
+if TYPE_CHECKING:
+    from eval.views.page.inside import LensSection  # which imports torch
 
 LENSES_TITLE = "Inside a language model"
 TITLE = "What is left of a prompt inside a language model"
@@ -39,24 +42,19 @@ class Panel(NamedTuple):
 
 
 def render_page(
-    rows: list[Row], title: str | None = None, documents: Sequence[dict[str, Any]] = ()
+    rows: list[Row], title: str | None = None, lenses: Sequence["LensSection"] = ()
 ) -> str:
     """The page for rows of evidence, as HTML.
 
     Args:
         rows: of any kinds; of equal keys the last counts.
         title: the page's; a sentence of its own when not given.
-        documents: of lenses (`eval.lenses.lens.read_documents`).
+        lenses: what lenses drew (`eval.views.page.inside.lens_sections`).
 
     Raises:
         RequestError: there is nothing to show.
     """
     rows = list({row["key"]: row for row in rows}.values())
-    lenses: list[Any] = []
-    if documents:
-        from eval.views.page.inside import lens_sections  # which imports torch
-
-        lenses = lens_sections(documents, rows)
     lines = frame(rows)
     context: dict[str, Any] = dict.fromkeys(("example", "training", "prompts", "curves", "solvers"))
     recovered = not lines.empty and (lines["kind"] == "recovery").any()

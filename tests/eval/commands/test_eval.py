@@ -129,6 +129,7 @@ def test_bits_are_shown_in_short_and_all_when_asked(model_directory, tmp_path, c
     asked = ["bits", str(model_directory("one")), str(model_directory("two")), "--out"]
     asked += [str(tmp_path / "out"), "--text", "Tom sat down. Lily ran home.", "--draws", "2"]
     asked += ["--corpus", "toy:400", "--noise", "0.25", "4", "--distances", "0", "1"]
+    asked += ["--quantisers", "int4", "fp8"]
     assert main(asked) == 0
     short = capsys.readouterr().out
     assert len(short.splitlines()) <= 20

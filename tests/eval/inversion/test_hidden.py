@@ -23,9 +23,9 @@ HEADS = "attention(heads=2)"
 CASES: list[Any] = [
     *(((m,), (2, 10), "[:, 1:, :]", "enumerated") for m in MIXERS),
     *(((m,), (2, 10), "[:, 3:, :]", "residual") for m in MIXERS),
-    *(((m,), (2, 10), shown, proof) for m in ("flat", HEADS) for shown, proof in (
-        ("[:, :3+4:7+8:, :]", "enumerated"), ("[:, 1:4+6:, :]", "residual"),
-        ("[:, :1+3:9, :]", "residual"))),
+    (("flat",), (2, 10), "[:, :3+4:7+8:, :]", "enumerated"),
+    ((HEADS,), (2, 10), "[:, 1:4+6:, :]", "residual"),
+    (("flat",), (2, 10), "[:, :1+3:9, :]", "residual"),
     (("flat",), (1, 12), "[:, 5:, :]", "residual"),
     pytest.param(((HEADS,), (1, 12), "[:, 5:, :]", "residual"), marks=pytest.mark.slow),
     (("attention",), (1, 8), "[:, 1:, :]", "enumerated", (2, "mixer")),
@@ -62,13 +62,14 @@ def test_a_search_ends_at_its_budget(small_model):
     problem = posed(small_model(mixers=("flat",), d_model=64), prompts(1, 8), "[:, 3:, :]")
     problem, spent = replace(problem, target=problem.target.flip(1)), []
     for budget in (1, 10_000, 1 << 40):
-        (answer,) = solve("alternating", problem, starts=2, budget=budget)
+        (answer,) = solve("alternating", problem, starts=2, rounds=2, budget=budget)
         assert answer.certificate is None
         spent.append((answer.notes["starts"], answer.evaluations))
     assert spent == sorted(spent)
     assert spent[0][0] == 1
     assert spent[2][0] == 4  # and those with one more token hidden
-    assert solve("alternating", problem, starts=2)[0].evaluations == spent[2][1]  # again
+    again = solve("alternating", problem, starts=2, rounds=2)
+    assert again[0].evaluations == spent[2][1]
 
 
 def test_a_hidden_token_and_the_next_one_held_wrong_together(small_model):

@@ -16,9 +16,13 @@ from eval.views.page.recoveries import ANSWERS, recoveries, select_lines, termin
 from tests.eval.views.page.cases import Page, expected_share, make_row, make_rows, renamed
 
 ROWS = make_rows()
-HTML = render_page(ROWS)
 QUESTIONS = {"all tokens shown": ("self", 0), "1 hidden token": ("nonself", 1),
              "3 hidden tokens": ("nonself", 3)}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def html():
+    return render_page(ROWS)
 
 
 def figures(rows):
@@ -30,8 +34,8 @@ def found(rows, *names):
     return [tuple(record[name] for name in names) for record in figures(rows)]
 
 
-def test_the_page_has_them_at_the_deepest_layer_before_and_after_training():
-    tables = [t for t in Page(HTML).tables if t[0][0] == "tokens asked for"]
+def test_the_page_has_them_at_the_deepest_layer_before_and_after_training(html):
+    tables = [t for t in Page(html).tables if t[0][0] == "tokens asked for"]
     assert len(tables) == 2
     for model, table in zip(("flat", "llama"), tables, strict=True):
         lines = iter(line for line in table[1:] if line)
@@ -63,16 +67,16 @@ def test_the_terminal_has_them_by_step_in_few_lines():
     assert "[b]flat" in terminal_text([renamed(make_row("flat"), "[b]flat")])
 
 
-def test_the_page_is_well_formed_small_and_needs_nothing_else():
-    page = Page(HTML)
-    assert len(HTML.encode()) < 1_000_000
-    assert not [word for word in ("http", "url(", "@import") if word in HTML]
+def test_the_page_is_well_formed_small_and_needs_nothing_else(html):
+    page = Page(html)
+    assert len(html.encode()) < 1_000_000
+    assert not [word for word in ("http", "url(", "@import") if word in html]
     assert not {"src"} & {name for name, _ in page.attributes}
     ids = {value for name, value in page.attributes if name == "id"}
     links = [value for name, value in page.attributes if name == "href"]
     assert links == ["#example", "#training", "#layers", "#prompts", "#numbers"]
     assert {link.removeprefix("#") for link in links} <= ids
-    assert "prefers-color-scheme: dark" in HTML
+    assert "prefers-color-scheme: dark" in html
     for words in ("runs/llama/models/step-000300", "steps=500 rate=0.02", "1,234,567"):
         assert words in page.words  # where it comes from
 
