@@ -119,7 +119,7 @@ def _inspect(options: argparse.Namespace) -> None:
     if options.text is not None:
         check_text(f"--text {options.text!a:.80}:", options.text)
     corpus = open_corpus(options.corpus, "valid", limit=options.limit, field=options.field)
-    print(_describe(tokenizer, corpus))
+    print(_describe(tokenizer, corpus, options.tokenizer))
     if options.text is not None:
         spelt = load_tokenizer(options.tokenizer)  # here a special token that is spelt is one
         text = spelt.encode(options.text, add_special_tokens=False)
@@ -128,13 +128,13 @@ def _inspect(options: argparse.Namespace) -> None:
         print(f"{count} tokens, {size} bytes, {size / max(1, count):.2f} bytes per token")
 
 
-def _describe(tokenizer: Tokenizer, corpus: Corpus) -> str:
+def _describe(tokenizer: Tokenizer, corpus: Corpus, name: str) -> str:
     """Describe a tokenizer by its use on a corpus: compression, longest and rarest tokens.
 
     Tokens are shown as the library writes them: `Ġ` for a space, `Ċ` for the end of a line.
     """
     pieces, used, stories = token_bytes(tokenizer), Counter[int](), 0
-    for batch in encode_stories(tokenizer, ((None, story) for story in corpus)):
+    for batch in encode_stories(tokenizer, ((None, story) for story in corpus), name):
         stories += len(batch)
         used.update(chain.from_iterable(ids for _, ids in batch))
     size = sum(len(pieces[token]) * count for token, count in used.items())

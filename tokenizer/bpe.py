@@ -121,7 +121,7 @@ def check_text(about: object, text: object) -> str:
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """Load a `tokenizer.json`, or the one inside a directory (packed data, or a model).
 
-    It neither pads nor cuts, even if it was saved while it did.
+    It neither pads nor cuts nor leaves merges out at random, even if it was saved while it did.
 
     Raises:
         CorpusError: There is no such file, or it is not a tokenizer.
@@ -141,22 +141,33 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         raise CorpusError(f"{file}: not a tokenizer file ({reason})") from None
     tokenizer.no_padding()
     tokenizer.no_truncation()
+    if getattr(tokenizer.model, "dropout", None):
+        tokenizer.model.dropout = None
     return tokenizer
 
 
 def encode_stories(
-    tokenizer: Tokenizer, stories: Iterable[tuple[Key, str]]
+    tokenizer: Tokenizer, stories: Iterable[tuple[Key, str]], name: object = "the tokenizer"
 ) -> Iterator[list[tuple[Key, list[int]]]]:
     """Yield the ids of the stories, each with its key, batch by batch, in their order.
 
     All cores encode a batch while the caller works on the batch before.
+
+    Raises:
+        CorpusError: The tokenizer, which `name` names, is not byte-level, or changes a story, as
+            by a normalizer, or a byte that it does not have.
     """
     tokenizer.encode_special_tokens = True  # a story that spells a special token is only text
+    pieces = token_bytes(tokenizer)
 
     def encode(batch: list[tuple[Key, str]]) -> list[tuple[Key, list[int]]]:
         texts = [story for _, story in batch]
         encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [(key, e.ids) for (key, _), e in zip(batch, encodings, strict=True)]
+        encoded = [(key, e.ids) for (key, _), e in zip(batch, encodings, strict=True)]
+        for text, (_, ids) in zip(texts, encoded, strict=True):
+            _check_kept(name, text, b"".join(map(pieces.__getitem__, ids)).decode(errors="replace"))
+        _check_kept(name, texts[0], tokenizer.decode(encoded[0][1], skip_special_tokens=False))
+        return encoded
 
     waiting: list[Future[list[tuple[Key, list[int]]]]] = []
     with ThreadPoolExecutor(1) as thread:
@@ -166,6 +177,24 @@ def encode_stories(
                 yield waiting.pop(0).result()
         for last in waiting:
             yield last.result()
+
+
+def _check_kept(name: object, text: str, read: str) -> None:
+    """Compare a story with what its ids read as.
+
+    Raises:
+        CorpusError: They differ.
+    """
+    if text == read:
+        return
+    length = min(len(text), len(read))
+    first = next((i for i in range(length) if text[i] != read[i]), length)
+    shown, others = (x[max(0, first - 10) : first + 20] for x in (text, read))
+    raise CorpusError(
+        f"{name}: changes a story, of which {shown!a} reads {others!a}; give a byte-level tokenizer"
+        " with all bytes, without a normalizer or a blank before a text, as this makes one: python "
+        "-m tokenizer train"
+    )
 
 
 def _batches(stories: Iterable[tuple[Key, str]]) -> Iterator[list[tuple[Key, str]]]:
@@ -202,6 +231,8 @@ def encode_alike(first: Tokenizer, second: Tokenizer) -> bool:
 def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
     """Return the bytes that each id stands for, in the order of ids; none for special tokens.
 
+    A token that was added without being special stands for its text.
+
     Raises:
         CorpusError: The tokenizer is not byte-level, so its tokens are not strings of bytes.
     """
@@ -210,13 +241,14 @@ def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
     others = [byte for byte in range(256) if byte not in printable]
     byte_of = {chr(byte): byte for byte in printable}
     byte_of |= {chr(256 + rank): byte for rank, byte in enumerate(others)}
-    special, vocabulary = tokenizer.get_added_tokens_decoder(), tokenizer.get_vocab()
+    added, vocabulary = tokenizer.get_added_tokens_decoder(), tokenizer.get_vocab()
     size = max(vocabulary.values(), default=-1) + 1
     if size > 1 << 24:
         raise CorpusError(f"the tokenizer names id {size - 1}; ids up to {(1 << 24) - 1} are read")
     table = [b""] * size
     for symbols, index in vocabulary.items():
-        if index in special:
+        if index in added:
+            table[index] = b"" if added[index].special else added[index].content.encode()
             continue
         if not byte_of.keys() >= set(symbols):
             raise CorpusError(

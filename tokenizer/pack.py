@@ -105,7 +105,8 @@ def pack(
         report: Called after every batch with the split, and how many stories are done.
 
     Raises:
-        CorpusError: Something given cannot be used; the message names it. Complete shards are kept.
+        CorpusError: Something given cannot be used, or the tokenizer changes a story; the message
+            names it. Complete shards are kept.
     """
     out, layout = Path(out), layout or Layout()
     for flag, count in (("shard", shard_tokens), ("story", story_tokens)):
@@ -131,9 +132,10 @@ def pack(
             files.callback(writer.close)
         skip = {split: writer.stories for split, writer in writers.items()}
         if story_tokens is None:
-            batches = encode_stories(loaded, _stories(corpora, skip))
+            batches = encode_stories(loaded, _stories(corpora, skip), tokenizer)
         else:
-            whole = encode_stories(loaded, _stories(corpora, dict.fromkeys(skip, 0)))
+            read = _stories(corpora, dict.fromkeys(skip, 0))
+            whole = encode_stories(loaded, read, tokenizer)
             batches = _joined(whole, story_tokens, loaded.encode(BETWEEN).ids, skip)
         for batch in batches:
             for split, writer in writers.items():

@@ -27,6 +27,7 @@ SEPARATORS = (
 )
 """What divides a text file: the first of them that it has."""
 ROWS = 1000  # of a table, at a time
+POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def read_file(path: Path, field: str) -> Iterator[str]:
@@ -93,7 +94,8 @@ def read_batches(about: object, batches: Iterable[Any], field: str, stored: str)
 def _no_column(about: object, field: str, names: Iterable[str]) -> CorpusError:
     known = ", ".join(map(str, names))[:200] or "none"
     return CorpusError(
-        f"{about}: no column {field}, only {known}; name the stories' column: --field"
+        f"{about}: no column {field}, only {known}; name the stories' column {field}, or pack it "
+        "by --field NAME"
     )
 
 
@@ -138,7 +140,7 @@ def _blocks(path: Path) -> Iterator[str]:
         while True:
             block = file.read(BLOCK)
             held = len(decoder.getstate()[0])
-            _refuse_nul(path, block, done)
+            _refuse_other_than_text(path, block, done)
             try:
                 text = decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
@@ -154,7 +156,7 @@ def _lines(path: Path) -> Iterator[str]:
     done = 0
     with path.open("rb") as file:
         for line in file:
-            _refuse_nul(path, line, done)
+            _refuse_other_than_text(path, line, done)
             try:
                 text = line.decode()
             except UnicodeDecodeError as error:
@@ -163,9 +165,11 @@ def _lines(path: Path) -> Iterator[str]:
             done += len(line)
 
 
-def _refuse_nul(path: Path, block: bytes, start: int) -> None:
+def _refuse_other_than_text(path: Path, block: bytes, start: int) -> None:
     if start == 0 and block[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         raise CorpusError(f"{path}: UTF-16, not UTF-8; convert the file to UTF-8")
+    if start == 0 and block.startswith(POINTER):
+        raise CorpusError(f"{path}: a pointer of Git LFS, not the text; fetch it: git lfs pull")
     if (position := block.find(0)) >= 0:
         raise CorpusError(
             f"{path}: holds a NUL byte at {start + position} (UTF-16, or no text); convert the "
@@ -187,7 +191,7 @@ def _read_json_lines(path: Path, field: str) -> Iterator[str]:
             continue
         number += 1
         try:
-            row = json.loads(source)
+            row = _load_json(source, field)
         except (ValueError, RecursionError) as error:
             reason = f"{getattr(error, 'msg', error)} at character {getattr(error, 'pos', 0)}"
             raise CorpusError(f"{path}: line {line} is not JSON ({reason}); mend it") from None
@@ -199,7 +203,7 @@ def _read_json(path: Path, field: str) -> Iterator[str]:
     source = "".join(_blocks(path))
     if not source.lstrip().startswith("["):
         try:
-            whole = json.loads(source)
+            whole = _load_json(source, field)
         except (ValueError, RecursionError):
             whole = None
         if not (isinstance(whole, dict) and isinstance(whole.get(field), list)):
@@ -208,11 +212,27 @@ def _read_json(path: Path, field: str) -> Iterator[str]:
         rows = [{field: value} for value in whole[field]]
     else:
         try:
-            rows = json.loads(source)
+            rows = _load_json(source, field)
         except (ValueError, RecursionError) as error:
             raise CorpusError(f"{path}: not JSON ({error}); mend it") from None
     for number, row in enumerate(rows, 1):
         yield _cell(path, number, row, field)
+
+
+def _load_json(source: str, field: str) -> Any:
+    """Read JSON, whose objects name the field once.
+
+    Raises:
+        ValueError: It is none, or an object names it twice, of which one would be lost.
+    """
+
+    def read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        row = dict(pairs)
+        if len(row) < len(pairs) and [name for name, _ in pairs].count(field) > 1:
+            raise ValueError(f"{field} stands twice in an object")
+        return row
+
+    return json.loads(source, object_pairs_hook=read_object)
 
 
 def _cell(path: Path, number: int, row: object, field: str) -> str:
@@ -228,7 +248,9 @@ def _read_csv(path: Path, field: str) -> Iterator[str]:
     rows = csv.reader(_lines(path), strict=True)
     try:
         names = next(rows, [])
-        if names.count(field) != 1:
+        if names.count(field) > 1:
+            raise CorpusError(f"{path}: {field} heads {names.count(field)} columns; keep one")
+        if field not in names:
             raise _no_column(path, field, names)
         for number, row in enumerate(filter(None, rows), 1):
             if len(row) != len(names):

@@ -42,6 +42,8 @@ from arch.storage.weights import drop_padding
 
 ACTIVATIONS = ("hidden_act", "activation_function", "hidden_activation", "activation")
 ROTATIONS = ("rope_type", "type")
+TOKENIZER = "tokenizer.json"
+CODE = "brings code of its own (auto_map), which is not run"
 
 
 class PretrainedModel(LanguageModel):
@@ -85,9 +87,6 @@ def load_pretrained(
     model, tokenizer = _read(name, dtype)
     with _refusals(name):
         wrapped = wrap_model(model)
-    file = Path(name, "tokenizer.json")
-    if largest_id(tokenizer) >= wrapped.embedding.num_embeddings and file.is_file():
-        tokenizer = read_tokenizer(read_text(file), file)  # without what transformers added to it
     check_tokenizer(name, tokenizer, wrapped)
     # Ids may have gaps, but none is beyond the last token's.
     wrapped = drop_padding(wrapped, 1 + largest_id(tokenizer))
@@ -139,7 +138,7 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer]:
         raise ModelError(f"{name} is a model of remnant; fix: python -m arch import hub:{name} DIR")
     if config.get("is_encoder_decoder"):
         raise ModelError(f"{name} is an encoder and a decoder; give a decoder-only model")
-    _check_ids(Path(directory) / "tokenizer.json")
+    _check_ids(Path(directory) / TOKENIZER)
     with _refusals(name):
         tokenizer = _tokenizer(directory, safe)
         options: dict[str, Any] = {"ignore_mismatched_sizes": True, "output_loading_info": True}
@@ -195,7 +194,7 @@ def _refusals(name: str) -> Iterator[None]:
             raise
         said = " ".join(str(error).split()) or type(error).__name__
         if "custom code" in said:
-            said = "it brings code of its own (auto_map), which is not run"
+            said = f"it {CODE}"
         raise ModelError(f"{name} cannot be loaded: {printable(said, 300)}") from None
     finally:
         logging.set_verbosity(level)
@@ -272,10 +271,22 @@ def _check_ids(file: Path) -> None:
 
 
 def _tokenizer(name: str, options: dict[str, Any]) -> Tokenizer:
-    """A tokenizer that neither pads nor cuts, whatever was on when it was saved."""
-    from transformers import AutoTokenizer
+    """A tokenizer that neither pads nor cuts, whatever was on when it was saved.
 
+    It is what its `tokenizer.json` says, if there is one: a class of transformers may set another
+    normalizer or pre-tokenizer in place of those that the model was trained with.
+    """
+    from transformers import AutoTokenizer
+    from transformers.models.auto.tokenization_auto import get_tokenizer_config
+    from transformers.utils import cached_file
+
+    if "gguf_file" not in options:
+        if get_tokenizer_config(name).get("auto_map"):
+            raise ModelError(f"{name} cannot be loaded: its tokenizer {CODE}")
+        file = cached_file(name, TOKENIZER, _raise_exceptions_for_missing_entries=False)
+        if file is not None:
+            return read_tokenizer(read_text(Path(file)), file)
     tokenizer = AutoTokenizer.from_pretrained(name, **options)
     if not tokenizer.is_fast:
-        raise ModelError(f"{name} has no fast tokenizer, a tokenizer.json")
+        raise ModelError(f"{name} has no fast tokenizer, a {TOKENIZER}")
     return read_tokenizer(tokenizer.backend_tokenizer.to_str(), f"the tokenizer of {name}")

@@ -9,7 +9,7 @@ def read_tokenizer(text: str, source: object) -> Tokenizer:
     """The tokenizer that a `tokenizer.json` holds; it neither pads nor cuts.
 
     A tokenizer that was saved while padding or truncation was on would lengthen or shorten every
-    text without a word.
+    text without a word, and one with dropout would give it other ids each time.
 
     Args:
         source: of the text, for errors.
@@ -25,6 +25,8 @@ def read_tokenizer(text: str, source: object) -> Tokenizer:
         raise ModelError(f"{source} is not a tokenizer file ({printable(error, 160)})") from None
     tokenizer.no_padding()
     tokenizer.no_truncation()
+    if getattr(tokenizer.model, "dropout", None):
+        tokenizer.model.dropout = None
     if not tokenizer.get_vocab_size():
         raise ModelError(f"{source} has no tokens")
     return tokenizer

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, processors
+from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
 
 from arch import ModelError, load_pretrained
 from arch.formats.llama import import_transformers
@@ -283,7 +283,7 @@ def test_a_pickle_is_not_read(llama):
 
 
 def spoilt(kind):
-    """A tokenizer that was saved while padding or truncation was on."""
+    """A tokenizer that was saved while padding, truncation or dropout was on."""
     tokenizer = byte_tokenizer()
     pad = {"pad_id": 256, "pad_token": tokenizer.id_to_token(256)}
     if kind == "fixed":
@@ -292,11 +292,13 @@ def spoilt(kind):
         tokenizer.enable_padding(**pad)
     elif kind == "cut":
         tokenizer.enable_truncation(4)
+    elif kind == "random":
+        tokenizer.model.dropout = 0.5
     return tokenizer
 
 
-@pytest.mark.parametrize("kind", ["fixed", "longest", "cut"])
-def test_a_tokenizer_neither_pads_nor_cuts(kind, llama):
+@pytest.mark.parametrize("kind", ["fixed", "longest", "cut", "random"])
+def test_a_tokenizer_reads_a_text_whole_and_always_alike(kind, llama):
     import eval as evals
 
     place = llama(tokenizer=spoilt(kind))
@@ -306,7 +308,8 @@ def test_a_tokenizer_neither_pads_nor_cuts(kind, llama):
     given = spoilt(kind)
     before = given.to_str()
     model = transformers.AutoModelForCausalLM.from_pretrained(place)
-    for opened in (f"hf:{place}", open_model(model, tokenizer=given)):
+    for opened in (open_model(f"hf:{place}"), open_model(model, tokenizer=given)):
+        assert opened.tokenizer.model.dropout is None
         row = evals.loss(opened, text=texts).rows[0]
         assert (row["tokens"], row["nats_per_token"]) == (
             expected["tokens"],
@@ -352,3 +355,26 @@ def test_what_a_tokenizer_adds_and_changes_is_said(llama, capsys):
     )
     open_model(f"hf:{llama(tokenizer=tokenizer)}")
     assert f"adds {special}" in capsys.readouterr().err
+
+
+def spaced(tokenizer):
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+
+
+def in_small_letters(tokenizer):
+    tokenizer.normalizer = normalizers.Lowercase()
+
+
+@pytest.mark.parametrize("change", [spaced, in_small_letters])
+@pytest.mark.parametrize(
+    "kind", ["GPT2Tokenizer", "LlamaTokenizerFast", "Qwen2Tokenizer", "T5TokenizerFast"]
+)
+def test_a_tokenizer_is_what_its_file_says_whatever_class_is_named(kind, change, llama):
+    tokenizer = byte_tokenizer()
+    change(tokenizer)
+    place = llama(tokenizer=tokenizer)
+    (place / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind}))
+    read = Tokenizer.from_str(load_pretrained(str(place)).tokenizer_json)
+    text = "In 1902  Tom\n\nran."
+    assert read.encode(text).ids == tokenizer.encode(text).ids
+    assert read.decode(read.encode(text).ids) == tokenizer.decode(tokenizer.encode(text).ids)

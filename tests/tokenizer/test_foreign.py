@@ -4,7 +4,7 @@ import json
 import random
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
 
 from tests.said import one_line
 from tests.tokenizer.test_cli import run
@@ -27,13 +27,68 @@ def test_a_damaged_tokenizer_is_refused(content, tmp_path, capsys):
         assert (said.out, said.err.count("\n")) == ("", 1)
 
 
-def test_a_tokenizer_saved_while_it_padded_and_cut_packs_whole_stories(tokenizer, tmp_path):
+def test_a_tokenizer_saved_while_it_was_trained_with_packs_whole_stories(tokenizer, tmp_path):
     padding = Tokenizer.from_file(str(tokenizer))
     padding.enable_padding(length=900)
     padding.enable_truncation(5)
+    padding.model.dropout = 0.5
     padding.save(str(tmp_path / "t.json"))
     data = pack("toy:20", tmp_path / "t.json", tmp_path / "data")
     assert list(data.stories("train")) == list(open_corpus("toy:20", "train"))
+    assert data.hash == pack("toy:20", tokenizer, tmp_path / "plain").hash
+
+
+def without_a_byte(tokenizer):
+    parts = json.loads(tokenizer.to_str())
+    del parts["model"]["vocab"]["~"]
+    return Tokenizer.from_str(json.dumps(parts))
+
+
+CHANGES = {
+    "small letters": ("normalizer", normalizers.Lowercase()),
+    "compatible letters": ("normalizer", normalizers.NFKC()),
+    "other words": ("normalizer", normalizers.Replace("Mia", "Zoe")),
+    "a blank before a text": ("pre_tokenizer", pre_tokenizers.ByteLevel(add_prefix_space=True)),
+    "no blanks": (
+        "pre_tokenizer",
+        pre_tokenizers.Sequence(
+            [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        ),
+    ),
+    "another decoder": ("decoder", decoders.WordPiece()),
+    "an entry that takes blanks": ("added", AddedToken("ran", lstrip=True, rstrip=True)),
+    "a byte that is missing": ("byte", None),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_tokenizer_that_changes_a_story_is_refused(change, tokenizer, tmp_path):
+    (name, part), changed = CHANGES[change], Tokenizer.from_file(str(tokenizer))
+    if name == "added":
+        changed.add_tokens([part])
+    elif name == "byte":
+        changed = without_a_byte(changed)
+    else:
+        setattr(changed, name, part)
+    changed.save(str(tmp_path / "t.json"))
+    (tmp_path / "s").mkdir()
+    for split in ("train", "valid"):
+        text = f"Mia ran to ~ a {split} \ufb01sh.\n\nMia ran {split} home."
+        (tmp_path / f"s/{split}.txt").write_text(text)
+    with one_line(CorpusError, "t.json: changes a story"):
+        pack(str(tmp_path / "s"), tmp_path / "t.json", tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+
+
+def test_the_bytes_of_an_entry_that_was_added_are_counted(tokenizer, tmp_path):
+    added = Tokenizer.from_file(str(tokenizer))
+    added.add_tokens(["little"])
+    added.save(str(tmp_path / "t.json"))
+    sizes = [
+        pack("toy:20", file, tmp_path / name).meta["splits"]["train"]["bytes"]
+        for name, file in (("plain", tokenizer), ("added", tmp_path / "t.json"))
+    ]
+    assert sizes[0] == sizes[1]
 
 
 def test_a_tokenizer_whose_end_is_an_ordinary_entry_is_refused(tokenizer, tmp_path):

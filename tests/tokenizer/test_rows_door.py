@@ -15,6 +15,9 @@ from tokenizer.__main__ import main
 TEXTS = [f'Day {i}.\nAnna said "good morning" to café {i}.' for i in range(400)]
 
 
+POINTER = b"version https://git-lfs.github.com/spec/"
+
+
 def read(path, **options):
     return list(open_corpus(str(path), "train", **options))
 
@@ -132,6 +135,12 @@ REFUSED = {
     "quote.csv": (b'n,text\n1,a\n1,"b\n', "line 3"),
     "gap.csv": (b"n,text\n1,a\n1,\n", "row 2"),
     "column.csv": (b"n;text\n1;a\n", "no column text, only n;text"),
+    "twice.csv": (b"text,text\na,b\nc,d\n", "text heads 2 columns"),
+    "twice.jsonl": (b'{"text": "a", "text": "b"}\n{"text": "c"}\n', "line 1"),
+    "twice.json": (b'[{"text": "a", "text": "b"}, {"text": "c"}]', "text stands twice"),
+    "columns.json": (b'{"text": ["a"], "text": ["b", "c"]}', "text stands twice"),
+    "pointer.txt": (POINTER + b"v1\noid sha256:4d7a\nsize 12345\n", "Git LFS"),
+    "pointer.csv": (POINTER + b"v1\noid sha256:4d7a\nsize 12345\n", "Git LFS"),
 }
 
 
