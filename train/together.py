@@ -1,16 +1,17 @@
 """Several processes of one run end together: where one refuses or fails, the others follow it.
 
-torchrun's and SLURM's processes meet in a store before any of them does its part. Who fails says so
-there and prints its line; the others, which may wait for it in a barrier, end without a word and
+The processes meet in a store before any of them does its part: those of torchrun and SLURM in one
+of all machines, those that Lightning itself starts in one that their parent keeps. Who fails says
+so there and prints its line; the others, which may wait for it in a barrier, end without a word and
 with the same code. At the end all wait for the last: a launcher that ends a job with its first
-process finds everything saved. What Lightning itself starts ends with its parent.
+process finds everything saved.
 """
 
 import atexit
 import contextlib
 import itertools
 import os
-import re
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -25,6 +26,8 @@ PATIENCE = 600
 GRACE = 2
 """Seconds in which a process that another's failure ends may end by itself."""
 PAUSE = 0.2
+PORT = "REMNANT_MEETING_PORT"
+"""Where the parent of Lightning's processes keeps their store, on the machine itself."""
 LOST = "a process or a machine of this run is gone; what was saved stays; go on with --resume auto"
 CODE = 2
 _runs = itertools.count()
@@ -38,20 +41,13 @@ def together(settings: TrainerSettings) -> Iterator[None]:
         RunError: not all processes have started, or one is gone; with no text in all but the first
             that failed.
     """
-    parent, over = os.getppid(), threading.Event()
-    if count_processes(settings) == 1:
+    child = int(os.environ.get("LOCAL_RANK", "0")) > 0
+    unknown = child and not (_is_launched() or PORT in os.environ)  # of another launcher
+    if count_processes(settings) == 1 or unknown:
         yield
-    elif in_torchrun() or (in_slurm() and all(name in os.environ for name in TASK)):
-        with _Meeting() as meeting:
-            threading.Thread(target=meeting.watch, daemon=True).start()
-            yield
-    elif int(os.environ.get("LOCAL_RANK", "0")):
-        threading.Thread(target=_follow, args=(parent, over), daemon=True).start()
-        try:
-            yield
-        finally:
-            over.set()
-    else:
+        return
+    with _Meeting() as meeting:
+        threading.Thread(target=meeting.watch, daemon=True).start()
         yield
 
 
@@ -59,69 +55,110 @@ class _Meeting:
     """The store of a run's processes, in which each says that it is here, has failed or ends."""
 
     def __init__(self) -> None:
-        import torch.distributed as dist
-
+        self.rank = self.local = int(os.environ.get("LOCAL_RANK", "0"))
+        self.count: int | None = None
         if in_torchrun():
             self.rank, self.count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        else:
+        elif _is_launched():
             from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
             slurm = SLURMEnvironment(auto_requeue=False)
-            self.rank, self.count = slurm.global_rank(), slurm.world_size()
+            self.local, self.rank = slurm.local_rank(), slurm.global_rank()
+            self.count = slurm.world_size()
             os.environ["MASTER_ADDR"] = slurm.main_address
             os.environ["MASTER_PORT"] = str(slurm.main_port)
-        wait = timedelta(seconds=PATIENCE)
-        try:
-            store, *_ = next(dist.rendezvous("env://", self.rank, self.count, timeout=wait))  # pyright: ignore
-        except RuntimeError:
-            raise RunError(f"process {self.rank} of {self.count} cannot reach the first") from None
-        self._store: Any = dist.PrefixStore(f"remnant/{next(_runs)}", store)  # pyright: ignore
+        self._store: Any = self._find_first(self.count) if self.count else self._find_parent()
         self._heard, self._over, self._lock = False, False, threading.Lock()
 
+    def _find_first(self, count: int) -> Any:
+        """The store of the first process of all machines, at the address of torchrun or SLURM.
+
+        Raises:
+            RunError: the address cannot be found or reached.
+        """
+        from torch.distributed import DistError, PrefixStore, rendezvous  # pyright: ignore
+
+        address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+        try:
+            socket.getaddrinfo(address, port)
+        except OSError:
+            line = f"MASTER_ADDR is {address}, which this machine does not know; set it to an "
+            line += "address of the first machine that all reach (torchrun: --local-addr)"
+            raise RunError(line if self._speaks else "") from None
+        try:
+            wait = timedelta(seconds=PATIENCE)
+            store, *_ = next(rendezvous("env://", self.rank, count, timeout=wait))
+        except DistError:
+            line = f"process {self.rank} of {count} cannot reach the first at {address}:{port}"
+            if not self.rank:
+                line = f"{address}:{port} is taken, or no address of this machine; set MASTER_PORT"
+            raise RunError(line) from None
+        return PrefixStore(f"remnant/{next(_runs)}", store)
+
+    def _find_parent(self) -> Any:
+        """The store of the process from which Lightning starts the others of this machine.
+
+        Raises:
+            RunError: it is gone.
+        """
+        from torch.distributed import DistError, TCPStore  # pyright: ignore
+
+        if not self.local:
+            store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            os.environ[PORT] = str(store.port)
+            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of a store that is gone
+            return store
+        try:
+            wait = timedelta(seconds=5 * GRACE)
+            return TCPStore("127.0.0.1", int(os.environ[PORT]), timeout=wait)
+        except DistError:
+            raise RunError("") from None
+
+    @property
+    def _speaks(self) -> bool:
+        """Whether this process speaks where none can say that it is the first to do so."""
+        return self.rank == 1 or not self.local
+
     def __enter__(self) -> "_Meeting":
-        here = self._wait_for_all("here", self.count)
-        if here < self.count:
+        here = self._wait_for_all("here", self.count or 1)
+        if here < (self.count or 1):
             raise RunError(f"{here} of {self.count} processes have started; start all of them")
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self._over = error is not None
-        first, lost = True, error is not None and _is_loss(error)
+        speaks, lost = True, error is not None and _is_loss(error)
         try:
             if error is None:
-                self._wait_for_all("ended", self.count)
+                self._wait_for_all("ended", self._store.add("here", 0))
             else:
-                if self.rank == 0:
-                    atexit.register(self._keep_open)
-                first = not self._heard and self._store.add("failed", 1) == 1
-                self._wait_for_others() if first else self._hear()
-        except RuntimeError:
-            lost = error is not None
+                speaks = not self._heard and self._store.add("failed", 1) == 1
+                self._wait_for_others(lost) if speaks else self._hear()
+        except RuntimeError:  # the store is gone, and the process that kept it
+            lost = lost or isinstance(error, RuntimeError)
+            speaks = self._speaks or not lost
         self._over = True
-        if not first and isinstance(error, Exception):
+        if not self.local:
+            os.environ.pop(PORT, None)
+        if not speaks and isinstance(error, Exception):
             raise RunError("") from None
         if lost:
             raise RunError(LOST) from error
 
     def watch(self) -> None:
         """Ends this process, which may hang in a barrier, when another has failed or is gone."""
+        line = ""
         try:
             while not self._over and not self._store.check(["failed"]):
                 time.sleep(PAUSE)
             if not self._over:
                 self._hear()
-            line = None
         except RuntimeError:
-            line = LOST
+            line = f"error: {LOST}\n" if self._speaks else ""
         time.sleep(GRACE)
         if not self._over:
-            if line and not int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0"))):
-                os.write(2, f"error: {line}\n".encode())
+            os.write(2, line.encode())
             os._exit(CODE)
-
-    def _keep_open(self) -> None:
-        """Lets the others end before the store, which may be this process's, is gone."""
-        time.sleep(GRACE + 1)
 
     def _hear(self) -> None:
         with self._lock:
@@ -129,11 +166,16 @@ class _Meeting:
                 self._heard = True
                 self._store.add("heard", 1)
 
-    def _wait_for_others(self) -> None:
-        """Keeps the store open until the others have heard of a failure."""
+    def _wait_for_others(self, lost: bool) -> None:
+        """Keeps the store open until the others, of which one is perhaps lost, know of a failure.
+
+        Lightning kills a parent that ends after the processes that it started.
+        """
         self._heard = True
-        end = time.monotonic() + 5 * GRACE
-        while self._store.add("heard", 0) < self.count - 1 and time.monotonic() < end:
+        others, end = self._store.add("here", 0) - 1 - lost, time.monotonic() + 5 * GRACE
+        if self.count and self.rank == 0:
+            atexit.register(time.sleep, GRACE + 1)  # the store may end with this process
+        while self._store.add("heard", 0) < others and time.monotonic() < end:
             time.sleep(PAUSE / 4)
 
     def _wait_for_all(self, key: str, count: int) -> int:
@@ -144,18 +186,17 @@ class _Meeting:
         return found
 
 
+def _is_launched() -> bool:
+    """Whether torchrun or SLURM has started this process and all others of its run."""
+    return in_torchrun() or (in_slurm() and all(name in os.environ for name in TASK))
+
+
 def _is_loss(error: BaseException) -> bool:
-    """Whether this is what a process meets when another one is gone."""
-    words = r"onnection (closed|reset|refused)|Broken pipe|gloo|NCCL|Socket"
-    return type(error).__name__.startswith("Dist") or (
-        isinstance(error, RuntimeError)
-        and not isinstance(error, RunError)
-        and bool(re.search(words, str(error)))
-    )
+    """Whether this is what a process meets when another one is gone.
 
+    torch has types of errors for its stores and for NCCL. Those of gloo are plain, and begin with
+    the name of its source file.
+    """
+    from torch.distributed import DistError  # pyright: ignore[reportPrivateImportUsage]
 
-def _follow(parent: int, over: threading.Event) -> None:
-    """Ends this process when the one that started it has ended."""
-    while not over.wait(PAUSE):
-        if os.getppid() != parent:
-            os._exit(CODE)
+    return isinstance(error, DistError) or (type(error) is RuntimeError and "gloo/" in str(error))
