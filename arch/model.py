@@ -128,6 +128,8 @@ class LanguageModel(nn.Module):
     """
 
     checkpoint_activations: bool = False
+    padding_rows: int = 0
+    """Rows of the embedding that no token had and that were left out."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -5,7 +5,6 @@ is not causal: the weights are masked on the way in. Flat, expanded and kernel-k
 apart by their shapes. Its softmax mixers have the shapes of flat ones: know what you have.
 """
 
-import pickle
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from arch.config import ModelConfig
-from arch.errors import ModelError
+from arch.errors import ModelError, printable
 from arch.model import LanguageModel
 from arch.storage.weights import build_model, read_weights, renamed
 
@@ -46,11 +45,12 @@ def import_reference(path: str | Path) -> LanguageModel:
         return from_reference(read_weights(path), str(path))
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
-        reason = str(error).splitlines()[0] if str(error) else "it is not a torch file"
+    except Exception as error:  # of many kinds, by what is damaged
+        reason = printable(" ".join(str(error).split()), 160) or "it is not a torch file"
         raise ModelError(f"{path} cannot be read: {reason}") from None
-    if not isinstance(state, Mapping) or not all(isinstance(t, Tensor) for t in state.values()):
-        raise ModelError(f"{path} holds no state dict: tensors by their names")
+    named = isinstance(state, Mapping) and all(isinstance(name, str) for name in state)
+    if not named or not all(_is_dense(tensor) for tensor in state.values()):
+        raise ModelError(f"{path} holds no state dict: dense tensors by their names")
     return from_reference(state, str(path))
 
 
@@ -61,8 +61,10 @@ def from_reference(state: Mapping[str, Tensor], source: str = "the state dict") 
         ModelError: names or shapes of another model.
     """
     numbers = {int(match[1]) for name in state if (match := re.match(_BLOCK, name))}
-    if "wte.weight" not in state or not numbers:
-        raise ModelError(f"{source} has no wte.weight and mixerblocks.0.*: not a reference mixer")
+    if "wte.weight" not in state or state["wte.weight"].dim() != 2 or not numbers:
+        raise ModelError(
+            f"{source} has no matrix wte.weight and no mixerblocks.0.*: not of a reference mixer"
+        )
     mixers, contexts, weights = [], [], {}
     for i in range(max(numbers) + 1):
         prefix = f"mixerblocks.{i}.conv."
@@ -84,12 +86,16 @@ def from_reference(state: Mapping[str, Tensor], source: str = "the state dict") 
         n_layers=len(mixers),
         mixers=tuple(mixers) if len(set(mixers)) > 1 else (mixers[0],),
         channel_mixer=f"gelu(bias={'blocks.0.channel_mixer.up.bias' in weights})",
-        d_ff=None if up is None else len(up),
+        d_ff=None if up is None else len(torch.atleast_1d(up)),
         final_norm=False,
         tied="head.weight" not in weights,
         init="reference",
     )
     return build_model(config, weights, source)
+
+
+def _is_dense(held: object) -> bool:
+    return isinstance(held, Tensor) and held.layout == torch.strided and not held.is_meta
 
 
 def _token_mixer(conv: dict[str, Tensor], source: str) -> tuple[str, int, dict[str, Tensor]]:

@@ -1,13 +1,21 @@
 """GGUF files, checked before and after transformers reads them: whole, and nothing left out."""
 
 import importlib.util
+import math
 from pathlib import Path
 from typing import Any
 
-from arch.errors import ModelError, printable
+from arch.errors import ModelError, printable, show_value
 
 GGUF = ".gguf"
 FREQUENCIES = "rope_freqs.weight"
+WITHOUT_EFFECT = {
+    "attention.key_length", "attention.value_length", "rope.scaling.finetuned",
+    "rope.scaling.original_context_length", "tensor_data_layout", "vocab_size",
+}  # fmt: skip
+"""Settings that change nothing of what a model computes, or that the shapes of its weights tell."""
+NEUTRAL = ("none", 1)
+"""Values that scale nothing; so do 0 and nothing at all."""
 
 
 def check_gguf(file: Path) -> None:
@@ -37,12 +45,14 @@ def check_gguf(file: Path) -> None:
 
 
 def check_gguf_is_whole(file: Path, model: Any) -> None:
-    """Refuses a file that holds more numbers than the model that was made of it.
+    """Refuses a file that holds more numbers or settings than the model that was made of it.
 
     Raises:
-        ModelError: naming tensors that were left out.
+        ModelError: naming tensors that were left out, or a setting.
     """
-    held = {t.name: int(t.n_elements) for t in _open(file).tensors if t.name != FREQUENCIES}
+    reader = _open(file)
+    _refuse_ignored(file, reader, model.config)
+    held = {t.name: int(t.n_elements) for t in reader.tensors if t.name != FREQUENCIES}
     tensors = {id(tensor): tensor.numel() for tensor in model.parameters()}
     made = sum(tensors.values())
     if "output.weight" in held and model.config.tie_word_embeddings:
@@ -55,6 +65,36 @@ def check_gguf_is_whole(file: Path, model: Any) -> None:
         f"{file} holds {sum(held.values()):,} numbers, the model that transformers makes of it "
         f"{made:,}; left out may be {printable(', '.join(odd[:3] or list(held)[-3:]))}"
     )
+
+
+def _refuse_ignored(file: Path, reader: Any, config: Any) -> None:
+    """Refuses a setting that transformers does not read, such as one that scales the rotation.
+
+    Raises:
+        ModelError: naming it.
+    """
+    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+
+    family = reader.fields["general.architecture"].contents()
+    read = {_plain(name): names for name, names in GGUF_CONFIG_MAPPING.items()}
+    for key, field in reader.fields.items():
+        prefix, _, name = key.partition(".")
+        if prefix != family or name in WITHOUT_EFFECT or name in read.get(_plain(family), ()):
+            continue
+        if _plain(family) == "gptoss" and name.startswith("rope.scaling."):  # read by itself
+            continue
+        value, made = field.contents(), getattr(config, name.rpartition(".")[2], None)
+        numbers = type(value) in (int, float) and type(made) in (int, float)
+        if not value or value in NEUTRAL or (numbers and math.isclose(value, made, rel_tol=1e-6)):
+            continue
+        raise ModelError(
+            f"{file}: {printable(key, 80)} is {show_value(value)}, which transformers does not read"
+            "; give the model in the layout of transformers"
+        )
+
+
+def _plain(family: str) -> str:
+    return family.replace("_", "").replace("-", "")
 
 
 def _open(file: Path) -> Any:

@@ -16,6 +16,7 @@ import io
 import json
 import math
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import replace
@@ -30,19 +31,19 @@ from arch.config import MOST
 from arch.errors import ModelError, is_out_of_memory, printable, show_value
 from arch.formats.foreign import HARMLESS, common_prefix, read_layout, read_settings
 from arch.formats.hub.reader import MODEL_TYPE, import_hub, is_hub_export
-from arch.formats.llama import from_transformers
+from arch.formats.llama import MULTIPLES, from_transformers
 from arch.model import LanguageModel
 from arch.pretrained.decoder import Decoder, describe_pretrained
 from arch.pretrained.families import take_apart
 from arch.pretrained.gguf import GGUF, check_gguf, check_gguf_is_whole
 from arch.pretrained.tokenizers import largest_id, read_tokenizer
 from arch.storage.directory import LoadedModel
-from arch.storage.files import read_text
-from arch.storage.weights import drop_padding
+from arch.storage.files import read_json, read_text
+from arch.storage.weights import check_finite, drop_padding
 
 ACTIVATIONS = ("hidden_act", "activation_function", "hidden_activation", "activation")
 ROTATIONS = ("rope_type", "type")
-TOKENIZER = "tokenizer.json"
+TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 CODE = "brings code of its own (auto_map), which is not run"
 
 
@@ -127,7 +128,7 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer]:
     """A model of transformers and its tokenizer; no code that they bring is run."""
     if importlib.util.find_spec("transformers") is None:
         raise ModelError("pretrained models need transformers; fix: pip install '.[pretrained]'")
-    from transformers import AutoModelForCausalLM, PreTrainedConfig
+    from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
 
     directory, more, mapping = _locate(name)
     safe: dict[str, Any] = {**more, "trust_remote_code": False}
@@ -144,11 +145,13 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer]:
         options: dict[str, Any] = {"ignore_mismatched_sizes": True, "output_loading_info": True}
         options |= {"dtype": dtype, "use_safetensors": True} if not more else {"dtype": dtype}
         options |= {"key_mapping": mapping} if mapping else {}
+        options["generation_config"] = GenerationConfig()  # so that no file is read for it
         # The reader of GGUF files has a progress bar that no setting turns off.
         with redirect_stderr(io.StringIO()) if more else nullcontext():
             loaded: Any = AutoModelForCausalLM.from_pretrained(directory, **options, **safe)
     model, found = loaded
     _check_loaded(name, found)
+    check_finite(dict(model.named_parameters()), name)
     if more:
         check_gguf_is_whole(Path(name), model)
     return model, tokenizer
@@ -164,7 +167,9 @@ def _locate(name: str) -> tuple[str, dict[str, Any], dict[str, str] | None]:
         check_gguf(path)
         return str(path.parent), {"gguf_file": path.name}, None
     if not path.is_dir():
-        if name.startswith((".", "/", "~")) or path.exists():  # no name of the hub
+        if path.exists():
+            raise ModelError(f"{name} is a file; give its directory, or a file ending in {GGUF}")
+        if name.startswith((".", "/", "~")):  # no name of the hub
             raise ModelError(f"{name} cannot be loaded: there is no such directory")
         return name, {}, None
     if not (path / "config.json").is_file():
@@ -244,10 +249,18 @@ def _check_loaded(name: str, found: dict[str, Any]) -> None:
 def check_tokenizer(name: str, tokenizer: Tokenizer, model: LanguageModel) -> None:
     """Refuses a tokenizer with ids that the model's embedding has no row for.
 
+    Rows beyond the last id that are no padding are said on stderr, as no token stands for them.
+
     Raises:
         ModelError: naming the largest of both.
     """
     largest, rows = largest_id(tokenizer), model.embedding.num_embeddings
+    if largest + 1 < rows and rows not in {-(-(largest + 1) // n) * n for n in MULTIPLES}:
+        print(
+            f"{name}: its embedding has {rows} rows, the ids of its tokenizer end at {largest}; the"
+            " rows behind are left out (is it the tokenizer that the model was trained with?)",
+            file=sys.stderr,
+        )
     if largest >= rows:
         raise ModelError(
             f"{name}: its tokenizer has ids up to {largest}, its embedding {rows} rows; give the "
@@ -277,16 +290,23 @@ def _tokenizer(name: str, options: dict[str, Any]) -> Tokenizer:
     normalizer or pre-tokenizer in place of those that the model was trained with.
     """
     from transformers import AutoTokenizer
-    from transformers.models.auto.tokenization_auto import get_tokenizer_config
     from transformers.utils import cached_file
 
     if "gguf_file" not in options:
-        if get_tokenizer_config(name).get("auto_map"):
+        files = [
+            cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+            for file in (SETTINGS, TOKENIZER)
+        ]
+        settings, file = (file and Path(file) for file in files)
+        if settings and read_json(settings).get("auto_map"):
             raise ModelError(f"{name} cannot be loaded: its tokenizer {CODE}")
-        file = cached_file(name, TOKENIZER, _raise_exceptions_for_missing_entries=False)
-        if file is not None:
-            return read_tokenizer(read_text(Path(file)), file)
-    tokenizer = AutoTokenizer.from_pretrained(name, **options)
+        if file:
+            return read_tokenizer(read_text(file), file)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, **options)
+    except ValueError as error:
+        said = printable(" ".join(str(error).split()), 100)
+        raise ModelError(f"{name} has no {TOKENIZER}; save its tokenizer there ({said})") from None
     if not tokenizer.is_fast:
         raise ModelError(f"{name} has no fast tokenizer, a {TOKENIZER}")
     return read_tokenizer(tokenizer.backend_tokenizer.to_str(), f"the tokenizer of {name}")

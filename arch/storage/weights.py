@@ -74,9 +74,7 @@ def build_model(config: ModelConfig, weights: dict[str, Tensor], source: str) ->
     if config.tied:
         weights = {**weights, "head.weight": weights["embedding.weight"]}
     weights = _alike(weights | _lower(model, weights), config)
-    for name, tensor in weights.items():
-        if not tensor.isfinite().all():
-            raise ModelError(f"{source}: {name} has numbers that are not finite")
+    check_finite(weights, source)
     model.load_state_dict(weights, assign=True)
     if config.tied:
         model.head.weight = model.embedding.weight
@@ -147,6 +145,17 @@ def _build_like(config: ModelConfig, shapes: Shapes, source: str) -> LanguageMod
         hook.remove()
 
 
+def check_finite(weights: Mapping[str, Tensor], source: object) -> None:
+    """Refuses weights that are infinite or no numbers.
+
+    Raises:
+        ModelError: naming the first tensor that has one.
+    """
+    for name, tensor in weights.items():
+        if not tensor.isfinite().all():
+            raise ModelError(f"{source}: {name} has numbers that are not finite")
+
+
 def drop_padding(model: LanguageModel, size: int) -> LanguageModel:
     """Takes the rows beyond `size`, that no token has, from the embedding and the head, in place.
 
@@ -159,6 +168,7 @@ def drop_padding(model: LanguageModel, size: int) -> LanguageModel:
     )
     if rows <= size:
         return model
+    model.padding_rows = rows - size
     tied = model.head.weight is model.embedding.weight
     _cut(model.embedding, "weight", size)
     _cut(model.head, "weight", size)
@@ -167,6 +177,8 @@ def drop_padding(model: LanguageModel, size: int) -> LanguageModel:
     if tied:
         model.head.weight = model.embedding.weight
     model.embedding.num_embeddings = model.head.out_features = size
+    if (model.embedding.padding_idx or 0) >= size:  # of training; torch refuses one beyond the rows
+        model.embedding.padding_idx = None
     return model
 
 

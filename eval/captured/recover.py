@@ -98,6 +98,9 @@ def recover(
         raise RequestError(f"computed {computed!r}: must be one of {', '.join(FLOATS)}")
     held = read_cache(outputs, layer, part)
     first = held.first if first is None else first
+    context = checkpoint.config.context
+    if isinstance(first, int) and first >= context:
+        raise RequestError(f"first {first}: the model's context is {context}; give a row within it")
     taken = take_layer(checkpoint.model, held.outputs, layer, part)
     stored = start_at(read_stored(taken, format, scale, zero_point), first)
     stored = stored.to(checkpoint.model.embedding.weight.device)

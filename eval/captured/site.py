@@ -19,7 +19,7 @@ from eval.inversion.problem import Problem
 from eval.inversion.reading import Reading
 from eval.messages import RequestError, say_once
 from eval.sites.capture import Tolerance
-from eval.sites.circuit import Circuit
+from eval.sites.circuit import CACHED, Circuit
 from eval.sites.site import open_site
 from eval.sites.slices import Slice
 
@@ -155,6 +155,8 @@ def identify(
     layers = [layer] if isinstance(layer, int) else list(layer)
     circuit = open_site(checkpoint, layers, part or "block")
     _check_shape(stored, circuit)
+    if 0 in layers:
+        _say_what_embedding_lacks(circuit)
     visible.channels(circuit.width)
     whole = (visible.low, visible.high) == (0, None)
     if computed is None:
@@ -196,11 +198,24 @@ def _guess_first(checkpoint: "Checkpoint", circuit: Circuit, stored: Stored, cor
     return Reading([problem], readbacks, *TRIED).search_together().path
 
 
+def _say_what_embedding_lacks(circuit: Circuit) -> None:
+    """Says that a model's first layer reads more than the embedding, if it does."""
+    model = circuit.model
+    embeddings = model.embedding.weight[None, :2]
+    if not torch.equal(model.with_positions(embeddings), embeddings):
+        say_once(
+            "layer 0: here the embedding alone; in hidden_states[0] of transformers it holds this "
+            "family's positions or norm as well: for these give a later layer"
+        )
+
+
 def _check_shape(stored: Stored, circuit: Circuit) -> None:
     B, T, width = stored.values.shape
     context = circuit.model.config.context
     if width != circuit.width:
         turned = "; they look transposed" * (circuit.width in (B, T))
+        if circuit.part in CACHED:
+            turned = "; axes must be (B, heads, T, width), or (B, T, heads * width)"
         raise RequestError(
             f"outputs: {width} channels, the site has {circuit.width}{turned}; give this model's "
             "outputs of the layer"

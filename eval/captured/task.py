@@ -1,8 +1,10 @@
 """A captured tensor as a task, whose prompts become rows; and how a terminal shows these."""
 
 import hashlib
+import re
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -24,6 +26,8 @@ from eval.models.checkpoint import Checkpoint
 from eval.rows.store import Results, finite_or_none, row_key
 
 UNCERTAIN = 10  # positions that the terminal lists, at most
+FLAGS = {"shown": "positions", "format": "stored"}
+"""Of the command, where an argument of `recover` has another name."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +73,12 @@ class RecoverTask:
     def run(self, results: Results) -> list[dict[str, Any]]:
         """A row for each prompt."""
         about = {"kind": "captured", "checkpoint": self.checkpoint.provenance}
-        rows = [
-            {"key": f"{self.key}-{number}", **about, **_row(self.name, number, found, i)}
-            for prompts, found in self._answers(self.entry.read())
-            for i, number in enumerate(prompts or range(len(found.tokens)))
-        ]
+        with _named(self.name):
+            rows = [
+                {"key": f"{self.key}-{number}", **about, **_row(self.name, number, found, i)}
+                for prompts, found in self._answers(self.entry.read())
+                for i, number in enumerate(prompts or range(len(found.tokens)))
+            ]
         rows.sort(key=lambda row: row["prompt"])
         if self.aloud:
             tqdm.write(legible(describe_rows(self.name, rows)), file=sys.stderr)
@@ -100,9 +105,8 @@ class RecoverTask:
         Raises:
             RequestError: an argument that only outputs of a site have.
         """
-        flags = {"shown": "positions", "format": "stored"}
         given = {name for name, value in self.arguments.items() if value not in (None, 0)}
-        if others := sorted(f"--{flags.get(name, name)}" for name in given - {"corpus", "seed"}):
+        if others := sorted(f"--{FLAGS.get(name, name)}" for name in given - {"corpus", "seed"}):
             raise RequestError(f"{', '.join(others)}: {self.name} holds scores; leave it out")
         return recover_scores(self.checkpoint, ids, values, corpus=self.arguments["corpus"])
 
@@ -136,6 +140,20 @@ class RecoverTask:
                 named = ", ".join(map(str, prompts[:10])) + ", ..." * (len(prompts) > 10)
                 say_once(f"{self.name}: by attention_mask rows {start} to {end - 1} of {named}")
         return [(prompts, slice(*span)) for span, prompts in spans.items()]
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Has a refusal name the tensor of a file, and flags in the place of arguments."""
+    try:
+        yield
+    except RequestError as error:
+        said = str(error).removeprefix("outputs: ").replace("--layers ", "--layer ")
+        word = re.match(r"(shown|format|first|computed|layer|part|solver)(?=[ :])", said)
+        if word:
+            said = f"--{FLAGS.get(word[0], word[0])}{said[word.end() :]}"
+        prefix = "" if said.startswith(f"{name}: ") else f"{name}: "
+        raise RequestError(f"{prefix}{said}") from None
 
 
 def _row(name: str, prompt: int, found: Recovered, number: int) -> dict[str, Any]:

@@ -66,6 +66,10 @@ Out: TypeAlias = Annotated[str | None, arg(metavar="DIR")]
 Shard: TypeAlias = Annotated[str | None, arg(metavar="I/N")]
 Part: TypeAlias = Literal["block", "mixer", "stream", "key", "rotated_key", "value", "final"]
 """Of a layer: `eval.sites.circuit.PARTS`."""
+CapturedPart: TypeAlias = Literal[
+    "block", "mixer", "stream", "key", "rotated_key", "value", "final", "logits"
+]
+"""Also logits, from which the head is solved; one `Literal`, as a flag takes one alone."""
 File: TypeAlias = Annotated[str, Positional, arg(metavar="FILE")]
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from eval.commands.flags import File, Natural, Out, Part, Plugins, Words, listed
+from eval.commands.flags import CapturedPart, File, Natural, Out, Plugins, Words, listed
 from eval.commands.result import Result, command
 from eval.messages import RequestError
 from eval.rows.plugins import run_plugins
@@ -25,7 +25,7 @@ def recover_file(
     model: str,
     tensor: Words = None,
     layer: Natural | Sequence[Natural] | None = None,
-    part: Part | Literal["logits"] | None = None,
+    part: CapturedPart | None = None,
     positions: Natural | Sequence[Natural] | None = None,
     first: Natural | None = None,
     stored: Literal["fp32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8"] | None = None,

@@ -33,7 +33,7 @@ from arch.pretrained.pretrained import check_tokenizer, load_pretrained, wrap_mo
 from arch.pretrained.tokenizers import largest_id, read_tokenizer
 from arch.storage.files import file_sha256, read_json
 from arch.storage.runs import SHIPPED, find_model
-from arch.storage.weights import drop_padding
+from arch.storage.weights import check_finite, drop_padding
 from eval.messages import RequestError, say_once
 from eval.models import TRUST_CODE, identity
 from eval.models.pieces import Pieces
@@ -215,8 +215,7 @@ def open_checkpoint(
     loaded.model.requires_grad_(False)
     check_causal(loaded.model)
     tokenizer = read_tokenizer(loaded.tokenizer_json, loaded.path / "tokenizer.json")
-    if pretrained:
-        say_how_text_is_read(tokenizer, loaded.meta["name"])
+    say_how_text_is_read(tokenizer, loaded.meta["name"])
     return Checkpoint(loaded.model, loaded.config, tokenizer, loaded.meta, loaded.path)
 
 
@@ -228,9 +227,9 @@ def say_how_text_is_read(tokenizer: Tokenizer, name: str) -> None:
         words = " ".join(printable(tokenizer.id_to_token(token)) for token in added)
         say_once(f"{name}: its tokenizer adds {words} to a text; texts are asked without it")
     read = tokenizer.decode(bare.ids, skip_special_tokens=False)
-    if tokenizer.normalizer is not None and read.split() != PROBE.split():
+    if read.split() != PROBE.split():
         say_once(
-            f"{name}: its tokenizer changes text before it reads it ({printable(PROBE)} is "
+            f"{name}: its tokenizer changes text as it reads it ({printable(PROBE)} is "
             f"{printable(read)}); answers are compared by their tokens"
         )
 
@@ -288,9 +287,9 @@ def open_model(
             `module.Class`, whose code then runs; not when not given.
 
     Raises:
-        ModelError: a model directory that cannot be read, a pretrained model that cannot be had, a
-            module that is no causal decoder, a tokenizer with more tokens than the model, or an
-            output that depends on a later token.
+        ModelError: a model directory that cannot be read, a pretrained model that cannot be had,
+            weights that are not finite, a module that is no causal decoder, a tokenizer with more
+            tokens than the model, or an output that depends on a later token.
         RequestError: no such device, or none in reach; a tokenizer that is missing, not a fast one,
             or given for a model that has its own; a module of another kind.
     """
@@ -333,6 +332,7 @@ def _in_memory(module: nn.Module, tokenizer: Any, name: str) -> Checkpoint:
             f"{name}: a {type(module).__name__} is no causal model; give one of "
             "transformers, or an arch.LanguageModel"
         )
+    check_finite(dict(module.named_parameters()), name)
     shared = {
         id(p): nn.Parameter(p.detach(), requires_grad=False) if p.is_floating_point() else p
         for p in module.parameters()

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from arch import ModelError, load_pretrained
 from arch.formats.llama import import_transformers
@@ -68,6 +68,8 @@ BAD_WEIGHTS = {
     "has another shape": (lambda held: held | {UP: torch.ones(30, 16)}, "(30, 16)"),
     "has integers": (lambda held: held | {UP: held[UP].mul(9).to(torch.int8)}, UP),
     "has eight bits": (lambda held: held | {UP: held[UP].to(torch.float8_e4m3fn)}, UP),
+    "has a number that is none": (lambda held: held | {UP: held[UP].log()}, UP),
+    "has an infinite number": (lambda held: held | {UP: held[UP] / 0}, UP),
     "other names": (lambda held: {f"x.{k}": v for k, v in held.items()}, "no "),
 }
 
@@ -318,6 +320,15 @@ def test_a_tokenizer_reads_a_text_whole_and_always_alike(kind, llama):
     assert given.to_str() == before
 
 
+def test_a_pad_among_the_rows_that_no_token_has_is_left_out(llama, capsys):
+    place = llama(vocab_size=700, pad_token_id=699)
+    read = load_pretrained(str(place)).model
+    assert "700 rows" in capsys.readouterr().err
+    judge = transformers.AutoModelForCausalLM.from_pretrained(place)
+    with torch.no_grad():
+        torch.testing.assert_close(read(TOKENS), judge(TOKENS).logits[..., :258])
+
+
 def test_a_pad_that_a_model_has_no_row_for_is_left_out(llama):
     place = llama()
     (place / "tokenizer_config.json").write_text(json.dumps({"pad_token": "[PAD]"}))
@@ -355,6 +366,9 @@ def test_what_a_tokenizer_adds_and_changes_is_said(llama, capsys):
     )
     open_model(f"hf:{llama(tokenizer=tokenizer)}")
     assert f"adds {special}" in capsys.readouterr().err
+    unknown = Tokenizer(models.WordLevel({str(n): n for n in range(258)}, unk_token="0"))
+    open_model(f"hf:{llama(tokenizer=unknown)}")
+    assert "changes text" in capsys.readouterr().err
 
 
 def spaced(tokenizer):

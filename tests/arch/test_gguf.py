@@ -21,7 +21,7 @@ V, D, L = 259, 32, 2
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def write_gguf(file, lacks=(), extra=None, parts=1):
+def write_gguf(file, lacks=(), extra=None, parts=1, settings=None):
     """A random Llama of transformers as a GGUF file, or a changed one; the model."""
     config = transformers.LlamaConfig(
         vocab_size=V,
@@ -65,6 +65,9 @@ def write_gguf(file, lacks=(), extra=None, parts=1):
             writer.add_tensor(theirs, values)
     for theirs, values in (extra or {}).items():
         writer.add_tensor(theirs, values)
+    for name, value in (settings or {}).items():
+        kind = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}
+        kind[type(value)](f"llama.{name}", value)
     if parts > 1:
         writer.add_uint16("split.count", parts)
     writer.write_header_to_file()
@@ -98,6 +101,10 @@ BIAS = np.ones(D, dtype=np.float32)
         ({"extra": {"rope_freqs.weight": SCALED}}, "rope_freqs.weight"),
         ({"extra": {"blk.0.attn_q.bias": BIAS}}, "blk.0.attn_q.bias"),
         ({"extra": {"blk.1.ffn_norm.bias": BIAS}}, "blk.1.ffn_norm.bias"),
+        ({"settings": {"rope.scaling.type": "linear"}}, "llama.rope.scaling.type"),
+        ({"settings": {"rope.scaling.factor": 4.0}}, "llama.rope.scaling.factor"),
+        ({"settings": {"attention.sliding_window": 8}}, "llama.attention.sliding_window"),
+        ({"settings": {"logit_scale": 0.5}}, "llama.logit_scale"),
     ],
 )
 def test_a_file_that_is_not_the_whole_model_is_refused(change, named, tmp_path, capsys):
@@ -107,8 +114,10 @@ def test_a_file_that_is_not_the_whole_model_is_refused(change, named, tmp_path, 
     assert not (tmp_path / "odd").exists()
 
 
-def test_frequencies_of_ones_scale_nothing(tmp_path):
-    write_gguf(tmp_path / "UP.GGUF", extra={"rope_freqs.weight": ONES})
+def test_frequencies_of_ones_and_settings_that_are_off_scale_nothing(tmp_path):
+    off = {"rope.scaling.type": "none", "rope.scaling.factor": 1.0, "expert_count": 0}
+    off["attention.key_length"] = D // 4
+    write_gguf(tmp_path / "UP.GGUF", extra={"rope_freqs.weight": ONES}, settings=off)
     assert main(["import", str(tmp_path / "UP.GGUF"), str(tmp_path / "up")]) == 0
 
 

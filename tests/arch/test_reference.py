@@ -1,16 +1,21 @@
 """Checkpoints of the reference code, against a plain restatement of what it computes."""
 
+import contextlib
+import random
+
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from arch import import_reference, load_model, save_model
+from arch import ModelError, import_reference, load_model, save_model
 from arch.formats.maskedmixers import from_reference
 from scripts.bench.baselines import MaskedConv, ReferenceMixer
 from scripts.bench.baselines import expanded as two_stages
 from tests.arch.cases import tokenizer_json
+from tests.said import one_line
 
 V, L, D, N = 11, 12, 8, 2
+UP = "mixerblocks.0.patch_ff.0"
 
 
 def model(mixers, d_ff=4 * D):
@@ -98,3 +103,35 @@ def test_a_checkpoint_is_a_file_or_the_directory_that_holds_it(name, tokens, tmp
     torch.testing.assert_close(import_reference(tmp_path / name)(tokens), logits(theirs, tokens))
     if name != "last.pt":
         torch.testing.assert_close(import_reference(tmp_path)(tokens), logits(theirs, tokens))
+
+
+ODD = {
+    "an embedding of one axis": lambda held: held | {"wte.weight": torch.ones(5)},
+    "a number for a matrix": lambda held: (
+        held | {"mixerblocks.0.patch_ff.0.weight": torch.ones(())}
+    ),
+    "a number for a name": lambda held: held | {3: torch.ones(2)},
+    "a sparse tensor": lambda held: held | {"wte.weight": torch.eye(V, D).to_sparse()},
+    "no numbers": lambda held: held | {"wte.weight": torch.empty(V, D, device="meta")},
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_is_no_checkpoint_is_one_line(name, tmp_path):
+    torch.save(ODD[name](dict(model([flat(), flat()]).state_dict())), tmp_path / "odd.pt")
+    with one_line(ModelError, "odd.pt"):
+        import_reference(tmp_path / "odd.pt")
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_damaged_checkpoint_is_read_or_refused_in_one_line(zipped, tmp_path):
+    path, chance = tmp_path / "damaged.pt", random.Random(0)
+    torch.save(model([flat(), flat()]).state_dict(), path, _use_new_zipfile_serialization=zipped)
+    whole = path.read_bytes()
+    for number in range(60):
+        damaged = bytearray(whole)
+        for _ in range(3):
+            damaged[chance.randrange(3000)] = chance.randrange(256)
+        path.write_bytes(damaged[: chance.randrange(len(whole))] if number % 3 else damaged)
+        with contextlib.suppress(ModelError):
+            import_reference(path)

@@ -246,7 +246,9 @@ def _companions_of(
         )
     for other, about in held.items():
         follows = eight_bits and other.startswith((f"{name}.", f"{name}_"))
-        if follows and other not in companions and about.shape[-1:] != entry.shape[-1:]:
+        outputs = len(about.shape) > 1 and about.shape[-1] == entry.shape[-1]
+        known = other in companions or other == f"{name}.{MASK}" or outputs
+        if follows and not known:
             raise RequestError(
                 f"{path}: {other}: what it says of {name} is not known (known are {name}.scale and "
                 f"{name}.zero_point); apply it first"

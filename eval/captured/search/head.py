@@ -19,7 +19,8 @@ DEVIATION = 2 * 12**0.5  # a step in deviations of rounding, doubled: solved num
 
 def are_logits(model: LanguageModel, outputs: Tensor) -> bool:
     """Whether a tensor has a number for each token, of a vocabulary far wider than the stream."""
-    return outputs.shape[-1] == model.config.vocab_size > 3 * model.config.d_model
+    V, D = model.config.vocab_size, model.config.d_model
+    return outputs.shape[-1] in (V, V + model.padding_rows) and V > 3 * D
 
 
 @torch.no_grad()
@@ -32,12 +33,15 @@ def solve_head(model: LanguageModel, stored: Stored) -> Stored:
         RequestError: a model whose logits are no linear map of the norm's outputs, another number
             of logits than it has tokens, or logits that no outputs of its norm have.
     """
-    weight = read_head(model).double().cpu()
-    values = stored.values.double().cpu()
-    V = len(weight)
-    if values.shape[-1] != V:
-        raise RequestError(f"outputs: {values.shape[-1]} logits; this model has {V} tokens")
+    weight, bias = (x.double().cpu() for x in read_head(model))
+    values, step = stored.values.double().cpu(), stored.step.double().cpu()
+    V, count = len(weight), values.shape[-1]
+    if count not in (V, V + model.padding_rows):
+        raise RequestError(f"outputs: {count} logits; this model has {V} tokens")
+    if count > V:
+        say_once(f"logits: the last {count - V} of {count} are of no token, and left out")
     weight = weight - weight.mean(dim=0)
+    values = values[..., :V] - bias
     values = values - values.mean(dim=-1, keepdim=True)
     inverse = torch.linalg.pinv(weight)  # (D, V)
     solved = values @ inverse.T
@@ -47,17 +51,17 @@ def solve_head(model: LanguageModel, stored: Stored) -> Stored:
             f"outputs: no logits of this model: beside its head {float(left.nanmedian()):.0%} of "
             "their size is left; give the logits, or the log-probabilities, of every token"
         )
-    deviation = (stored.step.double().cpu().square() / 12 @ inverse.square().T).sqrt()
+    deviation = (step[..., :V].square() / 12 @ inverse.square().T).sqrt()
     say_once("logits: the outputs of the final norm are solved for, by the head")
     return Stored(solved.float(), (DEVIATION * deviation).float(), stored.format)
 
 
 @torch.no_grad()
-def read_head(model: LanguageModel) -> Tensor:
-    """The head's weight `(V, D)`, in fp32 at least, where logits are its product alone.
+def read_head(model: LanguageModel) -> tuple[Tensor, Tensor]:
+    """The head's weight `(V, D)` and bias `(V,)`, in fp32 at least, where logits are theirs alone.
 
     Raises:
-        RequestError: the model does more than multiply by it.
+        RequestError: the model does more than multiply and add.
     """
     weight, D = getattr(model.head, "weight", None), model.config.d_model
     if isinstance(model.head, nn.Linear) and weight is not None:
@@ -66,7 +70,10 @@ def read_head(model: LanguageModel) -> Tensor:
         own, ours = model.logits(hidden), model.head(model.norm(hidden))
         if torch.allclose(own, ours[..., : own.shape[-1]], rtol=1e-3, atol=1e-3):
             weight = weight.detach()[: own.shape[-1]]
-            return weight.to(torch.promote_types(weight.dtype, torch.float32))
+            weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
+            bias = model.head.bias
+            none = weight.new_zeros(len(weight))
+            return weight, none if bias is None else bias.detach()[: len(weight)].to(weight)
     raise RequestError(
         f"logits: those of this {model.config.mixers[0]} model are no product of its "
         "head and the final norm's outputs; give --part final"

@@ -86,7 +86,7 @@ class _Search:
 
     def __init__(self, checkpoint: "Checkpoint", corpus: str) -> None:
         self.circuit = Circuit(checkpoint.model, checkpoint.config.n_layers, "final")
-        self.weight = read_head(checkpoint.model)
+        self.weight, self.bias = read_head(checkpoint.model)
         (self.readback,) = open_readbacks(checkpoint, corpus, [self.circuit])
         self.longest = float(self.weight.norm(dim=1).max())
         self.state, self.likely = None, None
@@ -120,7 +120,7 @@ class _Search:
             chance = probability(centred[order], values - values.mean(), V)
         token = int(tokens[order[0]])
         hidden, self.state = self.circuit.extend(tokens[order[:1], None], self.state)
-        self.likely = (hidden[0, 0] @ self.weight.T).topk(min(LIKELY, V)).indices
+        self.likely = (hidden[0, 0] @ self.weight.T + self.bias).topk(min(LIKELY, V)).indices
         return Position(
             token,
             tokens[order[: int(agree.sum())]].tolist(),
@@ -139,6 +139,7 @@ class _Search:
             output, embedding = self.readback.start(0, None)
         else:
             output, embedding = outputs.mean(dim=0)[None], E[self.likely].mean(dim=0)[None]
+        values = values - self.bias[ids].to(values)
         target = (values - values.mean()).to(E)[None]
         return guesser.scores(guesser.read(target, output @ rows.T, embedding))[0]
 
@@ -153,7 +154,7 @@ class _Search:
         """Log-probabilities `(N, k)` of `(N, D)` outputs."""
         scores = []
         for part in outputs.split(1024):
-            logits = part @ self.weight.T
+            logits = part @ self.weight.T + self.bias
             scores.append((logits[:, ids] - logits.logsumexp(dim=1, keepdim=True)).double())
         return torch.cat(scores)
 

@@ -169,11 +169,14 @@ def test_only_some_positions_are_known(asked):
 @pytest.mark.parametrize(
     ("change", "words", "seen"),
     [
-        (lambda x: x.mT, [], "transposed"),
+        (lambda x: x.mT, [], "block.1: 20 channels"),
         (lambda x: x.clone().fill_(torch.nan), [], "not finite"),
         (lambda x: x.to(torch.int8), [], "without a scale"),
         (lambda x: x.to(torch.int32), [], "int32"),
-        (lambda x: x, ["--positions", "3", "99"], "0 to 19"),
+        (lambda x: x, ["--positions", "3", "99"], "block.1: --positions"),
+        (lambda x: x, ["--stored", "int8"], "block.1: --stored"),
+        (lambda x: x, ["--layer", "99"], "block.1: --layer 99"),
+        (lambda x: x, ["--first", "999999999999"], "block.1: --first 999999999999"),
         (lambda x: x, ["--tensor", "other"], "block.1"),
         (lambda x: x, ["--truth", "one"], "one for each"),
         (lambda x: x[0, 0], [], "(T, width)"),

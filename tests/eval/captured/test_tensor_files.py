@@ -194,6 +194,7 @@ def test_a_companion_is_known_by_its_name(tmp_path, scale, zero):
         ({"a": INTEGERS.float(), "a_zero_point": torch.ones(1)}, "a_zero_point"),
         ({"a": INTEGERS.float(), "scale": torch.ones(1)}, "scale"),
         ({"a": INTEGERS, "a.scale": torch.ones(1), "a_scale": torch.ones(1)}, "a_scale"),
+        ({"a": INTEGERS, "a.scale_inv": torch.ones(8)}, "a.scale_inv"),
         ({"a": INTEGERS, "a.scale": torch.ones(1), "a.shift": torch.ones(1)}, "a.shift"),
         ({"a.scale": torch.ones(5, 8)}, "a.scale"),
         ({"ids": torch.ones(5, 8, dtype=torch.long)}, "int64"),
