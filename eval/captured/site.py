@@ -203,7 +203,7 @@ def _check_shape(stored: Stored, circuit: Circuit) -> None:
         turned = "; they look transposed" * (circuit.width in (B, T))
         raise RequestError(
             f"outputs: {width} channels, the site has {circuit.width}{turned}; give this model's "
-            "outputs of the layer"
+            "outputs of the layer (four axes are read as keys or values: B, heads, T, width)"
         )
     if context < T:
         raise RequestError(

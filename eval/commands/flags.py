@@ -62,6 +62,7 @@ Natural: TypeAlias = Annotated[
 NotNegative: TypeAlias = Annotated[
     float, _number("a number of at least 0", lambda n: 0 <= n < math.inf)
 ]
+Share: TypeAlias = Annotated[float, _number("a number above 0 and at most 1", lambda n: 0 < n <= 1)]
 AboveZero: TypeAlias = Annotated[float, _number("a number above 0", lambda n: 0 < n < math.inf)]
 Words: TypeAlias = str | Sequence[str] | None
 Out: TypeAlias = Annotated[str | None, arg(metavar="DIR")]

@@ -41,21 +41,22 @@ def invert(
     Everything is checked first; rows that are there already are not redone.
 
     Args:
-        models: model directories
+        models: model directories, or runs (RUN, RUN@STEP, RUN@best), remnant:NAME or hf:NAME
         out: results directory
         suite: quick, standard, solvers, sources, or a YAML file of yours that names requests; the
-            flags below replace what these say
-        device: where to compute; auto takes a GPU that is in reach
+            flags below replace its values
+        device: cpu, cuda, or auto: a GPU if there is one
         plugin: a Python file of yours that registers more (docs/extending.md); may be given several
             times. It is run as your own code, with all your rights: give only files that you trust
-        corpus: held-out stories: of packed data, hub:NAME, toy (the embedded generator), or a
-            directory with valid.*; of a .txt, .jsonl or .parquet file, the share that packing sets
-            aside; default: those of the data that the models were trained on
-        batch: rows of a gradient batch; default: as many as the device's memory bears
+        corpus: source of the held-out stories: packed data, hub:NAME, toy (the built-in generator),
+            a directory with valid.*, or a .txt, .jsonl or .parquet file, of which the held-out part
+            is read; default: the data that the models were trained on
+        batch: rows that a gradient solver answers at once; default: as many as fit into memory
         limit: stop after about N rows
-        resume: go on where --out was left, or refuse a directory that holds rows
+        resume: continue what is in --out; --no-resume refuses a directory that holds rows
         shard: this process is the I-th of N that share the work, each with a rows file of its own
-        plan: print rows and time of each model beforehand, by a few rows of each solver, and end
+        plan: time a few rows of each solver, print the number of rows and the time for each model,
+            and end
     """
     from eval.models.checkpoint import open_models
     from eval.rows.tasks import NO_ROWS, open_results, rows_of, run_tasks

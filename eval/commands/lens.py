@@ -39,20 +39,21 @@ def lens(
     Everything is checked first. Where a lens has its document already, that is shown.
 
     Args:
-        models: model directories
-        out: results directory
-        lens: all: those that can look at the model; `python -m eval lenses` lists them
+        models: model directories, or runs (RUN, RUN@STEP, RUN@best), remnant:NAME or hf:NAME
+        out: results directory, for `python -m eval report`
+        lens: lenses to use, listed by `python -m eval lenses`; all: those that can look at the
+            model
         plugin: a Python file of yours that registers more (docs/extending.md); may be given several
             times. It is run as your own code, with all your rights: give only files that you trust
-        corpus: where stories come from, and the text that lenses are fitted on: a file, a
-            directory, hub:NAME, or toy; default: the data that the models were trained on
-        tokens: of text to fit on
-        seed: of what lenses draw
-        device: where to compute; auto takes a GPU that is in reach
-        text: texts; default: stories
-        count: of stories; default: 4
-        length: tokens of a story's beginning; default: 64
-        words: tokens that are followed, each one token, its space before it included: ' happy'
+        corpus: source of the stories, and of the text that lenses are fitted on: a file, a
+            directory, hub:NAME or toy; default: the data that the models were trained on
+        tokens: tokens of text that lenses are fitted on
+        seed: seed of what lenses draw at random
+        device: cpu, cuda, or auto: a GPU if there is one
+        text: your own texts, instead of stories
+        count: number of stories; default: 4
+        length: tokens of each story that are read; default: 64
+        words: tokens to follow; each must be one token, with the space before it: ' happy'
         shard: this process is the I-th of N that share the work, each with a rows file of its own
     """
     from eval.drawing.tables import terminal

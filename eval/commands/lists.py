@@ -21,7 +21,7 @@ def list_solvers(names: Words = None, plugin: Plugins = ()) -> Result:
     """Lists the solvers, with their settings and defaults.
 
     Args:
-        names: solvers; default: all
+        names: names of solvers; default: all
         plugin: a Python file of yours that registers more (docs/extending.md); may be given several
             times. It is run as your own code, with all your rights: give only files that you trust
     """

@@ -33,19 +33,20 @@ def probe(
     """Trains linear probes on a layer's outputs, and measures how well they read tokens.
 
     Args:
-        models: model directories
+        models: model directories, or runs (RUN, RUN@STEP, RUN@best), remnant:NAME or hf:NAME
         out: results directory; rows that are there are not redone
         layers: all, last, or numbers; 0 is the embedding
-        corpus: held-out stories, to fit on and others to judge on: a file, a directory, hub:NAME,
-            toy, or packed data; default: the data that the models were trained on
+        corpus: source of the held-out stories, of which some fit and others judge the probes: a
+            file, a directory, hub:NAME, toy, or packed data; default: the data that the models were
+            trained on
         length: tokens of a window
-        train_tokens: to fit on
-        valid_tokens: to judge on
-        seed: of the fits
-        device: where to compute; auto takes a GPU that is in reach
-        offsets: the token at t + O is read from the output at t; default: -3 ... 3
-        steps: of softmax regression; 0: the closed form alone
-        rate: its first rate
+        train_tokens: tokens to fit the probes on
+        valid_tokens: tokens to judge the probes on
+        seed: seed of the fits
+        device: cpu, cuda, or auto: a GPU if there is one
+        offsets: offsets O: from the output at position t the token at t + O is read
+        steps: steps of softmax regression; 0: only the closed form
+        rate: first learning rate of softmax regression
         shard: this process is the I-th of N that share the work, each with a rows file of its own
     """
     from eval.measures.linear import ProbeTask, ProbeText, Training
@@ -117,16 +118,16 @@ def geometry(
     """Measures how visible outputs move with hidden tokens: the Jacobian's singular values.
 
     Args:
-        models: model directories
+        models: model directories, or runs (RUN, RUN@STEP, RUN@best), remnant:NAME or hf:NAME
         out: results directory; rows that are there are not redone
-        corpus: held-out stories: of packed data, hub:NAME, toy (the embedded generator), or a
-            directory with valid.*; of a .txt, .jsonl or .parquet file, the share that packing sets
-            aside; default: those of the data that the models were trained on
+        corpus: source of the held-out stories: packed data, hub:NAME, toy (the built-in generator),
+            a directory with valid.*, or a .txt, .jsonl or .parquet file, of which the held-out part
+            is read; default: the data that the models were trained on
         layers: all, last, or numbers from 1
-        hidden: first K tokens
-        count: story prompts
+        hidden: numbers K of hidden tokens: the first K of a prompt
+        count: number of prompts, the beginnings of stories
         length: tokens of each prompt
-        device: where to compute; auto takes a GPU that is in reach
+        device: cpu, cuda, or auto: a GPU if there is one
         shard: this process is the I-th of N that share the work, each with a rows file of its own
     """
     from eval.analysis.summary import columns, sum_up

@@ -61,10 +61,11 @@ def of_kind(lines: Frame, title: str, known: Sequence[Quantity] = ()) -> Numbers
         found = (name for record in records for name in record if name in lines)
         named = KINDS[kind].coordinates or [n for n in dict.fromkeys(found) if n not in MODEL]
         fields, shown = ["model", "step", *named], records
+    units = "prompts" if kind in ("recovery", "captured") else "n"
     brief, full = (
         lay_out(shown, fields, [*((q.name, q.words, q.share) for q in chosen), *counts], title)
         for chosen, counts in (
-            (main, [("prompts", "prompts", False)]),
+            (main, [("prompts", units, False)]),
             (known, [(name, name, False) for name in COUNTS]),
         )
     )
