@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 if __name__ == "__main__":
     # The working directory may have folders or files of the rooms' names: they are not ours.
@@ -48,6 +48,8 @@ def main(words: Sequence[str] | None = None) -> int:
     """Runs a command; the exit code."""
     options = _parser().parse_args(words)
     try:
+        if (out := getattr(options, "out", None)) and (out / "meta.json").exists():
+            raise ModelError(f"{out}: holds a model already; remove it, or choose another")
         options.run(options)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -65,10 +67,16 @@ def main(words: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m arch", description="Describes, imports and exports models."
-    )
+class Parser(argparse.ArgumentParser):
+    """Reports what it cannot parse in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends with code 2."""
+        self.exit(2, f"error: {message}; see {self.prog} --help\n")
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="python -m arch", description="Describes, imports and exports models.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, run: Callable[[argparse.Namespace], None], about: str) -> Callable:
@@ -82,18 +90,19 @@ def _parser() -> argparse.ArgumentParser:
     about = "print a model as a table: parts, shapes, parameters, FLOPs per token"
     add = command("describe", _describe, about)
     add("model", metavar="DIR", help="a model directory, a run, RUN@STEP, or a config.json")
-    add("--context", type=int, metavar="T", help="tokens in a sequence")
+    add("--context", type=int, metavar="T", help="tokens of a sequence, for the FLOPs")
 
     add = command("init", _init, "write an untrained model of any size, drawn from a seed")
     add("out", metavar="OUT", type=Path, help=out)
-    add("--tokenizer", metavar="FILE", type=Path, required=True, help="its tokenizer.json")
+    add("--tokenizer", metavar="FILE", type=Path, required=True, help="a tokenizer.json")
     config = (
-        "a config.json, or a training recipe (YAML) for its section model; default: ModelConfig's"
+        "a config.json, or a training recipe (YAML), of which the section model is read; default: "
+        "512 wide, 8 blocks, context 512, flat mixers"
     )
     add("--config", metavar="FILE", type=Path, help=config)
     fields = "fields of the configuration, as in d_model=1024 'mixers=[parallel(branches=2)]'"
     add("--set", metavar="NAME=VALUE", nargs="+", default=[], dest="fields", help=fields)
-    add("--seed", type=int, default=0, metavar="N", help="of the initial weights (0)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the initial weights (0)")
 
     about = "check what a model or a mixer promises: causality, prefix and step, gradients"
     add = command("check", _check, about)
@@ -111,7 +120,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("source", metavar="SOURCE", help=sources)
     add("out", metavar="DIR", type=Path, help=out)
-    add("--tokenizer", metavar="FILE", type=Path, help="its tokenizer.json, for maskedmixers")
+    add(
+        "--tokenizer",
+        metavar="FILE",
+        type=Path,
+        help="a tokenizer.json, for a checkpoint of maskedmixers",
+    )
 
     add = command("export", _export, "write a model in a layout that transformers reads")
     add("model", metavar="DIR", help="a model directory, a run, RUN@STEP or RUN@best")
@@ -162,6 +176,8 @@ def _describe(options: argparse.Namespace) -> None:
 def _init(options: argparse.Namespace) -> None:
     import torch
 
+    if not options.tokenizer.is_file():
+        raise ModelError(f"--tokenizer {options.tokenizer}: no such file; give a tokenizer.json")
     tokenizer_json = read_text(options.tokenizer)
     fields = _read_fields(options.config) if options.config else {}
     if options.config and isinstance(mixers := fields.get("mixers"), list):
@@ -172,6 +188,8 @@ def _init(options: argparse.Namespace) -> None:
         name, equals, value = text.partition("=")
         if not equals:
             raise ModelError(f"--set {text}: must be NAME=VALUE, as in d_model=1024")
+        if name == "vocab_size":
+            raise ModelError(f"--set {text}: the vocabulary is that of --tokenizer; leave it out")
         fields[name] = _read_yaml(value, f"--set {name}")
     fields["vocab_size"] = vocabulary_size(options.tokenizer, tokenizer_json)
     config = ModelConfig.from_json(json.dumps(fields), str(options.config or "--set"))

@@ -149,9 +149,9 @@ def _find(name: str, registry: Mapping[str, type], source: str, base: type | Non
         return registry[name]
     if not dot or base is None:
         alike = difflib.get_close_matches(name, registry, n=1)
-        guess = f", did you mean {alike[0]!r}?" if alike else ""
+        guess = f"; did you mean {alike[0]!r}?" if alike else ";"
         allowed = ", ".join(sorted(registry)) + (", or module.Class of your own" if base else "")
-        raise ModelError(f"{source}: there is no {name!r}{guess}; allowed: {allowed}")
+        raise ModelError(f"{source}: there is no {name!r}{guess} allowed: {allowed}")
     shown = printable(module, 120)
     try:
         kind = getattr(importlib.import_module(module), attribute, None)

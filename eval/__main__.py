@@ -11,7 +11,9 @@ import inspect
 import io
 import os
 import sys
+from difflib import get_close_matches
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -26,7 +28,7 @@ from arch.errors import is_out_of_memory
 from eval.messages import RequestError, say
 
 if TYPE_CHECKING:  # libraries are loaded where an interruption is one line
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Iterator, Sequence
 
     from tyro import _errors as refusals
 
@@ -59,6 +61,10 @@ EXAMPLES = """\
 FORMATS = Literal["table", "json"]
 PLACES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 """Errors of files that another place mends."""
+ADVICE = {**dict.fromkeys(PLACES, "; free space, or give another place"),
+          errno.EISDIR: "; give a file", errno.ENOTDIR: "; give a place that is in a directory",
+          errno.EEXIST: "; give a directory, or another name"}  # fmt: skip
+"""What to do about errors of files."""
 SYNONYMS = {"data": "corpus", "dataset": "corpus", "method": "solvers", "methods": "solvers",
             "output": "out", "output-dir": "out", "prompt": "text", "prompts": "text",
             "sentence": "text", "n": "count", "num-samples": "count", "samples": "count",
@@ -98,7 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         if not isinstance(error, ModelError | CorpusError | RequestError | OSError):
             raise
-        say(f"error: {_describe(error)}")
+        say(f"error: {_describe(error, words)}")
         return 2
     return 0
 
@@ -113,7 +119,10 @@ def _answer(words: Sequence[str]) -> None:
         print(f"\nexamples:\n{EXAMPLES}", end="")
         return
     result, form = run_command(name, rest)
-    print(result.json() if form == "json" else result)
+    shown = result.json() if form == "json" else str(result)
+    print(shown)
+    if "\n... of " in shown:
+        say("lines are left out above; --format json prints every row")
 
 
 def _kept(words: Sequence[str]) -> str:
@@ -155,13 +164,13 @@ def run_command(name: str, words: list[str]) -> tuple[Result, str]:
     import tyro
     from tyro import _errors as refusals  # what tyro has of what it refuses; pinned
 
-    from eval.commands.flags import READERS, TRUST_HELP, flag_name
+    from eval.commands.flags import READERS, TRUST_HELP, flag_name, reader_of
 
     function = command_function(name)
     parameters = list(inspect.signature(function).parameters.values())
     documented = docstring_parser.parse(inspect.getdoc(function) or "")
     texts = {parameter.arg_name: parameter.description or "" for parameter in documented.params}
-    has_format = any(parameter.name == "format" for parameter in parameters)
+    has_format = name == "explore" or any(p.name == "format" for p in parameters)
     more: dict[str, tuple[Any, Any, str]] = {}
     if not has_format:
         more["format"] = FORMATS, "table", "json: the rows, to standard output"
@@ -192,7 +201,9 @@ def run_command(name: str, words: list[str]) -> tuple[Result, str]:
         ]
         raise RequestError(refusal(event, [flag_name(parameter.name) for parameter in optional]))
 
+    single = {flag_name(p.name) for p in parameters if reader_of(p.annotation).nargs == 1}
     program = f"python -m eval {name}"
+    words = [*_joined(words, single)]
     with refusals.on_parse_error(refuse):
         return tyro.cli(call, args=words, prog=program, registry=READERS)
 
@@ -224,6 +235,17 @@ def _flag(parameter: inspect.Parameter, text: str) -> Any:
     )
 
 
+def _joined(words: Sequence[str], single: Container[str]) -> Iterator[str]:
+    """The words, with `--sort -NAME` as `--sort=-NAME`: a value may begin with a dash."""
+    left = iter(words)
+    for word in left:
+        if word in single and (value := next(left, None)) is not None:
+            dashed = value.startswith("-") and not value.startswith("--") and value != "-h"
+            yield from [f"{word}={value}"] if dashed else [word, value]
+        else:
+            yield word
+
+
 def refusal(event: refusals.ParseErrorEvent, flags: list[str]) -> str:
     """One line of what tyro refuses: the flag, the value, what is allowed."""
     from tyro import _errors as refusals
@@ -247,20 +269,21 @@ def refusal(event: refusals.ParseErrorEvent, flags: list[str]) -> str:
 
 def _meant(word: str, flags: list[str]) -> str:
     """The flag that other tools name so, or that has the word in it, or that is near."""
-    from eval.messages import nearest
-
     name = word.strip("-").replace("_", "-")
     holds = [flag for flag in flags if name in flag.strip("-").split("-")]
     meant = [flag for flag in (f"--{SYNONYMS.get(name)}", *holds) if flag in flags]
-    return f"did you mean {meant[0]}?" if meant else nearest(word, flags, "see --help")
+    meant += [f"--{alike}" for alike in get_close_matches(name, [f.strip("-") for f in flags], 1)]
+    return f"did you mean {meant[0]}?" if meant else "see --help"
 
 
-def _describe(error: Exception) -> str:
-    """An error in one line; where a file cannot be written, with the file and what to do."""
+def _describe(error: Exception, words: Sequence[str]) -> str:
+    """An error in one line; where a file cannot be written, with the flag, the file and the fix."""
     if not (isinstance(error, OSError) and error.filename):
         return str(error)
-    advice = "; free space, or give another place" if error.errno in PLACES else ""
-    return f"{error.filename}: {error.strerror}{advice}"
+    file, pairs = str(error.filename), pairwise(words)
+    flags = (f"{flag} " for flag, value in pairs if value == file and flag.startswith("--"))
+    advice = ADVICE.get(error.errno or 0, "")
+    return f"{next(flags, '')}{file}: {error.strerror}{advice}"
 
 
 if __name__ == "__main__":

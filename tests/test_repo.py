@@ -133,6 +133,14 @@ def test_files_of_ours_that_a_page_names_are_there(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_lines_of_a_table_have_the_cells_of_its_headings(page: Path) -> None:
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for table in re.findall(r"(?:^\|.*\n?)+", text, re.MULTILINE):
+        cells = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
+        assert len(cells) == 1, table
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for target, anchor in re.findall(r"\]\((?!http)([^)#\s]*)(?:#([^)\s]*))?\)", text):

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import NoReturn
 
 if __name__ == "__main__":
     # The working directory may have folders or files of the rooms' names: they are not ours.
@@ -80,7 +81,12 @@ def _train(options: argparse.Namespace) -> None:
             stream=options.limit is not None,  # a few stories are not worth a whole download
         )
         tokenizer = train_tokenizer(stories, options.vocab_size)
-        temporary.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+        written = tokenizer.to_str(pretty=True)
+        if options.out.is_file() and options.out.read_bytes() != written.encode():
+            raise CorpusError(
+                f"--out {options.out}: another file is there already; remove it, or choose another"
+            )
+        temporary.write_text(written, encoding="utf-8")
     size = tokenizer.get_vocab_size()
     print(f"{options.out}: {size:,} entries, sha256 {tokenizer_hash(tokenizer)}")
 
@@ -160,8 +166,16 @@ def _describe(tokenizer: Tokenizer, corpus: Corpus, name: str) -> str:
     return "\n".join(lines)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+class Parser(argparse.ArgumentParser):
+    """Reports what it cannot parse in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends with code 2."""
+        self.exit(2, f"error: {message}; see {self.prog} --help\n")
+
+
+def _parser() -> Parser:
+    parser = Parser(
         prog="python -m tokenizer",
         description="Stories in, packed token files out.",
         epilog=(__doc__ or "").partition("\n\n")[2],
@@ -189,13 +203,13 @@ def _parser() -> argparse.ArgumentParser:
     add = command("train", _train, "learn a byte-level BPE from stories")
     add("source", metavar="SOURCE", help=where)
     add("--out", type=Path, required=True, metavar="FILE", help="the file to write")
-    add("--vocab-size", default=VOCAB_SIZE, help="entries (%(default)s)", **count)
+    add("--vocab-size", default=VOCAB_SIZE, help="entries of the vocabulary (%(default)s)", **count)
 
     add = command("pack", _pack, "encode stories into files that training reads; again, to go on")
     add("source", metavar="SOURCE", help=where)
     add("--tokenizer", required=True, metavar="FILE", help="a tokenizer.json")
     add("--out", type=Path, required=True, metavar="DIR", help="directory to make")
-    layouts = "all stories in a line, or one a row (%(default)s)"
+    layouts = "packed: stories follow each other; rows: one story a row (%(default)s)"
     add("--layout", choices=("packed", "rows"), default="packed", help=layouts)
     rows = "tokens in a row; a model is trained on all but the last: for 512 positions, 513"
     add("--context", help=rows, **count)

@@ -71,7 +71,8 @@ class Layout:
         if self.name != "rows":
             raise CorpusError(f"--layout {self.name}: must be packed or rows")
         if self.context is None or self.context < 2:
-            raise CorpusError(f"--context {self.context}: --layout rows needs 2 or more")
+            given = "is missing" if self.context is None else self.context
+            raise CorpusError(f"--context {given}: --layout rows needs 2 or more")
         if self.pad_side not in (None, "left", "right"):
             raise CorpusError(f"--pad-side {self.pad_side}: must be left or right")
         object.__setattr__(self, "pad_side", self.pad_side or "right")

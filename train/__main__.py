@@ -77,6 +77,8 @@ def _answer(words: list[str]) -> int:
 
     command, *flags = words
     if command == "recipes":
+        if flags:
+            raise RunError(f"recipes {flags[0]}: one word too many; it takes none")
         for name, line in recipes().items():
             print(f"{name:12}  {line}")
         return 0

@@ -294,8 +294,9 @@ class Recipe:
             )
         fraction, packed = self.run.valid_fraction, data.meta["valid_fraction"]
         if fraction not in (None, packed):
+            known = "a validation split of its source" if packed is None else packed
             raise RunError(
-                f"--valid_fraction {fraction}: {data.path} was packed with {packed}; pack it anew "
+                f"--valid_fraction {fraction}: {data.path} was packed with {known}; pack it anew "
                 "with --valid-fraction, or give a text as --data with another --run"
             )
         if wanted not in (None, layout):

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from train.cli import full_name
 from train.settings import RunError
@@ -32,13 +32,21 @@ SHORT = "{:.4g}".format
 Trial = dict[str, Any]
 
 
+class _Parser(argparse.ArgumentParser):
+    """Reports what it cannot parse in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises instead of printing the usage."""
+        raise RunError(f"{message}; see {self.prog} --help")
+
+
 def main(words: list[str]) -> int:
     """Runs the sweep; 0 when every run ended well, 1 when one did not.
 
     Raises:
         RunError: it cannot start.
     """
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m train sweep",
         description="A W&B sweep file, run here.",
         epilog="What follows -- are more flags of every run.",

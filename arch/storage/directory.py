@@ -180,6 +180,8 @@ def _read_all_but_weights(
     directory: Path, trust_code: bool
 ) -> tuple[ModelConfig, str, dict[str, Any]]:
     """Configuration, tokenizer and meta data, which belong together."""
+    if directory.is_file():
+        raise ModelError(f"{directory}: is a file; give a model directory")
     if not directory.is_dir():
         beside = directory.parent.iterdir() if directory.parent.is_dir() else ()
         alike = difflib.get_close_matches(directory.name, [path.name for path in beside], 1)

@@ -12,6 +12,8 @@ from arch.errors import ModelError, printable
 from arch.storage.files import read_json
 
 BEST = "best"
+MODELS_IN_RUN = "models"
+"""The folder of a run that holds its model directories."""
 SHIPPED = "remnant:"
 MODELS = Path(__file__).resolve().parents[2] / "models"
 """The trained models of the repository, each a model directory."""
@@ -49,6 +51,11 @@ def find_model(path: str | Path) -> Path:
         names = " ".join(map(str, runs[:SHOWN])) + " ..." * (len(runs) > SHOWN)
         raise ModelError(f"{path}: is a folder of runs; give one of them or several: {names}")
     return path
+
+
+def run_of(model: Path) -> Path:
+    """The directory of the run that RUN/models/NAME, or RUN/best, is a model of."""
+    return model.parent.parent if model.parent.name == MODELS_IN_RUN else model.parent
 
 
 def without_seed(name: str) -> str:

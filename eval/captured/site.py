@@ -218,7 +218,7 @@ def _check_shape(stored: Stored, circuit: Circuit) -> None:
             turned = "; axes must be (B, heads, T, width), or (B, T, heads * width)"
         raise RequestError(
             f"outputs: {width} channels, the site has {circuit.width}{turned}; give this model's "
-            "outputs of the layer"
+            "outputs of the layer (four axes are read as keys or values: B, heads, T, width)"
         )
     if context < T:
         raise RequestError(

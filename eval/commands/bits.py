@@ -54,24 +54,26 @@ def bits(
     hold all priors, the margins of the token and its effect on later outputs as well.
 
     Args:
-        corpus: held-out stories: passages are from inside those for evaluation, tokens are counted
-            in those for fitting, quantisers are calibrated on those for background; default: the
-            data that the models were trained on
+        corpus: source of the held-out stories, for passages, token counts and calibration, which
+            share no story; default: the data that the models were trained on
         layers: last, all, or numbers; 0 is the embedding
-        part: of the layer
-        count: passages, whose tokens asked about all differ; default: 40, or what the corpus has
-        skip: passages left out before the first that is taken
-        text: is asked about token by token, in place of passages of the corpus
-        before: tokens before the one asked about
-        distances: positions after it that are reported; 0 is its own
-        candidates: the commonest tokens, so many; default: the whole vocabulary
-        tokens: of the text in which candidates are counted
-        seed: of the noise
-        noise: standard deviations, in units of the output's RMS and of the token's effect on it
-        draws: of the noise
-        quantisers: rounding to nearest, with a scale for each channel
-        prior: that the tables show
-        full: print every precision, effects and margins, not the noise of 1/4 RMS alone
+        part: part of the layer
+        count: number of passages; the tokens asked about all differ; default: 40, or as many as the
+            corpus has
+        skip: passages to leave out before the first
+        text: your own text, instead of passages: every token of it is asked about
+        before: tokens of a passage before the one asked about
+        distances: positions after the token at which outputs are measured; 0 is its own
+        candidates: number of values that the token may take, the commonest ones; default: the whole
+            vocabulary
+        tokens: tokens of text in which candidates are counted
+        seed: seed of the noise
+        noise: standard deviations of the noise, in units of the output's RMS and of the token's
+            effect on it
+        draws: draws of the noise
+        quantisers: formats of codes: rounding to nearest, with a scale for each channel
+        prior: prior of the bits that the tables show; rows hold all three
+        full: print every line and precision, effects and margins, not only noise of 1/4 RMS
     """
     from eval.measures.bits.measure import Question
     from eval.measures.bits.task import Design, plan_bits
@@ -83,6 +85,9 @@ def bits(
         raise RequestError(
             "--prior model: no model predicts a first token; give --before 1 or more"
         )
+    if text is not None and (count or skip):
+        flag = "--count" if count else "--skip"
+        raise RequestError(f"{flag}: is of passages, which --text replaces; leave it out")
     question = Question(
         tuple(sorted(set(listed(distances)))),
         tuple(sorted(set(listed(noise)))),

@@ -20,13 +20,12 @@ def capture(
     `python -m eval recover` reads such files, and those that vLLM writes alike.
 
     Args:
-        model: a model directory
-        text: one or more
+        model: a model directory, or a run (RUN, RUN@STEP, RUN@best), remnant:NAME or hf:NAME
+        text: the texts, one or more
         out: directory for text-0.safetensors and so on, with hidden_states (tokens, layers, width)
             and token_ids
         layers: all, last, or numbers; 0 is the embedding
-        batch_size: texts sent through the model together; default: as many as the device's memory
-            bears
+        batch_size: texts that the model reads at once; default: as many as fit into memory
     """
     from eval.sites.activations import activations
 

@@ -60,6 +60,12 @@ Positive: TypeAlias = Annotated[
 Natural: TypeAlias = Annotated[
     int, _number("a whole number of at least 0", lambda n: n == n // 1 >= 0, int)
 ]
+NotNegative: TypeAlias = Annotated[
+    float, _number("a number of at least 0", lambda n: 0 <= n < math.inf)
+]
+Fraction: TypeAlias = Annotated[
+    float, _number("a number above 0 and at most 1", lambda n: 0 < n <= 1)
+]
 AboveZero: TypeAlias = Annotated[float, _number("a number above 0", lambda n: 0 < n < math.inf)]
 Words: TypeAlias = str | Sequence[str] | None
 Out: TypeAlias = Annotated[str | None, arg(metavar="DIR")]
@@ -87,16 +93,16 @@ else:
 
 TRUST_HELP = "let a model directory name mixers outside this project, whose code then runs"
 HELP = {
-    "models": "model directories",
+    "models": "model directories, or runs (RUN, RUN@STEP, RUN@best), remnant:NAME or hf:NAME",
     "results": "results directories",
     "out": "results directory; what is there already is not redone",
-    "corpus": "held-out stories: of packed data, hub:NAME, toy (the embedded generator), or a "
-    "directory with valid.*; of a .txt, .jsonl or .parquet file, the fraction that packing sets "
-    "aside; default: those of the data that the models were trained on",
+    "corpus": "source of the held-out stories: packed data, hub:NAME, toy (the built-in "
+    "generator), a directory with valid.*, or a .txt, .jsonl or .parquet file, of which the "
+    "held-out part is read; default: the data that the models were trained on",
     "plugin": "a Python file of yours that registers more (docs/extending.md); may be given "
     "several times. It is run as your own code, with all your rights: give only files that you "
     "trust",
-    "device": "where to compute; auto takes a GPU that is in reach",
+    "device": "cpu, cuda, or auto: a GPU if there is one",
     "shard": "this process is the I-th of N that share the work, each with a rows file of its own",
 }
 """The help of flags that several commands have, where a command's docstring has none."""

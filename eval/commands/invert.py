@@ -40,11 +40,12 @@ def invert(
 
     Args:
         suite: quick, standard, solvers, sources, or a YAML file of yours that names requests; the
-            flags below replace what these say
-        batch: rows of a gradient batch; default: as many as the device's memory bears
+            flags below replace its values
+        batch: rows that a gradient solver answers at once; default: as many as fit into memory
         limit: stop after about N rows
-        resume: go on where --out was left, or refuse a directory that holds rows
-        plan: print rows and time of each model beforehand, by a few rows of each solver, and end
+        resume: continue what is in --out; --no-resume refuses a directory that holds rows
+        plan: time a few rows of each solver, print the number of rows and the time for each model,
+            and end
     """
     from eval.models.checkpoint import open_models
     from eval.rows.tasks import NO_ROWS, open_results, rows_of, run_tasks

@@ -1,6 +1,16 @@
 """The commands `loss` and `generate`: how well models predict text, and what they write."""
 
-from eval.commands.flags import Model, Models, Out, Positive, Shard, Words, listed
+from eval.commands.flags import (
+    Fraction,
+    Model,
+    Models,
+    NotNegative,
+    Out,
+    Positive,
+    Shard,
+    Words,
+    listed,
+)
 from eval.commands.result import Result, command
 from eval.measures.loss import Measurement, Windows
 from eval.messages import RequestError
@@ -32,13 +42,13 @@ def loss(
     What is in --out is not measured anew.
 
     Args:
-        text: these texts, whole, in the place of a corpus; a special token that is spelt in one is
-            that token, in a corpus it is only text
-        stories: only the first so many stories
-        batch_size: windows sent through the model together; default: as many as the device's
-            memory bears
-        windows: joined: stories follow each other, their ends are predicted too; lm-eval: each
-            story alone, behind an end of text, as lm-evaluation-harness cuts it
+        text: texts to measure, instead of a corpus; a special token that is spelt in one is read as
+            that token (in a corpus as plain text)
+        stories: read only the first N stories
+        batch_size: windows that the model reads at once; default: as many as fit into memory
+        windows: joined: stories follow each other, and their ends are predicted too; lm-eval: each
+            story stands alone, after an end-of-text token, as in lm-evaluation-harness
+        out: results directory, for `python -m eval compare`; what is in it is not measured again
     """
     from eval.analysis.summary import summarise_rows
     from eval.drawing.tables import lay_out, terminal
@@ -46,6 +56,9 @@ def loss(
     from eval.models.corpora import choose_corpus
     from eval.rows.tasks import answered
 
+    if text is not None and (corpus or stories):
+        flag = "--corpus" if corpus else "--stories"
+        raise RequestError(f"{flag}: is of held-out stories, which --text replaces; give one")
     texts = None if text is None else tuple(listed(text))
     checkpoints = open_models(models, device)
     corpus = choose_corpus(checkpoints, corpus) if texts is None else ""
@@ -65,23 +78,23 @@ def generate(
     prompt: str = "Once upon a time",
     count: Positive = 1,
     max_new_tokens: Positive = 200,
-    temperature: float = 0.8,
+    temperature: NotNegative = 0.8,
     top_k: Positive | None = None,
-    top_p: float | None = None,
+    top_p: Fraction | None = None,
     seed: int = 0,
     device: str = "auto",
 ) -> Result:
     """Continues prompts with a model.
 
     Args:
-        model: a model directory
-        prompt: the beginning; a special token that is spelt in it is that token
-        count: how many continuations
-        max_new_tokens: of each
-        temperature: 0: the likeliest token
+        model: a model directory, or a run (RUN, RUN@STEP, RUN@best), remnant:NAME or hf:NAME
+        prompt: the beginning of the text; a special token that is spelt in it is read as that token
+        count: number of continuations
+        max_new_tokens: most tokens of each continuation
+        temperature: divides the logits; 0 takes the likeliest token
         top_k: draw among the k likeliest tokens
-        top_p: draw among the likeliest with probability p
-        seed: of the draws
+        top_p: draw among the likeliest tokens whose probabilities sum to p
+        seed: seed of the draws
     """
     import torch
 
@@ -93,6 +106,8 @@ def generate(
     (checkpoint,) = open_models([model], device)
     tokenizer, target = checkpoint.tokenizer, checkpoint.model.embedding.weight.device
     tokens = encode_text(tokenizer, prompt, "--prompt")
+    if not tokens:
+        raise RequestError(f"--prompt {prompt!r}: there is no token in it; give some text")
     context = checkpoint.config.context
     if len(tokens) > context:
         raise RequestError(

@@ -38,15 +38,17 @@ def lens(
     Everything is checked first. Where a lens has its document already, that is shown.
 
     Args:
-        lens: all: those that can look at the model; `python -m eval lenses` lists them
-        corpus: where stories come from, and the text that lenses are fitted on: a file, a
-            directory, hub:NAME, or toy; default: the data that the models were trained on
-        tokens: of text to fit on
-        seed: of what lenses draw
-        text: texts; default: stories
-        count: of stories; default: 4
-        length: tokens of a story's beginning; default: 64
-        words: tokens that are followed, each one token, its space before it included: ' happy'
+        out: results directory, for `python -m eval report`
+        lens: lenses to use, listed by `python -m eval lenses`; all: those that can look at the
+            model
+        corpus: source of the stories, and of the text that lenses are fitted on: a file, a
+            directory, hub:NAME or toy; default: the data that the models were trained on
+        tokens: tokens of text that lenses are fitted on
+        seed: seed of what lenses draw at random
+        text: your own texts, instead of stories
+        count: number of stories; default: 4
+        length: tokens of each story that are read; default: 64
+        words: tokens to follow; each must be one token, with the space before it: ' happy'
     """
     from eval.drawing.tables import terminal
     from eval.lenses.lens import ALL, FOLDER, Request, parse_lenses, word_tokens

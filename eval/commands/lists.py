@@ -21,7 +21,7 @@ def list_solvers(names: Words = None, plugin: Plugins = ()) -> Result:
     """Lists the solvers, with their settings and defaults.
 
     Args:
-        names: solvers; default: all
+        names: names of solvers; default: all
     """
     from eval.inversion.solver import solvers
 

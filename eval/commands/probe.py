@@ -34,15 +34,16 @@ def probe(
 
     Args:
         layers: all, last, or numbers; 0 is the embedding
-        corpus: held-out stories, to fit on and others to judge on: a file, a directory, hub:NAME,
-            toy, or packed data; default: the data that the models were trained on
+        corpus: source of the held-out stories, of which some fit and others judge the probes: a
+            file, a directory, hub:NAME, toy, or packed data; default: the data that the models were
+            trained on
         length: tokens of a window
-        train_tokens: to fit on
-        valid_tokens: to judge on
-        seed: of the fits
-        offsets: the token at t + O is read from the output at t; default: -3 ... 3
-        steps: of softmax regression; 0: the closed form alone
-        rate: its first rate
+        train_tokens: tokens to fit the probes on
+        valid_tokens: tokens to judge the probes on
+        seed: seed of the fits
+        offsets: offsets O: from the output at position t the token at t + O is read
+        steps: steps of softmax regression; 0: only the closed form
+        rate: first learning rate of softmax regression
     """
     from eval.measures.linear import ProbeTask, ProbeText, Training
     from eval.models.checkpoint import open_models
@@ -114,8 +115,8 @@ def geometry(
 
     Args:
         layers: all, last, or numbers from 1
-        hidden: first K tokens
-        count: story prompts
+        hidden: numbers K of hidden tokens: the first K of a prompt
+        count: number of prompts, the beginnings of stories
         length: tokens of each prompt
     """
     from eval.analysis.summary import columns, summarise_rows

@@ -52,28 +52,32 @@ def recover_file(
             also (B, heads, T, width); or what an engine wrote, a file or a folder (docs/audit.md).
             Pickles are refused
         model: the model directory or hf:NAME whose outputs they are
-        tensor: those to recover, by name; default: all of the file
-        layer: 0 is the embedding; several are one question, of a stack of layers or of tensors that
-            name them; default: by the tensor's name, as block.3, else found by trying the likeliest
-            sites
-        part: of the layer; default: with the layer
-        positions: that are known, from 0; what stands at the others is not looked at; default: all
-        first: position of a tensor's first row, where it does not begin the prompt; the tokens
-            before it are hidden. --positions count from the prompt's beginning
-        stored: the format that the numbers went through; default: found from the numbers
-        scale: of numbers of 8 bits: a number, or a tensor's name; default: NAME.scale in the file
-        computed: the precision in which the captured model computed; default: found by the first
+        tensor: names of the tensors to recover; default: all of the file
+        layer: layer of the tensor; 0 is the embedding; several: layers of a stack, or of tensors
+            that name them, recovered together; default: by the tensor's name, as in block.3, else
+            the likeliest sites are tried
+        part: part of the layer; default: by the tensor's name, else tried
+        positions: positions that are known, from 0; the others are searched for; default: all
+        first: position of the tensor's first row in the prompt; the tokens before it are hidden;
+            --positions count from the prompt's beginning
+        stored: format that the numbers were stored in; default: found from the numbers
+        scale: scale of 8-bit numbers: a number, or a tensor's name; default: the tensor NAME.scale
+            of the file
+        computed: precision in which the captured model computed; default: found from the first
             positions, if these are known
-        solver: default: propose where all positions are known, else alternating
-        truth: the texts behind the tensors, to score the answer with, one for each prompt
-        page: write the answer as one HTML page, with every position
-        seed: of solvers that draw at random
-        corpus: whose held-out text the search guesses from; default: that of the model's training
-        verify: inverts also where token ids stand in the file in clear, and says whether they agree
-        torch_file: file is a capture of vLLM-Hook that torch.save wrote; tensors, numbers and texts
-            alone are read, and nothing is run
-        out: results directory, which keeps each tensor's answer as it is found; what is there
-            already is not searched again
+        solver: solver that searches; default: propose where all positions are known, else
+            alternating
+        truth: true texts, one for each prompt, to score the answer
+        page: HTML file to write, with the answer and every position
+        seed: seed of solvers that draw at random
+        corpus: source of held-out text that the search guesses from; default: the data that the
+            model was trained on
+        verify: invert the tensors also where the file holds the token ids, and say whether they
+            agree
+        torch_file: read a file of vLLM-Hook that torch.save wrote: tensors, numbers and texts
+            alone; nothing in it is run
+        out: results directory; each tensor's answer is written when it is found, and is not
+            searched again
     """
     from eval.captured.files.recognise import read_capture
     from eval.models.checkpoint import open_model

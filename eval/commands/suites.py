@@ -75,4 +75,10 @@ def read_entries(suite: str, given: dict[str, Any]) -> dict[str, Inversion]:
         except RequestError as error:
             raise RequestError(f"{where}: {error}") from None
         requests[name] = replace(own, **given)
+        drawn = [flag_name(key) for key in ("count", "skip", "length") if key in given]
+        if drawn and not requests[name].draws:
+            raise RequestError(
+                f"{drawn[0]}: is of prompts that are drawn, not of --text; leave it out, or give "
+                "--prompts too"
+            )
     return requests

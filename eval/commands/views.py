@@ -21,8 +21,8 @@ def summary(results: Places, csv: str | None = None, markdown: str | None = None
     """Prints rows of every kind as tables with intervals; recoveries with proof, margins and cost.
 
     Args:
-        csv: write every figure in full, a line for each model, step, kind and place
-        markdown: write the tables as Markdown, with every figure
+        csv: CSV file to write: every figure, a line for each model, step, kind and place
+        markdown: Markdown file to write: the tables with every figure
     """
     from arch.storage.files import write_text
     from eval.analysis.frame import frame
@@ -91,20 +91,21 @@ def compare(
     whether they are equivalent.
 
     Args:
-        places: a model directory, a run, results of invert, bits or loss --out, or a directory that
-            holds some; or two of what `lm_eval --log_samples` wrote, a directory or file a model,
-            which are paired
-        paired: the two that are paired; default: those of a table of two lines
-        margin: equivalent within it, in per cent: points of a share, and of the first value in bits
-        solver: of recoveries; default: a search
-        prompts: the set of prompts of recoveries
-        sort: by a column; -NAME: the largest first
-        last: the last step of each model alone
-        every_seed: training seeds apart; default: their mean, with an interval over them
-        markdown: the tables as Markdown
-        csv: in full: a line a checkpoint
-        plot: four figures over training: .svg, .png
-        x: what they are over; default: tokens, or steps where tokens are not known
+        places: model directories, runs, results of `invert`, `bits` or `loss` (their --out), or
+            directories that hold these; or the logs of two models by `lm_eval --log_samples`
+        paired: two checkpoints to compare on the same prompts; default: those of a table of two
+            lines
+        margin: two checkpoints are equivalent if they differ by less: in points of a percentage,
+            and of bits in per cent of the first value
+        solver: solver of the recoveries shown; default: a search
+        prompts: set of prompts of the recoveries shown: story, inside, random or text
+        sort: column to sort by; -NAME: the largest first
+        last: show only the last step of each model
+        every_seed: show each training seed; default: their mean, with an interval over them
+        markdown: Markdown file to write: the tables
+        csv: CSV file to write: every figure, a line for each checkpoint
+        plot: figure to write (.svg or .png): loss, recovery and bits over training
+        x: x axis of --plot; default: tokens, or steps where tokens are not known
     """
     from eval.views.comparison import table as comparison
     from eval.views.comparison.gather import gather_models, gather_rows
@@ -206,11 +207,12 @@ def report(
 
     Args:
         out: the page to write
-        title: its title
-        figures: also every lens's figure as a file
-        format: of those files
-        wandb: also log figures, table and page to W&B, a run a model; kept with the first RESULTS
-        wandb_project: of W&B
+        title: title of the page
+        figures: directory to write each lens's figure into, as a file
+        format: format of the files of --figures
+        wandb: also log figures, table and page to W&B, one run for each model; offline: into the
+            first results directory
+        wandb_project: project in W&B
     """
     from arch.storage.files import write_text
     from eval.drawing.figures import write_figures
@@ -229,24 +231,26 @@ def report(
         from eval.views.page.inside import lens_sections  # which imports torch
 
         sections = lens_sections(documents, rows)
-    if rows and not documents and all(row["kind"] == "captured" for row in rows):
-        from eval.views.page.captured import render_captured
-
-        write_text(out, render_captured(rows, title))
-    else:
-        write_text(out, render_page(rows, title, sections))
-    written = [out]
+    every = []
     if figures:
         every = [figure for section in sections for figure in section.figures]
         if not every:
             raise RequestError(
                 f"--figures {figures}: no lens has looked yet; run `python -m eval lens` first"
             )
+    if rows and not documents and all(row["kind"] == "captured" for row in rows):
+        from eval.views.page.captured import render_captured
+
+        write_text(out, render_captured(rows, title))
+    else:
+        write_text(out, render_page(rows, title, documents))
+    written = [out]
+    if figures:
         written += map(str, write_figures(figures, every, format))
     if wandb:
         first = Path(places[0])
         directory = first if first.is_dir() else first.parent
         ids = ", ".join(track_results(directory, rows, out, wandb, wandb_project))
-        where = f"; it lies in {directory / 'wandb'}" if wandb == "offline" else ""
-        written.append(f"W&B run {ids}{where}")
+        where = f", in {directory / 'wandb'}" if wandb == "offline" else ""
+        written.append(f"W&B: {ids}{where}")
     return Result(rows, "\n".join(written), "", documents)

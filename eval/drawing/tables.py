@@ -16,7 +16,9 @@ NONE = "–"
 PIPE = 160
 """Characters of a line where no terminal says how wide it is."""
 LINES = 23
-"""Lines of the tables that a command prints, at most; with its notes they are 25."""
+"""Lines of the tables that a command prints; with its notes they are 25."""
+LEAST = 10
+"""Lines that are left of each of several tables: its title, its headings, and some lines."""
 
 Record = dict[str, Any]
 Column = tuple[str, str, bool]
@@ -150,7 +152,8 @@ def across(
 def terminal(*parts: Table | str, width: int | None = None, most: int = LINES) -> str:
     """Tables and lines as a terminal of some width shows them; its own width when not given.
 
-    At most `most` lines: the longest part is cut first, and says how long it is.
+    Some `most` lines: the longest part is cut first, to `LEAST` lines at least, and says how long
+    it is.
     """
     from rich.console import Console
 
@@ -165,13 +168,13 @@ def terminal(*parts: Table | str, width: int | None = None, most: int = LINES) -
                 console.print(drawn, soft_wrap=isinstance(drawn, str))
         texts.append([line.rstrip() for line in capture.get().rstrip().splitlines()] + [""])
     room = [len(text) for text in texts]
-    while sum(room) > most + 1 and max(room) > 2:
+    while sum(room) > most + 1 and max(room) > LEAST:
         room[room.index(max(room))] -= 1
     lines: list[str] = []
     for part, text, left in zip(parts, texts, room, strict=True):
         count = len(part.lines if isinstance(part, Table) else text)
         lines += text if left == len(text) else [*text[: left - 2], f"... of {count} lines", ""]
-    return "\n".join(lines[:most]).rstrip()
+    return "\n".join(lines).rstrip()
 
 
 def _legible(table: Table) -> Table:

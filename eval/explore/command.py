@@ -28,13 +28,13 @@ def explore(
     may use this machine's time: another --host is for networks that you trust.
 
     Args:
-        runs: model directories, runs, or directories of those; `hf:` and the name of a pretrained
-            model; default: those that `make demo` made in demo/, or those of the repository
-        port: of the page's address; 0: any that is free
-        host: the address to listen on; 127.0.0.1 is that which this machine alone can reach
-        corpus: text that solvers guess from, bits are calibrated on and lenses are fitted on;
-            default: the data that a model was trained on
-        seconds: that one question may take
+        runs: model directories, runs, directories of those, or hf:NAME; default: the models of
+            `make demo` in demo/, else those of the repository
+        port: port of the page's address; 0: any that is free
+        host: address to listen on; with 127.0.0.1 only this machine reaches the page
+        corpus: source of the text that solvers guess from, bits are calibrated on and lenses are
+            fitted on; default: the data that a model was trained on
+        seconds: most seconds that one question may take
     """
     from eval.explore.questions import Library
     from eval.models.checkpoint import PRETRAINED, device_of

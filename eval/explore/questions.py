@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import eval as evals
 from arch.storage.directory import read_meta
+from arch.storage.runs import BEST, run_of
 from eval.analysis.verdicts import AMBIGUOUS
 from eval.drawing.markup import visible
 from eval.inversion.solver import solvers
@@ -32,8 +33,6 @@ LETTERS, TOKENS, NOISE = 2000, 256, 16.0
 """Of a sentence, and added to outputs, at most."""
 OPEN, MODELS = 4, 2
 """Models in memory at once, and asked side by side."""
-MODELS_IN_RUN = "models"
-"""The folder of a run that holds its model directories."""
 SUGGESTED = ("propose", "sweep", "alternating", "adam")
 """Solvers, of which the first that can answer is asked when none is chosen; `propose` of outputs
 without noise alone: its first token within the limit need not be the nearest."""
@@ -355,13 +354,17 @@ def _by_run(sources: Iterable[str]) -> list[tuple[Path, list[Path]]]:
     """Model directories by the run that they are of: the newest run first, its last step first."""
     runs: dict[Path, list[Path]] = {}
     for path in dict.fromkeys(found for source in sources for found in find_models(source)):
-        run = path.parent.parent if path.parent.name == MODELS_IN_RUN else path.parent
-        runs.setdefault(run, []).append(path)
+        runs.setdefault(run_of(path), []).append(path)
 
     def newest(run: Path) -> float:
         return max((path / "meta.json").stat().st_mtime for path in runs[run])
 
-    return [(run, runs[run][::-1]) for run in sorted(runs, key=newest, reverse=True)]
+    def last_first(run: Path) -> list[Path]:  # RUN/best behind the last step
+        best = [path for path in runs[run] if path.name == BEST]
+        steps = [path for path in runs[run][::-1] if path not in best]
+        return [*steps[:1], *best, *steps[1:]]
+
+    return [(run, last_first(run)) for run in sorted(runs, key=newest, reverse=True)]
 
 
 def shown_answer(row: dict[str, Any]) -> dict[str, Any]:

@@ -346,7 +346,8 @@ def listen(host: str, port: int) -> socket.socket:
         except OSError as error:
             reason = error.strerror or str(error)
     raise RequestError(
-        f"--host {host} --port {port}: {reason}; give another port, or 0 for any that is free"
+        f"--host {host} --port {port}: {reason}; give an address of this machine, and another "
+        "port, or 0 for any that is free"
     )
 
 

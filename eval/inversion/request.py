@@ -29,23 +29,29 @@ class Inversion:
     """Each solver is asked about each layer, part, slice, seed and noise of each prompt.
 
     Args:
-        layers: all (default), last, or numbers; 0 is the embedding; 1+4 joins two
-        parts: of a layer: block (default), mixer, stream
-        without: ablations: residual, norms, channel, mask
-        slices: shown of (B, T, D), as in '[:, 3:, :]', '[:, :3+4:, :]' or '[:, :, :16]'; default:
-            all
-        solvers: as in adam sweep alternating; `python -m eval solvers` lists them
-        set_: a setting of a solver, as in adam.steps=500; --solvers must be given
-        seeds: of the solvers; default: 0
-        noise: in the target's own units; default: 0
-        controls: asked beside: shuffled, identity, scale=NUMBER, embedding=DIR, embedding=untrained
-        text: texts to recover as they are; a special token that they spell is that token
-        prompts: sets of prompts: story (default), inside, random
-        count: prompts of each set; default: 8, or the suite's
-        skip: stories left out at the start; default: 0, or the suite's
-        length: tokens of each prompt; default: 16, or the suite's
-        pad_to: pads after each prompt
-        allowed: gradient solvers answer in its tokens
+        layers: all, last, or numbers; 0 is the embedding; 1+4 shows layers 1 and 4 together;
+            default: the suite's, else all
+        parts: parts of a layer: block, mixer, stream, key, rotated_key, value, final; default:
+            block
+        without: ablations: leave residual, norms, channel or mask out of every block
+        slices: outputs (B, T, D) that are shown, as in '[:, 3:, :]', '[:, :3+4:, :]' or '[:, :,
+            :16]'; default: the suite's, else all of them
+        solvers: solvers to ask, as in adam sweep alternating; `python -m eval solvers` lists them
+        set_: settings of solvers, as in adam.steps=500; needs --solvers
+        seeds: seeds of the solvers; default: 0
+        noise: standard deviation of the noise added to the outputs, in units of their root mean
+            square; default: 0
+        controls: controls to ask as well: shuffled, identity, scale=NUMBER, embedding=DIR,
+            embedding=untrained
+        text: your own texts, instead of prompts from a corpus; a special token that is spelt in one
+            is read as that token
+        prompts: sets of prompts to draw: beginnings of stories (story), passages inside stories
+            (inside), random tokens (random); default: story, or --text alone
+        count: prompts of each set; default: the suite's, else 8
+        skip: stories to leave out before the first prompt; default: the suite's, else 0
+        length: tokens of each prompt that is drawn; default: the suite's, else 16
+        pad_to: fill each prompt with pads up to N tokens
+        allowed: gradient solvers answer with tokens of this text alone
 
     Raises:
         RequestError: a number below the least that is allowed.

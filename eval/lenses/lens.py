@@ -179,7 +179,7 @@ def word_tokens(checkpoint: Checkpoint, words: Iterable[str]) -> dict[str, int]:
         if len(ids) > 1:
             split = " ".join(f'"{piece}"' for piece in checkpoint.pieces(ids))
             other = f', or " {word}", which is one' if len(spaced) == 1 else ""
-            said = f'"{word}" is {len(ids)} tokens here: {split}'
+            said = f'--words "{word}": is {len(ids)} tokens here: {split}'
             raise RequestError(f"{said}; choose one of them{other}")
         known[word] = ids[0]
     return known

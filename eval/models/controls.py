@@ -33,7 +33,8 @@ def derive(checkpoint: Checkpoint, control: str) -> Checkpoint:
         step = int(checkpoint.meta.get("step", 0))
     elif control != "identity" and not scale:
         raise RequestError(
-            f"--controls {control}: allowed are shuffled, identity, scale=NUMBER, embedding=DIR"
+            f"--controls {control}: allowed are shuffled, identity, scale=NUMBER, embedding=DIR, "
+            "embedding=untrained"
         )
     elif type(checkpoint.model) is not LanguageModel:
         raise RequestError(

@@ -309,7 +309,7 @@ def text_prompts(
             )
         tokens = encode_text(tokenizer, text)
         if not tokens:
-            raise RequestError(f"--text {text!r}: there is nothing to recover; give some text")
+            raise RequestError(f"--text {text!r}: there is no token in it; give some text")
         prompts.append(Prompt("text", index, tuple(tokens)))
     return prompts
 

@@ -66,8 +66,8 @@ class Slice:
         shown = sorted({t for start, stop in ranges for t in range(length)[start:stop]})
         if not shown:
             raise RequestError(
-                f"slice {self} shows nothing of a prompt of {length} tokens; "
-                "show at least one position"
+                f"slice {self} shows nothing of a prompt of {length} tokens; give a longer text, "
+                "or --slices that begin earlier"
             )
         return shown
 

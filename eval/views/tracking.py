@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from arch.storage.files import read_json, write_text
+from arch.storage.runs import run_of
 from eval.analysis.frame import Frame, frame
 from eval.analysis.summary import SAMPLED, Record, summarise, summary_records
 from eval.drawing.tables import to_csv
@@ -127,7 +128,7 @@ def training_config(rows: Sequence[Row]) -> dict[str, Any]:
     config: dict[str, Any] = {}
     meta = read_json(path / "meta.json") if (path / "meta.json").is_file() else {}
     if meta:
-        config = read_settings(path.parent.parent)
+        config = read_settings(run_of(path))
     if meta and not config and (path / "config.json").is_file():
         config = {**meta.get("recipe", {}), "model": read_json(path / "config.json")}
     known = {key: value for key, value in config.items() if key not in SITUATION}

@@ -108,8 +108,8 @@ def test_import_from_the_hub(llama, hub, tmp_path, capsys):
     hub({"me/ours": path, "me/llama": tmp_path / "hf"})
     tokens = random_tokens(model)
     for name in ("ours", "llama"):
-        assert main(["import", f"hub:me/{name}", str(tmp_path / name)]) == 0
-        loaded = load_model(tmp_path / name)
+        assert main(["import", f"hub:me/{name}", str(tmp_path / "new" / name)]) == 0
+        loaded = load_model(tmp_path / "new" / name)
         assert loaded.meta["name"] == name
         assert torch.equal(loaded.model(tokens), model(tokens))
     line = failed(capsys, "import", "hub:me/none", tmp_path / "none")
@@ -145,6 +145,8 @@ def test_init_writes_an_untrained_model_of_any_size(tmp_path, capsys):
     for flags, message in [
         (["--set", "d_model"], "--set d_model: must be NAME=VALUE"),
         (["--set", "width=3"], "unknown fields: width"),
+        (["--set", "vocab_size=3"], "--set vocab_size=3: the vocabulary is that of --tokenizer"),
+        (["--tokenizer", tmp_path / "none.json"], "none.json: no such file"),
         (["--set", "mixers=[flat"], "--set mixers"),
         (["--config", tmp_path / "none.yaml"], "none.yaml"),
         (["--config", tmp_path / "tokenizer.json"], "unknown fields"),
@@ -152,3 +154,13 @@ def test_init_writes_an_untrained_model_of_any_size(tmp_path, capsys):
     ]:
         assert message in failed(capsys, "init", tmp_path / "no", *words, *flags)
         assert not (tmp_path / "no").exists()
+    assert "holds a model already" in failed(capsys, "init", first.path, *words)
+    assert torch.equal(load_model(first.path).model(tokens), first.model(tokens))
+
+
+def test_what_the_parser_refuses_is_one_line(capsys):
+    for words in (["init"], ["export", "a", "b", "--layout", "c"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(words)
+        said = capsys.readouterr().err
+        assert (said.count("\n"), said[:7]) == (1, "error: ")

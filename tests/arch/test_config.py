@@ -41,7 +41,7 @@ def test_a_pattern_may_be_one_name_and_its_arguments_are_the_mixers():
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ("flatt", "mixer 'flatt': there is no 'flatt', did you mean 'flat'?; allowed: attention, "),
+        ("flatt", "mixer 'flatt': there is no 'flatt'; did you mean 'flat'? allowed: attention, "),
         ("flat(heads=2)", "mixer 'flat(heads=2)': flat has no argument 'heads'; allowed: bias"),
         ("identity(x=1)", "mixer 'identity(x=1)': identity has no argument 'x'; allowed: none"),
         ("attention(heads=two)", "heads is 'two'; allowed: a whole number"),
@@ -87,7 +87,7 @@ def test_a_pattern_that_does_not_fit_says_so(entry, message):
         ({"mixers": ()}, "mixers is (); give a list, for example [flat]"),
         ({"mixers": 3}, "mixers is 3; give a list, for example [flat]"),
         ({"mixers": (3,)}, "mixers holds 3; write a name, for example flat or gelu"),
-        ({"channel_mixer": "relu"}, "channel_mixer 'relu': there is no 'relu', did you mean"),
+        ({"channel_mixer": "relu"}, "channel_mixer 'relu': there is no 'relu'; did you mean"),
         ({"channel_mixer": "gelu+swiglu"}, "channel_mixer 'gelu+swiglu' joins 2; a block has one"),
         ({"channel_mixer": None}, "channel_mixer holds None; write a name"),
         ({"norm": "batchnorm"}, "norm is 'batchnorm'; allowed: layernorm, rmsnorm"),

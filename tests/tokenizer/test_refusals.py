@@ -85,6 +85,7 @@ def train(name: str, message: str) -> tuple[str, str]:
         ("train toy:10 --limit 1 --out {new}", "--limit 1: must be 2 or more"),
         ("train toy:10 --out {t}/t.json", "tokenizer.json/t.json: cannot be written ("),
         ("train toy:10 --out {at}", "is a directory"),
+        ("train toy:60 --out {at}/broken.json --vocab-size 300", "broken.json: another file"),
         ("train toy:10 --out {new} --vocab-size 9999", "--vocab-size 9999"),
         ("train toy:10 --out {new} --vocab-size 257", "--vocab-size 257: must be 258"),
         ("inspect {t} --corpus {at}/one", "has no valid split"),
@@ -112,6 +113,14 @@ def test_a_command_refuses_in_one_line(words, message, place, tokenizer, capsys)
     assert message in said.err
     assert (said.out, said.err.count("\n"), said.err[:7]) == ("", 1, "error: ")
     assert sorted(place.rglob("*")) == before
+
+
+@pytest.mark.parametrize("words", ["train", "train toy --out x --vocab-size 1e3", "pack --size 3"])
+def test_what_the_parser_refuses_is_one_line(words, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(words.split())
+    said = capsys.readouterr().err
+    assert (said.count("\n"), said[:7]) == (1, "error: ")
 
 
 @pytest.mark.parametrize(

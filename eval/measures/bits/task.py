@@ -55,8 +55,9 @@ class Design:
         """What a model is asked.
 
         Raises:
-            RequestError: the corpus has too little text; or the given text is empty, too short, or
-                longer than the model's context.
+            RequestError: the corpus has too little text; more candidates than tokens are asked for;
+                or the given text is empty, too short, longer than the model's context, or has a
+                token that is no candidate.
         """
         text = held_out_text(checkpoint, self.corpus)
         key = tokenizer_hash(text.tokenizer), text.fraction
@@ -65,7 +66,7 @@ class Design:
             passages = (
                 self._passages(text, candidates)
                 if self.text is None
-                else self._of_text(self.text, checkpoint)
+                else self._of_text(self.text, checkpoint, candidates)
             )
             calibration = text.windows("background", *CALIBRATION, least=1)
             self._drawn[key] = Sample(passages, candidates, calibration)
@@ -74,6 +75,10 @@ class Design:
     def _candidates(self, text: HeldOutText) -> Candidates:
         """The whole vocabulary, or the tokens that are commonest in text for fitting."""
         V = text.tokenizer.get_vocab_size()
+        if (self.candidates or 0) > V:
+            raise RequestError(
+                f"--candidates {self.candidates}: the vocabulary has {V} tokens; give {V} or fewer"
+            )
         fitting = text.windows("fitting", self.counted, 1, least=1).flatten()
         counts = torch.bincount(fitting, minlength=V).float() + 1
         order = counts.argsort(descending=True, stable=True)
@@ -100,7 +105,7 @@ class Design:
             "about all differ; ask for fewer"
         )
 
-    def _of_text(self, text: str, checkpoint: Checkpoint) -> list[Passage]:
+    def _of_text(self, text: str, checkpoint: Checkpoint, candidates: Candidates) -> list[Passage]:
         """Each token of a text in its place, if enough tokens stand after it."""
         (prompt,) = text_prompts([text], checkpoint.tokenizer, checkpoint.config.context)
         count, least = len(prompt.tokens), min(self.question.distances)
@@ -108,6 +113,13 @@ class Design:
             raise RequestError(
                 f"--text: it has {count} tokens; with --distances {least} and this model's "
                 f"context, give {least + 1} to {checkpoint.config.context}"
+            )
+        known, asked = set(candidates.tokens.tolist()), prompt.tokens[: count - least]
+        if other := [token for token in asked if token not in known]:
+            rare = checkpoint.tokenizer.decode(other[:1], skip_special_tokens=False)
+            raise RequestError(
+                f"--candidates {self.candidates}: {rare!r} in --text is none of the commonest "
+                f"{len(known)} tokens; give more, or leave --candidates out"
             )
         return [Passage(position, prompt.tokens, position) for position in range(count - least)]
 

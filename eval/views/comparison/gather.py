@@ -15,7 +15,7 @@ import yaml
 
 from arch import ModelConfig
 from arch.storage.files import file_sha256, read_json
-from arch.storage.runs import find_model
+from arch.storage.runs import find_model, run_of
 from eval.messages import RequestError
 from eval.models import TRUST_CODE
 from eval.models.identity import model_id
@@ -195,7 +195,7 @@ def _of_directory(path: Path, runs: dict[Path, RunRecord]) -> Saved:
     if weights.is_file():  # a comparison needs none
         check_weights(weights, config, str(path))
     meta = read_json(path / "meta.json")
-    above = path.resolve().parent.parent
+    above = run_of(path.resolve())
     run = _run(above, runs) if (above / METRICS).is_file() else None
     meta = {"name": path.name, "step": 0} | meta
     check_meta(meta, path / "meta.json")

@@ -55,10 +55,11 @@ def of_kind(lines: Frame, title: str, known: Sequence[Quantity] = ()) -> Numbers
         present = dict.fromkeys(name for record in records for name in record if name in lines)
         named = KINDS[kind].coordinates or [name for name in present if name not in MODEL]
         fields, shown = ["model", "step", *named], records
+    units = "prompts" if kind in ("recovery", "captured") else "n"
     brief, full = (
         lay_out(shown, fields, [*((q.name, q.words, q.percent) for q in chosen), *counts], title)
         for chosen, counts in (
-            (main, [("prompts", "prompts", False)]),
+            (main, [("prompts", units, False)]),
             (known, [(name, name, False) for name in COUNTS]),
         )
     )

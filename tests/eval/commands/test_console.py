@@ -83,6 +83,13 @@ def test_a_cell_is_of_one_line():
         assert "\x1b" not in text
 
 
+def test_every_one_of_many_tables_shows_lines_of_its_own():
+    tables = [Table(["n"], [[f"{name}{n}"] for n in range(40)], name) for name in "abcdef"]
+    shown = terminal(*tables)
+    assert all({name, f"{name}0", f"{name}1"} <= set(shown.split()) for name in "abcdef")
+    assert shown.count("... of 40 lines") == len(tables)
+
+
 def test_the_words_of_a_chart_stay():
     words = 'a class="b" version="1" rgb(1, 2, 3) 0.12345'
     chart = {"data": {"values": [{"x": words}]}, "mark": "text",

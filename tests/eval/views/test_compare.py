@@ -62,6 +62,14 @@ def test_settings_in_which_runs_differ_are_columns(tmp_path, capsys):
     assert "lr" in capsys.readouterr().out.split()
 
 
+def test_the_best_model_of_a_run_has_the_settings_of_the_run(model_directory, tmp_path):
+    runs = [make_run(tmp_path, name, lr=lr) for name, lr in (("fast", 0.1), ("slow", 0.01))]
+    for run in runs:
+        add_model(run, 100, model_directory("any", 100)).rename(run / "best")
+    settings = [record["settings"] for record in compared(*runs)]
+    assert settings == [{"optimizer.lr": 0.1}, {"optimizer.lr": 0.01}]
+
+
 @pytest.mark.parametrize(
     ("name", "hidden", "quantity", "solver"),
     [

@@ -1,5 +1,7 @@
 """The page and the terminal's table of recoveries, on made-up rows."""
 
+import re
+from importlib.resources import files
 from typing import Any
 
 import pytest
@@ -198,3 +200,13 @@ def test_made_up_rows_have_the_fields_of_real_ones(solver, hidden, model_directo
     for name, value in real.items():
         if name not in ("criterion", "permuted", "certificate"):
             assert type(made[name]) is type(value) or None in (made[name], value), name
+
+
+@pytest.mark.parametrize("page", ["page", "captured"])
+def test_every_mark_of_a_legend_has_a_style_of_its_own(page):
+    templates = files("eval.views.page") / "templates"
+    marks = re.findall(r'<i class="(\w)">', (templates / f"{page}.html").read_text())
+    rules = re.findall(r"^\.tokens \.(\w) \{(.*)\}", (templates / "style.css").read_text(), re.M)
+    assert marks
+    assert set(marks) <= dict(rules).keys()
+    assert len({style for _, style in rules}) == len(rules)
