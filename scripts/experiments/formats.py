@@ -63,7 +63,9 @@ def recover(
     from eval.commands.recover import recover_file
 
     torch.set_num_threads(1)
-    named = {"tensor": f"block.{layers[0]}"} if len(layers) == 1 else {"layer": layers}
+    named: dict[str, Any] = {"tensor": f"block.{layers[0]}"}
+    if len(layers) > 1:
+        named = {"layer": layers}
     rows, seconds = [], []
     for file in sorted(Path(folder).iterdir()):
         started = time.process_time()
