@@ -161,8 +161,8 @@ def _describe(tokenizer: Tokenizer, corpus: Corpus, name: str) -> str:
     for title, listed in (("longest tokens", longest), ("rarest tokens", rarest)):
         lines.append(f"\n{title}\n{'id':>6}{'bytes':>7}{'count':>10}  token")
         for t in listed[:SHOWN]:
-            name = tokenizer.id_to_token(t)
-            lines.append(f"{t:>6}{len(pieces[t]):>7}{used[t]:>10,}  {name}")
+            word = tokenizer.id_to_token(t)
+            lines.append(f"{t:>6}{len(pieces[t]):>7}{used[t]:>10,}  {word}")
     return "\n".join(lines)
 
 

@@ -243,7 +243,7 @@ def report(
 
         write_text(out, render_captured(rows, title))
     else:
-        write_text(out, render_page(rows, title, documents))
+        write_text(out, render_page(rows, title, sections))
     written = [out]
     if figures:
         written += map(str, write_figures(figures, every, format))
