@@ -279,7 +279,7 @@ def prompt_of(row: Row) -> tuple[Hashable, ...]:
 
 def _margin_bits(row: Row) -> float | None:
     """None where a token was not recovered."""
-    return row["margin_bits"] if row["verdict"] and "not found" not in row["verdict"] else None
+    return None if "not found" in row["verdict"] else row["margin_bits"]
 
 
 def _of_recovery(row: Row) -> Coordinates:
