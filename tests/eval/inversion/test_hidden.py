@@ -67,6 +67,7 @@ def test_a_search_ends_at_its_budget(small_model):
         spent.append((answer.notes["starts"], answer.evaluations))
     assert spent == sorted(spent)
     assert spent[0][0] == 1
+    assert 8 * spent[0][1] < spent[2][1]  # its first turn is the last
     assert spent[2][0] == 4  # and those with one more token hidden
     again = solve("alternating", problem, starts=2, rounds=2)
     assert again[0].evaluations == spent[2][1]
