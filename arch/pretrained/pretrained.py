@@ -128,7 +128,7 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer]:
     """A model of transformers and its tokenizer; no code that they bring is run."""
     if importlib.util.find_spec("transformers") is None:
         raise ModelError("pretrained models need transformers; fix: pip install '.[pretrained]'")
-    from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
 
     directory, more, mapping = _locate(name)
     safe: dict[str, Any] = {**more, "trust_remote_code": False}
@@ -146,6 +146,9 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer]:
         options |= {"dtype": dtype, "use_safetensors": True} if not more else {"dtype": dtype}
         options |= {"key_mapping": mapping} if mapping else {}
         options["generation_config"] = GenerationConfig()  # so that no file is read for it
+        if not more:  # attention and experts may name a kernel of the hub, which would be run
+            options["config"] = settings = AutoConfig.from_pretrained(directory, **safe)
+            settings._attn_implementation = settings._experts_implementation = None
         # The reader of GGUF files has a progress bar that no setting turns off.
         with redirect_stderr(io.StringIO()) if more else nullcontext():
             loaded: Any = AutoModelForCausalLM.from_pretrained(directory, **options, **safe)

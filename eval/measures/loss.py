@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
-from eval.messages import RequestError
+from eval.messages import RequestError, say_once
 from eval.rows.store import Results, Row, row_key
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ def _tokens(
 
     from eval.models.pieces import encode_text
     from eval.models.text import held_out_text
-    from tokenizer import token_bytes
+    from tokenizer import END_OF_TEXT, token_bytes
 
     text, tokenizer = held_out_text(checkpoint, corpus), checkpoint.tokenizer
     if given is None:
@@ -266,6 +266,10 @@ def _tokens(
         texts = list(islice(given, limit))
         stories = [[*encode_text(tokenizer, story), *text.end] for story in texts]
         sizes = [len(_without_special(story, tokenizer).encode()) for story in texts]
+    if not text.end and len(stories) > 1:
+        say_once(
+            f"{checkpoint.path}: its tokenizer has no {END_OF_TEXT}; nothing parts the stories"
+        )
     owner = np.repeat(np.arange(len(stories)), [len(story) for story in stories])
     if len(owner) < 2:
         source = f"--corpus {corpus}: it has" if given is None else "--text: there is"

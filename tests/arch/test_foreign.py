@@ -236,6 +236,14 @@ def test_code_of_a_directory_is_neither_run_nor_asked_about(
     assert not marker.exists()
 
 
+@pytest.mark.parametrize("implementation", ["flash_attention_2", "mine/kernel"])
+@pytest.mark.parametrize("setting", ["attn_implementation", "_attn_implementation"])
+def test_attention_that_a_configuration_names_is_not_fetched(setting, implementation, llama):
+    expected, _ = both(llama())
+    for logits in both(llama(config={setting: implementation})):
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+
+
 def test_code_beside_a_gguf_file_is_neither_run_nor_asked_about(tmp_path, monkeypatch, capfd):
     write_gguf(tmp_path / "tiny.gguf")
     marker = tmp_path / "marker"
@@ -358,7 +366,9 @@ def test_ids_with_a_gap_keep_their_rows(llama, tmp_path):
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
-def test_what_a_tokenizer_adds_and_changes_is_said(llama, capsys):
+def test_what_a_tokenizer_adds_and_changes_and_lacks_is_said(llama, capsys):
+    import eval as evals
+
     tokenizer = byte_tokenizer()
     special = next(iter(tokenizer.get_added_tokens_decoder().values())).content
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -367,8 +377,10 @@ def test_what_a_tokenizer_adds_and_changes_is_said(llama, capsys):
     open_model(f"hf:{llama(tokenizer=tokenizer)}")
     assert f"adds {special}" in capsys.readouterr().err
     unknown = Tokenizer(models.WordLevel({str(n): n for n in range(258)}, unk_token="0"))
-    open_model(f"hf:{llama(tokenizer=unknown)}")
+    model = open_model(f"hf:{llama(tokenizer=unknown)}")
     assert "changes text" in capsys.readouterr().err
+    evals.loss(model, text=["1", "2"])
+    assert "no <|endoftext|>" in capsys.readouterr().err
 
 
 def spaced(tokenizer):
