@@ -112,8 +112,10 @@ class Cluster:
     def submit(self, script: Path, words: list[str], log: Path) -> int:
         """Submits a batch file, with the words for its command, and returns the job's number."""
         command = ["sbatch", "--parsable", "--output", str(log), str(script), *words]
+        # Lightning's own port follows from the job's number, which clusters have in common.
+        variables = self.environment | {"MASTER_PORT": str(_free(1)[0])}
         done = subprocess.run(
-            command, env=self.environment, cwd=ROOT, check=True, capture_output=True, text=True
+            command, env=variables, cwd=ROOT, check=True, capture_output=True, text=True
         )
         return int(done.stdout)
 
