@@ -81,7 +81,7 @@ class _Meeting:
         address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
         try:
             socket.getaddrinfo(address, port)
-        except OSError:
+        except (OSError, UnicodeError):
             line = f"MASTER_ADDR is {address}, which this machine does not know; set it to an "
             line += "address of the first machine that all reach (torchrun: --local-addr)"
             raise RunError(line if self._speaks else "") from None

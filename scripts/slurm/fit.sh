@@ -1,6 +1,6 @@
 #!/bin/bash
 # Trains on two nodes of eight GPUs under SLURM: sbatch scripts/slurm/fit.sh --config flat --data DIR --run RUN.
-# A job that ends early goes on in another one. Change the sizes to yours.
+# Before its time ends, the run saves and the job starts again. Change the sizes to yours.
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=8
 #SBATCH --gpus-per-node=8
@@ -14,6 +14,6 @@ export TORCH_CPP_LOG_LEVEL=ERROR         # what torch says of a machine that is 
 srun --kill-on-bad-exit=0 --wait=60 python -m train fit "$@" --resume auto --trainer.num_nodes "$SLURM_NNODES" \
     --trainer.devices "$SLURM_NTASKS_PER_NODE" --trainer.strategy ddp
 code=$?
-# 138 is SIGUSR1: the run has saved, and goes on in another job. A cancelled job ends.
+# 138 is SIGUSR1: the run has saved, and the job starts again. A cancelled job ends.
 if [ $code -eq 138 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
 exit $code

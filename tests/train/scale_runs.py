@@ -107,7 +107,29 @@ def terminate_one_at_step_2() -> None:
     LanguageModule.training_step = training_step
 
 
+def interrupt_recorded() -> None:
+    """Send SIGUSR1 to each process while it takes the last step that is compared with a record."""
+    import signal
+
+    from tests.train.recorded import FEW
+    from train.module import LanguageModule
+
+    original = LanguageModule.training_step
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        if self.trainer.global_step == FEW - 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return original(self, batch, batch_idx)
+
+    LanguageModule.training_step = training_step
+
+
 PREPARATIONS = {
     function.__name__: function
-    for function in (compile_by_tracing, announce_decisions, terminate_one_at_step_2)
+    for function in (
+        compile_by_tracing,
+        announce_decisions,
+        interrupt_recorded,
+        terminate_one_at_step_2,
+    )
 }

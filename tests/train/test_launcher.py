@@ -82,3 +82,10 @@ def test_the_others_do_not_wait_for_ever_for_the_first(tmp_path, variables, monk
     assert "has not packed" in refused(
         fit(Path("toy:20"), tmp_path / "run", "--trainer.devices", "2")
     )
+
+
+def test_an_address_that_nobody_knows_is_named(data, tmp_path, variables, refused):
+    variables("TORCHELASTIC_RUN_ID=a WORLD_SIZE=2 RANK=0 LOCAL_RANK=0 MASTER_PORT=29400")
+    variables("MASTER_ADDR=nowhere.invalid")
+    assert "MASTER_ADDR" in refused(fit(data, tmp_path / "run", "--trainer.devices", "2"))
+    assert not (tmp_path / "run").exists()

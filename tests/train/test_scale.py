@@ -54,7 +54,7 @@ def runs(data, places, forked, tmp_path_factory):
         f"fit --data {places[name]} --run {folder / name} {' '.join(flags(name))} {SHARED}".split()
         for name in THREE
     ]
-    commands = recorded + [
+    commands = ["interrupt_recorded", *recorded] + [
         each if isinstance(each, str) else command(data, folder / each[0], f"{SHARED} {each[1]}")
         for each in steps
     ]

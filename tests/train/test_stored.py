@@ -12,10 +12,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-import torch
 
-from scripts.bench.shared import processor
 from tests.train.cases import fit, losses, pack_toy
+from tests.train.processors import describe_arithmetic, has_same_arithmetic
 from tokenizer import open_corpus, train_tokenizer
 
 STORED = Path(__file__).with_name("stored")
@@ -26,19 +25,13 @@ NEAR = 5e-4
 """Of a loss, relative, between kinds of processors: Muon's margin in `test_numerics`."""
 
 
-def kind_of_processor() -> str:
-    """What decides how a sum is rounded: processor, instructions and library."""
-    capability = torch.backends.cpu.get_cpu_capability()
-    return f"{processor().partition(' (')[0]}, {capability}, torch {torch.__version__}"
-
-
 def test_an_older_checkpoint_goes_on_to_the_same_losses(tmp_path):
     run = shutil.copytree(STORED / "run", tmp_path / "run")
     assert fit(STORED / "data", run, *FLAGS.split(), "--resume", "auto") == 0
     expected = json.loads((STORED / "losses.json").read_text())
     assert len(losses(run)) == 24
     assert losses(run) == pytest.approx(expected["losses"], rel=NEAR)
-    if kind_of_processor() == expected["processor"]:
+    if has_same_arithmetic(expected):
         assert losses(run) == expected["losses"]
 
 
@@ -60,7 +53,7 @@ def make() -> None:
         lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
         early = [line for line in lines if json.loads(line).get("step", 0) <= CHECKPOINT]
         (STORED / "run/metrics.jsonl").write_text("".join(early))
-    expected = {"processor": kind_of_processor(), "losses": found}
+    expected = {**describe_arithmetic(), "losses": found}
     (STORED / "losses.json").write_text(json.dumps(expected) + "\n")
 
 

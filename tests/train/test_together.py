@@ -1,10 +1,11 @@
 """Where one process of a run refuses, all of them end at once, with one line."""
 
 import os
-import re
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -58,18 +59,22 @@ def test_two_agents_of_torchrun_train_as_one_process(data, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not os.environ.get("SLURM_CONF"), reason="no SLURM_CONF names a cluster")
-def test_a_job_of_slurm_trains_as_one_process(data, tmp_path):
-    """On a cluster of two nodes without GPUs, which share this machine's folders."""
-    flags = "--precision 64-true"
-    assert fit(data, tmp_path / "one", *flags.split()) == 0
-    script = (Path(__file__).parents[2] / "scripts/slurm/fit.sh").read_text()
-    script = re.sub("#SBATCH --gpus.*\n", "", script.replace("per-node=8", "per-node=1"))
-    (tmp_path / "fit.sh").write_text(script)
-    words = f"sbatch --wait --output {tmp_path}/log {tmp_path}/fit.sh --data {data} {TINY} {flags}"
-    command = [*words.split(), "--run", str(tmp_path / "two")]
-    assert subprocess.run(command, cwd=Path(__file__).parents[2]).returncode == 0
-    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-12)
-    refused = subprocess.run([*command, "--model.n_layers", "3"], cwd=Path(__file__).parents[2])
-    assert refused.returncode == 2
-    assert (tmp_path / "log").read_text().count("\nerror: ") == 1
+@pytest.mark.parametrize("victim", ["parent", "child"])
+def test_a_killed_process_of_lightning_ends_the_other_with_one_line(data, tmp_path, victim):
+    words = f"-m train fit --data {data} --run {tmp_path / 'run'} {TINY} {SHARED} --log_every 20"
+    command = [sys.executable, *words.split(), "--trainer.max_steps", "100000"]
+    with (tmp_path / "log").open("w") as log:
+        parent = subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=log, stderr=log)
+    end = time.monotonic() + 200
+    while "step 100/" not in (tmp_path / "log").read_text():
+        assert time.monotonic() < end
+        time.sleep(0.2)
+    (child,) = map(int, Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split())
+    os.kill({"parent": parent.pid, "child": child}[victim], signal.SIGKILL)
+    assert parent.wait(60) in (2, -signal.SIGKILL)  # Lightning kills a parent, too
+    while Path(f"/proc/{child}").exists():
+        assert time.monotonic() < end
+        time.sleep(0.2)
+    said = (tmp_path / "log").read_text()
+    assert "Traceback" not in said
+    assert said.count("\nerror: ") == 1 or "terminated with code -9" in said
