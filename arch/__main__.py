@@ -1,6 +1,7 @@
 """Models in and out: `python -m arch describe | check | init | import | export`."""
 
 import argparse
+import errno
 import json
 import os
 import sys
@@ -42,6 +43,8 @@ from arch.storage.values import YamlLoader
 
 HUB = "hub:"
 PRETRAINED = "hf:"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Errors of a place that has no room."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -54,7 +57,12 @@ def main(words: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ModelError, OSError) as error:
-        print(f"error: {printable(error)}", file=sys.stderr)
+        said = str(error)
+        if isinstance(error, OSError) and error.errno in FULL:  # while OUT was written
+            said = f"{options.out}: {error.strerror}; free space, or choose another place"
+        elif isinstance(error, OSError) and error.filename:
+            said = f"{error.filename}: {error.strerror}"
+        print(f"error: {printable(said)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted; nothing is half-written", file=sys.stderr)

@@ -1,6 +1,8 @@
 """`python -m arch`: describing, importing and exporting models."""
 
+import errno
 import json
+import os
 import sys
 from types import ModuleType
 
@@ -59,6 +61,16 @@ def test_export_and_import_are_inverse(llama, tmp_path, capsys):
     assert capsys.readouterr().out == f"wrote {tmp_path / 'hf'}\nwrote {tmp_path / 'back'}\n"
     tokens = random_tokens(model)
     assert torch.equal(load_model(tmp_path / "back").model(tokens), model(tokens))
+
+
+def test_a_full_disk_is_named_by_the_place_asked_for(llama, monkeypatch, tmp_path, capsys):
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    line = failed(capsys, "export", llama[1], tmp_path / "out")
+    assert line.startswith(f"error: {tmp_path / 'out'}: No space left on device; free space")
+    assert not (tmp_path / "out").exists()
 
 
 def test_import_of_a_checkpoint_of_maskedmixers(tmp_path, capsys):
