@@ -63,7 +63,7 @@ def from_reference(state: Mapping[str, Tensor], source: str = "the state dict") 
     numbers = {int(match[1]) for name in state if (match := re.match(_BLOCK, name))}
     if "wte.weight" not in state or state["wte.weight"].dim() != 2 or not numbers:
         raise ModelError(
-            f"{source} has no matrix wte.weight and no mixerblocks.0.*: not of a reference mixer"
+            f"{source} has no wte.weight and mixerblocks.0.*, as matrices: not a reference mixer"
         )
     mixers, contexts, weights = [], [], {}
     for i in range(max(numbers) + 1):
