@@ -61,8 +61,9 @@ def test_two_agents_of_torchrun_train_as_one_process(data, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["parent", "child"])
 def test_a_killed_process_of_lightning_ends_the_other_with_one_line(data, tmp_path, victim):
-    words = f"-m train fit --data {data} --run {tmp_path / 'run'} {TINY} {SHARED} --log_every 20"
-    command = [sys.executable, *words.split(), "--trainer.max_steps", "100000"]
+    words = f"-m train fit --data {data} --run {tmp_path / 'run'} {TINY} {SHARED}"
+    long = "--trainer.max_steps 100000 --log_every 20 --precision 32-true"
+    command = [sys.executable, *words.split(), *long.split()]
     with (tmp_path / "log").open("w") as log:
         parent = subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=log, stderr=log)
     end = time.monotonic() + 200
