@@ -85,7 +85,7 @@ def test_a_page_that_cannot_be_written_is_named(call, number, tmp_path, monkeypa
     monkeypatch.setattr(call, failing(number))
     page = tmp_path / "page.html"
     assert main(["report", str(tmp_path / "results"), "--out", str(page)]) == 2
-    assert complaint(capsys).startswith(f"error: {page}: {os.strerror(number)}")
+    assert complaint(capsys).startswith(f"error: --out {page}: {os.strerror(number)}")
 
 
 def test_rows_of_one_key_are_kept_once(tmp_path):
