@@ -83,8 +83,9 @@ def _refuse_ignored(file: Path, reader: Any, config: Any) -> None:
             continue
         if _plain(family) == "gptoss" and name.startswith("rope.scaling."):  # read by itself
             continue
-        value, made = field.contents(), getattr(config, name.rpartition(".")[2], None)
-        numbers = type(value) in (int, float) and type(made) in (int, float)
+        value: Any = field.contents()
+        made: Any = getattr(config, name.rpartition(".")[2], None)
+        numbers = isinstance(value, int | float) and isinstance(made, int | float)
         if not value or value in NEUTRAL or (numbers and math.isclose(value, made, rel_tol=1e-6)):
             continue
         raise ModelError(

@@ -293,18 +293,17 @@ def _tokenizer(name: str, options: dict[str, Any]) -> Tokenizer:
     normalizer or pre-tokenizer in place of those that the model was trained with.
     """
     from transformers import AutoTokenizer
-    from transformers.utils import cached_file
+    from transformers.utils.hub import cached_file
 
     if "gguf_file" not in options:
-        files = [
+        settings, file = (
             cached_file(name, file, _raise_exceptions_for_missing_entries=False)
             for file in (SETTINGS, TOKENIZER)
-        ]
-        settings, file = (file and Path(file) for file in files)
-        if settings and read_json(settings).get("auto_map"):
+        )
+        if settings and read_json(Path(settings)).get("auto_map"):
             raise ModelError(f"{name} cannot be loaded: its tokenizer {CODE}")
         if file:
-            return read_tokenizer(read_text(file), file)
+            return read_tokenizer(read_text(Path(file)), Path(file))
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
     except ValueError as error:
