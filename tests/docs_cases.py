@@ -46,10 +46,11 @@ SMALL = {
     "train fit": f"""{MODEL} --validate_tokens 96 --save_steps [] --save_every null
         --wandb disabled""",
     "train plan": MODEL,
-    "eval loss": "--stories 4",
-    "eval invert": """--count 2 --length 5 --layers last --solvers propose adam alternating
+    "eval invert": """--layers last --solvers propose adam alternating
         --set adam.steps=2 alternating.starts=1 alternating.rounds=1""",
 }
+FEW = {"eval loss": "--stories 4", "eval invert": "--count 2 --length 5"}
+"""The same where no text is given."""
 NOT_RUN = {
     r"make |source \.venv": "sets up a virtual environment",
     r"--minutes": "takes minutes; tests/train/test_lightning.py has it, with a clock of its own",
@@ -174,7 +175,8 @@ def run(command: Command, where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(where)
     settings = parse_words(words[2], words[3:], monkeypatch)
     name = " ".join(words[2:])
-    added = next((flags for start, flags in SMALL.items() if name.startswith(start)), "")
+    sizes = [SMALL] if "--text" in words else [SMALL, FEW]
+    added = " ".join(flags for of in sizes for start, flags in of.items() if name.startswith(start))
     small = [INPUTS.get(word, word) for word in _without(words[3:], added.split())] + added.split()
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):

@@ -278,8 +278,8 @@ def prompt_of(row: Row) -> tuple[Hashable, ...]:
 
 
 def _margin_bits(row: Row) -> float | None:
-    """None where a token was not recovered."""
-    return None if "not found" in row["verdict"] else row["margin_bits"]
+    """None where a token was not recovered; a shuffled target has no verdicts."""
+    return row["margin_bits"] if row["verdict"] and "not found" not in row["verdict"] else None
 
 
 def _of_recovery(row: Row) -> Coordinates:

@@ -110,10 +110,11 @@ def _seed(row: Row) -> tuple[str, str, int]:
 
 def _strip(record: Record, row: Row, hidden: set[int]) -> Strip:
     right = [true == token for true, token in zip(row["truth"], row["found"], strict=True)]
+    verdicts = row["verdict"] or [""] * row["length"]  # a shuffled target has none
     tokens = [
         (visible(text), ("a" if verdict == "ambiguous" else "w" * (not hit)) + " k" * (t in hidden))
         for t, (hit, text, verdict) in enumerate(
-            zip(right, row["found_text"], row["verdict"], strict=True)
+            zip(right, row["found_text"], verdicts, strict=True)
         )
     ]
     return Strip(record["phase"], record["solver"], sum(right), tokens)
