@@ -318,8 +318,64 @@ def test_each_point_of_the_forgetting_is_that_of_the_rows() -> None:
         assert said == " | ".join(f"{mean:.2f}" for mean in means), (model, layer, reading)
 
 
+DEFENCES = {
+    "noise": "noise", "shaped noise": "shaped", "codes": "codes", "dropped": "drop",
+    "channels permuted": "permute", "channels rotated": "rotate", "rows mixed": "mix",
+}  # fmt: skip
+
+
+def defended() -> Frame:
+    """Means over the passages of a model, tokens in per cent, by defence and strength."""
+    found = table("experiments/e11").copy()
+    for counted in ("exact", "right", "certain", "likely"):
+        found[counted] = 100 * found[counted] / found.tokens
+    by = ["name", "defence", "strength", "seed"]
+    return found.groupby(by)[["kl", "exact", "bits", "right", "certain", "likely"]].mean()
+
+
+def test_each_line_of_the_defences_is_that_of_the_rows() -> None:
+    page = (RESULTS / "defences.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^\| (flat|Llama) \| ([^|]+) \|([^|]*)\|(.*)\|$", page, re.M)
+    means = defended().groupby(level=[0, 1, 2]).mean()
+    assert len(lines) == len(means) == 36
+    for model, defence, strength, said in lines:
+        of = means.loc[model.lower(), DEFENCES[defence]]
+        number = float(strength.strip(" %").partition(" ")[0] or 0)
+        number /= 100 if "%" in strength else 1
+        line = of.loc[number]
+        digits = {"kl": 3, "exact": 1, "bits": 2, "right": 1, "certain": 1, "likely": 1}
+        for (counted, places), cell in zip(digits.items(), said.split("|"), strict=True):
+            value = float(cell) if cell.strip() else np.nan
+            assert value == pytest.approx(line[counted], abs=0.5001 / 10**places, nan_ok=True), (
+                model, defence, strength, counted,
+            )  # fmt: skip
+
+
+def test_the_verdicts_on_the_defences_are_those_of_the_rows() -> None:
+    said = " ".join((RESULTS / "defences.md").read_text(encoding="utf-8").split())
+    means, rows = defended().reset_index(), table("experiments/e11")
+    secret = means.defence.isin(["permute", "rotate", "mix"])
+    named = means[["exact", "right"]].max(axis=1)
+    moderate = ~secret & (means.kl <= 0.1) & (named < 50)
+    assert f"{moderate.sum()} of {(~secret).sum()}" in said
+    assert (means.exact[secret] == 100).all()
+    assert f"{secret.sum()} of {secret.sum()}" in said
+    assert rows.certain_wrong.sum() == 0
+    assert f"{rows.likely_wrong.sum()} of {rows.likely.sum():,} likely tokens" in said
+    bits = {
+        (name, seed, defence): np.interp(np.log(0.1), np.log(part.kl), part.bits)
+        for (name, seed, defence), part in means.sort_values("kl").groupby(
+            ["name", "seed", "defence"]
+        )
+        if defence in ("noise", "shaped")
+    }
+    models = {key[:2] for key in bits}
+    fewer = sum(bits[(*model, "shaped")] < bits[(*model, "noise")] for model in models)
+    assert f"fewer in {fewer} of {len(models)}" in said
+
+
 @pytest.mark.parametrize(
-    "name", ["e1", "e2b", "e3b", "e4b", "e5b", "e6", "e7b", "e8b", "e9", "e10"]
+    "name", ["e1", "e2b", "e3b", "e4b", "e5b", "e6", "e7b", "e8b", "e9", "e10", "e11"]
 )
 def test_rows_are_of_the_registration_beside_them(name: str) -> None:
     content = (RESULTS / "experiments" / f"{name}.yaml").read_bytes()
