@@ -97,6 +97,7 @@ def noise_shape(model: LanguageModel, passages: Tensor) -> Tensor:
     The covariance is the inverse of the mean Fisher matrix of a position's next token with respect
     to its stream, a tenth of its mean eigenvalue added.
     """
+    generator = torch.Generator().manual_seed(0)
     fisher = torch.zeros(model.config.d_model, model.config.d_model)
     streams = model.hidden(model.embed(passages), LAYER).detach()
     for stream in streams:
@@ -104,7 +105,7 @@ def noise_shape(model: LanguageModel, passages: Tensor) -> Tensor:
         logits = continue_from(model, own[None])[0]
         probabilities = logits.softmax(-1).detach()
         for t in range(len(own)):
-            picked = torch.multinomial(probabilities[t], 8, replacement=True)
+            picked = torch.multinomial(probabilities[t], 8, replacement=True, generator=generator)
             for token in picked:
                 score = logits[t].log_softmax(-1)[token]
                 (gradient,) = torch.autograd.grad(score, own, retain_graph=True)
