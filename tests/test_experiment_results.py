@@ -318,6 +318,17 @@ def test_each_point_of_the_forgetting_is_that_of_the_rows() -> None:
         assert said == " | ".join(f"{mean:.2f}" for mean in means), (model, layer, reading)
 
 
+def test_each_line_of_the_formats_is_that_of_the_rows() -> None:
+    rows = [json.loads(line) for line in (RESULTS / "formats.jsonl").read_text().splitlines()]
+    page = (RESULTS / "audit.md").read_text(encoding="utf-8")
+    for row in rows:
+        named = f"{row['certain']} | {row['likely']} | {row['evaluations']:,} |"
+        line = f"| {' + '.join(map(str, row['layers']))} | {named} {row['cpu_seconds']:.1f} |"
+        assert line in page
+        assert row["right"] == row["tokens"] == 480
+        assert row["certain_wrong"] == row["likely_wrong"] == 0
+
+
 DEFENCES = {
     "noise": "noise", "shaped noise": "shaped", "codes": "codes", "dropped": "drop",
     "channels permuted": "permute", "channels rotated": "rotate", "rows mixed": "mix",
