@@ -50,16 +50,17 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 def main(words: Sequence[str] | None = None) -> int:
     """Runs a command; the exit code."""
     options = _parser().parse_args(words)
+    out: Path | None = getattr(options, "out", None)
     try:
-        if (out := getattr(options, "out", None)) and (out / "meta.json").exists():
+        if out and (out / "meta.json").exists():
             raise ModelError(f"{out}: holds a model already; remove it, or choose another")
         options.run(options)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ModelError, OSError) as error:
         said = str(error)
-        if isinstance(error, OSError) and error.errno in FULL:  # while OUT was written
-            said = f"{options.out}: {error.strerror}; free space, or choose another place"
+        if isinstance(error, OSError) and error.errno in FULL and out:  # while it was written
+            said = f"{out}: {error.strerror}; free space, or choose another place"
         elif isinstance(error, OSError) and error.filename:
             said = f"{error.filename}: {error.strerror}"
         print(f"error: {printable(said)}", file=sys.stderr)

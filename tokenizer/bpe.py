@@ -165,8 +165,9 @@ def encode_stories(
         encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         encoded = [(key, e.ids) for (key, _), e in zip(batch, encodings, strict=True)]
         for text, (_, ids) in zip(texts, encoded, strict=True):
-            _check_kept(name, text, b"".join(map(pieces.__getitem__, ids)).decode(errors="replace"))
-        _check_kept(name, texts[0], tokenizer.decode(encoded[0][1], skip_special_tokens=False))
+            read = b"".join(map(pieces.__getitem__, ids))
+            _check_unchanged(name, text, read.decode(errors="replace"))
+        _check_unchanged(name, texts[0], tokenizer.decode(encoded[0][1], skip_special_tokens=False))
         return encoded
 
     waiting: list[Future[list[tuple[Key, list[int]]]]] = []
@@ -179,7 +180,7 @@ def encode_stories(
             yield last.result()
 
 
-def _check_kept(name: object, text: str, read: str) -> None:
+def _check_unchanged(name: object, text: str, read: str) -> None:
     """Compare a story with what its ids read as.
 
     Raises:

@@ -159,8 +159,9 @@ def _load_special(tokenizer: str | Path) -> tuple[Tokenizer, int]:
     """
     loaded = load_tokenizer(tokenizer)
     added = loaded.get_added_tokens_decoder().values()
+    marked = {token.content for token in added if token.special}
     for special in SPECIAL:
-        if special not in {token.content for token in added if token.special}:
+        if special not in marked:
             raise CorpusError(
                 f"{tokenizer}: has no entry {special} that is special; train a tokenizer with: "
                 "python -m tokenizer train"

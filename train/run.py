@@ -144,14 +144,13 @@ class Run:
         checkpoints = Checkpoints(
             self.directory, settings.checkpoint_every, record, progress, self.log
         )
-        budgets = [] if budget is None else [budget]
-        callbacks = [self.stop, *budgets, progress, self.saving, checkpoints]
+        callbacks = [self.stop, *filter(None, [budget]), progress, self.saving, checkpoints]
         if settings.eval_every:
 
             def leave_out(trainer: Trainer, seconds: float) -> None:
                 progress.restart(trainer)
-                for part in budgets:
-                    part.leave_out(seconds)
+                if budget:
+                    budget.leave_out(seconds)
 
             callbacks.append(Evaluations(self.directory, settings, self.log, leave_out))
         return callbacks

@@ -213,12 +213,13 @@ def _check_shape(stored: Stored, circuit: Circuit) -> None:
     B, T, width = stored.values.shape
     context = circuit.model.config.context
     if width != circuit.width:
-        turned = "; they look transposed" * (circuit.width in (B, T))
+        hint = "they look transposed; " * (circuit.width in (B, T))
+        hint += "four axes are read as keys or values, (B, heads, T, width)"
         if circuit.part in CACHED:
-            turned = "; axes must be (B, heads, T, width), or (B, T, heads * width)"
+            hint = "axes must be (B, heads, T, width), or (B, T, heads * width)"
         raise RequestError(
-            f"outputs: {width} channels, the site has {circuit.width}{turned}; give this model's "
-            "outputs of the layer (four axes are read as keys or values: B, heads, T, width)"
+            f"outputs: {width} channels, the site has {circuit.width}; {hint}; give this model's "
+            "outputs of the layer"
         )
     if context < T:
         raise RequestError(

@@ -53,9 +53,9 @@ def recover_file(
             Pickles are refused
         model: the model directory or hf:NAME whose outputs they are
         tensor: names of the tensors to recover; default: all of the file
-        layer: layer of the tensor; 0 is the embedding; several: layers of a stack, or of tensors
-            that name them, recovered together; default: by the tensor's name, as in block.3, else
-            the likeliest sites are tried
+        layer: layer of the tensor; 0 is the embedding; more than one: layers of a stack, or of
+            tensors that name them, recovered together; default: by the tensor's name, as in
+            block.3, else the likeliest sites are tried
         part: part of the layer; default: by the tensor's name, else tried
         positions: positions that are known, from 0; the others are searched for; default: all
         first: position of the tensor's first row in the prompt; the tokens before it are hidden;

@@ -85,14 +85,9 @@ class Result:
             return self.render(self.rows, title)
         if any("checkpoint" not in row for row in self.rows):
             raise RequestError("these are lines of a table and no rows, and have no page")
-        from eval.views.page.page import render_page
+        from eval.views.page.page import draw_lenses, render_page
 
-        sections = []
-        if self.documents:
-            from eval.views.page.inside import lens_sections  # which imports torch
-
-            sections = lens_sections(self.documents, self.rows)
-        return render_page(self.rows, title, sections)
+        return render_page(self.rows, title, draw_lenses(self.documents, self.rows))
 
     def page(self, path: str, title: str | None = None) -> str:
         """Writes the rows as one HTML page, as `python -m eval report` does; returns its path.

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from eval.analysis.summary import Record
     from eval.analysis.verdicts import Accepts
     from eval.drawing.tables import Table
-    from eval.views.page.inside import LensSection
 
 
 @command
@@ -218,7 +217,7 @@ def report(
     from eval.drawing.figures import write_figures
     from eval.lenses.lens import read_documents
     from eval.rows.store import read_rows, results_in
-    from eval.views.page.page import render_page
+    from eval.views.page.page import draw_lenses, render_page
     from eval.views.tracking import track_results
 
     run_plugins(plugin)
@@ -226,12 +225,7 @@ def report(
     rows = read_rows(places)
     folders = [folder for place in places for folder in results_in(Path(place))]
     documents = [document for folder in folders for document in read_documents(folder)]
-    sections: list[LensSection] = []
-    if documents:
-        from eval.views.page.inside import lens_sections  # which imports torch
-
-        sections = lens_sections(documents, rows)
-    every = []
+    sections, every = draw_lenses(documents, rows), []
     if figures:
         every = [figure for section in sections for figure in section.figures]
         if not every:

@@ -60,11 +60,12 @@ def capture(
 
 
 def store(state: Tensor, form: str) -> tuple[Tensor, Tensor | None]:
-    """A tensor as a format stores it; int8 with a scale for each channel, or for each token."""
+    """A tensor as a format stores it; codes, as int8t, with a scale for each channel or token."""
     if form in FORMATS:
         return state.to(FORMATS[form]), None
-    over = (0, 1) if form == "int8c" else (2,)
-    scale = state.abs().amax(dim=over, keepdim=form == "int8t") / 127
+    levels = 2 ** (int(form[3:-1]) - 1) - 1
+    over, by_token = ((2,), True) if form.endswith("t") else ((0, 1), False)
+    scale = state.abs().amax(dim=over, keepdim=by_token) / levels
     return (state / scale).round().to(torch.int8), scale
 
 

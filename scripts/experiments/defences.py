@@ -4,7 +4,8 @@
     python -m scripts.experiments.defences table ROWS.parquet FIGURE.svg
 
 A defence changes the stream `(T, D)` between two blocks; its undoing is what a receiver with the
-secret reads. docs/results/experiments/e11.yaml says what is asked.
+secret reads. docs/results/experiments/e11.yaml says what is asked, and docs/results/defences.md
+what was found.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""What the formats of engines give away, of a layer and of several: docs/results/audit.md.
+"""What the formats of engines give away, of one layer and of three: docs/results/audit.md.
 
     python -m scripts.experiments.formats ask NAME MODEL CORPUS OUT.jsonl
     python -m scripts.experiments.formats table ROWS.jsonl
 
 Twenty held-out passages of 24 tokens are written to files as an engine would, one tensor for each
-layer, and `eval recover` is asked for each file in another process of one thread: a row
-for each format and choice of layers. What is in OUT is not asked again.
+layer, and `eval recover` is asked for each file in another process of one thread: a row for each
+format and choice of layers. What is in OUT is not asked again.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from eval.models.checkpoint import Checkpoint, open_model
 from eval.models.text import held_out_text
+from scripts.experiments import audit
 from scripts.experiments.likely import read_rows
 
 PASSAGES, LENGTH = 20, 24
@@ -35,13 +36,9 @@ FORMATS = "bf16", "fp8_e4m3", "int8", "int4", "int2"
 
 def store(stream: Tensor, form: str) -> tuple[Tensor, Tensor | None]:
     """A stream `(B, T, D)` as a format stores it; codes have one scale a token, `(B, T, 1)`."""
-    if form == "bf16":
-        return stream.bfloat16(), None
     if form == "fp8_e4m3":
         return stream.to(torch.float8_e4m3fn), None
-    levels = 2 ** (int(form.removeprefix("int")) - 1) - 1
-    scale = stream.abs().amax(dim=-1, keepdim=True) / levels
-    return (stream / scale).round().to(torch.int8), scale
+    return audit.store(stream, form if form in audit.FORMATS else f"{form}t")
 
 
 @torch.no_grad()

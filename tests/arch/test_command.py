@@ -1,6 +1,7 @@
 """`python -m arch`: describing, importing and exporting models."""
 
 import errno
+import io
 import json
 import os
 import sys
@@ -71,6 +72,17 @@ def test_a_full_disk_is_named_by_the_place_asked_for(llama, monkeypatch, tmp_pat
     line = failed(capsys, "export", llama[1], tmp_path / "out")
     assert line.startswith(f"error: {tmp_path / 'out'}: No space left on device; free space")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_full_disk_behind_the_output_is_one_line(llama, monkeypatch, capsys):
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(sys, "stdout", Full())
+    assert main(["describe", str(llama[1])]) == 2
+    said = capsys.readouterr().err
+    assert (said.count("\n"), "No space left" in said) == (1, True)
 
 
 def test_import_of_a_checkpoint_of_maskedmixers(tmp_path, capsys):

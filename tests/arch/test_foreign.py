@@ -2,48 +2,22 @@
 
 import io
 import json
-import shutil
 from importlib import import_module
 
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer
 
 from arch import ModelError, load_pretrained
 from arch.formats.llama import import_transformers
 from eval.__main__ import main as evaluate
-from eval.models.checkpoint import open_model
 from eval.models.text import random_prompts
 from tests.arch.cases import byte_tokenizer
 from tests.arch.test_gguf import write_gguf
-from tests.arch.test_pretrained import random_model
 
-SETTINGS = {"hidden_size": 16, "intermediate_size": 40, "num_hidden_layers": 2,
-            "num_attention_heads": 2, "num_key_value_heads": 1,
-            "max_position_embeddings": 32}  # fmt: skip
 TOKENS = torch.arange(30)[None]
-
-
-@pytest.fixture
-def llama(tmp_path):
-    """Saves a Llama with other settings, weights or files; its directory."""
-
-    def make(config=(), weights=None, tokenizer=None, family="Llama", **settings):
-        place = tmp_path / "m"
-        shutil.rmtree(place, ignore_errors=True)
-        random_model(family, torch.float32, {**SETTINGS, **settings}).save_pretrained(place)
-        (place / "tokenizer.json").write_text((tokenizer or byte_tokenizer()).to_str())
-        known = json.loads((place / "config.json").read_text())
-        known = {k: v for k, v in (known | dict(config)).items() if v is not KeyError}
-        (place / "config.json").write_text(json.dumps(known))
-        if weights:
-            path = place / "model.safetensors"
-            save_file(weights(load_file(path)), path)
-        return place
-
-    return make
 
 
 def without(*names):
@@ -292,47 +266,11 @@ def test_a_pickle_is_not_read(llama):
             read(str(place))
 
 
-def spoilt(kind):
-    """A tokenizer that was saved while padding, truncation or dropout was on."""
-    tokenizer = byte_tokenizer()
-    pad = {"pad_id": 256, "pad_token": tokenizer.id_to_token(256)}
-    if kind == "fixed":
-        tokenizer.enable_padding(length=12, **pad)
-    elif kind == "longest":
-        tokenizer.enable_padding(**pad)
-    elif kind == "cut":
-        tokenizer.enable_truncation(4)
-    elif kind == "random":
-        tokenizer.model.dropout = 0.5
-    return tokenizer
-
-
-@pytest.mark.parametrize("kind", ["fixed", "longest", "cut", "random"])
-def test_a_tokenizer_reads_a_text_whole_and_always_alike(kind, llama):
-    import eval as evals
-
-    place = llama(tokenizer=spoilt(kind))
-    texts = ["Tom ran.", "a b"]
-    expected = evals.loss(f"hf:{llama()}", text=texts).rows[0]
-    place = llama(tokenizer=spoilt(kind))
-    given = spoilt(kind)
-    before = given.to_str()
-    model = transformers.AutoModelForCausalLM.from_pretrained(place)
-    for opened in (open_model(f"hf:{place}"), open_model(model, tokenizer=given)):
-        assert opened.tokenizer.model.dropout is None
-        row = evals.loss(opened, text=texts).rows[0]
-        assert (row["tokens"], row["nats_per_token"]) == (
-            expected["tokens"],
-            expected["nats_per_token"],
-        )
-    assert given.to_str() == before
-
-
 def test_a_pad_among_the_rows_that_no_token_has_is_left_out(llama, capsys):
     place = llama(vocab_size=700, pad_token_id=699)
     read = load_pretrained(str(place)).model
     assert "700 rows" in capsys.readouterr().err
-    judge = transformers.AutoModelForCausalLM.from_pretrained(place)
+    judge = transformers.AutoModelForCausalLM.from_pretrained(place, trust_remote_code=False)
     with torch.no_grad():
         torch.testing.assert_close(read(TOKENS), judge(TOKENS).logits[..., :258])
 
@@ -364,43 +302,3 @@ def test_ids_with_a_gap_keep_their_rows(llama, tmp_path):
     ours, theirs = both(llama(tokenizer=Tokenizer.from_str(json.dumps(known)), vocab_size=size))
     assert ours.shape[-1] == theirs.shape[-1] == size
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
-
-
-def test_what_a_tokenizer_adds_and_changes_and_lacks_is_said(llama, capsys):
-    import eval as evals
-
-    tokenizer = byte_tokenizer()
-    special = next(iter(tokenizer.get_added_tokens_decoder().values())).content
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{special} $A", special_tokens=[(special, tokenizer.token_to_id(special))]
-    )
-    open_model(f"hf:{llama(tokenizer=tokenizer)}")
-    assert f"adds {special}" in capsys.readouterr().err
-    unknown = Tokenizer(models.WordLevel({str(n): n for n in range(258)}, unk_token="0"))
-    model = open_model(f"hf:{llama(tokenizer=unknown)}")
-    assert "changes text" in capsys.readouterr().err
-    evals.loss(model, text=["1", "2"])
-    assert "no <|endoftext|>" in capsys.readouterr().err
-
-
-def spaced(tokenizer):
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-
-
-def in_small_letters(tokenizer):
-    tokenizer.normalizer = normalizers.Lowercase()
-
-
-@pytest.mark.parametrize("change", [spaced, in_small_letters])
-@pytest.mark.parametrize(
-    "kind", ["GPT2Tokenizer", "LlamaTokenizerFast", "Qwen2Tokenizer", "T5TokenizerFast"]
-)
-def test_a_tokenizer_is_what_its_file_says_whatever_class_is_named(kind, change, llama):
-    tokenizer = byte_tokenizer()
-    change(tokenizer)
-    place = llama(tokenizer=tokenizer)
-    (place / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind}))
-    read = Tokenizer.from_str(load_pretrained(str(place)).tokenizer_json)
-    text = "In 1902  Tom\n\nran."
-    assert read.encode(text).ids == tokenizer.encode(text).ids
-    assert read.decode(read.encode(text).ids) == tokenizer.decode(tokenizer.encode(text).ids)

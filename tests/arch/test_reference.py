@@ -107,9 +107,7 @@ def test_a_checkpoint_is_a_file_or_the_directory_that_holds_it(name, tokens, tmp
 
 ODD = {
     "an embedding of one axis": lambda held: held | {"wte.weight": torch.ones(5)},
-    "a number for a matrix": lambda held: (
-        held | {"mixerblocks.0.patch_ff.0.weight": torch.ones(())}
-    ),
+    "a number for a matrix": lambda held: held | {f"{UP}.weight": torch.ones(())},
     "a number for a name": lambda held: held | {3: torch.ones(2)},
     "a sparse tensor": lambda held: held | {"wte.weight": torch.eye(V, D).to_sparse()},
     "no numbers": lambda held: held | {"wte.weight": torch.empty(V, D, device="meta")},
@@ -125,13 +123,13 @@ def test_what_is_no_checkpoint_is_one_line(name, tmp_path):
 
 @pytest.mark.parametrize("zipped", [True, False])
 def test_a_damaged_checkpoint_is_read_or_refused_in_one_line(zipped, tmp_path):
-    path, chance = tmp_path / "damaged.pt", random.Random(0)
+    path, rng = tmp_path / "damaged.pt", random.Random(0)
     torch.save(model([flat(), flat()]).state_dict(), path, _use_new_zipfile_serialization=zipped)
     whole = path.read_bytes()
     for number in range(60):
         damaged = bytearray(whole)
         for _ in range(3):
-            damaged[chance.randrange(3000)] = chance.randrange(256)
-        path.write_bytes(damaged[: chance.randrange(len(whole))] if number % 3 else damaged)
+            damaged[rng.randrange(3000)] = rng.randrange(256)
+        path.write_bytes(damaged[: rng.randrange(len(whole))] if number % 3 else damaged)
         with contextlib.suppress(ModelError):
             import_reference(path)

@@ -246,8 +246,8 @@ def _companions_of(
         )
     for other, about in held.items():
         follows = eight_bits and other.startswith((f"{name}.", f"{name}_"))
-        outputs = len(about.shape) > 1 and about.shape[-1] == entry.shape[-1]
-        known = other in companions or other == f"{name}.{MASK}" or outputs
+        is_alike = len(about.shape) > 1 and about.shape[-1] == entry.shape[-1]  # a tensor itself
+        known = other in companions or other == f"{name}.{MASK}" or is_alike
         if follows and not known:
             raise RequestError(
                 f"{path}: {other}: what it says of {name} is not known (known are {name}.scale and "

@@ -41,6 +41,15 @@ class Panel(NamedTuple):
     svg: Markup
 
 
+def draw_lenses(documents: Sequence[dict[str, Any]], rows: Sequence[Row]) -> list["LensSection"]:
+    """What lenses drew of their documents (`eval.lenses.lens.read_documents`), for the page."""
+    if not documents:
+        return []
+    from eval.views.page.inside import lens_sections  # which imports torch
+
+    return lens_sections(documents, rows)
+
+
 def render_page(
     rows: list[Row], title: str | None = None, lenses: Sequence["LensSection"] = ()
 ) -> str:
@@ -49,7 +58,7 @@ def render_page(
     Args:
         rows: of any kinds; of equal keys the last counts.
         title: the page's; a sentence of its own when not given.
-        lenses: what lenses drew (`eval.views.page.inside.lens_sections`).
+        lenses: as `draw_lenses` gives them.
 
     Raises:
         RequestError: there is nothing to show.

@@ -46,8 +46,8 @@ def only(records, **place):
 
 
 def test_accuracy_is_counted_from_ranks_and_clustered_on_prompts():
-    asked = {"model": "llama", "step": 300, "layer": 4, "hidden": 3, "solver": "adam"}
-    record = only(summarise_rows(ROWS), **asked)
+    question = {"model": "llama", "step": 300, "layer": 4, "hidden": 3, "solver": "adam"}
+    record = only(summarise_rows(ROWS), **question)
     rows = make_rows(("llama",), (300,), (4,), (3,), count=6)
     ranks = [row["rank"] for row in rows if row["solver"] == "adam"]
     hits = [sum(rank == 0 for rank in own[3:]) for own in ranks]

@@ -169,7 +169,7 @@ def test_only_some_positions_are_known(asked):
 @pytest.mark.parametrize(
     ("change", "words", "seen"),
     [
-        (lambda x: x.mT, [], "block.1: 20 channels"),
+        (lambda x: x.mT, [], "transposed"),
         (lambda x: x.clone().fill_(torch.nan), [], "not finite"),
         (lambda x: x.to(torch.int8), [], "without a scale"),
         (lambda x: x.to(torch.int32), [], "int32"),

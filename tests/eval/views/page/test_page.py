@@ -57,8 +57,8 @@ def test_the_terminal_has_them_by_step_in_few_lines():
     lines = [line.split() for line in text.splitlines() if "flat" in line]
     assert len(lines) == 6
     for line, (kind, k) in zip(lines[::2], QUESTIONS.values(), strict=True):
-        share = expected_share(rows, kind, k, model="flat", step=0, layer=4, solver="adam")
-        assert percent_text(share) in line
+        fraction = expected_share(rows, kind, k, model="flat", step=0, layer=4, solver="adam")
+        assert percent_text(fraction) in line
     assert text.startswith("Tokens recovered, % (top-1)")
     assert len(terminal_text(ROWS).splitlines()) <= 23
     assert max(map(len, terminal_text(ROWS).splitlines())) <= 160

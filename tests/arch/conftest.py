@@ -1,0 +1,38 @@
+"""A directory of transformers that tests change.
+
+The kernels' tests run where torch, triton, numpy and pytest are alone: others are imported below.
+"""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+SETTINGS = {"hidden_size": 16, "intermediate_size": 40, "num_hidden_layers": 2,
+            "num_attention_heads": 2, "num_key_value_heads": 1,
+            "max_position_embeddings": 32}  # fmt: skip
+
+
+@pytest.fixture
+def llama(tmp_path):
+    """Saves a Llama with other settings, weights or files; its directory."""
+    from safetensors.torch import load_file, save_file
+
+    from tests.arch.cases import byte_tokenizer
+    from tests.arch.test_pretrained import random_model
+
+    def make(config=(), weights=None, tokenizer=None, family="Llama", **settings):
+        place = tmp_path / "m"
+        shutil.rmtree(place, ignore_errors=True)
+        random_model(family, torch.float32, {**SETTINGS, **settings}).save_pretrained(place)
+        (place / "tokenizer.json").write_text((tokenizer or byte_tokenizer()).to_str())
+        known = json.loads((place / "config.json").read_text())
+        known = {k: v for k, v in (known | dict(config)).items() if v is not KeyError}
+        (place / "config.json").write_text(json.dumps(known))
+        if weights:
+            path = place / "model.safetensors"
+            save_file(weights(load_file(path)), path)
+        return place
+
+    return make

@@ -1,0 +1,86 @@
+"""What stands in a directory of transformers about its tokenizer: it is read as its file says."""
+
+import json
+
+import pytest
+import transformers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+from arch import load_pretrained
+from eval.models.checkpoint import open_model
+from tests.arch.cases import byte_tokenizer
+
+
+def spoilt(kind):
+    """A tokenizer that was saved while padding, truncation or dropout was on."""
+    tokenizer = byte_tokenizer()
+    pad = {"pad_id": 256, "pad_token": tokenizer.id_to_token(256)}
+    if kind == "fixed":
+        tokenizer.enable_padding(length=12, **pad)
+    elif kind == "longest":
+        tokenizer.enable_padding(**pad)
+    elif kind == "cut":
+        tokenizer.enable_truncation(4)
+    elif kind == "random":
+        tokenizer.model.dropout = 0.5
+    return tokenizer
+
+
+@pytest.mark.parametrize("kind", ["fixed", "longest", "cut", "random"])
+def test_a_tokenizer_reads_a_text_whole_and_always_alike(kind, llama):
+    import eval as evals
+
+    texts = ["Tom ran.", "a b"]
+    expected = evals.loss(f"hf:{llama()}", text=texts).rows[0]
+    directory = llama(tokenizer=spoilt(kind))
+    given = spoilt(kind)
+    before = given.to_str()
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=False)
+    for opened in (open_model(f"hf:{directory}"), open_model(model, tokenizer=given)):
+        assert opened.tokenizer.model.dropout is None
+        row = evals.loss(opened, text=texts).rows[0]
+        assert (row["tokens"], row["nats_per_token"]) == (
+            expected["tokens"],
+            expected["nats_per_token"],
+        )
+    assert given.to_str() == before
+
+
+def test_what_a_tokenizer_adds_and_changes_and_lacks_is_said(llama, capsys):
+    import eval as evals
+
+    tokenizer = byte_tokenizer()
+    special = next(iter(tokenizer.get_added_tokens_decoder().values())).content
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{special} $A", special_tokens=[(special, tokenizer.token_to_id(special))]
+    )
+    open_model(f"hf:{llama(tokenizer=tokenizer)}")
+    assert f"adds {special}" in capsys.readouterr().err
+    unknown = Tokenizer(models.WordLevel({str(n): n for n in range(258)}, unk_token="0"))
+    model = open_model(f"hf:{llama(tokenizer=unknown)}")
+    assert "changes text" in capsys.readouterr().err
+    evals.loss(model, text=["1", "2"])
+    assert "no <|endoftext|>" in capsys.readouterr().err
+
+
+def spaced(tokenizer):
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+
+
+def in_small_letters(tokenizer):
+    tokenizer.normalizer = normalizers.Lowercase()
+
+
+@pytest.mark.parametrize("change", [spaced, in_small_letters])
+@pytest.mark.parametrize(
+    "kind", ["GPT2Tokenizer", "LlamaTokenizerFast", "Qwen2Tokenizer", "T5TokenizerFast"]
+)
+def test_a_tokenizer_is_what_its_file_says_whatever_class_is_named(kind, change, llama):
+    tokenizer = byte_tokenizer()
+    change(tokenizer)
+    directory = llama(tokenizer=tokenizer)
+    (directory / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind}))
+    read = Tokenizer.from_str(load_pretrained(str(directory)).tokenizer_json)
+    text = "In 1902  Tom\n\nran."
+    assert read.encode(text).ids == tokenizer.encode(text).ids
+    assert read.decode(read.encode(text).ids) == tokenizer.decode(tokenizer.encode(text).ids)
