@@ -146,6 +146,8 @@ def _parser() -> Parser:
     )
     add("--layout", choices=("transformers", "hub"), default="transformers", help=layout)
     add("--license", metavar="NAME", help="for the model card, by the hub's name, as mit")
+    tables = "for the model card: tables that `eval summary --markdown FILE` wrote of its rows"
+    add("--recovered", metavar="FILE", type=Path, help=tables)
     pushed = (
         "upload OUT there with huggingface_hub; a repository that is not there is made, private"
     )
@@ -267,12 +269,15 @@ def _import(options: argparse.Namespace) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
-    if options.license and options.layout != "hub":
-        raise ModelError(f"--license {options.license}: goes with --layout hub, which has a card")
+    for name in "license", "recovered":
+        if (given := getattr(options, name)) and options.layout != "hub":
+            raise ModelError(f"--{name} {given}: goes with --layout hub, which has a card")
+    recovered = read_text(options.recovered) if options.recovered else None
     loaded = load_model(options.model, trust_code=options.trust_code)
     if options.layout == "hub":
         export_hub(options.out, loaded.model, loaded.tokenizer_json, loaded.meta,
-                   address=options.push, license=options.license)  # fmt: skip
+                   address=options.push, license=options.license,
+                   recovered=recovered)  # fmt: skip
     else:
         export_transformers(options.out, loaded.model, loaded.tokenizer_json)
     print(f"wrote {options.out}")

@@ -247,9 +247,12 @@ def test_the_command_writes_a_card_and_uploads_when_asked(tmp_path, capsys, monk
     texts = [path.read_bytes() for path in (tmp_path / "out").iterdir()]
     assert not [text for text in texts if b"/home" in text]
 
-    assert main([*words, "--push", "me/flat", "--license", "mit"]) == 0
+    (tmp_path / "tables.md").write_text("| self % |\n| ---: |\n| 87.5 |\n")
+    more = ["--push", "me/flat", "--license", "mit", "--recovered", str(tmp_path / "tables.md")]
+    assert main([*words, *more]) == 0
     card = ModelCard.load(tmp_path / "out/README.md")
     assert card.data.to_dict()["license"] == "mit"
+    assert "| 87.5 |" in card.text
     assert 'from_pretrained("me/flat"' in card.text
     files = ["README.md", "config.json", "configuration_remnant.py", "generation_config.json",
              "model.safetensors", "modeling_remnant.py", "structured_remnant.py", "tokenizer.json",
@@ -269,9 +272,12 @@ def test_what_cannot_be_exported_is_refused(tmp_path, capsys):
     save_model(tmp_path / "model", hub_model("flat"), TOKENIZER.to_str(), META)
     (tmp_path / "other").mkdir()
     (tmp_path / "other/file").write_text("kept")
-    words = ["export", str(tmp_path / "model"), str(tmp_path / "out"), "--license", "mit"]
-    assert main(words) == 2
-    assert "--license mit" in complaint(capsys)
+    words = ["export", str(tmp_path / "model"), str(tmp_path / "out")]
+    for flag, value in (("--license", "mit"), ("--recovered", "tables.md")):
+        assert main([*words, flag, value]) == 2
+        assert f"{flag} {value}" in complaint(capsys)
+    assert main([*words, "--layout", "hub", "--recovered", str(tmp_path / "none.md")]) == 2
+    assert "none.md" in complaint(capsys)
     words = ["export", str(tmp_path / "model"), str(tmp_path / "other"), "--layout", "hub"]
     assert main(words) == 2
     assert "is not a model directory" in complaint(capsys)

@@ -19,7 +19,12 @@ The model keeps no cache: generation runs the whole text at each step. It refuse
 
 
 def write_card(
-    config: ModelConfig, parameters: int, meta: dict[str, Any], address: str, license: str | None
+    config: ModelConfig,
+    parameters: int,
+    meta: dict[str, Any],
+    address: str,
+    license: str | None,
+    recovered: str | None = None,
 ) -> str:
     """The text of a model card; what is not known of the model is left out.
 
@@ -27,6 +32,7 @@ def write_card(
         meta: its provenance, as meta.json holds it.
         address: where users find it: a repository of the hub, or the directory's name.
         license: a licence by the hub's name, as `mit`.
+        recovered: Markdown on the input tokens that its layers give back.
     """
     from huggingface_hub import EvalResult, ModelCardData
 
@@ -60,7 +66,7 @@ def write_card(
         "licence": license,
     }
     table = [f"| {name} | {fact} |" for name, fact in facts.items() if fact]
-    text = (
+    text = [
         f"---\n{front.to_yaml()}\n---",
         f"# {name}",
         "A causal language model of remnant. Its code stands in this directory and needs torch and "
@@ -68,7 +74,9 @@ def write_card(
         USE.format(address=address),
         "\n".join(["| | |", "|---|---|", *table]),
         LIMITS.format(context=config.context),
-    )
+    ]
+    if recovered:
+        text += ["## Input tokens recovered from its layers", recovered.strip()]
     return "\n\n".join(text) + "\n"
 
 

@@ -36,6 +36,7 @@ def export_hub(
     *,
     address: str | None = None,
     license: str | None = None,
+    recovered: str | None = None,
 ) -> Path:
     """Writes a model for `AutoModelForCausalLM.from_pretrained(..., trust_remote_code=True)`.
 
@@ -47,6 +48,7 @@ def export_hub(
         meta: its provenance, as meta.json holds it.
         address: where the card's users find it, OWNER/NAME; the directory's name when not given.
         license: for the card, by the hub's name.
+        recovered: for the card, Markdown as `eval summary --markdown` writes.
 
     Raises:
         ModelError: a mixer that is not built in, or something else is there.
@@ -78,7 +80,8 @@ def export_hub(
     weights = weights_of(model)
     for name in {"embedding.weight", "head.weight"} & weights.keys():
         weights[name] = weights[name][: config.vocab_size].contiguous()
-    card = write_card(config, count_parameters(model), meta, address or directory.name, license)
+    address = address or directory.name
+    card = write_card(config, count_parameters(model), meta, address, license, recovered)
     code = resources("arch.formats.hub")
     write_directory(directory, {
         "model.safetensors": save(weights, {"format": "pt"}),
