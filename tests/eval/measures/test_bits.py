@@ -101,35 +101,41 @@ def test_information_is_that_of_bayes_rule_by_hand(small_model, passage):
 
 def test_information_of_a_linear_model_is_its_closed_form(small_model, passage):
     """Without norms and channel mixers an output is a_t e(token), and what other tokens add."""
-    model = small_model(mixers=("flat",), vocab_size=V)
-    linear = frozenset({"norms", "channel"})
-    found = figures(Circuit(model, 2, without=linear), passage, draws=8)["bits"]
+    model, reported = small_model(mixers=("flat",), vocab_size=V).double(), [0, 1, 2, 7]
+    circuit = Circuit(model, 2, without=frozenset({"norms", "channel"}))
+    rounded = figures(circuit, passage, draws=8)["bits"]  # to four digits
+    ours = candidate_outputs(circuit, passage, torch.arange(V))
     T, start = len(passage.tokens), passage.place
-    embeddings = model.embedding.weight.double()
+    embeddings = model.embedding.weight
     outputs, mixed = embeddings[list(passage.tokens)], torch.eye(T, dtype=torch.float64)
     for block in model.blocks:
         triangle = block.token_mixer.mix
-        weight = triangle.weight.double().tril()[:T, :T]
-        outputs = outputs + weight @ outputs + triangle.bias.double()[:T, None]
+        weight = triangle.weight.tril()[:T, :T]
+        outputs = outputs + weight @ outputs + triangle.bias[:T, None]
         mixed = mixed + weight @ mixed
     a, differences = mixed[start:, start], embeddings[passage.truth] - embeddings
     chance = torch.Generator().manual_seed(passage.index)
     torch.randperm(V, generator=chance)  # of the sampled effect
     noise = torch.randn(8, T - start, outputs.shape[1], generator=chance).double()
+    evidence = noise_evidence(ours[passage.truth] - ours, noise)
     for level in (1 / 16, 1.0):
         size = level * outputs[start:].square().mean(dim=-1).sqrt()
         drawn = noise[:, None] * size[:, None]
         squares = (a[:, None] * differences[:, None] + drawn).square().sum(dim=-1)
         logs = -squares / (2 * size**2)  # (draws, V, positions)
+        fit = fit_under_noise(*evidence, size)
         priors = {"uniform": torch.full((V,), 1 / V), "unigram": candidates().unigram}
         for name, prior in priors.items():
             known = float(entropy(prior.double().log()))
+            found = information(fit, prior.double()[None], reported)[:, 0]
             together = torch.cat([logs[..., :1], logs[..., 1:].cumsum(dim=-1)], dim=-1)
-            for shown, evidence in (("alone", logs), ("cumulative", together)):
-                posterior = (evidence + prior.double().log()[:, None]).log_softmax(dim=1)
+            for number, (shown, by_hand) in enumerate((("alone", logs), ("cumulative", together))):
+                posterior = (by_hand + prior.double().log()[:, None]).log_softmax(dim=1)
                 left = -(posterior.exp() * posterior).sum(dim=1).mean(dim=0) / math.log(2)
-                said = found[name][f"noise {level:g} rms"][shown]
-                assert said == pytest.approx((known - left)[[0, 1, 2, 7]].tolist(), abs=1e-4)
+                expected = (known - left)[reported].tolist()
+                assert found[number].tolist() == pytest.approx(expected, abs=1e-6)
+                said = rounded[name][f"noise {level:g} rms"][shown]
+                assert said == pytest.approx(expected, abs=6e-5)
 
 
 @pytest.mark.parametrize("signal", [0.3, 1.0, 2.5])

@@ -1,0 +1,106 @@
+"""What the last position's logits give away of a prompt: docs/results/audit.md.
+
+    python -m scripts.experiments.last ask NAME MODEL CORPUS OUT.jsonl
+    python -m scripts.experiments.last table ROWS.jsonl [ROWS.jsonl ...]
+
+Fifty held-out passages of each length, starting inside stories. Of each, `recover` is given the
+logits after its last token and no others, and searches for all tokens with `alternating` until
+524,288 tokens were run forward. Fixed before the first row: every passage counts, and a prompt is
+recovered where all its tokens are right. What is in OUT is not asked again.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas
+import torch
+from scipy.stats import binomtest
+from torch import Tensor
+
+import arch.kernels.threads  # noqa: F401 - before the first product
+from eval import recover
+from eval.models.checkpoint import Checkpoint, open_model
+from eval.models.text import held_out_text
+from scripts.experiments.likely import read_rows
+
+LENGTHS, PASSAGES, BUDGET = (5, 10, 15, 24), 50, 1 << 19  # tokens, prompts, tokens run
+
+
+@torch.no_grad()
+def write_logits(checkpoint: Checkpoint, passage: Tensor) -> Tensor:
+    """The logits `(1, V)` after the last of `(T,)` tokens."""
+    model = checkpoint.model
+    return model.logits(model.hidden(model.embed(passage[None]), model.config.n_layers))[0, -1:]
+
+
+def ask(name: str, path: str, corpus: str, out: Path) -> None:
+    """Asks every passage that is not in the file yet."""
+    torch.set_num_threads(1)
+    checkpoint = open_model(path)
+    text = held_out_text(checkpoint, corpus)
+    known = {row["key"] for row in read_rows(out)}
+    for length in LENGTHS:
+        for number, passage in enumerate(text.windows("evaluation", PASSAGES, length)):
+            if (key := f"{name}.{length}.{number}") in known:
+                continue
+            started = time.process_time()
+            found = recover(
+                checkpoint, write_logits(checkpoint, passage), part="logits", first=length - 1,
+                corpus=corpus, settings={"budget": BUDGET},
+            )  # fmt: skip
+            row: dict[str, Any] = {"key": key, "model": name, "length": length}
+            row |= count(found.tokens[0], found.grades[0], passage)
+            row |= {"evaluations": found.evaluations[0]}
+            row |= {"cpu_seconds": round(time.process_time() - started, 2)}
+            with out.open("a") as file_of_rows:
+                print(json.dumps(row), file=file_of_rows)
+
+
+def count(tokens: Tensor, grades: list[str], truth: Tensor) -> dict[str, int]:
+    """How many of `(T,)` tokens are right, certain or likely, and wrong among these."""
+    right = tokens.cpu() == truth.cpu()
+    counts = {"right": int(right.sum())}
+    for grade in ("certain", "likely"):
+        given = torch.tensor([of == grade for of in grades])
+        counts[grade], counts[f"{grade}_wrong"] = int(given.sum()), int((given & ~right).sum())
+    return counts
+
+
+def tabulate(rows: pandas.DataFrame) -> pandas.DataFrame:
+    """A line for each model and length: prompts recovered, with a 95 % interval, and the cost."""
+    lines = []
+    for (model, length), group in rows.groupby(["model", "length"]):
+        whole = int((group.right == length).sum())
+        limits = binomtest(whole, len(group)).proportion_ci(method="wilson")
+        lines.append({
+            "model": model, "tokens": length, "prompts": len(group), "recovered": whole,
+            "low %": 100 * limits.low, "high %": 100 * limits.high,
+            "tokens right %": 100 * group.right.sum() / (length * len(group)),
+            **{grade: group[grade].sum() for grade in
+               ("certain", "certain_wrong", "likely", "likely_wrong")},
+            "tokens run": group.evaluations.median(), "CPU s": group.cpu_seconds.median(),
+        })  # fmt: skip
+    return pandas.DataFrame(lines)
+
+
+def main() -> None:
+    """Asks, or prints the table."""
+    parser = argparse.ArgumentParser(prog="last")
+    commands = parser.add_subparsers(dest="command", required=True)
+    asking = commands.add_parser("ask")
+    for name in ("name", "model", "corpus", "out"):
+        asking.add_argument(name)
+    commands.add_parser("table").add_argument("rows", nargs="+")
+    options = parser.parse_args()
+    if options.command == "ask":
+        ask(options.name, options.model, options.corpus, Path(options.out))
+    else:
+        rows = [row for file in options.rows for row in read_rows(Path(file))]
+        print(tabulate(pandas.DataFrame(rows)).round(1).to_string(index=False))
+
+
+if __name__ == "__main__":
+    main()
