@@ -62,7 +62,8 @@ def certify(captured: Captured, found: Found) -> Certified:
     if not bool((evidence == shown).all()) and bool(evidence.any()):
         agreement = replace(agreement, evidence=evidence)
         settled = _settle(captured, found, agreement, settled.verified.tokens)
-        evidence = find_evidence(settled.fits, captured.positions, T)
+        # where only now a token fits, no rival was run
+        evidence = evidence & find_evidence(settled.fits, captured.positions, T)
     followed, alike = is_followed(evidence), settled.alike
     for row, t in _find_unsettled(found.problem, settled, agreement):
         followed[row][t] = False
