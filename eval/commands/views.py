@@ -21,7 +21,7 @@ def summary(results: Places, csv: str | None = None, markdown: str | None = None
 
     Args:
         csv: CSV file to write: every figure, a line for each model, step, kind and place
-        markdown: Markdown file to write: the tables with every figure
+        markdown: Markdown file to write: the tables that are shown, with all their lines
     """
     from arch.storage.files import write_text
     from eval.analysis.frame import frame
@@ -44,7 +44,7 @@ def summary(results: Places, csv: str | None = None, markdown: str | None = None
     if csv:
         write_text(csv, to_csv(records))
     if markdown:
-        write_text(markdown, "\n".join([*(markdown_text(t.full) for t in tables), accepted, ""]))
+        write_text(markdown, "\n".join([*(markdown_text(t.brief) for t in tables), accepted, ""]))
     shown = [table.brief for table in tables if table.kind != "lens"]
     if len(shown) < len(tables):
         shown.append(lens_overview(rows))

@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from arch.mixers.attention import Rotary
 from eval import activations, open_model, recover
 from eval.__main__ import main
+from eval.captured.certainty.agreement import find_evidence
 from eval.models.text import held_out_text
 
 TEXT = "Tom had a red ball."
@@ -84,6 +85,24 @@ def test_a_tail_that_nothing_fits_takes_no_certificate_from_what_is_before(spoil
         assert all(certificates[:count])
         assert not any(certificates[tokens.shape[1] :])
         assert len(text) > 8
+
+
+def test_a_token_beside_which_no_rival_was_run_is_not_certain(states, monkeypatch):
+    """A position that is no evidence at first, and fits once tokens were chosen again."""
+    model, held = states
+    looks = []
+
+    def find(fits, shown, length):
+        evidence = find_evidence(fits, shown, length)
+        evidence[:, -1] &= bool(looks)
+        looks.append(evidence)
+        return evidence
+
+    monkeypatch.setattr("eval.captured.certainty.certify.find_evidence", find)
+    found = recover(model, held["2"][:1, :8], layer=2, corpus="toy:400")
+    assert bool(looks[-1].all())
+    assert all(found.certificates[0][:-1])
+    assert found.certificates[0][-1] is None
 
 
 def test_a_damaged_position_in_the_middle_is_passed_over(states):
