@@ -142,8 +142,11 @@ def _lines(path: Path) -> list[bytes]:
 
         try:
             return [line.encode() for line in pandas.read_parquet(path)["row"]]
-        except (KeyError, ValueError, OSError) as error:
-            raise RequestError(f"{path}: no Parquet file of rows ({error})") from None
+        except Exception as error:  # of many kinds, by what is damaged
+            said = " ".join(str(error).split())[:200]
+            raise RequestError(
+                f"{path}: no Parquet file of rows ({said}); a column row holds the lines of {ROWS}"
+            ) from None
     content = path.read_bytes()
     return content[: _whole(content)].splitlines()
 
@@ -192,11 +195,23 @@ def _lock(file: int, directory: str | Path) -> None:
 
 
 def _cut_torn_line(path: Path) -> None:
+    """Leaves whole lines alone in a file, each with its end."""
     content = path.read_bytes()
-    if _whole(content) < len(content):
-        os.truncate(path, _whole(content))
+    whole = _whole(content)
+    if whole < len(content):
+        os.truncate(path, whole)
+    elif content and not content.endswith(b"\n"):
+        with path.open("ab") as file:
+            file.write(b"\n")
 
 
 def _whole(content: bytes) -> int:
-    """The length of the lines that were written to their end."""
-    return content.rfind(b"\n") + 1
+    """The length of the lines that were written to their end.
+
+    A last line without an end is whole if it is an object: no part of an object is one.
+    """
+    end = content.rfind(b"\n") + 1
+    try:
+        return len(content) if isinstance(parse_json(content[end:]), dict) else end
+    except ValueError:
+        return end
