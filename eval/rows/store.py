@@ -95,8 +95,7 @@ class Results:
 
     def rows(self) -> list[Row]:
         """All rows of the directory, those of every shard."""
-        rows = read_rows(sorted(self.directory.glob(SHARDS)))
-        return list({row["key"]: row for row in rows}.values())
+        return read_rows(sorted(self.directory.glob(SHARDS)))
 
 
 def read_rows(sources: Iterable[str | Path]) -> list[Row]:
@@ -108,15 +107,15 @@ def read_rows(sources: Iterable[str | Path]) -> list[Row]:
     Raises:
         RequestError: nothing there, a line that is not a row, or a schema of another version.
     """
-    rows: list[Row] = []
+    rows: dict[str, Row] = {}
     found = {Path(source): _files(Path(source)) for source in sources}
     for source, paths in found.items():
         if not paths and not (source.is_dir() and any(found.values())):
             raise RequestError(f"{source}: no results here; give a directory that holds {ROWS}")
-        lines = [(path, *line) for path in paths for line in enumerate(_lines(path), start=1)]
-        by_key = {row["key"]: row for row in (_parse(line, path, n) for path, n, line in lines)}
-        rows += by_key.values()
-    return rows
+        for path in paths:
+            parsed = (_parse(line, path, n) for n, line in enumerate(_lines(path), start=1))
+            rows |= {row["key"]: row for row in parsed}
+    return list(rows.values())
 
 
 def results_in(directory: Path) -> list[Path]:

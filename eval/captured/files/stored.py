@@ -189,6 +189,11 @@ def spread_units(
         raise RequestError(f"{name}: a {type(given).__name__}; give {SHAPES}") from None
     if units.is_complex() or units.dtype == torch.bool:
         raise RequestError(f"{name}: of {_kind(units)}; give real numbers")
+    if name == "scale" and units.dtype in CODES.values():
+        raise RequestError(
+            f"{name}: of {_kind(units)}, as exponents of powers of two (MX formats) or scales that "
+            "are quantised themselves are kept; give what they stand for, as floats"
+        )
     units = units.detach().float()
     if units.numel() == 1:
         return units.reshape(()).expand(shape)

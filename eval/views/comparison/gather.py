@@ -117,8 +117,7 @@ def gather_rows(sources: Iterable[str | Path]) -> list[Row]:
         RequestError: a place that holds no model, run or row, or a file that cannot be read.
     """
     files = [path for path in _files(sources) if path.name not in (METRICS, "config.json")]
-    rows = {row["key"]: row for row in read_rows(files)}
-    return [row for row in rows.values() if "checkpoint" in row]
+    return [row for row in read_rows(files) if "checkpoint" in row]
 
 
 def finite(value: Any) -> bool:

@@ -189,3 +189,10 @@ def test_a_table_of_other_cells_is_one_line(cells, tmp_path):
     pytest.importorskip("pandas").DataFrame({"row": cells}).to_parquet(tmp_path / "a.parquet")
     with one_line(RequestError, "a.parquet"):
         read_rows([tmp_path / "a.parquet"])
+
+
+def test_a_copy_of_results_counts_once(tmp_path):
+    for name in "ab":
+        Results(tmp_path / name).append([make_row(prompt=0)])
+    Results(tmp_path / "b").append([make_row(prompt=1)])
+    assert len(read_rows([tmp_path / "a", tmp_path / "b"])) == 2
