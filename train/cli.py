@@ -27,6 +27,7 @@ SECTIONS: dict[str, Any] = {
 }
 CONFIG = ("-c", "--config")
 STEPS = "--trainer.max_steps"
+CLOCK = re.compile(r"[-+]?[0-9_]+(:[0-9.]+)+")
 SWITCHES = {field.name for field in dataclasses.fields(RunSettings) if field.type is bool}
 SYNONYMS = {
     "learning_rate": "optimizer.lr", "bs": "batch.size", "batch_size": "batch.size",
@@ -78,6 +79,7 @@ def read_command(command: str, words: list[str]) -> Recipe:
     settings = {field.name: values[field.name] for field in dataclasses.fields(RunSettings)}
     if settings["recipe"] is None and values["config"]:
         settings["recipe"] = Path(str(values["config"][-1])).stem
+    _refuse_clock_times(words, values)
     minutes, given = settings["minutes"], [word.partition("=")[0] for word in words]
     if minutes is not None and STEPS in given:
         check_numbers()
@@ -86,6 +88,17 @@ def read_command(command: str, words: list[str]) -> Recipe:
             print(said, file=sys.stderr)
     sections = {name: section(**values[name].as_dict()) for name, section in SECTIONS.items()}
     return Recipe(run=RunSettings(**settings), **sections)
+
+
+def _refuse_clock_times(words: list[str], values: Namespace) -> None:
+    """Refuses `1:30` for a number: YAML 1.1, by which jsonargparse reads, takes it for 90."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        value = value if equals else following
+        if word.startswith("--") and CLOCK.fullmatch(value):
+            read = values.get(name.removeprefix("--"))
+            if not isinstance(read, str):
+                raise RunError(f"{name} is {value}, which is read as {read}; give decimal digits")
 
 
 @cache

@@ -146,6 +146,11 @@ def _lines(path: Path) -> list[bytes]:
             raise RequestError(
                 f"{path}: no Parquet file of rows ({said}); a column row holds the lines of {ROWS}"
             ) from None
+    return whole_lines(path)
+
+
+def whole_lines(path: Path) -> list[bytes]:
+    """The lines of a JSONL file, but for a last one that is being written."""
     content = path.read_bytes()
     return content[: _whole(content)].splitlines()
 

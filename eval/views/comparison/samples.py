@@ -106,9 +106,12 @@ def _read(file: Path) -> Scores:
     for number, line in enumerate(file.read_bytes().splitlines(), start=1):
         try:
             sample = parse_json(line)
-            document, hashes = int(sample["doc_id"]), [str(sample["doc_hash"])]
-            hashes += [str(sample.get(f"{name}_hash")) for name in ("target", "prompt")]
-            found = {name: _score(name, hashes, sample[name]) for name in sample["metrics"]}
+            document, digest = int(sample["doc_id"]), str(sample["doc_hash"])
+            target, prompt = (str(sample.get(f"{name}_hash")) for name in ("target", "prompt"))
+            found = {
+                name: _score(name, digest, target, prompt, sample[name])
+                for name in sample["metrics"]
+            }
         except (KeyError, TypeError, ValueError, OverflowError):
             raise RequestError(
                 f"{file}, line {number}: not a sample of lm-eval, which has doc_id, doc_hash and "
@@ -123,7 +126,7 @@ def _read(file: Path) -> Scores:
     return {key: of_metric for key, of_metric in scores.items() if of_metric}
 
 
-def _score(metric: str, hashes: Sequence[str], value: Any) -> Score | None:
+def _score(metric: str, document: str, target: str, prompt: str, value: Any) -> Score | None:
     """A number, or the pair of `BITS`; None of other metrics, which cannot be paired.
 
     Raises:
@@ -136,7 +139,7 @@ def _score(metric: str, hashes: Sequence[str], value: Any) -> Score | None:
     hits = -float(log_likelihood) / math.log(2) if metric == BITS else float(value)
     if not (math.isfinite(hits) and 0 < float(size) < math.inf):
         raise ValueError
-    return Score(*hashes, hits, float(size))
+    return Score(document, target, prompt, hits, float(size))
 
 
 def _pair(
