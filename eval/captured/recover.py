@@ -130,7 +130,20 @@ def recover(
     answer = Recovered.of(captured, found, certified, chosen.name)
     if layer is not None and not answer.fits:
         say_once(f"nothing fits at {answer.site}; {look_elsewhere(captured, computed)}")
+    _say_what_misses(answer, tuple(raw.outputs.shape))
     return answer
+
+
+def _say_what_misses(answer: Recovered, shape: tuple[int, ...]) -> None:
+    """Says which prompts no token fits, where tokens of others fit: they may be no prompts."""
+    fitting = [any(grade != "unknown" for grade in grades) for grades in answer.grades]
+    missing = [prompt for prompt, fits in enumerate(fitting) if not fits]
+    if any(fitting) and missing:
+        named = ", ".join(map(str, missing[:10])) + ", ..." * (len(missing) > 10)
+        say_once(
+            f"no token fits in {named} of the {len(fitting)} prompts of outputs {shape}: does their"
+            " first axis hold layers, or keys and values? give one of them alone"
+        )
 
 
 def _choose_solver(captured: Captured, name: str | None, settings: dict[str, Any] | None) -> Solver:

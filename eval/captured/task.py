@@ -60,7 +60,7 @@ class RecoverTask:
         code = parse_solvers({solver: {}})[0].code if solver else None  # of a user's own file
         held = hashlib.sha256()
         for part in self.entry.read():
-            if part is not None:
+            if isinstance(part, Tensor):
                 held.update(repr((part.dtype, tuple(part.shape))).encode())
                 held.update(part.contiguous().flatten().view(torch.uint8).numpy().tobytes())
         about = self.checkpoint.identity

@@ -163,7 +163,8 @@ def test_a_text_file_becomes_a_model_by_one_command(tmp_path, capsys):
     capsys.readouterr()
     assert fit(text, run, *flags, *more) == 0
     assert "has changed" not in capsys.readouterr().err
-    os.utime(text, (time.time() + 9,) * 2)
+    later = time.time() + 9
+    os.utime(text, (later, later))
     assert fit(text, run, *flags, *more) == 0
     assert f"--data {text}: has changed" in capsys.readouterr().err
     config = str(run / "config.yaml")

@@ -131,6 +131,16 @@ def test_the_final_norm_of_a_stack_is_a_part(llama):
     assert (found.site, found.texts) == ("final.3", [TEXT])
 
 
+def test_what_may_be_no_prompts_is_said(llama, capsys):
+    checkpoint, states = llama
+    recover(checkpoint, states[2], layer=2, corpus="toy:400")
+    assert "first axis" not in capsys.readouterr().err
+    pair = torch.stack([states[2, 0], -states[2, 0]])
+    found = recover(checkpoint, pair, layer=2, corpus="toy:400")
+    assert found.texts[0] == TEXT
+    assert "in 1 of the 2 prompts" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("mixer", ["flat", "attention", "identity"])
 @pytest.mark.parametrize("layer", [0, 1, 2])
 def test_prompts_are_not_taken_for_layers(mixer, layer, small_model, small_tokenizer, capsys):
