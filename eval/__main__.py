@@ -25,7 +25,7 @@ if __name__ == "__main__":
 
 import arch.kernels.threads  # noqa: F401 - before torch
 from arch.errors import is_out_of_memory
-from eval.messages import RequestError, say
+from eval.messages import ArgumentError, RequestError, say
 
 if TYPE_CHECKING:  # libraries are loaded where an interruption is one line
     from collections.abc import Callable, Container, Iterator, Sequence
@@ -119,10 +119,7 @@ def _answer(words: Sequence[str]) -> None:
         print(f"\nexamples:\n{EXAMPLES}", end="")
         return
     result, form = run_command(name, rest)
-    shown = result.json() if form == "json" else str(result)
-    print(shown)
-    if "\n... of " in shown:
-        say("lines are left out above; --format json prints every row")
+    print(result.json() if form == "json" else str(result))
 
 
 def _kept(words: Sequence[str]) -> str:
@@ -276,8 +273,17 @@ def _meant(word: str, flags: list[str]) -> str:
     return f"did you mean {meant[0]}?" if meant else "see --help"
 
 
+def _parameters(name: str) -> Container[str]:
+    """The names of a command's parameters; none where there is no such command."""
+    return inspect.signature(command_function(name)).parameters if name in COMMANDS else ()
+
+
 def _describe(error: Exception, words: Sequence[str]) -> str:
     """An error in one line; where a file cannot be written, with the flag, the file and the fix."""
+    if isinstance(error, ArgumentError) and error.argument in _parameters(words[0]):
+        from eval.commands.flags import flag_name
+
+        return error.named(flag_name(error.argument))
     if not (isinstance(error, OSError) and error.filename):
         return str(error)
     file, pairs = str(error.filename), pairwise(words)

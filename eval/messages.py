@@ -16,6 +16,27 @@ class RequestError(ValueError):
     """A request that cannot be answered; the message is one line that says why."""
 
 
+class ArgumentError(RequestError):
+    """An argument that cannot be used.
+
+    Args:
+        argument: its name.
+        said: what is wrong, what is allowed, the fix.
+        value: that was given; None: `said` has it.
+    """
+
+    def __init__(self, argument: str, said: str, value: object = None) -> None:
+        super().__init__(argument, said, value)
+        self.argument, self.said, self.value = argument, said, value
+
+    def named(self, name: str) -> str:
+        """The line, with another name for the argument, as a flag's."""
+        return f"{name}: {self.said}" if self.value is None else f"{name} {self.value}: {self.said}"
+
+    def __str__(self) -> str:
+        return self.named(self.argument)
+
+
 def legible(text: str) -> str:
     """A text of several lines whose control characters and marks of direction are spelt out."""
     return re.sub(r"[^\n\t]+", lambda run: printable(run[0], len(run[0])), text)

@@ -6,6 +6,7 @@ Nothing in a recipe names a class, and every flag but those of the run has its s
 import dataclasses
 import difflib
 import re
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, NoReturn
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
 from arch.errors import printable
+from train.launcher import check_numbers, is_first
 from train.settings import Recipe, RunError, RunSettings
 from train.yaml_file import read_yaml
 
@@ -24,6 +26,8 @@ SECTIONS: dict[str, Any] = {
     if field.name != "run"  # the flags of the run have no prefix
 }
 CONFIG = ("-c", "--config")
+STEPS = "--trainer.max_steps"
+CLOCK = re.compile(r"[-+]?[0-9_]+(:[0-9.]+)+")
 SWITCHES = {field.name for field in dataclasses.fields(RunSettings) if field.type is bool}
 SYNONYMS = {
     "learning_rate": "optimizer.lr", "bs": "batch.size", "batch_size": "batch.size",
@@ -65,7 +69,8 @@ def read_command(command: str, words: list[str]) -> Recipe:
         RunError, arch.ModelError: as for `read_recipe`.
     """
     parser = _parser(command, described=not {"-h", "--help"}.isdisjoint(words))
-    values = parser.parse_args([*_with_paths(list(_full_names(words)))])
+    words = list(_full_names(words))
+    values = parser.parse_args([*_with_paths(words)])
     for name in SECTIONS:
         if not isinstance(values[name], Namespace):
             raise RunError(
@@ -74,8 +79,26 @@ def read_command(command: str, words: list[str]) -> Recipe:
     settings = {field.name: values[field.name] for field in dataclasses.fields(RunSettings)}
     if settings["recipe"] is None and values["config"]:
         settings["recipe"] = Path(str(values["config"][-1])).stem
+    _refuse_clock_times(words, values)
+    minutes, given = settings["minutes"], [word.partition("=")[0] for word in words]
+    if minutes is not None and STEPS in given:
+        check_numbers()
+        if is_first():
+            said = f"{STEPS} has no effect: --minutes {minutes:g} ends the run; give one of them"
+            print(said, file=sys.stderr)
     sections = {name: section(**values[name].as_dict()) for name, section in SECTIONS.items()}
     return Recipe(run=RunSettings(**settings), **sections)
+
+
+def _refuse_clock_times(words: list[str], values: Namespace) -> None:
+    """Refuses `1:30` for a number: YAML 1.1, by which jsonargparse reads, takes it for 90."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        value = value if equals else following
+        if word.startswith("--") and CLOCK.fullmatch(value):
+            read = values.get(name.removeprefix("--"))
+            if not isinstance(read, str):
+                raise RunError(f"{name} is {value}, which is read as {read}; give decimal digits")
 
 
 @cache

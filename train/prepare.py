@@ -2,6 +2,7 @@
 
 import dataclasses
 import fcntl
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -38,6 +39,12 @@ def prepare_data(recipe: Recipe) -> None:
         _wait_for(out)
     elif not out.exists():
         _pack(recipe, source, run)
+    elif _is_newer(Path(source), out):
+        print(
+            f"--data {source}: has changed since {out} was packed from it; the run has the earlier "
+            "text: choose another --run for this one",
+            file=sys.stderr,
+        )
     data = PackedData(out)
     if data.meta["source"] != source:
         raise RunError(
@@ -49,6 +56,13 @@ def prepare_data(recipe: Recipe) -> None:
         print(f"{out}: {' + '.join(counts)} tokens, {size:,} entries in the vocabulary", flush=True)
     recipe.run.data = str(out)
     recipe.model = dataclasses.replace(recipe.model, vocab_size=size)
+
+
+def _is_newer(source: Path, out: Path) -> bool:
+    """Whether a source that is a file was written after data were packed from it."""
+    packed = out / "meta.json"
+    known = source.is_file() and packed.is_file()
+    return known and source.stat().st_mtime > packed.stat().st_mtime
 
 
 def is_text(source: str) -> bool:

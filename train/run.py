@@ -12,7 +12,6 @@ import torch
 import yaml
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
@@ -347,6 +346,18 @@ def _choose_precision(precision: str, gpu: bool) -> str:
     return "bf16-mixed" if bfloat16 else "32-true"
 
 
+def _refuse_devices(recipe: Recipe, error: Exception) -> str:
+    """What Lightning refuses of the flags that name devices, in a line with their values."""
+    names = "accelerator", "devices", "num_nodes", "strategy"
+    given = ", ".join(f"--trainer.{name} {getattr(recipe.trainer, name)}" for name in names)
+    said = (" ".join(str(error).split()) or type(error).__name__)[:200]
+    here = f"a CPU and {torch.cuda.device_count()} CUDA GPUs"
+    return (
+        f"{given}: Lightning refuses them ({said}); this machine has {here}: give --trainer."
+        "accelerator cpu or gpu, and as --trainer.devices how many of them"
+    )
+
+
 def build_trainer(
     recipe: Recipe,
     directory: RunDirectory,
@@ -390,8 +401,7 @@ def build_trainer(
                 enable_model_summary=False,
                 use_distributed_sampler=False,
             )
-    except (ValueError, TypeError, KeyError, RuntimeError, MisconfigurationException) as error:
-        # Lightning's check of its own flags: a device that is not there, ...
-        raise RunError(f"--trainer: {' '.join(str(error).split())}") from error
+    except Exception as error:  # Lightning's own, of many kinds: a device that is not there, ...
+        raise RunError(_refuse_devices(recipe, error)) from error
     trainer.fit_loop.epoch_loop = EpochLoop(trainer, max_steps=trainer.max_steps)
     return trainer

@@ -26,6 +26,11 @@ from train.settings import RunError
 from train.yaml_file import read_yaml
 
 ARGUMENTS = "${args}"
+MACRO = "${"
+KEYS = ("name", "method", "metric", "command", "parameters", "program", "project", "entity",
+        "description")  # fmt: skip
+"""Of a sweep file, that are followed here, or change no run."""
+OF_PARAMETER = ("value", "values", "distribution")
 RUNS = 10_000
 """Runs of a grid, at most."""
 SHORT = "{:.4g}".format
@@ -59,7 +64,7 @@ def main(words: list[str]) -> int:
     content = read_sweep(options.file)
     name = str(content.get("name", options.file.stem))
     flags = [f"--wandb_group={name}", f"--wandb_tags={json.dumps([f'sweep:{name}'])}"]
-    flags += [word for word in content["command"] if word.startswith("--")]
+    flags += fixed_flags(content)
     flags += [f"--data={options.data}"] if options.data else []
     out = options.out or Path("runs", "sweeps", name)
     return _run_all(name_trials(content, out.expanduser()), [*flags, *added], out.expanduser())
@@ -83,11 +88,24 @@ def read_sweep(path: Path) -> dict[str, Any]:
         raise RunError(f"{path}: command is {command}; it must be a list of words")
     if ARGUMENTS not in command:
         raise RunError(f"{path}: its command does not pass {ARGUMENTS} on; see train/sweeps")
+    if macros := [word for word in fixed_flags(content) if MACRO in word]:
+        raise RunError(
+            f"{path}: {macros[0]} is filled in at W&B only; write out what it stands for"
+        )
+    if others := [str(key) for key in content if key not in KEYS]:
+        raise RunError(f"{path}: {others[0]} is followed at W&B only; leave it out")
     name = content.get("name", path.stem)
     if not isinstance(name, str) or not name or {"..", ""} & {*re.split(r"[/\0]", name)}:
         raise RunError(f"{path}: name is {name!r}; it must be that of a folder")
     _check_parameters(path, parameters)
     return content
+
+
+def fixed_flags(content: dict[str, Any]) -> list[str]:
+    """The words of a sweep's command from its first flag on: what each run is given alike."""
+    words = [word for word in content["command"] if word != ARGUMENTS]
+    first = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
+    return words[first:]
 
 
 def _check_parameters(path: Path, parameters: dict[str, Any]) -> None:
@@ -97,6 +115,10 @@ def _check_parameters(path: Path, parameters: dict[str, Any]) -> None:
         values = parameter.get("values", []) if isinstance(parameter, dict) else None
         if not isinstance(values, list) or ("value" in parameter) == bool(values):
             raise RunError(f"{path}: parameter {name} needs a value or values, a list")
+        if others := [str(key) for key in parameter if key not in OF_PARAMETER]:
+            raise RunError(
+                f"{path}: parameter {name}: {others[0]} is no part of a grid; leave it out"
+            )
         flag = full_name(name)
         if flag in ("run", "resume") or flag in known:
             why = f"is {known[flag]} too" if flag in known else "is chosen for every run"

@@ -5,6 +5,7 @@ seeds; any other coordinate only where the caller says so. Shares carry 95 % int
 prompts and training seeds.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -30,6 +31,8 @@ SAMPLED = ("key", "name", "model_id", "weights", "prompt", "seed", "length", "cl
            *LINE)  # fmt: skip
 """Columns of a frame that are pooled always: prompts, seeds, and what was measured."""
 COUNTS = ("rows", "prompts", "models")
+ALIKE = 1e-12
+"""Limits nearer to each other are one: draws of equal values differ by rounding."""
 
 
 def summarise(lines: Frame, by: Sequence[str], pool: Sequence[str] = ()) -> Frame:
@@ -84,10 +87,14 @@ def _refuse_to_pool(lines: Frame, by: list[str], pool: Sequence[str]) -> None:
 def _clustered(
     estimate: Callable[..., Interval], *counts: str
 ) -> Callable[[dict[str, np.ndarray]], Estimate]:
+    """How lines are pooled; without an interval where nothing varies, as of two prompts alike."""
+
     def pooled(lines: dict[str, np.ndarray]) -> Estimate:
         prompts, models = lines["cluster"].tolist(), lines["weights"].tolist()
-        interval = estimate(*(lines[name].tolist() for name in counts), prompts, models)
-        return interval.estimate, interval.low, interval.high, len(set(prompts))
+        found = estimate(*(lines[name].tolist() for name in counts), prompts, models)
+        alike = math.isclose(found.low, found.high, abs_tol=ALIKE)
+        low, high = (None, None) if alike else (found.low, found.high)
+        return found.estimate, low, high, len(set(prompts))
 
     return pooled
 

@@ -20,7 +20,7 @@ from eval.captured.files.stored import Stored
 from eval.inversion.guesses import open_readbacks
 from eval.inversion.problem import Problem
 from eval.inversion.reading import Reading
-from eval.messages import RequestError
+from eval.messages import ArgumentError, RequestError
 from eval.models.memory import rows_at_once
 from eval.models.text import held_out_text
 from eval.sites.circuit import PARTS, Circuit, join
@@ -89,9 +89,10 @@ def find_site(
     if not sites:
         widths = sorted({circuit.width for circuit in known})
         turned = "; they look transposed" * any(n in widths for n in values.shape[:2])
-        raise RequestError(
-            f"outputs: {width} channels; sites of this model have {', '.join(map(str, widths))}"
-            f"{turned}; give this model's outputs"
+        raise ArgumentError(
+            "outputs",
+            f"{width} channels; sites of this model have {', '.join(map(str, widths))}"
+            f"{turned}; give this model's outputs",
         )
     seen = values[:, [t for t in positions if t] or list(positions)].flatten(0, 1)
     likely = sorted(_unlikelihoods(checkpoint, sites, seen, corpus), key=lambda entry: entry[1])
@@ -115,9 +116,10 @@ def find_site(
         best, name = lower[0]
     if not best.hits:
         names = ", ".join(f"{circuit.part}.{circuit.depth}" for circuit in ranked)
-        raise RequestError(
-            f"outputs: no token fits at the likeliest sites ({names}); are they of another model, "
-            "or of another place in it? give --layer and --part to search there all the same"
+        raise ArgumentError(
+            "outputs",
+            f"no token fits at the likeliest sites ({names}); are they of another model, "
+            "or of another place in it? give --layer and --part to search there all the same",
         )
     return [match for match, of_match in tried if of_match == name], name
 

@@ -21,11 +21,12 @@ from eval.captured.elsewhere import look_elsewhere
 from eval.captured.files.axes import take_layer
 from eval.captured.files.caches import Cache, read_cache
 from eval.captured.files.stored import FLOATS, read_stored
+from eval.captured.files.tensors import Raw
 from eval.captured.search.head import LOGITS, are_logits, solve_head
 from eval.captured.search.outputs import pass_over_damage, search, try_exact
 from eval.captured.site import Captured, identify, leave_out_empty, start_at
 from eval.inversion.solver import Solver, parse_solvers
-from eval.messages import RequestError, say_once
+from eval.messages import ArgumentError, say_once
 from eval.models.checkpoint import open_models
 from eval.models.corpora import choose_corpus
 from eval.sites.slices import Slice
@@ -95,23 +96,27 @@ def recover(
     """
     (checkpoint,) = open_models(model, device)
     if computed not in (None, *FLOATS):
-        raise RequestError(f"computed {computed!r}: must be one of {', '.join(FLOATS)}")
+        raise ArgumentError("computed", f"must be one of {', '.join(FLOATS)}", repr(computed))
     held = read_cache(outputs, layer, part)
     first = held.first if first is None else first
     context = checkpoint.config.context
     if isinstance(first, int) and first >= context:
-        raise RequestError(f"first {first}: the model's context is {context}; give a row within it")
-    taken = take_layer(checkpoint.model, held.outputs, layer, part)
-    stored = start_at(read_stored(taken, format, scale, zero_point), first)
+        raise ArgumentError(
+            "first", f"the model's context is {context}; give a row within it", first
+        )
+    raw = take_layer(checkpoint.model, Raw(held.outputs, scale, zero_point), layer, part)
+    stored = start_at(read_stored(raw.outputs, format, raw.scale, raw.zero_point), first)
     stored = stored.to(checkpoint.model.embedding.weight.device)
     visible = leave_out_empty(stored, _slice(shown, first, stored.values.shape[1]))
     source = choose_corpus([checkpoint], corpus)
     if part == LOGITS or (part is layer is None and are_logits(checkpoint.model, stored.values)):
         last = checkpoint.config.n_layers
         if layer not in (None, last, [last]):
-            raise RequestError(f"layer {layer}: logits are of the last layer, {last}; leave it out")
+            raise ArgumentError(
+                "layer", f"logits are of the last layer, {last}; leave it out", layer
+            )
         if (visible.low, visible.high) != (0, None):
-            raise RequestError("shown: logits are solved from all channels; leave `:`")
+            raise ArgumentError("shown", "logits are solved from all channels; leave `:`")
         stored, layer, part = solve_head(checkpoint.model, stored), last, "final"
     captured = identify(checkpoint, source, stored, visible, layer, part, computed)
     if shown is None and solver is None:
@@ -125,7 +130,20 @@ def recover(
     answer = Recovered.of(captured, found, certified, chosen.name)
     if layer is not None and not answer.fits:
         say_once(f"nothing fits at {answer.site}; {look_elsewhere(captured, computed)}")
+    _say_what_misses(answer, tuple(raw.outputs.shape))
     return answer
+
+
+def _say_what_misses(answer: Recovered, shape: tuple[int, ...]) -> None:
+    """Says which prompts no token fits, where tokens of others fit: they may be no prompts."""
+    fitting = [any(grade != "unknown" for grade in grades) for grades in answer.grades]
+    missing = [prompt for prompt, fits in enumerate(fitting) if not fits]
+    if any(fitting) and missing:
+        named = ", ".join(map(str, missing[:10])) + ", ..." * (len(missing) > 10)
+        say_once(
+            f"no token fits in {named} of the {len(fitting)} prompts of outputs {shape}: does their"
+            " first axis hold layers, or keys and values? give one of them alone"
+        )
 
 
 def _choose_solver(captured: Captured, name: str | None, settings: dict[str, Any] | None) -> Solver:
@@ -134,9 +152,9 @@ def _choose_solver(captured: Captured, name: str | None, settings: dict[str, Any
     name = name or ("alternating" if visible.hidden(T) else "propose")
     (solver,) = parse_solvers({name: settings or {}})
     if refusal := solver.refusal(visible, T, causal=True):
-        raise RequestError(f"solver {name}: {refusal}")
+        raise ArgumentError("solver", f"{refusal}", name)
     if captured.circuit.part == "rotated_key" and (visible.low, visible.high) != (0, None):
-        raise RequestError("shown: rotated keys are recovered from all channels; leave `:`")
+        raise ArgumentError("shown", "rotated keys are recovered from all channels; leave `:`")
     if visible.hidden(T) > MANY:
         say_once(
             f"{visible.hidden(T)} tokens are hidden: solver {name} tries many choices of them, "
@@ -167,5 +185,5 @@ def _slice(shown: str | Sequence[int] | None, first: int, length: int) -> Slice:
         read = None
     wrong = [t for t in shown if not first <= t < length]
     if wrong or not shown:
-        raise RequestError(f"shown: {list(shown)}; give positions from {first} to {length - 1}")
+        raise ArgumentError("shown", f"{list(shown)}; give positions from {first} to {length - 1}")
     return read or Slice.of(sorted(set(shown)), length)

@@ -17,7 +17,7 @@ from eval.captured.locate import TRIED, Match, find_precision, find_site
 from eval.inversion.guesses import open_readbacks
 from eval.inversion.problem import Problem
 from eval.inversion.reading import Reading
-from eval.messages import RequestError, say_once
+from eval.messages import ArgumentError, say_once
 from eval.sites.capture import Tolerance
 from eval.sites.circuit import CACHED, Circuit
 from eval.sites.site import open_site
@@ -105,7 +105,7 @@ def start_at(stored: Stored, first: int) -> Stored:
         RequestError: no position.
     """
     if not isinstance(first, int) or first < 0:
-        raise RequestError(f"first: {first!r}; give the position of the first row, from 0")
+        raise ArgumentError("first", f"{first!r}; give the position of the first row, from 0")
     if not first:
         return stored
     values, step = (nn.functional.pad(x, (0, 0, first, 0)) for x in (stored.values, stored.step))
@@ -124,9 +124,9 @@ def leave_out_empty(stored: Stored, visible: Slice) -> Slice:
     if wrong := [t for t, good in zip(shown, finite, strict=True) if not good]:
         named = ", ".join(map(str, wrong[:10])) + ", ..." * (len(wrong) > 10)
         why = ", or their scale is not above 0" if stored.scaled else ""
-        raise RequestError(
-            f"outputs: not finite at positions {named}{why}; leave them out of `shown` "
-            "(--positions)"
+        raise ArgumentError(
+            "outputs",
+            f"not finite at positions {named}{why}; leave them out of `shown` (--positions)",
         )
     filled = (stored.values != 0).any(dim=(0, 2)).tolist()
     last = max((t for t in shown if filled[t]), default=shown[-1])
@@ -217,11 +217,12 @@ def _check_shape(stored: Stored, circuit: Circuit) -> None:
         hint += "four axes are read as keys or values, (B, heads, T, width)"
         if circuit.part in CACHED:
             hint = "axes must be (B, heads, T, width), or (B, T, heads * width)"
-        raise RequestError(
-            f"outputs: {width} channels, the site has {circuit.width}; {hint}; give this model's "
-            "outputs of the layer"
+        raise ArgumentError(
+            "outputs",
+            f"{width} channels, the site has {circuit.width}; {hint}; give this model's "
+            "outputs of the layer",
         )
     if context < T:
-        raise RequestError(
-            f"outputs: {T} positions are longer than the model's context of {context}; cut them"
+        raise ArgumentError(
+            "outputs", f"{T} positions are longer than the model's context of {context}; cut them"
         )

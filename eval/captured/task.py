@@ -1,7 +1,6 @@
 """A captured tensor as a task, whose prompts become rows; and how a terminal shows these."""
 
 import hashlib
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,19 +14,23 @@ from tqdm import tqdm
 
 from eval.captured.answer import Recovered
 from eval.captured.certainty.likelihood import LIKELY
-from eval.captured.files.axes import JoinedOutputs
+from eval.captured.files.axes import UNITS, JoinedOutputs, take_layer
 from eval.captured.files.clear import describe
 from eval.captured.files.tensors import Outputs, Raw
 from eval.captured.recover import recover
 from eval.captured.search.scores import recover_scores
 from eval.inversion.solver import parse_solvers
-from eval.messages import RequestError, legible, say_once
+from eval.messages import ArgumentError, RequestError, legible, say_once
 from eval.models.checkpoint import Checkpoint
 from eval.rows.store import Results, finite_or_none, row_key
 
 UNCERTAIN = 10  # positions that the terminal lists, at most
-FLAGS = {"shown": "positions", "format": "stored"}
-"""Of the command, where an argument of `recover` has another name."""
+FLAGS = {
+    "outputs": "", "shown": "--positions", "format": "--stored", "first": "--first",
+    "computed": "--computed", "layer": "--layer", "--layers": "--layer", "part": "--part",
+    "solver": "--solver",
+}  # fmt: skip
+"""The command's flags for arguments of `recover`; none for outputs, which their tensor names."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class RecoverTask:
         code = parse_solvers({solver: {}})[0].code if solver else None  # of a user's own file
         held = hashlib.sha256()
         for part in self.entry.read():
-            if part is not None:
+            if isinstance(part, Tensor):
                 held.update(repr((part.dtype, tuple(part.shape))).encode())
                 held.update(part.contiguous().flatten().view(torch.uint8).numpy().tobytes())
         about = self.checkpoint.identity
@@ -89,15 +92,20 @@ class RecoverTask:
         if raw.ids is not None:
             yield [], self._recover_scores(raw.outputs, raw.ids)
             return
-        scale = self.scale if self.scale is not None and self.entry.scaled else raw.scale
+        if self.scale is not None and self.entry.scaled:
+            raw = raw._replace(scale=self.scale)
+        if raw.mask is not None:  # of prompts, and not of layers
+            layer, part = self.arguments["layer"], self.arguments["part"]
+            raw = take_layer(self.checkpoint.model, raw, layer, part)
         for prompts, rows in self._without_padding(raw):
-            outputs, own = raw.outputs, scale
+            numbers = {name: getattr(raw, name) for name in UNITS}
             if rows:
-                outputs = outputs[prompts][..., rows, :]
-                if isinstance(scale, Tensor) and scale.shape == raw.outputs.shape:
-                    own = scale[prompts][..., rows, :]
-            numbers = {"scale": own, "zero_point": raw.zero_point}
-            yield prompts, recover(self.checkpoint, outputs, **numbers, **self.arguments)
+                numbers |= {
+                    name: held[prompts][..., rows, :]
+                    for name, held in numbers.items()
+                    if isinstance(held, Tensor) and held.shape == raw.outputs.shape
+                }
+            yield prompts, recover(self.checkpoint, **numbers, **self.arguments)
 
     def _recover_scores(self, values: Tensor, ids: Tensor) -> Recovered:
         """The prompt behind the scores of a few tokens at each position.
@@ -106,7 +114,7 @@ class RecoverTask:
             RequestError: an argument that only outputs of a site have.
         """
         given = {name for name, value in self.arguments.items() if value not in (None, 0)}
-        if others := sorted(f"--{FLAGS.get(name, name)}" for name in given - {"corpus", "seed"}):
+        if others := sorted(FLAGS[name] for name in given - {"corpus", "seed"}):
             raise RequestError(f"{', '.join(others)}: {self.name} holds scores; leave it out")
         return recover_scores(self.checkpoint, ids, values, corpus=self.arguments["corpus"])
 
@@ -119,9 +127,18 @@ class RecoverTask:
         """
         if raw.mask is None:
             return [([], None)]
-        others = [x for x in (raw.scale, raw.zero_point) if x is not None and x.numel() > 1]
-        scaled = any(x is not raw.scale or x.shape != raw.outputs.shape for x in others)
-        if scaled or self.arguments["shown"] is not None or self.arguments["first"] is not None:
+        axes = raw.outputs.shape
+        if raw.mask.shape != (axes[0], axes[-2]):
+            raise RequestError(
+                f"{self.name}: attention_mask {tuple(raw.mask.shape)} of outputs {tuple(axes)}; "
+                "must be (B, T): give one of that shape, or leave it out of the file"
+            )
+        others = [x for x in (raw.scale, raw.zero_point) if isinstance(x, Tensor) and x.numel() > 1]
+        if (
+            any(x.shape != axes for x in others)
+            or self.arguments["shown"] is not None
+            or self.arguments["first"] is not None
+        ):
             say_once(f"{self.name}: its attention_mask is not used, as rows are given otherwise")
             return [([], None)]
         spans: dict[tuple[int, int], list[int]] = {}
@@ -147,13 +164,13 @@ def _named(name: str) -> Iterator[None]:
     """Has a refusal name the tensor of a file, and flags in the place of arguments."""
     try:
         yield
+    except ArgumentError as error:
+        flag = FLAGS.get(error.argument)
+        said = error.named(flag) if flag else error.said if flag == "" else str(error)
+        raise RequestError(f"{name}: {said}") from None
     except RequestError as error:
-        said = str(error).removeprefix("outputs: ").replace("--layers ", "--layer ")
-        word = re.match(r"(shown|format|first|computed|layer|part|solver)(?=[ :])", said)
-        if word:
-            said = f"--{FLAGS.get(word[0], word[0])}{said[word.end() :]}"
-        prefix = "" if said.startswith(f"{name}: ") else f"{name}: "
-        raise RequestError(f"{prefix}{said}") from None
+        prefix = "" if str(error).startswith(f"{name}: ") else f"{name}: "
+        raise RequestError(f"{prefix}{error}") from None
 
 
 def _row(name: str, prompt: int, found: Recovered, number: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def capture(
         model: a model directory, or a run (RUN, RUN@STEP, RUN@best), remnant:NAME or hf:NAME
         text: the texts, one or more
         out: directory for text-0.safetensors and so on, with hidden_states (tokens, layers, width)
-            and token_ids
+            and token_ids; one that has no such files yet
         layers: all, last, or numbers; 0 is the embedding
         batch_size: texts that the model reads at once; default: as many as fit into memory
     """

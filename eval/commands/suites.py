@@ -18,9 +18,12 @@ def read_suite(name: str) -> dict[str, dict[str, Any]]:
         name: of a file in `eval/suites`, or a path.
 
     Raises:
-        RequestError: no such suite or file, or not a YAML mapping of names to mappings.
+        RequestError: no such suite or file, or not a YAML mapping of names to mappings, or
+            one that has a key twice.
     """
     import yaml
+
+    from arch.storage.values import YamlLoader
 
     known = sorted(path.stem for path in SUITES.glob("*.yaml"))
     path = SUITES / f"{name}.yaml" if name in known else Path(name)
@@ -29,9 +32,11 @@ def read_suite(name: str) -> dict[str, dict[str, Any]]:
             f"--suite {name}: no such suite or file; use {', '.join(known)} or a YAML file"
         )
     try:
-        entries = yaml.safe_load(path.read_text(encoding="utf-8"))
+        entries = yaml.load(path.read_text(encoding="utf-8"), YamlLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise RequestError(f"--suite {path}: not YAML ({str(error).splitlines()[0]})") from None
+        raise RequestError(
+            f"--suite {path}: not YAML ({' '.join(str(error).split())[:200]})"
+        ) from None
     if (
         not entries
         or not isinstance(entries, dict)

@@ -153,7 +153,7 @@ def terminal(*parts: Table | str, width: int | None = None, most: int = LINES) -
     """Tables and lines as a terminal of some width shows them; its own width when not given.
 
     Some `most` lines: the longest part is cut first, to `LEAST` lines at least, and says how long
-    it is.
+    it is and what prints the rest.
     """
     from rich.console import Console
 
@@ -173,7 +173,8 @@ def terminal(*parts: Table | str, width: int | None = None, most: int = LINES) -
     lines: list[str] = []
     for part, text, left in zip(parts, texts, room, strict=True):
         count = len(part.lines if isinstance(part, Table) else text)
-        lines += text if left == len(text) else [*text[: left - 2], f"... of {count} lines", ""]
+        cut = [*text[: left - 2], f"... of {count} lines; --format json has all", ""]
+        lines += text if left == len(text) else cut
     return "\n".join(lines).rstrip()
 
 

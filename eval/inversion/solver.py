@@ -23,7 +23,7 @@ from torch import Tensor
 
 from eval.inversion.gradient.objectives import OBJECTIVES, VARIABLES, restrict
 from eval.inversion.problem import Chance, Problem
-from eval.messages import RequestError, nearest
+from eval.messages import ArgumentError, RequestError, nearest
 from eval.rows.plugins import Registry, hash_source
 from eval.sites.circuit import uncertified
 from eval.sites.slices import Slice
@@ -293,5 +293,5 @@ def parse_solvers(wanted: dict[str, dict[str, Any]]) -> list[Solver]:
     known = solvers()
     for name in wanted:
         if name not in known:
-            raise RequestError(f"solver {name}: there is no such solver; {nearest(name, known)}")
+            raise ArgumentError("solver", f"there is no such solver; {nearest(name, known)}", name)
     return [known[name].configured(settings) for name, settings in wanted.items()]

@@ -95,8 +95,7 @@ class Results:
 
     def rows(self) -> list[Row]:
         """All rows of the directory, those of every shard."""
-        rows = read_rows(sorted(self.directory.glob(SHARDS)))
-        return list({row["key"]: row for row in rows}.values())
+        return read_rows(sorted(self.directory.glob(SHARDS)))
 
 
 def read_rows(sources: Iterable[str | Path]) -> list[Row]:
@@ -108,15 +107,15 @@ def read_rows(sources: Iterable[str | Path]) -> list[Row]:
     Raises:
         RequestError: nothing there, a line that is not a row, or a schema of another version.
     """
-    rows: list[Row] = []
+    rows: dict[str, Row] = {}
     found = {Path(source): _files(Path(source)) for source in sources}
     for source, paths in found.items():
         if not paths and not (source.is_dir() and any(found.values())):
             raise RequestError(f"{source}: no results here; give a directory that holds {ROWS}")
-        lines = [(path, *line) for path in paths for line in enumerate(_lines(path), start=1)]
-        by_key = {row["key"]: row for row in (_parse(line, path, n) for path, n, line in lines)}
-        rows += by_key.values()
-    return rows
+        for path in paths:
+            parsed = (_parse(line, path, n) for n, line in enumerate(_lines(path), start=1))
+            rows |= {row["key"]: row for row in parsed}
+    return list(rows.values())
 
 
 def results_in(directory: Path) -> list[Path]:
@@ -142,8 +141,16 @@ def _lines(path: Path) -> list[bytes]:
 
         try:
             return [line.encode() for line in pandas.read_parquet(path)["row"]]
-        except (KeyError, ValueError, OSError) as error:
-            raise RequestError(f"{path}: no Parquet file of rows ({error})") from None
+        except Exception as error:  # of many kinds, by what is damaged
+            said = " ".join(str(error).split())[:200]
+            raise RequestError(
+                f"{path}: no Parquet file of rows ({said}); a column row holds the lines of {ROWS}"
+            ) from None
+    return whole_lines(path)
+
+
+def whole_lines(path: Path) -> list[bytes]:
+    """The lines of a JSONL file, but for a last one that is being written."""
     content = path.read_bytes()
     return content[: _whole(content)].splitlines()
 
@@ -192,11 +199,23 @@ def _lock(file: int, directory: str | Path) -> None:
 
 
 def _cut_torn_line(path: Path) -> None:
+    """Leaves whole lines alone in a file, each with its end."""
     content = path.read_bytes()
-    if _whole(content) < len(content):
-        os.truncate(path, _whole(content))
+    whole = _whole(content)
+    if whole < len(content):
+        os.truncate(path, whole)
+    elif content and not content.endswith(b"\n"):
+        with path.open("ab") as file:
+            file.write(b"\n")
 
 
 def _whole(content: bytes) -> int:
-    """The length of the lines that were written to their end."""
-    return content.rfind(b"\n") + 1
+    """The length of the lines that were written to their end.
+
+    A last line without an end is whole if it is an object: no part of an object is one.
+    """
+    end = content.rfind(b"\n") + 1
+    try:
+        return len(content) if isinstance(parse_json(content[end:]), dict) else end
+    except ValueError:
+        return end

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from eval.messages import RequestError
+from eval.messages import ArgumentError, RequestError
 from eval.models.checkpoint import Checkpoint, open_models
 from eval.models.memory import rows_at_once
 from eval.models.pieces import encode_text
@@ -24,6 +24,9 @@ from eval.sites.site import read_sites
 
 if TYPE_CHECKING:
     Model = str | Path | Checkpoint
+
+FILE = "text-{}.safetensors"
+"""The name of a text's file, with its number."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +66,12 @@ def activations(
         out: a directory into which each text is written before its batch is yielded, as vLLM does:
             `text-N.safetensors` with `hidden_states`, `(T, sites, width)`, and `token_ids`, `(T,)`
             (https://github.com/vllm-project/vllm, `example_hidden_states_connector.py`). Sites are
-            then single blocks. None: nothing is written.
+            then single blocks, and the directory has no such files yet. None: nothing is written.
 
     Raises:
-        RequestError: a site that does not exist, or cannot be written, an empty text, or one that
-            is longer than the context; those about a text are raised when its batch is reached.
+        RequestError: a site that does not exist, or cannot be written, a directory with files of
+            an earlier capture, an empty text, or one that is longer than the context; those about
+            a text are raised when its batch is reached.
         OSError: the directory cannot be written.
         ModelError: the model cannot be opened.
     """
@@ -79,9 +83,17 @@ def activations(
     if out is None:
         return batches
     if other := [name for name in circuits if "+" in name or not name.startswith("block.")]:
-        raise RequestError(
-            f"out: {', '.join(other)}: files hold outputs of single blocks, as block.1; leave the "
-            "others out"
+        raise ArgumentError(
+            "out",
+            f"{', '.join(other)}: files hold outputs of single blocks, as block.1; leave the "
+            "others out",
+        )
+    if earlier := next(Path(out).glob(FILE.format("*")), None):
+        raise ArgumentError(
+            "out",
+            f"holds {earlier.name} of an earlier capture; give another directory, or delete its "
+            f"{FILE.format('*')}",
+            out,
         )
     Path(out).mkdir(parents=True, exist_ok=True)
     return _written(batches, Path(out))
@@ -96,7 +108,7 @@ def _written(batches: Iterator[Activations], out: Path) -> Iterator[Activations]
         stack = torch.stack(list(batch.outputs.values()), dim=2)
         for tokens, states, T in zip(batch.tokens, stack, batch.lengths.tolist(), strict=True):
             held = {"hidden_states": states[:T], "token_ids": tokens[:T]}
-            path = out / f"text-{number}.safetensors"
+            path = out / FILE.format(number)
             save_file({name: part.contiguous().cpu() for name, part in held.items()}, path)
             number += 1
         yield batch

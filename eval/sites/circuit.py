@@ -13,7 +13,7 @@ from arch import Block, LanguageModel, State, embedding_scale
 from arch.errors import ModelError
 from arch.mixers import CausalAttention
 from arch.pretrained.decoder import WholeBlock, WholeLayer
-from eval.messages import RequestError
+from eval.messages import ArgumentError, RequestError
 
 PARTS = {
     "block": "the stream after the whole block",
@@ -67,11 +67,9 @@ class Circuit:
         depth = len(self.model.blocks)
         for layer in self.sites:
             if not 0 <= layer <= depth:
-                raise RequestError(
-                    f"layer {layer} does not exist; allowed: 0 (the embedding) to {depth}"
-                )
+                raise ArgumentError("layer", f"must be 0 (the embedding) to {depth}", layer)
         if self.part not in PARTS:
-            raise RequestError(f"part {self.part!r} does not exist; use one of {', '.join(PARTS)}")
+            raise ArgumentError("part", f"must be one of {', '.join(PARTS)}", repr(self.part))
         for name in self.without:
             if name not in ABLATIONS:
                 raise RequestError(
@@ -196,13 +194,15 @@ class Circuit:
     def _require_attention(self) -> None:
         for layer in self.sites:
             if not layer:
-                raise RequestError(f"part {self.part!r}: layer 0, the embedding, has none; give 1")
+                raise ArgumentError(
+                    "part", "layer 0, the embedding, has none; give 1", repr(self.part)
+                )
             mixer = self._block(layer - 1).token_mixer
             if isinstance(mixer, WholeLayer):
                 try:
                     mixer.runner.caches.check(layer - 1)
                 except ModelError as error:
-                    raise RequestError(f"part {self.part!r}: {error}") from None
+                    raise ArgumentError("part", f"{error}", repr(self.part)) from None
             elif not isinstance(mixer, CausalAttention):
                 raise RequestError(
                     f"part {self.part!r} of layer {layer}: a {type(mixer).__name__} has none; only "

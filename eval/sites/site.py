@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eval.messages import RequestError
+from eval.messages import ArgumentError, RequestError
 from eval.models.checkpoint import Checkpoint
 from eval.sites.circuit import PARTS, Circuit
 
@@ -54,7 +54,7 @@ def choose_layers(checkpoint: Checkpoint, words: Sequence[int | str]) -> list[tu
             chosen.append(tuple(sorted({int(number) for number in numbers})))
         else:
             given = " ".join(map(str, words))
-            raise RequestError(f"--layers {given}: must be all, last, or numbers, as in 1 4 1+4")
+            raise ArgumentError("--layers", "must be all, last, or numbers, as in 1 4 1+4", given)
     for layer in {layer for layers in chosen for layer in layers}:
         checkpoint.check_layer(layer)
     return list(dict.fromkeys(chosen))
@@ -66,7 +66,7 @@ def choose_single_layers(checkpoint: Checkpoint, words: Sequence[int | str]) -> 
     for layers in chosen:
         if len(layers) > 1:
             joined = "+".join(map(str, layers))
-            raise RequestError(f"--layers {joined}: layers cannot be joined here; give them apart")
+            raise ArgumentError("--layers", "layers cannot be joined here; give them apart", joined)
     return [layer for (layer,) in chosen]
 
 

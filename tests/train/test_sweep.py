@@ -165,6 +165,10 @@ def test_two_trials_of_one_name_are_both_named(file, values, refused):
         ({"command": "python ${args}"}, "command"),
         ({"command": ["python", 3, "${args}"]}, "command"),
         ({"command": None}, "command"),
+        ({"command": ["python", "--data", "${envvar:DATA}", "${args}"]}, "${envvar:DATA}"),
+        ({"run_cap": 1}, "run_cap"),
+        ({"early_terminate": {"type": "hyperband", "min_iter": 3}}, "early_terminate"),
+        ({"parameters": {"seed": {"values": [1, 2], "probabilities": [0, 1]}}}, "probabilities"),
         ({"name": "../elsewhere"}, "name"),
         ({"name": 5}, "name"),
         ({"parameters": {"seed": {"values": "123"}}}, "seed"),
@@ -217,3 +221,19 @@ def test_ctrl_c_lets_the_run_end_and_then_says_how_to_go_on(file, tmp_path, monk
 def test_seeds_stand_at_the_end_of_names():
     trial = {"seed": 1, "model.mixers": "[attention(heads=4)]", "optimizer.lr": 0.0123456}
     assert trial_name(trial, list(trial)) == "mixers=attentionheads=4_lr=0.01235_seed=1"
+
+
+def test_a_flag_and_its_value_may_be_two_words_of_a_command(file, tmp_path, monkeypatch):
+    command = ["python", "-m", "train", "fit", "--save_best", "false", "--seed", "3", "${args}"]
+    file.write_text(yaml.safe_dump(TOY | {"command": command}))
+    commands = []
+
+    def run(command):
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(sweep, "subprocess", SimpleNamespace(run=run))
+    assert main(["sweep", str(file), "--out", str(tmp_path)]) == 0
+    flags = commands[0][commands[0].index("fit") + 1 : -2]
+    recipe = read_recipe(*flags)
+    assert (recipe.run.save_best, recipe.run.seed) == (False, 3)

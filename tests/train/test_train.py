@@ -2,9 +2,11 @@
 
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -158,7 +160,13 @@ def test_a_text_file_becomes_a_model_by_one_command(tmp_path, capsys):
     assert model.config.vocab_size == size
     assert model.meta["data_source"] == str(text)
     more = ["--resume", "auto", "--trainer.max_steps", "7"]
+    capsys.readouterr()
     assert fit(text, run, *flags, *more) == 0
+    assert "has changed" not in capsys.readouterr().err
+    later = time.time() + 9
+    os.utime(text, (later, later))
+    assert fit(text, run, *flags, *more) == 0
+    assert f"--data {text}: has changed" in capsys.readouterr().err
     config = str(run / "config.yaml")
     assert main(["fit", "--config", config, "--resume", "auto", "--trainer.max_steps", "8"]) == 0
     assert names(run / "models")[-2:] == ["step-000007", "step-000008"]

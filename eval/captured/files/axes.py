@@ -7,58 +7,74 @@ one layer of a stack into the next, and never one prompt into another.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from arch import LanguageModel
-from eval.captured.files.stored import FLOATS, ORDERS, spread_units
+from eval.captured.files.stored import BYTES, CODES, FLOATS, ORDERS, spread_units
 from eval.captured.files.tensors import Outputs, Raw, name_site
-from eval.messages import RequestError, say_once
+from eval.messages import ArgumentError, RequestError, say_once
 
 NEAR = 0.5  # of the change between two layers, by which a block's output may miss the second
 FINAL = "final"
+UNITS = ("outputs", "scale", "zero_point")
+"""Of a tensor: its numbers, and what may say a number for each of them."""
 
 
 def take_layer(
-    model: LanguageModel, outputs: Tensor, layer: int | Sequence[int] | None, part: str | None
-) -> Tensor:
+    model: LanguageModel, raw: Raw, layer: int | Sequence[int] | None, part: str | None
+) -> Raw:
     """The outputs of the layers asked for, where a tensor is a stack of layers; else the tensor.
 
     Args:
-        outputs: of 2 to 4 axes, the last one that of channels. One of the others may count layers,
-            in order: `(layers, T, D)`, `(T, layers, D)`, `(layers, B, T, D)`, `(B, T, layers, D)`.
+        raw: outputs of 2 to 4 axes, the last one that of channels. One of the others may count
+            layers, in order: `(layers, T, D)`, `(T, layers, D)`, `(layers, B, T, D)`,
+            `(B, T, layers, D)`. A scale and a zero point are taken alike.
         layer: asked for; several are joined along the channels.
         part: asked for; None: block.
 
     Raises:
-        RequestError: a stack, and no layer is asked for, or one that is not in it.
+        RequestError: a stack, and no layer is asked for, or one that is not in it; or a scale or
+            zero point that does not fit.
     """
     D, n_layers = model.config.d_model, len(model.blocks)
-    if (
-        outputs.dtype not in (torch.float64, *FLOATS.values())
-        or outputs.dim() > 4
-        or outputs.shape[-1] != D
-    ):
-        return outputs
-    for axis in range(outputs.dim() - 1):
-        entries = outputs.movedim(axis, 0)
+    shape = tuple(raw.outputs.shape)
+    if len(shape) not in ORDERS or shape[-1] != D:
+        return raw
+    if raw.outputs.dtype in (torch.float64, *FLOATS.values()):
+        spread, numbers = raw, raw.outputs
+    elif raw.outputs.dtype in (*BYTES.values(), *CODES.values()):
+        spread = _spread(raw)
+        numbers = _multiply(spread)
+    else:
+        return raw
+    for axis in range(len(shape) - 1):
+        entries = numbers.movedim(axis, 0)
         if 2 <= len(entries) <= n_layers + 2 and (names := _name_entries(model, entries)):
             break
     else:
-        return outputs
-    shape, held = tuple(outputs.shape), ", ".join(map(str, names))
+        return raw
+    held = ", ".join(map(str, names))
     wanted = [FINAL] if part == FINAL else [layer] if isinstance(layer, int) else list(layer or [])
     missing = [name for name in wanted if name not in names]
     if not wanted or missing or part not in (None, "block", FINAL):
-        raise RequestError(
-            f"outputs: {shape}: axis {axis} holds no prompts, but the layers {held}"
-            + (f"; {missing[0]} is not among them" if missing else "")
-            + "; give one of them (--layer, --part block or final)"
+        lacking = f"; {missing[0]} is not among them" if missing else ""
+        raise ArgumentError(
+            "outputs",
+            f"{shape}: axis {axis} holds no prompts, but the layers {held}{lacking}; give one of "
+            "them (--layer, --part block or final)",
         )
     taken = "+".join(map(str, wanted))
     say_once(f"outputs: {shape}: axis {axis} holds the layers {held}; {taken} is taken")
-    return torch.cat([entries[names.index(name)] for name in wanted], dim=-1)
+
+    def take(units: Tensor) -> Tensor:
+        entries = units.movedim(axis, 0)
+        return torch.cat([entries[names.index(name)] for name in wanted], dim=-1)
+
+    whole = {name: getattr(spread, name) for name in UNITS}
+    return raw._replace(**{name: take(x) for name, x in whole.items() if x is not None})
 
 
 @dataclass(frozen=True)
@@ -130,6 +146,25 @@ def join_layers(
         )
     names = [sites[site] for site in wanted]
     return {"+".join(names): JoinedOutputs({name: held[name] for name in names})}
+
+
+def _spread(raw: Raw) -> Raw:
+    """The same with a scale and a zero point for each number, where it has any."""
+    shape, order = raw.outputs.shape, ORDERS[raw.outputs.dim()]
+    units = {
+        name: spread_units(unit, shape, order, name, raw.outputs.device)
+        for name in UNITS[1:]
+        if (unit := getattr(raw, name)) is not None
+    }
+    return raw._replace(**units)
+
+
+def _multiply(spread: Raw) -> Tensor:
+    """The numbers that codes of 8 bits stand for."""
+    codes: Any = spread.outputs.float()
+    if spread.zero_point is not None:
+        codes = codes - spread.zero_point
+    return codes if spread.scale is None else codes * spread.scale
 
 
 @torch.no_grad()

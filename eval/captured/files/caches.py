@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from eval.messages import RequestError, say_once
+from eval.messages import ArgumentError, RequestError, say_once
 
 
 class LayeredCache(Protocol):
@@ -75,14 +75,14 @@ def read_cache(
             f"layer {layer}, part {part}: of a cache give part rotated_key or value, and one layer"
         )
     if not 1 <= layer <= count:
-        raise RequestError(f"layer {layer}: the cache has layers 1 to {count}")
+        raise ArgumentError("layer", f"the cache has layers 1 to {count}", layer)
     keys, values, written = _read_layer(outputs, layer)
     held = values if part == "value" else keys
     if not isinstance(held, Tensor) or held.dim() != 4 or not held.numel():
-        raise RequestError(f"layer {layer}: the cache holds no keys and values of it")
+        raise ArgumentError("layer", "the cache holds no keys and values of it", layer)
     rows = held.shape[2]
     if not written:
-        raise RequestError(f"layer {layer}: nothing was written to the cache yet")
+        raise ArgumentError("layer", "nothing was written to the cache yet", layer)
     if written < rows:
         say_once(f"layer {layer}: positions {written} to {rows - 1} of the cache are empty; cut")
         return Held(held[:, :, :written])
@@ -102,14 +102,14 @@ def _count_layers(cache: Any) -> int:
         held = getattr(cache, "key_cache", None)
     if held is None and isinstance(cache, list | tuple):
         if all(isinstance(layer, Tensor) for layer in cache):
-            raise RequestError(
-                f"outputs: a {_name(cache)} of {len(cache)} tensors; give one of them, as [3] for "
-                "layer 3"
+            raise ArgumentError(
+                "outputs",
+                f"a {_name(cache)} of {len(cache)} tensors; give one of them, as [3] for layer 3",
             )
         held = cache
     if not isinstance(held, Sequence):
-        raise RequestError(
-            f"outputs: a {_name(cache)}; give a tensor, or a decoder's cache of transformers"
+        raise ArgumentError(
+            "outputs", f"a {_name(cache)}; give a tensor, or a decoder's cache of transformers"
         )
     return len(held)
 
@@ -124,27 +124,29 @@ def _read_layer(cache: Any, layer: int) -> tuple[Any, Any, int]:
         return _read_layered(cache.layers[layer - 1], layer)
     if hasattr(cache, "key_cache"):
         if (name := _name(cache)) not in LISTED:
-            raise RequestError(f"outputs: what a {name} holds is not known; {_advice(LISTED)}")
+            raise ArgumentError("outputs", f"what a {name} holds is not known; {_advice(LISTED)}")
         keys, values = cache.key_cache[layer - 1], cache.value_cache[layer - 1]
         length = getattr(cache, "get_seq_length", None)
         return keys, values, int(length(layer - 1)) if length else _rows(keys)
     pair = cache[layer - 1]
     if not isinstance(pair, list | tuple) or len(pair) != 2:
         held = f"{len(pair)} entries" if isinstance(pair, list | tuple) else f"a {_name(pair)}"
-        raise RequestError(f"layer {layer}: {held}; give a pair of keys and values")
+        raise ArgumentError("layer", f"{held}; give a pair of keys and values", layer)
     return pair[0], pair[1], _rows(pair[0])
 
 
 def _read_layered(held: Any, layer: int) -> tuple[Any, Any, int]:
     if "uantized" in (name := _name(held)):
-        raise RequestError(
-            f"layer {layer}: its numbers are quantised ({name}); give the tensors themselves, "
-            "dequantised or with their scale"
+        raise ArgumentError(
+            "layer",
+            f"its numbers are quantised ({name}); give the tensors themselves, "
+            "dequantised or with their scale",
+            layer,
         )
     if name not in LAYERS:
-        raise RequestError(f"layer {layer}: what a {name} holds is not known; {_advice(LAYERS)}")
+        raise ArgumentError("layer", f"what a {name} holds is not known; {_advice(LAYERS)}", layer)
     if held.keys is None:
-        raise RequestError(f"layer {layer}: nothing was written to the cache yet")
+        raise ArgumentError("layer", "nothing was written to the cache yet", layer)
     return held.keys, held.values, int(held.get_seq_length())
 
 

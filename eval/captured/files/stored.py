@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eval.messages import RequestError
+from eval.messages import ArgumentError, RequestError
 
 FLOATS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 BYTES = {
@@ -91,16 +91,17 @@ def read_stored(
             more with one, or a scale or zero point that does not fit, or fits in several ways.
     """
     if format is not None and format not in FORMATS:
-        raise RequestError(f"format {format!r}: must be one of {', '.join(FORMATS)}")
+        raise ArgumentError("format", f"must be one of {', '.join(FORMATS)}", repr(format))
     known = {kind: name for name, kind in (FLOATS | BYTES | CODES).items()}
     known[torch.float64] = "fp32"
     own = known.get(outputs.dtype)
     order = order or ORDERS.get(outputs.dim())
     if order is None or not outputs.numel() or own is None:
-        raise RequestError(
-            f"outputs: {tuple(outputs.shape)} of {_kind(outputs)}; give numbers of fp64, "
+        raise ArgumentError(
+            "outputs",
+            f"{tuple(outputs.shape)} of {_kind(outputs)}; give numbers of fp64, "
             f"{', '.join(FORMATS)}, of the shape (T, width), (B, T, width), or (B, heads, T, width)"
-            " of a key/value cache"
+            " of a key/value cache",
         )
     outputs = outputs.detach()
     if own in FLOATS:
@@ -112,7 +113,7 @@ def read_stored(
                 )
         return _of_floats(_arrange(outputs.float(), order), format)
     if format not in (None, own):
-        raise RequestError(f"format {format}: outputs are of {_kind(outputs)}; leave it out")
+        raise ArgumentError("format", f"outputs are of {_kind(outputs)}; leave it out", format)
     return _of_bytes(outputs, own, scale, zero_point, order)
 
 
@@ -120,7 +121,7 @@ def _of_floats(values: Tensor, format: str | None) -> Stored:
     """Float32 holds numbers of float64 to half its step, as it would those of the model."""
     known = format or _shortest(values)
     if known in CODES:
-        raise RequestError(f"format {known}: give the integers themselves, and their scale")
+        raise ArgumentError("format", "give the integers themselves, and their scale", known)
     if format is None and known == "fp32" and (places := _count_decimals(values)):
         return Stored(values, torch.full_like(values, 10.0**-places), f"{places} decimals")
     return Stored(values, _steps(values, (FLOATS | BYTES)[known]), known)
@@ -137,19 +138,23 @@ def _of_bytes(
     codes, shape = outputs.float(), outputs.shape
     if own in BYTES:
         if zero_point is not None:
-            raise RequestError(f"zero_point: outputs of {_kind(outputs)} have none; leave it out")
+            raise ArgumentError(
+                "zero_point", f"outputs of {_kind(outputs)} have none; leave it out"
+            )
         steps, units = _steps(codes, BYTES[own]), 1.0 if scale is None else scale
     else:
         if scale is None:
-            raise RequestError(
-                f"outputs: {own} without a scale; give it (a tensor named NAME.scale in the file, "
-                f"or scale=): {SHAPES}"
+            raise ArgumentError(
+                "outputs",
+                f"{own} without a scale; give it (a tensor named NAME.scale in the file, "
+                f"or scale=): {SHAPES}",
             )
         if own == "uint8" and zero_point is None:
-            raise RequestError(
-                "outputs: uint8 without a zero point; give it (NAME.zero_point in the file, or "
+            raise ArgumentError(
+                "outputs",
+                "uint8 without a zero point; give it (NAME.zero_point in the file, or "
                 "zero_point=), 0 if there is none; of fp8 give tensor.view(torch.float8_e4m3fn), "
-                "of codes of 4 bits int8 tensors with one code in each number"
+                "of codes of 4 bits int8 tensors with one code in each number",
             )
         if zero_point is not None:
             codes = codes - spread_units(zero_point, shape, order, "zero_point", outputs.device)
@@ -184,6 +189,11 @@ def spread_units(
         raise RequestError(f"{name}: a {type(given).__name__}; give {SHAPES}") from None
     if units.is_complex() or units.dtype == torch.bool:
         raise RequestError(f"{name}: of {_kind(units)}; give real numbers")
+    if name == "scale" and units.dtype in CODES.values():
+        raise RequestError(
+            f"{name}: of {_kind(units)}, as exponents of powers of two (MX formats) or scales that "
+            "are quantised themselves are kept; give what they stand for, as floats"
+        )
     units = units.detach().float()
     if units.numel() == 1:
         return units.reshape(()).expand(shape)

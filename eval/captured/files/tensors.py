@@ -50,8 +50,8 @@ class Raw(NamedTuple):
     """A tensor as a file holds it, with its companions."""
 
     outputs: Tensor
-    scale: Tensor | None = None
-    zero_point: Tensor | None = None
+    scale: Tensor | float | None = None
+    zero_point: Tensor | float | None = None
     mask: Tensor | None = None
     ids: Tensor | None = None
 
@@ -213,11 +213,13 @@ def _may_be_outputs(name: str, entry: Entry) -> bool:
 def _mask_of(name: str, held: dict[str, Entry]) -> dict[str, str]:
     """The mask of a tensor's prompts, `(B, T)`, by its role: that of its name, else of the file.
 
-    A mask of another shape, as of the scores of attention, says nothing of rows.
+    Of a stack of layers, which the model tells, B and T may be other axes than of prompts. A mask
+    of another shape, as of the scores of attention, says nothing of rows.
     """
-    shape = held[name].shape
+    axes = held[name].shape[:-1]
+    shapes = {(axes[0], axes[-1]), axes[:2], axes[1:]} if len(axes) > 1 else set()
     for mask in (f"{name}.{MASK}", MASK):
-        if mask in held and len(shape) > 2 and held[mask].shape == (shape[0], shape[-2]):
+        if mask in held and held[mask].shape in shapes:
             return {"mask": mask}
     return {}
 

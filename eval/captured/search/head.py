@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from arch import LanguageModel
 from eval.captured.files.stored import Stored
-from eval.messages import RequestError, say_once
+from eval.messages import ArgumentError, RequestError, say_once
 
 LOGITS = "logits"
 """The part of the last layer that `recover` knows beside those of a circuit."""
@@ -37,7 +37,7 @@ def solve_head(model: LanguageModel, stored: Stored) -> Stored:
     values, step = stored.values.double().cpu(), stored.step.double().cpu()
     V, count = len(weight), values.shape[-1]
     if count not in (V, V + model.padding_rows):
-        raise RequestError(f"outputs: {count} logits; this model has {V} tokens")
+        raise ArgumentError("outputs", f"{count} logits; this model has {V} tokens")
     if count > V:
         say_once(f"logits: the last {count - V} of {count} are of no token, and left out")
     weight = weight - weight.mean(dim=0)
@@ -47,9 +47,10 @@ def solve_head(model: LanguageModel, stored: Stored) -> Stored:
     solved = values @ inverse.T
     left = (values - solved @ weight.T).norm(dim=-1) / values.norm(dim=-1)
     if not bool((left.nanmedian(dim=1).values < MISFIT).all()):
-        raise RequestError(
-            f"outputs: no logits of this model: beside its head {float(left.nanmedian()):.0%} of "
-            "their size is left; give the logits, or the log-probabilities, of every token"
+        raise ArgumentError(
+            "outputs",
+            f"no logits of this model: beside its head {float(left.nanmedian()):.0%} of "
+            "their size is left; give the logits, or the log-probabilities, of every token",
         )
     deviation = (step[..., :V].square() / 12 @ inverse.square().T).sqrt()
     say_once("logits: the outputs of the final norm are solved for, by the head")

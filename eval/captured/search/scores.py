@@ -19,7 +19,7 @@ from eval.captured.certainty.rivals import NAMED
 from eval.captured.files.stored import read_stored
 from eval.captured.search.head import read_head
 from eval.inversion.guesses import open_readbacks
-from eval.messages import RequestError
+from eval.messages import ArgumentError, RequestError, say_once
 from eval.models.checkpoint import open_models
 from eval.models.corpora import choose_corpus
 from eval.models.memory import candidates_at_once
@@ -76,18 +76,33 @@ def recover_scores(
     _check(checkpoint, ids, values)
     stored = read_stored(values)
     held = stored.values[0].double()
+    if rows := checkpoint.model.padding_rows:
+        say_once(
+            f"scores: the captured model has {rows} logits of no token, which its softmax may "
+            "count: scores are compared up to a constant"
+        )
     search = _Search(checkpoint, choose_corpus([checkpoint], corpus))
     found = [search.next(*row) for row in zip(ids, held, stored.step[0].double(), strict=True)]
+    if not any(position.fits for position in found):
+        say_once(
+            "scores: no token fits at any position; are they natural logarithms of this model's"
+            " probabilities, at temperature 1, over all tokens, after each token of the prompt?"
+        )
     return _answer(checkpoint, found, stored.format)
 
 
 class _Search:
-    """The search from left to right; it remembers the tokens found so far."""
+    """The search from left to right; it remembers the tokens found so far.
+
+    Where the captured model's softmax may count more logits than those of tokens, all scores of a
+    position may be off by one number (`shifted`).
+    """
 
     def __init__(self, checkpoint: "Checkpoint", corpus: str) -> None:
         self.circuit = Circuit(checkpoint.model, checkpoint.config.n_layers, "final")
         self.weight, self.bias = read_head(checkpoint.model)
         (self.readback,) = open_readbacks(checkpoint, corpus, [self.circuit])
+        self.shifted = checkpoint.model.padding_rows > 0
         self.longest = float(self.weight.norm(dim=1).max())
         self.state, self.likely = None, None
 
@@ -105,10 +120,13 @@ class _Search:
             best = guesses.topk(min(size, V - len(tokens))).indices
             tokens, outputs = self._run(best, tokens, outputs)
             scores = self._score(outputs, ids)
-            errors = (scores - values).abs()
+            errors, half = scores - values, step / 2
+            if self.shifted:
+                errors, half = errors - errors.mean(dim=1, keepdim=True), half + half.mean()
+            errors = errors.abs()
             terms = float(outputs.norm(dim=1).max()) * self.longest + float(-values.min())
             slack = ROUNDING * torch.finfo(torch.float32).eps * terms
-            agree = (errors <= step / 2 + slack).all(dim=1)
+            agree = (errors <= half + slack).all(dim=1)
             if bool(agree.any()) or len(tokens) >= min(V, WHOLE):
                 break
             size *= 4
@@ -125,7 +143,7 @@ class _Search:
             token,
             tokens[order[: int(agree.sum())]].tolist(),
             float(distances[order[0]]),
-            float((step / 2 + slack).norm()),
+            float((half + slack).norm()),
             chance,
             len(tokens),
         )
@@ -201,12 +219,14 @@ def _check(checkpoint: "Checkpoint", ids: Tensor, values: Tensor) -> None:
     if ids.is_floating_point() or not values.is_floating_point():
         raise RequestError(f"ids {ids.dtype}, values {values.dtype}; give integers, and floats")
     if int(ids.min()) < 0 or int(ids.max()) >= V:
-        raise RequestError(f"ids: {int(ids.min())} to {int(ids.max())}; the model has 0 to {V - 1}")
+        raise ArgumentError(
+            "ids", f"{int(ids.min())} to {int(ids.max())}; the model has 0 to {V - 1}"
+        )
     if any(len(set(row)) < shape[1] for row in ids.tolist()):
-        raise RequestError("ids: one stands twice at a position; give each once")
+        raise ArgumentError("ids", "one stands twice at a position; give each once")
     if not bool(values.isfinite().all()) or float(values.max()) > 0.01:
-        raise RequestError(
-            "values: not finite, or above 0; give log-probabilities, of logits part logits"
+        raise ArgumentError(
+            "values", "not finite, or above 0; give log-probabilities, of logits part logits"
         )
     if shape[0] > context:
-        raise RequestError(f"values: {shape[0]} positions; the model's context is {context}")
+        raise ArgumentError("values", f"{shape[0]} positions; the model's context is {context}")

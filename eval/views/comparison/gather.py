@@ -16,11 +16,12 @@ import yaml
 from arch import ModelConfig
 from arch.storage.files import file_sha256, read_json
 from arch.storage.runs import find_model, run_of
+from arch.storage.values import YamlLoader
 from eval.messages import RequestError
 from eval.models import TRUST_CODE
 from eval.models.identity import model_id
 from eval.rows.misfits import parse_json
-from eval.rows.store import SHARDS, Row, read_rows
+from eval.rows.store import SHARDS, Row, read_rows, whole_lines
 
 if TYPE_CHECKING:
     from arch import Cost
@@ -117,8 +118,7 @@ def gather_rows(sources: Iterable[str | Path]) -> list[Row]:
         RequestError: a place that holds no model, run or row, or a file that cannot be read.
     """
     files = [path for path in _files(sources) if path.name not in (METRICS, "config.json")]
-    rows = {row["key"]: row for row in read_rows(files)}
-    return [row for row in rows.values() if "checkpoint" in row]
+    return [row for row in read_rows(files) if "checkpoint" in row]
 
 
 def finite(value: Any) -> bool:
@@ -167,7 +167,8 @@ def read_settings(run: Path) -> dict[str, Any]:
     """
     file = run / "config.yaml"
     try:
-        settings = (yaml.safe_load(file.read_text("utf-8")) if file.is_file() else None) or {}
+        text = file.read_text("utf-8") if file.is_file() else ""
+        settings = yaml.load(text, YamlLoader) or {}
         if isinstance(settings, dict):
             return settings
     except (yaml.YAMLError, UnicodeDecodeError):
@@ -176,8 +177,7 @@ def read_settings(run: Path) -> dict[str, Any]:
 
 
 def _metrics(path: Path) -> Iterator[dict[str, Any]]:
-    lines = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines[:-1], start=1):  # a running training writes the last one
+    for number, line in enumerate(whole_lines(path), start=1):
         try:
             row = parse_json(line)
             yield row | {"step": int(row["step"])}

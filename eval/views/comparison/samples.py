@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eval.analysis.summary import Record
-from eval.messages import RequestError
+from eval.messages import RequestError, say_once
 from eval.rows.misfits import parse_json
 from eval.views.comparison.pairs import paired_record
 
@@ -18,9 +18,14 @@ BITS = "bits_per_byte"
 
 
 class Score(NamedTuple):
-    """What a model got for a document: `hits` of `n`, or bits of so many bytes."""
+    """What a model got for a document: `hits` of `n`, or bits of so many bytes.
+
+    `document` and `target` stand for its content and its answer, `prompt` for how it was asked.
+    """
 
     document: str
+    target: str
+    prompt: str
     hits: float
     n: float
 
@@ -102,7 +107,11 @@ def _read(file: Path) -> Scores:
         try:
             sample = parse_json(line)
             document, digest = int(sample["doc_id"]), str(sample["doc_hash"])
-            found = {name: _score(name, digest, sample[name]) for name in sample["metrics"]}
+            target, prompt = (str(sample.get(f"{name}_hash")) for name in ("target", "prompt"))
+            found = {
+                name: _score(name, digest, target, prompt, sample[name])
+                for name in sample["metrics"]
+            }
         except (KeyError, TypeError, ValueError, OverflowError):
             raise RequestError(
                 f"{file}, line {number}: not a sample of lm-eval, which has doc_id, doc_hash and "
@@ -117,7 +126,7 @@ def _read(file: Path) -> Scores:
     return {key: of_metric for key, of_metric in scores.items() if of_metric}
 
 
-def _score(metric: str, document: str, value: Any) -> Score | None:
+def _score(metric: str, document: str, target: str, prompt: str, value: Any) -> Score | None:
     """A number, or the pair of `BITS`; None of other metrics, which cannot be paired.
 
     Raises:
@@ -130,7 +139,7 @@ def _score(metric: str, document: str, value: Any) -> Score | None:
     hits = -float(log_likelihood) / math.log(2) if metric == BITS else float(value)
     if not (math.isfinite(hits) and 0 < float(size) < math.inf):
         raise ValueError
-    return Score(document, hits, float(size))
+    return Score(document, target, prompt, hits, float(size))
 
 
 def _pair(
@@ -138,20 +147,25 @@ def _pair(
 ) -> list[tuple[Score, Score]]:
     """The scores of each document.
 
+    That they were asked in other words is said, as with another chat template.
+
     Raises:
-        RequestError: the two were asked different documents.
+        RequestError: the two were asked different documents, or for other answers.
     """
     for number in sorted(first.keys() | second.keys()):
-        sample, other = first.get(number), second.get(number)
-        if (
-            sample is None
-            or other is None
-            or (sample.document, sample.n) != (other.document, other.n)
-        ):
-            hashes = (score.document[:12] if score else "none" for score in (sample, other))
+        pair = [scores.get(number) for scores in (first, second)]
+        asked = [score and (score.document, score.target, score.n) for score in pair]
+        if asked[0] != asked[1]:
+            hashes = (score.document[:12] if score else "none" for score in pair)
             raise RequestError(
                 f"{files[0]} and {files[1]}: document {number} differs (doc_hash "
-                f"{' and '.join(hashes)}); run both "
-                "models on the same documents"
+                f"{' and '.join(hashes)}, or its target or size); run both models on the same "
+                "documents"
             )
+    if other := sum(first[number].prompt != second[number].prompt for number in first):
+        say_once(
+            f"{files[0]} and {files[1]}: {other} of {len(first)} documents were asked by other "
+            "prompts (prompt_hash): other examples before them, or a chat template; the difference "
+            "is of both"
+        )
     return [(first[number], second[number]) for number in sorted(first)]

@@ -64,6 +64,14 @@ def test_accuracy_is_counted_from_ranks_and_clustered_on_prompts():
     assert record["evaluations"] == 3 * 500 * 16
 
 
+def test_prompts_that_are_all_alike_have_no_interval():
+    rows = make_rows(("llama",), (300,), (4,), (3,), count=2)
+    tally = {"count": 13, "top1": 6 / 13, "top5": 1.0, "median_rank": 1.0}
+    (record,) = summarise_rows([row | {"self": tally} for row in rows if row["solver"] == "adam"])
+    assert 0 < record["self"] < 1
+    assert (record["self_low"], record["self_high"]) == (None, None)
+
+
 def test_seeds_are_pooled_and_those_of_solvers_are_no_trials():
     (record,) = summarise_rows(seeds(4, solver="adam"))
     assert (record["model"], record["rows"], record["prompts"], record["models"]) == (

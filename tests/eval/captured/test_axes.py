@@ -9,7 +9,8 @@ from safetensors.torch import save_file
 from eval import RequestError, activations, open_model, recover
 from eval.__main__ import main
 from eval.captured.files.axes import join_layers, take_layer
-from eval.captured.files.tensors import read_tensors
+from eval.captured.files.stored import read_stored
+from eval.captured.files.tensors import Raw, read_tensors
 from eval.messages import say_once
 from tests.arch.cases import byte_tokenizer
 from tests.arch.test_decoder import their_model
@@ -64,10 +65,49 @@ ARRANGED = {
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
 def test_of_a_stack_of_layers_the_one_asked_for_is_taken(theirs, order, kind, capsys):
     checkpoint, states = theirs
-    taken = take_layer(checkpoint.model, ARRANGED[order](states).to(kind), 2, None)
+    taken = take_layer(checkpoint.model, Raw(ARRANGED[order](states).to(kind)), 2, None).outputs
     expected = states[2] if "B" in order else states[2, 0]
     assert torch.equal(taken.reshape(expected.shape), expected.to(kind))
     assert "layers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("order", ARRANGED)
+@pytest.mark.parametrize("units", ["number", "channel", "token", "group"])
+def test_of_a_stack_of_codes_the_one_asked_for_is_taken(theirs, order, units, capsys):
+    checkpoint, states = theirs
+    if units == "group":
+        codes, scale = codes_of(states, 127, 4)
+        arranged = [ARRANGED[order](x) for x in (codes, scale)]
+    else:
+        axes = {"number": (0, 1, 2, 3), "channel": (0, 1, 2), "token": (3,)}[units]
+        scale = states.abs().amax(axes, keepdim=True) / 127
+        codes = (states / scale).round().to(torch.int8)
+        scale = ARRANGED[order](scale.expand(states.shape)) if units == "token" else scale.flatten()
+        arranged = [ARRANGED[order](codes), scale]
+    raw = take_layer(checkpoint.model, Raw(*arranged), 2, None)
+    stored = read_stored(raw.outputs, scale=raw.scale)
+    expected = states[2] if "B" in order else states[2, :1]
+    assert torch.allclose(stored.values, expected, atol=float(stored.step.max()))
+    assert "layers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("order", ["(layers, B, T, D)", "(B, layers, T, D)", "(B, T, layers, D)"])
+@pytest.mark.parametrize("form", ["float", "int8"])
+def test_a_mask_is_of_prompts_also_where_a_stack_has_as_many_layers(
+    llama, order, form, tmp_path, monkeypatch, capsys
+):
+    checkpoint, states = llama
+    monkeypatch.setattr("eval.models.checkpoint.open_model", lambda *_: checkpoint)
+    held = {"x": ARRANGED[order](states[: len(TEXTS)]).contiguous()}
+    if form == "int8":
+        held["x"], held["x.scale"] = map(torch.Tensor.contiguous, codes_of(held["x"], 127, 4))
+    mask = torch.ones(len(TEXTS), len(TEXT), dtype=torch.long)
+    mask[1, 9:] = 0
+    save_file(held | {"attention_mask": mask}, tmp_path / "c.safetensors")
+    words = ["recover", str(tmp_path / "c.safetensors"), "--model", "theirs", "--layer", "1"]
+    assert main([*words, "--corpus", "toy:400", "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["text"] for row in rows] == [TEXTS[0], TEXTS[1][:9]]
 
 
 def test_a_stack_gives_the_texts_of_its_layer(llama):
@@ -91,6 +131,16 @@ def test_the_final_norm_of_a_stack_is_a_part(llama):
     assert (found.site, found.texts) == ("final.3", [TEXT])
 
 
+def test_what_may_be_no_prompts_is_said(llama, capsys):
+    checkpoint, states = llama
+    recover(checkpoint, states[2], layer=2, corpus="toy:400")
+    assert "first axis" not in capsys.readouterr().err
+    pair = torch.stack([states[2, 0], -states[2, 0]])
+    found = recover(checkpoint, pair, layer=2, corpus="toy:400")
+    assert found.texts[0] == TEXT
+    assert "in 1 of the 2 prompts" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("mixer", ["flat", "attention", "identity"])
 @pytest.mark.parametrize("layer", [0, 1, 2])
 def test_prompts_are_not_taken_for_layers(mixer, layer, small_model, small_tokenizer, capsys):
@@ -98,7 +148,7 @@ def test_prompts_are_not_taken_for_layers(mixer, layer, small_model, small_token
     texts = ["Tom had a red ball.", "Tom had a red ball."]
     (batch,) = activations(checkpoint, texts, layer)
     outputs = batch.outputs[f"block.{layer}"][:, :3]
-    assert take_layer(checkpoint.model, outputs, layer, None) is outputs
+    assert take_layer(checkpoint.model, Raw(outputs), layer, None).outputs is outputs
     assert "layers" not in capsys.readouterr().err
 
 

@@ -112,6 +112,7 @@ def test_groups_of_channels_have_a_step_each():
         (torch.int8, {"scale": torch.rand(8)}, "several ways"),
         (torch.int8, {"scale": torch.rand(8).bool()}, "bool"),
         (torch.int8, {"scale": "one"}, "scale"),
+        (torch.float8_e4m3fn, {"scale": torch.full((8, 1), 120, dtype=torch.uint8)}, "uint8"),
         (torch.int8, {"scale": 1.0, "format": "uint8"}, "int8"),
         (torch.int16, {"scale": 1.0}, "int16"),
         (torch.int32, {}, "int32"),

@@ -1,6 +1,7 @@
 """Prompts from the log-probabilities of a few next tokens, as an API returns them."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -8,6 +9,10 @@ from safetensors.torch import save_file
 
 from eval import RequestError, open_model, recover_scores
 from eval.__main__ import main
+from eval.messages import say_once
+from tests.arch.cases import byte_tokenizer
+from tests.arch.test_pretrained import V, their_model
+from tests.eval.inversion.search_cases import TEXTS
 from tests.said import one_line
 
 TEXT = "Tom had a red ball."
@@ -35,6 +40,29 @@ def test_a_prompt_is_recovered_from_the_best_scores(scored, places):
     assert found.texts == [TEXT]
     assert found.tokens[0].tolist() == tokens
     assert all(found.certificates[0])
+
+
+def test_a_softmax_over_rows_of_no_token_only_shifts_the_scores(capsys):
+    say_once.cache_clear()
+    theirs = their_model("llama 1", dtype=torch.float32, vocab_size=V + 14)
+    tokens = torch.tensor([byte_tokenizer().encode(TEXTS[0]).ids])
+    with torch.no_grad():
+        scores = theirs(tokens).logits[0].log_softmax(dim=-1)[:, :V]
+    best = scores.topk(K)
+    checkpoint = open_model(theirs, tokenizer=byte_tokenizer())
+    found = recover_scores(checkpoint, best.indices, best.values, corpus="toy:400")
+    assert "14 logits" in capsys.readouterr().err
+    assert found.texts == [TEXTS[0]]
+    assert all(found.certificates[0])
+
+
+@pytest.mark.parametrize("change", [lambda x: x / math.log(2), lambda x: x.roll(1, 0)])
+def test_scores_that_fit_nowhere_are_said(scored, change, capsys):
+    say_once.cache_clear()
+    checkpoint, _, ids, values = scored
+    found = recover_scores(checkpoint, ids, change(values), corpus="toy:400")
+    assert not any(found.certificates[0])
+    assert "scores: " in capsys.readouterr().err
 
 
 def test_another_models_scores_are_certain_nowhere(scored):

@@ -175,6 +175,8 @@ SUITES = [
     ("a: {solvers: {chance: 1}}", "suite.yaml, a: --solvers"),
     ("a: {solvers: chance, layers: [[1]]}", "suite.yaml, a: --layers"),
     ("a: {solvers: [descent], set_: descent.rate=nan}", "setting rate: nan"),
+    ("a: {solvers: chance}\na: {solvers: adam}", "a stands twice"),
+    ("a: {layers: 1, layers: all, solvers: chance}", "layers stands twice"),
     ("[" * 5000, "not YAML"),
 ]
 

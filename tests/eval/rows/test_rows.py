@@ -15,7 +15,7 @@ from eval.analysis.summary import summary_records
 from eval.lenses.lens import read_document
 from eval.rows.store import Results, read_rows
 from tests.eval.views.page.cases import SIZES, bits_row, checkpoint_of, every_kind, make_row
-from tests.said import complaint
+from tests.said import complaint, one_line
 
 ABOUT = make_row()["checkpoint"]
 ROWS = {row["kind"]: {"schema": 3, **row} for row in [
@@ -171,3 +171,28 @@ def test_two_models_of_one_name_are_two_lines_with_every_seed(tmp_path, capsys):
         assert main(["compare", str(tmp_path), "--format", "json", *words]) == 0
         records = json.loads(capsys.readouterr().out)
         assert {record["model"] for record in records} == {"flat (aa)", "flat (bb)"}
+
+
+def test_a_whole_last_row_without_an_end_of_line_counts(tmp_path):
+    rows = [make_row(prompt=prompt) | {"schema": 3} for prompt in range(3)]
+    file = tmp_path / "rows.jsonl"
+    whole = "\n".join(map(json.dumps, rows[:2]))
+    for torn in ("", '\n{"schema": 3, "key": "to'):
+        file.write_text(whole + torn)
+        assert [row["key"] for row in read_rows([tmp_path])] == [row["key"] for row in rows[:2]]
+        Results(tmp_path).append(rows[2:])
+        assert [row["key"] for row in read_rows([file])] == [row["key"] for row in rows]
+
+
+@pytest.mark.parametrize("cells", [[1], [None], [b"{}"], [["{}"]]])
+def test_a_table_of_other_cells_is_one_line(cells, tmp_path):
+    pytest.importorskip("pandas").DataFrame({"row": cells}).to_parquet(tmp_path / "a.parquet")
+    with one_line(RequestError, "a.parquet"):
+        read_rows([tmp_path / "a.parquet"])
+
+
+def test_a_copy_of_results_counts_once(tmp_path):
+    for name in "ab":
+        Results(tmp_path / name).append([make_row(prompt=0)])
+    Results(tmp_path / "b").append([make_row(prompt=1)])
+    assert len(read_rows([tmp_path / "a", tmp_path / "b"])) == 2

@@ -8,6 +8,7 @@ import pytest
 from scipy import stats
 
 from eval import RequestError, compare
+from eval.messages import say_once
 from tests.said import one_line
 
 DATE = "2026-11-25T12-00-00.123456"
@@ -80,10 +81,11 @@ def test_what_cannot_be_paired_is_refused(two, tmp_path):
     file = next(second.glob("*/*.jsonl"))
     lines = file.read_text().splitlines()
     wrong = {
-        "document 3 differs (doc_hash hash-3 and other)": [
+        "document 3 differs (doc_hash hash-3 and other": [
             line.replace("hash-3", "other") for line in lines
         ],
-        "document 11 differs (doc_hash hash-11 and none)": lines[:11],
+        "document 11 differs (doc_hash hash-11 and none": lines[:11],
+        "document 0 differs": [line.replace('"t"', '"other"') for line in lines],
         "line 12: document 0 stands there twice": [*lines[:11], lines[0]],
         "line 2: not a sample of lm-eval": [lines[0], '{"key": "a", "schema": 3}'],
         "line 1: not a sample of lm-eval": ["{"],
@@ -102,3 +104,13 @@ def test_what_cannot_be_paired_is_refused(two, tmp_path):
         compare([first, tmp_path / "none"])
     with one_line(RequestError, "give two of"):
         compare([first])
+
+
+def test_other_prompts_for_the_same_documents_are_said(two, capsys):
+    say_once.cache_clear()
+    compare(list(two))
+    assert "prompt" not in capsys.readouterr().err
+    file = next(two[1].glob("*/*.jsonl"))
+    file.write_text(file.read_text().replace('"p"', '"of five examples"'))
+    compare(list(two))
+    assert "12 of 12 documents" in capsys.readouterr().err

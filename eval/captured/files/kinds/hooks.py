@@ -6,6 +6,8 @@ within a row are not.
 
 import re
 
+import torch
+
 from eval.captured.files.kinds.kind import FLOATS, Capture, Source
 from eval.captured.files.tensors import Entry, Outputs
 
@@ -27,16 +29,18 @@ def read(source: Source) -> Capture:
     width)`. SAELens: `(B, T, width)`, and in newer folders `token_ids`, `(B, T)`.
 
     Raises:
-        RequestError: no hook that is known, or another shape or type.
+        RequestError: no hook that is known, another shape or type, or two hooks of one site whose
+            numbers differ.
     """
     outputs = dict[str, Outputs]()
     for name, entry in source.entries.items():
         if match := HOOK.fullmatch(name):
             layer, hook = int(match[1]), match[2]
             site = f"{PARTS[hook]}.{layer + (hook != 'hook_resid_pre')}"
-            if site in outputs:
-                raise source.refuse(f"{name}: a second hook of {site}; keep one of them")
-            outputs[site] = _read_hook(source, name, entry, "attn." in hook)
+            read = _read_hook(source, name, entry, "attn." in hook)
+            if (other := outputs.get(site)) and not _are_equal(other, read):
+                raise source.refuse(f"{name}: another hook of {site} differs; keep one of them")
+            outputs[site] = read
     unread = [name for name in source.entries if not HOOK.fullmatch(name) and name != IDS]
     if not outputs:
         raise source.refuse(
@@ -48,6 +52,12 @@ def read(source: Source) -> Capture:
     if unread:
         kind += f"; not read: {', '.join(unread)}"
     return Capture(kind[:900], outputs, ids, named=True)
+
+
+def _are_equal(first: Outputs, second: Outputs) -> bool:
+    """Whether two hooks hold the same numbers, as one block's output and the next one's input."""
+    one, other = first.read().outputs, second.read().outputs
+    return one.dtype == other.dtype and torch.equal(one, other)
 
 
 def _read_hook(source: Source, name: str, entry: Entry, headed: bool) -> Outputs:

@@ -21,10 +21,11 @@ def recognise(source: Source) -> bool:
 def read(source: Source) -> Capture:
     """`hidden_states.I`, `(T, width)`, of each layer I of the file, whose numbers it does not say.
 
-    Layout: `vllm/v1/example_hidden_states_connector.py`.
+    Layout: `vllm/v1/example_hidden_states_connector.py`. With prefix caching vLLM writes all ids,
+    and the states of the last tokens alone (vllm-project/vllm#44485): the ids are read then.
 
     Raises:
-        RequestError: another type, or another number of tokens than of states.
+        RequestError: another type, or more states than tokens.
     """
     states, ids = source.entries[STATES], source.entries[IDS]
     T, layers, width = states.shape
@@ -32,6 +33,12 @@ def read(source: Source) -> Capture:
         raise source.refuse(
             f"{STATES} {states}, {IDS} {ids}; vLLM writes floats of 16 bits or more, and int64"
         )
+    if ids.shape[0] > T:
+        why = (
+            f"has states of {T} of its {ids.shape[0]} tokens alone, as vLLM writes them with "
+            "prefix caching; capture with --no-enable-prefix-caching, or leave --verify out"
+        )
+        return Capture(f"vLLM: {ids.shape[0]} token ids", {}, [ids.read().tolist()], refusal=why)
     if ids.shape != (T,) or not T * layers * width:
         raise source.refuse(f"{IDS} {ids}: {STATES} {states} has {T} tokens; give both whole")
     outputs = {f"{STATES}.{i}": _entry(states, i) for i in range(layers)}

@@ -32,3 +32,14 @@ def test_other_sites_are_not_written(model_directory, tmp_path, sites):
     with one_line(RequestError, sites):
         activations(str(model_directory()), TEXTS, sites, out=tmp_path / "captured")
     assert not (tmp_path / "captured").exists()
+
+
+def test_files_of_an_earlier_capture_are_not_mixed_with_others(model_directory, tmp_path, capsys):
+    model, out = str(model_directory()), tmp_path / "captured"
+    words = ["capture", model, "--out", str(out), "--layers", "1", "--text"]
+    assert main([*words, *TEXTS]) == 0
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    capsys.readouterr()
+    assert main([*words, "The dog."]) == 2
+    assert f"--out {out}: " in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before

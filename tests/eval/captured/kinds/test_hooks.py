@@ -47,6 +47,19 @@ def test_a_hook_says_the_site(engine, ask, tmp_path, name, site, part):
     assert "not read: blocks.1.hook_mlp_out" in said
 
 
+def test_a_whole_cache_names_each_site_twice(engine, ask, tmp_path):
+    held = {f"blocks.{n}.hook_resid_post": engine.states[n + 1][None] for n in (0, 1)}
+    held |= {f"blocks.{n}.hook_resid_pre": engine.states[n][None].clone() for n in (0, 1)}
+    _, rows, _ = ask(write(tmp_path / "a.safetensors", held))
+    assert {(row["site"], row["text"]) for row in rows} == {
+        (f"block.{n}", engine.text) for n in (0, 1, 2)
+    }
+    assert len(rows) == 3
+    held["blocks.1.hook_resid_pre"] += 1
+    with one_line(RequestError, "differs"):
+        read_capture(write(tmp_path / "b.safetensors", held))
+
+
 def test_a_folder_of_rows_gives_their_text(engine, ask, tmp_path):
     folder = write_folder(tmp_path / "a", engine)
     assert [row["text"] for row in ask(folder)[1]] == [engine.text[:10]] * 2

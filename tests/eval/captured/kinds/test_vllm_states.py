@@ -90,5 +90,15 @@ def test_what_cannot_be_read_is_one_line(engine, ask, tmp_path, changes, words, 
     assert seen in said.splitlines()[-1]
 
 
+def test_ids_are_read_where_states_of_the_last_tokens_alone_stand(engine, ask, tmp_path):
+    states = [state[8:] for state in engine.states[1:]]
+    file = write(tmp_path / "a.safetensors", states, engine.ids)
+    code, (row,), _ = ask(file)
+    assert (code, row["text"]) == (0, engine.text)
+    code, rows, said = ask(file, "--verify")
+    assert (code, rows) == (2, None)
+    assert "12 of its 20 tokens" in said.splitlines()[-1]
+
+
 def test_mutants_are_read_or_refused(fuzz, file):
     assert fuzz(file) > 10
