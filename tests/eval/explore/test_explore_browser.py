@@ -66,7 +66,7 @@ def test_hide_any_tokens_solve_and_reload_the_link(opened):
         expect(page.locator("#copied")).to_contain_text(slices)
     again = opened(page.url)
     expect(again.locator("#tokens button").first).to_be_visible(timeout=WAIT)
-    again.wait_for_timeout(500)
+    again.wait_for_timeout(150)
     assert not again.locator("#results > *").count()  # a link begins no work
     again.press("#text", "Enter")
     expect(again.locator("#status")).to_have_text(DONE, timeout=WAIT)
@@ -113,8 +113,11 @@ def test_bits_and_a_lens_on_a_telephone_in_the_dark(opened):
     expect(frame.locator("figure.chart:has(svg)")).to_have_count(count, timeout=WAIT)  # all drawn
     expect(frame.locator("figure.chart svg").first).to_be_visible(timeout=WAIT)
     expect(frame.locator("h1")).to_be_hidden()
-    page.wait_for_timeout(500)  # for the frame to be as high
-    inner, outer = frame.locator("html").evaluate(height)
+    for _ in range(100):  # until the frame is as high
+        inner, outer = frame.locator("html").evaluate(height)
+        if inner <= outer:
+            break
+        page.wait_for_timeout(20)
     assert inner <= outer  # no scrollbar of its own
     page.focus("#copy-command")
     page.keyboard.press("Enter")
