@@ -1,5 +1,6 @@
 # make demo   stories -> tokenizer -> two models -> a page of evidence, in minutes on a CPU
 # make test   the tests: offline, on a CPU, minutes
+# make slow   tests that not every edit needs: compilers, several processes, memory; minutes
 # make site   the guides as a site, with search and a reference, in site/
 # make portable   tests of numbers once more, with the code of other processors, minutes
 # make interop    exports in transformers, lm-eval and TransformerLens, which have an environment of
@@ -13,7 +14,7 @@ BIN := $(VENV)/bin
 USERS := $(VENV)/.installed
 STAMP := $(VENV)/.installed-dev
 
-.PHONY: demo test portable interop lint types check site record clean
+.PHONY: demo test slow portable interop lint types check site record clean
 
 demo: $(USERS)
 	$(BIN)/python -m scripts.demo $(ARGS)
@@ -21,6 +22,9 @@ demo: $(USERS)
 # Two processes of one thread: the models are so small that a second thread costs more than it brings.
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+slow: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m slow $(ARGS)
 
 # Rounding differs with the instructions, the library's code path and the number of threads.
 PROCESSORS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE \

@@ -33,6 +33,7 @@ import yaml
 
 from eval.__main__ import command_function
 from eval.commands.flags import read_arguments
+from tests.conftest import VOCAB
 from tokenizer.toy import toy_stories
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,16 +41,18 @@ RUN = ("README.md", "docs/training.md", "docs/inversion.md", "docs/python-api.md
 """Pages whose commands are run: the first, from which the others go on, and the most used."""
 INPUTS = {"hub:roneneldan/TinyStories": "tinystories", "toy": "toy:600"}
 STEPS = 2
-MODEL = f"""--model.d_model 16 --model.n_layers 2 --model.context 48 --model.d_ff 16
-    --batch.size 2 --batch.micro 2 --trainer.max_steps {STEPS} --schedule.warmup_steps 1"""
+MODEL = f"""--model.vocab_size {VOCAB} --model.d_model 16 --model.n_layers 2
+    --model.context 48 --model.d_ff 16 --batch.size 2 --batch.micro 2
+    --trainer.max_steps {STEPS} --schedule.warmup_steps 1"""
 SMALL = {
+    "tokenizer train": f"--vocab-size {VOCAB}",
     "train fit": f"""{MODEL} --validate_tokens 96 --save_steps [] --save_every null
         --wandb disabled""",
     "train plan": MODEL,
     "eval invert": """--layers last --solvers propose adam alternating
-        --set adam.steps=2 alternating.starts=1 alternating.rounds=1""",
+        --set adam.steps=2 alternating.starts=1 alternating.rounds=1 alternating.budget=1""",
 }
-FEW = {"eval loss": "--stories 4", "eval invert": "--count 2 --length 5"}
+FEW = {"eval loss": "--stories 4", "eval invert": "--count 1 --length 5"}
 """The same where no text is given."""
 NOT_RUN = {
     r"make |source \.venv": "sets up a virtual environment",

@@ -1,8 +1,11 @@
 """The same answers on an accelerator as on the CPU, and no operand left on another device."""
 
+import pytest
+
 from tests import device_cases
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_the_cpu(forked, tmp_path) -> None:
     """The accelerator is simulated (tests/simulated_device.py), in a process of its own."""
     mine, its = forked.Pipe()

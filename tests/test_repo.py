@@ -3,6 +3,7 @@
 import ast
 import re
 import sys
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -23,9 +24,16 @@ MAY_IMPORT = {
 }
 
 
+@cache
+def import_lines(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    """What a file imports, also within its functions."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def imports(path: Path) -> set[str]:
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in import_lines(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -68,7 +76,7 @@ def imported(room: str) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for name, path in files.items():
         found[name] = set()
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in import_lines(path):
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == room:
                 whole = [f"{node.module}.{alias.name}" for alias in node.names]
                 found[name] |= {each if each in files else str(node.module) for each in whole}

@@ -52,7 +52,7 @@ def test_remnant_finds_mixers_in_the_working_directory(tmp_path):
     assert "Jacobian" in said
 
 
-@pytest.mark.parametrize("seconds", [0.4, 1.5])
+@pytest.mark.parametrize("seconds", [0.4, 1.0])
 def test_ctrl_c_is_one_line_while_libraries_load(tmp_path, seconds):
     process = start(tmp_path, "-m", "train", "plan", "--config", "flat")
     time.sleep(seconds)

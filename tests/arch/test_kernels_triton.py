@@ -25,23 +25,6 @@ def _release(package: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version(package).split(".")[:2])
 
 
-@pytest.fixture(scope="module", autouse=True)
-def interpreter():
-    """The comparison in the interpreter, a process that runs beside this file's other tests."""
-    if _release("triton") < (3, 7) and _release("numpy") >= (2, 4):
-        yield None
-        return
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.arch.kernel_interpreter"],
-        cwd=Path(__file__).parents[2],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        yield process
-        process.kill()
-
-
 class Launch(NamedTuple):
     """What the host side hands to a kernel."""
 
@@ -163,6 +146,7 @@ def _loads_sixteen_bytes_and_spills_nothing(code: Code) -> None:
     assert code.spilled == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", KERNELS)
 @pytest.mark.parametrize(("architecture", "length"), [("sm_100", 1024), ("sm_120", 200)])
 def test_other_devices_use_tensor_cores_and_spill_nothing(call, architecture, length, launches):
@@ -171,6 +155,7 @@ def test_other_devices_use_tensor_cores_and_spill_nothing(call, architecture, le
     assert code.spilled == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", KERNELS)
 @pytest.mark.parametrize("architecture", ["sm_86", "sm_89", "sm_120"])
 def test_devices_with_less_shared_memory_take_large_tiles(call, architecture, launches):
@@ -220,6 +205,7 @@ def test_an_input_on_an_odd_place_is_copied_and_others_are_not(call, x, copied, 
         assert read.shape[2] % 16 or all(stride % 16 == 0 for stride in read.stride()[:2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", KERNELS)
 @pytest.mark.parametrize("row", [FEATURES + 3, FEATURES + 8])
 def test_features_inside_longer_rows_load_sixteen_bytes(call, row, launches):
@@ -279,8 +265,12 @@ def test_the_compiler_sees_every_launch(monkeypatch):
     assert len(launches) == 4
 
 
-def test_interpreted_kernels_are_as_near_to_float64_as_dense_products(interpreter):
-    if interpreter is None:
-        pytest.skip("the interpreter of Triton before 3.7 cannot loop with numpy 2.4")
-    printed, _ = interpreter.communicate()
-    assert interpreter.returncode == 0, printed
+@pytest.mark.slow
+@pytest.mark.skipif(
+    _release("triton") < (3, 7) and _release("numpy") >= (2, 4),
+    reason="the interpreter of Triton before 3.7 cannot loop with numpy 2.4",
+)
+def test_interpreted_kernels_are_as_near_to_float64_as_dense_products():
+    command = [sys.executable, "-m", "tests.arch.kernel_interpreter"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -22,7 +22,7 @@ from arch import (
 from arch.__main__ import main
 from tests.arch import test_mixers as family
 from tests.arch.cases import tokenizer_json
-from tests.docs_cases import SMALL, commands, expanded
+from tests.docs_cases import FEW, SMALL, commands, expanded
 from tests.said import one_line
 from tokenizer import pack
 
@@ -55,13 +55,12 @@ def test_the_commands_that_train_and_invert_it_work(tmp_path, small_tokenizer, m
     found = commands(PAGE.name, PAGE.read_text("utf-8"))
     asked = [command.text for command in found if re.search("runs/(recurrent|mean)", command.text)]
     small_tokenizer.save(str(tmp_path / "tokenizer.json"))
-    pack("toy:600", tmp_path / "tokenizer.json", tmp_path / "data" / "tinystories")
+    pack("toy:100", tmp_path / "tokenizer.json", tmp_path / "data" / "tinystories")
     monkeypatch.chdir(tmp_path)
     for text in asked:
         words = expanded(text.removeprefix("python -m "), tmp_path, must_match=True)
-        small = next(flags for name, flags in SMALL.items() if text.startswith(f"python -m {name}"))
-        if words[0] == "train":
-            small += " --model.vocab_size 400"
+        named = " ".join(words[:2])
+        small = f"{SMALL[named]} {FEW.get(named, '')}"
         assert import_module(f"{words[0]}.__main__").main([*words[1:], *small.split()]) == 0
     for run, mixer in (("mean", "my_mixer.Mean"), ("recurrent", "my_mixers.Recurrent")):
         rows = (tmp_path / "results" / run / "rows.jsonl").read_text().splitlines()

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from scripts.bench import kernels as bench_kernels
@@ -98,6 +99,7 @@ def run_alone(code: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_gpu_check_needs_torch_triton_numpy_and_pytest_alone(tmp_path):
     """The tests of kernels are collected, the benchmark is imported, the others are skipped."""
     (tmp_path / "sitecustomize.py").write_text(ALONE)
@@ -116,6 +118,7 @@ def test_gpu_check_needs_torch_triton_numpy_and_pytest_alone(tmp_path):
     assert "::test_the_kernels_run" in run_alone(collect, tmp_path)
 
 
+@pytest.mark.slow
 def test_the_quick_check_needs_what_its_header_names_alone(tmp_path):
     """All that it imports, and the test that it runs is collected, not skipped."""
     script = (ROOT / "scripts/gpu_check.sh").read_text()

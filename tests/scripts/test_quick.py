@@ -2,12 +2,14 @@
 
 import csv
 import os
+import shutil
 import sys
 from typing import Any
 
 import pytest
 import torch
 
+from arch import ModelConfig
 from scripts.bench import quick
 from scripts.bench import training as bench_training
 from scripts.bench.quick import TRITON, fit_way, kernel_errors, row, verdict, waited
@@ -76,10 +78,24 @@ class Simulated:
         pass
 
 
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    """The data that the benchmark packs, of few stories."""
+    folder = tmp_path_factory.mktemp("toy")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench_training, "STORIES", 60)
+        bench_training.pack_toy(folder)
+    return folder
+
+
 @pytest.mark.parametrize("kernels", ["triton", "dense"])
-def test_a_page_and_its_rows(kernels, tmp_path, monkeypatch, capsys):
+def test_a_page_and_its_rows(kernels, toy, tmp_path, monkeypatch, capsys):
+    def pack_toy(folder):
+        return shutil.copytree(toy, folder, dirs_exist_ok=True) / "data"
+
+    monkeypatch.setattr(quick, "pack_toy", pack_toy)
     monkeypatch.setattr(quick, "WAITS", ENDED)
-    monkeypatch.setattr(bench_training, "STORIES", 400)
+    monkeypatch.setattr(quick, "ModelConfig", lambda size, **_: ModelConfig(size, 64, 32, 1))
     monkeypatch.setattr(bench_training, "Entrant", Simulated)
     monkeypatch.setattr(quick, "implementation", lambda *_: (kernels, "so it is"))
     out = tmp_path / "out"

@@ -51,6 +51,7 @@ def test_a_contender_trains_step_by_step(work, name, model, packed, tmp_path):
     assert turns.remaining == 0
 
 
+@pytest.mark.slow
 def test_turns_and_a_contender_that_fails(tmp_path):
     well, ill = entrants = [
         Entrant("cpu", 1, tmp_path / f"{fails_at}.log", steady, fails_at)

@@ -348,6 +348,7 @@ print(1024 * int(re.search(r"VmHWM:\s+(\d+) kB", open("/proc/self/status").read(
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_corpus(tokenizer, tmp_path):
     """Of words that the tokenizer has met, so that encoding is fast."""
     text, peaks, sizes = "Once upon a time there was a cat. " * 120, [], []

@@ -1,10 +1,12 @@
 """Data and a finished run that the tests of training share: once for each process of tests."""
 
 import shutil
+from functools import cache
 
 import pytest
 import torch
 
+from arch import describe
 from tests.train.cases import fit, pack_toy
 from tests.train.recorded import pack_both
 from train.module import LanguageModule
@@ -17,6 +19,14 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _counted_once():
+    """The work of a model is counted once for all runs of its configuration."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("train.run.describe", cache(describe))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from tokenizer import open_corpus, train_tokenizer
 from tokenizer.pack import Layout
 
 STEPS = 100
-FEW = 30
+FEW = 12
 """Steps of runs that are computed in other ways: a signal ends them there."""
 FIXED = f"{TINY} --trainer.max_steps {STEPS} --checkpoint_every 100"
 FIXED += " --validate_tokens 32 --optimizer.lr 0.01"

@@ -4,7 +4,9 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +20,8 @@ from tokenizer.pack import Layout
 FLAGS = "--precision 64-true --schedule.decay none --checkpoint_every 3 --batch.size 6"
 FLAGS += " --model.context 40"
 SHARED = "--trainer.devices 2 --trainer.strategy ddp"
+Said = dict[str, str]
+"""What both processes said, by the run."""
 
 
 @pytest.fixture(scope="module")
@@ -32,36 +36,58 @@ def command(data: Path, run: Path, flags: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def runs(data, places, forked, tmp_path_factory):
-    """A folder of runs in two processes, which start once for all; what they said, by the run."""
+def folder(data, tmp_path_factory):
+    """Runs of one process: `one`, and the first half of `grown`."""
     folder = tmp_path_factory.mktemp("runs")
     assert fit(data, folder / "one", *FLAGS.split()) == 0
     assert fit(data, folder / "grown", *FLAGS.split(), "--trainer.max_steps", "3") == 0
-    rare = "--log_every 4 --checkpoint_every 100"
-    steps = (
-        ("two", "--batch.micro 1"),
-        ("grown", "--resume auto"),
-        ("shrunk", "--trainer.max_steps 3"),
-        ("none", "--batch.micro 2"),
-        "compile_by_tracing",
-        ("compiled", "--compile true --batch.micro 1"),
-        "announce_decisions",
-        ("decided", rare),
-        "terminate_one_at_step_2",
-        ("stopped", rare),
-    )
+    return folder
+
+
+def run_in_two(forked: Any, folder: Path, steps: Sequence[str | tuple[str, list[str]]]) -> Said:
+    """Runs command lines, and preparations, in two processes, which start once for all."""
+    commands = [step if isinstance(step, str) else step[1] for step in steps]
+    logs = in_two_processes(forked, commands, folder)
+    names = [step[0] for step in steps if not isinstance(step, str)]
+    parts = [re.split(r"(?<=\nend of a command\n)", log)[:-1] for log in logs]
+    return {name: "".join(of) for name, *of in zip(names, *parts, strict=True)}
+
+
+@pytest.fixture(scope="module")
+def said(data, folder, forked):
+    """What two processes said, by the run."""
+    flags = {
+        "two": "--batch.micro 1",
+        "grown": "--resume auto",
+        "shrunk": "--trainer.max_steps 3",
+        "none": "--batch.micro 2",
+    }
+    steps = [
+        (name, command(data, folder / name, f"{SHARED} {more}")) for name, more in flags.items()
+    ]
+    return run_in_two(forked, folder, steps)
+
+
+@pytest.fixture(scope="module")
+def more_said(data, places, folder, forked):
+    """The same of runs that few edits change."""
+    rare = f"{SHARED} --log_every 4 --checkpoint_every 100"
     recorded = [
         f"fit --data {places[name]} --run {folder / name} {' '.join(flags(name))} {SHARED}".split()
         for name in THREE
     ]
-    commands = ["interrupt_recorded", *recorded] + [
-        each if isinstance(each, str) else command(data, folder / each[0], f"{SHARED} {each[1]}")
-        for each in steps
+    compiled = f"{SHARED} --compile true --batch.micro 1"
+    steps = [
+        "interrupt_recorded",
+        *zip(THREE, recorded, strict=True),
+        "compile_by_tracing",
+        ("compiled", command(data, folder / "compiled", compiled)),
+        "announce_decisions",
+        ("decided", command(data, folder / "decided", rare)),
+        "terminate_one_at_step_2",
+        ("stopped", command(data, folder / "stopped", rare)),
     ]
-    logs = in_two_processes(forked, commands, folder)
-    names = [*THREE, *(each[0] for each in steps if not isinstance(each, str))]
-    parts = [re.split(r"(?<=\nend of a command\n)", log)[:-1] for log in logs]
-    return folder, {name: "".join(of) for name, *of in zip(names, *parts, strict=True)}
+    return run_in_two(forked, folder, steps)
 
 
 def assert_alike(one: Path, other: Path, key: str, tolerance: float = 1e-6) -> None:
@@ -81,8 +107,7 @@ def samples_seen(run: Path) -> int:
     return content["PackedDataModule"]["samples_seen"]
 
 
-def test_two_processes_train_as_one(data, runs):
-    folder, said = runs
+def test_two_processes_train_as_one(data, folder, said):
     for name in ("two", "grown", "shrunk"):
         assert said[name].count("exit code 0") == 2
     assert said["none"].count("exit code 2") == 2
@@ -98,26 +123,28 @@ def test_two_processes_train_as_one(data, runs):
     assert files[0] == files[1]
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("more_said")
 @pytest.mark.parametrize("name", THREE)
-def test_two_processes_have_the_losses_on_record(runs, name):
-    assert losses(runs[0] / name) == on_record(name)
+def test_two_processes_have_the_losses_on_record(folder, name):
+    assert losses(folder / name) == on_record(name)
 
 
-def test_two_processes_decide_to_stop_at_a_line_of_progress_only(runs):
-    folder, said = runs
+@pytest.mark.slow
+def test_two_processes_decide_to_stop_at_a_line_of_progress_only(folder, more_said):
     # Step 0 and the last step of a run decide whether its weights are good.
     for name, expected in (("decided", "046"), ("stopped", "044")):
-        assert sorted(re.findall(r"decided at step (\d)", said[name])) == sorted(2 * expected)
-        assert "Lightning asked" not in said[name]
-    assert said["stopped"].count(f"exit code {128 + signal.SIGTERM}") == 1
+        assert sorted(re.findall(r"decided at step (\d)", more_said[name])) == sorted(2 * expected)
+        assert "Lightning asked" not in more_said[name]
+    assert more_said["stopped"].count(f"exit code {128 + signal.SIGTERM}") == 1
     assert [path.name for path in (folder / "stopped").rglob("*.ckpt")] == ["step-000004.ckpt"]
 
 
-def test_two_processes_compile_and_train_as_one(runs):
+@pytest.mark.slow
+def test_two_processes_compile_and_train_as_one(folder, more_said):
     """`aot_eager` traces and cuts the graph as a GPU's compiler would, and needs no C++."""
-    folder, said = runs
-    assert said["compiled"].count("exit code 0") == 2
-    assert said["compiled"].count("compiled a graph") >= 2  # in either process
+    assert more_said["compiled"].count("exit code 0") == 2
+    assert more_said["compiled"].count("compiled a graph") >= 2  # in either process
     assert_alike(folder / "one", folder / "compiled", "loss")
     assert_alike(folder / "one", folder / "compiled", "val_loss")
 

@@ -26,6 +26,7 @@ def _alone(monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nobody answers
 
 
+@pytest.mark.slow
 def test_a_run_offline_stays_in_its_directory_and_keeps_its_id(data, tmp_path):
     run = tmp_path / "run"
     mixers = "attention(heads=8, kv_heads=2, qk_norm=true)+parallel(branches=2, activation=gelu)"
@@ -67,6 +68,7 @@ def test_a_run_offline_stays_in_its_directory_and_keeps_its_id(data, tmp_path):
     assert config["parameters"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "reason"),
     [(None, "No API key configured"), ("a" * 40, "refused")],
@@ -76,7 +78,7 @@ def test_without_login_or_network_training_goes_on_offline(
 ):
     if key is not None:
         monkeypatch.setenv("WANDB_API_KEY", key)
-    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "2")
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "1")
     assert fit(data, tmp_path / "run", "--wandb", "online") == 0
     lines = [line for line in capfd.readouterr().out.splitlines() if "--wandb" in line]
     assert len(lines) == 1
@@ -84,6 +86,7 @@ def test_without_login_or_network_training_goes_on_offline(
     assert len(list((tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb"))) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "variable",
     ["WANDB_MODE=sometimes", "WANDB_SILENT=perhaps", "WANDB_DIR=/dev/null/x", "WANDB_TAGS=",

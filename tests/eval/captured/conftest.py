@@ -9,7 +9,7 @@ import eval.models.checkpoint as models
 from eval import open_model
 from tests.arch.cases import byte_tokenizer
 from tests.arch.test_pretrained import saved, their_model
-from tests.eval.inversion.search_cases import TEXTS
+from tests.eval.inversion.search_cases import SHORT
 
 FAMILIES = {"llama": "llama 2, grouped, scaled", "gpt2": "gpt2"}
 
@@ -18,7 +18,7 @@ FAMILIES = {"llama": "llama 2, grouped, scaled", "gpt2": "gpt2"}
 def directories(tmp_path_factory):
     """Models in transformers' layout, each with its tokens and hidden states in a file."""
     place = tmp_path_factory.mktemp("theirs")
-    tokens = torch.tensor([byte_tokenizer().encode(text).ids for text in TEXTS])
+    tokens = torch.tensor([byte_tokenizer().encode(text).ids for text in SHORT])
     paths = {}
     for name, family in FAMILIES.items():
         path = paths[name] = saved(their_model(family, dtype=torch.float32), place / name)

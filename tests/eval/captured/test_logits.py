@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 from eval import RequestError, open_model, recover
 from tests.arch.cases import byte_tokenizer
 from tests.arch.test_pretrained import V, their_model
-from tests.eval.inversion.search_cases import TEXTS
+from tests.eval.inversion.search_cases import SHORT
 from tests.said import one_line
 
 
@@ -34,18 +34,18 @@ def scored(request, directories, opened):
 def test_logits_give_the_text_away(scored, form, part):
     model, logits = scored
     found = recover(model, form(logits), part=part, corpus="toy:400")
-    assert found.texts == TEXTS
+    assert found.texts == SHORT
     assert found.site.startswith("final.")
 
 
 def test_logits_of_a_head_with_a_bias_and_with_rows_that_no_token_has():
     theirs = their_model("llama 1", dtype=torch.float32, vocab_size=V + 14)
     theirs.lm_head.bias = torch.nn.Parameter(2 * torch.randn(V + 14))
-    tokens = torch.tensor([byte_tokenizer().encode(text).ids for text in TEXTS])
+    tokens = torch.tensor([byte_tokenizer().encode(text).ids for text in SHORT])
     with torch.no_grad():
         logits = theirs(tokens).logits
     found = recover(open_model(theirs, tokenizer=byte_tokenizer()), logits, corpus="toy:400")
-    assert found.texts == TEXTS
+    assert found.texts == SHORT
     assert found.site.startswith("final.")
     assert all(grade == "certain" for row in found.grades for grade in row)
 

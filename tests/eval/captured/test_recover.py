@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from eval import RequestError, activations, open_model, recover
 from eval.__main__ import main
-from tests.eval.inversion.search_cases import TEXTS
+from tests.eval.inversion.search_cases import SHORT
 from tests.said import one_line
 
 
@@ -26,30 +26,30 @@ def test_states_of_transformers_are_recovered(captured, layer):
     model, states = captured
     found = recover(model, states[str(layer)], layer=layer, corpus="toy:400")
     assert found.tokens.tolist() == states["tokens"].tolist()
-    assert found.texts == TEXTS
-    assert str(found) == "\n".join(TEXTS)
-    assert found.certificates == [["residual"] * 20] * 2
+    assert found.texts == SHORT
+    assert str(found) == "\n".join(SHORT)
+    assert found.certificates == [["residual"] * 12] * 2
     assert bool((found.residual <= 10 * found.floor).all())
-    assert found.residual.shape == found.floor.shape == (2, 20)
+    assert found.residual.shape == found.floor.shape == (2, 12)
 
 
 def test_a_hidden_token_is_searched_for(captured):
     model, states = captured
     outputs = states["2"].clone()
     outputs[:, 7] = torch.nan
-    shown = [t for t in range(20) if t != 7]
+    shown = [t for t in range(12) if t != 7]
     found = recover(model, outputs, layer=2, shown=shown, corpus="toy:400")
     assert found.solver == "alternating"
-    assert found.texts == TEXTS
-    assert found.residual.shape == (2, 19)
+    assert found.texts == SHORT
+    assert found.residual.shape == (2, 11)
 
 
 def test_what_another_text_gave_is_certified_nowhere(captured):
     model, states = captured
-    noise = torch.randn(20, 32, generator=torch.Generator().manual_seed(0))
+    noise = torch.randn(12, 32, generator=torch.Generator().manual_seed(0))
     found = recover(model, states["1"][0] + 0.1 * noise, layer=1, corpus="toy:400")
-    assert found.certificates == [[None] * 20]
-    assert str(found).count("?") >= 40
+    assert found.certificates == [[None] * 12]
+    assert str(found).count("?") >= 24
 
 
 def test_bfloat16_weights_prove_nothing(small_model, small_tokenizer):
@@ -64,8 +64,8 @@ def test_bfloat16_weights_prove_nothing(small_model, small_tokenizer):
     ("change", "asked", "seen"),
     [
         (lambda x: x.long(), {}, "int64"),
-        (lambda x: x[:0], {}, "(0, 20, 32)"),
-        (lambda x: torch.cat([x, x], dim=1), {}, "40 positions"),
+        (lambda x: x[:0], {}, "(0, 12, 32)"),
+        (lambda x: torch.cat([x, x, x], dim=1), {}, "36 positions"),
         (lambda x: x[..., :31], {}, "31 channels"),
         (lambda x: x, {"layer": 9}, "0 (the embedding) to 3"),
         (lambda x: x, {"shown": [1, 40]}, "40"),
@@ -87,7 +87,7 @@ def test_activations_are_those_of_transformers(captured):
     """Texts of two lengths, in batches of one and of all."""
     model, states = captured
     tokenizer: Tokenizer = model.tokenizer
-    texts = [*TEXTS, TEXTS[0][:5]]
+    texts = [*SHORT, SHORT[0][:5]]
     sites = ["block.1", "block.2", "mixer.2", "block.1+2"]
     for size in (1, 3):
         batches = list(activations(model, iter(texts), sites, batch_size=size))
@@ -136,10 +136,10 @@ def test_a_file_gives_the_texts_with_their_certificates(asked, tmp_path):
         "block.1.scale": scale,
     }
     page = tmp_path / "page.html"
-    code, rows, _ = ask(tensors, "--truth", *TEXTS, "--page", str(page))
+    code, rows, _ = ask(tensors, "--truth", *SHORT, "--page", str(page))
     assert code == 0
     drawn = page.read_text()
-    assert drawn.count('title="position ') == 80  # two tensors of two prompts of 20 tokens
+    assert drawn.count('title="position ') == 48  # two tensors of two prompts of 12 tokens
     assert drawn.count("certain (residual)") == 2 * sum(
         proof is not None for row in rows for proof in row["certificates"]
     )
@@ -147,10 +147,10 @@ def test_a_file_gives_the_texts_with_their_certificates(asked, tmp_path):
     assert [row["site"] for row in rows] == ["block.1"] * 2 + ["block.2"] * 2
     assert [row["format"] for row in rows] == ["int8"] * 2 + ["bf16"] * 2
     for row in rows[2:]:
-        assert row["text"] in TEXTS
-        assert row["right"] == 20
+        assert row["text"] in SHORT
+        assert row["right"] == 12
     for row in rows:
-        assert row["right"] + row["named"] == 20
+        assert row["right"] + row["named"] == 12
         assert row["false_certain"] == 0
         assert max(row["residual_over_floor"].values()) < 3
 
@@ -159,10 +159,10 @@ def test_only_some_positions_are_known(asked):
     ask, states = asked
     outputs = states["1"].clone()
     outputs[:, 3] = torch.nan
-    known = [str(t) for t in range(12) if t != 3]
+    known = [str(t) for t in range(8) if t != 3]
     code, rows, _ = ask({"block.1": outputs}, "--positions", *known)
     assert code == 0
-    assert [row["text"] for row in rows] == [text[:12] for text in TEXTS]
+    assert [row["text"] for row in rows] == [text[:8] for text in SHORT]
     assert rows[0]["solver"] == "alternating"
 
 

@@ -11,7 +11,7 @@ from eval import activations, recover
 from eval.captured.files.stored import read_stored
 from eval.captured.locate import find_precision, find_site
 from eval.sites.site import open_site
-from tests.eval.inversion.search_cases import TEXTS
+from tests.eval.inversion.search_cases import SHORT
 
 KINDS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -161,12 +161,12 @@ def test_a_cache_gives_the_text_away(directories, opened, part):
         theirs = AutoModelForCausalLM.from_pretrained(path)
         cache = theirs(tokens, use_cache=True).past_key_values
     found = recover(opened["llama"], cache, layer=2, part=part, corpus="toy:400")
-    assert found.texts == TEXTS
-    assert found.certificates == [["residual"] * 20] * 2
+    assert found.texts == SHORT
+    assert found.certificates == [["residual"] * 12] * 2
     layer = cache.layers[1]
     tensor = layer.keys if part == "rotated_key" else layer.values
     found = recover(opened["llama"], tensor.bfloat16(), layer=2, part=part, corpus="toy:400")
-    assert found.texts == TEXTS
+    assert found.texts == SHORT
 
 
 @pytest.mark.parametrize(
@@ -176,9 +176,9 @@ def test_a_cache_gives_the_text_away(directories, opened, part):
 )  # fmt: skip
 def test_the_site_is_found(opened, site, kind):
     checkpoint = opened["llama"]
-    (batch,) = activations(checkpoint, TEXTS, site)
+    (batch,) = activations(checkpoint, SHORT, site)
     found = recover(checkpoint, batch.outputs[site].to(KINDS[kind]), corpus="toy:400")
     assert found.site == site
-    assert found.texts == TEXTS
+    assert found.texts == SHORT
     first, *others = found.matches
     assert first.hits > max((other.hits for other in others), default=0)

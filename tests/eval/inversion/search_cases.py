@@ -18,6 +18,8 @@ from eval.sites.slices import Slice
 MIXERS = ["flat", "attention(heads=2, kv_heads=1)", "attention+flat"]
 TEXTS = ["Zinc melts at 419 C.", "A map of Lima, 1902?"]
 """Of 20 bytes each."""
+SHORT = [text[:12] for text in TEXTS]
+"""The first 12 bytes of each."""
 QUICK: dict[str, dict[str, Any]] = {
     "adam": {"steps": 150},
     "descent": {"steps": 300, "rate": 0.1},

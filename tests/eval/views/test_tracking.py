@@ -108,6 +108,7 @@ def runs_of_two(tracked):
     return found
 
 
+@pytest.mark.slow
 def test_each_model_is_a_run_whose_figures_are_logged_by_training_step(runs_of_two):
     assert set(runs_of_two) == {"flat", "llama"}
     for (_, records), expected in zip(
@@ -123,6 +124,7 @@ def test_each_model_is_a_run_whose_figures_are_logged_by_training_step(runs_of_t
         assert axes == {("eval/*", STEP), ("lens/*", STEP)}
 
 
+@pytest.mark.slow
 def test_table_and_page_are_logged(tracked, runs_of_two):
     file, records = runs_of_two["flat"]
     rows, files = logged(records), file.parent / "files"
