@@ -27,7 +27,15 @@ def main() -> int:
         command.add_argument("data", type=Path)
         command.add_argument("out", type=Path)
     command.add_argument("--parts", nargs="+")
+    table = commands.add_parser("table")
+    table.add_argument("rows", type=Path)
+    table.add_argument("figure", type=Path)
     options = parser.parse_args()
+    if options.command == "table":
+        from scripts.experiments.structured.table import show
+
+        show(options.rows, options.figure)
+        return 0
     if not (options.data / "meta.json").is_file():
         parser.error(f"{options.data}: not packed data; give what `tokenizer pack` wrote")
     if options.command == "train":
@@ -39,7 +47,7 @@ def main() -> int:
 
     if unknown := {*(options.parts or ())} - PARTS.keys():
         parser.error(f"--parts {' '.join(unknown)}: allowed are {', '.join(PARTS)}")
-    ask_all(options.data, options.out, read_design(), options.parts or list(PARTS))
+    ask_all(str(options.data), options.out, read_design(), options.parts or list(PARTS))
     return 0
 
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from arch.mixers import Row, Toeplitz
 from eval.inversion.request import Inversion
 from eval.inversion.task import plan
 from eval.measures.bits.measure import Passage, candidate_outputs
@@ -37,6 +36,8 @@ from train.settings import OptimizerSettings
 CALIBRATION = 16, 64
 """Windows of background text whose outputs scale codes, and their tokens."""
 LOSS_WINDOWS = 200, 128
+NEIGHBOURS = 20, 64
+"""Windows whose tokens are read from neighbouring outputs, and their tokens."""
 COPIED = 256
 """Tokens of the vocabulary of copies."""
 Rows = Iterator[dict[str, Any]]
@@ -86,8 +87,7 @@ def measure_toeplitz(model: Model) -> Rows:
     """The figures of each block's Toeplitz triangle."""
     for number, block in enumerate(model.checkpoint.model.blocks, 1):
         mixer: Any = block.token_mixer
-        if isinstance(mixer, Toeplitz):
-            yield {"layer": number, **toeplitz_figures(mixer)}
+        yield {"layer": number, **toeplitz_figures(mixer)}
 
 
 @torch.no_grad()
@@ -95,9 +95,7 @@ def invert_mixer(model: Model) -> Rows:
     """Which tokens two neighbouring outputs of the first mixer name."""
     network, text = model.checkpoint.model, model.text
     block: Any = network.blocks[0]
-    if model.family not in ("column", "mixed") or not isinstance(block.token_mixer, Row):
-        return
-    tokens = text.windows("evaluation", 20, 64)
+    tokens = text.windows("evaluation", *NEIGHBOURS)
     found, outside = read_neighbours(
         block.token_mixer, Circuit(network, 1, "mixer").of_tokens(tokens)
     )
@@ -225,12 +223,16 @@ class Part(NamedTuple):
     ask: Callable[[Model], Rows]
     seeds: str
     steps: Callable[[dict[str, Any]], list[int]]
+    families: tuple[str, ...] = ()
+    """All where it is empty."""
 
 
 PARTS = {
     "geometry": Part(measure_geometry, "seeds", lambda design: design["steps"]),
-    "toeplitz": Part(measure_toeplitz, "seeds", lambda design: design["steps"]),
-    "inverse": Part(invert_mixer, "seeds", lambda design: design["three_steps"]),
+    "toeplitz": Part(measure_toeplitz, "seeds", lambda design: design["steps"], ("toeplitz",)),
+    "inverse": Part(
+        invert_mixer, "seeds", lambda design: design["three_steps"], ("column", "mixed")
+    ),
     "bits": Part(measure_bits, "seeds", lambda design: design["steps"]),
     "copying": Part(learn_copies, "fewer_seeds", lambda design: design["ends"][:1]),
     "order": Part(recover_order, "fewer_seeds", lambda design: design["ends"][1:]),
@@ -239,19 +241,19 @@ PARTS = {
 }
 
 
-def ask_all(data: Path, out: Path, design: dict[str, Any], parts: list[str]) -> None:
+def ask_all(corpus: str, out: Path, design: dict[str, Any], parts: list[str]) -> None:
     """Adds to OUT/rows-PART.jsonl the rows of each model that is there and has none yet."""
     for name in parts:
         part, file = PARTS[name], out / f"rows-{name}.jsonl"
         done = {row["key"].rpartition(" ")[0] for row in read_rows(file)}
         for seed in design[part.seeds]:
-            for family in design["models"]:
+            for family in part.families or design["models"]:
                 for step in part.steps(design):
                     path = out / "runs" / f"{family}-s{seed}" / "models" / f"step-{step:06d}"
                     key = f"{name} {family}-s{seed} {step}"
                     if key in done or not (path / "meta.json").is_file():
                         continue
-                    model = Model(open_model(path, "cpu"), design, str(data), family, seed, step)
+                    model = Model(open_model(path, "cpu"), design, corpus, family, seed, step)
                     about = {"kind": name, "model": f"{family}-s{seed}", "step": step}
                     found = [
                         {"key": f"{key} {number}", **about, **row}
@@ -274,6 +276,7 @@ def _joined(text: HeldOutText, use: Any) -> Tensor:
 def _calibrate(model: Model) -> Tensor:
     """The largest magnitude of each channel in background text."""
     background = model.text.windows("background", *CALIBRATION, least=1)
+    background = background[:, : model.checkpoint.config.context]
     return model.last.of_tokens(background).abs().amax(dim=(0, 1))
 
 
