@@ -22,7 +22,7 @@ from scripts.experiments.structured.copying import learn_copying
 from scripts.experiments.structured.decoder import (
     Examples,
     draw_examples,
-    encode,
+    make_examples,
     train_decoder,
 )
 from scripts.experiments.structured.measures import (
@@ -150,7 +150,7 @@ def compare_decoders(model: Model) -> Rows:
         drawn[use] = draw_examples(tokens, position + 1, count, places, candidates, model.seed)
     exact = measure_exactly(model, *drawn["evaluation"], candidates)
     train, judged = (
-        Examples(tokens, labels, *encode(model.last, tokens, places, int(candidates[0])))
+        make_examples(model.last, tokens, labels, places, int(candidates[0]))
         for tokens, labels in drawn.values()
     )
     kinds: dict[str, tuple[Examples, str, float]] = {"blind clean": (train, "blind", 0.0)}

@@ -87,6 +87,14 @@ def encode(
     return torch.cat(vectors), torch.cat(neutrals)
 
 
+def make_examples(
+    circuit: Circuit, tokens: Tensor, labels: Tensor, places: Sequence[int], neutral: int
+) -> Examples:
+    """What a decoder is trained on; see `encode`."""
+    vectors, others = encode(circuit, tokens, places, neutral)
+    return Examples(tokens, labels, vectors, others)
+
+
 class Block(nn.Module):
     """x + W2 gelu(W1 norm(x))."""
 

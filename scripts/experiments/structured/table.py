@@ -48,7 +48,8 @@ def of_seeds(values: Any) -> Estimate:
     if error == 0:
         return Estimate(mean, mean, mean, float(mean == 0))
     low, high = stats.t.interval(0.95, len(values) - 1, mean, error)
-    return Estimate(*map(float, (mean, low, high, stats.ttest_1samp(values, 0).pvalue)))
+    tested: Any = stats.ttest_1samp(values, 0)
+    return Estimate(*map(float, (mean, low, high, tested.pvalue)))
 
 
 def of_difference(values: Any, others: Any) -> Estimate:
@@ -134,7 +135,9 @@ def judge_differences(estimates: dict[str, Estimate]) -> Verdict:
 
 def judge_information(frame: Frame) -> Verdict:
     """H2."""
-    means = sum(bits_at(frame, distance)[3125] for distance in DISTANCES) / len(DISTANCES)
+    means = pd.concat([bits_at(frame, distance)[3125] for distance in DISTANCES], axis=1).mean(
+        axis=1
+    )
     return judge_differences(
         {f"{a} - {b}": of_difference(means[a], means[b])
          for a, b in (("toeplitz", "flat"), ("mixed", "headed"))}
