@@ -97,7 +97,10 @@ def figure_of(frame: Frame, kind: str, name: str) -> Frame:
 
 
 def found_by_decoders(frame: Frame) -> Frame:
-    """Of each model, step and decoder the fraction of the exact bits that it finds."""
+    """Of each model, step and decoder the fraction of the exact bits that it finds.
+
+    And both by distance: `bits` that it finds, and `exact`.
+    """
     found = []
     for row in frame[frame.kind == "decoder"].to_dict("records"):
         for name, bits in row["decoder"].items():
@@ -105,7 +108,7 @@ def found_by_decoders(frame: Frame) -> Frame:
             found.append(
                 {key: row[key] for key in ("family", "seed", "step")}
                 | {"decoder": name, "fraction": sum(bits) / sum(exact), "bits": bits}
-                | {"exact": exact}
+                | {"exact": exact, "distances": row["distances"]}
             )
     return pd.DataFrame(found)
 
@@ -147,6 +150,8 @@ def judge_information(frame: Frame) -> Verdict:
 def judge_decoder(frame: Frame, name: str, limit: float) -> Verdict:
     """H3 and H4: whether a decoder finds less than a fraction, in each family."""
     found = found_by_decoders(frame).query("step == 3125 and decoder == @name")
+    if found.empty:
+        raise KeyError(name)
     by_family = {family: of_seeds(of.fraction) for family, of in found.groupby("family")}
     if all(of.high < limit for of in by_family.values()):
         verdict = "confirmed"
@@ -257,7 +262,11 @@ def print_tables(frame: Frame) -> None:
         if missing := set(needed.split()) - kinds:
             print(f"{name}: not asked yet: {', '.join(missing)}")
             continue
-        verdict, found = judge(frame)
+        try:
+            verdict, found = judge(frame)
+        except KeyError as missing:  # a family or a step that has no rows yet
+            print(f"{name}: not complete: {missing} has no rows")
+            continue
         print(f"{name}: {verdict}: {found}")
     print(frame.groupby(["kind", "family"]).model.nunique().unstack("family").to_string())
     for title, table in tables(frame, kinds):
@@ -288,7 +297,7 @@ def tables(frame: Frame, kinds: set[str]) -> Iterable[tuple[str, Frame]]:
         by = ["decoder", "step", "family"]
         yield "fraction that decoders find", found.groupby(by).fraction.mean().unstack("family")
         for name in ("bits", "exact"):
-            spread = found[name].apply(pd.Series).set_axis(DISTANCES, axis=1)
+            spread = found[name].apply(pd.Series).set_axis(found.distances.iloc[0], axis=1)
             yield name, spread.groupby([found[key] for key in by]).mean()
     if "recovery" in kinds:
         for tokens in ("self", "nonself"):
