@@ -161,6 +161,7 @@ def test_examples_are_encoded_as_the_model_encodes_them(network):
     assert torch.equal(tokens[:, PLACES], labels)
     vectors, neutral = decoder.encode(circuit, tokens, PLACES, 0, batch=4)
     torch.testing.assert_close(vectors, circuit.of_tokens(tokens)[:, -1])
+    torch.testing.assert_close(decoder.encode(circuit, tokens, (), 0)[0], vectors)
     for number, place in enumerate(PLACES):
         other = tokens.clone()
         other[:, place] = 0

@@ -150,7 +150,7 @@ def compare_decoders(model: Model) -> Rows:
         drawn[use] = draw_examples(tokens, position + 1, count, places, candidates, model.seed)
     exact = measure_exactly(model, *drawn["evaluation"], candidates)
     train, judged = (
-        make_examples(model.last, tokens, labels, places, int(candidates[0]))
+        make_examples(model.last, tokens, labels, places if model.step else (), int(candidates[0]))
         for tokens, labels in drawn.values()
     )
     kinds: dict[str, tuple[Examples, str, float]] = {"blind clean": (train, "blind", 0.0)}

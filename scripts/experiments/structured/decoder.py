@@ -64,7 +64,8 @@ def encode(
     Args:
         circuit: the site.
         tokens: `(N, T)`.
-        places: R of them, in any order, before the last position.
+        places: R of them, in any order, before the last position; none where the vectors alone are
+            wanted, which costs half as much.
         neutral: the other token.
         batch: windows at once.
 
@@ -82,8 +83,10 @@ def encode(
             other = rows[:, stop:].clone()
             other[:, 0] = neutral
             found[number] = circuit.step(circuit.embed(other), state)[:, -1]
-        vectors.append(circuit.step(circuit.embed(rows[:, stops[-1] :]), state)[:, -1])
-        neutrals.append(torch.stack([found[i] for i in range(len(places))], dim=1))
+        vector = circuit.step(circuit.embed(rows[:, stops[-1] :]), state)[:, -1]
+        vectors.append(vector)
+        others = [found[i] for i in range(len(places))]
+        neutrals.append(torch.stack(others, 1) if others else vector.new_empty(len(vector), 0, 0))
     return torch.cat(vectors), torch.cat(neutrals)
 
 
