@@ -144,11 +144,12 @@ def compare_decoders(model: Model) -> Rows:
     design, text = model.design["decoder"], model.text
     position, sizes = design["position"], design["examples"]
     candidates, places = commonest(text, design["candidates"]), _places(design)
-    drawn = {}
+    drawn: dict[str, tuple[Tensor, Tensor]] = {}
     for use, count in {"fitting": sizes["train"], "evaluation": sizes["judge"]}.items():
         tokens = _joined(text, use)
         drawn[use] = draw_examples(tokens, position + 1, count, places, candidates, model.seed)
-    exact = measure_exactly(model, *drawn["evaluation"], candidates)
+    tokens, labels = drawn["evaluation"]
+    exact = measure_exactly(model, tokens, labels, candidates)
     train, judged = (
         make_examples(model.last, tokens, labels, places if model.step else (), int(candidates[0]))
         for tokens, labels in drawn.values()

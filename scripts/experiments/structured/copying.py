@@ -1,6 +1,6 @@
 """How well a mixer learns to copy: the second half of a sequence repeats the first."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +17,11 @@ def draw_copies(count: int, half: int, vocabulary: int, generator: torch.Generat
     return torch.cat([first, first], dim=1)
 
 
-def score_copies(model: LanguageModel, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean loss of the second half, nats a token, and how much of it is named (0 to 1)."""
+def score_copies(model: Callable[[Tensor], Tensor], tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean loss of the second half, nats a token, and the fraction of it that is named.
+
+    The model gives logits `(N, T, V)` for `(N, T)` tokens.
+    """
     half = tokens.shape[1] // 2
     logits, targets = model(tokens)[:, half - 1 : -1], tokens[:, half:]
     right = (logits.argmax(-1) == targets).float().mean()
