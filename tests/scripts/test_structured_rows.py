@@ -122,7 +122,7 @@ def test_a_decoder_is_judged_by_its_limits_in_each_family(found, verdict):
         family: [{"decoder": {"blind clean": of_seed}, "exact": exact} for of_seed in of]
         for family, of in zip(("flat", "mixed"), bits, strict=True)
     }
-    frame = table.read_frame(of_models("decoder", values))
+    frame = table.read_frame(of_models("decoder", values, distances=[1, 4]))
     assert table.judge_decoder(frame, "blind clean", 0.3).verdict == verdict
 
 
