@@ -34,7 +34,7 @@ from arch.pretrained.tokenizers import largest_id, read_tokenizer
 from arch.storage.files import file_sha256, read_json
 from arch.storage.runs import SHIPPED, find_model
 from arch.storage.weights import check_finite, drop_padding
-from eval.messages import RequestError, say_once
+from eval.messages import ArgumentError, RequestError, say_once
 from eval.models import TRUST_CODE, identity
 from eval.models.pieces import Pieces
 from eval.models.running.outputs import Outputs, run_model
@@ -143,11 +143,12 @@ class Checkpoint:
         return self.meta["name"], int(self.meta.get("step", 0)), self.weights_sha256
 
     def check_layer(self, layer: int) -> None:
-        """Refuses a layer that the model has not, by a `RequestError` that names `--layers`."""
+        """Refuses a layer that the model has not, by an `ArgumentError` of `--layers`."""
         if not 0 <= layer <= self.config.n_layers:
-            raise RequestError(
-                f"--layers {layer}: {self.path} has layers 0 (the embedding) to "
-                f"{self.config.n_layers}"
+            raise ArgumentError(
+                "--layers",
+                f"{self.path} has layers 0 (the embedding) to {self.config.n_layers}",
+                layer,
             )
 
     def check_length(self, length: int) -> None:

@@ -116,7 +116,7 @@ def test_a_torn_last_line_is_left_out_and_one_elsewhere_is_an_error(tmp_path, ca
     results = Results(tmp_path)
     results.append([make_row(key="a"), make_row(key="é")])
     whole = results.path.read_bytes()
-    for torn in (b'{"schema": 1, "ke', b'{"schema": 1, "key": "b"}', b'{"key": "\xc3', b"\0\0"):
+    for torn in (b'{"schema": 1, "ke', b'{"key": "\xc3', b"\0\0"):
         results.path.write_bytes(whole + torn)
         assert [row["key"] for row in read_rows([tmp_path])] == ["a", "é"]
         assert results.path.read_bytes() == whole + torn  # a reader may stand beside a writer
