@@ -13,7 +13,7 @@ import argparse
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas
 import torch
@@ -71,8 +71,9 @@ def count(tokens: Tensor, grades: list[str], truth: Tensor) -> dict[str, int]:
 
 def tabulate(rows: pandas.DataFrame) -> pandas.DataFrame:
     """A line for each model and length: prompts recovered, with a 95 % interval, and the cost."""
-    lines = []
-    for (model, length), group in rows.groupby(["model", "length"]):
+    lines, groups = [], rows.groupby(["model", "length"])
+    for key in groups.groups:
+        (model, length), group = cast(tuple[str, int], key), groups.get_group(key)
         whole = int((group.right == length).sum())
         limits = binomtest(whole, len(group)).proportion_ci(method="wilson")
         lines.append({
