@@ -52,7 +52,9 @@ def assert_same(a, b):
     assert names(a / "models") == names(b / "models")
     for step, name in enumerate(names(a / "models")):
         assert weights(a, step) == weights(b, step)
-        metas = [load_model(run / "models" / name).meta | {"name": ""} for run in (a, b)]
+        metas = [load_model(run / "models" / name).meta for run in (a, b)]
+        for run, meta in zip((a, b), metas, strict=True):  # both are named after their run
+            meta |= {"name": "", "model_id": meta["model_id"].removeprefix(run.name)}
         assert metas[0] == metas[1]
     assert rows(a) == rows(b)
 
