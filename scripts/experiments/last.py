@@ -1,4 +1,4 @@
-"""What the last position's logits give away of a prompt: docs/results/audit.md.
+"""What the last position's logits give away of a prompt.
 
     python -m scripts.experiments.last ask NAME MODEL CORPUS OUT.jsonl
     python -m scripts.experiments.last table ROWS.jsonl [ROWS.jsonl ...]
@@ -24,6 +24,7 @@ import arch.kernels.threads  # noqa: F401 - before the first product
 from eval import recover
 from eval.models.checkpoint import Checkpoint, open_model
 from eval.models.text import held_out_text
+from scripts.experiments.formats import count
 from scripts.experiments.likely import read_rows
 
 LENGTHS, PASSAGES, BUDGET = (5, 10, 15, 24), 50, 1 << 19  # tokens, prompts, tokens run
@@ -52,21 +53,12 @@ def ask(name: str, path: str, corpus: str, out: Path) -> None:
                 corpus=corpus, settings={"budget": BUDGET},
             )  # fmt: skip
             row: dict[str, Any] = {"key": key, "model": name, "length": length}
-            row |= count(found.tokens[0], found.grades[0], passage)
-            row |= {"evaluations": found.evaluations[0]}
+            answer = {"tokens": found.tokens[0].tolist(), "grades": found.grades[0],
+                      "evaluations": found.evaluations[0]}  # fmt: skip
+            row |= count([answer], passage[None])
             row |= {"cpu_seconds": round(time.process_time() - started, 2)}
             with out.open("a") as file_of_rows:
                 print(json.dumps(row), file=file_of_rows)
-
-
-def count(tokens: Tensor, grades: list[str], truth: Tensor) -> dict[str, int]:
-    """How many of `(T,)` tokens are right, certain or likely, and wrong among these."""
-    right = tokens.cpu() == truth.cpu()
-    counts = {"right": int(right.sum())}
-    for grade in ("certain", "likely"):
-        given = torch.tensor([of == grade for of in grades])
-        counts[grade], counts[f"{grade}_wrong"] = int(given.sum()), int((given & ~right).sum())
-    return counts
 
 
 def tabulate(rows: pandas.DataFrame) -> pandas.DataFrame:

@@ -24,14 +24,23 @@ from eval.models.text import HeldOutText, held_out_text, inside_stories
 from eval.sites.circuit import Circuit
 from scripts.experiments.forgetting import FOLDER, bits_of, commonest
 
+POSITIONS = 12, 100
+"""Of the first passage's token that is asked about, and of the last one's."""
 WINDOWS = 200, 128  # of held-out text, whose loss stands beside
 
 
-def passages(text: HeldOutText, tokens: Tensor, asked: dict[str, Any]) -> list[Passage]:
-    """Passages from inside stories, each with a place of its own; the tokens asked about differ."""
-    first, last = 12, 100
-    count, after = asked["count"], asked["after"]
-    allowed, chosen = set(tokens.tolist()), list[Passage]()
+def choose_passages(
+    text: HeldOutText, candidates: Tensor, positions: tuple[int, int], count: int, after: int
+) -> list[Passage]:
+    """Passages from inside stories, whose tokens asked about differ.
+
+    Args:
+        candidates: the tokens that may be asked about.
+        positions: of the first passage's token and of the last one's; the others lie between.
+        after: tokens behind the one asked about.
+    """
+    first, last = positions
+    allowed, chosen = set(candidates.tolist()), list[Passage]()
     for prompt in inside_stories(text, last + 1 + after):
         token = prompt.tokens[last]
         if token in allowed and all(token != passage.truth for passage in chosen):
@@ -52,11 +61,12 @@ def measure(
     circuit = Circuit(model, checkpoint.config.n_layers)
     about = {"model": path.parents[1].name, "step": checkpoint.meta["step"],
              "tokens_seen": checkpoint.meta["tokens_seen"]}  # fmt: skip
-    place, measured = design["passages"], design["measured"]
-    candidates = commonest(text, place["candidates"])
+    wanted, measured = design["passages"], design["measured"]
+    candidates = commonest(text, wanted["candidates"])
+    chosen = choose_passages(text, candidates, POSITIONS, wanted["count"], wanted["after"])
     background = circuit.of_tokens(text.windows("background", 16, 64, least=1))
     sites = {"block": lambda outputs: outputs, "head": model.norm}
-    for number, passage in enumerate(passages(text, candidates, place)):
+    for number, passage in enumerate(chosen):
         keys = {site: f"{about['model']} {about['step']} {site} {number}" for site in sites}
         if set(keys.values()) <= known:
             continue

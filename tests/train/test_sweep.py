@@ -185,18 +185,24 @@ def test_a_sweep_that_cannot_be_run(file, tmp_path, change, named, refused):
     assert not (tmp_path / "out").exists()
 
 
-def test_values_reach_a_run_as_they_stand_in_the_file(file, tmp_path, monkeypatch):
+@pytest.fixture
+def commands(monkeypatch):
+    """What a sweep runs, in the place of running it."""
+    given = []
+
+    def run(command):
+        given.append(command)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(sweep, "subprocess", SimpleNamespace(run=run))
+    return given
+
+
+def test_values_reach_a_run_as_they_stand_in_the_file(file, tmp_path, commands):
     text = yaml.safe_dump(TOY | {"parameters": {}}).replace("parameters: {}", "parameters:")
     text += "\n  optimizer.lr: {value: 1e-3}\n  schedule.decay_steps: {values: [null, ~]}\n"
     text += "  save_best: {value: true}\n  save_steps: {value: [1, 2]}\n  seed: {values: [1, 2]}\n"
     file.write_text(text.replace("values: [null, ~]", "value: null"))
-    commands = []
-
-    def run(command):
-        commands.append(command)
-        return subprocess.CompletedProcess(command, 0)
-
-    monkeypatch.setattr(sweep, "subprocess", SimpleNamespace(run=run))
     assert main(["sweep", str(file), "--out", str(tmp_path)]) == 0
     flags = {"--optimizer.lr=0.001", "--schedule.decay_steps=null", "--save_best=true"}
     assert flags | {"--save_steps=[1, 2]", "--seed=2", f"--run={tmp_path / 'seed=2'}"} <= {
@@ -223,16 +229,9 @@ def test_seeds_stand_at_the_end_of_names():
     assert trial_name(trial, list(trial)) == "mixers=attentionheads=4_lr=0.01235_seed=1"
 
 
-def test_a_flag_and_its_value_may_be_two_words_of_a_command(file, tmp_path, monkeypatch):
+def test_a_flag_and_its_value_may_be_two_words_of_a_command(file, tmp_path, commands):
     command = ["python", "-m", "train", "fit", "--save_best", "false", "--seed", "3", "${args}"]
     file.write_text(yaml.safe_dump(TOY | {"command": command}))
-    commands = []
-
-    def run(command):
-        commands.append(command)
-        return subprocess.CompletedProcess(command, 0)
-
-    monkeypatch.setattr(sweep, "subprocess", SimpleNamespace(run=run))
     assert main(["sweep", str(file), "--out", str(tmp_path)]) == 0
     flags = commands[0][commands[0].index("fit") + 1 : -2]
     recipe = read_recipe(*flags)

@@ -154,17 +154,17 @@ def _pair(
     """
     for number in sorted(first.keys() | second.keys()):
         pair = [scores.get(number) for scores in (first, second)]
-        asked = [score and (score.document, score.target, score.n) for score in pair]
-        if asked[0] != asked[1]:
+        one, other = (score and (score.document, score.target, score.n) for score in pair)
+        if one != other:
             hashes = (score.document[:12] if score else "none" for score in pair)
             raise RequestError(
                 f"{files[0]} and {files[1]}: document {number} differs (doc_hash "
                 f"{' and '.join(hashes)}, or its target or size); run both models on the same "
                 "documents"
             )
-    if other := sum(first[number].prompt != second[number].prompt for number in first):
+    if differing := sum(first[number].prompt != second[number].prompt for number in first):
         say_once(
-            f"{files[0]} and {files[1]}: {other} of {len(first)} documents were asked by other "
+            f"{files[0]} and {files[1]}: {differing} of {len(first)} documents were asked by other "
             "prompts (prompt_hash): other examples before them, or a chat template; the difference "
             "is of both"
         )

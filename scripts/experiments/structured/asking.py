@@ -14,7 +14,7 @@ from eval.inversion.request import Inversion
 from eval.inversion.task import plan
 from eval.measures.bits.measure import Passage, candidate_outputs
 from eval.models.checkpoint import Checkpoint, open_model
-from eval.models.text import HeldOutText, drawn_prompts, held_out_text, inside_stories
+from eval.models.text import HeldOutText, drawn_prompts, held_out_text
 from eval.sites.circuit import Circuit
 from scripts.experiments.forgetting import bits_of, commonest, rounded
 from scripts.experiments.likely import read_rows
@@ -31,6 +31,7 @@ from scripts.experiments.structured.measures import (
     spectrum_slope,
     toeplitz_figures,
 )
+from scripts.experiments.training_bits import choose_passages
 from train.settings import OptimizerSettings
 
 CALIBRATION = 16, 64
@@ -108,20 +109,6 @@ def invert_mixer(model: Model) -> Rows:
     }  # fmt: skip
 
 
-def choose_passages(text: HeldOutText, candidates: Tensor, design: dict[str, Any]) -> list[Passage]:
-    """Passages from inside stories, each with a place of its own; the tokens asked about differ."""
-    (first, last), count, far = design["places"], design["count"], design["far"]
-    allowed, chosen = set(candidates.tolist()), list[Passage]()
-    for prompt in inside_stories(text, last + 1 + far):
-        token = prompt.tokens[last]
-        if token in allowed and all(token != passage.truth for passage in chosen):
-            place = round(first + (last - first) * len(chosen) / (count - 1))
-            chosen.append(Passage(prompt.index, prompt.tokens[last - place :], place))
-        if len(chosen) == count:
-            return chosen
-    raise SystemExit(f"only {len(chosen)} passages; {count} are asked for")
-
-
 @torch.no_grad()
 def measure_bits(model: Model) -> Rows:
     """Bits about a token in later outputs of the last block, a row for each passage."""
@@ -129,14 +116,15 @@ def measure_bits(model: Model) -> Rows:
     candidates = commonest(text, design["candidates"])
     largest = _calibrate(model)
     far = [design["far"]] if model.step in model.design["three_steps"] else []
-    asked = design | {"distances": [*design["distances"], *far]}
-    for passage in choose_passages(text, candidates, design):
-        cut = passage.tokens[: passage.place + 1 + asked["distances"][-1]]
+    question = design | {"distances": [*design["distances"], *far]}
+    count, after = design["count"], design["far"]
+    for passage in choose_passages(text, candidates, tuple(design["places"]), count, after):
+        cut = passage.tokens[: passage.place + 1 + question["distances"][-1]]
         outputs = candidate_outputs(model.last, replace(passage, tokens=cut), candidates)
         number = int((candidates == passage.truth).nonzero())
-        found = bits_of(outputs, number, passage.index, largest, asked)
+        found = bits_of(outputs, number, passage.index, largest, question)
         yield {"prompt": passage.index, "place": passage.place, "truth": passage.truth,
-               "distances": asked["distances"], **found}  # fmt: skip
+               "distances": question["distances"], **found}  # fmt: skip
 
 
 def compare_decoders(model: Model) -> Rows:
@@ -175,13 +163,13 @@ def measure_exactly(
 ) -> dict[str, list[float]]:
     """The exact bits of one vector about each drawn token, means over the first windows."""
     design, largest = model.design["decoder"], _calibrate(model)
-    asked = {"distances": [0], "noise": [design["noise"]], "quantisers": ["int8"], "draws": 8}
+    question = {"distances": [0], "noise": [design["noise"]], "quantisers": ["int8"], "draws": 8}
     found: dict[str, list[list[float]]] = {}
     for window in range(design["examples"]["exact"]):
         for place, number in zip(_places(design), labels[window].tolist(), strict=True):
             passage = Passage(window, tuple(tokens[window].tolist()), place)
             outputs = candidate_outputs(model.last, passage, candidates)[:, -1:]
-            bits = bits_of(outputs, number, window, largest, asked)["bits"]
+            bits = bits_of(outputs, number, window, largest, question)["bits"]
             for precision, of in bits.items():
                 found.setdefault(precision, []).append(of["alone"])
     count = len(design["distances"])
@@ -201,10 +189,10 @@ def recover_order(model: Model) -> Rows:
     """Hidden tokens behind blocks 1 to 4, by search, and whether their order is right."""
     design, ten = model.design["order"], model.design["order"]["ten"]
     layers = tuple(map(str, range(1, 1 + model.checkpoint.config.n_layers)))
-    asked = [(hidden, layers) for hidden in design["hidden"]]
+    choices = [(hidden, layers) for hidden in design["hidden"]]
     if model.family in ten["families"]:
-        asked.append((10, tuple(map(str, ten["layers"]))))
-    for hidden, of_layers in asked:
+        choices.append((10, tuple(map(str, ten["layers"]))))
+    for hidden, of_layers in choices:
         request = _request(design, (f"[:, {hidden}:, :]",), of_layers, "alternating")
         yield from _answers(model, request, design)
 
