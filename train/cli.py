@@ -91,7 +91,10 @@ def read_command(command: str, words: list[str]) -> Recipe:
 
 
 def _refuse_clock_times(words: list[str], values: Namespace) -> None:
-    """Refuses `1:30` for a number: YAML 1.1, by which jsonargparse reads, takes it for 90."""
+    """Refuses `1:30` for a number: YAML 1.1, by which jsonargparse reads, takes it for 90.
+
+    A loader that `set_loader` gives it does not help: it reads a number again by its own.
+    """
     for word, following in zip(words, [*words[1:], ""], strict=True):
         name, equals, value = word.partition("=")
         value = value if equals else following
@@ -198,7 +201,7 @@ def _one_line(message: str) -> str:
         meant = SYNONYMS.get(key.replace("-", "_")) or next(iter(alike), "")
         guess = f"did you mean --{meant}? " if meant else ""
         return f"there is no setting --{key}; {guess}python -m train fit --help lists them all"
-    single = r'key "([^"]+)": Expected an? (.+?)\. Got value: (.*)'
+    single = r'key "([^"]+)": Expected an? (.+?)\. Got value: ?(.*)'
     union = r'key "([^"]+)": Does not validate against any .*?\[(.*?)\] Errors:.* value: (.*)'
     if match := re.search(single, message) or re.search(union, message):
         key, kind, value = match.groups()

@@ -25,11 +25,11 @@ from train.data import Windows
 from train.module import LanguageModule
 from train.prepare import is_text, prepare_data
 from train.progress import clock, epochs_advice
-from train.run import build_trainer
 from train.rundir import RunDirectory
 from train.saving import KEPT
 from train.settings import Recipe
 from train.speed import choose_arithmetic, compiles, prepare
+from train.trainer import build_trainer
 
 CHEAP = 2e11
 """FLOP of a measured step on a CPU, at most: it sees fewer windows if need be."""

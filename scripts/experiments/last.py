@@ -1,12 +1,15 @@
 """What the last position's logits give away of a prompt.
 
-    python -m scripts.experiments.last ask NAME MODEL CORPUS OUT.jsonl
+    python -m scripts.experiments.last ask NAME MODEL CORPUS SOLVER OUT.jsonl
     python -m scripts.experiments.last table ROWS.jsonl [ROWS.jsonl ...]
 
 Fifty held-out passages of each length, starting inside stories. Of each, `recover` is given the
-logits after its last token and no others, and searches for all tokens with `alternating` until
-524,288 tokens were run forward. Fixed before the first row: every passage counts, and a prompt is
-recovered where all its tokens are right. What is in OUT is not asked again.
+logits after its last token and no others, and searches for all tokens with a solver, `alternating`
+or `decoder`, until 524,288 tokens were run forward for it; the decoder's training, once for each
+model, is not among them. Fixed before the first row: every passage counts, and a prompt is
+recovered where all its tokens are right. The solver `decoder` was written on the first twenty
+passages of 10 tokens; what is asked are the fifty after the first fifty. What is in OUT is not
+asked again.
 """
 
 import argparse
@@ -37,22 +40,23 @@ def write_logits(checkpoint: Checkpoint, passage: Tensor) -> Tensor:
     return model.logits(model.hidden(model.embed(passage[None]), model.config.n_layers))[0, -1:]
 
 
-def ask(name: str, path: str, corpus: str, out: Path) -> None:
+def ask(name: str, path: str, corpus: str, solver: str, out: Path) -> None:
     """Asks every passage that is not in the file yet."""
     torch.set_num_threads(1)
     checkpoint = open_model(path)
     text = held_out_text(checkpoint, corpus)
     known = {row["key"] for row in read_rows(out)}
     for length in LENGTHS:
-        for number, passage in enumerate(text.windows("evaluation", PASSAGES, length)):
-            if (key := f"{name}.{length}.{number}") in known:
+        passages = text.windows("evaluation", 2 * PASSAGES, length)[PASSAGES:]
+        for number, passage in enumerate(passages):
+            if (key := f"{name}.{solver}.{length}.{number}") in known:
                 continue
             started = time.process_time()
             found = recover(
                 checkpoint, write_logits(checkpoint, passage), part="logits", first=length - 1,
-                corpus=corpus, settings={"budget": BUDGET},
+                corpus=corpus, solver=solver, settings={"budget": BUDGET},
             )  # fmt: skip
-            row: dict[str, Any] = {"key": key, "model": name, "length": length}
+            row: dict[str, Any] = {"key": key, "model": name, "solver": solver, "length": length}
             answer = {"tokens": found.tokens[0].tolist(), "grades": found.grades[0],
                       "evaluations": found.evaluations[0]}  # fmt: skip
             row |= count([answer], passage[None])
@@ -62,14 +66,15 @@ def ask(name: str, path: str, corpus: str, out: Path) -> None:
 
 
 def tabulate(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """A line for each model and length: prompts recovered, with a 95 % interval, and the cost."""
-    lines, groups = [], rows.groupby(["model", "length"])
+    """A line for each model, solver and length: prompts recovered (95 % interval), and the cost."""
+    lines, groups = [], rows.groupby(["model", "solver", "length"])
     for key in groups.groups:
-        (model, length), group = cast(tuple[str, int], key), groups.get_group(key)
+        (model, solver, length), group = cast(tuple[str, str, int], key), groups.get_group(key)
         whole = int((group.right == length).sum())
         limits = binomtest(whole, len(group)).proportion_ci(method="wilson")
         lines.append({
-            "model": model, "tokens": length, "prompts": len(group), "recovered": whole,
+            "model": model, "solver": solver, "tokens": length,
+            "prompts": len(group), "recovered": whole,
             "low %": 100 * limits.low, "high %": 100 * limits.high,
             "tokens right %": 100 * group.right.sum() / (length * len(group)),
             **{grade: group[grade].sum() for grade in
@@ -84,12 +89,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="last")
     commands = parser.add_subparsers(dest="command", required=True)
     asking = commands.add_parser("ask")
-    for name in ("name", "model", "corpus", "out"):
+    for name in ("name", "model", "corpus", "solver", "out"):
         asking.add_argument(name)
     commands.add_parser("table").add_argument("rows", nargs="+")
     options = parser.parse_args()
     if options.command == "ask":
-        ask(options.name, options.model, options.corpus, Path(options.out))
+        ask(options.name, options.model, options.corpus, options.solver, Path(options.out))
     else:
         rows = [row for file in options.rows for row in read_rows(Path(file))]
         print(tabulate(pandas.DataFrame(rows)).round(1).to_string(index=False))

@@ -15,9 +15,9 @@ from tests.train.forked import measure_growth
 from train.__main__ import main
 from train.module import LanguageModule
 from train.plan import measured, memory
-from train.run import build_trainer
 from train.rundir import RunDirectory
 from train.settings import BatchSettings, Recipe, TrainerSettings
+from train.trainer import build_trainer
 
 SMALL = f"{TINY} --save_steps [3]"
 

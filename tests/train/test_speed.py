@@ -17,9 +17,9 @@ from train import module as training
 from train import progress, speed
 from train.data import IGNORE
 from train.module import LanguageModule, head_loss
-from train.run import build_trainer
 from train.rundir import RunDirectory
 from train.settings import OptimizerSettings, Recipe, RunError, RunSettings, ScheduleSettings
+from train.trainer import build_trainer
 
 
 def plain(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -139,8 +139,8 @@ def test_no_gpu_emulates_bfloat16_unless_it_is_told_to(monkeypatch):
         given.update(settings)
         return SimpleNamespace(fit_loop=loop, max_steps=1)
 
-    monkeypatch.setattr("train.run.Trainer", trainer)
-    monkeypatch.setattr("train.run.EpochLoop", lambda *_, **__: None)
+    monkeypatch.setattr("train.trainer.Trainer", trainer)
+    monkeypatch.setattr("train.trainer.EpochLoop", lambda *_, **__: None)
     cases: Any = (("auto", "32-true"), ("bf16-mixed", "bf16-mixed"))
     for asked, chosen in cases:
         build_trainer(Recipe(run=RunSettings(precision=asked)), RunDirectory(Path()), [])
