@@ -74,6 +74,7 @@ CASES: dict[str, Case] = {
     "propose": invert("llama", "propose", layers=["1", "2"]),
     "alternating": invert("llama", "alternating", THREE),
     "alternating, few starts": invert("flat", "alternating", THREE, "starts=1", "rounds=1"),
+    "decoder": invert("llama", "decoder", "[:, -1, :]", "steps=20", text="The dog."),
     "chance": invert("llama", "chance"),
     "sweep, four channels": invert("flat", "sweep", "[:, :, :4]"),
     "sweep, layers joined": invert("flat", "sweep", layers="1+2"),

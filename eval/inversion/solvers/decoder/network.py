@@ -24,7 +24,7 @@ BLOCK = 32  # one decoder serves prompts of up to so many tokens, the next up to
 WRITTEN = 1 << 19  # tokens of text that the model writes
 TOGETHER = 256  # rows of it at once
 LONGEST = 128  # tokens of such a row
-OPENING = 8  # of them, which follow on a random token, are left out
+OPENING = 8  # of them, which follow on a random token, are left out where there is room
 SAMPLE = 4096  # outputs whose mean and scatter are taken
 BATCH = 1024  # tokens a step
 RATE, WARM, DECAY, CLIP = 3e-3, 100, 0.05, 1.0  # of AdamW: its rate, steps of warm-up, ...
@@ -137,14 +137,16 @@ def train_decoder(
         torch.manual_seed(0)
         decoder = Decoder(circuit, low, high, longest, text[: -(-SAMPLE // text.shape[1])])
     optimizer = torch.optim.AdamW(decoder.parameters(), RATE, (0.9, 0.98), weight_decay=DECAY)
+    warm = max(1, min(WARM, steps // 10))
     said: dict[str, Any] = {"unit": " steps", "desc": "decoder", "leave": False, "disable": None}
     for step in tqdm(range(steps), **said):
         length = int(torch.randint(2, longest + 1, (), generator=generator))
         count = max(1, BATCH // length)
         row = torch.randint(len(text), (count, 1), generator=generator)
-        start = torch.randint(OPENING, text.shape[1] - length + 1, (count, 1), generator=generator)
+        least, last = min(OPENING, text.shape[1] - length), text.shape[1] - length
+        start = torch.randint(least, last + 1, (count, 1), generator=generator)
         tokens = text[row, start + torch.arange(length)]
-        optimizer.param_groups[0]["lr"] = RATE * min((step + 1) / WARM, 1 - step / steps)
+        optimizer.param_groups[0]["lr"] = RATE * min((step + 1) / warm, 1 - step / steps)
         logits = decoder(decoder.output(tokens), tokens[:, :-1], length)
         F.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
         nn.utils.clip_grad_norm_(decoder.parameters(), CLIP)
