@@ -93,6 +93,10 @@ class RecoverTask:
             yield [], self._recover_scores(raw.outputs, raw.ids)
             return
         if self.scale is not None and self.entry.scaled:
+            if raw.scale is not None:
+                raise RequestError(
+                    f"--scale {self.scale:g}: the file holds a scale of {self.name}; leave it out"
+                )
             raw = raw._replace(scale=self.scale)
         if raw.mask is not None:  # of prompts, and not of layers
             layer, part = self.arguments["layer"], self.arguments["part"]

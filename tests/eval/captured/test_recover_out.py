@@ -139,3 +139,11 @@ def test_answers_of_a_solver_whose_code_changed_are_found_anew(words, tmp_path, 
             == 0
         )
     assert len(rows_of(words)) == 4
+
+
+def test_a_scale_that_the_file_holds_is_not_overruled_in_silence(words, tmp_path, capsys):
+    file = tmp_path / "codes.safetensors"
+    codes = torch.ones(3, 32, dtype=torch.int8)
+    save_file({"block.1": codes, "block.1.scale": torch.full((3, 1), 0.1)}, file)
+    assert main(["recover", str(file), *words[1:], "--scale", "0.2"]) == 2
+    assert "--scale 0.2: the file holds a scale of block.1" in capsys.readouterr().err
