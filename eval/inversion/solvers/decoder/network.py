@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from arch import LanguageModel
 from eval.messages import RequestError
 from eval.sites.circuit import Circuit
 
@@ -35,22 +36,17 @@ class Decoder(nn.Module):
     """Logits of the tokens behind an output.
 
     Args:
-        circuit: whose outputs are read.
-        low, high: the channels that are read.
+        model: to copy.
+        outputs: `(N, C)`, which give `mean`, `deviation` and `scatter`.
         longest: tokens of a prompt, at most.
-        text: `(N, M)` tokens, whose outputs give `mean`, `deviation` and `scatter`.
     """
 
-    def __init__(
-        self, circuit: Circuit, low: int, high: int | None, longest: int, text: Tensor
-    ) -> None:
+    def __init__(self, model: LanguageModel, outputs: Tensor, longest: int) -> None:
         super().__init__()
-        self.circuit, self.low, self.high, self.longest = [circuit], low, high, longest
-        outputs = circuit.of_tokens(text)[:, OPENING:, low:high].flatten(0, 1)
         self.mean, self.deviation = outputs.mean(0), outputs.std(0).clamp(min=1e-12)
         around = outputs - self.mean
         self.scatter = (around.mT @ around / len(around)).double()
-        self.model = copy.deepcopy(circuit.model).to(outputs.dtype).requires_grad_(True)
+        self.model = copy.deepcopy(model).to(outputs.dtype).requires_grad_(True)
         D, C = self.model.config.d_model, outputs.shape[1]
         last = nn.Linear(WIDER * D, 2 * D)
         self.read = nn.Sequential(nn.Linear(C, WIDER * D), nn.GELU(), last)
@@ -72,10 +68,6 @@ class Decoder(nn.Module):
         rows = torch.cat([first[:, None], self.model.embed(tokens)], dim=1)
         rows = rows + every[:, None] + self.left(left)
         return self.model.logits(self.model.hidden(rows, self.model.config.n_layers))
-
-    def output(self, tokens: Tensor) -> Tensor:
-        """What the site gives at the last of `(N, T)` tokens, `(N, C)`."""
-        return self.circuit[0].of_tokens(tokens)[:, -1, self.low : self.high]
 
 
 def open_decoder(problem: "Problem", steps: int) -> Decoder:
@@ -133,9 +125,15 @@ def train_decoder(
     """
     generator = torch.Generator().manual_seed(0)
     text = write_text(circuit, min(WRITTEN, steps * BATCH), generator)
+    opening = min(OPENING, text.shape[1] // 2)
+    sample = text[: -(-SAMPLE // text.shape[1])]
+
+    def outputs_of(tokens: Tensor) -> Tensor:
+        return circuit.of_tokens(tokens)[..., low:high]
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        decoder = Decoder(circuit, low, high, longest, text[: -(-SAMPLE // text.shape[1])])
+        decoder = Decoder(circuit.model, outputs_of(sample)[:, opening:].flatten(0, 1), longest)
     optimizer = torch.optim.AdamW(decoder.parameters(), RATE, (0.9, 0.98), weight_decay=DECAY)
     warm = max(1, min(WARM, steps // 10))
     said: dict[str, Any] = {"unit": " steps", "desc": "decoder", "leave": False, "disable": None}
@@ -143,11 +141,11 @@ def train_decoder(
         length = int(torch.randint(2, longest + 1, (), generator=generator))
         count = max(1, BATCH // length)
         row = torch.randint(len(text), (count, 1), generator=generator)
-        least, last = min(OPENING, text.shape[1] - length), text.shape[1] - length
-        start = torch.randint(least, last + 1, (count, 1), generator=generator)
+        last = text.shape[1] - length
+        start = torch.randint(min(opening, last), last + 1, (count, 1), generator=generator)
         tokens = text[row, start + torch.arange(length)]
         optimizer.param_groups[0]["lr"] = RATE * min((step + 1) / warm, 1 - step / steps)
-        logits = decoder(decoder.output(tokens), tokens[:, :-1], length)
+        logits = decoder(outputs_of(tokens)[:, -1], tokens[:, :-1], length)
         F.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
         nn.utils.clip_grad_norm_(decoder.parameters(), CLIP)
         optimizer.step()
