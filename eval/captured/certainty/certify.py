@@ -75,9 +75,11 @@ def certify(captured: Captured, found: Found) -> Certified:
     ]
     sure = torch.tensor([[proof is not None for proof in proofs] for proofs in certificates])
     named = torch.tensor([[t in others for t in range(T)] for others in alike])
-    wanted = shown & ~sure.to(shown) & ~named.to(shown)
+    doubtful = ~sure.to(shown) & ~named.to(shown)
     tokens = settled.verified.tokens
-    chances = token_probabilities(circuit, stored.values, captured.visible, tokens, wanted)
+    chances = token_probabilities(
+        circuit, stored.values, captured.visible, tokens, shown & doubtful, doubtful
+    )
     likely = (chances >= LIKELY).to(shown)
     left_out = [_find_tail(*of_row) for of_row in zip(shown, evidence | likely, strict=True)]
     return Certified(settled.verified, certificates, alike, chances, left_out)

@@ -31,7 +31,7 @@ LEAST = 3  # positions of a prompt: of fewer no token is called likely by its di
 
 @torch.no_grad()
 def token_probabilities(
-    circuit: Circuit, values: Tensor, shown: Slice, tokens: Tensor, wanted: Tensor
+    circuit: Circuit, values: Tensor, shown: Slice, tokens: Tensor, wanted: Tensor, doubtful: Tensor
 ) -> Tensor:
     """The probability of each answered token, `(B, T)`; NaN where it is not wanted.
 
@@ -41,6 +41,7 @@ def token_probabilities(
         shown: the channels shown.
         tokens: the answer, `(B, T)`.
         wanted: positions whose token is asked about, `(B, T)`; their own outputs are known.
+        doubtful: these, and hidden positions whose token nothing proves, `(B, T)`.
     """
     found = torch.full(tokens.shape, math.nan)
     V, device = len(circuit.vocabulary), tokens.device
@@ -59,8 +60,10 @@ def token_probabilities(
             own = shown.narrow(outputs[row, :1])
             target = shown.narrow(values[row, t])
             found[row, t] = probability(torch.cat([own, others]), target, V)
-    for row, probabilities in enumerate(found.tolist()):
-        if not _is_explained(probabilities):
+    for row, (probabilities, doubts) in enumerate(
+        zip(found.tolist(), doubtful.sum(dim=1).tolist(), strict=True)
+    ):
+        if not _is_explained(probabilities, doubts):
             found[row].clamp_(max=0.5)
     return found
 
@@ -68,7 +71,7 @@ def token_probabilities(
 def limit_chances(probabilities: list[float | None]) -> list[float | None]:
     """A prompt's probabilities, none above one half where most positions are not explained."""
     known = [math.nan if value is None or value == 1 else value for value in probabilities]
-    if _is_explained(known):
+    if _is_explained(known, sum(not math.isnan(value) for value in known)):
         return probabilities
     return [value if value in (None, 1) else min(value, 0.5) for value in probabilities]
 
@@ -109,12 +112,17 @@ def _by_chance(deviations: float, searched: int) -> float:
     return -math.expm1(-math.exp(-(deviations - location) / scale))
 
 
-def _is_explained(probabilities: list[float]) -> bool:
+def _is_explained(probabilities: list[float], doubts: int) -> bool:
     """Whether a prompt's tokens are probable at most of its positions, where most are in doubt.
 
-    An unrelated tensor comes near some token at a position here and there.
+    An unrelated tensor comes near some token at a position here and there, and so does an output
+    behind hidden tokens that are wrong.
+
+    Args:
+        probabilities: of its tokens, NaN where no output tells.
+        doubts: positions whose token nothing proves.
     """
     known = [value for value in probabilities if not math.isnan(value)]
-    if 2 * len(known) <= len(probabilities):
+    if 2 * doubts <= len(probabilities):
         return True
     return len(known) >= LEAST and 2 * sum(value >= 0.5 for value in known) > len(known)

@@ -1,6 +1,7 @@
 """What `recover` calls certain, likely and unknown."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -173,3 +174,17 @@ def test_codes_so_coarse_that_tokens_fit_by_chance_make_none_certain_and_wrong(l
     graded = torch.tensor([[grade != "unknown" for grade in of] for of in found.grades])
     assert bool((right | ~graded).all())
     assert float(right.float().mean()) > 0.1
+
+
+@pytest.mark.parametrize("solver", ["alternating", "decoder"])
+def test_no_token_is_likely_behind_hidden_ones_that_nothing_proves(solver):
+    """Its own output comes near by a wrong prompt, too; the search ends before it finds one."""
+    golden = Path(__file__).parents[2] / "golden"
+    model = open_model(golden / "models" / "llama" / "step-000400")
+    (batch,) = activations(model, ["The dog was sad and ran home."], 2)
+    few = {"alternating": {"starts": 1, "rounds": 1}, "decoder": {"steps": 1, "budget": 1}}
+    found = recover(model, batch.outputs["block.2"][:, -1:], layer=2,
+                    first=batch.tokens.shape[1] - 1, corpus=str(golden / "stories"), solver=solver,
+                    settings=few[solver])  # fmt: skip
+    assert not found.tokens.equal(batch.tokens.cpu())
+    assert set(found.grades[0]) == {"unknown"}
