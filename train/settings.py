@@ -68,7 +68,7 @@ class RunSettings:
     save_steps: list[int] = field(default_factory=list)
     """Steps after which a model directory is written, besides step 0 and the last one."""
     save_every: int | None = None
-    """A model directory every so many steps, besides those."""
+    """Steps between model directories, besides those of save_steps."""
     checkpoint_every: int = 500
     """Steps between checkpoints, which are for resuming only."""
     validate_every: int = 500
@@ -80,12 +80,12 @@ class RunSettings:
     save_best: bool = False
     """Whether the model with the lowest validation loss so far is kept in `RUN/best`."""
     early_stopping: int | None = None
-    """Validations in a row without a lower loss than before after which the run ends."""
+    """The run ends after so many validations in a row without a lower loss than before."""
     layout: Literal["packed", "rows"] | None = None
     """Layout that the data must have; either when not given."""
     minutes: float | None = None
-    """Minutes of training, instead of trainer.max_steps: as many steps as they are enough for, and
-    a warm-up of at most a tenth of them."""
+    """Minutes of training, instead of trainer.max_steps: as many steps as fit into them, at most a
+    tenth of which are warm-up."""
     log_every: int = 10
     """Steps between lines of progress."""
     eval_every: int | None = None

@@ -47,7 +47,7 @@ def bits(
     shard: Shard = None,
     full: bool = False,
 ) -> Result:
-    """Measures, exactly, the bits that outputs carry about a token at a precision, by distance.
+    """Measures exactly how many bits outputs carry about a token at a precision, by distance.
 
     All tokens but one are given. That one takes every value, and the posterior over its values is
     exact: under Gaussian noise, and where outputs are known by their quantised codes alone. Rows

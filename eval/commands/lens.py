@@ -35,7 +35,7 @@ def lens(
 ) -> Result:
     """Looks inside a model through lenses (stream, logits by layer, mixers): documents and rows.
 
-    Everything is checked first. Where a lens has its document already, that is shown.
+    Everything is checked first. If a lens has its document already, that document is shown.
 
     Args:
         out: results directory, for `python -m eval report`

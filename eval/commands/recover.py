@@ -44,8 +44,8 @@ def recover_file(
 ) -> Result:
     """Recovers the text behind captured tensors: hidden states, or keys and values of a cache.
 
-    A token is certain where the outputs from it on are as the answer's, to the rounding of the
-    model and of the format, and no other token that was run fits as well.
+    A token is certain if the outputs from its position on equal the answer's, up to the rounding
+    of the model and of the format, and no other token that was run fits as well.
 
     Args:
         file: safetensors, npy or npz, of tensors (T, width) or (B, T, width); of keys and values
@@ -56,7 +56,7 @@ def recover_file(
         layer: layer of the tensor; 0 is the embedding; more than one: layers of a stack, or of
             tensors that name them, recovered together; default: by the tensor's name, as in
             block.3, else the likeliest sites are tried
-        part: part of the layer; default: by the tensor's name, else tried
+        part: part of the layer; default: by the tensor's name, else each part is tried
         positions: positions that are known, from 0; the others are searched for; default: all
         first: position of the tensor's first row in the prompt; the tokens before it are hidden;
             --positions count from the prompt's beginning

@@ -85,17 +85,17 @@ def compare(
 ) -> Result:
     """Compares checkpoints: bits/byte, tokens recovered and bits, a line each; two of them paired.
 
-    Of the last layer and plain questions. Settings in which models differ are columns. Two
-    checkpoints are also compared on the same prompts and windows: difference, 95 % interval, p, and
-    whether they are equivalent.
+    Figures are those of the last layer and plain questions. Settings in which models differ are
+    columns. Two checkpoints are also compared on the same prompts and windows: difference, 95 %
+    interval, p, and whether they are equivalent.
 
     Args:
         places: model directories, runs, results of `invert`, `bits` or `loss` (their --out), or
             directories that hold these; or the logs of two models by `lm_eval --log_samples`
         paired: two checkpoints to compare on the same prompts; default: those of a table of two
             lines
-        margin: two checkpoints are equivalent if they differ by less: in points of a percentage,
-            and of bits in per cent of the first value
+        margin: two checkpoints are equivalent if they differ by less: in percentage points, for
+            bits in per cent of the first value
         solver: solver of the recoveries shown; default: a search
         prompts: set of prompts of the recoveries shown: story, inside, random or text
         sort: column to sort by; -NAME: the largest first
