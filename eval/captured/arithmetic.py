@@ -15,8 +15,8 @@ from torch import Tensor
 
 from eval.captured.files.stored import FLOATS, rounding_spread
 from eval.models.text import held_out_text
-from eval.sites.capture import Tolerance, capture
 from eval.sites.circuit import Circuit
+from eval.sites.rounding import Tolerance, capture
 from eval.sites.slices import Slice
 
 if TYPE_CHECKING:

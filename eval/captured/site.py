@@ -18,8 +18,8 @@ from eval.inversion.guesses import open_readbacks
 from eval.inversion.problem import Problem
 from eval.inversion.reading import Reading
 from eval.messages import ArgumentError, say_once
-from eval.sites.capture import Tolerance
 from eval.sites.circuit import CACHED, Circuit
+from eval.sites.rounding import Tolerance
 from eval.sites.site import open_site
 from eval.sites.slices import Slice
 

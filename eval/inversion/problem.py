@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from eval.messages import RequestError
-from eval.sites.capture import Tolerance
 from eval.sites.circuit import Circuit
+from eval.sites.rounding import Tolerance
 from eval.sites.slices import Slice
 
 if TYPE_CHECKING:

@@ -33,8 +33,8 @@ from eval.models.memory import candidates_at_once, rows_at_once
 from eval.models.text import Prompt, held_out_text
 from eval.rows.schema import SHUFFLED
 from eval.rows.store import Results, Row, finite_or_none, row_key
-from eval.sites.capture import capture
 from eval.sites.circuit import Circuit, uncertified
+from eval.sites.rounding import capture
 from eval.sites.site import Site
 from eval.sites.slices import Slice
 

@@ -30,8 +30,8 @@ from eval.inversion.solvers.sweep import sweep
 from eval.models.checkpoint import open_checkpoint
 from eval.models.memory import candidates_at_once
 from eval.models.text import drawn_prompts, held_out_text
-from eval.sites.capture import capture
 from eval.sites.circuit import Circuit
+from eval.sites.rounding import capture
 from eval.sites.slices import Slice
 from scripts.bench import shared as bench
 from tokenizer import CorpusError

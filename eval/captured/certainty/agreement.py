@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from eval.captured.files.stored import Stored
-from eval.sites.capture import Tolerance
 from eval.sites.circuit import Circuit
+from eval.sites.rounding import Tolerance
 from eval.sites.slices import Slice
 
 

@@ -15,8 +15,8 @@ from eval.captured.certainty.verified import Found, Verified, verify
 from eval.captured.site import Captured
 from eval.inversion.problem import Problem
 from eval.models.memory import candidates_at_once
-from eval.sites.capture import Tolerance, capture
 from eval.sites.circuit import uncertified
+from eval.sites.rounding import Tolerance, capture
 
 SWAPS = 512  # pairs of hidden positions whose tokens change places, the nearest pairs first
 ORDINARY = 2  # units of rounding of a position's root mean square: a floor of any of its numbers

@@ -9,7 +9,7 @@ from eval.captured.arithmetic import EXACT, Arithmetic
 from eval.captured.certainty.rivals import DRAWN, EXACT_RIVALS, TWINS, Beside, choose_rivals
 from eval.captured.site import Captured
 from eval.inversion.problem import Problem
-from eval.sites.capture import Tolerance, capture, capture_beside
+from eval.sites.rounding import Tolerance, capture, capture_beside
 
 BESIDE = 1 << 24  # numbers of rivals' outputs that are kept, at most
 

@@ -14,8 +14,8 @@ from eval.models.checkpoint import Checkpoint
 from eval.models.text import HeldOutText, held_out_text, inside_stories, text_prompts
 from eval.rows.progress import Progress, report_progress
 from eval.rows.store import Results, Row, row_key
-from eval.sites.capture import capture
 from eval.sites.circuit import Circuit
+from eval.sites.rounding import capture
 from eval.sites.site import choose_single_layers, open_site
 from tokenizer import tokenizer_hash
 

@@ -11,8 +11,8 @@ from arch import LanguageModel
 from eval.inversion.guesses import ReadBack, fit_readbacks
 from eval.inversion.problem import Problem, pose
 from eval.inversion.solver import Answer, ask_solver, solvers
-from eval.sites.capture import capture
 from eval.sites.circuit import Circuit
+from eval.sites.rounding import capture
 from eval.sites.slices import Slice
 
 MIXERS = ["flat", "attention(heads=2, kv_heads=1)", "attention+flat"]

@@ -12,8 +12,8 @@ from arch.pretrained.decoder import Decoder
 from arch.pretrained.pretrained import PretrainedModel
 from eval import RequestError, invert, open_model
 from eval.inversion.scoring import verdicts
-from eval.sites.capture import ACCEPT
 from eval.sites.circuit import Circuit
+from eval.sites.rounding import ACCEPT
 from tests.arch import test_decoder
 from tests.arch.test_pretrained import FAMILIES, their_model
 from tests.eval.inversion.search_cases import (

@@ -26,8 +26,8 @@ from eval.measures.bits.posterior import (
     noise_evidence,
     quantise,
 )
-from eval.sites.capture import capture
 from eval.sites.circuit import Circuit
+from eval.sites.rounding import capture
 
 V = 40
 MIXERS = ["flat", "attention", "headed(heads=2)"]

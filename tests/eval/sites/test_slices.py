@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from eval import RequestError
 from eval.inversion.problem import pose
-from eval.sites.capture import ACCEPT, capture
 from eval.sites.circuit import Circuit
+from eval.sites.rounding import ACCEPT, capture
 from eval.sites.slices import Slice
 from tests.eval.inversion.search_cases import chance, posed, prompts
 

@@ -1,4 +1,4 @@
-"""Outputs of a circuit for tokens, and how far they may lie from those of another computation."""
+"""How far rounding moves the outputs of a circuit, and which distances are taken for none."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
