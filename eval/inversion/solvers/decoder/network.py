@@ -55,19 +55,21 @@ class Decoder(nn.Module):
         for tensor in (last.weight, last.bias, self.left.weight):
             nn.init.zeros_(tensor)  # the copy begins as the model, which reads nothing
 
-    def forward(self, output: Tensor, tokens: Tensor, length: int) -> Tensor:
+    def forward(self, output: Tensor, tokens: Tensor, length: int, last: bool = False) -> Tensor:
         """Logits of each next token, `(N, n + 1, V)`.
 
         Args:
             output: of the last position, `(N, C)`.
             tokens: the first of them, `(N, n)`.
             length: how many there are in all.
+            last: whether those after all n tokens are wanted alone, `(N, 1, V)`.
         """
         first, every = self.read((output - self.mean) / self.deviation).chunk(2, dim=-1)
         left = length - torch.arange(tokens.shape[1] + 1, device=tokens.device)
         rows = torch.cat([first[:, None], self.model.embed(tokens)], dim=1)
         rows = rows + every[:, None] + self.left(left)
-        return self.model.logits(self.model.hidden(rows, self.model.config.n_layers))
+        hidden = self.model.hidden(rows, self.model.config.n_layers)
+        return self.model.logits(hidden[:, -1:] if last else hidden)
 
 
 def open_decoder(problem: "Problem", steps: int) -> Decoder:

@@ -29,7 +29,8 @@ RANDOM = 4  # more of them
 ADDED = 128  # choices of several tokens at once, of each prompt
 SHIFTED = 128  # prompts with a token moved, of each
 REWRITTEN = 64  # prompts whose end is written anew
-AT_ONCE = 8192  # tokens
+AT_ONCE = 8192  # tokens run
+LOGITS = 1 << 25  # numbers that the decoder gives at once
 
 
 @solver("search", title="exact search from a decoder", hidden=range(1, ANY), random=True)
@@ -127,12 +128,17 @@ class _Search:
     def _logits(self, tokens: Tensor, last: bool = False) -> Tensor:
         """The decoder's of each token, `(N, T, V)`, or of the one after `(N, n)` tokens alone."""
         self.spent += tokens.numel()
+        target = self.target[:, -1].expand(len(tokens), -1)
+        logits = self.decoder(target, tokens if last else tokens[:, :-1], self.T, last)
+        return (logits[:, 0] if last else logits).masked_fill(self.barred, -torch.inf)
+
+    def _nats(self, tokens: Tensor) -> Tensor:
+        """How unlikely the decoder thinks `(N, T)` tokens, `(N,)`."""
         parts = []
-        for part in tokens.split(max(1, AT_ONCE // self.T)):
-            target = self.target[:, -1].expand(len(part), -1)
-            logits = self.decoder(target, part if last else part[:, :-1], self.T)
-            parts.append(logits[:, -1] if last else logits)
-        return torch.cat(parts).masked_fill(self.barred, -torch.inf)
+        for part in tokens.split(max(1, LOGITS // (self.T * len(self.barred)))):
+            chances = self._logits(part).log_softmax(dim=-1)
+            parts.append(-chances.gather(2, part[..., None])[..., 0].sum(dim=1))
+        return torch.cat(parts)
 
     def _beam(self) -> Tensor:
         """The likeliest prompts by the decoder, as far as a beam finds them."""
@@ -157,9 +163,7 @@ class _Search:
         distances = self._distances(metric)
         listed = distances.topk(min(LISTED, len(distances)), largest=False).indices
         tokens = self.tokens[listed]
-        chances = self._logits(tokens).log_softmax(dim=-1)
-        nats = -chances.gather(2, tokens[..., None])[..., 0].sum(dim=1)
-        best = (distances[listed] + WEIGHT * nats).argsort()[:of]
+        best = (distances[listed] + WEIGHT * self._nats(tokens)).argsort()[:of]
         return tokens[best[torch.randperm(len(best), generator=self.generator)[:CHANGED]]]
 
     def _substitute(self, chosen: Tensor, metric: Tensor) -> list[Tensor]:
