@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from scipy import stats
 
 from eval.__main__ import main as evaluate
 
@@ -247,3 +248,38 @@ def test_the_audit_is_that_of_its_rows() -> None:
         assert f"{len(rows)} | {rows.seconds.median():.0f}" == said, (computed, kind, layer)
     sites = every[every.case.str.startswith("?")]
     assert f"{(sites.site == sites.asked).sum()} of {len(sites)} tries" in page
+
+
+def test_each_line_of_the_formats_is_that_of_the_rows() -> None:
+    rows = [json.loads(line) for line in (RESULTS / "formats.jsonl").read_text().splitlines()]
+    page = (RESULTS / "audit.md").read_text(encoding="utf-8")
+    for row in rows:
+        named = f"{row['right']} | {row['certain']} | {row['likely']} | {row['evaluations']:,} |"
+        line = f"| {' + '.join(map(str, row['layers']))} | {named} {row['cpu_seconds']:.1f} |"
+        assert line in page
+        assert row["tokens"] == 480
+        assert row["right"] == 480 or row["stored"] == "int2"
+        assert row["certain_wrong"] == row["likely_wrong"] == 0
+
+
+def test_each_line_of_the_last_position_is_that_of_the_rows() -> None:
+    rows = pd.read_json(RESULTS / "last.jsonl", lines=True)
+    page = (RESULTS / "audit.md").read_text(encoding="utf-8")
+    cells = r"^\| (flat|Llama) \| (\d+) \| 50 \| (\d+) \((\d+) to (\d+) %\) \| (.*) \|$"
+    lines = re.findall(cells, page, re.M)
+    assert len(lines) == 8
+    for model, length, recovered, low, high, said in lines:
+        of = rows[(rows.model == f"{model.lower()}-small") & (rows.length == int(length))]
+        whole = int((of.right == of.tokens).sum())
+        ends = stats.binomtest(whole, len(of)).proportion_ci(method="wilson")
+        limits = [f"{100 * end:.0f}" for end in (ends.low, ends.high)]
+        assert [int(recovered), low, high, len(of)] == [whole, *limits, 50]
+        right, spent = 100 * of.right.sum() / of.tokens.sum(), of.evaluations.median()
+        counted = (
+            f"{right:.0f} % | {of.certain.sum()} | {spent:,.0f} | {of.cpu_seconds.median():.1f}"
+        )
+        assert said == counted
+        assert of.certain.sum() == whole * int(length)
+    assert rows.certain_wrong.sum() == 0
+    likely = f"the last token of {rows.likely.sum()} prompts"
+    assert (likely in page, rows.likely_wrong.sum()) == (True, 1)

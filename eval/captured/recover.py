@@ -158,8 +158,8 @@ def _choose_solver(captured: Captured, name: str | None, settings: dict[str, Any
     if visible.hidden(T) > MANY:
         say_once(
             f"{visible.hidden(T)} tokens are hidden: solver {name} tries many choices of them, "
-            "which may take long; fewer rows end sooner, and where few positions are shown solver "
-            "decoder finds more"
+            "which may take long; fewer rows end sooner"
+            + (", or try solver decoder where few positions are shown" * (name != "decoder"))
         )
     return solver
 

@@ -97,12 +97,12 @@ def read_stored(
     own = known.get(outputs.dtype)
     order = order or ORDERS.get(outputs.dim())
     if order is None or not outputs.numel() or own is None:
-        many = outputs.dim() > max(ORDERS) and "; of a stack of layers give one layer's"
+        stacked = "; of a stack of layers give one layer's" if outputs.dim() > max(ORDERS) else ""
         raise ArgumentError(
             "outputs",
             f"{tuple(outputs.shape)} of {_kind(outputs)}; give numbers of fp64, "
             f"{', '.join(FORMATS)}, of the shape (T, width), (B, T, width), or (B, heads, T, width)"
-            f" of a key/value cache{many or ''}",
+            f" of a key/value cache{stacked}",
         )
     outputs = outputs.detach()
     if own in FLOATS:

@@ -7,6 +7,7 @@ import torch
 
 from eval.inversion.solvers.decoder.network import open_decoder, train_decoder, write_text
 from eval.messages import RequestError
+from eval.rows.progress import watching
 from eval.sites.circuit import Circuit
 from tests.eval.inversion.search_cases import posed, prompts, sharpened, solve, tokens_of
 
@@ -77,6 +78,22 @@ def test_a_search_ends_at_its_budget_with_the_nearest(model):
     assert longer.notes["rounds"] > 0
     assert longer.evaluations >= 60_000
     assert longer.notes["distance"] < short.notes["distance"]
+
+
+@pytest.mark.parametrize("after", [3, STEPS + 1])
+def test_a_watcher_ends_the_training_or_the_search(model, after):
+    real = posed(model, prompts(1, 6, V), "[:, -1, :]")
+    problem = replace(real, target=real.target.roll(1, dims=-1))
+    seen = []
+
+    def watch(progress):
+        seen.append(progress.tokens)
+        if len(seen) == after:
+            raise KeyboardInterrupt
+
+    with watching(watch), pytest.raises(KeyboardInterrupt):
+        solve("decoder", problem, steps=STEPS)
+    assert (seen[-1] is None) == (after < STEPS)
 
 
 def test_answers_hold_allowed_tokens_alone(model):

@@ -7,7 +7,7 @@ the model itself writes, so that no corpus is needed (language model inversion, 
 """
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -16,12 +16,13 @@ from tqdm import tqdm
 
 from arch import LanguageModel
 from eval.messages import RequestError
+from eval.rows.progress import Progress, report_progress
 from eval.sites.circuit import Circuit
 
 if TYPE_CHECKING:
     from eval.inversion.problem import Problem
 
-BLOCK = 32  # one decoder serves prompts of up to so many tokens, the next up to twice as many, ...
+BLOCK = 32  # one decoder is for prompts of up to 32 tokens, another for up to 64, and so on
 WRITTEN = 1 << 19  # tokens of text that the model writes
 TOGETHER = 256  # rows of it at once
 LONGEST = 128  # tokens of such a row
@@ -138,8 +139,8 @@ def train_decoder(
         decoder = Decoder(circuit.model, outputs_of(sample)[:, opening:].flatten(0, 1), longest)
     optimizer = torch.optim.AdamW(decoder.parameters(), RATE, (0.9, 0.98), weight_decay=DECAY)
     warm = max(1, min(WARM, steps // 10))
-    said: dict[str, Any] = {"unit": " steps", "desc": "decoder", "leave": False, "disable": None}
-    for step in tqdm(range(steps), **said):
+    for step in tqdm(range(steps), "decoder", leave=False, unit=" steps", disable=None):
+        report_progress(Progress())
         length = int(torch.randint(2, longest + 1, (), generator=generator))
         count = max(1, BATCH // length)
         row = torch.randint(len(text), (count, 1), generator=generator)

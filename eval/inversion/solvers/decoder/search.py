@@ -16,6 +16,7 @@ from eval.inversion.problem import Chance, Problem
 from eval.inversion.solver import ANY, Answer, solver
 from eval.inversion.solvers.alternating.additive import Changes, explain
 from eval.inversion.solvers.decoder.network import Decoder, open_decoder
+from eval.rows.progress import Progress, report_progress
 
 BEAM = 256  # prompts that the decoder writes first by its own beam, and as many that it draws
 SHRINKS = 0.01, 0.001, 0.1  # of the metrics: of each channel's variance, added to it
@@ -82,6 +83,7 @@ class _Search:
         self._add(torch.cat([self._beam(), self._write(self.tokens.new_empty(BEAM, 0))]))
         rounds = 0
         while not self._solved() and self.spent < budget:
+            report_progress(Progress(self.tokens[:1]))
             metric = self.metrics[rounds % len(self.metrics)]
             chosen = self._choose(metric, CHANGED if rounds % 2 else DRAWN_FROM)
             self._add(torch.cat([*self._substitute(chosen, metric), self._rewrite(metric)]))
@@ -104,8 +106,8 @@ class _Search:
     def _add(self, tokens: Tensor) -> None:
         """Runs more prompts `(N, T)`, and keeps the nearest by each metric, the nearest first."""
         self._join(tokens, self._run(tokens))
-        kept = torch.cat([self._distances(metric).argsort()[:KEPT] for metric in self.metrics])
-        self._take(kept.unique())
+        nearest = [self._distances(metric).argsort()[:KEPT] for metric in self.metrics]
+        self._take(torch.cat(nearest).unique())
         self._take(self._distances(self.metrics[0]).argsort())
 
     def _join(self, tokens: Tensor, outputs: Tensor) -> None:
@@ -200,10 +202,10 @@ class _Search:
         n, T, K = likely.shape
         row = torch.arange(n, device=chosen.device).repeat_interleave(SHIFTED)
         out, into, which = (self._draw(size, n * SHIFTED) for size in (T, T, K))
-        rest = torch.arange(T, device=chosen.device).expand(len(row), T)
+        positions = torch.arange(T, device=chosen.device)
+        rest = positions.expand(len(row), T)
         rest = rest[rest != out[:, None]].view(len(row), T - 1)  # the positions that stay
-        place = torch.arange(T, device=chosen.device)
-        source = (place - (place > into[:, None]).long()).clamp(max=T - 2)
+        source = (positions - (positions > into[:, None]).long()).clamp(max=T - 2)
         tokens = chosen[row[:, None], rest.gather(1, source)]
         return tokens.scatter(1, into[:, None], likely[row, into, which][:, None])
 
