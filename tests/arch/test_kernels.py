@@ -180,6 +180,7 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.slow
 @devices
 def test_operators_pass_opcheck(device):
     def leaf(*shape):
@@ -331,6 +332,7 @@ def test_the_processor_chooses_the_form(processor, length, monkeypatch):
     assert masked_conv.onednn_length.__wrapped__() == length
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", [compile_as_on_a_gpu, run_without_triton])
 def test_on_machines_unlike_this_one(check, forked, tmp_path):
     """The compiler sees through a GPU's operators; without Triton all works and nothing is said."""

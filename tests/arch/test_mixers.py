@@ -180,6 +180,7 @@ def assert_compiles(entries, dtype, backend):
         torch.testing.assert_close(one, other, rtol=near, atol=near)
 
 
+@pytest.mark.slow
 def test_one_of_each_mixer_together_are_one_graph_for_the_compiler():
     entries = {entry.split("(")[0]: entry for entry in MIXERS}.values()
     assert_compiles(entries, torch.float32, "aot_eager")

@@ -127,7 +127,7 @@ def test_a_triangle_without_structure_has_no_such_inverse():
 
 
 V, PLACES = 16, [3, 7, 8]
-SHORT = {"batch": 64, "steps": 300, "rate": 3e-3, "decay": 0.0}
+SHORT = {"batch": 64, "steps": 120, "rate": 5e-3, "decay": 0.0}
 
 
 def examples(count, seed, signal):

@@ -62,6 +62,7 @@ def asked(model_directory, tmp_path, monkeypatch):
     return ask
 
 
+@pytest.mark.slow
 def test_every_part_answers_and_nothing_is_asked_twice(asked, capsys):
     rows = asked()
     assert {name: len(of) for name, of in rows.items()} == COUNTS

@@ -70,11 +70,9 @@ def test_steps_in_parts_have_the_losses_of_whole_ones(fit_few, name):
     assert fit_few(name, "--batch.micro", "2") == on_record(name)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # torch's own doing
-@pytest.mark.parametrize(
-    "name",
-    ["bfloat16", *(pytest.param(name, marks=pytest.mark.slow) for name in ("hybrid", "rows"))],
-)
+@pytest.mark.parametrize("name", ["bfloat16", "hybrid", "rows"])
 def test_a_compiled_run_has_the_losses_of_a_plain_one(fit_few, monkeypatch, name):
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **how: compile_(f, backend="aot_eager", **how))

@@ -26,6 +26,7 @@ def plan(*words: str) -> int:
     return main(["plan", *SMALL.split(), *words])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mixer", "again"), [("flat", True), ("attention(heads=4)", False)])
 def test_the_memory_is_what_a_process_takes(mixer, again, forked, tmp_path):
     """Within a tenth of how much a process grows."""

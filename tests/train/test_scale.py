@@ -107,6 +107,7 @@ def samples_seen(run: Path) -> int:
     return content["PackedDataModule"]["samples_seen"]
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(data, folder, said):
     for name in ("two", "grown", "shrunk"):
         assert said[name].count("exit code 0") == 2

@@ -17,6 +17,7 @@ from tests.train.scale_runs import _run
 SHARED = "--trainer.devices 2 --trainer.strategy ddp"
 
 
+@pytest.mark.slow
 def test_a_refusal_of_the_first_ends_both(data, forked, tmp_path):
     """Only the first refuses a run that is there: the other would wait for it in a barrier."""
     run = tmp_path / "run"

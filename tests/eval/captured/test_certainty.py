@@ -159,6 +159,7 @@ def shipped():
     return open_model("remnant:llama-small")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", [1, 2])
 def test_codes_so_coarse_that_tokens_fit_by_chance_make_none_certain_and_wrong(layer, shipped):
     """Of these prompts, wrong tokens fitted alone among the rivals that are run."""

@@ -135,6 +135,7 @@ def test_all_that_fit_are_named(captured, directories):
         assert named <= {*(steps <= 1.001).nonzero()[:, 0].tolist()}
 
 
+@pytest.mark.slow
 def test_a_first_position_whose_scale_erases_it_is_searched_for(captured):
     model, states = captured
     x = states["2"]

@@ -12,6 +12,9 @@ DONE = re.compile("^done")
 WAIT = 60_000  # milliseconds
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture
 def opened(browser, port):
     """Opens a page of a user of its own; what went wrong on any of them fails the test."""

@@ -22,12 +22,13 @@ SHORT = [text[:12] for text in TEXTS]
 """The first 12 bytes of each."""
 QUICK: dict[str, dict[str, Any]] = {
     "adam": {"steps": 150},
+    "decoder": {"steps": 50, "budget": 1 << 16},
     "descent": {"steps": 300, "rate": 0.1},
     "gcg": {"steps": 100},
     "pez": {"steps": 200},
     "soda": {"steps": 300},
 }
-"""Settings with which gradient solvers recover shown tokens of small models."""
+"""Settings with which solvers that fit or descend recover shown tokens of small models."""
 
 
 def chance(count: int, seed: int = 0) -> list[torch.Generator]:
