@@ -25,6 +25,7 @@ from arch.formats.hub.card import push_directory
 from arch.formats.hub.export import export_hub
 from arch.formats.llama import download, export_transformers, open_directory
 from arch.formats.maskedmixers import import_reference
+from arch.formats.structured import HELD
 from arch.mixers import refuse_foreign
 from arch.model import LanguageModel
 from arch.pretrained.gguf import GGUF
@@ -125,7 +126,8 @@ def _parser() -> Parser:
     add = command("import", _import, about)
     sources = (
         "a Llama in the layout of transformers or in a .gguf file, an export for the hub, a "
-        "checkpoint of maskedmixers, or hub:NAME, which is downloaded: any of the directories"
+        "checkpoint of maskedmixers or of structured mixers, or hub:NAME, which is downloaded: any "
+        "of the directories"
     )
     add("source", metavar="SOURCE", help=sources)
     add("out", metavar="DIR", type=Path, help=out)
@@ -133,8 +135,13 @@ def _parser() -> Parser:
         "--tokenizer",
         metavar="FILE",
         type=Path,
-        help="a tokenizer.json, for a checkpoint of maskedmixers",
+        help="a tokenizer.json, for a checkpoint of maskedmixers or of structured mixers",
     )
+    held = (
+        "what a checkpoint of structured mixers (mrm, ToeplitzMixers) holds, as its shapes are the "
+        "same for all"
+    )
+    add("--mixer", choices=HELD, help=held)
 
     add = command("export", _export, "write a model in a layout that transformers reads")
     add("model", metavar="DIR", help="a model directory, a run, RUN@STEP or RUN@best")
@@ -260,11 +267,15 @@ def _import(options: argparse.Namespace) -> None:
                 raise ModelError(f"{path}: has no config.json; give the file {file}")
         raise ModelError(f"--tokenizer is missing: {path} has none; give its tokenizer.json")
     else:
-        model, tokenizer_json = import_reference(path), read_text(options.tokenizer)
+        model = import_reference(path, options.mixer)
+        tokenizer_json = read_text(options.tokenizer)
         check_vocabulary(options.tokenizer, tokenizer_json, model.config.vocab_size)
-        meta = {"source": "maskedmixers"}
+        meta = {"source": "maskedmixers" if options.mixer is None else "structured mixers"}
         loaded, name = LoadedModel(model, model.config, tokenizer_json, meta, path), path.stem
     save_model(options.out, loaded.model, loaded.tokenizer_json, {**loaded.meta, "name": name})
+    if any("decay=published" in entry for entry in loaded.config.mixers):
+        print("the file does not say by how much a decay is slowed down: c is context // 512, as in "
+              "the authors' code, or context // 256 with taps")  # fmt: skip
     print(f"wrote {options.out}")
 
 

@@ -31,7 +31,7 @@ class ModelConfig:
     mixers: tuple[str, ...] = ("flat",)
     """Token mixers, cycled over the depth: flat, attention(heads=4), attention+flat, ..."""
     channel_mixer: str = "gelu"
-    """The per-position part: gelu or swiglu, with arguments where wanted: gelu(bias=false)."""
+    """The part of each position: gelu, silu or swiglu, or with arguments: gelu(bias=false)."""
     d_ff: int | None = None
     """Width of the channel mixer's hidden layer; 4 * d_model when not given."""
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"

@@ -29,6 +29,14 @@ class GELU(nn.Module):
         return self.down(F.gelu(self.up(x)))
 
 
+class SiLU(GELU):
+    """W2 silu(W1 x + b1) + b2."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(..., D) -> (..., D)`."""
+        return self.down(F.silu(self.up(x)))
+
+
 class SwiGLU(nn.Module):
     """W2 (silu(W1 x) * W3 x) (Shazeer, 2002.05202)."""
 
@@ -43,11 +51,11 @@ class SwiGLU(nn.Module):
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
-CHANNEL_MIXERS: dict[str, type[nn.Module]] = {"gelu": GELU, "swiglu": SwiGLU}
+CHANNEL_MIXERS: dict[str, type[nn.Module]] = {"gelu": GELU, "silu": SiLU, "swiglu": SwiGLU}
 
 
 def build_channel_mixer(entry: str, d_model: int, d_ff: int) -> nn.Module:
-    """Builds `gelu`, `swiglu(bias=true)`, ...
+    """Builds `gelu`, `silu(bias=false)`, `swiglu`, ...
 
     Raises:
         ModelError: unknown name or argument, or more than one.

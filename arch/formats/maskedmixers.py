@@ -14,6 +14,7 @@ from torch import Tensor
 
 from arch.config import ModelConfig
 from arch.errors import ModelError, printable
+from arch.formats.structured import EMBEDDING, from_structured
 from arch.model import LanguageModel
 from arch.storage.weights import build_model, read_weights, renamed
 
@@ -29,8 +30,10 @@ _REFERENCE_NAMES = {  # theirs and ours, see renamed; the convolutions are for _
 }
 
 
-def import_reference(path: str | Path) -> LanguageModel:
+def import_reference(path: str | Path, mixer: str | None = None) -> LanguageModel:
     """Reads a checkpoint: a directory of the trainer's, a `.safetensors` or a torch file.
+
+    `mixer` says which structured mixer it holds; see `from_structured`.
 
     Raises:
         ModelError: no such file, not tensors, or names and shapes of another model.
@@ -42,7 +45,7 @@ def import_reference(path: str | Path) -> LanguageModel:
             raise ModelError(f"{path} has none of {', '.join(_REFERENCE_FILES)}")
         path = files[0]
     if path.suffix == ".safetensors":
-        return from_reference(read_weights(path), str(path))
+        return _from_names(read_weights(path), mixer, str(path))
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of many kinds, by what is damaged
@@ -51,7 +54,16 @@ def import_reference(path: str | Path) -> LanguageModel:
     named = isinstance(state, Mapping) and all(isinstance(name, str) for name in state)
     if not named or not all(_is_dense(tensor) for tensor in state.values()):
         raise ModelError(f"{path} holds no state dict: dense tensors by their names")
-    return from_reference(state, str(path))
+    return _from_names(state, mixer, str(path))
+
+
+def _from_names(state: Mapping[str, Tensor], mixer: str | None, source: str) -> LanguageModel:
+    """The model of a state dict, by whose names it has."""
+    if EMBEDDING in state:
+        return from_structured(state, mixer, source)
+    if mixer:
+        raise ModelError(f"--mixer {mixer}: {source} holds no structured mixers; leave it out")
+    return from_reference(state, source)
 
 
 def from_reference(state: Mapping[str, Tensor], source: str = "the state dict") -> LanguageModel:

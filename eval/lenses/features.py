@@ -51,7 +51,7 @@ def _output_layer(channel_mixer: nn.Module) -> nn.Module:
             return children[name]
     raise RequestError(
         f"a {type(channel_mixer).__name__} has no hidden units that are known; known are those of "
-        "gelu, swiglu and the wrapped families"
+        "gelu, silu, swiglu and the wrapped families"
     )
 
 

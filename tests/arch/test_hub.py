@@ -29,6 +29,7 @@ META = {
 }  # fmt: skip
 SETTINGS = [
     {"norm": "rmsnorm", "channel_mixer": "swiglu"},
+    {"channel_mixer": "silu(bias=false)"},
     {"channel_mixer": "gelu(bias=false)", "tied": True},
     {"channel_mixer": "swiglu(bias=true)", "final_norm": False, "norm_eps": 1e-3},
 ]

@@ -15,7 +15,7 @@ class RemnantConfig(PreTrainedConfig):
         num_hidden_layers: blocks.
         max_position_embeddings: the most positions that the model can see.
         mixers: token mixers as patterns, cycled over the depth: `attention(heads=4)+flat`.
-        channel_mixer: `gelu` or `swiglu`, with arguments where wanted: `gelu(bias=false)`.
+        channel_mixer: `gelu`, `silu` or `swiglu`, with arguments where wanted: `gelu(bias=false)`.
         norm: `layernorm` or `rmsnorm`.
         norm_eps: added under the norm's root.
         final_norm: whether a norm stands before the head.

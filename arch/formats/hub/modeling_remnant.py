@@ -242,10 +242,12 @@ def make_norm(config: RemnantConfig) -> nn.Module:
 
 
 class ChannelMixer(nn.Module):
-    """W2 gelu(W1 x), or W2 (silu(W1 x) * W3 x) where it is gated; each with a bias or without."""
+    """W2 gelu(W1 x), W2 silu(W1 x), or by `swiglu` W2 (silu(W1 x) * W3 x), with biases or none."""
 
-    def __init__(self, D: int, d_ff: int, gated: bool, bias: bool) -> None:
+    def __init__(self, D: int, d_ff: int, kind: str, bias: bool | None = None) -> None:
         super().__init__()
+        self.kind, gated = kind, kind == "swiglu"
+        bias = not gated if bias is None else bias
         self.gate = nn.Linear(D, d_ff, bias=bias) if gated else None
         self.up = nn.Linear(D, d_ff, bias=bias)
         self.down = nn.Linear(d_ff, D, bias=bias)
@@ -253,7 +255,8 @@ class ChannelMixer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """`(B, T, D) -> (B, T, D)`."""
         if self.gate is None:
-            return self.down(F.gelu(self.up(x)))
+            activation = F.gelu if self.kind == "gelu" else F.silu
+            return self.down(activation(self.up(x)))
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
@@ -265,12 +268,10 @@ class Block(nn.Module):
         D, context = config.hidden_size, config.max_position_embeddings
         mixers = [MIXERS[name](D, context, **given) for name, given in read_pattern(pattern)]
         ((name, given),) = read_pattern(config.channel_mixer)
-        gated = name == "swiglu"
-        bias = given.get("bias", not gated)
         self.norm_token = make_norm(config)
         self.token_mixer = mixers[0] if len(mixers) == 1 else SideBySide(mixers)
         self.norm_channel = make_norm(config)
-        self.channel_mixer = ChannelMixer(D, config.intermediate_size, gated, bias)
+        self.channel_mixer = ChannelMixer(D, config.intermediate_size, name, **given)
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, T, D) -> (B, T, D)`."""
