@@ -274,8 +274,7 @@ def _import(options: argparse.Namespace) -> None:
         loaded, name = LoadedModel(model, model.config, tokenizer_json, meta, path), path.stem
     save_model(options.out, loaded.model, loaded.tokenizer_json, {**loaded.meta, "name": name})
     if any("decay=published" in entry for entry in loaded.config.mixers):
-        print("the file does not say how slow a decay is: its c is taken as context // 512, as in the "
-              "authors' code, or with taps context // 256")  # fmt: skip
+        print("c of the decay is not in the file: context // 512 is taken, with taps context // 256")
     print(f"wrote {options.out}")
 
 
