@@ -274,7 +274,7 @@ def _import(options: argparse.Namespace) -> None:
         loaded, name = LoadedModel(model, model.config, tokenizer_json, meta, path), path.stem
     save_model(options.out, loaded.model, loaded.tokenizer_json, {**loaded.meta, "name": name})
     if any("decay=published" in entry for entry in loaded.config.mixers):
-        print("c of the decay is not in the file: context // 512 is taken, with taps context // 256")
+        print("c of the decay is not in the file; taken as context // 512, or // 256 with taps")
     print(f"wrote {options.out}")
 
 
