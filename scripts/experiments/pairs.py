@@ -1,0 +1,203 @@
+"""E13: bits about two neighbouring tokens together, as docs/results/experiments/e13.yaml asks.
+
+    python -m scripts.experiments.pairs ask NAME CORPUS OUT.jsonl
+    python -m scripts.experiments.pairs table ROWS.parquet
+
+NAME is `flat` or `llama`. A line for each passage; one that is there is not measured again.
+"""
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import torch
+import yaml
+from torch import Tensor
+
+import arch.kernels.threads  # noqa: F401 - before the first product
+from eval.measures.bits.posterior import entropy, fit_under_noise, noise_evidence
+from eval.models.checkpoint import open_model
+from eval.models.memory import tokens_at_once
+from eval.models.text import HeldOutText, held_out_text, inside_stories
+from eval.sites.circuit import Circuit
+from scripts.experiments.forgetting import FOLDER, commonest, rounded
+from scripts.experiments.likely import read_rows
+
+pd: Any = pandas
+SAMPLES = 10_000
+LEAST = 0.5
+"""Bits with the other token known, below which a ratio is not judged."""
+
+
+def choose_pairs(
+    text: HeldOutText, candidates: Tensor, places: tuple[int, int], count: int, after: int
+) -> list[tuple[tuple[int, ...], int]]:
+    """Passages from inside stories, with the place of the first of two candidates in each.
+
+    Args:
+        places: of the first passage and of the last one; the others lie evenly between.
+        after: tokens behind the second candidate.
+    """
+    allowed, chosen, seen = set(candidates.tolist()), list[tuple[tuple[int, ...], int]](), set()
+    first, last = places
+    for prompt in inside_stories(text, last + 2 + after):
+        a, b = prompt.tokens[last : last + 2]
+        if {a, b} <= allowed and a not in seen:
+            place = round(first + (last - first) * len(chosen) / (count - 1))
+            chosen.append((tuple(prompt.tokens[last - place :]), place))
+            seen.add(a)
+        if len(chosen) == count:
+            return chosen
+    raise SystemExit(f"only {len(chosen)} passages; {count} are asked for")
+
+
+@torch.no_grad()
+def run_pairs(
+    circuit: Circuit, tokens: Tensor, place: int, candidates: Tensor, distances: list[int]
+) -> Tensor:
+    """Outputs with every pair of candidates in the place and the one after it.
+
+    Args:
+        tokens: `(T,)`.
+        candidates: `(V,)`, for either.
+        distances: of the outputs from the second place, S of them.
+
+    Returns:
+        `(V, V, S, width)`, the first candidate first.
+    """
+    after = tokens[place + 2 : place + 2 + max(distances)]
+    rows = torch.cat([candidates[:, None], after.expand(len(candidates), -1)], dim=1)
+    at_once = max(1, tokens_at_once(circuit.model) // rows.numel())
+    found = []
+    for firsts in candidates.split(at_once):
+        before = tokens[:place].expand(len(firsts), -1)
+        state = circuit.prefix(torch.cat([before, firsts[:, None]], dim=1))
+        outputs = circuit.step(circuit.embed(rows.repeat(len(firsts), 1)), state)
+        found.append(outputs[:, distances].unflatten(0, (len(firsts), -1)))
+    return torch.cat(found)
+
+
+def bits_of_pairs(fit: Tensor, first: int, second: int) -> dict[str, Tensor]:
+    """Bits of `(draws, S, V, V)` log-likelihoods about both tokens and each, `(S,)`.
+
+    Args:
+        fit: of pairs, the first token first.
+        first, second: which candidates they are.
+    """
+
+    def bits(log_likelihood: Tensor) -> Tensor:
+        left = entropy(log_likelihood.log_softmax(dim=-1)).mean(dim=0)
+        return math.log2(log_likelihood.shape[-1]) - left
+
+    return {
+        "both": bits(fit.flatten(-2)),
+        "first, other known": bits(fit[..., second]),
+        "second, other known": bits(fit[..., first, :]),
+        "first, other unknown": bits(fit.logsumexp(dim=-1)),
+        "second, other unknown": bits(fit.logsumexp(dim=-2)),
+    }
+
+
+def measure_pair(
+    circuit: Circuit, tokens: Tensor, place: int, candidates: Tensor, design: dict[str, Any],
+    seed: int,
+) -> dict[str, dict[str, list[float]]]:  # fmt: skip
+    """The bits of a passage by the size of the noise, each at the distances."""
+    outputs = run_pairs(circuit, tokens, place, candidates, design["distances"])
+    first, second = (int((candidates == t).nonzero()) for t in tokens[place : place + 2])
+    truth, count = outputs[first, second], len(candidates)
+    rms = truth.square().mean(dim=-1).sqrt()
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(design["draws"], *truth.shape, generator=generator)
+    evidence = [noise_evidence(truth - of_first, noise) for of_first in outputs]
+    squares, cross = (torch.stack(part, dim=-2).flatten(-2) for part in zip(*evidence, strict=True))
+    found = {}
+    for level in design["noise"]:
+        fit = fit_under_noise(squares, cross, level * rms).unflatten(-1, (count, count))
+        bits = bits_of_pairs(fit, first, second)
+        found[f"noise {level:g} rms"] = {name: rounded(of) for name, of in bits.items()}
+    return found
+
+
+def ask(name: str, corpus: str, out: Path, design: dict[str, Any]) -> None:
+    """Adds a line for each passage that has none."""
+    torch.set_num_threads(1)
+    checkpoint = open_model(design["models"][name])
+    text = held_out_text(checkpoint, corpus)
+    circuit = Circuit(checkpoint.model, checkpoint.config.n_layers)
+    candidates, wanted = commonest(text, design["candidates"]), design["passages"]
+    after = max(design["distances"])
+    chosen = choose_pairs(text, candidates, tuple(wanted["places"]), wanted["count"], after)
+    known = {row["key"] for row in read_rows(out)}
+    for number, (tokens, place) in enumerate(chosen):
+        if (key := f"{name} {number}") in known:
+            continue
+        found = measure_pair(circuit, torch.tensor(tokens), place, candidates, design, number)
+        row = {"key": key, "kind": "pairs", "model": name, "prompt": number, "place": place,
+               "tokens": list(tokens), "distances": design["distances"], "bits": found}  # fmt: skip
+        with out.open("a") as rows:
+            print(json.dumps(row), file=rows)
+        print(key, flush=True)
+
+
+def tabulate(rows: list[dict[str, Any]]) -> Any:
+    """A line for each model, noise and distance: mean bits, and ratios with their intervals.
+
+    `ratio` of a token is that of its bits with the other unknown to those with it known;
+    `difference` is the first token's less the second's.
+    """
+    lines, generator = [], np.random.default_rng(0)
+    flat = [
+        {"model": row["model"], "noise": noise, "distance": distance}
+        | {name: of[number] for name, of in bits.items()}
+        for row in rows
+        for noise, bits in row["bits"].items()
+        for number, distance in enumerate(row["distances"])
+    ]
+    for key, group in pd.DataFrame(flat).groupby(["model", "noise", "distance"]):
+        values = group.drop(columns=["model", "noise", "distance"])
+        drawn = generator.integers(len(values), size=(SAMPLES, len(values)))
+        means = {name: of.to_numpy()[drawn].mean(axis=1) for name, of in values.items()}
+        line = dict(zip(("model", "noise", "distance"), key, strict=True))
+        line |= {"passages": len(values)} | values.mean().to_dict()
+        ratios = {}
+        for token in ("first", "second"):
+            known, unknown = (f"{token}, other {word}" for word in ("known", "unknown"))
+            ratios[token] = means[unknown] / means[known]
+            line |= {f"{token} ratio": line[unknown] / line[known]}
+            line |= limits(f"{token} ratio", ratios[token])
+            line[f"{token} judged"] = line[known] >= LEAST
+        line["difference"] = line["first ratio"] - line["second ratio"]
+        lines.append(line | limits("difference", ratios["first"] - ratios["second"]))
+    return pd.DataFrame(lines)
+
+
+def limits(name: str, drawn: Any) -> dict[str, float]:
+    """The 95 % interval of bootstrap samples."""
+    return dict(zip((f"{name} low", f"{name} high"), np.quantile(drawn, [0.025, 0.975]),
+                    strict=True))  # fmt: skip
+
+
+def main() -> None:
+    """Asks a model, or prints the table."""
+    parser = argparse.ArgumentParser(prog="pairs")
+    commands = parser.add_subparsers(dest="command", required=True)
+    asking = commands.add_parser("ask")
+    for name in ("name", "corpus", "out"):
+        asking.add_argument(name)
+    commands.add_parser("table").add_argument("rows")
+    options = parser.parse_args()
+    design = yaml.safe_load((FOLDER / "e13.yaml").read_text(encoding="utf-8"))["design"]
+    if options.command == "ask":
+        ask(options.name, options.corpus, Path(options.out), design)
+    else:
+        rows = [json.loads(row) for row in pd.read_parquet(options.rows).row]
+        print(tabulate(rows).round(2).T.to_string())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""E13: the joint posterior of two tokens, against every pair run by itself."""
+
+import math
+
+import pytest
+import torch
+
+from eval.measures.bits.posterior import fit_under_noise, information, noise_evidence
+from eval.sites.circuit import Circuit
+from scripts.experiments import pairs
+
+V, PLACE = 12, 3
+DESIGN = {"distances": [1, 2], "noise": [0.5], "draws": 3}
+
+
+@pytest.fixture(params=["flat", "attention(heads=2)", "mixed(heads=2)"])
+def circuit(request, small_model):
+    return Circuit(small_model(vocab_size=V, mixers=(request.param,)), 2)
+
+
+@pytest.fixture
+def tokens():
+    return torch.randint(V, (PLACE + 4,))
+
+
+def test_every_pair_has_the_outputs_that_the_model_gives_it(circuit, tokens, monkeypatch):
+    monkeypatch.setattr(pairs, "tokens_at_once", lambda _: 5 * V)
+    candidates = torch.arange(0, V, 2)
+    found = pairs.run_pairs(circuit, tokens, PLACE, candidates, [1, 2])
+    for a, first in enumerate(candidates):
+        for b, second in enumerate(candidates):
+            text = tokens.clone()
+            text[PLACE], text[PLACE + 1] = first, second
+            expected = circuit.of_tokens(text[None])[0, PLACE + 2 :]
+            torch.testing.assert_close(found[a, b], expected)
+
+
+def test_bits_of_one_token_are_those_of_eval_bits_where_the_other_is_known(circuit, tokens):
+    candidates = torch.arange(V)
+    found = pairs.measure_pair(circuit, tokens, PLACE, candidates, DESIGN, 0)["noise 0.5 rms"]
+    outputs = pairs.run_pairs(circuit, tokens, PLACE, candidates, [1, 2])
+    first, second = tokens[PLACE : PLACE + 2].tolist()
+    truth = outputs[first, second]
+    noise = torch.randn(3, *truth.shape, generator=torch.Generator().manual_seed(0))
+    size = 0.5 * truth.square().mean(-1).sqrt()
+    for name, of in {"first": outputs[:, second], "second": outputs[first]}.items():
+        fit = fit_under_noise(*noise_evidence(truth - of, noise), size)
+        expected = information(fit, torch.full((1, V), 1 / V), [0, 1])[0, 0]
+        assert found[f"{name}, other known"] == pytest.approx(expected.tolist(), abs=1e-4)
+    assert all(0 <= bits <= 2 * math.log2(V) for bits in found["both"])
+
+
+def test_bits_of_both_are_those_of_one_and_then_of_the_other():
+    """By the chain rule, in the mean over all truths and noises of an enumerable channel."""
+    torch.manual_seed(0)
+    channel = torch.randn(4, 4, 5, dtype=torch.float64).softmax(dim=-1)  # p(y | a, b)
+    names = "both", "first, other unknown", "second, other known"
+    total = dict.fromkeys(names, 0.0)
+    for a in range(4):
+        for b in range(4):
+            fit = channel.log().permute(2, 0, 1)[:, None]  # a "draw" for each y
+            for y in range(5):
+                bits = pairs.bits_of_pairs(fit[y : y + 1], a, b)
+                for name in names:
+                    total[name] += float(bits[name] * channel[a, b, y]) / 16
+    assert total["both"] == pytest.approx(
+        total["first, other unknown"] + total["second, other known"]
+    )
+
+
+def test_tokens_that_do_not_meddle_lose_nothing_by_an_unknown_neighbour():
+    torch.manual_seed(0)
+    one, other = torch.randn(2, 2, 1, V)
+    fit = one[..., :, None] + other[..., None, :]
+    bits = pairs.bits_of_pairs(fit, 3, 5)
+    for token in ("first", "second"):
+        torch.testing.assert_close(bits[f"{token}, other known"], bits[f"{token}, other unknown"])
+    row = {"model": "flat", "distances": [1], "bits": {"noise 1 rms": {
+        name: of.tolist() for name, of in bits.items()}}}  # fmt: skip
+    (line,) = pairs.tabulate([row, row]).to_dict("records")
+    assert line["first ratio"] == line["first ratio low"] == pytest.approx(1)
+    assert line["difference"] == pytest.approx(0, abs=1e-6)
