@@ -85,6 +85,9 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message}; see {self.prog} --help\n")
 
 
+OUT = "the model directory to write"
+
+
 def _parser() -> Parser:
     parser = Parser(prog="python -m arch", description="Describes, imports and exports models.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -96,14 +99,13 @@ def _parser() -> Parser:
         made.add_argument("--trust_code", "--trust-code", action="store_true", help=trust)
         return made.add_argument
 
-    out = "the model directory to write"
     about = "print a model as a table: parts, shapes, parameters, FLOPs per token"
     add = command("describe", _describe, about)
     add("model", metavar="DIR", help="a model directory, a run, RUN@STEP, or a config.json")
     add("--context", type=int, metavar="T", help="tokens of a sequence, for the FLOPs")
 
     add = command("init", _init, "write an untrained model of any size, drawn from a seed")
-    add("out", metavar="OUT", type=Path, help=out)
+    add("out", metavar="OUT", type=Path, help=OUT)
     add("--tokenizer", metavar="FILE", type=Path, required=True, help="a tokenizer.json")
     config = (
         "a config.json, or a training recipe (YAML), of which the section model is read; default: "
@@ -121,7 +123,12 @@ def _parser() -> Parser:
         "or hf: and a model of transformers"
     )
     add("model", metavar="MODEL", help=checked)
+    _add_exchange(command)
+    return parser
 
+
+def _add_exchange(command: Callable[..., Callable]) -> None:
+    """Adds `import` and `export`."""
     about = "make a model directory from a model of another project or of the hub"
     add = command("import", _import, about)
     sources = (
@@ -130,7 +137,7 @@ def _parser() -> Parser:
         "of the directories"
     )
     add("source", metavar="SOURCE", help=sources)
-    add("out", metavar="DIR", type=Path, help=out)
+    add("out", metavar="DIR", type=Path, help=OUT)
     add(
         "--tokenizer",
         metavar="FILE",
@@ -159,7 +166,6 @@ def _parser() -> Parser:
         "upload OUT there with huggingface_hub; a repository that is not there is made, private"
     )
     add("--push", metavar="OWNER/NAME", help=pushed)
-    return parser
 
 
 def _describe(options: argparse.Namespace) -> None:
@@ -257,6 +263,10 @@ def _import(options: argparse.Namespace) -> None:
     name = source.removeprefix(HUB).rstrip("/").split("/")[-1]
     if not path.exists():
         raise ModelError(f"{source}: no such file or directory; models of the hub are {HUB}NAME")
+    has_its_own = path.suffix.lower() == GGUF or (path / "config.json").is_file()
+    for flag in "tokenizer", "mixer":
+        if has_its_own and (given := getattr(options, flag)):
+            raise ModelError(f"--{flag} {given}: {path} says that itself; leave it out")
     if path.suffix.lower() == GGUF:
         loaded, name = import_gguf(path), path.stem
     elif (path / "config.json").is_file():

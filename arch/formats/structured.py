@@ -75,15 +75,7 @@ def from_structured(state: Mapping[str, Tensor], mixer: str | None, source: str)
         entries.append(entry)
         weights |= {f"blocks.{number + 1}.token_mixer.{name}": t for name, t in tensors.items()}
     vocabulary, width = state[EMBEDDING].shape
-    weights["blocks.0.token_mixer.parts.0.values"] = torch.zeros(1, 1, context)
-    for norm in ("blocks.0.norm_token", f"blocks.{count}.norm_channel"):
-        weights |= {f"{norm}.weight": torch.ones(width), f"{norm}.bias": torch.zeros(width)}
-    before, last = (f"blocks.{number}.channel_mixer." for number in (count - 1, count))
-    weights |= {
-        last + name.removeprefix(before): torch.zeros_like(tensor)
-        for name, tensor in weights.items()
-        if name.startswith(before)
-    }
+    _add_zeros(weights, count, width, context)
     up = weights.get("blocks.0.channel_mixer.up.weight")
     config = ModelConfig(
         vocab_size=vocabulary,
@@ -98,6 +90,19 @@ def from_structured(state: Mapping[str, Tensor], mixer: str | None, source: str)
         init="reference",
     )
     return build_model(config, weights, source)
+
+
+def _add_zeros(weights: Tensors, count: int, width: int, context: int) -> None:
+    """Adds the token mixer of the first block, the feed-forward part of the last, and norms."""
+    weights["blocks.0.token_mixer.parts.0.values"] = torch.zeros(1, 1, context)
+    for norm in ("blocks.0.norm_token", f"blocks.{count}.norm_channel"):
+        weights |= {f"{norm}.weight": torch.ones(width), f"{norm}.bias": torch.zeros(width)}
+    before, last = (f"blocks.{number}.channel_mixer." for number in (count - 1, count))
+    weights |= {
+        last + name.removeprefix(before): torch.zeros_like(tensor)
+        for name, tensor in weights.items()
+        if name.startswith(before)
+    }
 
 
 def _token_mixer(held: Tensors, mixer: str, source: str) -> tuple[str, int, Tensors]:

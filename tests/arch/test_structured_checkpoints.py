@@ -246,3 +246,8 @@ def test_the_command_needs_to_be_told(tmp_path, capsys):
     assert main([*words, "--mixer", "mixed"]) == 0
     assert "context // 512" in capsys.readouterr().out
     assert load_model(tmp_path / "out").model.config.n_layers == N + 1
+    words[1:3] = [str(tmp_path / "out"), str(tmp_path / "again")]
+    assert main(words) == 2
+    assert "--tokenizer" in capsys.readouterr().err
+    assert main([*words[:3], "--mixer", "row"]) == 2
+    assert "--mixer row" in capsys.readouterr().err
