@@ -198,7 +198,7 @@ def test_what_search_names_whole_is_counted(page: str, figures: Any) -> None:
     shares = pd.concat([of_models[column] for column in SHARES if column.endswith("search")])
     shares = shares[shares != "–"].str.partition(" ")[0]
     said = " ".join(page.split())
-    assert f"Search found 100 % in {(shares == '100').sum()} of the {len(shares)} shares" in said
+    assert f"Search found 100 % in {(shares == '100').sum()} of the {len(shares)} cases" in said
 
 
 def test_stored_rows_are_summed_up_as_those_of_a_directory(capsys: Any) -> None:
