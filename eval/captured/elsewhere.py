@@ -2,7 +2,7 @@
 
 from eval.captured.arithmetic import EXACT
 from eval.captured.files.stored import FLOATS, Stored
-from eval.captured.locate import Match, count_hits, find_site
+from eval.captured.locate import Match, count_hits, describe_centring, find_site
 from eval.captured.site import Captured
 from eval.messages import RequestError
 
@@ -23,6 +23,7 @@ def look_elsewhere(captured: Captured, computed: str | None) -> str:
         "are these outputs of this model, and of a prompt's beginning? of later positions give "
         "--first, the position of the first row"
     )
+    unknown += describe_centring(captured.stored.values[:, list(captured.positions)].flatten(0, 1))
     if captured.positions[0]:
         return unknown
     for name in [computed] if computed else sorted(FLOATS, key=lambda name: name != EXACT):

@@ -34,6 +34,7 @@ MOST = 2 * TOGETHER  # sites that are tried, one group after another, until most
 FIRST = 6  # tokens searched for
 TRIED = 16, 256  # tokens run at each position: the likeliest by the text, and by the read-back
 WINDOWS = 16, 64  # of background text, and tokens of each
+CENTRED, LEAST = 1e-3, 4  # of the root mean square, a mean that is none; positions that tell
 LARGEST = 25.0  # squared deviations count up to here, in variances
 
 
@@ -119,9 +120,21 @@ def find_site(
         raise ArgumentError(
             "outputs",
             f"no token fits at the likeliest sites ({names}); are they of another model, "
-            "or of another place in it? give --layer and --part to search there all the same",
+            "or of another place in it? give --layer and --part to search there all the same"
+            + describe_centring(seen),
         )
     return [match for match, of_match in tried if of_match == name], name
+
+
+def describe_centring(values: Tensor) -> str:
+    """What outputs `(N, width)` without a mean tell, as the end of a line; nothing of others."""
+    mean, size = values.mean(dim=-1).abs(), values.square().mean(dim=-1).sqrt()
+    if len(values) < LEAST or not bool((mean <= CENTRED * size).all()) or not bool(size.any()):
+        return ""
+    return (
+        "; the mean over their features is 0 at every position, as in TransformerLens, which "
+        "centres weights: capture with center_writing_weights=False and fold_ln=False"
+    )
 
 
 def _group(ranked: list[Circuit]) -> list[list[Circuit]]:

@@ -52,6 +52,21 @@ def test_what_another_text_gave_is_certified_nowhere(captured):
     assert str(found).count("?") >= 24
 
 
+@pytest.mark.parametrize("layer", [None, 1])
+def test_streams_of_centred_weights_are_named(directories, opened, layer, capsys):
+    """TransformerLens's: each part writes without a mean over features, so that no token fits."""
+    states = load_file(f"{directories['gpt2']}/states.safetensors")["1"]
+    centred = states - states.mean(dim=-1, keepdim=True)
+    try:
+        found = recover(opened["gpt2"], centred, layer=layer, corpus="toy:400")
+    except RequestError as error:
+        said = str(error)
+    else:
+        assert {grade for grades in found.grades for grade in grades} == {"unknown"}
+        said = capsys.readouterr().err
+    assert "center_writing_weights=False" in said
+
+
 def test_bfloat16_weights_prove_nothing(small_model, small_tokenizer):
     module = small_model().to(torch.bfloat16)
     checkpoint = open_model(module, tokenizer=small_tokenizer)
