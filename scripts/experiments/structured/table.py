@@ -17,8 +17,8 @@ Frame = Any
 NOISE, CODES = "noise 0.25 rms", "int8"
 DISTANCES = 1, 4, 16, 64
 DIPPED = "flat", "headed", "llama"
-TOKENS = 2048
-"""Of a step."""
+TOKENS, LAST = 2048, 3125
+"""Of a step; the last step."""
 LEVEL = 0.05
 
 
@@ -138,7 +138,7 @@ def judge_differences(estimates: dict[str, Estimate]) -> Verdict:
 
 def judge_information(frame: Frame) -> Verdict:
     """H2."""
-    means = pd.concat([bits_at(frame, distance)[3125] for distance in DISTANCES], axis=1).mean(
+    means = pd.concat([bits_at(frame, distance)[LAST] for distance in DISTANCES], axis=1).mean(
         axis=1
     )
     return judge_differences(
@@ -149,7 +149,7 @@ def judge_information(frame: Frame) -> Verdict:
 
 def judge_decoder(frame: Frame, name: str, limit: float) -> Verdict:
     """H3 and H4: whether a decoder finds less than a fraction, in each family."""
-    found = found_by_decoders(frame).query("step == 3125 and decoder == @name")
+    found = found_by_decoders(frame).query("step == @LAST and decoder == @name")
     if found.empty:
         raise KeyError(name)
     by_family = {family: of_seeds(of.fraction) for family, of in found.groupby("family")}
@@ -164,10 +164,10 @@ def judge_invertibility(frame: Frame) -> Verdict:
     """H5."""
     found = frame[frame.kind == "toeplitz"].copy()
     found["log10"] = np.log10(found.largest / found.least)
-    last = found[found.step == 3125]
+    last = found[found.step == LAST]
     zero, layers = int((last.winding == 0).sum()), len(last)
     ratio = found.pivot_table("log10", "seed", "step")
-    change = of_seeds(ratio[3125] - ratio[0])
+    change = of_seeds(ratio[LAST] - ratio[0])
     down, up = change.p < LEVEL and change.mean < 0, change.p < LEVEL and change.mean > 0
     if zero < layers / 2 or up:
         verdict = "refuted"
@@ -233,7 +233,7 @@ def _by_margin(margins: Iterable[float]) -> str:
 
 def judge_loss(frame: Frame) -> Verdict:
     """H10."""
-    nats = figure_of(frame, "geometry", "nats")[3125]
+    nats = figure_of(frame, "geometry", "nats")[LAST]
     return judge_differences({
         "flat - toeplitz": of_difference(nats["flat"], nats["toeplitz"]),
         "column - flat": of_difference(nats["column"], nats["flat"]),
@@ -273,46 +273,86 @@ def print_tables(frame: Frame) -> None:
         print(f"\n{title}\n{table.round(3).to_string()}")
 
 
-def tables(frame: Frame, kinds: set[str]) -> Iterable[tuple[str, Frame]]:
+Tables = Iterable[tuple[str, Frame]]
+
+
+def tables(frame: Frame, kinds: set[str]) -> Tables:
     """Means over seeds, by title, of the kinds that are there."""
-    if "bits" in kinds:
-        for distance in (1, 4, 8, 16, 64):
-            yield f"bits, {distance} on, {NOISE}", bits_at(frame, distance).groupby("family").mean()
-        yield f"bits, 8 on, {CODES}", bits_at(frame, 8, CODES).groupby("family").mean()
-    if "geometry" in kinds:
-        for name in ("rankme", "alpha", "nats"):
-            yield name, figure_of(frame, "geometry", name).groupby("family").mean()
-    if "toeplitz" in kinds:
-        found = frame[frame.kind == "toeplitz"]
-        found = found.assign(log10=np.log10(found.largest / found.least), size=found.w0.abs())
-        wanted = ["winding", "log10", "least", "size"]
-        yield "Toeplitz layers", found.groupby(["layer", "step"])[wanted].mean()
-    if "inverse" in kinds:
-        found = frame[frame.kind == "inverse"]
-        found = found.assign(fraction=found.named / found.tokens)
-        wanted = ["fraction", "outside", "median_error", "largest_error"]
-        yield "two neighbours", found.groupby(["family", "step"])[wanted].mean()
-    if "decoder" in kinds:
-        found = found_by_decoders(frame)
-        by = ["decoder", "step", "family"]
-        yield "fraction that decoders find", found.groupby(by).fraction.mean().unstack("family")
-        for name in ("bits", "exact"):
-            spread = found[name].apply(pd.Series).set_axis(found.distances.iloc[0], axis=1)
-            yield name, spread.groupby([found[key] for key in by]).mean()
-    if "recovery" in kinds:
-        for tokens in ("self", "nonself"):
-            found = named(frame, "recovery", tokens)
-            by = ["hidden", "solver", "step", "family"]
-            yield f"recovery, {tokens}", found.groupby(by).value.mean().unstack("family")
-    if "order" in kinds:
-        found = named(frame, "order", "nonself")
-        found = found.assign(whole=found.value == 1, any_order=found.set_recall)
-        by = ["hidden", "layer", "family"]
-        for name in ("whole", "any_order"):
-            yield f"order, {name}", found.groupby(by)[name].mean().unstack("family")
-    if "copying" in kinds:
-        found = frame[frame.kind == "copying"]
-        yield "copying", found.groupby(["copy_step", "family"]).right.mean().unstack("family")
+    for kind, tabulate in TABLES.items():
+        if kind in kinds:
+            yield from tabulate(frame)
+
+
+def bits_tables(frame: Frame) -> Tables:
+    """Bits by step."""
+    for distance in (1, 4, 8, 16, 64):
+        yield f"bits, {distance} on, {NOISE}", bits_at(frame, distance).groupby("family").mean()
+    yield f"bits, 8 on, {CODES}", bits_at(frame, 8, CODES).groupby("family").mean()
+
+
+def geometry_tables(frame: Frame) -> Tables:
+    """The spectrum and the loss by step."""
+    for name in ("rankme", "alpha", "nats"):
+        yield name, figure_of(frame, "geometry", name).groupby("family").mean()
+
+
+def toeplitz_tables(frame: Frame) -> Tables:
+    """Figures of Toeplitz triangles by layer and step."""
+    found = frame[frame.kind == "toeplitz"]
+    found = found.assign(log10=np.log10(found.largest / found.least), size=found.w0.abs())
+    wanted = ["winding", "log10", "least", "size"]
+    yield "Toeplitz layers", found.groupby(["layer", "step"])[wanted].mean()
+
+
+def inverse_tables(frame: Frame) -> Tables:
+    """What two neighbouring outputs name."""
+    found = frame[frame.kind == "inverse"]
+    found = found.assign(fraction=found.named / found.tokens)
+    wanted = ["fraction", "outside", "median_error", "largest_error"]
+    yield "two neighbours", found.groupby(["family", "step"])[wanted].mean()
+
+
+def decoder_tables(frame: Frame) -> Tables:
+    """What decoders find, and what is there by distance."""
+    found, by = found_by_decoders(frame), ["decoder", "step", "family"]
+    yield "fraction that decoders find", found.groupby(by).fraction.mean().unstack("family")
+    for name in ("bits", "exact"):
+        spread = found[name].apply(pd.Series).set_axis(found.distances.iloc[0], axis=1)
+        yield name, spread.groupby([found[key] for key in by]).mean()
+
+
+def recovery_tables(frame: Frame) -> Tables:
+    """Fractions of shown and hidden tokens that are named."""
+    for tokens in ("self", "nonself"):
+        found, by = named(frame, "recovery", tokens), ["hidden", "solver", "step", "family"]
+        yield f"recovery, {tokens}", found.groupby(by).value.mean().unstack("family")
+
+
+def order_tables(frame: Frame) -> Tables:
+    """Prompts whose hidden tokens are right in order, and tokens that are right in any order."""
+    found = named(frame, "order", "nonself")
+    found = found.assign(whole=found.value == 1, any_order=found.set_recall)
+    for name in ("whole", "any_order"):
+        of = found.groupby(["hidden", "layer", "family"])[name]
+        yield f"order, {name}", of.mean().unstack("family")
+
+
+def copying_tables(frame: Frame) -> Tables:
+    """Copied tokens by step."""
+    found = frame[frame.kind == "copying"]
+    yield "copying", found.groupby(["copy_step", "family"]).right.mean().unstack("family")
+
+
+TABLES: dict[str, Callable[[Frame], Tables]] = {
+    "bits": bits_tables,
+    "geometry": geometry_tables,
+    "toeplitz": toeplitz_tables,
+    "inverse": inverse_tables,
+    "decoder": decoder_tables,
+    "recovery": recovery_tables,
+    "order": order_tables,
+    "copying": copying_tables,
+}
 
 
 def draw(frame: Frame) -> Any:
