@@ -30,7 +30,14 @@ from arch.mixers.attention import QK_EPS
 from arch.model import LanguageModel, SwiGLU
 from arch.storage.directory import LoadedModel, as_json, check_vocabulary, load_model
 from arch.storage.files import read_text, write_directory
-from arch.storage.weights import build_model, drop_padding, read_weights, renamed, weights_of
+from arch.storage.weights import (
+    build_model,
+    drop_padding,
+    read_weights,
+    renamed,
+    translate,
+    weights_of,
+)
 
 SPECIAL = {"eos_token": "<|endoftext|>", "pad_token": "<|pad|>"}  # where a tokenizer has them
 
@@ -155,11 +162,8 @@ def from_transformers(
     ours = {foreign: name for name, foreign in _NAMES.items()}
     held = weights()
     prefix = common_prefix(list(held), source)
-    tensors = {
-        renamed(name.removeprefix(prefix), ours): tensor
-        for name, tensor in held.items()
-        if not HARMLESS.search(name)
-    }
+    plain = {n.removeprefix(prefix): t for n, t in held.items() if not HARMLESS.search(n)}
+    tensors = translate(plain, ours, source)
     head, embedding = tensors.get("head.weight"), tensors.get("embedding.weight")
     if config.tied and head is not None and embedding is not None and not head.equal(embedding):
         print(f"{source}: tie_word_embeddings is true, but it has a head of its own, which is kept",

@@ -30,13 +30,23 @@ BLOCK = re.compile(r"blocks\.\d{1,6}\.")
 
 
 def weights_of(model: LanguageModel) -> dict[str, Tensor]:
-    """The model's weights on the CPU, in their own precision."""
-    weights = {
-        name: tensor.detach().cpu().contiguous()
-        for name, tensor in model.state_dict().items()
-        if not (model.config.tied and name == "head.weight")
-    }
+    """The model's weights on the CPU, in their own precision, none in the memory of another."""
+    weights, places = {}, set()
+    for name, tensor in model.state_dict().items():
+        if model.config.tied and name == "head.weight":
+            continue
+        held = tensor.detach().cpu().contiguous()
+        if (place := held.untyped_storage().data_ptr()) in places:  # safetensors refuses it
+            held = held.clone()
+        places.add(place)
+        weights[name] = held
     return {**weights, **_lower(model, weights)}
+
+
+def is_tied(weights: Mapping[str, Tensor]) -> bool:
+    """Whether weights have no head, or one that is the embedding again."""
+    head, embedding = weights.get("head.weight"), weights.get("embedding.weight")
+    return head is None or (embedding is not None and head.equal(embedding))
 
 
 class _Undrawn(TorchFunctionMode):
@@ -231,6 +241,27 @@ def renamed(name: str, names: dict[str, str]) -> str:
     module, _, parameter = re.sub(r"\d+", "#", name, count=1).rpartition(".")
     full = f"{names.get(module, module)}.{parameter}"
     return full.replace("#", number[0]) if number else full
+
+
+def translate(
+    weights: Mapping[str, Tensor], names: dict[str, str], source: object
+) -> dict[str, Tensor]:
+    """Weights of another layout by their names in ours, see `renamed`.
+
+    Raises:
+        ModelError: a name that the other layout has not, or two that are one of ours.
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        ours = renamed(name, names)
+        if ours == name or ours in found:
+            wrong = "unknown" if ours == name else "twice"
+            raise ModelError(
+                f"{source}: the weights do not fit the configuration: {wrong} "
+                f"{printable(name, 120)}"
+            )
+        found[ours] = tensor
+    return found
 
 
 def _check_shapes(
