@@ -29,6 +29,7 @@ SIZES = (
     "num_attention_heads", "n_head", "num_key_value_heads", "head_dim",
 )  # fmt: skip
 """Sizes that no tensor of the model can be smaller than."""
+WINDOWS = ("sliding_window", "attention_chunk_size")
 POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
 LEARNT = re.compile(r"(wpe|embed_positions|position_embeddings?)\.weight$")
 """Tensors with a row for each position."""
@@ -198,6 +199,8 @@ def _check_section(section: dict[str, Any], path: Path) -> None:
             fits, words = type(value) is int and 0 < value <= LONGEST, f"1 to {LONGEST}"
         elif name in (*LAYERS, *SIZES):
             fits, words = type(value) is int and 0 < value < GREATEST, "a whole number above 0"
+        elif name in WINDOWS:
+            fits, words = value is False or (type(value) is int and value > 0), "null, or 1 or more"
         elif name in NUMBERS:
             number: Any = value if type(value) in (int, float) else math.nan
             fits, words = 0 < number < 1e300, "a number above 0"

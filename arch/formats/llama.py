@@ -310,7 +310,7 @@ def _refuse_other(given: dict[str, Any], rope: dict[str, Any], path: Path) -> No
             f"d_model={width}, kv_heads={kv_heads} must divide heads"
         )
     for name, seen, allowed in (
-        ("hidden_act", given.get("hidden_act", "silu"), "silu"),
+        ("hidden_act", given.get("hidden_act", "silu").replace("swish", "silu"), "silu"),
         ("rope_type", rope.get("rope_type", rope.get("type", "default")), "default"),
         ("head_dim", given.get("head_dim") or width // heads, width // heads),
         *([("rms_norm_eps", given.get("rms_norm_eps", 1e-6), QK_EPS)] if qwen else []),
@@ -325,6 +325,8 @@ def _refuse_other(given: dict[str, Any], rope: dict[str, Any], path: Path) -> No
 def _refuse_unknown(given: dict[str, Any], rope: dict[str, Any], path: Path) -> None:
     """Refuses a setting that is not known, unless it is off: null, false or empty.
 
+    `is_causal` is not off where it is false.
+
     A Llama of transformers has no windows, whatever its configuration says of them; a Qwen3 has.
     """
     known = {*_REQUIRED, *_HONOURED, *WITHOUT_EFFECT}
@@ -335,10 +337,11 @@ def _refuse_unknown(given: dict[str, Any], rope: dict[str, Any], path: Path) -> 
     if kinds <= {"full_attention"}:
         unknown.pop("layer_types", None)
     unknown |= {n: v for n, v in rope.items() if n not in ("rope_theta", "rope_type", "type")}
-    if unknown.get("partial_rotary_factor") == 1:
-        del unknown["partial_rotary_factor"]
+    for name in ("partial_rotary_factor", "is_causal"):
+        if unknown.get(name) == 1:
+            del unknown[name]
     for name, value in unknown.items():
-        if value is not None and value is not False and value not in ("", [], {}):
+        if name == "is_causal" or not (value is None or value is False or value in ("", [], {})):
             raise ModelError(
                 f"{path}: {printable(name, 80)} is {show_value(value)}, which an import "
                 f"does not know; take it out if it changes nothing, or open hf:{path.parent}"

@@ -33,7 +33,7 @@ from arch.formats.foreign import HARMLESS, common_prefix, read_layout, read_sett
 from arch.formats.hub.reader import MODEL_TYPE, import_hub, is_hub_export
 from arch.formats.llama import MULTIPLES, from_transformers
 from arch.model import LanguageModel
-from arch.pretrained.decoder import Decoder, describe_pretrained
+from arch.pretrained.decoder import Decoder, describe_pretrained, is_whole
 from arch.pretrained.families import take_apart
 from arch.pretrained.gguf import GGUF, check_gguf, check_gguf_is_whole
 from arch.pretrained.tokenizers import largest_id, read_tokenizer
@@ -43,6 +43,7 @@ from arch.storage.weights import check_finite, drop_padding
 
 ACTIVATIONS = ("hidden_act", "activation_function", "hidden_activation", "activation")
 ROTATIONS = ("rope_type", "type")
+QUANTISATION = "quantization_config: quant_method"
 TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 CODE = "brings code of its own (auto_map), which is not run"
 
@@ -119,9 +120,10 @@ def wrap_model(model: Any) -> LanguageModel:
         ModelError: it is no causal decoder.
     """
     try:
-        return PretrainedModel(model)
+        parts = PretrainedModel(model)
     except (ModelError, AttributeError):  # a family, or a variant of one, of unknown parts
         return Decoder(model)
+    return parts if is_whole(parts, model) else Decoder(model)  # as if a setting turns off the mask
 
 
 def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer]:
@@ -211,16 +213,23 @@ def _refusals(name: str) -> Iterator[None]:
 
 
 def _check_names(name: str, config: dict[str, Any]) -> None:
-    """Refuses activations and rotations that transformers does not know, by their settings."""
+    """Refuses activations, rotations and quantisations that transformers does not know.
+
+    It would take the codes of an unknown quantisation for the weights.
+    """
     from transformers.activations import ACT2FN
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
     known: dict[str, Any] = dict.fromkeys(ACTIVATIONS, ACT2FN)
     found = [(setting, config.get(setting)) for setting in ACTIVATIONS]
     for section in ("rope_scaling", "rope_parameters"):
         rope = config.get(section)
         found += [(k, rope.get(k)) for k in ROTATIONS] if isinstance(rope, dict) else []
-    known |= dict.fromkeys(ROTATIONS, ("default", "dynamic", *ROPE_INIT_FUNCTIONS))
+    known |= dict.fromkeys(ROTATIONS, ("default", *ROPE_INIT_FUNCTIONS))
+    if isinstance(quantised := config.get("quantization_config"), dict):
+        found.append((QUANTISATION, quantised.get("quant_method")))
+    known[QUANTISATION] = {"bitsandbytes", *AUTO_QUANTIZATION_CONFIG_MAPPING}
     pad, rows = config.get("pad_token_id"), config.get("vocab_size")
     if type(pad) is int and type(rows) is int and not -rows <= pad < rows:
         raise ModelError(f"{name} cannot be loaded: pad_token_id is {pad}; allowed: below {rows}")

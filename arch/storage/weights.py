@@ -156,12 +156,17 @@ def _build_like(config: ModelConfig, shapes: Shapes, source: str) -> LanguageMod
 
 
 def check_finite(weights: Mapping[str, Tensor], source: object) -> None:
-    """Refuses weights that are infinite or no numbers.
+    """Refuses weights that are infinite or no numbers, and floats of 8 bits, which have no scale.
 
     Raises:
         ModelError: naming the first tensor that has one.
     """
     for name, tensor in weights.items():
+        if tensor.is_floating_point() and tensor.element_size() == 1:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise ModelError(
+                f"{source}: {name} is of type {kind}, without a scale; allowed: {', '.join(FLOATS)}"
+            )
         if not tensor.isfinite().all():
             raise ModelError(f"{source}: {name} has numbers that are not finite")
 
@@ -249,18 +254,17 @@ def translate(
     """Weights of another layout by their names in ours, see `renamed`.
 
     Raises:
-        ModelError: a name that the other layout has not, or two that are one of ours.
+        ModelError: names that the other layout has not, or two that are one of ours.
     """
     found: dict[str, Tensor] = {}
+    wrong = []
     for name, tensor in weights.items():
         ours = renamed(name, names)
         if ours == name or ours in found:
-            wrong = "unknown" if ours == name else "twice"
-            raise ModelError(
-                f"{source}: the weights do not fit the configuration: {wrong} "
-                f"{printable(name, 120)}"
-            )
+            wrong.append(f"{'unknown' if ours == name else 'twice'} {printable(name, 120)}")
         found[ours] = tensor
+    if wrong:
+        raise ModelError(_misfit(source, wrong))
     return found
 
 
@@ -285,9 +289,14 @@ def _check_shapes(
         if tensors[name].is_floating_point() and kinds[name] not in FLOATS.values()
     ]
     if wrong:
-        more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
-        shown = printable("; ".join(wrong[:3]))
-        raise ModelError(f"{source}: the weights do not fit the configuration: {shown}{more}")
+        raise ModelError(_misfit(source, wrong))
+
+
+def _misfit(source: object, wrong: list[str]) -> str:
+    """What is wrong with weights, the first three of it."""
+    more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
+    shown = printable("; ".join(wrong[:3]))
+    return f"{source}: the weights do not fit the configuration: {shown}{more}"
 
 
 def _cut(module: nn.Module, name: str, rows: int) -> None:
