@@ -4,7 +4,7 @@ import json
 
 import pytest
 import transformers
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from arch import load_pretrained
 from eval.models.checkpoint import open_model
@@ -61,6 +61,21 @@ def test_what_a_tokenizer_adds_and_changes_and_lacks_is_said(llama, capsys):
     assert "changes text" in capsys.readouterr().err
     evals.loss(model, text=["1", "2"])
     assert "no <|endoftext|>" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("windows", ["joined", "lm-eval"])
+def test_tokens_that_do_not_spell_a_text_are_said(windows, llama, capsys):
+    import eval as evals
+
+    known = ["<|endoftext|>", *"The CAFÉ ran"]
+    tokens = {**dict.fromkeys(known), **{str(n): None for n in range(246)}}
+    tokenizer = Tokenizer(models.BPE({t: n for n, t in enumerate(tokens)}, []))
+    tokenizer.decoder = decoders.Fuse()
+    model = open_model(f"hf:{llama(tokenizer=tokenizer)}")
+    assert "changes text" not in capsys.readouterr().err
+    evals.loss(model, text=["The ran", "The cat ran"], windows=windows)
+    said = capsys.readouterr().err
+    assert "1 of 2 texts do not spell them (The cat ran is The a ran)" in said
 
 
 def spaced(tokenizer):
