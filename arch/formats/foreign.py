@@ -71,9 +71,18 @@ def read_settings(path: Path) -> dict[str, Any]:
         raise ModelError(
             f"{path}: model_type is {show_value(config['model_type'])}; expected a text"
         )
+    check_settings(config, path)
+    return config
+
+
+def check_settings(config: dict[str, Any], path: Path) -> None:
+    """Compares a configuration's values with the types and the sizes that they may have.
+
+    Raises:
+        ModelError: naming a setting and its value.
+    """
     for section in _sections(config):
         _check_section(section, path)
-    return config
 
 
 def read_layout(config: dict[str, Any], directory: Path) -> tuple[list[Path], Shapes]:

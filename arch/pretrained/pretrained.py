@@ -29,7 +29,13 @@ from torch import Tensor, nn
 
 from arch.config import MOST
 from arch.errors import ModelError, is_out_of_memory, printable, show_value
-from arch.formats.foreign import HARMLESS, common_prefix, read_layout, read_settings
+from arch.formats.foreign import (
+    HARMLESS,
+    check_settings,
+    common_prefix,
+    read_layout,
+    read_settings,
+)
 from arch.formats.hub.reader import MODEL_TYPE, import_hub, is_hub_export
 from arch.formats.llama import MULTIPLES, from_transformers
 from arch.model import LanguageModel
@@ -136,6 +142,8 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer]:
     safe: dict[str, Any] = {**more, "trust_remote_code": False}
     with _refusals(name):
         config, _ = PreTrainedConfig.get_config_dict(directory, **safe)
+    if more:
+        check_settings(config, Path(name))
     _check_names(name, config)
     if config.get("model_type") == MODEL_TYPE:
         raise ModelError(f"{name} is a model of remnant; fix: python -m arch import hub:{name} DIR")
