@@ -33,6 +33,7 @@ from arch.storage.files import read_text, write_directory
 from arch.storage.weights import (
     build_model,
     drop_padding,
+    is_tied,
     read_weights,
     renamed,
     translate,
@@ -164,8 +165,7 @@ def from_transformers(
     prefix = common_prefix(list(held), source)
     plain = {n.removeprefix(prefix): t for n, t in held.items() if not HARMLESS.search(n)}
     tensors = translate(plain, ours, source)
-    head, embedding = tensors.get("head.weight"), tensors.get("embedding.weight")
-    if config.tied and head is not None and embedding is not None and not head.equal(embedding):
+    if config.tied and not is_tied(tensors):
         print(f"{source}: tie_word_embeddings is true, but it has a head of its own, which is kept",
               file=sys.stderr)  # fmt: skip
         config = dataclasses.replace(config, tied=False)

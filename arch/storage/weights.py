@@ -82,6 +82,11 @@ def build_model(config: ModelConfig, weights: dict[str, Tensor], source: str) ->
         with torch.random.fork_rng(devices=[]):
             model = _build_like(config, shapes, source)
     if config.tied:
+        if not is_tied(weights):
+            raise ModelError(
+                f"{source}: the weights do not fit the configuration: tied is True, the weights "
+                "have a head of their own; set it to false"
+            )
         weights = {**weights, "head.weight": weights["embedding.weight"]}
     weights = _alike(weights | _lower(model, weights), config)
     check_finite(weights, source)
