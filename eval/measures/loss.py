@@ -149,6 +149,8 @@ def measure_documents(
         str(story) for story in islice(text.held_out() if texts is None else texts, stories)
     ]
     bare = [encode_text(checkpoint.tokenizer, story) for story in held_out]
+    sizes = np.array([len(story.encode()) for story in held_out])
+    _refuse_empty(held_out, sizes)
     _say_changes(checkpoint, held_out, bare)
     encoded = [[*text.end, *ids] for ids in bare]
     cut = [(part, count, i) for i, ids in enumerate(encoded) for part, count in _cut(ids, T)]
@@ -169,7 +171,6 @@ def measure_documents(
             for row, end, (_, count, _) in zip(nats, ends, batch, strict=True)
         ]
     owner = np.repeat([of for _, _, of in windows], [count for _, count, _ in windows])
-    sizes = np.array([len(story.encode()) for story in held_out])
     return _figures(checkpoint, np.concatenate(losses), owner, sizes, started)
 
 
@@ -268,9 +269,10 @@ def _tokens(
     else:
         texts = list(islice(given, limit))
         bare = [encode_text(tokenizer, story) for story in texts]
+        sizes = [len(_without_special(story, tokenizer).encode()) for story in texts]
+        _refuse_empty(texts, sizes)
         _say_changes(checkpoint, texts, bare)
         stories = [[*ids, *text.end] for ids in bare]
-        sizes = [len(_without_special(story, tokenizer).encode()) for story in texts]
     if not text.end and len(stories) > 1:
         say_once(
             f"{checkpoint.path}: its tokenizer has no {END_OF_TEXT}; nothing parts the stories"
@@ -281,6 +283,13 @@ def _tokens(
         raise RequestError(f"{source} nothing to predict")
     tokens = np.array([token for story in stories for token in story], dtype=np.int64)
     return tokens, owner, np.array(sizes)
+
+
+def _refuse_empty(texts: Sequence[str], sizes: "Sequence[int] | np.ndarray") -> None:
+    """Raises RequestError for a text of no bytes, which has no bits/byte."""
+    for text, size in zip(texts, sizes, strict=True):
+        if not size:
+            raise RequestError(f"--text {text!r}: there is no letter in it; leave it out")
 
 
 def _say_changes(
