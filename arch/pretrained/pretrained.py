@@ -93,7 +93,7 @@ def load_pretrained(
         loaded = import_hub(name)
         return replace(loaded, model=loaded.model.to(device))
     model, tokenizer = _read(name, dtype)
-    with _refusals(name):
+    with refusals(name):
         wrapped = wrap_model(model)
     check_tokenizer(name, tokenizer, wrapped)
     # Ids may have gaps, but none is beyond the last token's.
@@ -140,7 +140,7 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer]:
 
     directory, more, mapping = _locate(name)
     safe: dict[str, Any] = {**more, "trust_remote_code": False}
-    with _refusals(name):
+    with refusals(name):
         config, _ = PreTrainedConfig.get_config_dict(directory, **safe)
     if more:
         check_settings(config, Path(name))
@@ -150,7 +150,7 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer]:
     if config.get("is_encoder_decoder"):
         raise ModelError(f"{name} is an encoder and a decoder; give a decoder-only model")
     _check_ids(Path(directory) / TOKENIZER)
-    with _refusals(name):
+    with refusals(name):
         tokenizer = _tokenizer(directory, safe)
         options: dict[str, Any] = {"ignore_mismatched_sizes": True, "output_loading_info": True}
         options |= {"dtype": dtype, "use_safetensors": True} if not more else {"dtype": dtype}
@@ -196,7 +196,7 @@ def _locate(name: str) -> tuple[str, dict[str, Any], dict[str, str] | None]:
 
 
 @contextmanager
-def _refusals(name: str) -> Iterator[None]:
+def refusals(name: str) -> Iterator[None]:
     """Says in one line why transformers cannot load a model, and keeps its own reports quiet."""
     from transformers import logging
 

@@ -167,6 +167,8 @@ def check_finite(weights: Mapping[str, Tensor], source: object) -> None:
         ModelError: naming the first tensor that has one.
     """
     for name, tensor in weights.items():
+        if tensor.is_meta:
+            raise ModelError(f"{source}: {name} is on the device meta, without numbers; load it")
         if tensor.is_floating_point() and tensor.element_size() == 1:
             kind = str(tensor.dtype).removeprefix("torch.")
             raise ModelError(
