@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from arch.config import parse_object
 from arch.errors import ModelError, printable, show_value
 from arch.storage.files import read_json
 from arch.storage.weights import FLOATS, Shapes, read_header
@@ -55,7 +56,7 @@ WITHOUT_EFFECT = {
     "original_max_position_embeddings",
 }  # fmt: skip
 """Settings that change nothing of what a model computes in evaluation."""
-ADAPTER = "adapter_config.json"
+ADAPTER, SETTINGS = "adapter_config.json", "tokenizer_config.json"
 GREATEST, LONGEST = 2**31, 2**24
 """Of a size, and of positions: some families hold a table of them."""
 
@@ -190,6 +191,34 @@ def common_prefix(names: Iterator[str] | list[str], source: object) -> str:
     if prefix:
         print(f"{source}: {prefix} is left out of the names of its weights", file=sys.stderr)
     return prefix
+
+
+def say_left_out_tokens(settings: Path, tokenizer_json: str, source: object) -> None:
+    """Says on stderr which tokens a tokenizer_config.json adds to those of the tokenizer itself.
+
+    Raises:
+        ModelError: either is no JSON.
+    """
+    named = read_json(settings).get("added_tokens_decoder") if settings.is_file() else None
+    if not isinstance(named, dict) or not named:
+        return
+    known = parse_object(tokenizer_json, str(source))
+    model, added = known.get("model"), known.get("added_tokens")
+    held = model.get("vocab") if isinstance(model, dict) else None
+    places = dict(held) if isinstance(held, dict) else {}
+    if isinstance(held, list):
+        places = {piece[0]: token for token, piece in enumerate(held) if piece}
+    places |= {entry.get("content"): entry.get("id") for entry in added or ()}
+    texts = {token: about.get("content") for token, about in named.items() if type(about) is dict}
+    others = [
+        f"{text} as {token}" for token, text in texts.items() if str(places.get(text)) != token
+    ]
+    if others:
+        print(
+            f"{source}: {settings.name} names {printable(', '.join(others[:3]))}, which "
+            "tokenizer.json does not; its tokens are those of tokenizer.json",
+            file=sys.stderr,
+        )
 
 
 def _sections(config: dict[str, Any]) -> Iterator[dict[str, Any]]:

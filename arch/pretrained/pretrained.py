@@ -31,10 +31,12 @@ from arch.config import MOST
 from arch.errors import ModelError, is_out_of_memory, printable, show_value
 from arch.formats.foreign import (
     HARMLESS,
+    SETTINGS,
     check_settings,
     common_prefix,
     read_layout,
     read_settings,
+    say_left_out_tokens,
 )
 from arch.formats.hub.reader import MODEL_TYPE, import_hub, is_hub_export
 from arch.formats.llama import MULTIPLES, from_transformers
@@ -50,7 +52,7 @@ from arch.storage.weights import check_finite, drop_padding
 ACTIVATIONS = ("hidden_act", "activation_function", "hidden_activation", "activation")
 ROTATIONS = ("rope_type", "type")
 QUANTISATION = "quantization_config: quant_method"
-TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+TOKENIZER = "tokenizer.json"
 CODE = "brings code of its own (auto_map), which is not run"
 
 
@@ -320,7 +322,11 @@ def _tokenizer(name: str, options: dict[str, Any]) -> Tokenizer:
         if settings and read_json(Path(settings)).get("auto_map"):
             raise ModelError(f"{name} cannot be loaded: its tokenizer {CODE}")
         if file:
-            return read_tokenizer(read_text(Path(file)), Path(file))
+            text = read_text(Path(file))
+            tokenizer = read_tokenizer(text, Path(file))
+            if settings:
+                say_left_out_tokens(Path(settings), text, name)
+            return tokenizer
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
     except ValueError as error:

@@ -6,7 +6,7 @@ import pytest
 import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from arch import load_pretrained
+from arch import import_transformers, load_pretrained
 from eval.models.checkpoint import open_model
 from tests.arch.cases import byte_tokenizer
 
@@ -76,6 +76,26 @@ def test_tokens_that_do_not_spell_a_text_are_said(windows, llama, capsys):
     evals.loss(model, text=["The ran", "The cat ran"], windows=windows)
     said = capsys.readouterr().err
     assert "1 of 2 texts do not spell them (The cat ran is The a ran)" in said
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ({"258": {"content": "cats"}}, "names cats as 258"),
+        ({"5": {"content": "<|pad|>"}}, "names <|pad|> as 5"),
+        ({"257": {"content": "<|pad|>"}}, ""),
+        ([1], ""),
+    ],
+)
+def test_tokens_that_only_the_settings_name_are_said(named, said, llama, capsys):
+    place = llama()
+    (place / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": named}))
+    for read in (load_pretrained, import_transformers):
+        capsys.readouterr()
+        read(str(place))
+        found = [line for line in capsys.readouterr().err.splitlines() if "tokenizer.json" in line]
+        assert len(found) == bool(said)
+        assert said in "".join(found)
 
 
 def spaced(tokenizer):

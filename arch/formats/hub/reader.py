@@ -5,7 +5,7 @@ from typing import Any
 
 from arch.config import ModelConfig
 from arch.errors import ModelError, printable, show_value
-from arch.formats.foreign import WITHOUT_EFFECT, read_layout, read_settings
+from arch.formats.foreign import WITHOUT_EFFECT, common_prefix, read_layout, read_settings
 from arch.mixers import MIXERS
 from arch.patterns import find_foreign
 from arch.storage.directory import META, LoadedModel, check_meta, check_vocabulary
@@ -60,7 +60,9 @@ def import_hub(directory: str | Path) -> LoadedModel:
     tokenizer_json = read_text(file)
     check_vocabulary(file, tokenizer_json, config.vocab_size)
     files, _ = read_layout(given, directory)
-    weights = {name: tensor for each in files for name, tensor in read_weights(each).items()}
+    held = {name: tensor for each in files for name, tensor in read_weights(each).items()}
+    prefix = common_prefix(list(held), directory)
+    weights = {name.removeprefix(prefix): tensor for name, tensor in held.items()}
     if config.tied and not is_tied(weights):
         raise ModelError(
             f"{path}: tie_word_embeddings is true, but the weights have a head of their own; set "
