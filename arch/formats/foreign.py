@@ -231,7 +231,7 @@ def _sections(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _check_section(section: dict[str, Any], path: Path) -> None:
     for name, value in section.items():
-        if value is None and name != "rope_theta":
+        if value is None and name not in ("rope_theta", "rope_type"):
             continue
         if name in POSITIONS:
             fits, words = type(value) is int and 0 < value <= LONGEST, f"1 to {LONGEST}"

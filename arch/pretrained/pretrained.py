@@ -161,6 +161,7 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer]:
         if not more:  # attention and experts may name a kernel of the hub, which would be run
             options["config"] = settings = AutoConfig.from_pretrained(directory, **safe)
             settings._attn_implementation = settings._experts_implementation = None
+            settings.return_dict = True  # outputs are read by their names
         # The reader of GGUF files has a progress bar that no setting turns off.
         with redirect_stderr(io.StringIO()) if more else nullcontext():
             loaded: Any = AutoModelForCausalLM.from_pretrained(directory, **options, **safe)
