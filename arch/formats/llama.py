@@ -168,6 +168,8 @@ def from_transformers(
     prefix = common_prefix(list(held), source)
     plain = {n.removeprefix(prefix): t for n, t in held.items() if not HARMLESS.search(n)}
     tensors = translate(plain, ours, source)
+    if config.tied and "head.weight" in tensors:  # safetensors keeps one of two names
+        tensors.setdefault("embedding.weight", tensors["head.weight"])
     if config.tied and not is_tied(tensors):
         print(f"{source}: tie_word_embeddings is true, but it has a head of its own, which is kept",
               file=sys.stderr)  # fmt: skip

@@ -94,6 +94,12 @@ GOOD = {
     "causal, as it says": {"config": {"is_causal": True}},
     "outputs as tuples": {"config": {"return_dict": False}},
     "tied": {"tie_word_embeddings": True},
+    "tied, by the head's name": {
+        "tie_word_embeddings": True,
+        "weights": lambda held: {
+            n.replace("model.embed_tokens", "lm_head"): t for n, t in held.items()
+        },
+    },
     "tied beside a head of its own": {"config": {"tie_word_embeddings": True}},
     "qwen3": {"family": "Qwen3", "rms_norm_eps": 1e-5, "head_dim": 8},
 }
