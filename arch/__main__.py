@@ -30,6 +30,7 @@ from arch.mixers import refuse_foreign
 from arch.model import LanguageModel
 from arch.pretrained.gguf import GGUF
 from arch.pretrained.pretrained import import_gguf, load_pretrained
+from arch.pretrained.tokenizers import read_tokenizer
 from arch.storage.directory import (
     LoadedModel,
     check_model,
@@ -203,6 +204,7 @@ def _init(options: argparse.Namespace) -> None:
     if not options.tokenizer.is_file():
         raise ModelError(f"--tokenizer {options.tokenizer}: no such file; give a tokenizer.json")
     tokenizer_json = read_text(options.tokenizer)
+    read_tokenizer(tokenizer_json, options.tokenizer)
     fields = _read_fields(options.config) if options.config else {}
     if options.config and isinstance(mixers := fields.get("mixers"), list):
         named = [entry for entry in mixers if isinstance(entry, str)]
@@ -282,6 +284,7 @@ def _import(options: argparse.Namespace) -> None:
         check_vocabulary(options.tokenizer, tokenizer_json, model.config.vocab_size)
         meta = {"source": "maskedmixers" if options.mixer is None else "structured mixers"}
         loaded, name = LoadedModel(model, model.config, tokenizer_json, meta, path), path.stem
+    read_tokenizer(loaded.tokenizer_json, options.tokenizer or path / "tokenizer.json")
     save_model(options.out, loaded.model, loaded.tokenizer_json, {**loaded.meta, "name": name})
     if any("decay=published" in entry for entry in loaded.config.mixers):
         print("c of the decay is not in the file; taken as context // 512, or // 256 with taps")

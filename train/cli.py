@@ -10,11 +10,12 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
 from arch.errors import printable
+from arch.storage.values import ELSEWHERE
 from train.launcher import check_numbers, is_first
 from train.settings import Recipe, RunError, RunSettings
 from train.yaml_file import read_yaml
@@ -86,19 +87,34 @@ def read_command(command: str, words: list[str]) -> Recipe:
         if is_first():
             said = f"{STEPS} has no effect: --minutes {minutes:g} ends the run; give one of them"
             print(said, file=sys.stderr)
-    sections = {name: section(**values[name].as_dict()) for name, section in SECTIONS.items()}
+    given_by_section = {name: values[name].as_dict() for name in SECTIONS}
+    _refuse_nulls(RunSettings, settings, "")
+    for name, section in SECTIONS.items():
+        _refuse_nulls(section, given_by_section[name], f"{name}.")
+    sections = {name: section(**given_by_section[name]) for name, section in SECTIONS.items()}
     return Recipe(run=RunSettings(**settings), **sections)
+
+
+def _refuse_nulls(section: Any, values: dict[str, Any], prefix: str) -> None:
+    """Refuses settings without a value, such as an empty `lr:`, that cannot do without one."""
+    for field in dataclasses.fields(section):
+        if values[field.name] is None and type(None) not in get_args(field.type):
+            raise RunError(f"--{prefix}{field.name} is null; give a value, or leave it out")
 
 
 def _refuse_clock_times(words: list[str], values: Namespace) -> None:
     """Refuses `1:30` for a number: YAML 1.1, by which jsonargparse reads, takes it for 90.
 
-    A loader that `set_loader` gives it does not help: it reads a number again by its own.
+    And `[010]`, a list of 8. A loader that `set_loader` gives it does not help: it reads a number
+    again by its own.
     """
     for word, following in zip(words, [*words[1:], ""], strict=True):
         name, equals, value = word.partition("=")
         value = value if equals else following
-        if word.startswith("--") and CLOCK.fullmatch(value):
+        odd = [CLOCK.fullmatch(value)]
+        if value.startswith("["):
+            odd = [ELSEWHERE.fullmatch(part) for part in re.split(r"[\[\],\s]+", value)]
+        if word.startswith("--") and any(odd):
             read = values.get(name.removeprefix("--"))
             if not isinstance(read, str):
                 raise RunError(f"{name} is {value}, which is read as {read}; give decimal digits")
@@ -145,6 +161,8 @@ def find_recipe(name: str) -> Path:
     if "config" in content:
         raise RunError(f"--config {path}: names another recipe; leave `config` out")
     for section, values in content.items():
+        if "." in section and section.partition(".")[0] in content:
+            raise RunError(f"--config {path}: {section} is set twice; write it in its section")
         if section in SECTIONS and not isinstance(values, dict):
             raise RunError(
                 f"--config {path}: --{section} is {repr(values)[:100]}; it must be a section "

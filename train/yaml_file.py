@@ -29,14 +29,14 @@ def read_yaml(path: Path, flag: str = "") -> dict[str, Any]:
             text = file.read(BYTES + 1)
         if len(text) > BYTES:
             raise RunError(f"{flag}{path}: is larger than {BYTES:,} bytes; give a file of settings")
-        content = yaml.load(text, YamlLoader)
+        content = yaml.load(text.decode("utf-8-sig"), YamlLoader)
         _count(content, {})
     except OSError as error:
         raise RunError(f"{flag}{path}: cannot be read ({error.strerror})") from None
     except RunError:
         raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).replace('in "<byte string>", ', "at ").split())
+        reason = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())
         raise RunError(f"{flag}{path}: not YAML ({reason[:200]})") from None
     if not isinstance(content, dict):
         raise RunError(

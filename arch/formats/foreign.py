@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from arch.config import parse_object
 from arch.errors import ModelError, printable, show_value
 from arch.storage.files import read_json
 from arch.storage.weights import FLOATS, Shapes, read_header
@@ -29,6 +30,7 @@ SIZES = (
     "num_attention_heads", "n_head", "num_key_value_heads", "head_dim",
 )  # fmt: skip
 """Sizes that no tensor of the model can be smaller than."""
+WINDOWS = ("sliding_window", "attention_chunk_size")
 POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
 LEARNT = re.compile(r"(wpe|embed_positions|position_embeddings?)\.weight$")
 """Tensors with a row for each position."""
@@ -54,7 +56,7 @@ WITHOUT_EFFECT = {
     "original_max_position_embeddings",
 }  # fmt: skip
 """Settings that change nothing of what a model computes in evaluation."""
-ADAPTER = "adapter_config.json"
+ADAPTER, SETTINGS = "adapter_config.json", "tokenizer_config.json"
 GREATEST, LONGEST = 2**31, 2**24
 """Of a size, and of positions: some families hold a table of them."""
 
@@ -70,9 +72,18 @@ def read_settings(path: Path) -> dict[str, Any]:
         raise ModelError(
             f"{path}: model_type is {show_value(config['model_type'])}; expected a text"
         )
+    check_settings(config, path)
+    return config
+
+
+def check_settings(config: dict[str, Any], path: Path) -> None:
+    """Compares a configuration's values with the types and the sizes that they may have.
+
+    Raises:
+        ModelError: naming a setting and its value.
+    """
     for section in _sections(config):
         _check_section(section, path)
-    return config
 
 
 def read_layout(config: dict[str, Any], directory: Path) -> tuple[list[Path], Shapes]:
@@ -182,6 +193,34 @@ def common_prefix(names: Iterator[str] | list[str], source: object) -> str:
     return prefix
 
 
+def say_left_out_tokens(settings: Path, tokenizer_json: str, source: object) -> None:
+    """Says on stderr which tokens a tokenizer_config.json adds to those of the tokenizer itself.
+
+    Raises:
+        ModelError: either is no JSON.
+    """
+    named = read_json(settings).get("added_tokens_decoder") if settings.is_file() else None
+    if not isinstance(named, dict) or not named:
+        return
+    known = parse_object(tokenizer_json, str(source))
+    model, added = known.get("model"), known.get("added_tokens")
+    held = model.get("vocab") if isinstance(model, dict) else None
+    places = dict(held) if isinstance(held, dict) else {}
+    if isinstance(held, list):
+        places = {piece[0]: token for token, piece in enumerate(held) if piece}
+    places |= {entry.get("content"): entry.get("id") for entry in added or ()}
+    texts = {token: about.get("content") for token, about in named.items() if type(about) is dict}
+    others = [
+        f"{text} as {token}" for token, text in texts.items() if str(places.get(text)) != token
+    ]
+    if others:
+        print(
+            f"{source}: {settings.name} names {printable(', '.join(others[:3]))}, which "
+            "tokenizer.json does not; its tokens are those of tokenizer.json",
+            file=sys.stderr,
+        )
+
+
 def _sections(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The configuration, and those inside it: of the text part, and of the rotation."""
     yield config
@@ -192,12 +231,14 @@ def _sections(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _check_section(section: dict[str, Any], path: Path) -> None:
     for name, value in section.items():
-        if value is None and name != "rope_theta":
+        if value is None and name not in ("rope_theta", "rope_type"):
             continue
         if name in POSITIONS:
             fits, words = type(value) is int and 0 < value <= LONGEST, f"1 to {LONGEST}"
         elif name in (*LAYERS, *SIZES):
             fits, words = type(value) is int and 0 < value < GREATEST, "a whole number above 0"
+        elif name in WINDOWS:
+            fits, words = value is False or (type(value) is int and value > 0), "null, or 1 or more"
         elif name in NUMBERS:
             number: Any = value if type(value) in (int, float) else math.nan
             fits, words = 0 < number < 1e300, "a number above 0"

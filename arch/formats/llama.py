@@ -19,10 +19,12 @@ from arch.config import ModelConfig
 from arch.errors import ModelError, printable, show_value
 from arch.formats.foreign import (
     HARMLESS,
+    SETTINGS,
     WITHOUT_EFFECT,
     common_prefix,
     read_layout,
     read_settings,
+    say_left_out_tokens,
 )
 from arch.formats.hub.reader import import_hub, is_hub_export
 from arch.mixers import Attention
@@ -30,7 +32,15 @@ from arch.mixers.attention import QK_EPS
 from arch.model import LanguageModel, SwiGLU
 from arch.storage.directory import LoadedModel, as_json, check_vocabulary, load_model
 from arch.storage.files import read_text, write_directory
-from arch.storage.weights import build_model, drop_padding, read_weights, renamed, weights_of
+from arch.storage.weights import (
+    build_model,
+    drop_padding,
+    is_tied,
+    read_weights,
+    renamed,
+    translate,
+    weights_of,
+)
 
 SPECIAL = {"eos_token": "<|endoftext|>", "pad_token": "<|pad|>"}  # where a tokenizer has them
 
@@ -127,6 +137,7 @@ def import_transformers(directory: str | Path) -> LoadedModel:
         raise ModelError(f"{directory} has no {', '.join(missing)}; save model and tokenizer there")
     tokenizer_json = read_text(directory / "tokenizer.json")
     config = read_settings(directory / "config.json")
+    say_left_out_tokens(directory / SETTINGS, tokenizer_json, directory)
 
     def read_all() -> dict[str, Tensor]:
         files, _ = read_layout(config, directory)
@@ -155,13 +166,11 @@ def from_transformers(
     ours = {foreign: name for name, foreign in _NAMES.items()}
     held = weights()
     prefix = common_prefix(list(held), source)
-    tensors = {
-        renamed(name.removeprefix(prefix), ours): tensor
-        for name, tensor in held.items()
-        if not HARMLESS.search(name)
-    }
-    head, embedding = tensors.get("head.weight"), tensors.get("embedding.weight")
-    if config.tied and head is not None and embedding is not None and not head.equal(embedding):
+    plain = {n.removeprefix(prefix): t for n, t in held.items() if not HARMLESS.search(n)}
+    tensors = translate(plain, ours, source)
+    if config.tied and "head.weight" in tensors:  # safetensors keeps one of two names
+        tensors.setdefault("embedding.weight", tensors["head.weight"])
+    if config.tied and not is_tied(tensors):
         print(f"{source}: tie_word_embeddings is true, but it has a head of its own, which is kept",
               file=sys.stderr)  # fmt: skip
         config = dataclasses.replace(config, tied=False)
@@ -306,7 +315,7 @@ def _refuse_other(given: dict[str, Any], rope: dict[str, Any], path: Path) -> No
             f"d_model={width}, kv_heads={kv_heads} must divide heads"
         )
     for name, seen, allowed in (
-        ("hidden_act", given.get("hidden_act", "silu"), "silu"),
+        ("hidden_act", given.get("hidden_act", "silu").replace("swish", "silu"), "silu"),
         ("rope_type", rope.get("rope_type", rope.get("type", "default")), "default"),
         ("head_dim", given.get("head_dim") or width // heads, width // heads),
         *([("rms_norm_eps", given.get("rms_norm_eps", 1e-6), QK_EPS)] if qwen else []),
@@ -321,6 +330,8 @@ def _refuse_other(given: dict[str, Any], rope: dict[str, Any], path: Path) -> No
 def _refuse_unknown(given: dict[str, Any], rope: dict[str, Any], path: Path) -> None:
     """Refuses a setting that is not known, unless it is off: null, false or empty.
 
+    `is_causal` is not off where it is false.
+
     A Llama of transformers has no windows, whatever its configuration says of them; a Qwen3 has.
     """
     known = {*_REQUIRED, *_HONOURED, *WITHOUT_EFFECT}
@@ -331,10 +342,11 @@ def _refuse_unknown(given: dict[str, Any], rope: dict[str, Any], path: Path) -> 
     if kinds <= {"full_attention"}:
         unknown.pop("layer_types", None)
     unknown |= {n: v for n, v in rope.items() if n not in ("rope_theta", "rope_type", "type")}
-    if unknown.get("partial_rotary_factor") == 1:
-        del unknown["partial_rotary_factor"]
+    for name in ("partial_rotary_factor", "is_causal"):
+        if unknown.get(name) == 1:
+            del unknown[name]
     for name, value in unknown.items():
-        if value is not None and value is not False and value not in ("", [], {}):
+        if name == "is_causal" or not (value is None or value is False or value in ("", [], {})):
             raise ModelError(
                 f"{path}: {printable(name, 80)} is {show_value(value)}, which an import "
                 f"does not know; take it out if it changes nothing, or open hf:{path.parent}"

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from arch.config import ModelConfig
 from arch.errors import ModelError, printable
+from arch.formats.foreign import common_prefix
 from arch.formats.structured import EMBEDDING, from_structured
 from arch.model import LanguageModel
-from arch.storage.weights import build_model, read_weights, renamed
+from arch.storage.weights import FLOATS, build_model, is_tied, read_weights, translate
 
 _REFERENCE_FILES = ("model.safetensors", "pytorch_model.bin")
-_BLOCK = r"mixerblocks\.(\d+)\."
+_CONV = re.compile(r"mixerblocks\.(0|[1-9][0-9]{0,3})\.conv\.(.*)")
 _REFERENCE_NAMES = {  # theirs and ours, see renamed; the convolutions are for _token_mixer
     "wte": "embedding",
     "mixerblocks.#.seq_layernorm": "blocks.#.norm_token",
@@ -59,11 +60,25 @@ def import_reference(path: str | Path, mixer: str | None = None) -> LanguageMode
 
 def _from_names(state: Mapping[str, Tensor], mixer: str | None, source: str) -> LanguageModel:
     """The model of a state dict, by whose names it has."""
-    if EMBEDDING in state:
-        return from_structured(state, mixer, source)
-    if mixer:
-        raise ModelError(f"--mixer {mixer}: {source} holds no structured mixers; leave it out")
-    return from_reference(state, source)
+    for name, tensor in state.items():
+        if tensor.dtype not in FLOATS.values():
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise ModelError(
+                f"{source}: {printable(name, 120)} is of type {kind}; allowed: {', '.join(FLOATS)}"
+            )
+    prefix = common_prefix(list(state), source)
+    state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
+    structured = EMBEDDING in state
+    if mixer and not structured:
+        raise ModelError(
+            f"--mixer {mixer}: {source} has no {EMBEDDING}, as structured mixers have; leave it out"
+        )
+    try:
+        return (
+            from_structured(state, mixer, source) if structured else from_reference(state, source)
+        )
+    except ModelError as error:  # a size that no configuration may have names no file
+        raise ModelError(str(error) if source in str(error) else f"{source}: {error}") from None
 
 
 def from_reference(state: Mapping[str, Tensor], source: str = "the state dict") -> LanguageModel:
@@ -72,23 +87,24 @@ def from_reference(state: Mapping[str, Tensor], source: str = "the state dict") 
     Raises:
         ModelError: names or shapes of another model.
     """
-    numbers = {int(match[1]) for name in state if (match := re.match(_BLOCK, name))}
-    if "wte.weight" not in state or state["wte.weight"].dim() != 2 or not numbers:
+    convolutions: dict[int, dict[str, Tensor]] = {}
+    others = {}
+    for name, tensor in state.items():
+        if match := _CONV.fullmatch(name):
+            convolutions.setdefault(int(match[1]), {})[match[2]] = tensor
+        else:
+            others[name] = tensor
+    if "wte.weight" not in state or state["wte.weight"].dim() != 2 or not convolutions:
         raise ModelError(
             f"{source} has no wte.weight and mixerblocks.0.*, as matrices: not a reference mixer"
         )
-    mixers, contexts, weights = [], [], {}
-    for i in range(max(numbers) + 1):
-        prefix = f"mixerblocks.{i}.conv."
-        conv = {
-            name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)
-        }
-        mixer, context, tensors = _token_mixer(conv, f"{source}: {prefix}*")
+    mixers, contexts, weights = [], [], translate(others, _REFERENCE_NAMES, source)
+    for i in range(max(convolutions) + 1):
+        about = f"{source}: mixerblocks.{i}.conv.*"
+        mixer, context, tensors = _token_mixer(convolutions.get(i, {}), about)
         mixers.append(mixer)
         contexts.append(context)
         weights |= {f"blocks.{i}.token_mixer.{name}": t for name, t in tensors.items()}
-    others = {name: t for name, t in state.items() if ".conv." not in name}
-    weights |= {renamed(name, _REFERENCE_NAMES): t for name, t in others.items()}
     up = weights.get("blocks.0.channel_mixer.up.weight")
     vocab_size, d_model = state["wte.weight"].shape
     config = ModelConfig(
@@ -100,7 +116,7 @@ def from_reference(state: Mapping[str, Tensor], source: str = "the state dict") 
         channel_mixer=f"gelu(bias={'blocks.0.channel_mixer.up.bias' in weights})",
         d_ff=None if up is None else len(torch.atleast_1d(up)),
         final_norm=False,
-        tied="head.weight" not in weights,
+        tied=is_tied(weights),
         init="reference",
     )
     return build_model(config, weights, source)
@@ -112,7 +128,7 @@ def _is_dense(held: object) -> bool:
 
 def _token_mixer(conv: dict[str, Tensor], source: str) -> tuple[str, int, dict[str, Tensor]]:
     """The pattern's entry, the context and the tensors of one block's convolutions."""
-    shapes = {name: tuple(t.shape) for name, t in conv.items() if name.endswith("weight")}
+    shapes = {name: tuple(t.shape) for name, t in conv.items() if not name.endswith("bias")}
     biases = {name for name in conv if name.endswith("bias")}
     match shapes:
         case {"weight": (L, columns, size), **rest} if (

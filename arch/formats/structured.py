@@ -15,7 +15,7 @@ from torch import Tensor
 from arch.config import ModelConfig
 from arch.errors import ModelError
 from arch.model import LanguageModel
-from arch.storage.weights import build_model, renamed
+from arch.storage.weights import build_model, is_tied, translate
 
 HELD = "toeplitz", "row", "column", "combined", "mixed"
 """The mixers that a checkpoint may hold."""
@@ -30,8 +30,10 @@ _NAMES = {  # theirs and ours, see renamed; a dropout before the last layer make
     "mixer_blocks.#.channel_mixing_layer.3": "blocks.#.channel_mixer.down",
     "output_layer": "head",
 }
-_MIXER = re.compile(r"mixer_blocks\.(\d{1,4})\.token_mixing_layer\.(.*)")
-_PART = re.compile(r"(mixer_heads|proj_head)\.(\d{1,4})\.(\w+)")
+_NUMBER = "(0|[1-9][0-9]{0,3})"
+_MIXER = re.compile(rf"mixer_blocks\.{_NUMBER}\.token_mixing_layer\.(.*)")
+_PART = re.compile(rf"(mixer_heads|proj_head)\.{_NUMBER}\.(\w+)")
+_NORM = re.compile(rf"^blocks\.{_NUMBER}\.norm_token")
 _TAPS = 8
 Tensors = dict[str, Tensor]
 
@@ -54,20 +56,21 @@ def from_structured(state: Mapping[str, Tensor], mixer: str | None, source: str)
             f"give one of {', '.join(HELD)}"
         )
     mixers: dict[int, Tensors] = {}
-    weights: Tensors = {}
+    others: Tensors = {}
     for name, tensor in state.items():
         if match := _MIXER.fullmatch(name):
             mixers.setdefault(int(match[1]), {})[match[2]] = tensor
-            continue
-        ours = renamed(name, _NAMES)
-        if "norm_token" in ours:  # it goes with its mixer to the next block
-            ours = re.sub(r"\d+", lambda number: str(int(number[0]) + 1), ours, count=1)
-        if ours in weights:
-            raise ModelError(f"{source} has {name} twice, as layer 2 and as layer 3")
-        weights[ours] = tensor
+        else:
+            others[name] = tensor
+    weights = {  # the norm of a mixer goes with it to the next block
+        _NORM.sub(lambda match: f"blocks.{int(match[1]) + 1}.norm_token", name): tensor
+        for name, tensor in translate(others, _NAMES, source).items()
+    }
     count = len(mixers)
     if state[EMBEDDING].dim() != 2 or [*sorted(mixers)] != [*range(count)] or not count:
-        raise ModelError(f"{source} has no {EMBEDDING} and mixer_blocks.0.*, as matrices")
+        raise ModelError(
+            f"{source} has no {EMBEDDING} and mixer_blocks.0, 1, ... without a gap, as matrices"
+        )
     entries, context = [], 0
     for number in range(count):
         about = f"{source}: mixer_blocks.{number}.token_mixing_layer.*"
@@ -86,7 +89,7 @@ def from_structured(state: Mapping[str, Tensor], mixer: str | None, source: str)
         channel_mixer="silu",
         d_ff=None if up is None else len(torch.atleast_1d(up)),
         final_norm=False,
-        tied="head.weight" not in weights,
+        tied=is_tied(weights),
         init="reference",
     )
     return build_model(config, weights, source)

@@ -28,6 +28,7 @@ UNLIMITED = 2048  # positions, of models whose configuration sets no limit
 CHECKED = 8  # tokens on which an opened model is checked
 SHAPES = 2  # of streams, whose layers' arguments are remembered
 EXACT = 1e-3  # of the stream's size: what two ways of computing it may differ by
+HALF = 5e-2  # of the logits' size, in half precision
 
 
 class LayerArguments(NamedTuple):
@@ -312,6 +313,16 @@ def _check(model: Decoder) -> None:
     raise ModelError(
         f"{runner.kind}: its layers, one by one, are not the model; it cannot be opened"
     )
+
+
+@torch.no_grad()
+def is_whole(model: LanguageModel, whole: Any) -> bool:
+    """Whether parts of a transformers model give its logits, on a few tokens."""
+    count, device = model.embedding.num_embeddings, model.embedding.weight.device
+    tokens = (torch.arange(min(CHECKED, model.config.context), device=device)[None] * 7 + 1) % count
+    expected, found = whole(tokens, use_cache=False).logits, model(tokens)
+    exact = EXACT if torch.finfo(found.dtype).bits > 16 else HALF
+    return bool((found - expected).abs().max() <= exact * expected.abs().max().clamp(min=1.0))
 
 
 def _resumes(model: Decoder, embeddings: Tensor) -> bool:

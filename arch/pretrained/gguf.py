@@ -2,6 +2,8 @@
 
 import importlib.util
 import math
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,17 @@ WITHOUT_EFFECT = {
     "rope.scaling.original_context_length", "tensor_data_layout", "vocab_size",
 }  # fmt: skip
 """Settings that change nothing of what a model computes, or that the shapes of its weights tell."""
-NEUTRAL = ("none", 1)
-"""Values that scale nothing; so do 0 and nothing at all."""
+NEUTRAL: tuple[Any, ...] = ("none", 1)
+"""Values that scale nothing, of a setting that scales; so do 0 and nothing at all."""
+SCALES = re.compile(r"scal|factor|group")
+NEEDED = {"context_length": "context_length", "attention.head_count_kv": "attention.head_count_kv",
+          "attention.layer_norm_rms_epsilon": "attention.layer_norm",
+          "attention.layer_norm_epsilon": "attention.layer_norm"}  # fmt: skip
+"""Settings of families that have them, for which transformers has values of its own; how what may
+stand for them begins."""
+LIKE_GPT2 = ("gpt-2", "smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "mpt",
+             "olmo", "jais", "phi-2")  # fmt: skip
+"""Ways to split a text that differ from GPT-2's in digits at most, as merges show."""
 
 
 def check_gguf(file: Path) -> None:
@@ -47,6 +58,8 @@ def check_gguf(file: Path) -> None:
 def check_gguf_is_whole(file: Path, model: Any) -> None:
     """Refuses a file that holds more numbers or settings than the model that was made of it.
 
+    And one that lacks a setting; says where its tokenizer may be another.
+
     Raises:
         ModelError: naming tensors that were left out, or a setting.
     """
@@ -58,6 +71,7 @@ def check_gguf_is_whole(file: Path, model: Any) -> None:
     if "output.weight" in held and model.config.tie_word_embeddings:
         held.pop("output.weight")
     if sum(held.values()) == made:
+        _say_how_text_is_split(file, reader)
         return
     sizes = set(tensors.values())
     odd = [name for name, size in held.items() if size not in sizes or name.endswith(".bias")]
@@ -67,8 +81,34 @@ def check_gguf_is_whole(file: Path, model: Any) -> None:
     )
 
 
+def _say_how_text_is_split(file: Path, reader: Any) -> None:
+    """Says on stderr where transformers may part or begin a text otherwise than the file says."""
+    held = {
+        name: field.contents()
+        for name in ("model", "pre", "add_space_prefix")
+        if (field := reader.fields.get(f"tokenizer.ggml.{name}"))
+    }
+    try:
+        from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+    except ImportError:  # an older one
+        GGUF_PRE_TOKENIZER_SPLITS = {}
+    pre, said = held.get("pre"), ""
+    if held.get("model") == "gpt2" and pre not in (*LIKE_GPT2, *GGUF_PRE_TOKENIZER_SPLITS):
+        said = f"pre is {show_value(pre) if pre else 'missing'}; its text is split as GPT-2's"
+    if held.get("model") == "llama" and held.get("add_space_prefix") is False:
+        said = "add_space_prefix is False; its text may be begun with a space all the same"
+    if said:
+        print(
+            f"{file}: tokenizer.ggml.{said}, and tokens may be others than the model's own; its "
+            "tokenizer.json is in the layout of transformers",
+            file=sys.stderr,
+        )
+
+
 def _refuse_ignored(file: Path, reader: Any, config: Any) -> None:
     """Refuses a setting that transformers does not read, such as one that scales the rotation.
+
+    And one that is missing, for which transformers would take a value of its own.
 
     Raises:
         ModelError: naming it.
@@ -77,6 +117,11 @@ def _refuse_ignored(file: Path, reader: Any, config: Any) -> None:
 
     family = reader.fields["general.architecture"].contents()
     read = {_plain(name): names for name, names in GGUF_CONFIG_MAPPING.items()}
+    for name in read.get(_plain(family), ()):
+        if name in NEEDED and not any(
+            key.startswith(f"{family}.{NEEDED[name]}") for key in reader.fields
+        ):
+            raise ModelError(f"{file} lacks {family}.{name}; convert the model again")
     for key, field in reader.fields.items():
         prefix, _, name = key.partition(".")
         if prefix != family or name in WITHOUT_EFFECT or name in read.get(_plain(family), ()):
@@ -86,7 +131,11 @@ def _refuse_ignored(file: Path, reader: Any, config: Any) -> None:
         value: Any = field.contents()
         made: Any = getattr(config, name.rpartition(".")[2], None)
         numbers = isinstance(value, int | float) and isinstance(made, int | float)
-        if not value or value in NEUTRAL or (numbers and math.isclose(value, made, rel_tol=1e-6)):
+        scales = SCALES.search(name) is not None and name != "attention.scale"
+        off = not value or (scales and value in NEUTRAL)
+        if name == "attention.causal":
+            off = value is True
+        if off or (numbers and math.isclose(value, made, rel_tol=1e-6)):
             continue
         raise ModelError(
             f"{file}: {printable(key, 80)} is {show_value(value)}, which transformers does not read"

@@ -29,11 +29,19 @@ from torch import Tensor, nn
 
 from arch.config import MOST
 from arch.errors import ModelError, is_out_of_memory, printable, show_value
-from arch.formats.foreign import HARMLESS, common_prefix, read_layout, read_settings
+from arch.formats.foreign import (
+    HARMLESS,
+    SETTINGS,
+    check_settings,
+    common_prefix,
+    read_layout,
+    read_settings,
+    say_left_out_tokens,
+)
 from arch.formats.hub.reader import MODEL_TYPE, import_hub, is_hub_export
 from arch.formats.llama import MULTIPLES, from_transformers
 from arch.model import LanguageModel
-from arch.pretrained.decoder import Decoder, describe_pretrained
+from arch.pretrained.decoder import Decoder, describe_pretrained, is_whole
 from arch.pretrained.families import take_apart
 from arch.pretrained.gguf import GGUF, check_gguf, check_gguf_is_whole
 from arch.pretrained.tokenizers import largest_id, read_tokenizer
@@ -43,7 +51,8 @@ from arch.storage.weights import check_finite, drop_padding
 
 ACTIVATIONS = ("hidden_act", "activation_function", "hidden_activation", "activation")
 ROTATIONS = ("rope_type", "type")
-TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+QUANTISATION = "quantization_config: quant_method"
+TOKENIZER = "tokenizer.json"
 CODE = "brings code of its own (auto_map), which is not run"
 
 
@@ -86,7 +95,7 @@ def load_pretrained(
         loaded = import_hub(name)
         return replace(loaded, model=loaded.model.to(device))
     model, tokenizer = _read(name, dtype)
-    with _refusals(name):
+    with refusals(name):
         wrapped = wrap_model(model)
     check_tokenizer(name, tokenizer, wrapped)
     # Ids may have gaps, but none is beyond the last token's.
@@ -119,9 +128,10 @@ def wrap_model(model: Any) -> LanguageModel:
         ModelError: it is no causal decoder.
     """
     try:
-        return PretrainedModel(model)
+        parts = PretrainedModel(model)
     except (ModelError, AttributeError):  # a family, or a variant of one, of unknown parts
         return Decoder(model)
+    return parts if is_whole(parts, model) else Decoder(model)  # as if a setting turns off the mask
 
 
 def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer]:
@@ -132,15 +142,17 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer]:
 
     directory, more, mapping = _locate(name)
     safe: dict[str, Any] = {**more, "trust_remote_code": False}
-    with _refusals(name):
+    with refusals(name):
         config, _ = PreTrainedConfig.get_config_dict(directory, **safe)
+    if more:
+        check_settings(config, Path(name))
     _check_names(name, config)
     if config.get("model_type") == MODEL_TYPE:
         raise ModelError(f"{name} is a model of remnant; fix: python -m arch import hub:{name} DIR")
     if config.get("is_encoder_decoder"):
         raise ModelError(f"{name} is an encoder and a decoder; give a decoder-only model")
     _check_ids(Path(directory) / TOKENIZER)
-    with _refusals(name):
+    with refusals(name):
         tokenizer = _tokenizer(directory, safe)
         options: dict[str, Any] = {"ignore_mismatched_sizes": True, "output_loading_info": True}
         options |= {"dtype": dtype, "use_safetensors": True} if not more else {"dtype": dtype}
@@ -149,6 +161,7 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer]:
         if not more:  # attention and experts may name a kernel of the hub, which would be run
             options["config"] = settings = AutoConfig.from_pretrained(directory, **safe)
             settings._attn_implementation = settings._experts_implementation = None
+            settings.return_dict = True  # outputs are read by their names
         # The reader of GGUF files has a progress bar that no setting turns off.
         with redirect_stderr(io.StringIO()) if more else nullcontext():
             loaded: Any = AutoModelForCausalLM.from_pretrained(directory, **options, **safe)
@@ -186,7 +199,7 @@ def _locate(name: str) -> tuple[str, dict[str, Any], dict[str, str] | None]:
 
 
 @contextmanager
-def _refusals(name: str) -> Iterator[None]:
+def refusals(name: str) -> Iterator[None]:
     """Says in one line why transformers cannot load a model, and keeps its own reports quiet."""
     from transformers import logging
 
@@ -211,16 +224,23 @@ def _refusals(name: str) -> Iterator[None]:
 
 
 def _check_names(name: str, config: dict[str, Any]) -> None:
-    """Refuses activations and rotations that transformers does not know, by their settings."""
+    """Refuses activations, rotations and quantisations that transformers does not know.
+
+    It would take the codes of an unknown quantisation for the weights.
+    """
     from transformers.activations import ACT2FN
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
     known: dict[str, Any] = dict.fromkeys(ACTIVATIONS, ACT2FN)
     found = [(setting, config.get(setting)) for setting in ACTIVATIONS]
     for section in ("rope_scaling", "rope_parameters"):
         rope = config.get(section)
         found += [(k, rope.get(k)) for k in ROTATIONS] if isinstance(rope, dict) else []
-    known |= dict.fromkeys(ROTATIONS, ("default", "dynamic", *ROPE_INIT_FUNCTIONS))
+    known |= dict.fromkeys(ROTATIONS, ("default", *ROPE_INIT_FUNCTIONS))
+    if isinstance(quantised := config.get("quantization_config"), dict):
+        found.append((QUANTISATION, quantised.get("quant_method")))
+    known[QUANTISATION] = {"bitsandbytes", *AUTO_QUANTIZATION_CONFIG_MAPPING}
     pad, rows = config.get("pad_token_id"), config.get("vocab_size")
     if type(pad) is int and type(rows) is int and not -rows <= pad < rows:
         raise ModelError(f"{name} cannot be loaded: pad_token_id is {pad}; allowed: below {rows}")
@@ -303,7 +323,11 @@ def _tokenizer(name: str, options: dict[str, Any]) -> Tokenizer:
         if settings and read_json(Path(settings)).get("auto_map"):
             raise ModelError(f"{name} cannot be loaded: its tokenizer {CODE}")
         if file:
-            return read_tokenizer(read_text(Path(file)), Path(file))
+            text = read_text(Path(file))
+            tokenizer = read_tokenizer(text, Path(file))
+            if settings:
+                say_left_out_tokens(Path(settings), text, name)
+            return tokenizer
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
     except ValueError as error:

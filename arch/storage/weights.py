@@ -30,13 +30,23 @@ BLOCK = re.compile(r"blocks\.\d{1,6}\.")
 
 
 def weights_of(model: LanguageModel) -> dict[str, Tensor]:
-    """The model's weights on the CPU, in their own precision."""
-    weights = {
-        name: tensor.detach().cpu().contiguous()
-        for name, tensor in model.state_dict().items()
-        if not (model.config.tied and name == "head.weight")
-    }
+    """The model's weights on the CPU, in their own precision, none in the memory of another."""
+    weights, places = {}, set()
+    for name, tensor in model.state_dict().items():
+        if model.config.tied and name == "head.weight":
+            continue
+        held = tensor.detach().cpu().contiguous()
+        if (place := held.untyped_storage().data_ptr()) in places:  # safetensors refuses it
+            held = held.clone()
+        places.add(place)
+        weights[name] = held
     return {**weights, **_lower(model, weights)}
+
+
+def is_tied(weights: Mapping[str, Tensor]) -> bool:
+    """Whether weights have no head, or one that is the embedding again."""
+    head, embedding = weights.get("head.weight"), weights.get("embedding.weight")
+    return head is None or (embedding is not None and head.equal(embedding))
 
 
 class _Undrawn(TorchFunctionMode):
@@ -72,6 +82,11 @@ def build_model(config: ModelConfig, weights: dict[str, Tensor], source: str) ->
         with torch.random.fork_rng(devices=[]):
             model = _build_like(config, shapes, source)
     if config.tied:
+        if not is_tied(weights):
+            raise ModelError(
+                f"{source}: the weights do not fit the configuration: tied is True, the weights "
+                "have a head of their own; set it to false"
+            )
         weights = {**weights, "head.weight": weights["embedding.weight"]}
     weights = _alike(weights | _lower(model, weights), config)
     check_finite(weights, source)
@@ -146,12 +161,19 @@ def _build_like(config: ModelConfig, shapes: Shapes, source: str) -> LanguageMod
 
 
 def check_finite(weights: Mapping[str, Tensor], source: object) -> None:
-    """Refuses weights that are infinite or no numbers.
+    """Refuses weights that are infinite or no numbers, and floats of 8 bits, which have no scale.
 
     Raises:
         ModelError: naming the first tensor that has one.
     """
     for name, tensor in weights.items():
+        if tensor.is_meta:
+            raise ModelError(f"{source}: {name} is on the device meta, without numbers; load it")
+        if tensor.is_floating_point() and tensor.element_size() == 1:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise ModelError(
+                f"{source}: {name} is of type {kind}, without a scale; allowed: {', '.join(FLOATS)}"
+            )
         if not tensor.isfinite().all():
             raise ModelError(f"{source}: {name} has numbers that are not finite")
 
@@ -233,6 +255,26 @@ def renamed(name: str, names: dict[str, str]) -> str:
     return full.replace("#", number[0]) if number else full
 
 
+def translate(
+    weights: Mapping[str, Tensor], names: dict[str, str], source: object
+) -> dict[str, Tensor]:
+    """Weights of another layout by their names in ours, see `renamed`.
+
+    Raises:
+        ModelError: names that the other layout has not, or two that are one of ours.
+    """
+    found: dict[str, Tensor] = {}
+    wrong = []
+    for name, tensor in weights.items():
+        ours = renamed(name, names)
+        if ours == name or ours in found:
+            wrong.append(f"{'unknown' if ours == name else 'twice'} {printable(name, 120)}")
+        found[ours] = tensor
+    if wrong:
+        raise ModelError(_misfit(source, wrong))
+    return found
+
+
 def _check_shapes(
     model: LanguageModel, shapes: Shapes, kinds: Mapping[str, torch.dtype | None], source: str
 ) -> None:
@@ -254,9 +296,14 @@ def _check_shapes(
         if tensors[name].is_floating_point() and kinds[name] not in FLOATS.values()
     ]
     if wrong:
-        more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
-        shown = printable("; ".join(wrong[:3]))
-        raise ModelError(f"{source}: the weights do not fit the configuration: {shown}{more}")
+        raise ModelError(_misfit(source, wrong))
+
+
+def _misfit(source: object, wrong: list[str]) -> str:
+    """What is wrong with weights, the first three of it."""
+    more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
+    shown = printable("; ".join(wrong[:3]))
+    return f"{source}: the weights do not fit the configuration: {shown}{more}"
 
 
 def _cut(module: nn.Module, name: str, rows: int) -> None:

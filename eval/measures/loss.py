@@ -4,9 +4,10 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, Literal
 
+from arch.errors import printable
 from eval.messages import RequestError, say_once
 from eval.rows.store import Results, Row, row_key
 
@@ -147,7 +148,11 @@ def measure_documents(
     held_out = [
         str(story) for story in islice(text.held_out() if texts is None else texts, stories)
     ]
-    encoded = [[*text.end, *encode_text(checkpoint.tokenizer, story)] for story in held_out]
+    bare = [encode_text(checkpoint.tokenizer, story) for story in held_out]
+    sizes = np.array([len(story.encode()) for story in held_out])
+    _refuse_empty(held_out, sizes)
+    _say_changes(checkpoint, held_out, bare)
+    encoded = [[*text.end, *ids] for ids in bare]
     cut = [(part, count, i) for i, ids in enumerate(encoded) for part, count in _cut(ids, T)]
     windows = sorted(cut, key=lambda window: len(window[0]))  # those of a batch are alike in length
     if not windows:
@@ -166,7 +171,6 @@ def measure_documents(
             for row, end, (_, count, _) in zip(nats, ends, batch, strict=True)
         ]
     owner = np.repeat([of for _, _, of in windows], [count for _, count, _ in windows])
-    sizes = np.array([len(story.encode()) for story in held_out])
     return _figures(checkpoint, np.concatenate(losses), owner, sizes, started)
 
 
@@ -257,15 +261,18 @@ def _tokens(
         stories = text.encode(held_out)
         packed = held_out and held_out[0].ids is not None
         lengths = np.array(list(map(len, token_bytes(tokenizer)))) if packed else None
-        sizes = (
-            [len(story.encode()) for story in held_out]
-            if lengths is None
-            else [int(lengths[ids].sum()) for ids in stories]
-        )
+        if lengths is None:
+            _say_changes(checkpoint, held_out, [ids[: len(ids) - len(text.end)] for ids in stories])
+            sizes = [len(story.encode()) for story in held_out]
+        else:
+            sizes = [int(lengths[ids].sum()) for ids in stories]
     else:
         texts = list(islice(given, limit))
-        stories = [[*encode_text(tokenizer, story), *text.end] for story in texts]
+        bare = [encode_text(tokenizer, story) for story in texts]
         sizes = [len(_without_special(story, tokenizer).encode()) for story in texts]
+        _refuse_empty(texts, sizes)
+        _say_changes(checkpoint, texts, bare)
+        stories = [[*ids, *text.end] for ids in bare]
     if not text.end and len(stories) > 1:
         say_once(
             f"{checkpoint.path}: its tokenizer has no {END_OF_TEXT}; nothing parts the stories"
@@ -276,6 +283,29 @@ def _tokens(
         raise RequestError(f"{source} nothing to predict")
     tokens = np.array([token for story in stories for token in story], dtype=np.int64)
     return tokens, owner, np.array(sizes)
+
+
+def _refuse_empty(texts: Sequence[str], sizes: "Sequence[int] | np.ndarray") -> None:
+    """Raises RequestError for a text of no bytes, which has no bits/byte."""
+    for text, size in zip(texts, sizes, strict=True):
+        if not size:
+            raise RequestError(f"--text {text!r}: there is no letter in it; leave it out")
+
+
+def _say_changes(
+    checkpoint: "Checkpoint", texts: Sequence[str], encoded: Sequence[Sequence[int]]
+) -> None:
+    """Says on stderr where tokens do not spell a text, as where a tokenizer lacks its letters."""
+    read = checkpoint.tokenizer.decode_batch([*map(list, encoded)], skip_special_tokens=False)
+    pairs = [(" ".join(a.split()), " ".join(b.split())) for a, b in zip(texts, read, strict=True)]
+    if changed := [pair for pair in pairs if pair[0] != pair[1]]:
+        alike = takewhile(lambda letters: letters[0] == letters[1], zip(*changed[0], strict=False))
+        start = max(0, sum(1 for _ in alike) - 20)
+        text, found = (printable(words[start : start + 40]) for words in changed[0])
+        say_once(
+            f"{checkpoint.path}: the tokens of {len(changed)} of {len(pairs)} texts do not spell "
+            f"them ({text} is {found}); bits/byte counts the bytes of the texts"
+        )
 
 
 def _without_special(text: str, tokenizer: "Tokenizer") -> str:

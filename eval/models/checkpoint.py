@@ -29,7 +29,7 @@ from arch import (
     load_model,
 )
 from arch.errors import printable
-from arch.pretrained.pretrained import check_tokenizer, load_pretrained, wrap_model
+from arch.pretrained.pretrained import check_tokenizer, load_pretrained, refusals, wrap_model
 from arch.pretrained.tokenizers import largest_id, read_tokenizer
 from arch.storage.files import file_sha256, read_json
 from arch.storage.runs import SHIPPED, find_model
@@ -339,7 +339,10 @@ def _in_memory(module: nn.Module, tokenizer: Any, name: str) -> Checkpoint:
         for p in module.parameters()
     } | {id(buffer): buffer for buffer in module.buffers()}
     copied = copy.deepcopy(module, shared).eval()
-    model: LanguageModel = wrap_model(copied) if foreign else copied  # pyright: ignore
+    model: LanguageModel = copied  # pyright: ignore
+    if foreign:
+        with refusals(name):
+            model = wrap_model(copied)
     backend = read_tokenizer(backend.to_str(), f"the tokenizer of {name}")  # the caller's stays
     check_tokenizer(name, backend, model)
     say_how_text_is_read(backend, name)

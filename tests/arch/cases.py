@@ -100,7 +100,9 @@ def assert_model_continues(
 
 def tokenizer_json(size: int = 11) -> str:
     """The least that a model directory takes for a tokenizer."""
-    return json.dumps({"added_tokens": [], "model": {"vocab": {str(i): i for i in range(size)}}})
+    vocabulary = {str(i): i for i in range(size)}
+    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "0"}
+    return json.dumps({"version": "1.0", "added_tokens": [], "model": model})
 
 
 def byte_tokenizer() -> Tokenizer:

@@ -93,6 +93,10 @@ def test_import_of_a_checkpoint_of_maskedmixers(tmp_path, capsys):
     (tmp_path / "tokenizer.json").write_text(tokenizer_json(9))
     command = ("import", source, out, "--tokenizer", tmp_path / "tokenizer.json")
     assert "has 9 entries, the model has 11" in failed(capsys, *command)
+    for broken in ('"version": "9.0"', '"x": NaN'):
+        text = tokenizer_json().replace('"version": "1.0"', broken)
+        (tmp_path / "tokenizer.json").write_text(text)
+        assert "tokenizer.json is not a tokenizer file" in failed(capsys, *command)
     assert not out.exists()
     (tmp_path / "tokenizer.json").write_text(tokenizer_json())
     assert main([*map(str, command)]) == 0

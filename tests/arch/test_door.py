@@ -166,6 +166,11 @@ def test_weights_that_are_not_finite_are_refused_by_name(value, directory, capsy
     assert "embedding.weight" in refusal(["check", str(directory)], capsys)
 
 
+def test_a_head_of_its_own_is_not_dropped_where_a_configuration_says_tied(directory, capsys):
+    replace(directory / "config.json", tied=True)
+    assert "tied is True, the weights have a head" in refusal(["check", str(directory)], capsys)
+
+
 class Hungry(TokenMixer):
     """Has no memory for less than the whole context."""
 

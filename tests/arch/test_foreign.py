@@ -38,13 +38,17 @@ BAD_WEIGHTS = {
     "lacks a matrix": (without(UP), UP),
     "lacks a norm": (without("model.norm.weight"), "norm"),
     "lacks the head": (without("lm_head.weight"), "head"),
+    "has a name of ours": (
+        lambda held: held | {"head.weight": held["lm_head.weight"] + 1},
+        "unknown head.weight",
+    ),
     "has one too many": (lambda held: held | {"model.extra": torch.ones(3)}, "extra"),
     "has another shape": (lambda held: held | {UP: torch.ones(30, 16)}, "(30, 16)"),
     "has integers": (lambda held: held | {UP: held[UP].mul(9).to(torch.int8)}, UP),
     "has eight bits": (lambda held: held | {UP: held[UP].to(torch.float8_e4m3fn)}, UP),
     "has a number that is none": (lambda held: held | {UP: held[UP].log()}, UP),
     "has an infinite number": (lambda held: held | {UP: held[UP] / 0}, UP),
-    "other names": (lambda held: {f"x.{k}": v for k, v in held.items()}, "no "),
+    "other names": (lambda held: {f"x.{k}": v for k, v in held.items()}, "no .unknown "),
 }
 
 
@@ -86,7 +90,16 @@ GOOD = {
             held | {UP: held[UP].half(), "model.norm.weight": held["model.norm.weight"].bfloat16()}
         )
     },
+    "an activation's other name": {"config": {"hidden_act": "swish"}},
+    "causal, as it says": {"config": {"is_causal": True}},
+    "outputs as tuples": {"config": {"return_dict": False}},
     "tied": {"tie_word_embeddings": True},
+    "tied, by the head's name": {
+        "tie_word_embeddings": True,
+        "weights": lambda held: {
+            n.replace("model.embed_tokens", "lm_head"): t for n, t in held.items()
+        },
+    },
     "tied beside a head of its own": {"config": {"tie_word_embeddings": True}},
     "qwen3": {"family": "Qwen3", "rms_norm_eps": 1e-5, "head_dim": 8},
 }
@@ -98,8 +111,30 @@ def test_one_directory_is_one_model_through_both_doors(name, llama):
     ours, theirs = both(place)
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
     judge = transformers.AutoModelForCausalLM.from_pretrained(place)
-    if not name.startswith(("in parallel", "compiled")):  # which transformers itself would draw
+    if not name.startswith(("in parallel", "compiled", "outputs")):  # which transformers cannot
         torch.testing.assert_close(ours, judge(TOKENS).logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral", "GPT2", "Qwen3"])
+def test_a_model_whose_configuration_turns_off_the_causal_mask_is_refused(family, llama):
+    place = llama(family=family, config={"is_causal": False}, initializer_range=0.5)
+    with pytest.raises(ModelError, match="is not causal"):
+        load_pretrained(str(place))
+    with pytest.raises(ModelError, match=r"is_causal is False|model_type|head_dim"):
+        import_transformers(place)
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("method", ["unknown", "fp8"])
+def test_codes_whose_scale_or_quantisation_is_not_known_are_no_weights(kind, method, llama):
+    place = llama(
+        config={"quantization_config": {"quant_method": method}},
+        weights=lambda held: held | {UP: held[UP].mul(9).to(kind)},
+    )
+    with pytest.raises(ModelError) as refusal:
+        load_pretrained(str(place))
+    assert str(place) in str(refusal.value)
+    assert "\n" not in str(refusal.value)
 
 
 def test_shards_are_those_that_the_index_lists(llama):
@@ -132,6 +167,9 @@ VALUES = [
     ("rms_norm_eps", "small"), ("layer_types", 5), ("layer_types", [["full_attention"], [1]]),
     ("dtype", "float17"), ("quantization_config", "int4"), ("max_position_embeddings", 10**9),
     ("rope_parameters", ROPE | {"rope_type": "spiral"}), ("attention_bias", None),
+    ("sliding_window", 0), ("sliding_window", 4.0),
+    ("rope_parameters", ROPE | {"rope_type": None}),
+    ("quantization_config", {"quant_method": "unknown"}),
 ]  # fmt: skip
 
 

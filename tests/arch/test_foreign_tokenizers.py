@@ -4,9 +4,9 @@ import json
 
 import pytest
 import transformers
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from arch import load_pretrained
+from arch import import_transformers, load_pretrained
 from eval.models.checkpoint import open_model
 from tests.arch.cases import byte_tokenizer
 
@@ -61,6 +61,41 @@ def test_what_a_tokenizer_adds_and_changes_and_lacks_is_said(llama, capsys):
     assert "changes text" in capsys.readouterr().err
     evals.loss(model, text=["1", "2"])
     assert "no <|endoftext|>" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("windows", ["joined", "lm-eval"])
+def test_tokens_that_do_not_spell_a_text_are_said(windows, llama, capsys):
+    import eval as evals
+
+    known = ["<|endoftext|>", *"The CAFÉ ran"]
+    tokens = {**dict.fromkeys(known), **{str(n): None for n in range(246)}}
+    tokenizer = Tokenizer(models.BPE({t: n for n, t in enumerate(tokens)}, []))
+    tokenizer.decoder = decoders.Fuse()
+    model = open_model(f"hf:{llama(tokenizer=tokenizer)}")
+    assert "changes text" not in capsys.readouterr().err
+    evals.loss(model, text=["The ran", "The cat ran"], windows=windows)
+    said = capsys.readouterr().err
+    assert "1 of 2 texts do not spell them (The cat ran is The a ran)" in said
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ({"258": {"content": "cats"}}, "names cats as 258"),
+        ({"5": {"content": "<|pad|>"}}, "names <|pad|> as 5"),
+        ({"257": {"content": "<|pad|>"}}, ""),
+        ([1], ""),
+    ],
+)
+def test_tokens_that_only_the_settings_name_are_said(named, said, llama, capsys):
+    place = llama()
+    (place / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": named}))
+    for read in (load_pretrained, import_transformers):
+        capsys.readouterr()
+        read(str(place))
+        found = [line for line in capsys.readouterr().err.splitlines() if "tokenizer.json" in line]
+        assert len(found) == bool(said)
+        assert said in "".join(found)
 
 
 def spaced(tokenizer):

@@ -1,5 +1,6 @@
 """A Llama in a GGUF file becomes a model directory."""
 
+import math
 import os
 import subprocess
 import sys
@@ -21,8 +22,11 @@ V, D, L = 259, 32, 2
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def write_gguf(file, lacks=(), extra=None, parts=1, settings=None):
-    """A random Llama of transformers as a GGUF file, or a changed one; the model."""
+def write_gguf(file, lacks=(), extra=None, parts=1, settings=None, pre="gpt-2"):
+    """A random Llama of transformers as a GGUF file, or a changed one; the model.
+
+    `lacks` names tensors and settings.
+    """
     config = transformers.LlamaConfig(
         vocab_size=V,
         hidden_size=D,
@@ -39,15 +43,20 @@ def write_gguf(file, lacks=(), extra=None, parts=1, settings=None):
     model = transformers.LlamaForCausalLM(config).eval()
     writer = gguf.GGUFWriter(file, "llama")
     writer.add_block_count(L)
-    writer.add_context_length(64)
+    if "context_length" not in lacks:
+        writer.add_context_length(64)
     writer.add_embedding_length(D)
     writer.add_feed_forward_length(48)
     writer.add_head_count(4)
-    writer.add_head_count_kv(4)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if "head_count_kv" not in lacks:
+        writer.add_head_count_kv(4)
+    if "layer_norm_rms_epsilon" not in lacks:
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(V)
     writer.add_tokenizer_model("gpt2")
+    if pre:
+        writer.add_tokenizer_pre(pre)
     tokens = sorted(byte_tokenizer().get_vocab().items(), key=lambda entry: entry[1])
     writer.add_token_list([*(token for token, _ in tokens), "on"])
     writer.add_token_types([1] * 256 + [3] * 2 + [1])
@@ -66,7 +75,8 @@ def write_gguf(file, lacks=(), extra=None, parts=1, settings=None):
     for theirs, values in (extra or {}).items():
         writer.add_tensor(theirs, values)
     for name, value in (settings or {}).items():
-        kind = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}
+        kind = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32,
+                bool: writer.add_bool}  # fmt: skip
         kind[type(value)](f"llama.{name}", value)
     if parts > 1:
         writer.add_uint16("split.count", parts)
@@ -105,6 +115,15 @@ BIAS = np.ones(D, dtype=np.float32)
         ({"settings": {"rope.scaling.factor": 4.0}}, "llama.rope.scaling.factor"),
         ({"settings": {"attention.sliding_window": 8}}, "llama.attention.sliding_window"),
         ({"settings": {"logit_scale": 0.5}}, "llama.logit_scale"),
+        ({"settings": {"attention.scale": 1.0}}, "llama.attention.scale"),
+        ({"settings": {"attention.causal": False}}, "llama.attention.causal"),
+        ({"settings": {"attention.clamp_kqv": 1.0}}, "llama.attention.clamp_kqv"),
+        ({"settings": {"use_parallel_residual": True}}, "llama.use_parallel_residual"),
+        ({"settings": {"rope.freq_base": 0.0}}, "rope_theta is 0.0"),
+        ({"settings": {"rope.freq_base": math.nan}}, "rope_theta is nan"),
+        ({"lacks": ["head_count_kv"]}, "lacks llama.attention.head_count_kv"),
+        ({"lacks": ["context_length"]}, "lacks llama.context_length"),
+        ({"lacks": ["layer_norm_rms_epsilon"]}, "lacks llama.attention.layer_norm_rms_epsilon"),
     ],
 )
 def test_a_file_that_is_not_the_whole_model_is_refused(change, named, tmp_path, capsys):
@@ -119,6 +138,17 @@ def test_frequencies_of_ones_and_settings_that_are_off_scale_nothing(tmp_path):
     off["attention.key_length"] = D // 4
     write_gguf(tmp_path / "UP.GGUF", extra={"rope_freqs.weight": ONES}, settings=off)
     assert main(["import", str(tmp_path / "UP.GGUF"), str(tmp_path / "up")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("pre", "said"),
+    [("gpt-2", ""), ("llama-bpe", ""), ("smollm", ""), ("unknown", "'unknown'"), (None, "missing")],
+)
+def test_text_that_may_be_split_otherwise_than_the_file_says_is_said(pre, said, tmp_path, capsys):
+    write_gguf(tmp_path / "tiny.gguf", pre=pre)
+    assert main(["import", str(tmp_path / "tiny.gguf"), str(tmp_path / "tiny")]) == 0
+    line = capsys.readouterr().err
+    assert line == "" if not said else f"tokenizer.ggml.pre is {said}; its text is split" in line
 
 
 def test_a_file_that_is_no_gguf_is_refused(tmp_path, capsys):

@@ -207,6 +207,15 @@ def test_a_configuration_that_is_not_ours_is_refused(hybrid, changes, message):
         load_pretrained(str(directory))
 
 
+def test_an_export_that_was_compiled_is_read(hybrid, capsys):
+    model, directory = hybrid
+    weights = load_file(directory / "model.safetensors")
+    save_file({f"_orig_mod.{n}": t for n, t in weights.items()}, directory / "model.safetensors")
+    tokens = random_tokens(model)
+    assert torch.equal(load_pretrained(str(directory)).model(tokens), model(tokens))
+    assert "_orig_mod. is left out" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("change", ["missing", "extra", "shape", "nan"])
 def test_weights_that_are_not_the_models_are_refused(hybrid, change):
     _, directory = hybrid

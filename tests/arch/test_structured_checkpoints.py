@@ -166,6 +166,7 @@ def changed(**tensors):
 
 
 FIRST = "mixer_blocks__0__token_mixing_layer__"
+HEAD = "mixer_blocks.0.token_mixing_layer.mixer_heads."
 ODD = {
     "not told": (lambda held: held, None, "--mixer is missing"),
     "another kind": (lambda held: held, "combined", "combined has K = 2"),
@@ -207,6 +208,33 @@ ODD = {
     ),
     "a name of another": (changed(mixer_blocks__0__other=torch.ones(1)), "mixed", "other"),
     "an embedding of one axis": (changed(input_layer__weight=torch.ones(5)), "mixed", "matrices"),
+    "integers in one head": (
+        lambda held: held | {HEAD + "0.weight": held[HEAD + "0.weight"].to(torch.int8)},
+        "mixed", "is of type int8; allowed",
+    ),
+    "eight bits in one head": (
+        lambda held: held | {HEAD + "0.weight": held[HEAD + "0.weight"].to(torch.float8_e5m2)},
+        "mixed", "is of type float8_e5m2; allowed",
+    ),
+    "a block's number in two forms": (
+        lambda held: held | {HEAD.replace("0", "00") + "0.bias": torch.ones(SHORT)},
+        "mixed", "unknown mixer_blocks.00",
+    ),
+    "a head's number in two forms": (
+        lambda held: held | {HEAD + "00.bias": torch.ones(SHORT)}, "mixed", "heads.00.bias",
+    ),
+    "a block of 5,000 digits": (
+        lambda held: held | {f"mixer_blocks.{'9' * 5000}.token_norm.weight": torch.ones(D)},
+        "mixed", "unknown blocks.999",
+    ),
+    "a name of ours": (
+        lambda held: held | {"blocks.0.token_mixer.parts.0.values": torch.ones(1, 1, SHORT)},
+        "mixed", "unknown blocks.0.token_mixer.parts.0.values",
+    ),
+    "no vocabulary": (
+        changed(input_layer__weight=torch.ones(0, D), output_layer__weight=torch.ones(0, D)),
+        "mixed", "odd.pt: vocab_size is 0",
+    ),
     "a number that is none": (
         changed(output_layer__weight=torch.full((V, D), torch.nan)), "mixed", "head",
     ),
@@ -221,15 +249,23 @@ def test_what_is_another_model_is_refused_in_one_line(case, tmp_path):
         import_reference(tmp_path / "odd.pt", mixer)
 
 
-def test_a_tied_head_and_a_short_context_with_decay(tmp_path):
+@pytest.mark.parametrize("prefix", ["", "_orig_mod.", "module.", "module._orig_mod."])
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_tied_head_held_once_or_twice_compiled_or_in_parallel(twice, prefix, tmp_path):
     theirs = Theirs(lambda: mixed(SHORT))
     theirs.output_layer.weight = theirs.input_layer.weight
-    held = theirs.state_dict()
-    del held["output_layer.weight"]
+    held = {prefix + name: tensor for name, tensor in theirs.state_dict().items()}
+    if not twice:
+        del held[prefix + "output_layer.weight"]
     torch.save(held, tmp_path / "tied.pt")
     ours, tokens = import_reference(tmp_path / "tied.pt", "mixed"), torch.randint(V, (2, SHORT))
     assert ours.config.tied
     torch.testing.assert_close(ours(tokens), theirs(tokens), rtol=1e-4, atol=1e-4)
+    save_model(tmp_path / "m", ours, tokenizer_json(V), {})
+    assert torch.equal(load_model(tmp_path / "m").model(tokens), ours(tokens))
+
+
+def test_a_short_context_with_decay(tmp_path):
     torch.save(Theirs(lambda: mixed(SHORT, decay=True)).state_dict(), tmp_path / "short.pt")
     with one_line(ModelError, "context of 512 or more"):
         import_reference(tmp_path / "short.pt", "mixed")

@@ -36,6 +36,9 @@ FILES = {
     "word.yaml": "flat\n",
     "octal.yaml": "seed: 010\n",
     "clock.yaml": "minutes: 1:30\n",
+    "empty.yaml": "optimizer:\n  lr:\n",
+    "null.yaml": "seed: 1\nlog_every: null\n",
+    "section.yaml": "model:\n  d_model: 32\nmodel.d_model: 64\n",
     "some.ckpt": "nothing",
     "bayes.yaml": yaml.safe_dump(SWEEP | {"method": "bayes"}),
     "none.yaml": yaml.safe_dump(SWEEP | {"parameters": None}),
@@ -50,6 +53,7 @@ PLAN = f"plan {TINY}"
 def place(tmp_path):
     for name, content in FILES.items():
         (tmp_path / name).write_text(content)
+    (tmp_path / "utf16.yaml").write_text("seed: 3\n", encoding="utf-16")
     return tmp_path
 
 
@@ -85,6 +89,12 @@ def test_a_bad_value(data, tmp_path, flags, refused):
         (f"{FIT} --config {{at}}/word.yaml", "holds no settings"),
         (f"{FIT} --config {{at}}/octal.yaml", "010 is no decimal number"),
         (f"{FIT} --config {{at}}/clock.yaml", "1:30 is no decimal number"),
+        (f"{FIT} --config {{at}}/empty.yaml", "--optimizer.lr is null"),
+        (f"{FIT} --config {{at}}/null.yaml", "--log_every is null"),
+        (f"{FIT} --config {{at}}/section.yaml", "model.d_model is set twice"),
+        (f"{FIT} --config {{at}}/utf16.yaml", "utf16.yaml: not YAML ('utf-8'"),
+        (f"{FIT} --save_steps [1,010]", "--save_steps is [1,010], which is read as [1, 8]"),
+        (f"{FIT} --save_steps=[1:30]", "--save_steps is [1:30], which is read as [90]"),
         (f"{FIT} --minutes 1:30", "--minutes is 1:30"),
         (f"{FIT} --optimizer.lr=1:30", "--optimizer.lr is 1:30"),
         ("fit --data {at} --run {run}", "not a directory of packed data (no meta.json)"),

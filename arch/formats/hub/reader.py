@@ -5,12 +5,12 @@ from typing import Any
 
 from arch.config import ModelConfig
 from arch.errors import ModelError, printable, show_value
-from arch.formats.foreign import WITHOUT_EFFECT, read_layout, read_settings
+from arch.formats.foreign import WITHOUT_EFFECT, common_prefix, read_layout, read_settings
 from arch.mixers import MIXERS
 from arch.patterns import find_foreign
 from arch.storage.directory import META, LoadedModel, check_meta, check_vocabulary
 from arch.storage.files import read_json, read_text
-from arch.storage.weights import build_model, read_weights
+from arch.storage.weights import build_model, is_tied, read_weights
 
 MODEL_TYPE = "remnant"
 PROVENANCE = "remnant"
@@ -60,9 +60,10 @@ def import_hub(directory: str | Path) -> LoadedModel:
     tokenizer_json = read_text(file)
     check_vocabulary(file, tokenizer_json, config.vocab_size)
     files, _ = read_layout(given, directory)
-    weights = {name: tensor for each in files for name, tensor in read_weights(each).items()}
-    head, embedding = weights.get("head.weight"), weights.get("embedding.weight")
-    if config.tied and head is not None and (embedding is None or not head.equal(embedding)):
+    held = {name: tensor for each in files for name, tensor in read_weights(each).items()}
+    prefix = common_prefix(list(held), directory)
+    weights = {name.removeprefix(prefix): tensor for name, tensor in held.items()}
+    if config.tied and not is_tied(weights):
         raise ModelError(
             f"{path}: tie_word_embeddings is true, but the weights have a head of their own; set "
             "it to false"

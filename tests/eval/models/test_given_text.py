@@ -65,6 +65,12 @@ def test_a_text_that_spells_a_special_token_has_it_in_every_command(model):
     assert loss["bytes"] == len("Tom  ran")
 
 
+@pytest.mark.parametrize("text", ["", "<|endoftext|>"])
+def test_a_text_without_letters_has_no_loss(model, text):
+    with one_line(RequestError, "there is no letter in it"):
+        measure_loss(open_checkpoint(model), "", texts=["Tom ran.", text])
+
+
 @pytest.mark.parametrize("text", ["caf\udce9 noir", "\ud83d", "Tom \udc00"])
 def test_a_lone_surrogate_is_refused_in_one_line(model, text, capsys):
     place = next(i for i, letter in enumerate(text) if "\ud800" <= letter <= "\udfff")

@@ -194,3 +194,31 @@ def test_a_fresh_control_of_an_imported_model_is_untrained(small_model, small_to
     assert model.provenance["trained"]
     assert not derive(model, "identity").provenance["trained"]
     assert derive(model, "embedding=untrained").provenance["trained"]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama 1"])
+def test_a_hook_on_an_attention_of_theirs_counts(family):
+    theirs, tokens = their_model(family, dtype=torch.float32), torch.arange(20)[None]
+    before = theirs(tokens).logits
+    layers = next(m for m in theirs.modules() if isinstance(m, torch.nn.ModuleList))
+    attention: Any = layers[0]
+    attention = attention.attn if family == "gpt2" else attention.self_attn
+    attention.register_forward_hook(lambda _, given, output: (output[0] * 0, *output[1:]))
+    found = open_model(theirs, tokenizer=byte_tokenizer()).model(tokens)
+    torch.testing.assert_close(found, theirs(tokens).logits)
+    assert not torch.allclose(found, before, atol=1e-2)
+
+
+def xlnet():
+    config = transformers.XLNetConfig(vocab_size=258, d_model=16, n_layer=2, n_head=2, d_inner=32)
+    return transformers.XLNetLMHeadModel(config)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [(xlnet, "XLNetLMHeadModel cannot be loaded"),
+     (lambda: their_model("llama 1").to("meta"), "on the device meta")],
+)  # fmt: skip
+def test_a_module_that_cannot_be_run_is_refused(make, said):
+    with one_line(ModelError, said):
+        open_model(make(), tokenizer=byte_tokenizer())
