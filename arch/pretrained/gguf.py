@@ -25,7 +25,7 @@ NEEDED = {"context_length": "context_length", "attention.head_count_kv": "attent
 """Settings of families that have them, for which transformers has values of its own; how what may
 stand for them begins."""
 LIKE_GPT2 = ("gpt-2", "smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "mpt",
-             "olmo", "jais", "phi-2")  # fmt: skip
+             "olmo", "jais", "phi-2", "gigachat", "mellum", "a.x-4.0", "trillion")  # fmt: skip
 """Ways to split a text that differ from GPT-2's in digits at most, as merges show."""
 
 
