@@ -18,9 +18,9 @@ from eval.captured.arithmetic import EXACT
 from eval.captured.certainty.certify import Certified, certify
 from eval.captured.certainty.verified import Found
 from eval.captured.elsewhere import look_elsewhere
-from eval.captured.files.axes import take_layer
+from eval.captured.files.axes import find_order, take_layer
 from eval.captured.files.caches import Cache, read_cache
-from eval.captured.files.stored import FLOATS, read_stored
+from eval.captured.files.stored import FLOATS, read_stored, view_bits
 from eval.captured.files.tensors import Raw
 from eval.captured.search.head import LOGITS, are_logits, solve_head
 from eval.captured.search.outputs import pass_over_damage, search, try_exact
@@ -104,8 +104,10 @@ def recover(
         raise ArgumentError(
             "first", f"the model's context is {context}; give a row within it", first
         )
-    raw = take_layer(checkpoint.model, Raw(held.outputs, scale, zero_point), layer, part)
-    stored = start_at(read_stored(raw.outputs, format, raw.scale, raw.zero_point), first)
+    raw = Raw(view_bits(held.outputs, format), scale, zero_point)
+    raw = take_layer(checkpoint.model, raw, layer, part)
+    order = find_order(checkpoint.model, raw.outputs.shape, layer, part)
+    stored = start_at(read_stored(raw.outputs, format, raw.scale, raw.zero_point, order), first)
     stored = stored.to(checkpoint.model.embedding.weight.device)
     visible = leave_out_empty(stored, _slice(shown, first, stored.values.shape[1]))
     source = choose_corpus([checkpoint], corpus)

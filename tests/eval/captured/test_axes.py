@@ -141,6 +141,32 @@ def test_what_may_be_no_prompts_is_said(llama, capsys):
     assert "in 1 of the 2 prompts" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("part", ["rotated_key", "value"])
+@pytest.mark.parametrize(
+    ("change", "seen"),
+    [
+        (lambda x: x.transpose(1, 2), "(B, T, heads, width)"),
+        (lambda x: x[0], "(heads, T, width)"),
+        (lambda x: x[0].transpose(0, 1), "(T, heads, width)"),
+    ],
+)
+def test_a_cache_of_other_axes_is_told_by_the_width(llama, part, change, seen, capsys):
+    checkpoint, _ = llama
+    cache = their_model("llama")(tokens_of(*TEXTS)).past_key_values.layers[1]
+    held = change(cache.keys if part == "rotated_key" else cache.values)
+    found = recover(checkpoint, held, layer=2, part=part, corpus="toy:400")
+    assert found.texts == list(TEXTS[: len(found.texts)])
+    assert all(all(proofs) for proofs in found.certificates)
+    assert f"read as {seen}" in capsys.readouterr().err
+
+
+def test_a_cache_of_as_many_positions_as_heads_is_refused(llama):
+    checkpoint, _ = llama
+    keys = their_model("llama")(tokens_of(*TEXTS)).past_key_values.layers[1].keys
+    with one_line(RequestError, "(heads, T, width) or (T, heads, width)"):
+        recover(checkpoint, keys[0, :, : keys.shape[1]], layer=2, part="rotated_key")
+
+
 @pytest.mark.parametrize("mixer", ["flat", "attention", "identity"])
 @pytest.mark.parametrize("layer", [0, 1, 2])
 def test_prompts_are_not_taken_for_layers(mixer, layer, small_model, small_tokenizer, capsys):
