@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 
 DAMAGED = 4  # positions of a prompt that are passed over, at most
+BEHIND = 3  # positions that no token fits, from which rows before them may be padding
 MANY = 12  # hidden tokens whose search is announced, as it may take long
 
 
@@ -133,6 +134,7 @@ def recover(
     if layer is not None and not answer.fits:
         say_once(f"nothing fits at {answer.site}; {look_elsewhere(captured, computed)}")
     _say_what_misses(answer, tuple(raw.outputs.shape))
+    _say_what_may_pad(answer)
     return answer
 
 
@@ -145,6 +147,25 @@ def _say_what_misses(answer: Recovered, shape: tuple[int, ...]) -> None:
         say_once(
             f"no token fits in {named} of the {len(fitting)} prompts of outputs {shape}: does their"
             " first axis hold layers, or keys and values? give one of them alone"
+        )
+
+
+def _say_what_may_pad(answer: Recovered) -> None:
+    """Says where rows of one token alone stand before many that no token fits: padding."""
+    padded = {
+        prompt: tail[0]
+        for prompt, (row, tail) in enumerate(
+            zip(answer.tokens.tolist(), answer.left_out, strict=True)
+        )
+        if len(tail) >= BEHIND and tail[0] and len(set(row[: tail[0]])) == 1
+    }
+    if padded:
+        prompt, row = next(iter(padded.items()))
+        say_once(
+            f"prompt {prompt}: its first {row} rows are of one token, and none fits behind: is that"
+            f" padding? give the rows from {row} on alone, or a tensor attention_mask (B, T)"
+            + f"; likewise of {len(padded) - 1} more prompts"
+            * (len(padded) > 1)
         )
 
 

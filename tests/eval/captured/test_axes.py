@@ -197,6 +197,24 @@ def test_rows_of_padding_before_a_prompt_are_named(llama, capsys):
     assert "row 3" in capsys.readouterr().err
 
 
+def test_padding_before_one_prompt_of_several_is_named(llama, capsys):
+    """The rows of the pad token fit; those of the prompt, which does not see them, do not."""
+    checkpoint, _ = llama
+    (first, second), pad = tokens_of(*TEXTS).tolist(), [257] * 4
+    tokens = torch.tensor([first, pad + second[:-4]])
+    mask = torch.ones_like(tokens)
+    mask[1, :4] = 0
+    positions = (mask.cumsum(dim=-1) - 1).clamp(min=0)
+    asked = {"attention_mask": mask, "position_ids": positions, "output_hidden_states": True}
+    outputs = their_model("llama")(tokens, **asked).hidden_states[2]
+    found = recover(checkpoint, outputs, layer=2, corpus="toy:400")
+    assert found.texts[0] == TEXTS[0]
+    assert "prompt 1: its first 4 rows are of one token" in capsys.readouterr().err
+    alone = recover(checkpoint, outputs[1:, 4:], layer=2, corpus="toy:400")
+    assert alone.texts == [TEXTS[1][:-4]]
+    assert "of one token" not in capsys.readouterr().err
+
+
 def codes_of(states, levels, group):
     """Integers with a scale for each token and group of channels, as a coarse capture has them."""
     groups = states.unflatten(-1, (-1, group))
