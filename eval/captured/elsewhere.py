@@ -23,7 +23,8 @@ def look_elsewhere(captured: Captured, computed: str | None) -> str:
         "are these outputs of this model, and of a prompt's beginning? of later positions give "
         "--first, the position of the first row"
     )
-    unknown += describe_centring(captured.stored.values[:, list(captured.positions)].flatten(0, 1))
+    seen = captured.stored.values[:, list(captured.positions)].flatten(0, 1)
+    unknown += describe_centring(captured.checkpoint.model, seen)
     if captured.positions[0]:
         return unknown
     for name in [computed] if computed else sorted(FLOATS, key=lambda name: name != EXACT):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from arch import LanguageModel
 from eval.captured.arithmetic import EXACT, Arithmetic
 from eval.captured.files.stored import Stored
 from eval.inversion.guesses import open_readbacks
@@ -35,6 +36,7 @@ FIRST = 6  # tokens searched for
 TRIED = 16, 256  # tokens run at each position: the likeliest by the text, and by the read-back
 WINDOWS = 16, 64  # of background text, and tokens of each
 CENTRED, LEAST = 1e-3, 4  # of the root mean square, a mean that is none; positions that tell
+UNIT = 0.05  # by which the root mean square behind a norm may differ from 1
 LARGEST = 25.0  # squared deviations count up to here, in variances
 
 
@@ -121,20 +123,40 @@ def find_site(
             "outputs",
             f"no token fits at the likeliest sites ({names}); are they of another model, "
             "or of another place in it? give --layer and --part to search there all the same"
-            + describe_centring(seen),
+            + describe_centring(checkpoint.model, seen),
         )
     return [match for match, of_match in tried if of_match == name], name
 
 
-def describe_centring(values: Tensor) -> str:
-    """What outputs `(N, width)` without a mean tell, as the end of a line; nothing of others."""
-    mean, size = values.mean(dim=-1).abs(), values.square().mean(dim=-1).sqrt()
-    if len(values) < LEAST or not bool((mean <= CENTRED * size).all()) or not bool(size.any()):
+def describe_centring(model: LanguageModel, values: Tensor) -> str:
+    """What outputs `(N, width)` without a mean tell, as the end of a line; nothing of others.
+
+    Nor of any where the model's own stream has no mean, as behind norms after its blocks.
+    TransformerLens centres the weights of a model whose norms take off the mean, and of no other.
+    """
+    tokens = torch.arange(LEAST, device=model.embedding.weight.device)[None]
+    own = Circuit(model, 1).of_tokens(tokens)[0].to(model.embedding.weight.dtype)
+    if not _are_centred(values) or _are_centred(own):
         return ""
+    if bool(((values.square().mean(dim=-1).sqrt() - 1).abs() <= UNIT).all()):
+        return (
+            "; the mean over their features is 0 and their mean square 1 at every position, as "
+            "behind a LayerNorm without its weights: capture what goes into it"
+        )
+    with torch.no_grad():
+        same = torch.allclose(model.norm(own + own.abs().mean()), model.norm(own), atol=1e-3)
+    if not same:
+        return "; the mean over their features is 0 at every position: give them with their mean"
     return (
         "; the mean over their features is 0 at every position, as in TransformerLens, which "
         "centres weights: capture with center_writing_weights=False and fold_ln=False"
     )
+
+
+def _are_centred(values: Tensor) -> bool:
+    """Whether the mean over features of `(N, width)` outputs is none at every position."""
+    mean, size = values.mean(dim=-1).abs(), values.square().mean(dim=-1).sqrt()
+    return len(values) >= LEAST and bool((mean <= CENTRED * size).all()) and bool(size.any())
 
 
 def _group(ranked: list[Circuit]) -> list[list[Circuit]]:

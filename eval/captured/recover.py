@@ -18,9 +18,9 @@ from eval.captured.arithmetic import EXACT
 from eval.captured.certainty.certify import Certified, certify
 from eval.captured.certainty.verified import Found
 from eval.captured.elsewhere import look_elsewhere
-from eval.captured.files.axes import take_layer
+from eval.captured.files.axes import find_order, take_layer
 from eval.captured.files.caches import Cache, read_cache
-from eval.captured.files.stored import FLOATS, read_stored
+from eval.captured.files.stored import FLOATS, read_stored, view_bits
 from eval.captured.files.tensors import Raw
 from eval.captured.search.head import LOGITS, are_logits, solve_head
 from eval.captured.search.outputs import pass_over_damage, search, try_exact
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 
 DAMAGED = 4  # positions of a prompt that are passed over, at most
+BEHIND = 3  # positions that no token fits, from which rows before them may be padding
 MANY = 12  # hidden tokens whose search is announced, as it may take long
 
 
@@ -104,8 +105,10 @@ def recover(
         raise ArgumentError(
             "first", f"the model's context is {context}; give a row within it", first
         )
-    raw = take_layer(checkpoint.model, Raw(held.outputs, scale, zero_point), layer, part)
-    stored = start_at(read_stored(raw.outputs, format, raw.scale, raw.zero_point), first)
+    raw = Raw(view_bits(held.outputs, format), scale, zero_point)
+    raw = take_layer(checkpoint.model, raw, layer, part)
+    order = find_order(checkpoint.model, raw.outputs.shape, layer, part)
+    stored = start_at(read_stored(raw.outputs, format, raw.scale, raw.zero_point, order), first)
     stored = stored.to(checkpoint.model.embedding.weight.device)
     visible = leave_out_empty(stored, _slice(shown, first, stored.values.shape[1]))
     source = choose_corpus([checkpoint], corpus)
@@ -131,6 +134,7 @@ def recover(
     if layer is not None and not answer.fits:
         say_once(f"nothing fits at {answer.site}; {look_elsewhere(captured, computed)}")
     _say_what_misses(answer, tuple(raw.outputs.shape))
+    _say_what_may_pad(answer)
     return answer
 
 
@@ -143,6 +147,25 @@ def _say_what_misses(answer: Recovered, shape: tuple[int, ...]) -> None:
         say_once(
             f"no token fits in {named} of the {len(fitting)} prompts of outputs {shape}: does their"
             " first axis hold layers, or keys and values? give one of them alone"
+        )
+
+
+def _say_what_may_pad(answer: Recovered) -> None:
+    """Says where rows of one token alone stand before many that no token fits: padding."""
+    padded = {
+        prompt: tail[0]
+        for prompt, (row, tail) in enumerate(
+            zip(answer.tokens.tolist(), answer.left_out, strict=True)
+        )
+        if len(tail) >= BEHIND and tail[0] and len(set(row[: tail[0]])) == 1
+    }
+    if padded:
+        prompt, row = next(iter(padded.items()))
+        say_once(
+            f"prompt {prompt}: its first {row} rows are of one token, and none fits behind: is that"
+            f" padding? give the rows from {row} on alone, or a tensor attention_mask (B, T)"
+            + f"; likewise of {len(padded) - 1} more prompts"
+            * (len(padded) > 1)
         )
 
 

@@ -16,6 +16,7 @@ from eval.captured.answer import Recovered
 from eval.captured.certainty.likelihood import LIKELY
 from eval.captured.files.axes import UNITS, JoinedOutputs, take_layer
 from eval.captured.files.clear import describe
+from eval.captured.files.stored import view_bits
 from eval.captured.files.tensors import Outputs, Raw
 from eval.captured.recover import recover
 from eval.captured.search.scores import recover_scores
@@ -76,7 +77,7 @@ class RecoverTask:
     def run(self, results: Results) -> list[dict[str, Any]]:
         """A row for each prompt."""
         about = {"kind": "captured", "checkpoint": self.checkpoint.provenance}
-        with _named(self.name):
+        with _named(self.name, "; --tensor takes others alone" * self.aloud):
             rows = [
                 {"key": f"{self.key}-{number}", **about, **_row(self.name, number, found, i)}
                 for prompts, found in self._answers(self.entry.read())
@@ -92,6 +93,7 @@ class RecoverTask:
         if raw.ids is not None:
             yield [], self._recover_scores(raw.outputs, raw.ids)
             return
+        raw = raw._replace(outputs=view_bits(raw.outputs, self.arguments["format"]))
         if self.scale is not None and self.entry.scaled:
             if raw.scale is not None:
                 raise RequestError(
@@ -164,17 +166,17 @@ class RecoverTask:
 
 
 @contextmanager
-def _named(name: str) -> Iterator[None]:
+def _named(name: str, more: str) -> Iterator[None]:
     """Has a refusal name the tensor of a file, and flags in the place of arguments."""
     try:
         yield
     except ArgumentError as error:
         flag = FLAGS.get(error.argument)
         said = error.named(flag) if flag else error.said if flag == "" else str(error)
-        raise RequestError(f"{name}: {said}") from None
+        raise RequestError(f"{name}: {said}{more}") from None
     except RequestError as error:
         prefix = "" if str(error).startswith(f"{name}: ") else f"{name}: "
-        raise RequestError(f"{prefix}{error}") from None
+        raise RequestError(f"{prefix}{error}{more}") from None
 
 
 def _row(name: str, prompt: int, found: Recovered, number: int) -> dict[str, Any]:

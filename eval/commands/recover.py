@@ -60,7 +60,8 @@ def recover_file(
         positions: positions that are known, from 0; the others are searched for; default: all
         first: position of the tensor's first row in the prompt; the tokens before it are hidden;
             --positions count from the prompt's beginning
-        stored: format that the numbers were stored in; default: found from the numbers
+        stored: format that the numbers were stored in, also of bits that stand as integers;
+            default: found from the numbers
         scale: scale of 8-bit numbers: a number, or a tensor's name; default: the tensor NAME.scale
             of the file
         computed: precision in which the captured model computed; default: found from the first

@@ -346,6 +346,10 @@ def find_fault(row: Row) -> str | None:
         for name, most in (("hidden", row["length"]), ("notes.cut", MOST_POSITIONS)):
             if type(counts[name]) is not int or not 0 <= counts[name] <= most:
                 return f"{name}: {counts[name]!r}, expected 0 to {most}"[:200]
+        if any(not 0 <= t < row["length"] for t in row["shown"]):
+            return f"shown: {row['shown']}"[:200] + f", expected positions below {row['length']}"
+        if row["exact"] != (row["found"] == row["truth"]):
+            return f"exact: {row['exact']}, and found beside truth says otherwise"
     if row["kind"] == "loss" and not all(size > 0 for size in row["parts"]["bytes"]):
         return "parts.bytes: must be above 0"
     for name, (values, expected) in _lists(row).items():

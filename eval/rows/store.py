@@ -6,6 +6,7 @@ under way) is no row yet: readers leave it out, and the next writer cuts it off.
 declares the fields of each kind of row.
 """
 
+import codecs
 import fcntl
 import hashlib
 import json
@@ -20,6 +21,8 @@ from eval.rows.misfits import parse_json
 from eval.rows.schema import KINDS, SCHEMA, Row, find_fault
 
 ROWS, SHARDS = "rows.jsonl", "rows*.jsonl"
+PARQUET = b"PAR1"
+"""The first bytes of a Parquet file."""
 
 
 def row_key(*parts: object) -> str:
@@ -113,7 +116,8 @@ def read_rows(sources: Iterable[str | Path]) -> list[Row]:
         if not paths and not (source.is_dir() and any(found.values())):
             raise RequestError(f"{source}: no results here; give a directory that holds {ROWS}")
         for path in paths:
-            parsed = (_parse(line, path, n) for n, line in enumerate(_lines(path), start=1))
+            lines = enumerate(_lines(path), start=1)
+            parsed = (_parse(line, path, n) for n, line in lines if line.strip())
             rows |= {row["key"]: row for row in parsed}
     return list(rows.values())
 
@@ -136,7 +140,9 @@ def finite_or_none(value: float) -> float | None:
 
 
 def _lines(path: Path) -> list[bytes]:
-    if path.suffix == ".parquet":
+    with path.open("rb") as file:
+        start = file.read(len(PARQUET))
+    if path.suffix == ".parquet" or start == PARQUET:
         import pandas
 
         try:
@@ -150,8 +156,8 @@ def _lines(path: Path) -> list[bytes]:
 
 
 def whole_lines(path: Path) -> list[bytes]:
-    """The lines of a JSONL file, but for a last one that is being written."""
-    content = path.read_bytes()
+    """The lines of a JSONL file, but for a last one that is being written, and a mark of UTF-8."""
+    content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     return content[: _whole(content)].splitlines()
 
 
@@ -175,8 +181,8 @@ def _parse(line: bytes, path: Path, number: int) -> Row:
         )
     if version != SCHEMA:
         raise RequestError(
-            f"{path}, line {number}: schema {str(version)[:40]}, allowed is {SCHEMA}; run the eval "
-            "anew"
+            f"{path}, line {number}: schema {repr(version)[:40]}, allowed is {SCHEMA}; run the "
+            "eval anew"
         )
     if row["kind"] in KINDS and (fault := find_fault(row)):
         raise RequestError(

@@ -117,20 +117,34 @@ def run_tasks(tasks: Sequence[Task], results: Results, what: str, limit: int | N
     bar = tqdm(remaining, what, disable=watched() or not remaining, mininterval=seconds,
                delay=seconds, dynamic_ncols=True)  # fmt: skip
     started = time.monotonic()
-    for task, following in zip(bar, [*remaining[1:], None], strict=False):
-        report_progress(Progress())
-        rows = task.run(results)
-        for batch in [rows] if isinstance(rows, list) else ([row] for row in rows):
-            results.append(batch)
-        if task is remaining[0] and task.keys and not watched():
-            rest = sum(len(task.keys) for task in remaining[1:])
-            expected = (time.monotonic() - started) * rest / len(task.keys)
-            if expected > LONG:
-                duration = duration_text(expected)
-                line = f"{what}: about {duration} for {rest} more rows, by the first"
-                tqdm.write(line, file=sys.stderr)
-        if following and following.checkpoint is not task.checkpoint:
-            task.checkpoint.release()
+    with _cleared(bar):
+        for task, following in zip(remaining, [*remaining[1:], None], strict=False):
+            report_progress(Progress())
+            rows = task.run(results)
+            for batch in [rows] if isinstance(rows, list) else ([row] for row in rows):
+                results.append(batch)
+            if task is remaining[0] and task.keys and not watched():
+                rest = sum(len(task.keys) for task in remaining[1:])
+                expected = (time.monotonic() - started) * rest / len(task.keys)
+                if expected > LONG:
+                    duration = duration_text(expected)
+                    line = f"{what}: about {duration} for {rest} more rows, by the first"
+                    tqdm.write(line, file=sys.stderr)
+            if following and following.checkpoint is not task.checkpoint:
+                task.checkpoint.release()
+            bar.update()
+
+
+@contextmanager
+def _cleared(bar: tqdm) -> Iterator[None]:
+    """Clears a progress bar where an error ends its work, whose line then stands alone."""
+    try:
+        yield
+    except BaseException:
+        bar.clear()
+        raise
+    finally:
+        bar.close()
 
 
 def _remaining(tasks: Sequence[Task], results: Results, limit: int | None) -> list[Task]:

@@ -26,6 +26,10 @@ least lies, of targets that are unrelated. Measured on rotated and permuted outp
 draws of their mean and covariance, of a vocabulary of `MEASURED`; of a larger one the least lies
 further below, by the law's own rule for more draws."""
 MEASURED = 4096
+NEARER = (
+    0.9  # of the target's squared distance from the mean of all outputs: a likely token's is less
+)
+CENTRAL = 1 / 3  # of the others' distance from that mean: a likely token's own output is farther
 LEAST = 3  # positions of a prompt: of fewer no token is called likely by its distance
 
 
@@ -68,12 +72,19 @@ def token_probabilities(
     return found
 
 
-def limit_chances(probabilities: list[float | None]) -> list[float | None]:
-    """A prompt's probabilities, none above one half where most positions are not explained."""
-    known = [math.nan if value is None or value == 1 else value for value in probabilities]
+def limit_chances(probabilities: list[float | None], proved: list[bool]) -> list[float | None]:
+    """A prompt's probabilities, none above one half where most positions are not explained.
+
+    Those of proved tokens stay as they are.
+    """
+    in_doubt = [None if sure else value for value, sure in zip(probabilities, proved, strict=True)]
+    known = [math.nan if value is None else value for value in in_doubt]
     if _is_explained(known, sum(not math.isnan(value) for value in known)):
         return probabilities
-    return [value if value in (None, 1) else min(value, 0.5) for value in probabilities]
+    return [
+        value if doubt is None else min(doubt, 0.5)
+        for value, doubt in zip(probabilities, in_doubt, strict=True)
+    ]
 
 
 def _run(circuit: Circuit, tokens: Tensor, state: State | None) -> Tensor:
@@ -87,6 +98,10 @@ def _run(circuit: Circuit, tokens: Tensor, state: State | None) -> Tensor:
 
 def probability(outputs: Tensor, target: Tensor, searched: int) -> float:
     """The probability that the first of `(N, C)` outputs, and none other, is behind a target.
+
+    It is no more than one half where the first is hardly nearer to the target than the mean of all
+    is, or is itself far nearer to that mean than others are: such a token, as one that only pads,
+    is the nearest to whatever was shrunk, as logits at a temperature are.
 
     Args:
         outputs: of the answered token, and of others, `(N, C)`.
@@ -102,7 +117,11 @@ def probability(outputs: Tensor, target: Tensor, searched: int) -> float:
     among = 1 / float((-directions / 2 * (ratio - 1)).exp().sum())
     logs = squares[1:].log()
     deviations = float((logs.mean() - squares[0].log()) / logs.std())
-    return among * (1 - _by_chance(deviations, searched))
+    found = among * (1 - _by_chance(deviations, searched))
+    mean = outputs[1:].mean(dim=0)
+    apart = (outputs - mean).norm(dim=1)
+    far = bool(squares[0] > NEARER * (mean - target).square().sum())
+    return min(found, 0.5) if far or bool(apart[0] < CENTRAL * apart[1:].median()) else found
 
 
 def _by_chance(deviations: float, searched: int) -> float:

@@ -4,6 +4,7 @@ A stack of layers has the shape of prompts, and the model itself tells the two a
 one layer of a stack into the next, and never one prompt into another.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,9 +17,12 @@ from arch import LanguageModel
 from eval.captured.files.stored import BYTES, CODES, FLOATS, ORDERS, spread_units
 from eval.captured.files.tensors import Outputs, Raw, name_site
 from eval.messages import ArgumentError, RequestError, say_once
+from eval.sites.circuit import CACHED, Circuit
 
 NEAR = 0.5  # of the change between two layers, by which a block's output may miss the second
 FINAL = "final"
+CACHE_ORDERS = {3: ("BTC", "HTd", "THd"), 4: ("BHTd", "BTHd")}
+"""Orders of a cache's axes, as labelled in `ORDERS`; the first counts where it fits."""
 UNITS = ("outputs", "scale", "zero_point")
 """Of a tensor: its numbers, and what may say a number for each of them."""
 
@@ -75,6 +79,36 @@ def take_layer(
 
     whole = {name: getattr(spread, name) for name in UNITS}
     return raw._replace(**{name: take(x) for name, x in whole.items() if x is not None})
+
+
+def find_order(
+    model: LanguageModel,
+    shape: Sequence[int],
+    layer: int | Sequence[int] | None,
+    part: str | None,
+) -> str | None:
+    """The order of a cache's axes, where the site's width tells it; None: that of `ORDERS`.
+
+    Raises:
+        RequestError: two orders give that width, or the model has no such site.
+    """
+    if part not in CACHED or not isinstance(layer, int):
+        return None
+    width, known = Circuit(model, layer, part).width, CACHE_ORDERS.get(len(shape), ())
+    fits = [
+        order
+        for order in known
+        if math.prod(n for n, axis in zip(shape, order, strict=True) if axis not in "BT") == width
+    ]
+    if not fits or fits[0] == known[0]:
+        return None
+    if len(fits) > 1:
+        raise ArgumentError(
+            "outputs", f"{tuple(shape)} may be (heads, T, width) or (T, heads, width); add B before"
+        )
+    names = {"B": "B", "T": "T", "H": "heads", "d": "width"}
+    say_once(f"outputs: {tuple(shape)}: read as ({', '.join(names[axis] for axis in fits[0])})")
+    return fits[0]
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ BYTES = {
     "fp8_e4m3fnuz": torch.float8_e4m3fnuz, "fp8_e5m2fnuz": torch.float8_e5m2fnuz,
 }  # fmt: skip
 CODES = {"int8": torch.int8, "uint8": torch.uint8}
+BITS = {torch.uint8: 1, torch.int16: 2, torch.uint16: 2}
+"""Integers that may hold the bits of floats, by their bytes."""
 FORMATS = (*FLOATS, *BYTES, *CODES)
 ORDERS = {2: "TC", 3: "BTC", 4: "BHTd"}
 """Axes of a tensor, by how many it has: prompts B, tokens T, channels C, heads H and those of d."""
@@ -102,7 +104,8 @@ def read_stored(
             "outputs",
             f"{tuple(outputs.shape)} of {_kind(outputs)}; give numbers of fp64, "
             f"{', '.join(FORMATS)}, of the shape (T, width), (B, T, width), or (B, heads, T, width)"
-            f" of a key/value cache{stacked}",
+            f" of a key/value cache{stacked}; of bits of bfloat16 say format bf16"
+            " (--stored bf16)",
         )
     outputs = outputs.detach()
     if own in FLOATS:
@@ -116,6 +119,13 @@ def read_stored(
     if format not in (None, own):
         raise ArgumentError("format", f"outputs are of {_kind(outputs)}; leave it out", format)
     return _of_bytes(outputs, own, scale, zero_point, order)
+
+
+def view_bits(outputs: Tensor, format: str | None) -> Tensor:
+    """The floats of a format whose bits a tensor of integers holds; any other tensor as it is."""
+    kind = (FLOATS | BYTES).get(format or "")
+    held = BITS.get(outputs.dtype)
+    return outputs if kind is None or held != kind.itemsize else outputs.contiguous().view(kind)
 
 
 def _of_floats(values: Tensor, format: str | None) -> Stored:
@@ -144,18 +154,19 @@ def _of_bytes(
             )
         steps, units = _steps(codes, BYTES[own]), 1.0 if scale is None else scale
     else:
+        fp8 = "; of bits of fp8 say format fp8_e4m3 or fp8_e5m2 (--stored)" * (own == "uint8")
         if scale is None:
             raise ArgumentError(
                 "outputs",
                 f"{own} without a scale; give it (a tensor named NAME.scale in the file, "
-                f"or scale=): {SHAPES}",
+                f"or scale=): {SHAPES}{fp8}",
             )
         if own == "uint8" and zero_point is None:
             raise ArgumentError(
                 "outputs",
                 "uint8 without a zero point; give it (NAME.zero_point in the file, or "
-                "zero_point=), 0 if there is none; of fp8 give tensor.view(torch.float8_e4m3fn), "
-                "of codes of 4 bits int8 tensors with one code in each number",
+                f"zero_point=), 0 if there is none{fp8}; of codes of 4 bits give int8 tensors "
+                "with one code in each number",
             )
         if zero_point is not None:
             codes = codes - spread_units(zero_point, shape, order, "zero_point", outputs.device)

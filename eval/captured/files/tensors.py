@@ -334,6 +334,7 @@ def _list_array(path: Path, member: str | None = None) -> Entry:
     with _one_line(path, member), _opened(path, member) as (file, size):
         shape, _, kind = _read_header(file, size)
     name = {"O": "object", "S": "str", "U": "str"}.get(kind.kind) or str(kind.name)
+    name = "uint8" if name == "void8" else name
     return Entry(shape, name, partial(_read_array, path, member))
 
 
@@ -367,11 +368,12 @@ def _read_array(path: Path, member: str | None) -> Tensor:
         shape, fortran, kind = _read_header(file, size)
         if kind.hasobject:
             raise ValueError("pickled objects, which could run code when they are read")
-        if kind.kind == "V":
-            raise ValueError(
-                f"{kind.itemsize}-byte numbers without a type, as numpy keeps bfloat16; save them "
-                "as float32"
-            )
+        if (
+            kind.kind == "V" and kind.itemsize <= 2 and not kind.names
+        ):  # as numpy keeps fp8 and bfloat16
+            kind = np.dtype(f"u{kind.itemsize}")
+        elif kind.kind == "V":
+            raise ValueError(f"{kind.itemsize}-byte numbers without a type; save them as float32")
         held = np.empty(size - file.tell(), np.uint8)
         if file.readinto(held) != len(held):  # type: ignore[attr-defined]
             raise ValueError("the file ends before them")

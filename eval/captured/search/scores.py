@@ -196,7 +196,7 @@ def _answer(checkpoint: "Checkpoint", found: list[Position], format: str) -> Rec
             [("enumerated" if of.ran >= V else "residual") if sure else None
              for sure, of in zip(proved, found, strict=True)]
         ],
-        probabilities=[limit_chances(chances)],
+        probabilities=[limit_chances(chances, proved)],
         left_out=[[]],
         alike=[alike],
         alike_pieces=[{t: checkpoint.words(tokens) for t, tokens in alike.items()}],

@@ -141,6 +141,32 @@ def test_what_may_be_no_prompts_is_said(llama, capsys):
     assert "in 1 of the 2 prompts" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("part", ["rotated_key", "value"])
+@pytest.mark.parametrize(
+    ("change", "seen"),
+    [
+        (lambda x: x.transpose(1, 2), "(B, T, heads, width)"),
+        (lambda x: x[0], "(heads, T, width)"),
+        (lambda x: x[0].transpose(0, 1), "(T, heads, width)"),
+    ],
+)
+def test_a_cache_of_other_axes_is_told_by_the_width(llama, part, change, seen, capsys):
+    checkpoint, _ = llama
+    cache = their_model("llama")(tokens_of(*TEXTS)).past_key_values.layers[1]
+    held = change(cache.keys if part == "rotated_key" else cache.values)
+    found = recover(checkpoint, held, layer=2, part=part, corpus="toy:400")
+    assert found.texts == list(TEXTS[: len(found.texts)])
+    assert all(all(proofs) for proofs in found.certificates)
+    assert f"read as {seen}" in capsys.readouterr().err
+
+
+def test_a_cache_of_as_many_positions_as_heads_is_refused(llama):
+    checkpoint, _ = llama
+    keys = their_model("llama")(tokens_of(*TEXTS)).past_key_values.layers[1].keys
+    with one_line(RequestError, "(heads, T, width) or (T, heads, width)"):
+        recover(checkpoint, keys[0, :, : keys.shape[1]], layer=2, part="rotated_key")
+
+
 @pytest.mark.parametrize("mixer", ["flat", "attention", "identity"])
 @pytest.mark.parametrize("layer", [0, 1, 2])
 def test_prompts_are_not_taken_for_layers(mixer, layer, small_model, small_tokenizer, capsys):
@@ -169,6 +195,24 @@ def test_rows_of_padding_before_a_prompt_are_named(llama, capsys):
     found = recover(checkpoint, padded, layer=2, corpus="toy:400")
     assert not any(found.certificates[0])
     assert "row 3" in capsys.readouterr().err
+
+
+def test_padding_before_one_prompt_of_several_is_named(llama, capsys):
+    """The rows of the pad token fit; those of the prompt, which does not see them, do not."""
+    checkpoint, _ = llama
+    (first, second), pad = tokens_of(*TEXTS).tolist(), [257] * 4
+    tokens = torch.tensor([first, pad + second[:-4]])
+    mask = torch.ones_like(tokens)
+    mask[1, :4] = 0
+    positions = (mask.cumsum(dim=-1) - 1).clamp(min=0)
+    asked = {"attention_mask": mask, "position_ids": positions, "output_hidden_states": True}
+    outputs = their_model("llama")(tokens, **asked).hidden_states[2]
+    found = recover(checkpoint, outputs, layer=2, corpus="toy:400")
+    assert found.texts[0] == TEXTS[0]
+    assert "prompt 1: its first 4 rows are of one token" in capsys.readouterr().err
+    alone = recover(checkpoint, outputs[1:, 4:], layer=2, corpus="toy:400")
+    assert alone.texts == [TEXTS[1][:-4]]
+    assert "of one token" not in capsys.readouterr().err
 
 
 def codes_of(states, levels, group):

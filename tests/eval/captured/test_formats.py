@@ -1,13 +1,16 @@
 """Formats of 8 bits and of float64: what their numbers stand for, and what they give away."""
 
 import itertools
+import json
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from eval import RequestError, recover
+from eval.__main__ import main
 from eval.captured.files.stored import BYTES, read_stored
 from tests.said import one_line
 
@@ -146,6 +149,43 @@ def test_float64_goes_on_in_float32(shift):
     assert stored.format == "fp32"
     assert stored.values.dtype == torch.float32
     assert bool(((numbers - stored.values).abs() <= stored.step.double() / 2).all())
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits", "format"),
+    [
+        (torch.bfloat16, torch.uint16, "bf16"),
+        (torch.bfloat16, torch.int16, "bf16"),
+        (torch.float16, torch.uint16, "fp16"),
+        (torch.float8_e4m3fn, torch.uint8, "fp8_e4m3"),
+        (torch.float8_e5m2, torch.uint8, "fp8_e5m2"),
+    ],
+)
+@pytest.mark.parametrize("ending", ["safetensors", "npy"])
+def test_bits_that_are_kept_as_integers_are_read_where_the_format_is_said(
+    kind, bits, format, ending, directories, opened_once, tmp_path, capsys
+):
+    """Numpy keeps bfloat16 and types of 8 bits as bytes without a type; a mask is used as ever."""
+    path = directories["llama"]
+    states = load_file(f"{path}/states.safetensors")
+    held, file = states["2"].to(kind).view(bits), tmp_path / f"block.2.{ending}"
+    if ending == "npy":
+        np.save(file, held.numpy().view(f"V{kind.itemsize}"))
+        told = ["--layer", "2"]
+    else:
+        mask = torch.ones(states["tokens"].shape, dtype=torch.long)
+        save_file({"block.2": held, "attention_mask": mask}, file)
+        told = []
+    words = ["recover", str(file), "--model", f"hf:{path}", "--corpus", "toy:400", *told]
+    assert main([*words, "--stored", format, "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["format"] for row in rows} == {format}
+    for row, tokens in zip(rows, states["tokens"].tolist(), strict=True):
+        sure = [t for t, proof in enumerate(row["certificates"]) if proof]
+        assert len(sure) > 6
+        assert all(row["tokens"][t] == tokens[t] for t in sure)
+    assert main(words) == 2
+    assert "--stored" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -10,6 +10,9 @@ from tokenizers import Tokenizer
 
 from eval import RequestError, activations, open_model, recover
 from eval.__main__ import main
+from eval.messages import say_once
+from tests.arch.cases import byte_tokenizer
+from tests.arch.test_pretrained import OPT, random_model
 from tests.eval.inversion.search_cases import SHORT
 from tests.said import one_line
 
@@ -52,19 +55,49 @@ def test_what_another_text_gave_is_certified_nowhere(captured):
     assert str(found).count("?") >= 24
 
 
+def normed(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.layer_norm(x, x.shape[-1:])
+
+
 @pytest.mark.parametrize("layer", [None, 1])
-def test_streams_of_centred_weights_are_named(directories, opened, layer, capsys):
-    """TransformerLens's: each part writes without a mean over features, so that no token fits."""
-    states = load_file(f"{directories['gpt2']}/states.safetensors")["1"]
-    centred = states - states.mean(dim=-1, keepdim=True)
+@pytest.mark.parametrize(
+    ("family", "change", "seen"),
+    [
+        ("gpt2", lambda x: x - x.mean(dim=-1, keepdim=True), "center_writing_weights=False"),
+        ("gpt2", normed, "LayerNorm without its weights"),
+        ("llama", normed, "LayerNorm without its weights"),
+        ("llama", lambda x: 9 * normed(x), "give them with their mean"),
+    ],
+)
+def test_streams_without_a_mean_are_named(directories, opened, family, change, seen, layer, capsys):
+    """TransformerLens's: each part writes without a mean over features, so that no token fits.
+
+    It centres no weights of a model whose norms keep the mean, and what a norm gives has none.
+    """
+    states = load_file(f"{directories[family]}/states.safetensors")["1"]
+    say_once.cache_clear()
     try:
-        found = recover(opened["gpt2"], centred, layer=layer, corpus="toy:400")
+        found = recover(opened[family], change(states), layer=layer, corpus="toy:400")
     except RequestError as error:
         said = str(error)
     else:
         assert {grade for grades in found.grades for grade in grades} == {"unknown"}
         said = capsys.readouterr().err
-    assert "center_writing_weights=False" in said
+    assert seen in said
+
+
+def test_streams_of_a_model_whose_blocks_end_in_norms_have_no_mean(capsys):
+    theirs = random_model("OPT", torch.float32, OPT | {"do_layer_norm_before": False})
+    checkpoint = open_model(theirs, tokenizer=byte_tokenizer())
+    (batch,) = activations(checkpoint, SHORT, 2)
+    outputs = batch.outputs["block.2"]
+    assert bool((outputs.mean(dim=-1).abs() < 1e-4).all())
+    say_once.cache_clear()
+    found = recover(checkpoint, outputs.roll(5, dims=-1), layer=2, corpus="toy:400")
+    assert not any(found.certificates[0])
+    said = capsys.readouterr().err
+    assert "nothing fits" in said
+    assert "the mean over their features" not in said
 
 
 def test_bfloat16_weights_prove_nothing(small_model, small_tokenizer):
@@ -168,6 +201,14 @@ def test_a_file_gives_the_texts_with_their_certificates(asked, tmp_path):
         assert row["right"] + row["named"] == 12
         assert row["false_certain"] == 0
         assert max(row["residual_over_floor"].values()) < 3
+
+
+def test_a_refusal_of_one_tensor_of_several_says_how_to_leave_it_out(asked):
+    ask, states = asked
+    code, rows, said = ask({"block.1": states["1"], "pooled": states["1"].mean(dim=1)})
+    assert (code, rows) == (2, None)
+    assert said.splitlines()[-1].startswith("error: pooled: no token fits")
+    assert said.endswith("--tensor takes others alone")
 
 
 def test_only_some_positions_are_known(asked):

@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 
 from eval import RequestError, open_model, recover_scores
 from eval.__main__ import main
+from eval.captured.certainty.likelihood import limit_chances
 from eval.messages import say_once
 from tests.arch.cases import byte_tokenizer
 from tests.arch.test_pretrained import V, their_model
@@ -63,6 +64,13 @@ def test_scores_that_fit_nowhere_are_said(scored, change, capsys):
     found = recover_scores(checkpoint, ids, change(values), corpus="toy:400")
     assert not any(found.certificates[0])
     assert "scores: " in capsys.readouterr().err
+
+
+def test_a_probability_that_rounds_to_1_proves_nothing():
+    """A few positions of scores that no token explains were left likely by it."""
+    others = [0.01, None, 0.2, 0.0]
+    assert limit_chances([1.0, *others], [False] * 5) == [0.5, *others]
+    assert limit_chances([1.0, *others], [True, *[False] * 4]) == [1.0, *others]
 
 
 def test_another_models_scores_are_certain_nowhere(scored):

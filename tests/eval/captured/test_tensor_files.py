@@ -86,6 +86,7 @@ def archive_of(**members: bytes) -> bytes:
 HEADER = bytes_of(X)
 DAMAGED = {
     "void.npy": (bytes_of(X.view("V2")), "bfloat16"),
+    "wider.npy": (bytes_of(X.view("V4")), "4-byte numbers"),
     "complex.npy": (bytes_of(X.astype(np.complex64)), "complex64"),
     "words.npy": (bytes_of(np.array([["a", "b"]])), "(1, 2) str"),
     "fields.npy": (bytes_of(np.zeros((2, 2), "f4,i4")), "fields.npy"),

@@ -4,6 +4,7 @@ import copy
 import json
 from contextlib import suppress
 
+import pandas
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -62,6 +63,9 @@ def changed(row, path, value):
         ("recovery", "notes.cut", 1 << 40),
         ("recovery", "hidden", 1 << 31),
         ("recovery", "collisions", [{}]),
+        ("recovery", "shown", [0, 99]),
+        ("recovery", "shown", [-1]),
+        ("recovery", "exact", not ROWS["recovery"]["exact"]),
         ("loss", "parts", {"nats": [1.0], "bytes": [0]}),
         ("loss", "parts", {"nats": [1.0, 2.0], "bytes": [3]}),
         ("loss", "nats_per_token", "high"),
@@ -115,6 +119,26 @@ def test_a_line_that_is_no_row_is_refused_by_its_number(line, tmp_path, capsys):
     (tmp_path / "rows.jsonl").write_bytes(text.encode("utf-8", "surrogatepass"))
     assert main(["summary", str(tmp_path)]) == 2
     assert f"{tmp_path / 'rows.jsonl'}, line 2: " in complaint(capsys)
+
+
+def test_a_mark_of_utf_8_and_empty_lines_are_passed_over(tmp_path):
+    """As editors and `cat` leave them: to delete line 1, as the refusal said, lost a good row."""
+    line = json.dumps({"schema": 3, **make_row()}).encode()
+    (tmp_path / "rows.jsonl").write_bytes(b"\xef\xbb\xbf" + line + b"\r\n\r\n  \n")
+    assert [row["key"] for row in read_rows([tmp_path])] == [make_row()["key"]]
+
+
+def test_a_schema_that_is_a_text_is_shown_as_one(tmp_path, capsys):
+    (tmp_path / "rows.jsonl").write_text(json.dumps({**make_row(), "schema": "3"}) + "\n")
+    assert main(["summary", str(tmp_path)]) == 2
+    assert "schema '3', allowed is 3" in complaint(capsys)
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.PARQUET", "download"])
+def test_a_table_is_known_by_its_content(name, tmp_path):
+    row = {"schema": 3, **make_row()}
+    pandas.DataFrame({"row": [json.dumps(row)]}).to_parquet(tmp_path / name)
+    assert read_rows([tmp_path / name]) == [row]
 
 
 def test_rows_of_a_kind_that_is_not_known_are_refused(tmp_path, capsys):
