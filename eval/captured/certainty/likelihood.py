@@ -26,10 +26,8 @@ least lies, of targets that are unrelated. Measured on rotated and permuted outp
 draws of their mean and covariance, of a vocabulary of `MEASURED`; of a larger one the least lies
 further below, by the law's own rule for more draws."""
 MEASURED = 4096
-NEARER = (
-    0.9  # of the target's squared distance from the mean of all outputs: a likely token's is less
-)
-CENTRAL = 1 / 3  # of the others' distance from that mean: a likely token's own output is farther
+NEARER = 0.9  # of the squared distance of all outputs' mean from the target, a likely token's
+CENTRAL = 1 / 3  # of the others' distance from that mean, at least: a likely token's own output
 LEAST = 3  # positions of a prompt: of fewer no token is called likely by its distance
 
 
