@@ -114,7 +114,7 @@ def run_tasks(tasks: Sequence[Task], results: Results, what: str, limit: int | N
     if not remaining:
         say(f"{results.directory}: every row is there already")
     seconds = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES
-    bar = tqdm(remaining, what, disable=watched() or not remaining, mininterval=seconds,
+    bar = _Bar(remaining, what, disable=watched() or not remaining, mininterval=seconds,
                delay=seconds, dynamic_ncols=True)  # fmt: skip
     started = time.monotonic()
     with _cleared(bar):
@@ -135,13 +135,25 @@ def run_tasks(tasks: Sequence[Task], results: Results, what: str, limit: int | N
             bar.update()
 
 
+class _Bar(tqdm):
+    """A progress bar that knows whether it was ever drawn, as other lines do before its delay."""
+
+    drawn = False
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        """Draws it."""
+        self.drawn = True
+        super().display(msg, pos)
+
+
 @contextmanager
-def _cleared(bar: tqdm) -> Iterator[None]:
+def _cleared(bar: _Bar) -> Iterator[None]:
     """Clears a progress bar where an error ends its work, whose line then stands alone."""
     try:
         yield
     except BaseException:
-        bar.clear()
+        if bar.drawn:
+            bar.clear()
         raise
     finally:
         bar.close()
