@@ -205,14 +205,12 @@ def say_left_out_tokens(settings: Path, tokenizer_json: str, source: object) -> 
     known = parse_object(tokenizer_json, str(source))
     model, added = known.get("model"), known.get("added_tokens")
     held = model.get("vocab") if isinstance(model, dict) else None
-    places = dict(held) if isinstance(held, dict) else {}
+    ids = dict(held) if isinstance(held, dict) else {}
     if isinstance(held, list):
-        places = {piece[0]: token for token, piece in enumerate(held) if piece}
-    places |= {entry.get("content"): entry.get("id") for entry in added or ()}
+        ids = {piece[0]: token for token, piece in enumerate(held) if piece}
+    ids |= {entry.get("content"): entry.get("id") for entry in added or ()}
     texts = {token: about.get("content") for token, about in named.items() if type(about) is dict}
-    others = [
-        f"{text} as {token}" for token, text in texts.items() if str(places.get(text)) != token
-    ]
+    others = [f"{text} as {token}" for token, text in texts.items() if str(ids.get(text)) != token]
     if others:
         print(
             f"{source}: {settings.name} names {printable(', '.join(others[:3]))}, which "

@@ -15,12 +15,12 @@ from torch import Tensor
 from arch.config import ModelConfig
 from arch.errors import ModelError, printable
 from arch.formats.foreign import common_prefix
-from arch.formats.structured import EMBEDDING, from_structured
+from arch.formats.structured import EMBEDDING, NUMBER, from_structured
 from arch.model import LanguageModel
 from arch.storage.weights import FLOATS, build_model, is_tied, read_weights, translate
 
 _REFERENCE_FILES = ("model.safetensors", "pytorch_model.bin")
-_CONV = re.compile(r"mixerblocks\.(0|[1-9][0-9]{0,3})\.conv\.(.*)")
+_CONV = re.compile(rf"mixerblocks\.{NUMBER}\.conv\.(.*)")
 _REFERENCE_NAMES = {  # theirs and ours, see renamed; the convolutions are for _token_mixer
     "wte": "embedding",
     "mixerblocks.#.seq_layernorm": "blocks.#.norm_token",

@@ -30,10 +30,11 @@ _NAMES = {  # theirs and ours, see renamed; a dropout before the last layer make
     "mixer_blocks.#.channel_mixing_layer.3": "blocks.#.channel_mixer.down",
     "output_layer": "head",
 }
-_NUMBER = "(0|[1-9][0-9]{0,3})"
-_MIXER = re.compile(rf"mixer_blocks\.{_NUMBER}\.token_mixing_layer\.(.*)")
-_PART = re.compile(rf"(mixer_heads|proj_head)\.{_NUMBER}\.(\w+)")
-_NORM = re.compile(rf"^blocks\.{_NUMBER}\.norm_token")
+NUMBER = "(0|[1-9][0-9]{0,3})"
+"""Of a block or a head, in one form only: a pattern."""
+_MIXER = re.compile(rf"mixer_blocks\.{NUMBER}\.token_mixing_layer\.(.*)")
+_PART = re.compile(rf"(mixer_heads|proj_head)\.{NUMBER}\.(\w+)")
+_NORM = re.compile(rf"^blocks\.{NUMBER}\.norm_token")
 _TAPS = 8
 Tensors = dict[str, Tensor]
 

@@ -31,14 +31,14 @@ BLOCK = re.compile(r"blocks\.\d{1,6}\.")
 
 def weights_of(model: LanguageModel) -> dict[str, Tensor]:
     """The model's weights on the CPU, in their own precision, none in the memory of another."""
-    weights, places = {}, set()
+    weights, addresses = {}, set()
     for name, tensor in model.state_dict().items():
         if model.config.tied and name == "head.weight":
             continue
         held = tensor.detach().cpu().contiguous()
-        if (place := held.untyped_storage().data_ptr()) in places:  # safetensors refuses it
+        if (address := held.untyped_storage().data_ptr()) in addresses:  # safetensors refuses it
             held = held.clone()
-        places.add(place)
+        addresses.add(address)
         weights[name] = held
     return {**weights, **_lower(model, weights)}
 

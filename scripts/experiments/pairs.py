@@ -34,21 +34,21 @@ LEAST = 0.5
 
 
 def choose_pairs(
-    text: HeldOutText, candidates: Tensor, places: tuple[int, int], count: int, after: int
+    text: HeldOutText, candidates: Tensor, positions: tuple[int, int], count: int, after: int
 ) -> list[tuple[tuple[int, ...], int]]:
-    """Passages from inside stories, with the place of the first of two candidates in each.
+    """Passages from inside stories, with the position of the first of two candidates in each.
 
     Args:
-        places: of the first passage and of the last one; the others lie evenly between.
+        positions: of the first passage and of the last one; the others lie evenly between.
         after: tokens behind the second candidate.
     """
     allowed, chosen, seen = set(candidates.tolist()), list[tuple[tuple[int, ...], int]](), set()
-    first, last = places
+    first, last = positions
     for prompt in inside_stories(text, last + 2 + after):
         a, b = prompt.tokens[last : last + 2]
         if {a, b} <= allowed and a not in seen:
-            place = round(first + (last - first) * len(chosen) / (count - 1))
-            chosen.append((tuple(prompt.tokens[last - place :]), place))
+            position = round(first + (last - first) * len(chosen) / (count - 1))
+            chosen.append((tuple(prompt.tokens[last - position :]), position))
             seen.add(a)
         if len(chosen) == count:
             return chosen
@@ -57,24 +57,24 @@ def choose_pairs(
 
 @torch.no_grad()
 def run_pairs(
-    circuit: Circuit, tokens: Tensor, place: int, candidates: Tensor, distances: list[int]
+    circuit: Circuit, tokens: Tensor, position: int, candidates: Tensor, distances: list[int]
 ) -> Tensor:
-    """Outputs with every pair of candidates in the place and the one after it.
+    """Outputs with every pair of candidates in the position and the one after it.
 
     Args:
         tokens: `(T,)`.
         candidates: `(V,)`, for either.
-        distances: of the outputs from the second place, S of them.
+        distances: of the outputs from the second position, S of them.
 
     Returns:
         `(V, V, S, width)`, the first candidate first.
     """
-    after = tokens[place + 2 : place + 2 + max(distances)]
+    after = tokens[position + 2 : position + 2 + max(distances)]
     rows = torch.cat([candidates[:, None], after.expand(len(candidates), -1)], dim=1)
     at_once = max(1, tokens_at_once(circuit.model) // rows.numel())
     found = []
     for firsts in candidates.split(at_once):
-        before = tokens[:place].expand(len(firsts), -1)
+        before = tokens[:position].expand(len(firsts), -1)
         state = circuit.prefix(torch.cat([before, firsts[:, None]], dim=1))
         outputs = circuit.step(circuit.embed(rows.repeat(len(firsts), 1)), state)
         found.append(outputs[:, distances].unflatten(0, (len(firsts), -1)))
@@ -103,12 +103,12 @@ def bits_of_pairs(fit: Tensor, first: int, second: int) -> dict[str, Tensor]:
 
 
 def measure_pair(
-    circuit: Circuit, tokens: Tensor, place: int, candidates: Tensor, design: dict[str, Any],
+    circuit: Circuit, tokens: Tensor, position: int, candidates: Tensor, design: dict[str, Any],
     seed: int,
 ) -> dict[str, dict[str, list[float]]]:  # fmt: skip
     """The bits of a passage by the size of the noise, each at the distances."""
-    outputs = run_pairs(circuit, tokens, place, candidates, design["distances"])
-    first, second = (int((candidates == t).nonzero()) for t in tokens[place : place + 2])
+    outputs = run_pairs(circuit, tokens, position, candidates, design["distances"])
+    first, second = (int((candidates == t).nonzero()) for t in tokens[position : position + 2])
     truth, count = outputs[first, second], len(candidates)
     rms = truth.square().mean(dim=-1).sqrt()
     generator = torch.Generator().manual_seed(seed)
@@ -133,11 +133,11 @@ def ask(name: str, corpus: str, out: Path, design: dict[str, Any]) -> None:
     after = max(design["distances"])
     chosen = choose_pairs(text, candidates, tuple(wanted["places"]), wanted["count"], after)
     known = {row["key"] for row in read_rows(out)}
-    for number, (tokens, place) in enumerate(chosen):
+    for number, (tokens, position) in enumerate(chosen):
         if (key := f"{name} {number}") in known:
             continue
-        found = measure_pair(circuit, torch.tensor(tokens), place, candidates, design, number)
-        row = {"key": key, "kind": "pairs", "model": name, "prompt": number, "place": place,
+        found = measure_pair(circuit, torch.tensor(tokens), position, candidates, design, number)
+        row = {"key": key, "kind": "pairs", "model": name, "prompt": number, "place": position,
                "tokens": list(tokens), "distances": design["distances"], "bits": found}  # fmt: skip
         with out.open("a") as rows:
             print(json.dumps(row), file=rows)

@@ -9,7 +9,7 @@ from eval.measures.bits.posterior import fit_under_noise, information, noise_evi
 from eval.sites.circuit import Circuit
 from scripts.experiments import pairs
 
-V, PLACE = 12, 3
+V, POSITION = 12, 3
 DESIGN = {"distances": [1, 2], "noise": [0.5], "draws": 3}
 
 
@@ -20,26 +20,26 @@ def circuit(request, small_model):
 
 @pytest.fixture
 def tokens():
-    return torch.randint(V, (PLACE + 4,))
+    return torch.randint(V, (POSITION + 4,))
 
 
 def test_every_pair_has_the_outputs_that_the_model_gives_it(circuit, tokens, monkeypatch):
     monkeypatch.setattr(pairs, "tokens_at_once", lambda _: 5 * V)
     candidates = torch.arange(0, V, 2)
-    found = pairs.run_pairs(circuit, tokens, PLACE, candidates, [1, 2])
+    found = pairs.run_pairs(circuit, tokens, POSITION, candidates, [1, 2])
     for a, first in enumerate(candidates):
         for b, second in enumerate(candidates):
             text = tokens.clone()
-            text[PLACE], text[PLACE + 1] = first, second
-            expected = circuit.of_tokens(text[None])[0, PLACE + 2 :]
+            text[POSITION], text[POSITION + 1] = first, second
+            expected = circuit.of_tokens(text[None])[0, POSITION + 2 :]
             torch.testing.assert_close(found[a, b], expected)
 
 
 def test_bits_of_one_token_are_those_of_eval_bits_where_the_other_is_known(circuit, tokens):
     candidates = torch.arange(V)
-    found = pairs.measure_pair(circuit, tokens, PLACE, candidates, DESIGN, 0)["noise 0.5 rms"]
-    outputs = pairs.run_pairs(circuit, tokens, PLACE, candidates, [1, 2])
-    first, second = tokens[PLACE : PLACE + 2].tolist()
+    found = pairs.measure_pair(circuit, tokens, POSITION, candidates, DESIGN, 0)["noise 0.5 rms"]
+    outputs = pairs.run_pairs(circuit, tokens, POSITION, candidates, [1, 2])
+    first, second = tokens[POSITION : POSITION + 2].tolist()
     truth = outputs[first, second]
     noise = torch.randn(3, *truth.shape, generator=torch.Generator().manual_seed(0))
     size = 0.5 * truth.square().mean(-1).sqrt()

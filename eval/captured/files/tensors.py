@@ -368,9 +368,7 @@ def _read_array(path: Path, member: str | None) -> Tensor:
         shape, fortran, kind = _read_header(file, size)
         if kind.hasobject:
             raise ValueError("pickled objects, which could run code when they are read")
-        if (
-            kind.kind == "V" and kind.itemsize <= 2 and not kind.names
-        ):  # as numpy keeps fp8 and bfloat16
+        if kind.kind == "V" and kind.itemsize <= 2 and not kind.names:  # as of fp8 and bfloat16
             kind = np.dtype(f"u{kind.itemsize}")
         elif kind.kind == "V":
             raise ValueError(f"{kind.itemsize}-byte numbers without a type; save them as float32")
