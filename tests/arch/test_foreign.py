@@ -24,10 +24,10 @@ def without(*names):
     return lambda held: {k: v for k, v in held.items() if k not in names}
 
 
-def both(place):
+def both(directory):
     """The logits of a directory through both doors."""
-    ours = import_transformers(place).model
-    theirs = load_pretrained(str(place)).model
+    ours = import_transformers(directory).model
+    theirs = load_pretrained(str(directory)).model
     with torch.no_grad():
         return ours(TOKENS), theirs(TOKENS)
 
@@ -55,22 +55,22 @@ BAD_WEIGHTS = {
 @pytest.mark.parametrize("name", BAD_WEIGHTS)
 def test_weights_that_do_not_fit_are_refused_by_both_doors(name, llama):
     change, said = BAD_WEIGHTS[name]
-    place = llama(weights=change)
+    directory = llama(weights=change)
     for read in (import_transformers, load_pretrained):
         with pytest.raises(ModelError) as refusal:
-            read(str(place))
+            read(str(directory))
         line = str(refusal.value)
-        assert str(place) in line
+        assert str(directory) in line
         assert "\n" not in line
         assert any(part in line for part in said.replace(UP, "up").split(".")) or "n_layers" in line
 
 
 @pytest.mark.parametrize("layers", [1, 3, 10**6])
 def test_another_number_of_layers_is_refused(layers, llama):
-    place = llama(config={"num_hidden_layers": layers})
+    directory = llama(config={"num_hidden_layers": layers})
     for read in (import_transformers, load_pretrained):
         with pytest.raises(ModelError, match="layers"):
-            read(str(place))
+            read(str(directory))
 
 
 GOOD = {
@@ -107,53 +107,53 @@ GOOD = {
 
 @pytest.mark.parametrize("name", GOOD)
 def test_one_directory_is_one_model_through_both_doors(name, llama):
-    place = llama(**GOOD[name], initializer_range=0.5)
-    ours, theirs = both(place)
+    directory = llama(**GOOD[name], initializer_range=0.5)
+    ours, theirs = both(directory)
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
-    judge = transformers.AutoModelForCausalLM.from_pretrained(place)
+    judge = transformers.AutoModelForCausalLM.from_pretrained(directory)
     if not name.startswith(("in parallel", "compiled", "outputs")):  # which transformers cannot
         torch.testing.assert_close(ours, judge(TOKENS).logits, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["Llama", "Mistral", "GPT2", "Qwen3"])
 def test_a_model_whose_configuration_turns_off_the_causal_mask_is_refused(family, llama):
-    place = llama(family=family, config={"is_causal": False}, initializer_range=0.5)
+    directory = llama(family=family, config={"is_causal": False}, initializer_range=0.5)
     with pytest.raises(ModelError, match="is not causal"):
-        load_pretrained(str(place))
+        load_pretrained(str(directory))
     with pytest.raises(ModelError, match=r"is_causal is False|model_type|head_dim"):
-        import_transformers(place)
+        import_transformers(directory)
 
 
 @pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn])
 @pytest.mark.parametrize("method", ["unknown", "fp8"])
 def test_codes_whose_scale_or_quantisation_is_not_known_are_no_weights(kind, method, llama):
-    place = llama(
+    directory = llama(
         config={"quantization_config": {"quant_method": method}},
         weights=lambda held: held | {UP: held[UP].mul(9).to(kind)},
     )
     with pytest.raises(ModelError) as refusal:
-        load_pretrained(str(place))
-    assert str(place) in str(refusal.value)
+        load_pretrained(str(directory))
+    assert str(directory) in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
 
 def test_shards_are_those_that_the_index_lists(llama):
-    place = llama()
-    held = load_file(place / "model.safetensors")
-    (place / "model.safetensors").unlink()
+    directory = llama()
+    held = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
     names = {name: f"model-{1 + number % 2}.safetensors" for number, name in enumerate(held)}
     for file in set(names.values()):
-        save_file({n: t for n, t in held.items() if names[n] == file}, place / file)
-    index = place / "model.safetensors.index.json"
+        save_file({n: t for n, t in held.items() if names[n] == file}, directory / file)
+    index = directory / "model.safetensors.index.json"
     index.write_text(json.dumps({"metadata": {}, "weight_map": names}))
-    ours, theirs = both(place)
+    ours, theirs = both(directory)
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
     for wrong in ({**names, UP: "model-3.safetensors"}, {**names, UP: "../m/model-1.safetensors"},
                   {**names, "more": "model-1.safetensors"}, {}, [1]):  # fmt: skip
         index.write_text(json.dumps({"weight_map": wrong}))
         for read in (import_transformers, load_pretrained):
             with pytest.raises(ModelError, match="index"):
-                read(str(place))
+                read(str(directory))
 
 
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
@@ -180,8 +180,8 @@ VALUES = [
 def test_a_value_of_another_type_is_one_line_with_its_name(
     name, value, words, llama, capsys, tmp_path
 ):
-    place = llama(config={name: value})
-    room, *given = words.format(place).split()
+    directory = llama(config={name: value})
+    room, *given = words.format(directory).split()
     given = [word if word != "out" else str(tmp_path / "out") for word in given]
     assert import_module(f"{room}.__main__").main(given) == 2
     line = capsys.readouterr().err.strip().splitlines()[-1]
@@ -208,9 +208,9 @@ UNKNOWN = [
 
 @pytest.mark.parametrize("config", UNKNOWN, ids=str)
 def test_a_setting_that_an_import_does_not_know_is_refused(config, llama):
-    place = llama(family="Qwen3", rms_norm_eps=1e-5, head_dim=8, config=config)
+    directory = llama(family="Qwen3", rms_norm_eps=1e-5, head_dim=8, config=config)
     with pytest.raises(ModelError) as refusal:
-        import_transformers(place)
+        import_transformers(directory)
     named = (
         *config,
         "rope_type",
@@ -230,18 +230,18 @@ EVIL = "from pathlib import Path\nPath({marker!r}).write_text('ran')\n"
 def test_code_of_a_directory_is_neither_run_nor_asked_about(
     where, llama, tmp_path, monkeypatch, capfd
 ):
-    place = llama()
+    directory = llama()
     marker = tmp_path / "marker"
     for module in ("configuration_mine", "modeling_mine", "tokenization_mine"):
-        (place / f"{module}.py").write_text(EVIL.format(marker=str(marker)))
-    path = place / where
+        (directory / f"{module}.py").write_text(EVIL.format(marker=str(marker)))
+    path = directory / where
     known = json.loads(path.read_text()) if path.exists() else {}
     classes = {"AutoConfig": "configuration_mine.C", "AutoModelForCausalLM": "modeling_mine.M",
                "AutoTokenizer": ["tokenization_mine.T", None]}  # fmt: skip
     more = {"model_type": "mine"} if where == "config.json" else {"tokenizer_class": "T"}
     path.write_text(json.dumps(known | {"auto_map": classes} | more))
     monkeypatch.setattr("sys.stdin", io.StringIO("yes\n" * 9))
-    assert evaluate(["loss", f"hf:{place}", "--text", "abc"]) == 2
+    assert evaluate(["loss", f"hf:{directory}", "--text", "abc"]) == 2
     said = capfd.readouterr()
     assert said.out == ""
     assert "not run" in said.err.strip().splitlines()[-1]
@@ -279,9 +279,9 @@ def test_code_beside_a_gguf_file_is_neither_run_nor_asked_about(tmp_path, monkey
 )
 def test_positions_are_compared_before_memory_is_taken(family, positions, llama):
     name = "max_position_embeddings" if family == "OPT" else "n_positions"
-    place = llama(family=family, config={name: positions})
+    directory = llama(family=family, config={name: positions})
     with pytest.raises(ModelError, match=name):
-        load_pretrained(str(place))
+        load_pretrained(str(directory))
 
 
 def test_random_prompts_hold_ids_that_a_token_has():
@@ -296,36 +296,36 @@ def test_random_prompts_hold_ids_that_a_token_has():
 
 
 def test_a_pickle_is_not_read(llama):
-    place = llama()
-    torch.save({"a": torch.ones(2)}, place / "pytorch_model.bin")
-    (place / "model.safetensors").unlink()
+    directory = llama()
+    torch.save({"a": torch.ones(2)}, directory / "pytorch_model.bin")
+    (directory / "model.safetensors").unlink()
     for read in (import_transformers, load_pretrained):
         with pytest.raises(ModelError, match="pytorch_model"):
-            read(str(place))
+            read(str(directory))
 
 
 def test_a_pad_among_the_rows_that_no_token_has_is_left_out(llama, capsys):
-    place = llama(vocab_size=700, pad_token_id=699)
-    read = load_pretrained(str(place)).model
+    directory = llama(vocab_size=700, pad_token_id=699)
+    read = load_pretrained(str(directory)).model
     assert "700 rows" in capsys.readouterr().err
-    judge = transformers.AutoModelForCausalLM.from_pretrained(place, trust_remote_code=False)
+    judge = transformers.AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=False)
     with torch.no_grad():
         torch.testing.assert_close(read(TOKENS), judge(TOKENS).logits[..., :258])
 
 
 def test_a_pad_that_a_model_has_no_row_for_is_left_out(llama):
-    place = llama()
-    (place / "tokenizer_config.json").write_text(json.dumps({"pad_token": "[PAD]"}))
-    ours, theirs = both(place)
+    directory = llama()
+    (directory / "tokenizer_config.json").write_text(json.dumps({"pad_token": "[PAD]"}))
+    ours, theirs = both(directory)
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
 def test_an_adapter_beside_the_weights_is_refused(llama):
-    place = llama()
-    (place / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
+    directory = llama()
+    (directory / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
     for read in (import_transformers, load_pretrained):
         with pytest.raises(ModelError, match="adapter_config"):
-            read(str(place))
+            read(str(directory))
 
 
 def test_ids_with_a_gap_keep_their_rows(llama, tmp_path):

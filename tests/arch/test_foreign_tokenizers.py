@@ -88,11 +88,11 @@ def test_tokens_that_do_not_spell_a_text_are_said(windows, llama, capsys):
     ],
 )
 def test_tokens_that_only_the_settings_name_are_said(named, said, llama, capsys):
-    place = llama()
-    (place / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": named}))
+    directory = llama()
+    (directory / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": named}))
     for read in (load_pretrained, import_transformers):
         capsys.readouterr()
-        read(str(place))
+        read(str(directory))
         found = [line for line in capsys.readouterr().err.splitlines() if "tokenizer.json" in line]
         assert len(found) == bool(said)
         assert said in "".join(found)
