@@ -134,9 +134,11 @@ def describe_centring(model: LanguageModel, values: Tensor) -> str:
     Nor of any where the model's own stream has no mean, as behind norms after its blocks.
     TransformerLens centres the weights of a model whose norms take off the mean, and of no other.
     """
+    if not _are_centred(values):
+        return ""
     tokens = torch.arange(LEAST, device=model.embedding.weight.device)[None]
     own = Circuit(model, 1).of_tokens(tokens)[0].to(model.embedding.weight.dtype)
-    if not _are_centred(values) or _are_centred(own):
+    if _are_centred(own):
         return ""
     if bool(((values.square().mean(dim=-1).sqrt() - 1).abs() <= UNIT).all()):
         return (
