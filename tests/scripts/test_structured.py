@@ -1,6 +1,7 @@
 """E12: its runs, and its own measures where it is known what they must find."""
 
 import copy
+import fcntl
 import subprocess
 
 import numpy as np
@@ -10,7 +11,8 @@ import torch
 from arch import LanguageModel, ModelConfig
 from arch.mixers import Column, Mixed, Row, Toeplitz
 from eval.sites.circuit import Circuit
-from scripts.experiments.structured import copying, decoder, measures, training
+from scripts.experiments.structured import asking, copying, decoder, measures, training
+from scripts.experiments.structured.__main__ import run_models
 from train.settings import OptimizerSettings
 
 DESIGN = training.read_design()
@@ -24,31 +26,30 @@ def network():
     return LanguageModel(config)
 
 
-@pytest.fixture
-def fits(monkeypatch):
-    """The commands that are given, in place of trainings; those of a name in `failing` fail."""
-    commands, failing = [], set()
+def test_each_model_is_trained_that_has_open_questions_and_no_other_process(tmp_path, monkeypatch):
+    commands = []
 
-    def run(command, **_):
-        name = command[command.index("--run") + 1].rsplit("/", 1)[1]
-        commands.append((name, command))
-        return subprocess.CompletedProcess(command, int(name in failing))
+    def fail(command, **_):
+        commands.append(command[command.index("--run") + 1].rsplit("/", 1)[1])
+        return subprocess.CompletedProcess(command, 1)
 
-    monkeypatch.setattr(training.subprocess, "run", run)
-    return commands, failing
-
-
-def test_every_family_and_seed_is_trained_once_and_what_is_finished_is_skipped(fits, tmp_path):
-    commands, failing = fits
-    done = tmp_path / "runs" / "flat-s80" / "models" / "step-003125"
-    done.mkdir(parents=True)
-    (done / "meta.json").write_text("{}")
-    failing.add("mixed-s81")
-    assert training.train_all(tmp_path / "data", tmp_path, DESIGN) == ["mixed-s81"]
-    names = [name for name, _ in commands]
-    assert len(names) == len(set(names)) == 34
-    assert "flat-s80" not in names
-    assert names.index("mixed-s80") < names.index("flat-s81")
+    monkeypatch.setattr(training.subprocess, "run", fail)
+    stored = [
+        {"key": f"{question.key} 0"}
+        for family in DESIGN["models"]
+        for seed in (80, 81, 82)
+        for question in asking.questions(DESIGN, family, seed)
+        if (question.model, question.part) != ("llama-s81", "order")
+    ]
+    (tmp_path / "locks").mkdir()
+    with (tmp_path / "locks" / "mixed-s84").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        failed = run_models(tmp_path / "data", tmp_path, DESIGN, stored)
+    left = {f"{family}-s{seed}" for family in DESIGN["models"] for seed in (83, 84)}
+    assert failed == commands
+    assert commands[0] == "llama-s81"
+    assert set(commands) == left - {"mixed-s84"} | {"llama-s81"}
+    assert len(commands) == 14
 
 
 @pytest.mark.parametrize("family", DESIGN["models"])

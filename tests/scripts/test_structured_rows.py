@@ -1,8 +1,12 @@
 """E12: the rows that toy models give, and the verdicts on rows that are made up."""
 
+from pathlib import Path
+
 import pytest
 
+from scripts.experiments.likely import read_rows
 from scripts.experiments.structured import asking, table
+from scripts.experiments.structured.__main__ import run_models
 from scripts.experiments.structured.training import read_design
 
 TOY = {
@@ -46,6 +50,7 @@ def asked(model_directory, tmp_path, monkeypatch):
     """Asks two toy models at two steps every part, and gives the rows."""
     monkeypatch.setattr(asking, "LOSS_WINDOWS", (4, 16))
     monkeypatch.setattr(asking, "NEIGHBOURS", (4, 16))
+    monkeypatch.setattr(asking, "PARTS", {name: asking.PARTS[name] for name in COUNTS})
     design = read_design()
     design |= TOY | {name: design[name] | changes for name, changes in SMALL.items()}
     for family in TOY["models"]:
@@ -56,24 +61,24 @@ def asked(model_directory, tmp_path, monkeypatch):
             made.rename(models / made.name)
 
     def ask():
-        asking.ask_all("toy:400", tmp_path, design, list(COUNTS))
-        return {name: asking.read_rows(tmp_path / f"rows-{name}.jsonl") for name in COUNTS}
+        assert not run_models(Path("toy:400"), tmp_path, design, [])
+        return [row for file in sorted(tmp_path.glob("*.jsonl")) for row in read_rows(file)]
 
     return ask
 
 
 @pytest.mark.slow
 def test_every_part_answers_and_nothing_is_asked_twice(asked, capsys):
-    rows = asked()
+    all_rows = asked()
+    rows = {name: [row for row in all_rows if row["kind"] == name] for name in COUNTS}
     assert {name: len(of) for name, of in rows.items()} == COUNTS
-    keys = [row["key"] for of in rows.values() for row in of]
-    assert len(keys) == len(set(keys))
-    assert asked() == rows
+    assert len({row["key"] for row in all_rows}) == len(all_rows)
+    assert asked() == all_rows
     assert rows["inverse"][0]["named"] == rows["inverse"][0]["tokens"]
     assert all(0 <= bits <= 6 for row in rows["bits"] for bits in row["bits"]["int8"]["alone"])
     trained = {row["step"]: set(row["decoder"]) for row in rows["decoder"]}
     assert trained[0] < trained[3]
-    table.print_tables(table.read_frame([row for of in rows.values() for row in of]))
+    table.print_tables(table.read_frame(all_rows))
     said = capsys.readouterr().out
     assert "H7: confirmed" in said
     assert "H3: not complete" in said

@@ -1,54 +1,82 @@
 """E12: the structured mixers of 2026, as docs/results/experiments/e12.yaml asks.
 
-    python -m scripts.experiments.structured train DATA OUT
-    python -m scripts.experiments.structured ask DATA OUT [--parts PART ...]
+    python -m scripts.experiments.structured run DATA OUT
     python -m scripts.experiments.structured table ROWS.parquet FIGURE.svg
 
-DATA is packed. `train` trains runs one after another into OUT/runs; what is finished is skipped,
-and what was stopped goes on. A run that fails is named at the end, and the others are trained all
-the same. `ask` adds to OUT/rows-PART.jsonl what models that are there have not been asked. Both may
-be killed and given again. `table` prints verdicts and tables of the stored rows.
+DATA is packed. `run` takes one model after another, trains it into OUT/runs and adds the rows that
+answer its questions to OUT/MODEL.jsonl; questions that rows here or the stored rows answer are not
+asked again. Several may run at once, each on models of its own (OMP_NUM_THREADS=1 gives each a
+core), and all may be killed and given again. A training that fails is named at the end. `table`
+prints verdicts and tables of the stored rows.
 """
 
 import argparse
+import fcntl
+import json
 import sys
+from itertools import product
 from pathlib import Path
+from typing import Any
+
+import pandas
 
 import arch.kernels.threads  # noqa: F401 - before the first product
-from scripts.experiments.structured.training import read_design, train_all
+from scripts.experiments.forgetting import FOLDER
+from scripts.experiments.likely import read_rows
+from scripts.experiments.structured import asking
+from scripts.experiments.structured.table import show
+from scripts.experiments.structured.training import read_design, train
+
+
+def run_models(
+    data: Path, out: Path, design: dict[str, Any], stored: list[dict[str, Any]]
+) -> list[str]:
+    """Trains and asks each model that no other process holds; the names of those that failed."""
+    failed, known = [], asking.answered(stored)
+    (out / "locks").mkdir(parents=True, exist_ok=True)
+    for seed, family in product(design["seeds"], design["models"]):
+        name = f"{family}-s{seed}"
+        run, file = out / "runs" / name, out / f"{name}.jsonl"
+        with (out / "locks" / name).open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:  # another process has this model
+                continue
+            asked = known | asking.answered(read_rows(file))
+            left = [of for of in asking.questions(design, family, seed) if of.key not in asked]
+            if left and not train(data, run, design, family, seed):
+                failed.append(name)
+                continue
+            for question in left:
+                found = [*asking.ask(question, run, str(data), design)]
+                with file.open("a") as rows:  # of a question at once, so that no answer is half
+                    rows.write("".join(json.dumps(row) + "\n" for row in found))
+                print(question.key, flush=True)
+    return failed
 
 
 def main() -> int:
-    """Trains, asks, or prints the tables; 1 where a run failed."""
+    """Runs the experiment, or prints its tables; 1 where a training failed."""
     parser = argparse.ArgumentParser(prog="structured")
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("train", "ask"):
-        command = commands.add_parser(name)
-        command.add_argument("data", type=Path)
-        command.add_argument("out", type=Path)
-    command.add_argument("--parts", nargs="+")
+    run = commands.add_parser("run")
+    run.add_argument("data", type=Path)
+    run.add_argument("out", type=Path)
     table = commands.add_parser("table")
     table.add_argument("rows", type=Path)
     table.add_argument("figure", type=Path)
     options = parser.parse_args()
     if options.command == "table":
-        from scripts.experiments.structured.table import show
-
         show(options.rows, options.figure)
         return 0
     if not (options.data / "meta.json").is_file():
         parser.error(f"{options.data}: not packed data; give what `tokenizer pack` wrote")
-    if options.command == "train":
-        failed = train_all(options.data, options.out, read_design())
-        if failed:
-            print(f"failed: {', '.join(failed)}; their logs are in {options.out / 'logs'}")
-        return bool(failed)
-    from scripts.experiments.structured.asking import PARTS, ask_all
-
-    if unknown := {*(options.parts or ())} - PARTS.keys():
-        parser.error(f"--parts {' '.join(unknown)}: allowed are {', '.join(PARTS)}")
-    ask_all(str(options.data), options.out, read_design(), options.parts or list(PARTS))
-    return 0
+    file = FOLDER / "e12.parquet"
+    stored = pandas.read_parquet(file).row.map(json.loads).to_list() if file.is_file() else []
+    failed = run_models(options.data, options.out, read_design(), stored)
+    if failed:
+        print(f"failed: {', '.join(failed)}; their logs are in {options.out / 'runs'}")
+    return bool(failed)
 
 
 if __name__ == "__main__":

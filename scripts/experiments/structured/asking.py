@@ -1,6 +1,5 @@
 """The questions of E12 that are asked of each trained model, and the rows that answer them."""
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,6 @@ from eval.models.checkpoint import Checkpoint, open_model
 from eval.models.text import HeldOutText, drawn_prompts, held_out_text
 from eval.sites.circuit import Circuit
 from scripts.experiments.forgetting import bits_of, commonest, rounded
-from scripts.experiments.likely import read_rows
 from scripts.experiments.structured.copying import learn_copying
 from scripts.experiments.structured.decoder import (
     Examples,
@@ -230,27 +228,48 @@ PARTS = {
 }
 
 
-def ask_all(corpus: str, out: Path, design: dict[str, Any], parts: list[str]) -> None:
-    """Adds to OUT/rows-PART.jsonl the rows of each model that is there and has none yet."""
-    for name in parts:
-        part, file = PARTS[name], out / f"rows-{name}.jsonl"
-        done = {row["key"].rpartition(" ")[0] for row in read_rows(file)}
-        for seed in design[part.seeds]:
-            for family in part.families or design["models"]:
-                for step in part.steps(design):
-                    path = out / "runs" / f"{family}-s{seed}" / "models" / f"step-{step:06d}"
-                    key = f"{name} {family}-s{seed} {step}"
-                    if key in done or not (path / "meta.json").is_file():
-                        continue
-                    model = Model(open_model(path, "cpu"), design, corpus, family, seed, step)
-                    about = {"kind": name, "model": f"{family}-s{seed}", "step": step}
-                    found = [
-                        {"key": f"{key} {number}", **about, **row}
-                        for number, row in enumerate(part.ask(model))
-                    ]
-                    with file.open("a") as rows:  # a model's rows at once, so that none is half
-                        rows.write("".join(json.dumps(row) + "\n" for row in found))
-                    print(key, flush=True)
+class Question(NamedTuple):
+    """A part that is asked of a saved model."""
+
+    part: str
+    family: str
+    seed: int
+    step: int
+
+    @property
+    def model(self) -> str:
+        """The name of the model's run."""
+        return f"{self.family}-s{self.seed}"
+
+    @property
+    def key(self) -> str:
+        """What the keys of its rows begin with."""
+        return f"{self.part} {self.model} {self.step}"
+
+
+def questions(design: dict[str, Any], family: str, seed: int) -> list[Question]:
+    """What is registered to be asked of a run."""
+    return [
+        Question(name, family, seed, step)
+        for name, part in PARTS.items()
+        if seed in design[part.seeds] and family in (part.families or design["models"])
+        for step in part.steps(design)
+    ]
+
+
+def answered(rows: list[dict[str, Any]]) -> set[str]:
+    """The keys of the questions that rows answer."""
+    return {row["key"].rpartition(" ")[0] for row in rows}
+
+
+def ask(question: Question, run: Path, corpus: str, design: dict[str, Any]) -> Rows:
+    """The rows that answer a question about a run's directory."""
+    name, family, seed, step = question
+    path = run / "models" / f"step-{step:06d}"
+    model = Model(open_model(path, "cpu"), design, corpus, family, seed, step)
+    about = {"kind": name, "model": question.model, "step": step}
+    for number, row in enumerate(PARTS[name].ask(model)):
+        yield {"key": f"{question.key} {number}", **about, **row}
 
 
 def _places(design: dict[str, Any]) -> list[int]:

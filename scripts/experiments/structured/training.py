@@ -1,19 +1,18 @@
-"""Trains the models of E12, one after another, a fresh process of two threads each."""
+"""Trains a model of E12 in a fresh process of as many threads as this one has."""
 
 import os
 import shlex
 import subprocess
 import sys
-from itertools import product
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from scripts.experiments.forgetting import FOLDER
 
 ROOT = Path(__file__).resolve().parents[3]
-THREADS = "2"
 QUIET = ("--wandb", "disabled", "--validate_every", "1000000", "--validate_tokens", "4096")
 """Flags that change no weight: losses are measured afterwards."""
 
@@ -30,32 +29,24 @@ def fit_flags(design: dict[str, Any], family: str) -> list[str]:
     return [*recipe, "--model.mixers", model["mixers"], *shlex.split(design["all_models"])]
 
 
-def train_all(data: Path, out: Path, design: dict[str, Any]) -> list[str]:
-    """Trains what is not finished, all families of a seed before the next; the runs that failed."""
-    failed = []
-    for seed, family in product(design["seeds"], design["models"]):
-        run = out / "runs" / f"{family}-s{seed}"
-        last = run / "models" / f"step-{design['steps'][-1]:06d}" / "meta.json"
-        if last.is_file():
-            continue
-        words = ["--data", str(data), "--run", str(run), "--seed", str(seed), "--resume", "auto"]
-        if code := run_fit([*fit_flags(design, family), *words, *QUIET], out, run.name):
-            failed.append(run.name)
-        print(run.name, "finished" if not code else f"failed ({code})", flush=True)
-    return failed
+def train(data: Path, run: Path, design: dict[str, Any], family: str, seed: int) -> bool:
+    """Trains a model into the directory RUN, or goes on, unless it is finished; False if it fails.
 
-
-def run_fit(words: list[str], out: Path, name: str) -> int:
-    """Runs `train fit`, its output added to OUT/logs/NAME.log; its exit status."""
-    (out / "logs").mkdir(parents=True, exist_ok=True)
+    What the trainer prints is added to RUN.log.
+    """
+    if (run / "models" / f"step-{design['steps'][-1]:06d}" / "meta.json").is_file():
+        return True
+    run.parent.mkdir(parents=True, exist_ok=True)
+    words = ["--data", str(data), "--run", str(run), "--seed", str(seed), "--resume", "auto"]
+    threads = str(torch.get_num_threads())
     settings = {
-        "OMP_NUM_THREADS": THREADS,
-        "MKL_NUM_THREADS": THREADS,
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
         "PYTHONPATH": str(ROOT),
-        "TORCHINDUCTOR_CACHE_DIR": str(out / "compiled"),
+        "TORCHINDUCTOR_CACHE_DIR": str(run.parent / "compiled" / run.name),
     }
-    command = [sys.executable, "-m", "train", "fit", *words]
-    with (out / "logs" / f"{name}.log").open("a") as log:
-        return subprocess.run(
+    command = [sys.executable, "-m", "train", "fit", *fit_flags(design, family), *words, *QUIET]
+    with run.with_suffix(".log").open("a") as log:
+        return not subprocess.run(
             command, env=os.environ | settings, stdout=log, stderr=subprocess.STDOUT
         ).returncode
