@@ -8,7 +8,6 @@ secret reads. docs/results/experiments/e11.yaml says what is asked, and docs/res
 what was found.
 """
 
-import argparse
 import json
 import math
 from collections.abc import Callable
@@ -18,6 +17,8 @@ from typing import Any, NamedTuple
 import pandas
 import torch
 from torch import Generator, Tensor
+from tyro.conf import Positional
+from tyro.extras import subcommand_cli_from_dict
 
 from arch import LanguageModel
 from eval.drawing.figures import write_chart
@@ -170,8 +171,12 @@ def log_likelihoods(
     return -(missing / (MIXED if kind == "mix" else ROUNDING)).square() / 2
 
 
-def ask(name: str, checkpoint: Checkpoint, corpus: str, file: Path) -> None:
+def ask(
+    name: Positional[str], model_name: Positional[str], corpus: Positional[str],
+    file: Positional[Path],
+) -> None:  # fmt: skip
     """Asks every passage, defence and strength that is not in the file yet."""
+    checkpoint = open_model(model_name)
     model, text = checkpoint.model, held_out_text(checkpoint, corpus)
     model.requires_grad_(False)
     root = noise_shape(model, text.background[:BACKGROUND, :LENGTH])
@@ -274,7 +279,7 @@ KINDS = [
 ]
 
 
-def print_table(rows: Any) -> Any:
+def print_means(rows: Any) -> Any:
     """A line for each defence and strength, means over models of a kind, and the verdicts.
 
     Returns:
@@ -338,24 +343,11 @@ def _bits_at(part: Any, kl: float) -> float:
     return float(np.interp(math.log(kl), np.log(part.kl), part.bits))
 
 
-def main() -> None:
-    """Asks, or prints the table."""
-    parser = argparse.ArgumentParser(prog="defences")
-    commands = parser.add_subparsers(dest="command", required=True)
-    asking = commands.add_parser("ask")
-    for name in ("name", "model", "corpus", "out"):
-        asking.add_argument(name)
-    table = commands.add_parser("table")
-    for name in ("rows", "figure"):
-        table.add_argument(name)
-    options = parser.parse_args()
-    if options.command == "ask":
-        ask(options.name, open_model(options.model), options.corpus, Path(options.out))
-    else:
-        rows = pandas.read_parquet(options.rows).row.map(json.loads)
-        means = print_table(pandas.DataFrame(rows.tolist()))
-        write_chart(Path(options.figure), draw(means))
+def print_table(rows: Positional[Path], figure: Positional[Path]) -> None:
+    """Prints the tables of stored rows, and draws the figure."""
+    found = pandas.read_parquet(rows).row.map(json.loads)
+    write_chart(figure, draw(print_means(pandas.DataFrame(found.tolist()))))
 
 
 if __name__ == "__main__":
-    main()
+    subcommand_cli_from_dict({"ask": ask, "table": print_table})

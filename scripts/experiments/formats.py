@@ -8,7 +8,6 @@ layer, and `eval recover` is asked for each file in another process of one threa
 format and choice of layers. What is in OUT is not asked again.
 """
 
-import argparse
 import json
 import re
 import tempfile
@@ -22,6 +21,8 @@ import pandas
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from tyro.conf import Positional
+from tyro.extras import subcommand_cli_from_dict
 
 from eval.models.checkpoint import Checkpoint, open_model
 from eval.models.text import held_out_text
@@ -72,9 +73,11 @@ def recover(
     return rows, seconds, int(peak) / 2**20
 
 
-def ask(name: str, path: str, corpus: str, out: Path) -> None:
+def ask(
+    name: Positional[str], model: Positional[str], corpus: Positional[str], out: Positional[Path]
+) -> None:
     """Asks every format and choice of layers that is not in the file yet."""
-    checkpoint = open_model(path)
+    checkpoint = open_model(model)
     tokens = held_out_text(checkpoint, corpus).windows("evaluation", PASSAGES, LENGTH)
     known = {row["key"] for row in read_rows(out)}
     for form in FORMATS:
@@ -87,7 +90,7 @@ def ask(name: str, path: str, corpus: str, out: Path) -> None:
                     file = Path(folder, f"{number:02}.safetensors")
                     write(checkpoint, passage[None], form, file)
                 with get_context("spawn").Pool(1) as process:
-                    rows, seconds, memory = process.apply(recover, (path, corpus, folder, layers))
+                    rows, seconds, memory = process.apply(recover, (model, corpus, folder, layers))
             row = {"key": key, "model": name, "stored": form, "layers": list(layers)}
             row |= count(rows, tokens) | {"peak_gib": memory}
             row |= {"cpu_seconds": median(seconds), "most_cpu_seconds": max(seconds)}
@@ -112,21 +115,11 @@ def count(rows: list[dict[str, Any]], tokens: Tensor) -> dict[str, int]:
     return counts
 
 
-def main() -> None:
-    """Asks, or prints the table."""
-    parser = argparse.ArgumentParser(prog="formats")
-    commands = parser.add_subparsers(dest="command", required=True)
-    asking = commands.add_parser("ask")
-    for name in ("name", "model", "corpus", "out"):
-        asking.add_argument(name)
-    commands.add_parser("table").add_argument("rows")
-    options = parser.parse_args()
-    if options.command == "ask":
-        ask(options.name, options.model, options.corpus, Path(options.out))
-    else:
-        rows = pandas.DataFrame(read_rows(Path(options.rows))).drop(columns="key")
-        print(rows.round(2).to_string(index=False))
+def print_table(file: Positional[Path]) -> None:
+    """Prints the rows."""
+    rows = pandas.DataFrame(read_rows(file)).drop(columns="key")
+    print(rows.round(2).to_string(index=False))
 
 
 if __name__ == "__main__":
-    main()
+    subcommand_cli_from_dict({"ask": ask, "table": print_table})

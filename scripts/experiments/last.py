@@ -12,7 +12,6 @@ passages of 10 tokens; what is asked are the fifty after the first fifty. What i
 asked again.
 """
 
-import argparse
 import json
 import time
 from pathlib import Path
@@ -22,6 +21,8 @@ import pandas
 import torch
 from scipy.stats import binomtest
 from torch import Tensor
+from tyro.conf import Positional
+from tyro.extras import subcommand_cli_from_dict
 
 import arch.kernels.threads  # noqa: F401 - before the first product
 from eval import recover
@@ -40,10 +41,13 @@ def write_logits(checkpoint: Checkpoint, passage: Tensor) -> Tensor:
     return model.logits(model.hidden(model.embed(passage[None]), model.config.n_layers))[0, -1:]
 
 
-def ask(name: str, path: str, corpus: str, solver: str, out: Path) -> None:
+def ask(
+    name: Positional[str], model: Positional[str], corpus: Positional[str], solver: Positional[str],
+    out: Positional[Path],
+) -> None:  # fmt: skip
     """Asks every passage that is not in the file yet."""
     torch.set_num_threads(1)
-    checkpoint = open_model(path)
+    checkpoint = open_model(model)
     text = held_out_text(checkpoint, corpus)
     known = {row["key"] for row in read_rows(out)}
     for length in LENGTHS:
@@ -84,21 +88,11 @@ def tabulate(rows: pandas.DataFrame) -> pandas.DataFrame:
     return pandas.DataFrame(lines)
 
 
-def main() -> None:
-    """Asks, or prints the table."""
-    parser = argparse.ArgumentParser(prog="last")
-    commands = parser.add_subparsers(dest="command", required=True)
-    asking = commands.add_parser("ask")
-    for name in ("name", "model", "corpus", "solver", "out"):
-        asking.add_argument(name)
-    commands.add_parser("table").add_argument("rows", nargs="+")
-    options = parser.parse_args()
-    if options.command == "ask":
-        ask(options.name, options.model, options.corpus, options.solver, Path(options.out))
-    else:
-        rows = [row for file in options.rows for row in read_rows(Path(file))]
-        print(tabulate(pandas.DataFrame(rows)).round(1).to_string(index=False))
+def print_table(*files: Positional[Path]) -> None:
+    """Prints the table of rows."""
+    rows = [row for file in files for row in read_rows(file)]
+    print(tabulate(pandas.DataFrame(rows)).round(1).to_string(index=False))
 
 
 if __name__ == "__main__":
-    main()
+    subcommand_cli_from_dict({"ask": ask, "table": print_table})

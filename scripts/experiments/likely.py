@@ -14,7 +14,6 @@ for the tokens with the site given. What is in OUT is not asked again. Fixed bef
   may be likely, and none certain.
 """
 
-import argparse
 import copy
 import json
 from collections import defaultdict
@@ -26,6 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from tyro.conf import Positional
+from tyro.extras import subcommand_cli_from_dict
 
 from arch import LanguageModel
 from eval.models.checkpoint import Checkpoint, open_model
@@ -163,22 +164,33 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
-def ask_all(arguments: argparse.Namespace) -> None:
-    """Asks the cases that are not in the file yet."""
-    checkpoint, file = open_model(arguments.model), Path(arguments.out)
-    other = open_model(arguments.other) if arguments.other else None
-    text = held_out_text(checkpoint, arguments.corpus)
-    tokens = text.windows("evaluation", PROMPTS, LENGTH)
-    known = {(row["model"], row["site"], row["case"]) for row in read_rows(file)}
-    for site in arguments.sites:
-        cases = make_cases(checkpoint, arguments.corpus, tokens, site, other)
-        for case, make in cases.items():
-            key = arguments.name, site, case
-            if key in known or (arguments.case and case not in arguments.case):
+def ask_all(
+    model: Positional[str], corpus: Positional[str], out: Positional[Path],
+    case: Positional[tuple[str, ...]] = (), name: str = "model", other: str | None = None,
+    sites: tuple[str, ...] = SITES,
+) -> None:  # fmt: skip
+    """Asks the cases that are not in the file yet.
+
+    Args:
+        model: that captured.
+        corpus: whose held-out stories are recovered.
+        out: where rows are added.
+        case: those asked alone.
+        name: of the model, in rows.
+        other: a model of the same width and tokenizer.
+        sites: part and layer of each.
+    """
+    checkpoint, second = open_model(model), open_model(other) if other else None
+    tokens = held_out_text(checkpoint, corpus).windows("evaluation", PROMPTS, LENGTH)
+    known = {(row["model"], row["site"], row["case"]) for row in read_rows(out)}
+    for site in sites:
+        for kind, make in make_cases(checkpoint, corpus, tokens, site, second).items():
+            key = name, site, kind
+            if key in known or (case and kind not in case):
                 continue
-            row = ask(checkpoint, arguments.corpus, tokens, site, case, make())
-            with file.open("a") as out:
-                print(json.dumps({"model": arguments.name, **row}), file=out)
+            row = ask(checkpoint, corpus, tokens, site, kind, make())
+            with out.open("a") as rows:
+                print(json.dumps({"model": name, **row}), file=rows)
             print(*key, summarise([row]), flush=True)
 
 
@@ -207,8 +219,9 @@ def upper_bound(wrong: int, count: int) -> float:
     return float(beta.ppf(0.975, wrong + 1, count - wrong)) if count > wrong else 1.0
 
 
-def print_table(rows: list[dict[str, Any]]) -> None:
-    """A line for each case, the related ones first, and the two criteria."""
+def print_table(out: Positional[Path]) -> None:
+    """Prints a line for each case, the related ones first, and the two criteria."""
+    rows = read_rows(out)
     names = dict.fromkeys(row["case"] for row in rows)
     names = sorted(names, key=lambda name: name in UNRELATED)
     print("| case | tokens | right | certain | likely | likely and wrong | at most, % |")
@@ -225,24 +238,5 @@ def print_table(rows: list[dict[str, Any]]) -> None:
         assert not c["false certain"], name
 
 
-def main() -> None:
-    """Asks, or prints the table."""
-    parser = argparse.ArgumentParser(prog="likely")
-    commands = parser.add_subparsers(dest="command", required=True)
-    asking = commands.add_parser("ask")
-    for name in ("model", "corpus", "out"):
-        asking.add_argument(name)
-    asking.add_argument("case", nargs="*")
-    asking.add_argument("--name", default="model", help="of the model, in rows")
-    asking.add_argument("--other", help="a model of the same width and tokenizer")
-    asking.add_argument("--sites", nargs="+", default=SITES)
-    commands.add_parser("table").add_argument("out")
-    arguments = parser.parse_args()
-    if arguments.command == "ask":
-        ask_all(arguments)
-    else:
-        print_table(read_rows(Path(arguments.out)))
-
-
 if __name__ == "__main__":
-    main()
+    subcommand_cli_from_dict({"ask": ask_all, "table": print_table})

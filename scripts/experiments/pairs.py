@@ -6,7 +6,6 @@
 NAME is `flat` or `llama`. A line for each passage; one that is there is not measured again.
 """
 
-import argparse
 import json
 import math
 from pathlib import Path
@@ -17,6 +16,8 @@ import pandas
 import torch
 import yaml
 from torch import Tensor
+from tyro.conf import Positional
+from tyro.extras import subcommand_cli_from_dict
 
 import arch.kernels.threads  # noqa: F401 - before the first product
 from eval.measures.bits.posterior import entropy, fit_under_noise, noise_evidence
@@ -123,8 +124,9 @@ def measure_pair(
     return found
 
 
-def ask(name: str, corpus: str, out: Path, design: dict[str, Any]) -> None:
+def ask(name: Positional[str], corpus: Positional[str], out: Positional[Path]) -> None:
     """Adds a line for each passage that has none."""
+    design = yaml.safe_load((FOLDER / "e13.yaml").read_text(encoding="utf-8"))["design"]
     torch.set_num_threads(1)
     checkpoint = open_model(design["models"][name])
     text = held_out_text(checkpoint, corpus)
@@ -182,22 +184,11 @@ def limits(name: str, drawn: Any) -> dict[str, float]:
                     strict=True))  # fmt: skip
 
 
-def main() -> None:
-    """Asks a model, or prints the table."""
-    parser = argparse.ArgumentParser(prog="pairs")
-    commands = parser.add_subparsers(dest="command", required=True)
-    asking = commands.add_parser("ask")
-    for name in ("name", "corpus", "out"):
-        asking.add_argument(name)
-    commands.add_parser("table").add_argument("rows")
-    options = parser.parse_args()
-    design = yaml.safe_load((FOLDER / "e13.yaml").read_text(encoding="utf-8"))["design"]
-    if options.command == "ask":
-        ask(options.name, options.corpus, Path(options.out), design)
-    else:
-        rows = [json.loads(row) for row in pd.read_parquet(options.rows).row]
-        print(tabulate(rows).round(2).T.to_string())
+def print_table(rows: Positional[Path]) -> None:
+    """Prints the table of stored rows."""
+    found = [json.loads(row) for row in pd.read_parquet(rows).row]
+    print(tabulate(found).round(2).T.to_string())
 
 
 if __name__ == "__main__":
-    main()
+    subcommand_cli_from_dict({"ask": ask, "table": print_table})

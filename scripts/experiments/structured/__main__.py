@@ -10,7 +10,6 @@ core), and all may be killed and given again. A training that fails is named at 
 prints verdicts and tables of the stored rows.
 """
 
-import argparse
 import fcntl
 import json
 import sys
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas
+from tyro.conf import Positional
+from tyro.extras import subcommand_cli_from_dict
 
 import arch.kernels.threads  # noqa: F401 - before the first product
 from scripts.experiments.forgetting import FOLDER
@@ -55,29 +56,17 @@ def run_models(
     return failed
 
 
-def main() -> int:
-    """Runs the experiment, or prints its tables; 1 where a training failed."""
-    parser = argparse.ArgumentParser(prog="structured")
-    commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run")
-    run.add_argument("data", type=Path)
-    run.add_argument("out", type=Path)
-    table = commands.add_parser("table")
-    table.add_argument("rows", type=Path)
-    table.add_argument("figure", type=Path)
-    options = parser.parse_args()
-    if options.command == "table":
-        show(options.rows, options.figure)
-        return 0
-    if not (options.data / "meta.json").is_file():
-        parser.error(f"{options.data}: not packed data; give what `tokenizer pack` wrote")
+def run(data: Positional[Path], out: Positional[Path]) -> int:
+    """Trains and asks the models; 1 where a training failed."""
+    if not (data / "meta.json").is_file():
+        raise SystemExit(f"{data}: not packed data; give what `tokenizer pack` wrote")
     file = FOLDER / "e12.parquet"
     stored = pandas.read_parquet(file).row.map(json.loads).to_list() if file.is_file() else []
-    failed = run_models(options.data, options.out, read_design(), stored)
+    failed = run_models(data, out, read_design(), stored)
     if failed:
-        print(f"failed: {', '.join(failed)}; their logs are in {options.out / 'runs'}")
+        print(f"failed: {', '.join(failed)}; their logs are in {out / 'runs'}")
     return bool(failed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(subcommand_cli_from_dict({"run": run, "table": show}))

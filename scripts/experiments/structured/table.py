@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas
 from scipy import stats
+from tyro.conf import Positional
 
 from eval.drawing.figures import write_chart
 from eval.drawing.plots import lines, open_altair
@@ -374,7 +375,7 @@ def draw(frame: Frame) -> Any:
     return open_altair().hconcat(*panels)
 
 
-def show(rows: Path, figure: Path) -> None:
+def show(rows: Positional[Path], figure: Positional[Path]) -> None:
     """Prints the tables of stored rows, and draws the figure where its rows are there."""
     frame = read_frame(pd.read_parquet(rows).row.map(json.loads))
     print_tables(frame)
