@@ -133,9 +133,8 @@ def _add_exchange(command: Callable[..., Callable]) -> None:
     about = "make a model directory from a model of another project or of the hub"
     add = command("import", _import, about)
     sources = (
-        "a Llama in the layout of transformers or in a .gguf file, an export for the hub, a "
-        "checkpoint of maskedmixers or of structured mixers, or hub:NAME, which is downloaded: any "
-        "of the directories"
+        "a Llama in the layout of transformers or in a .gguf file, an export for the hub, or a "
+        "checkpoint of maskedmixers or of structured mixers; hub:NAME downloads one of these"
     )
     add("source", metavar="SOURCE", help=sources)
     add("out", metavar="DIR", type=Path, help=OUT)
@@ -146,8 +145,8 @@ def _add_exchange(command: Callable[..., Callable]) -> None:
         help="a tokenizer.json, for a checkpoint of maskedmixers or of structured mixers",
     )
     held = (
-        "what a checkpoint of structured mixers (mrm, ToeplitzMixers) holds, as its shapes are the "
-        "same for all"
+        "the mixer of a checkpoint of structured mixers (mrm, ToeplitzMixers), which does not name "
+        "it"
     )
     add("--mixer", choices=HELD, help=held)
 
@@ -155,17 +154,14 @@ def _add_exchange(command: Callable[..., Callable]) -> None:
     add("model", metavar="DIR", help="a model directory, a run, RUN@STEP or RUN@best")
     add("out", metavar="OUT", type=Path, help="the directory to write")
     layout = (
-        "transformers (default): its own, of a Llama-style model; hub: with the model's code "
-        "beside the weights and a model card, of any built-in mixer; it loads with "
-        "trust_remote_code=True"
+        "transformers (default): that of transformers, for a Llama-style model; hub: any built-in "
+        "mixer, with the model's code and a model card, to be loaded with trust_remote_code=True"
     )
     add("--layout", choices=("transformers", "hub"), default="transformers", help=layout)
     add("--license", metavar="NAME", help="for the model card, by the hub's name, as mit")
     tables = "for the model card: tables that `eval summary --markdown FILE` wrote of its rows"
     add("--recovered", metavar="FILE", type=Path, help=tables)
-    pushed = (
-        "upload OUT there with huggingface_hub; a repository that is not there is made, private"
-    )
+    pushed = "upload OUT to this repository with huggingface_hub; a new repository is private"
     add("--push", metavar="OWNER/NAME", help=pushed)
 
 

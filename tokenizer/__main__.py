@@ -205,7 +205,9 @@ def _parser() -> Parser:
     add("--out", type=Path, required=True, metavar="FILE", help="the file to write")
     add("--vocab-size", default=VOCAB_SIZE, help="entries of the vocabulary (%(default)s)", **count)
 
-    add = command("pack", _pack, "encode stories into files that training reads; again, to go on")
+    add = command(
+        "pack", _pack, "encode stories into files that training reads; run again to continue"
+    )
     add("source", metavar="SOURCE", help=where)
     add("--tokenizer", required=True, metavar="FILE", help="a tokenizer.json")
     add("--out", type=Path, required=True, metavar="DIR", help="directory to make")
@@ -213,7 +215,7 @@ def _parser() -> Parser:
     add("--layout", choices=("packed", "rows"), default="packed", help=layouts)
     rows = "tokens in a row; a model is trained on all but the last: for 512 positions, 513"
     add("--context", help=rows, **count)
-    add("--pad-side", choices=("left", "right"), help="of a row (right)")
+    add("--pad-side", choices=("left", "right"), help="padded side of a row (right)")
     fraction = (
         "fraction set aside for validation if the source sets none aside itself (%(default)s)"
     )

@@ -77,6 +77,9 @@ def _answer(words: list[str]) -> int:
 
     command, *flags = words
     if command == "recipes":
+        if flags and flags[0] in ("-h", "--help"):
+            print(USAGE)
+            return 0
         if flags:
             raise RunError(f"recipes {flags[0]}: one word too many; it takes none")
         for name, line in recipes().items():

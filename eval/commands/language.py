@@ -39,10 +39,10 @@ def loss(
 ) -> Result:
     """Measures the loss on held-out stories: nats/token, bits/byte, perplexity, tokens/s.
 
-    What is in --out is not measured anew.
+    Rows that are in --out already are not measured again.
 
     Args:
-        text: texts to measure, instead of a corpus; a special token that is spelt in one is read as
+        text: texts to measure, instead of a corpus; a special token written in a text is read as
             that token (in a corpus as plain text)
         stories: read only the first N stories
         batch_size: windows that the model reads at once; default: as many as fit into memory

@@ -129,6 +129,11 @@ def test_every_recipe_is_one_that_can_be_run(name, capsys):
     assert f"{name:12}  {recipes()[name]}\n" in capsys.readouterr().out
 
 
+def test_the_list_of_recipes_has_a_help(capsys):
+    assert main(["recipes", "--help"]) == 0
+    assert "usage: python -m train" in capsys.readouterr().out
+
+
 def test_what_needs_no_large_package_waits_for_none():
     code = """
 import sys, train.__main__ as m

@@ -22,9 +22,9 @@ def adam(
 ) -> list[Answer]:
     """Gradient descent by Adam, its start and step size scaled to the model's own embedding.
 
-    Kingma & Ba, 1412.6980, with the rate falling along a half cosine. The start is N(mean, std) of
-    the embedding's entries, the rate in units of their standard deviation. What is lowered is the
-    squared distance, in units of each target's length.
+    Adam (Kingma & Ba, 1412.6980) with a rate that falls along a half cosine. The start is drawn
+    from N(mean, std) of the embedding's entries, and the rate is in units of their standard
+    deviation. The loss is the squared distance, in units of each target's length.
 
     Args:
         problem: of any slice.

@@ -21,21 +21,21 @@ def descent(
 ) -> list[Answer]:
     """Walks downhill from random vectors, then takes each vector's nearest token.
 
-    The reference's protocol to the letter (Badger, 2409.01482, and its published code). Start
-    N(0, 1); loss the L1 distance summed over the slice; plain gradient steps at a rate that falls
-    linearly to a tenth; tokens by the embedding's pseudo-inverse, or by the largest entry of a
-    vector over the vocabulary. Every row takes every step. Whether it arrived by the protocol's own
-    test is a matter of scoring, as that looks at the truth.
+    The published protocol, unchanged (Badger, 2409.01482, and its code). The start is N(0, 1), the
+    loss the L1 distance summed over the slice. Plain gradient steps have a rate that falls linearly
+    to a tenth. Tokens are read by the embedding's pseudo-inverse, or by the largest entry of a
+    vector over the vocabulary. Every row takes every step; scoring tells whether a row arrived, as
+    the protocol's own test needs the truth.
 
     Args:
         problem: of any slice.
         chance: the source of each row's start.
-        steps: N; 500 in the reference.
-        rate: the first rate; 0.02 in the reference's mixer code.
-        objective: that is lowered.
-        variable: that is descended on.
-        sequential: token by token, left to right, each in N steps from its own output alone, the
-            tokens before it as they were found; a hidden token stays at its start.
+        steps: number of steps; 500 in the published code.
+        rate: the first rate; 0.02 in the published code for mixers.
+        objective: the loss that is minimised.
+        variable: what the gradient moves.
+        sequential: recover token by token, left to right, each in `steps` steps from its own output
+            alone, with the tokens before it as found; a hidden token stays at its start.
     """
     loss, T, W = OBJECTIVES[objective], problem.length, problem.vocabulary
     x = normal(chance, (T, width(variable, W)), W)

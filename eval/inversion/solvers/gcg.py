@@ -17,11 +17,11 @@ TOP = 64  # tokens of a shortlist
 
 @solver("gradient", random=True, title="GCG")
 def gcg(problem: Problem, chance: Chance, *, steps: int = 500) -> list[Answer]:
-    """The gradient shortlists tokens at every position; random ones of them are tried.
+    """Tries random tokens of a shortlist that the gradient makes at every position.
 
-    Greedy coordinate gradient (Zou et al., 2307.15043). Each guess exchanges one token, at a random
-    position, for a random one of that position's shortlist. The best is taken if it improves; a
-    guess that is worse is never moved to.
+    Greedy coordinate gradient (Zou et al., 2307.15043). Each guess replaces one token, at a random
+    position, by a random one of that position's shortlist. The best guess of a step is taken only
+    if it is better than the tokens so far.
 
     Args:
         problem: of any slice.

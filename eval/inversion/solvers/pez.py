@@ -12,7 +12,7 @@ RATE = 0.1  # in standard deviations of the embedding
 
 @solver("gradient", random=True, title="PEZ")
 def pez(problem: Problem, chance: Chance, *, steps: int = 1000) -> list[Answer]:
-    """Vectors moved by the gradient at the tokens nearest to them.
+    """Moves vectors by the gradient that is computed at their nearest tokens.
 
     Hard prompts made easy (Wen et al., 2302.03668): projected gradients, by Adam. The best guess
     on the way is the answer.

@@ -15,11 +15,11 @@ SHORTLIST = 4  # tokens nearest by the read-back that are run at first
     "search", title="exact search, propose and verify", hidden=range(1), layers=True, guesses=True
 )
 def propose(problems: Sequence[Problem], chance: Chance) -> Iterator[Answer]:
-    """Reads each token off the stream by a fitted linear map and verifies it by running it.
+    """Guesses each token from the stream by a fitted linear map, and verifies it by running it.
 
-    Where a guess does not hit, more tokens are tried, by and by the whole vocabulary. For positions
-    that are shown; all layers of a prompt share one pass. A token is looked for at its own
-    position: where no residual stream carries it there, guesses are worth little.
+    If no guess fits, more tokens are tried, in the end the whole vocabulary. All positions must be
+    shown; all layers of a prompt share one pass. The map reads a token at its own position: without
+    a residual stream that carries the token there, guesses are poor.
 
     Args:
         problems: of circuits that differ in their layers only, of the same prompts.

@@ -13,16 +13,17 @@ from eval.inversion.solver import Answer, solver
 def sipit(problem: Problem, chance: Chance, *, steps: int = 1000, tried: int = 1) -> list[Answer]:
     """Tries tokens at each position in the order in which a descent comes near them.
 
-    SipIt (2510.15511). For positions that are shown, left to right: a free embedding descends
-    towards the target, and at every step the nearest tokens that were not tried yet are run; one
-    within the limit ends the search of its position, else the nearest one is kept. Steps are of one
-    length, where the source's are in proportion to the gradient: no rate then fits two layers.
+    SipIt (2510.15511). All positions must be shown. From left to right, a free embedding descends
+    towards the target, and after every step the nearest tokens that were not tried yet are run. A
+    token within the limit ends the search at its position; without one the nearest is kept. Steps
+    have one length; in the paper they are proportional to the gradient, so that no rate fits two
+    layers.
 
     Args:
         problem: every position shown.
         chance: not used.
-        steps: at each position, at most; each sends three tokens, and those it tries.
-        tried: tokens at each step.
+        steps: the most at each position; a step counts three evaluations and the tokens it tries.
+        tried: tokens that are tried at each step.
     """
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     state = None

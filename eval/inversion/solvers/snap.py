@@ -19,16 +19,16 @@ TOGETHER = 256  # prompts that are run at once
 def snap(problem: Problem, chance: Chance, *, steps: int = 300, resolve: int = 600) -> list[Answer]:
     """Descends on all vectors, makes the shown ones tokens, then descends on the hidden ones alone.
 
-    With everything free, hidden embeddings are not determined: visible ones absorb their effect.
-    With the visible ones fixed there are as many equations as before for few unknowns. Hidden
-    tokens are read by direction behind the norm, and the likeliest few of each position are run
-    exactly.
+    If all vectors are free, the hidden ones are not determined, as the shown ones absorb their
+    effect. With the shown ones fixed, as many equations as before determine few unknowns. Hidden
+    tokens are read by the direction of their vectors after the norm, and the likeliest few at each
+    position are run exactly.
 
     Args:
         problem: with k >= 1 hidden positions before the last one shown.
         chance: the source of each prompt's starts.
-        steps: of Adam on all positions.
-        resolve: of Adam on the hidden ones.
+        steps: steps of Adam on all positions.
+        resolve: steps of Adam on the hidden ones.
     """
     first = adam(problem, chance, steps=steps)
     tokens = torch.stack([answer.tokens for answer in first])

@@ -18,11 +18,11 @@ FORGET = 50  # steps after which the moments start anew
 
 @solver("gradient", random=True, title="SODA")
 def soda(problem: Problem, chance: Chance, *, steps: int = 1000) -> list[Answer]:
-    """A softmax over the vocabulary at each position that decays, by an Adam that forgets.
+    """Descends on a softmax over the vocabulary at each position, with decay and restarts of Adam.
 
     Sparse one-hot discrete Adam (Skapars et al., 2507.01693). The model reads
-    softmax(z / temperature) W. Adam does not correct for its moments' start; z decays at every
-    step, and the moments start anew now and then.
+    softmax(z / temperature) W. Adam has no bias correction; z decays at every step, and every 50
+    steps Adam's moments start anew.
 
     Args:
         problem: of any slice.

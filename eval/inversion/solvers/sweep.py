@@ -20,11 +20,11 @@ from eval.sites.circuit import Circuit
 def sweep(problem: Problem, chance: Chance, *, prior: float = 0.0) -> list[Answer]:
     """Tries every token of the vocabulary at each position, left to right, and keeps the nearest.
 
-    For positions that are shown. With Gaussian noise in the target the nearest token is the
-    likeliest one if all tokens are alike. They are not: the model that is being inverted says how
-    likely each is after the tokens before it. With a prior the answer minimises
-    -log p(target | token) - prior * log p(token | those before), for noise known, which recovers
-    more but measures the prior along with the evidence.
+    All positions must be shown. With Gaussian noise in the target the nearest token is the
+    likeliest one only if all tokens are equally likely beforehand. With a prior, the inverted
+    model's own predictions count too: the answer minimises
+    -log p(target | token) - prior * log p(token | those before), for noise of known size. This
+    recovers more tokens, but then the figure measures the prior along with the outputs.
 
     Args:
         problem: every position shown.

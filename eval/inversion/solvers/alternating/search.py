@@ -53,15 +53,15 @@ def alternating(
 ) -> list[Answer]:
     """Takes turns between the shown positions and the hidden ones, until the outputs agree.
 
-    The shown tokens are read after a guess of the hidden ones, then many tokens are tried at each
-    hidden position, until the outputs agree to within rounding. Nothing is given.
+    A turn finds the shown tokens under a guess of the hidden ones, then tries many tokens at each
+    hidden position. The search ends when the outputs agree to within rounding. No token is given.
 
     Args:
         problem: with k >= 1 hidden positions before the last one shown.
         chance: the source of each prompt's random starts.
-        starts: of each run of hidden tokens, at most; then the nearest answer is returned.
-        rounds: turns per start.
-        budget: tokens run forward; the turn that reaches it is a prompt's last.
+        starts: most starts for a run of hidden tokens; then the nearest answer is returned.
+        rounds: turns of a start.
+        budget: tokens run for a prompt; the turn that reaches it is the last.
     """
     (fit,) = problem.readbacks([problem.circuit])
     before = torch.empty(len(chance), 0, dtype=torch.long, device=problem.target.device)

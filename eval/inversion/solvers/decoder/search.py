@@ -38,17 +38,17 @@ LOGITS = 1 << 25  # numbers that the decoder gives at once
 def decoder(
     problem: Problem, chance: Chance, *, steps: int = 4000, budget: int = 1 << 19
 ) -> list[Answer]:
-    """Starts from what a decoder reads in the last output shown, and searches until all agree.
+    """Searches from the prompts that a trained decoder writes for the last shown output.
 
-    The decoder is a copy of the model that is trained on text of the model's own to write the
-    prompt behind an output; once for a site, which takes minutes. Nothing is given.
+    The decoder is a copy of the model. Once for a site, in minutes, it is trained to write the
+    prompt behind an output, on text that the model generates. No token is given.
 
     Args:
         problem: with k >= 1 hidden positions before the last one shown.
         chance: the source of each prompt's draws.
-        steps: of the decoder's training, 1,024 tokens each.
-        budget: tokens run forward for a prompt, in the decoder or in the model; then the nearest
-            prompt is returned.
+        steps: steps of the decoder's training, 1,024 tokens each.
+        budget: tokens run for a prompt, in the decoder or in the model; then the nearest prompt is
+            returned.
     """
     trained = open_decoder(problem, steps)
     metrics = [whitening(trained.scatter, shrink).to(problem.target) for shrink in SHRINKS]
