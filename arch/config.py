@@ -31,21 +31,21 @@ class ModelConfig:
     mixers: tuple[str, ...] = ("flat",)
     """Token mixers, cycled over the depth: flat, attention(heads=4), attention+flat, ..."""
     channel_mixer: str = "gelu"
-    """The part of each position: gelu, silu or swiglu, or with arguments: gelu(bias=false)."""
+    """Feed-forward part of a block: gelu, silu or swiglu, or with arguments: gelu(bias=false)."""
     d_ff: int | None = None
     """Width of the channel mixer's hidden layer; 4 * d_model when not given."""
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     """Norm before each part of a block, and at the end."""
     norm_eps: float = 1e-5
-    """Added under the norm's root."""
+    """Added under the square root of the norm."""
     final_norm: bool = True
     """Whether a norm stands before the head."""
     tied: bool = False
     """Whether the head is the embedding's transpose."""
     init: Literal["default", "reference"] = "default"
-    """Column of the initialisation table."""
+    """Initial weights: default, or reference for those of the published code."""
     embedding_std: float | None = None
-    """Standard deviation of the initial embedding; the table's own when not given."""
+    """Standard deviation of the initial embedding; that of `init` when not given."""
     vocab_multiple: int = 1
     """Pads the embedding and the head to a multiple of this number of rows, in training only: a
     GPU multiplies multiples of 64 faster. A model that is loaded lacks the added rows."""

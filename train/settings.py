@@ -45,7 +45,7 @@ class RunSettings:
     """never; auto (the run's last checkpoint, if there is one); or the path of a checkpoint."""
     init_from: str | None = None
     """Weights to start from: a model directory, or `hf:` and a Llama in transformers' layout (a
-    directory, or a name on the hub). What does not fit the model keeps its own initial weights."""
+    directory, or a name on the hub). Weights that do not fit keep their initial values."""
     trust_code: bool = False
     """Whether the model of init_from may name mixers outside this project, whose code then runs."""
     recipe: str | None = None
@@ -188,7 +188,7 @@ class ScheduleSettings:
     """The learning rate over `trainer.max_steps` steps."""
 
     warmup_steps: int = 100
-    """Steps before the highest rate; over them it rises evenly, and none of them is at 0."""
+    """Steps of linear warm-up before the highest rate; the first is above 0."""
     decay: Literal["cosine", "linear", "wsd", "none"] = "cosine"
     """Shape of the fall after the warm-up; wsd stays at the highest rate first."""
     decay_steps: int | None = None

@@ -44,8 +44,8 @@ def recover_file(
 ) -> Result:
     """Recovers the text behind captured tensors: hidden states, or keys and values of a cache.
 
-    A token is certain if the outputs from its position on equal the answer's, up to the rounding
-    of the model and of the format, and no other token that was run fits as well.
+    A token is certain if a captured output at its position or later equals the answer's, up to the
+    rounding of the model and of the format, and no other token that was run fits as well.
 
     Args:
         file: safetensors, npy or npz, of tensors (T, width) or (B, T, width); of keys and values
