@@ -1,11 +1,14 @@
 """What the benchmarks share: bad input, the page that is written, the words of a command."""
 
+import pandas
 import pytest
+import yaml
 
 from eval import RequestError
 from scripts.bench import inversion as bench_inversion
 from scripts.bench import kernels as bench_kernels
 from scripts.bench import shared as bench
+from scripts.bench import steps as bench_steps
 from scripts.bench import training as bench_training
 
 SMALL = ["--device", "cpu", "--threads", "1", "--d-model", "16", "--layers", "1"]
@@ -20,6 +23,7 @@ INVERSION, KERNELS, TRAINING = bench_inversion.main, bench_kernels.main, bench_t
         (INVERSION, "--turns 0", "--turns: '0'"),
         (TRAINING, "--data nowhere", "nowhere"),
         (KERNELS, "--device cuda", "--device"),
+        (bench_steps.main, "nowhere", "nowhere"),
     ],
 )
 def test_what_cannot_be_measured_is_one_line(
@@ -64,3 +68,21 @@ def test_the_page_of_inversion_keeps_what_was_measured(tmp_path, monkeypatch):
     assert INVERSION([*SMALL, "--out", str(page.parent)]) == 0
     assert "| first | 1.5 | 1.5 |" in page.read_text(encoding="utf-8")
     assert list(page.parent.iterdir()) == [page]
+
+
+def test_every_part_of_a_step_has_its_time(tmp_path):
+    recipe = tmp_path / "toy.yaml"
+    model = {"vocab_size": 48, "context": 16, "d_model": 32, "n_layers": 1, "d_ff": 40}
+    mixers = {"attention": "[attention(heads=4)]", "flat": "[flat]"}
+    for name, mixer in mixers.items():
+        settings = {"model": model | {"mixers": yaml.safe_load(mixer)}}
+        settings |= {"trainer": {"max_steps": 4}, "optimizer": {"name": "muon"}}
+        recipe.write_text(yaml.safe_dump(settings))
+        out = tmp_path / name
+        words = [str(recipe), "--steps", "2", "--threads", "1", "--out", str(out)]
+        assert bench_steps.main(words) == 0
+        rows = pandas.read_csv(out / "steps-cpu.csv")
+        assert set(rows.part) == {"step", *bench_steps.GROUPS}
+        spent = rows.set_index("part").ms
+        assert "toy in 32-true" in (out / "steps-cpu.md").read_text(encoding="utf-8")
+        assert (spent[["head", "blocks", "mixing", "loss", "optimizer", "rest"]] > 0).all()

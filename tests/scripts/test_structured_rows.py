@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from scripts.experiments.likely import read_rows
-from scripts.experiments.structured import asking, table
+from scripts.experiments.structured import asking, fall, table
 from scripts.experiments.structured.__main__ import run_models
 from scripts.experiments.structured.training import read_design
 
@@ -151,3 +151,37 @@ def test_p_is_corrected_step_down():
                  {"a": 0.04, "b": 0.01, "c": 0.03}.items()}  # fmt: skip
     corrected = {name: of.p for name, of in table.correct(estimates).items()}
     assert corrected == pytest.approx({"a": 0.06, "b": 0.03, "c": 0.06})
+
+
+def trained_longer(*lines):
+    """E14's rows of families whose bits by step are given; passages differ by little."""
+    rows = []
+    for family, line in zip("abc", lines, strict=True):
+        for step, value in enumerate(line):
+            about = {"model": f"{family}-s90", "step": step}
+            rows.append({"kind": "geometry", "key": "", "rankme": value} | about)
+            for number in range(20):
+                bits = [value + 0.1 * (number * step % 7 / 7)] * 3
+                rows.append({"kind": "bits", "key": f"bits {number}", "distances": [4, 8, 16],
+                             "bits": {table.NOISE: {"alone": bits}}} | about)  # fmt: skip
+    return table.read_frame(rows)
+
+
+UP, DOWN, LEVEL = [1.0, 3.0, 5.0], [1.0, 6.0, 4.0], [1.0, 5.02, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("lines", "verdicts"),
+    [
+        ((DOWN, DOWN, DOWN), ["confirmed", "confirmed"]),
+        ((DOWN, LEVEL, DOWN), ["open", "confirmed"]),
+        ((DOWN, UP, UP), ["refuted", "confirmed"]),
+        ((UP, UP, UP), ["refuted", "open"]),
+    ],
+)
+def test_bits_fall_where_they_do_behind_their_most(lines, verdicts):
+    frame = trained_longer(*lines)
+    falls, ranks = fall.measure_falls(frame), table.figure_of(frame, "geometry", "rankme")
+    found = fall.judge_fall(falls, 2), fall.judge_rank(falls, ranks)
+    assert [of.verdict for of in found] == verdicts
+    assert falls["a"].step == (1 if lines[0] is DOWN else 2)

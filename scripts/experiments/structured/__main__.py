@@ -1,13 +1,14 @@
-"""E12: the structured mixers of 2026, as docs/results/experiments/e12.yaml asks.
+"""E12, the structured mixers of 2026, and E14, a long training: docs/results/experiments/*.yaml.
 
-    python -m scripts.experiments.structured run DATA OUT
-    python -m scripts.experiments.structured table ROWS.parquet FIGURE.svg
+    python -m scripts.experiments.structured run DATA OUT [--name e14]
+    python -m scripts.experiments.structured table E12.parquet FIGURE.svg
+    python -m scripts.experiments.structured fall E14.parquet
 
 DATA is packed. `run` takes one model after another, trains it into OUT/runs and adds the rows that
 answer its questions to OUT/MODEL.jsonl; questions that rows here or the stored rows answer are not
 asked again. Several may run at once, each on models of its own (OMP_NUM_THREADS=1 gives each a
 core), and all may be killed and given again. A training that fails is named at the end. `table`
-prints verdicts and tables of the stored rows.
+and `fall` print verdicts and tables of the stored rows.
 """
 
 import fcntl
@@ -15,7 +16,7 @@ import json
 import sys
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas
 from tyro.conf import Positional
@@ -25,6 +26,7 @@ import arch.kernels.threads  # noqa: F401 - before the first product
 from scripts.experiments.forgetting import FOLDER
 from scripts.experiments.likely import read_rows
 from scripts.experiments.structured import asking
+from scripts.experiments.structured.fall import show_falls
 from scripts.experiments.structured.table import show
 from scripts.experiments.structured.training import read_design, train
 
@@ -56,17 +58,17 @@ def run_models(
     return failed
 
 
-def run(data: Positional[Path], out: Positional[Path]) -> int:
-    """Trains and asks the models; 1 where a training failed."""
+def run(data: Positional[Path], out: Positional[Path], name: Literal["e12", "e14"] = "e12") -> int:
+    """Trains and asks the models of an experiment; 1 where a training failed."""
     if not (data / "meta.json").is_file():
         raise SystemExit(f"{data}: not packed data; give what `tokenizer pack` wrote")
-    file = FOLDER / "e12.parquet"
+    file = FOLDER / f"{name}.parquet"
     stored = pandas.read_parquet(file).row.map(json.loads).to_list() if file.is_file() else []
-    failed = run_models(data, out, read_design(), stored)
+    failed = run_models(data, out, read_design(name), stored)
     if failed:
         print(f"failed: {', '.join(failed)}; their logs are in {out / 'runs'}")
     return bool(failed)
 
 
 if __name__ == "__main__":
-    sys.exit(subcommand_cli_from_dict({"run": run, "table": show}))
+    sys.exit(subcommand_cli_from_dict({"run": run, "table": show, "fall": show_falls}))

@@ -1,4 +1,4 @@
-"""The questions of E12 that are asked of each trained model, and the rows that answer them."""
+"""The questions of E12 and E14 that are asked of each trained model, and their rows."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -252,7 +252,9 @@ def questions(design: dict[str, Any], family: str, seed: int) -> list[Question]:
     return [
         Question(name, family, seed, step)
         for name, part in PARTS.items()
-        if seed in design[part.seeds] and family in (part.families or design["models"])
+        if name in design
+        and seed in design[part.seeds]
+        and family in (part.families or design["models"])
         for step in part.steps(design)
     ]
 

@@ -1,4 +1,4 @@
-"""Trains a model of E12 in a fresh process of as many threads as this one has."""
+"""Trains a model of E12 or E14 in a fresh process of as many threads as this one has."""
 
 import os
 import shlex
@@ -17,9 +17,9 @@ QUIET = ("--wandb", "disabled", "--validate_every", "1000000", "--validate_token
 """Flags that change no weight: losses are measured afterwards."""
 
 
-def read_design() -> dict[str, Any]:
-    """What is registered of the models and measures."""
-    return yaml.safe_load((FOLDER / "e12.yaml").read_text(encoding="utf-8"))["design"]
+def read_design(name: str = "e12") -> dict[str, Any]:
+    """What an experiment's registration says of its models and measures."""
+    return yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))["design"]
 
 
 def fit_flags(design: dict[str, Any], family: str) -> list[str]:
