@@ -6,12 +6,13 @@ DATA is the packed data, OUT a results directory, MODEL an untrained model (`fla
 for each prompt, number of hidden tokens and filling; what is there is not measured again.
 """
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
+from tyro import cli
+from tyro.conf import Positional
 
 import arch.kernels.threads  # noqa: F401 - before the first product
 from eval.inversion.request import Inversion
@@ -56,9 +57,8 @@ def measure(path: str, data: str, design: dict[str, Any], results: Results) -> N
             results.append(row | {"filling": filling} for row in task.run(results))
 
 
-def main() -> None:
+def ask(data: Positional[str], out: Positional[str], models: Positional[list[str]]) -> None:
     """Measures the models."""
-    data, out, *models = sys.argv[1:]
     design = yaml.safe_load((FOLDER / "e9.yaml").read_text())["design"]
     for path in models:
         measure(path, data, design, Results(out))
@@ -66,4 +66,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    cli(ask)

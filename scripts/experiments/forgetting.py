@@ -7,7 +7,6 @@ measured again, so that the command may be stopped. All layers share a passage's
 """
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,8 @@ from typing import Any
 import torch
 import yaml
 from torch import Tensor
+from tyro import cli
+from tyro.conf import Positional
 
 import arch.kernels.threads  # noqa: F401 - before the first product
 from eval.measures.bits.measure import Passage, candidate_outputs, spread
@@ -105,14 +106,14 @@ def measure(
                    "distances": design["distances"], **found}  # fmt: skip
 
 
-def main() -> None:
+def ask(
+    path: Positional[str], name: Positional[str], corpus: Positional[str], out: Positional[Path]
+) -> None:
     """Measures a model."""
-    path, name, corpus, out = sys.argv[1:]
     design = yaml.safe_load((FOLDER / "e8b.yaml").read_text())["design"]
-    file = Path(out)
-    lines = file.read_text().splitlines() if file.is_file() else []
+    lines = out.read_text().splitlines() if out.is_file() else []
     known = {json.loads(line)["key"] for line in lines}
-    with file.open("a") as rows:
+    with out.open("a") as rows:
         for row in measure(path, name, corpus, design, known):
             rows.write(json.dumps(row) + "\n")
             rows.flush()
@@ -120,4 +121,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    cli(ask)

@@ -8,7 +8,6 @@ the last block's output, and what the head reads: its norm.
 """
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ from typing import Any
 import torch
 import yaml
 from torch import Tensor
+from tyro import cli
+from tyro.conf import Positional
 
 import arch.kernels.threads  # noqa: F401 - before the first product
 from eval.measures.bits.measure import Passage, candidate_outputs
@@ -23,6 +24,7 @@ from eval.models.checkpoint import open_model
 from eval.models.text import HeldOutText, held_out_text, inside_stories
 from eval.sites.circuit import Circuit
 from scripts.experiments.forgetting import FOLDER, bits_of, commonest
+from scripts.experiments.likely import read_rows
 
 POSITIONS = 12, 100
 """Of the first passage's token that is asked about, and of the last one's."""
@@ -85,15 +87,12 @@ def measure(
         yield {"key": key, "kind": "loss", **about, "nats": float(nats)}
 
 
-def main() -> None:
+def ask(runs: Positional[Path], data: Positional[str], out: Positional[Path]) -> None:
     """Measures every model of every run."""
-    runs, data, out = sys.argv[1:]
     design = yaml.safe_load((FOLDER / "e6.yaml").read_text())["design"]
-    file = Path(out)
-    lines = file.read_text().splitlines() if file.is_file() else []
-    known = {json.loads(line)["key"] for line in lines}
-    for path in sorted(Path(runs).glob("*/models/step-*/meta.json")):
-        with file.open("a") as rows:
+    known = {row["key"] for row in read_rows(out)}
+    for path in sorted(runs.glob("*/models/step-*/meta.json")):
+        with out.open("a") as rows:
             for row in measure(path.parent, data, design, known):
                 if row["key"] not in known:
                     rows.write(json.dumps(row) + "\n")
@@ -102,4 +101,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    cli(ask)
