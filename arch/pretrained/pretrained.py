@@ -162,6 +162,8 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer]:
             options["config"] = settings = AutoConfig.from_pretrained(directory, **safe)
             settings._attn_implementation = settings._experts_implementation = None
             settings.return_dict = True  # outputs are read by their names
+            if getattr(settings, "rescale_every", 0):  # between layers, for half precision alone
+                settings.rescale_every = 0
         # The reader of GGUF files has a progress bar that no setting turns off.
         with redirect_stderr(io.StringIO()) if more else nullcontext():
             loaded: Any = AutoModelForCausalLM.from_pretrained(directory, **options, **safe)
@@ -208,7 +210,9 @@ def refusals(name: str) -> Iterator[None]:
     logging.disable_progress_bar()
     try:
         yield
-    except (ModelError, KeyboardInterrupt, SystemExit, GeneratorExit):
+    except ModelError as error:
+        raise error if name in str(error) else ModelError(f"{name}: {error}") from None
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # whatever it meets in a file; panics of Rust are no Exceptions
         if is_out_of_memory(error):

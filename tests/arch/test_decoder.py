@@ -117,6 +117,33 @@ def test_a_saved_model_is_loaded(tmp_path):
     assert (loaded.config.vocab_size, loaded.config.d_model, loaded.config.n_layers) == (V, D, L)
 
 
+def test_a_recurrence_whose_stream_is_halved_on_the_way_is_loaded(tmp_path, tokens):
+    """What transformers does against overflow in half precision changes no logit."""
+    loaded = load_pretrained(saved(their_model("rwkv", rescale_every=1), tmp_path / "small"))
+    expected = their_model("rwkv", rescale_every=1)(tokens).logits
+    torch.testing.assert_close(loaded.model(tokens), expected, atol=1e-3, rtol=1e-3)
+
+
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0,
+        "original_max_position_embeddings": 9, "short_factor": [1.0] * 4,
+        "long_factor": [3.0] * 4}  # fmt: skip
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+MPT = {"d_model": D, "n_layers": L, "n_heads": 4, "max_seq_len": 9}
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("Gemma3Text", SLIDING | {"rope_parameters": {"sliding_attention": PLAIN,
+                                                      "full_attention": LONG}}),
+        ("Llama", LLAMA | {"rope_parameters": LONG}),
+        ("Mpt", MPT),
+    ],
+)  # fmt: skip
+def test_the_context_ends_where_angles_change_or_positions_end(family, settings):
+    assert wrap_model(random_model(family, torch.float32, settings)).config.context == 9
+
+
 def t5(path):
     config = transformers.T5Config(vocab_size=V, d_model=D, d_kv=8, d_ff=32, num_layers=1)
     return saved(transformers.T5ForConditionalGeneration(config), path)
@@ -145,7 +172,7 @@ def cut_short(path):
     ("make", "message"),
     [
         (t5, "is an encoder and a decoder; give a decoder-only model"),
-        (bert, "bert is not causal: a later token changes earlier outputs"),
+        (bert, "/m: bert is not causal: a later token changes earlier outputs"),
         (misfit, "its tokenizer has ids up to 259, its embedding 258 rows; give the tokenizer"),
         (cut_short, "m.gguf cannot be loaded: "),
         (lambda path: str(path / "none.gguf"), "none.gguf cannot be loaded: there is no such file"),

@@ -203,6 +203,7 @@ UNKNOWN = [
     {"logit_scale": 0},
     {"final_logit_softcapping": 30.0},
     {"quantization_config": {"bits": 4}},
+    {"head_dim": KeyError},  # transformers takes 128 for a Qwen3
 ]
 
 
