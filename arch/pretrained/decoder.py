@@ -258,7 +258,9 @@ class Decoder(LanguageModel):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The last layer's output to next-token logits, `(B, T, D) -> (B, T, V)`."""
-        return self.runner.logits(hidden)[..., : self.config.vocab_size]
+        whole = hidden if hidden.dim() == 3 else hidden.reshape(-1, 1, hidden.shape[-1])
+        read = self.runner.logits(whole)[..., : self.config.vocab_size]
+        return read.reshape(*hidden.shape[:-1], -1)
 
 
 def _context(config: Any) -> int:
