@@ -44,7 +44,7 @@ from arch.model import LanguageModel
 from arch.pretrained.decoder import Decoder, describe_pretrained, is_whole
 from arch.pretrained.families import take_apart
 from arch.pretrained.gguf import GGUF, check_gguf, check_gguf_is_whole
-from arch.pretrained.tokenizers import largest_id, read_tokenizer
+from arch.pretrained.tokenizers import check_ids, largest_id, read_tokenizer
 from arch.storage.directory import LoadedModel
 from arch.storage.files import read_json, read_text
 from arch.storage.weights import check_finite, drop_padding
@@ -319,11 +319,11 @@ def _tokenizer(name: str, options: dict[str, Any]) -> Tokenizer:
     from transformers import AutoTokenizer
     from transformers.utils.hub import cached_file
 
+    def find(file: str) -> str | None:
+        return cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+
     if "gguf_file" not in options:
-        settings, file = (
-            cached_file(name, file, _raise_exceptions_for_missing_entries=False)
-            for file in (SETTINGS, TOKENIZER)
-        )
+        settings, file = find(SETTINGS), find(TOKENIZER)
         if settings and read_json(Path(settings)).get("auto_map"):
             raise ModelError(f"{name} cannot be loaded: its tokenizer {CODE}")
         if file:
@@ -339,4 +339,11 @@ def _tokenizer(name: str, options: dict[str, Any]) -> Tokenizer:
         raise ModelError(f"{name} has no {TOKENIZER}; save its tokenizer there ({said})") from None
     if not tokenizer.is_fast:
         raise ModelError(f"{name} has no fast tokenizer, a {TOKENIZER}")
+    files = {"tokenizer.model", *tokenizer.vocab_files_names.values()} - {TOKENIZER}
+    if "gguf_file" not in options and not any(map(find, files)):  # its class makes up a vocabulary
+        raise ModelError(
+            f"{name} has no {TOKENIZER}, nor {', '.join(sorted(files))} of its "
+            f"{type(tokenizer).__name__}; save its tokenizer there"
+        )
+    check_ids(tokenizer.backend_tokenizer, (), name)
     return read_tokenizer(tokenizer.backend_tokenizer.to_str(), f"the tokenizer of {name}")

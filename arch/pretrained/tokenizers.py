@@ -1,6 +1,8 @@
 """Tokenizers of the library `tokenizers`, from text that somebody else wrote."""
 
 import json
+from collections.abc import Iterable
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -32,12 +34,14 @@ def read_tokenizer(text: str, source: object) -> Tokenizer:
         tokenizer.model.dropout = None
     if not tokenizer.get_vocab_size():
         raise ModelError(f"{source} has no tokens")
-    _check_ids(tokenizer, text, source)
+    check_ids(tokenizer, json.loads(text).get("added_tokens", ()), source)
     return tokenizer
 
 
-def _check_ids(tokenizer: Tokenizer, text: str, source: object) -> None:
+def check_ids(tokenizer: Tokenizer, added: Iterable[dict[str, Any]], source: object) -> None:
     """Refuses two tokens with one id, of which the library takes either, and an id that it changes.
+
+    `added` are the entries of a file for added tokens.
 
     Raises:
         ModelError: naming the token.
@@ -50,7 +54,7 @@ def _check_ids(tokenizer: Tokenizer, text: str, source: object) -> None:
                 f"{source}: {show_value(other)} and {show_value(token)} have one id, {number}; "
                 "give the model's own tokenizer"
             )
-    for entry in json.loads(text).get("added_tokens", ()):
+    for entry in added:
         if (number := read.get(token := entry["content"], entry["id"])) != entry["id"]:
             raise ModelError(
                 f"{source}: added_tokens says that {show_value(token)} is {entry['id']}, the "

@@ -95,6 +95,25 @@ def test_ids_that_the_library_does_not_keep_are_refused(kind, llama, tmp_path, c
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("LlamaTokenizer", "has no tokenizer.json, nor tokenizer.model of its LlamaTokenizer"),
+        ("GemmaTokenizer", "has no tokenizer.json, nor tokenizer.model of its GemmaTokenizer"),
+        ("GPT2Tokenizer", "have one id, 5"),
+    ],
+)
+def test_a_class_without_the_files_of_its_vocabulary_is_refused(kind, said, llama):
+    directory = llama()
+    known = json.loads((directory / "tokenizer.json").read_text())["model"]
+    (directory / "tokenizer.json").unlink()
+    (directory / "vocab.json").write_text(json.dumps(known["vocab"] | {"zz": 5}))
+    (directory / "merges.txt").write_text("#version: 0.2\n")
+    (directory / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind}))
+    with one_line(ModelError, said):
+        load_pretrained(str(directory))
+
+
 def test_a_text_that_a_tokenizer_cannot_read_is_refused(llama, capsys):
     import eval as evals
 
