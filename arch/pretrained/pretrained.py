@@ -37,6 +37,7 @@ from arch.formats.foreign import (
     read_layout,
     read_settings,
     say_left_out_tokens,
+    sections,
 )
 from arch.formats.hub.reader import MODEL_TYPE, import_hub, is_hub_export
 from arch.formats.llama import MULTIPLES, from_transformers
@@ -238,9 +239,8 @@ def _check_names(name: str, config: dict[str, Any]) -> None:
 
     known: dict[str, Any] = dict.fromkeys(ACTIVATIONS, ACT2FN)
     found = [(setting, config.get(setting)) for setting in ACTIVATIONS]
-    for section in ("rope_scaling", "rope_parameters"):
-        rope = config.get(section)
-        found += [(k, rope.get(k)) for k in ROTATIONS] if isinstance(rope, dict) else []
+    ropes = [section for section in [*sections(config)][1:] if "hidden_size" not in section]
+    found += [(name, rope.get(name)) for rope in ropes for name in ROTATIONS]
     known |= dict.fromkeys(ROTATIONS, ("default", *ROPE_INIT_FUNCTIONS))
     if isinstance(quantised := config.get("quantization_config"), dict):
         found.append((QUANTISATION, quantised.get("quant_method")))
