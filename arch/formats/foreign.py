@@ -239,7 +239,11 @@ def _check_section(section: dict[str, Any], path: Path) -> None:
         elif name in (*LAYERS, *SIZES):
             fits, words = type(value) is int and 0 < value < GREATEST, "a whole number above 0"
         elif name in WINDOWS:
-            fits, words = value is False or (type(value) is int and value > 0), "null, or 1 or more"
+            off = (
+                value == 0 and section.get("use_sliding_window") is False
+            )  # as a Qwen2 MoE is saved
+            fits = value is False or off or (type(value) is int and value > 0)
+            words = "null, or 1 or more"
         elif name in NUMBERS:
             number: Any = value if type(value) in (int, float) else math.nan
             fits, words = 0 < number < 1e300, "a number above 0"

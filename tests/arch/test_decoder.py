@@ -49,6 +49,16 @@ CACHED = {
     "olmo2": ("Olmo2", LLAMA),
     "falcon": ("Falcon", {"hidden_size": D, "num_hidden_layers": L, "num_attention_heads": 4}),
     "cohere": ("Cohere", LLAMA),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        GROUPED
+        | {
+            "num_experts": 2,
+            "num_experts_per_tok": 1,
+            "moe_intermediate_size": 8,
+            "shared_expert_intermediate_size": 8,
+        },
+    ),
     "mixtral": ("Mixtral", GROUPED | {"num_local_experts": 2, "num_experts_per_tok": 1}),
 }
 RECURRENT = {
@@ -111,6 +121,8 @@ def test_what_is_known_of_a_family_is_used():
 def test_a_saved_model_is_loaded(tmp_path):
     theirs = their_model("gemma3")
     loaded = load_pretrained(saved(theirs, tmp_path / "small"))
+    moe = load_pretrained(saved(their_model("qwen2_moe"), tmp_path / "moe"))
+    assert moe.config.mixers == ("qwen2_moe",)
     tokens = random_tokens(loaded.model)[:, :T]
     torch.testing.assert_close(loaded.model(tokens), theirs(tokens).logits, atol=1e-4, rtol=1e-4)
     assert loaded.config.mixers == (theirs.config.model_type,)
