@@ -13,10 +13,10 @@ from arch.errors import ModelError
 if TYPE_CHECKING:
     from arch.check import check_causal
     from arch.costs import Cost, Description, describe
+    from arch.formats.checkpoints import import_reference
     from arch.formats.hub.export import export_hub
     from arch.formats.hub.reader import import_hub
     from arch.formats.llama import export_transformers, import_transformers
-    from arch.formats.maskedmixers import import_reference
     from arch.mixers import MIXERS, TokenMixer
     from arch.model import Block, LanguageModel, State, count_parameters, embedding_scale
     from arch.pretrained.pretrained import load_pretrained
@@ -40,7 +40,7 @@ NAMES = {
     "mixers": "MIXERS TokenMixer",
     "model": "Block LanguageModel State count_parameters embedding_scale",
     "pretrained.pretrained": "load_pretrained",
-    "formats.maskedmixers": "import_reference",
+    "formats.checkpoints": "import_reference",
     "sampling": "generate",
 }
 """What is imported late, by the module that has it."""

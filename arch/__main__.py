@@ -21,10 +21,10 @@ from arch.check import check_promises
 from arch.config import ModelConfig
 from arch.costs import describe
 from arch.errors import ModelError, is_out_of_memory, printable
+from arch.formats.checkpoints import import_reference
 from arch.formats.hub.card import push_directory
 from arch.formats.hub.export import export_hub
 from arch.formats.llama import download, export_transformers, open_directory
-from arch.formats.maskedmixers import import_reference
 from arch.formats.structured import HELD
 from arch.mixers import refuse_foreign
 from arch.model import LanguageModel

@@ -139,7 +139,7 @@ def _describe(tokenizer: Tokenizer, corpus: Corpus, name: str) -> str:
 
     Tokens are shown as the library writes them: `Ġ` for a space, `Ċ` for the end of a line.
     """
-    pieces, used, stories = token_bytes(tokenizer), Counter[int](), 0
+    pieces, used, stories = token_bytes(tokenizer, name), Counter[int](), 0
     for batch in encode_stories(tokenizer, ((None, story) for story in corpus), name):
         stories += len(batch)
         used.update(chain.from_iterable(ids for _, ids in batch))

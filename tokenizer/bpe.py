@@ -34,6 +34,10 @@ LETTERS = 2 << 20  # in a batch, so that memory stays bounded where stories are 
 LONGEST = 1000  # letters of a word that is learnt from: the time grows with their square
 KINDS = (r"[^\W\d_]", r"\d", r"(?:[^\w\s]|_)", r"\s")  # letters that make words, each its own
 LONG, WORD = (re.compile("|".join(f"{kind}{n}" for kind in KINDS)) for n in (f"{{{LONGEST}}}", "+"))
+BYTE_LEVEL = (
+    "give a byte-level tokenizer with all bytes, without a normalizer or a blank before a text, as "
+    "this makes one: python -m tokenizer train"
+)
 Key = TypeVar("Key")
 
 
@@ -124,7 +128,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     It neither pads nor cuts nor leaves merges out at random, even if it was saved while it did.
 
     Raises:
-        CorpusError: There is no such file, or it is not a tokenizer.
+        CorpusError: There is no such file, it is not a tokenizer, or its ids are not kept.
     """
     path = Path(path)
     file = path / "tokenizer.json" if path.is_dir() else path
@@ -133,7 +137,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
             f"{file}: no such file; make one with: python -m tokenizer train SOURCE --out {file}"
         )
     try:
-        tokenizer = Tokenizer.from_str(file.read_text("utf-8"))
+        tokenizer = Tokenizer.from_str(text := file.read_text("utf-8"))
     except (KeyboardInterrupt, SystemExit, OSError):
         raise
     except BaseException as error:  # the library's own are plain Exceptions, or panics of Rust
@@ -143,6 +147,11 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     tokenizer.no_truncation()
     if getattr(tokenizer.model, "dropout", None):
         tokenizer.model.dropout = None
+    tokens, added = tokenizer.get_vocab(), json.loads(text).get("added_tokens", ())
+    changed = [e["content"] for e in added if tokens.get(e["content"], e["id"]) != e["id"]]
+    if changed or len(set(tokens.values())) < len(tokens):
+        which = f"{changed[0]!a:.80} has another id" if changed else "two entries have one id"
+        raise CorpusError(f"{file}: {which}, as it is read; train a tokenizer, or give another")
     return tokenizer
 
 
@@ -158,11 +167,14 @@ def encode_stories(
             by a normalizer, or a byte that it does not have.
     """
     tokenizer.encode_special_tokens = True  # a story that spells a special token is only text
-    pieces = token_bytes(tokenizer)
+    pieces = token_bytes(tokenizer, name)
 
     def encode(batch: list[tuple[Key, str]]) -> list[tuple[Key, list[int]]]:
         texts = [story for _, story in batch]
-        encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        try:
+            encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        except Exception as error:  # of a letter that it lacks, where no token stands for such
+            raise CorpusError(f"{name}: cannot read a story ({error}); {BYTE_LEVEL}") from None
         encoded = [(key, e.ids) for (key, _), e in zip(batch, encodings, strict=True)]
         for text, (_, ids) in zip(texts, encoded, strict=True):
             read = b"".join(map(pieces.__getitem__, ids))
@@ -191,11 +203,7 @@ def _check_unchanged(name: object, text: str, read: str) -> None:
     length = min(len(text), len(read))
     first = next((i for i in range(length) if text[i] != read[i]), length)
     shown, others = (x[max(0, first - 10) : first + 20] for x in (text, read))
-    raise CorpusError(
-        f"{name}: changes a story, of which {shown!a} reads {others!a}; give a byte-level tokenizer"
-        " with all bytes, without a normalizer or a blank before a text, as this makes one: python "
-        "-m tokenizer train"
-    )
+    raise CorpusError(f"{name}: changes a story, of which {shown!a} reads {others!a}; {BYTE_LEVEL}")
 
 
 def _batches(stories: Iterable[tuple[Key, str]]) -> Iterator[list[tuple[Key, str]]]:
@@ -229,7 +237,7 @@ def encode_alike(first: Tokenizer, second: Tokenizer) -> bool:
     return made_of(first) == made_of(second)
 
 
-def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
+def token_bytes(tokenizer: Tokenizer, name: object = "the tokenizer") -> list[bytes]:
     """Return the bytes that each id stands for, in the order of ids; none for special tokens.
 
     A token that was added without being special stands for its text.
@@ -245,7 +253,7 @@ def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
     added, vocabulary = tokenizer.get_added_tokens_decoder(), tokenizer.get_vocab()
     size = max(vocabulary.values(), default=-1) + 1
     if size > 1 << 24:
-        raise CorpusError(f"the tokenizer names id {size - 1}; ids up to {(1 << 24) - 1} are read")
+        raise CorpusError(f"{name} names id {size - 1}; ids up to {(1 << 24) - 1} are read")
     table = [b""] * size
     for symbols, index in vocabulary.items():
         if index in added:
@@ -253,7 +261,7 @@ def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
             continue
         if not byte_of.keys() >= set(symbols):
             raise CorpusError(
-                f"entry {symbols!r} is not made of bytes; train a byte-level tokenizer with:"
+                f"{name}: entry {symbols!r} is not made of bytes; train a byte-level tokenizer:"
                 " python -m tokenizer train SOURCE --out tokenizer.json"
             )
         table[index] = bytes(byte_of[symbol] for symbol in symbols)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -354,8 +353,8 @@ def _check_meta(file: Path, meta: dict[str, Any]) -> None:
                 need(_counts(value, 0), f"{name}.{key}", value, "a whole number")
             digest, own = part.get("sha256"), part.get("file", "")
             need(isinstance(digest, str), f"{name}.sha256", digest, "a SHA-256")
-            plain = isinstance(own, str) and re.fullmatch(r"[\w-]+\.bin", own) is not None
-            need(plain or number == 0, f"{name}.file", own, "the name of a .bin file beside it")
+            right = f"{split}-{number - 1:05d}.bin"
+            need(own == right or number == 0, f"{name}.file", own, right)
         for key in counted:
             total = sum(part[key] for part in shards)
             need(about[key] == total, f"splits.{split}.{key}", about[key], f"{total}, as in shards")

@@ -137,7 +137,8 @@ def pack(
         else:
             read = _stories(corpora, dict.fromkeys(skip, 0))
             whole = encode_stories(loaded, read, tokenizer)
-            batches = _joined(whole, story_tokens, loaded.encode(BETWEEN).ids, skip)
+            [[(_, between)]] = encode_stories(loaded, [("", BETWEEN)], tokenizer)
+            batches = _joined(whole, story_tokens, between, skip)
         for batch in batches:
             for split, writer in writers.items():
                 if stories := [ids for of, ids in batch if of == split]:

@@ -212,6 +212,7 @@ def _one_line(message: str) -> str:
     """jsonargparse's message about a flag or a key of a recipe, in this project's words."""
     unknown = (
         r"unrecognized arguments: -*([^\s=]+)|(?:Group '(\S+)' does not )?accept option '(\S+)'"
+        r"|Option '(\S+)' is not accepted"
     )
     if match := re.search(unknown, message):
         key = match[1] or ".".join(filter(None, match.groups()[1:]))

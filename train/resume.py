@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from train.checkpoints import RECORD, Unreadable, read_checkpoint
 from train.rundir import RunDirectory
-from train.settings import RunError
+from train.settings import RunError, flat
 from train.verify import find_wrong_entry
 
 FIXED = ("model.", "data_sha256", "seed", "optimizer.name", "optimizer.muon_mixing")
@@ -108,10 +108,10 @@ def read_start(
     record, step = content[RECORD], content["global_step"]
     first, history = record["recipe"], record["history"]
     settings = {**settings, "init_from": first.get("init_from")}  # those weights are used no more
-    last = _flat({**first, **{name: record[name] for name in fixed}})
+    last = flat({**first, **{name: record[name] for name in fixed}})
     for change in history:
         last |= {name: new for name, (_, new) in change["changed"].items()}
-    now = _flat({**settings, **fixed})
+    now = flat({**settings, **fixed})
     changed = {
         name: [last.get(name), now.get(name)]
         for name in {**now, **last}
@@ -140,11 +140,3 @@ def changed_settings(history: list[dict[str, Any]]) -> list[str]:
         for change in history
         for name, (old, new) in change["changed"].items()
     ]
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        name = prefix + key
-        flat |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
-    return flat

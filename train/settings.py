@@ -321,6 +321,15 @@ class Recipe:
         }
 
 
+def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by their names as flags, such as `optimizer.lr`, out of those in sections."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = prefix + key
+        found |= flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return found
+
+
 def _check(section: str, settings: object, bound: str, *names: str) -> None:
     """Refuses numbers beyond a bound, such as `at least 1`; what is not given is None."""
     how, _, limit = bound.rpartition(" ")

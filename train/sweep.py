@@ -3,8 +3,8 @@
     python -m train sweep train/sweeps/mixers.yaml --data data/tinystories
 
 Reads the grids that `wandb sweep` reads: `parameters` with values, and the flags in `command`.
-Other methods run at W&B. The same command goes on where it was left, finished runs are skipped, and
-at the end the runs are compared.
+Other methods run at W&B. The same command goes on where it was left, finished runs are skipped, if
+their settings are still those of the file, and at the end the runs are compared.
 """
 
 import argparse
@@ -21,8 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from train.cli import full_name
-from train.settings import RunError
+from train.cli import full_name, read_recipe
+from train.settings import ELSEWHERE, Recipe, RunError, flat
 from train.yaml_file import read_yaml
 
 ARGUMENTS = "${args}"
@@ -179,11 +179,11 @@ def _text(value: object) -> str:
 def _run_all(runs: dict[Path, Trial], flags: list[str], out: Path) -> int:
     failed = []
     for number, (run, trial) in enumerate(runs.items(), start=1):
-        finished = _finished(run)
+        words = [*flags, *(f"--{name}={_text(value)}" for name, value in trial.items())]
+        finished = _finished(run, words)
         print(f"run {number}/{len(runs)}  {run}{': finished before' * finished}", flush=True)
         if finished:
             continue
-        words = [*flags, *(f"--{name}={_text(value)}" for name, value in trial.items())]
         command = [sys.executable, "-m", "train", "fit", *words, f"--run={run}", "--resume=auto"]
         with _waiting():
             code = subprocess.run(command).returncode
@@ -200,8 +200,12 @@ def _run_all(runs: dict[Path, Trial], flags: list[str], out: Path) -> int:
     return 1 if failed else 0
 
 
-def _finished(run: Path) -> bool:
-    """Whether the run's last model is there."""
+def _finished(run: Path, words: list[str]) -> bool:
+    """Whether the run's last model is there.
+
+    Raises:
+        RunError: it ended with other settings than those of `words`, the flags that it has now.
+    """
     config = run / "config.yaml"
     if not config.is_file():
         return False
@@ -211,7 +215,34 @@ def _finished(run: Path) -> bool:
     steps = trainer.get("max_steps") if isinstance(trainer, dict) else None
     if not isinstance(steps, int):
         raise RunError(f"{config}: trainer.max_steps is {steps}; remove {run}, or mend it")
-    return RunDirectory(run).model(steps).is_dir()
+    if not RunDirectory(run).model(steps).is_dir():
+        return False
+    held, now = (_facts(read_recipe(*given), run) for given in (["--config", str(config)], words))
+    for name in sorted({*held, *now}):
+        if held.get(name) != now.get(name):
+            raise RunError(
+                f"{run}: it ended with {name} {held.get(name)}, this sweep gives it "
+                f"{now.get(name)}; give another --out, or remove that run"
+            )
+    return True
+
+
+def _facts(recipe: Recipe, run: Path) -> dict[str, Any]:
+    """The settings of a run by which its figures may differ from another's."""
+    from tokenizer import PackedData
+    from train.identity import NOT_RECIPE
+    from train.prepare import is_text
+
+    data, packed = recipe.given("data"), run / "data"
+    if data == str(packed):  # of a text, which the run has packed
+        data = PackedData(packed).meta["source"]
+    text = is_text(data)
+    facts = flat(recipe.plain()) | {"data": data if text else str(Path(data).resolve())}
+    left_out = (NOT_RECIPE | ELSEWHERE) - {"seed", "trainer.max_steps", "data", "valid_fraction"}
+    left_out |= {"model.vocab_size"} if text else set()
+    if recipe.run.minutes:  # the run itself finds out
+        left_out |= {name for name in facts if name.startswith(("trainer.max", "schedule."))}
+    return {name: value for name, value in facts.items() if name not in left_out}
 
 
 @contextmanager

@@ -56,6 +56,7 @@ WITHOUT_EFFECT = {
     "original_max_position_embeddings",
 }  # fmt: skip
 """Settings that change nothing of what a model computes in evaluation."""
+ROTATION = ("rope_parameters", "rope_scaling")
 ADAPTER, SETTINGS = "adapter_config.json", "tokenizer_config.json"
 GREATEST, LONGEST = 2**31, 2**24
 """Of a size, and of positions: some families hold a table of them."""
@@ -82,7 +83,7 @@ def check_settings(config: dict[str, Any], path: Path) -> None:
     Raises:
         ModelError: naming a setting and its value.
     """
-    for section in _sections(config):
+    for section in sections(config):
         _check_section(section, path)
 
 
@@ -112,7 +113,7 @@ def _check_sizes(config: dict[str, Any], shapes: Shapes, path: Path) -> None:
     """
     learnt = [shape[0] for name, shape in shapes.items() if LEARNT.search(name) and shape]
     largest = max((size for shape in shapes.values() for size in shape), default=0)
-    for section in _sections(config):
+    for section in sections(config):
         for name in LAYERS:
             if section.get(name, 0) and section[name] > len(shapes):
                 raise ModelError(
@@ -219,12 +220,14 @@ def say_left_out_tokens(settings: Path, tokenizer_json: str, source: object) -> 
         )
 
 
-def _sections(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The configuration, and those inside it: of the text part, and of the rotation."""
+def sections(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The configuration, and those inside it: of the text part, and of the rotation by layers."""
     yield config
-    for name in ("text_config", "rope_parameters", "rope_scaling"):
+    for name in ("text_config", *ROTATION):
         if isinstance(inner := config.get(name), dict):
-            yield inner
+            yield from sections(inner)
+            parts = inner.values() if name in ROTATION else ()
+            yield from (part for part in parts if isinstance(part, dict))
 
 
 def _check_section(section: dict[str, Any], path: Path) -> None:
@@ -236,7 +239,11 @@ def _check_section(section: dict[str, Any], path: Path) -> None:
         elif name in (*LAYERS, *SIZES):
             fits, words = type(value) is int and 0 < value < GREATEST, "a whole number above 0"
         elif name in WINDOWS:
-            fits, words = value is False or (type(value) is int and value > 0), "null, or 1 or more"
+            off = (
+                value == 0 and section.get("use_sliding_window") is False
+            )  # as a Qwen2 MoE is saved
+            fits = value is False or off or (type(value) is int and value > 0)
+            words = "null, or 1 or more"
         elif name in NUMBERS:
             number: Any = value if type(value) in (int, float) else math.nan
             fits, words = 0 < number < 1e300, "a number above 0"
@@ -253,7 +260,9 @@ def _check_section(section: dict[str, Any], path: Path) -> None:
             fits = isinstance(value, list) and all(isinstance(kind, str) for kind in value)
             words = "a list of names"
         else:
-            fits, words = not (type(value) is int and abs(value) >= GREATEST), "a smaller number"
+            large = type(value) is int and abs(value) >= GREATEST
+            fits = not large and not (type(value) is float and not math.isfinite(value))
+            words = "a finite number, of ordinary size"
         if not fits:
             raise ModelError(
                 f"{path}: {printable(name, 80)} is {show_value(value)}; expected {words}"

@@ -317,7 +317,7 @@ def _refuse_other(given: dict[str, Any], rope: dict[str, Any], path: Path) -> No
     for name, seen, allowed in (
         ("hidden_act", given.get("hidden_act", "silu").replace("swish", "silu"), "silu"),
         ("rope_type", rope.get("rope_type", rope.get("type", "default")), "default"),
-        ("head_dim", given.get("head_dim") or width // heads, width // heads),
+        ("head_dim", given.get("head_dim", 128 * qwen) or width // heads, width // heads),
         *([("rms_norm_eps", given.get("rms_norm_eps", 1e-6), QK_EPS)] if qwen else []),
     ):
         if seen != allowed:

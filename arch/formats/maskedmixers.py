@@ -7,19 +7,16 @@ apart by their shapes. Its softmax mixers have the shapes of flat ones: know wha
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from arch.config import ModelConfig
-from arch.errors import ModelError, printable
-from arch.formats.foreign import common_prefix
-from arch.formats.structured import EMBEDDING, NUMBER, from_structured
+from arch.errors import ModelError
+from arch.formats.structured import NUMBER
 from arch.model import LanguageModel
-from arch.storage.weights import FLOATS, build_model, is_tied, read_weights, translate
+from arch.storage.weights import build_model, is_tied, translate
 
-_REFERENCE_FILES = ("model.safetensors", "pytorch_model.bin")
 _CONV = re.compile(rf"mixerblocks\.{NUMBER}\.conv\.(.*)")
 _REFERENCE_NAMES = {  # theirs and ours, see renamed; the convolutions are for _token_mixer
     "wte": "embedding",
@@ -29,56 +26,6 @@ _REFERENCE_NAMES = {  # theirs and ours, see renamed; the convolutions are for _
     "mixerblocks.#.patch_ff.2": "blocks.#.channel_mixer.down",
     "lm_head": "head",
 }
-
-
-def import_reference(path: str | Path, mixer: str | None = None) -> LanguageModel:
-    """Reads a checkpoint: a directory of the trainer's, a `.safetensors` or a torch file.
-
-    `mixer` says which structured mixer it holds; see `from_structured`.
-
-    Raises:
-        ModelError: no such file, not tensors, or names and shapes of another model.
-    """
-    path = Path(path)
-    if path.is_dir():
-        files = [path / name for name in _REFERENCE_FILES if (path / name).is_file()]
-        if not files:
-            raise ModelError(f"{path} has none of {', '.join(_REFERENCE_FILES)}")
-        path = files[0]
-    if path.suffix == ".safetensors":
-        return _from_names(read_weights(path), mixer, str(path))
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # of many kinds, by what is damaged
-        reason = printable(" ".join(str(error).split()), 160) or "it is not a torch file"
-        raise ModelError(f"{path} cannot be read: {reason}") from None
-    named = isinstance(state, Mapping) and all(isinstance(name, str) for name in state)
-    if not named or not all(_is_dense(tensor) for tensor in state.values()):
-        raise ModelError(f"{path} holds no state dict: dense tensors by their names")
-    return _from_names(state, mixer, str(path))
-
-
-def _from_names(state: Mapping[str, Tensor], mixer: str | None, source: str) -> LanguageModel:
-    """The model of a state dict, by whose names it has."""
-    for name, tensor in state.items():
-        if tensor.dtype not in FLOATS.values():
-            kind = str(tensor.dtype).removeprefix("torch.")
-            raise ModelError(
-                f"{source}: {printable(name, 120)} is of type {kind}; allowed: {', '.join(FLOATS)}"
-            )
-    prefix = common_prefix(list(state), source)
-    state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
-    structured = EMBEDDING in state
-    if mixer and not structured:
-        raise ModelError(
-            f"--mixer {mixer}: {source} has no {EMBEDDING}, as structured mixers have; leave it out"
-        )
-    try:
-        return (
-            from_structured(state, mixer, source) if structured else from_reference(state, source)
-        )
-    except ModelError as error:  # a size that no configuration may have names no file
-        raise ModelError(str(error) if source in str(error) else f"{source}: {error}") from None
 
 
 def from_reference(state: Mapping[str, Tensor], source: str = "the state dict") -> LanguageModel:
@@ -120,10 +67,6 @@ def from_reference(state: Mapping[str, Tensor], source: str = "the state dict") 
         init="reference",
     )
     return build_model(config, weights, source)
-
-
-def _is_dense(held: object) -> bool:
-    return isinstance(held, Tensor) and held.layout == torch.strided and not held.is_meta
 
 
 def _token_mixer(conv: dict[str, Tensor], source: str) -> tuple[str, int, dict[str, Tensor]]:

@@ -23,7 +23,8 @@ from arch.mixers.base import TokenMixer
 from arch.model import Block, LanguageModel
 from arch.pretrained.layer_cache import LayerCaches, cache_class, make_cache, repeat_rows
 
-LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "context_length")
+LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "context_length",
+           "max_seq_len")  # fmt: skip
 UNLIMITED = 2048  # positions, of models whose configuration sets no limit
 CHECKED = 8  # tokens on which an opened model is checked
 SHAPES = 2  # of streams, whose layers' arguments are remembered
@@ -257,16 +258,19 @@ class Decoder(LanguageModel):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The last layer's output to next-token logits, `(B, T, D) -> (B, T, V)`."""
-        return self.runner.logits(hidden)[..., : self.config.vocab_size]
+        whole = hidden if hidden.dim() == 3 else hidden.reshape(-1, 1, hidden.shape[-1])
+        read = self.runner.logits(whole)[..., : self.config.vocab_size]
+        return read.reshape(*hidden.shape[:-1], -1)
 
 
 def _context(config: Any) -> int:
     """The most positions for which the angles do not depend on the length of the text."""
     rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") == "longrope" and "original_max_position_embeddings" in rope:
-        return int(rope["original_max_position_embeddings"])
+    sections = [rope, *(part for part in rope.values() if isinstance(part, dict))]  # one a kind
+    name = "original_max_position_embeddings"
+    long = [p[name] for p in sections if p.get("rope_type") == "longrope" and name in p]
     limits = (getattr(config, name, None) for name in LENGTHS)
-    return next((n for n in limits if n), UNLIMITED)
+    return min([*map(int, long), next((n for n in limits if n), UNLIMITED)])
 
 
 class StopForward(Exception):

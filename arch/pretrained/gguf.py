@@ -11,6 +11,7 @@ from arch.errors import ModelError, printable, show_value
 
 GGUF = ".gguf"
 FREQUENCIES = "rope_freqs.weight"
+TURNED = "rope.dimension_count"
 WITHOUT_EFFECT = {
     "attention.key_length", "attention.value_length", "rope.scaling.finetuned",
     "rope.scaling.original_context_length", "tensor_data_layout", "vocab_size",
@@ -65,6 +66,7 @@ def check_gguf_is_whole(file: Path, model: Any) -> None:
     """
     reader = _open(file)
     _refuse_ignored(file, reader, model.config)
+    _check_rotation(file, reader, model)
     held = {t.name: int(t.n_elements) for t in reader.tensors if t.name != FREQUENCIES}
     tensors = {id(tensor): tensor.numel() for tensor in model.parameters()}
     made = sum(tensors.values())
@@ -140,6 +142,32 @@ def _refuse_ignored(file: Path, reader: Any, config: Any) -> None:
         raise ModelError(
             f"{file}: {printable(key, 80)} is {show_value(value)}, which transformers does not read"
             "; give the model in the layout of transformers"
+        )
+
+
+def _check_rotation(file: Path, reader: Any, model: Any) -> None:
+    """Compares how much of a head is turned, and what scores are divided by.
+
+    Transformers takes values of its own for both; the second stands in no file, and is the width of
+    a head but in some of the largest models.
+
+    Raises:
+        ModelError: the file says another number than the model's tables of angles have, or scores
+            would be divided by the root of another number than the width of a head.
+    """
+    field = reader.fields.get(f"{reader.fields['general.architecture'].contents()}.{TURNED}")
+    tables = {2 * t.numel() for name, t in model.named_buffers() if name.endswith("inv_freq")}
+    if field and tables and (turned := int(field.contents())) not in tables:
+        raise ModelError(
+            f"{file}: {TURNED} is {turned}, transformers turns {max(tables)} numbers of a head; "
+            "give the model in the layout of transformers"
+        )
+    config = model.config.get_text_config()
+    scalar, width = (getattr(config, name, None) for name in ("query_pre_attn_scalar", "head_dim"))
+    if scalar and scalar != width:
+        raise ModelError(
+            f"{file} does not say query_pre_attn_scalar, for which transformers takes {scalar}; "
+            f"its heads are {width} wide, so give the model in the layout of transformers"
         )
 
 

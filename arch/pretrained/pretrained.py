@@ -37,6 +37,7 @@ from arch.formats.foreign import (
     read_layout,
     read_settings,
     say_left_out_tokens,
+    sections,
 )
 from arch.formats.hub.reader import MODEL_TYPE, import_hub, is_hub_export
 from arch.formats.llama import MULTIPLES, from_transformers
@@ -44,7 +45,7 @@ from arch.model import LanguageModel
 from arch.pretrained.decoder import Decoder, describe_pretrained, is_whole
 from arch.pretrained.families import take_apart
 from arch.pretrained.gguf import GGUF, check_gguf, check_gguf_is_whole
-from arch.pretrained.tokenizers import largest_id, read_tokenizer
+from arch.pretrained.tokenizers import check_ids, largest_id, read_tokenizer
 from arch.storage.directory import LoadedModel
 from arch.storage.files import read_json, read_text
 from arch.storage.weights import check_finite, drop_padding
@@ -162,6 +163,8 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer]:
             options["config"] = settings = AutoConfig.from_pretrained(directory, **safe)
             settings._attn_implementation = settings._experts_implementation = None
             settings.return_dict = True  # outputs are read by their names
+            if getattr(settings, "rescale_every", 0):  # between layers, for half precision alone
+                settings.rescale_every = 0
         # The reader of GGUF files has a progress bar that no setting turns off.
         with redirect_stderr(io.StringIO()) if more else nullcontext():
             loaded: Any = AutoModelForCausalLM.from_pretrained(directory, **options, **safe)
@@ -208,7 +211,9 @@ def refusals(name: str) -> Iterator[None]:
     logging.disable_progress_bar()
     try:
         yield
-    except (ModelError, KeyboardInterrupt, SystemExit, GeneratorExit):
+    except ModelError as error:
+        raise error if name in str(error) else ModelError(f"{name}: {error}") from None
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # whatever it meets in a file; panics of Rust are no Exceptions
         if is_out_of_memory(error):
@@ -234,9 +239,8 @@ def _check_names(name: str, config: dict[str, Any]) -> None:
 
     known: dict[str, Any] = dict.fromkeys(ACTIVATIONS, ACT2FN)
     found = [(setting, config.get(setting)) for setting in ACTIVATIONS]
-    for section in ("rope_scaling", "rope_parameters"):
-        rope = config.get(section)
-        found += [(k, rope.get(k)) for k in ROTATIONS] if isinstance(rope, dict) else []
+    ropes = [section for section in [*sections(config)][1:] if "hidden_size" not in section]
+    found += [(name, rope.get(name)) for rope in ropes for name in ROTATIONS]
     known |= dict.fromkeys(ROTATIONS, ("default", *ROPE_INIT_FUNCTIONS))
     if isinstance(quantised := config.get("quantization_config"), dict):
         found.append((QUANTISATION, quantised.get("quant_method")))
@@ -315,11 +319,11 @@ def _tokenizer(name: str, options: dict[str, Any]) -> Tokenizer:
     from transformers import AutoTokenizer
     from transformers.utils.hub import cached_file
 
+    def find(file: str) -> str | None:
+        return cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+
     if "gguf_file" not in options:
-        settings, file = (
-            cached_file(name, file, _raise_exceptions_for_missing_entries=False)
-            for file in (SETTINGS, TOKENIZER)
-        )
+        settings, file = find(SETTINGS), find(TOKENIZER)
         if settings and read_json(Path(settings)).get("auto_map"):
             raise ModelError(f"{name} cannot be loaded: its tokenizer {CODE}")
         if file:
@@ -335,4 +339,11 @@ def _tokenizer(name: str, options: dict[str, Any]) -> Tokenizer:
         raise ModelError(f"{name} has no {TOKENIZER}; save its tokenizer there ({said})") from None
     if not tokenizer.is_fast:
         raise ModelError(f"{name} has no fast tokenizer, a {TOKENIZER}")
+    files = {"tokenizer.model", *tokenizer.vocab_files_names.values()} - {TOKENIZER}
+    if "gguf_file" not in options and not any(map(find, files)):  # its class makes up a vocabulary
+        raise ModelError(
+            f"{name} has no {TOKENIZER}, nor {', '.join(sorted(files))} of its "
+            f"{type(tokenizer).__name__}; save its tokenizer there"
+        )
+    check_ids(tokenizer.backend_tokenizer, (), name)
     return read_tokenizer(tokenizer.backend_tokenizer.to_str(), f"the tokenizer of {name}")

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from arch import LanguageModel
 from eval.drawing import figures, markup, plots
@@ -40,9 +40,16 @@ def scaled(model: LanguageModel, hidden: Tensor, scales: tuple[float, ...], part
 
     Scales are 0 and more; the result is `(scales, N, 2)`.
     """
-    before, final = part == "before norm", model.norm(hidden)
-    read = [model.norm(scale * hidden) if before else scale * final for scale in scales]
-    return torch.stack([sharpness(model.head(x)) for x in read])
+    if part == "before norm" or isinstance(model.norm, nn.Identity):
+        return torch.stack([sharpness(model.logits(scale * hidden)) for scale in scales])
+    read = []
+    for scale in scales:
+        hook = model.norm.register_forward_hook(lambda _, x, y, scale=scale: scale * y)
+        try:
+            read.append(sharpness(model.logits(hidden)))
+        finally:
+            hook.remove()
+    return torch.stack(read)
 
 
 def heated(logits: Tensor, temperatures: tuple[float, ...]) -> Tensor:

@@ -173,9 +173,9 @@ def run_on(model: LanguageModel, x: Tensor, layer: int = 0, last: Tensor | None 
 def readers(model: LanguageModel) -> Tensor:
     """The direction of the stream that each token's logit reads, `(V, D)`.
 
-    A logit is the stream's product with it, times `norm_scale`, plus the `constants`. It is a row
-    of the output embedding, times the final norm's weights; under a LayerNorm, which takes the mean
-    away, without its own mean.
+    A logit is the stream's product with it, times `norm_scale`, plus the `constants`; some families
+    scale or cap it then. It is a row of the output embedding, times the final norm's weights; under
+    a LayerNorm, which takes the mean away, without its own mean.
 
     Raises:
         RequestError: a final norm that is not known.
@@ -183,8 +183,18 @@ def readers(model: LanguageModel) -> Tensor:
     rows, norm = model.head.weight.detach(), cast(Any, model.norm)
     norm_scale(norm, rows[:1])  # refuses
     if getattr(norm, "weight", None) is not None:
-        rows = rows * norm.weight
+        rows = rows * _gain(norm, rows)
     return rows - rows.mean(-1, keepdim=True) if isinstance(norm, nn.LayerNorm) else rows
+
+
+@torch.no_grad()
+def _gain(norm: Any, rows: Tensor) -> Tensor:
+    """What a norm multiplies each channel by; some families keep that less 1 as its weights."""
+    if type(norm) in (nn.LayerNorm, nn.RMSNorm):
+        return norm.weight
+    x = 1.0 - 2.0 * (torch.arange(rows.shape[1], device=rows.device) % 2).to(rows)
+    seen = x - x.mean() if isinstance(norm, nn.LayerNorm) else x
+    return (norm(x) - norm(-x)) / (2 * norm_scale(norm, x) * seen)
 
 
 def norm_scale(norm: Any, x: Tensor) -> Tensor:

@@ -222,7 +222,12 @@ def open_checkpoint(
 
 def say_how_text_is_read(tokenizer: Tokenizer, name: str) -> None:
     """Says on stderr, once a model, what of a text its tokenizer adds or changes."""
-    bare = tokenizer.encode(PROBE, add_special_tokens=False)
+    try:
+        bare = tokenizer.encode(PROBE, add_special_tokens=False)
+    except Exception as error:  # the library has no class of its own
+        reads = f"{printable(PROBE)}: {printable(error, 160)}"
+        say_once(f"{name}: its tokenizer cannot read every text ({reads})")
+        return
     added = [token for token in tokenizer.encode(PROBE).ids if token not in bare.ids]
     if added:
         words = " ".join(printable(tokenizer.id_to_token(token)) for token in added)

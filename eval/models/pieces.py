@@ -1,12 +1,14 @@
 """From a text to its tokens, and how these read, one after another: joined they are the text."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import pairwise
 
 from tokenizers import Tokenizer
 
+from arch.errors import printable
 from eval.messages import RequestError
 
 BROKEN = "\ufffd"
@@ -126,4 +128,21 @@ def encode_text(tokenizer: Tokenizer, text: str, flag: str = "--text") -> list[i
             f"{flag} {shown}: not valid Unicode (a lone surrogate at {error.start}); "
             "give it in UTF-8"
         ) from None
-    return tokenizer.encode(text, add_special_tokens=False).ids
+    with encoding_of(flag):
+        return tokenizer.encode(text, add_special_tokens=False).ids
+
+
+@contextmanager
+def encoding_of(source: str) -> Iterator[None]:
+    """Says in one line that a tokenizer cannot read a text.
+
+    Raises:
+        RequestError: it lacks a letter, and has no token for such.
+    """
+    try:
+        yield
+    except Exception as error:  # the library has no class of its own
+        raise RequestError(
+            f"{source}: the model's tokenizer cannot read it ({printable(error, 160)}); give text "
+            "of its own letters"
+        ) from None

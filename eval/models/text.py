@@ -26,7 +26,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from eval.messages import RequestError, say_once
-from eval.models.pieces import encode_text
+from eval.models.pieces import encode_text, encoding_of
 from tokenizer import (
     END_OF_TEXT,
     PAD,
@@ -101,7 +101,8 @@ class HeldOutText:
         given = [story.ids for story in stories if story.ids is not None]
         if len(given) == len(stories):
             return given
-        encoded = self._plain.encode_batch_fast(list(stories), add_special_tokens=False)
+        with encoding_of(f"--corpus {self.corpus}"):
+            encoded = self._plain.encode_batch_fast(list(stories), add_special_tokens=False)
         return [[*encoding.ids, *self.end] for encoding in encoded]
 
     def stories(self, use: Use) -> "Iterator[Story]":

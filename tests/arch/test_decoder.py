@@ -49,6 +49,16 @@ CACHED = {
     "olmo2": ("Olmo2", LLAMA),
     "falcon": ("Falcon", {"hidden_size": D, "num_hidden_layers": L, "num_attention_heads": 4}),
     "cohere": ("Cohere", LLAMA),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        GROUPED
+        | {
+            "num_experts": 2,
+            "num_experts_per_tok": 1,
+            "moe_intermediate_size": 8,
+            "shared_expert_intermediate_size": 8,
+        },
+    ),
     "mixtral": ("Mixtral", GROUPED | {"num_local_experts": 2, "num_experts_per_tok": 1}),
 }
 RECURRENT = {
@@ -111,10 +121,39 @@ def test_what_is_known_of_a_family_is_used():
 def test_a_saved_model_is_loaded(tmp_path):
     theirs = their_model("gemma3")
     loaded = load_pretrained(saved(theirs, tmp_path / "small"))
+    moe = load_pretrained(saved(their_model("qwen2_moe"), tmp_path / "moe"))
+    assert moe.config.mixers == ("qwen2_moe",)
     tokens = random_tokens(loaded.model)[:, :T]
     torch.testing.assert_close(loaded.model(tokens), theirs(tokens).logits, atol=1e-4, rtol=1e-4)
     assert loaded.config.mixers == (theirs.config.model_type,)
     assert (loaded.config.vocab_size, loaded.config.d_model, loaded.config.n_layers) == (V, D, L)
+
+
+def test_a_recurrence_whose_stream_is_halved_on_the_way_is_loaded(tmp_path, tokens):
+    """What transformers does against overflow in half precision changes no logit."""
+    loaded = load_pretrained(saved(their_model("rwkv", rescale_every=1), tmp_path / "small"))
+    expected = their_model("rwkv", rescale_every=1)(tokens).logits
+    torch.testing.assert_close(loaded.model(tokens), expected, atol=1e-3, rtol=1e-3)
+
+
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0,
+        "original_max_position_embeddings": 9, "short_factor": [1.0] * 4,
+        "long_factor": [3.0] * 4}  # fmt: skip
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+MPT = {"d_model": D, "n_layers": L, "n_heads": 4, "max_seq_len": 9}
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("Gemma3Text", SLIDING | {"rope_parameters": {"sliding_attention": PLAIN,
+                                                      "full_attention": LONG}}),
+        ("Llama", LLAMA | {"rope_parameters": LONG}),
+        ("Mpt", MPT),
+    ],
+)  # fmt: skip
+def test_the_context_ends_where_angles_change_or_positions_end(family, settings):
+    assert wrap_model(random_model(family, torch.float32, settings)).config.context == 9
 
 
 def t5(path):
@@ -145,7 +184,7 @@ def cut_short(path):
     ("make", "message"),
     [
         (t5, "is an encoder and a decoder; give a decoder-only model"),
-        (bert, "bert is not causal: a later token changes earlier outputs"),
+        (bert, "/m: bert is not causal: a later token changes earlier outputs"),
         (misfit, "its tokenizer has ids up to 259, its embedding 258 rows; give the tokenizer"),
         (cut_short, "m.gguf cannot be loaded: "),
         (lambda path: str(path / "none.gguf"), "none.gguf cannot be loaded: there is no such file"),

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 from importlib import import_module
 
 import pytest
@@ -170,6 +171,9 @@ VALUES = [
     ("sliding_window", 0), ("sliding_window", 4.0),
     ("rope_parameters", ROPE | {"rope_type": None}),
     ("quantization_config", {"quant_method": "unknown"}),
+    ("rope_parameters", {"full_attention": ROPE | {"rope_theta": -5.0}}),
+    ("rope_parameters", {"full_attention": ROPE | {"rope_type": "spiral"}}),
+    ("logit_scale", math.nan),
 ]  # fmt: skip
 
 
@@ -203,6 +207,7 @@ UNKNOWN = [
     {"logit_scale": 0},
     {"final_logit_softcapping": 30.0},
     {"quantization_config": {"bits": 4}},
+    {"head_dim": KeyError},  # transformers takes 128 for a Qwen3
 ]
 
 

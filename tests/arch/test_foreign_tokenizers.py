@@ -6,9 +6,12 @@ import pytest
 import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from arch import import_transformers, load_pretrained
+from arch import ModelError, import_transformers, load_pretrained
+from arch.__main__ import main as models_command
+from eval.messages import RequestError
 from eval.models.checkpoint import open_model
 from tests.arch.cases import byte_tokenizer
+from tests.said import one_line
 
 
 def spoilt(kind):
@@ -61,6 +64,67 @@ def test_what_a_tokenizer_adds_and_changes_and_lacks_is_said(llama, capsys):
     assert "changes text" in capsys.readouterr().err
     evals.loss(model, text=["1", "2"])
     assert "no <|endoftext|>" in capsys.readouterr().err
+
+
+ADDED = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+         "special": True}  # fmt: skip
+IDS = {
+    "two entries of one": (lambda f: f["model"]["vocab"].update(zz=5), "have one id, 5"),
+    "an added one of another": (
+        lambda f: f["added_tokens"].append(ADDED | {"id": 5, "content": "new"}),
+        "'new' is 5, the library tokenizers reads it as 258",
+    ),
+    "an added one after a gap": (
+        lambda f: f["added_tokens"].append(ADDED | {"id": 299, "content": "new"}),
+        "'new' is 299, the library tokenizers reads it as 258",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", IDS)
+def test_ids_that_the_library_does_not_keep_are_refused(kind, llama, tmp_path, capsys):
+    change, said = IDS[kind]
+    known = json.loads(byte_tokenizer().to_str())
+    change(known)
+    directory = llama(vocab_size=300)
+    (directory / "tokenizer.json").write_text(json.dumps(known))
+    with one_line(ModelError, said):
+        load_pretrained(str(directory))
+    file = str(directory / "tokenizer.json")
+    assert models_command(["init", str(tmp_path / "o"), "--tokenizer", file]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("LlamaTokenizer", "has no tokenizer.json, nor tokenizer.model of its LlamaTokenizer"),
+        ("GemmaTokenizer", "has no tokenizer.json, nor tokenizer.model of its GemmaTokenizer"),
+        ("GPT2Tokenizer", "have one id, 5"),
+    ],
+)
+def test_a_class_without_the_files_of_its_vocabulary_is_refused(kind, said, llama):
+    directory = llama()
+    known = json.loads((directory / "tokenizer.json").read_text())["model"]
+    (directory / "tokenizer.json").unlink()
+    (directory / "vocab.json").write_text(json.dumps(known["vocab"] | {"zz": 5}))
+    (directory / "merges.txt").write_text("#version: 0.2\n")
+    (directory / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind}))
+    with one_line(ModelError, said):
+        load_pretrained(str(directory))
+
+
+def test_a_text_that_a_tokenizer_cannot_read_is_refused(llama, capsys):
+    import eval as evals
+
+    pieces = [(letter, -1.0) for letter in ["<|endoftext|>", *map(str, range(300))]]
+    model = open_model(f"hf:{llama(vocab_size=301, tokenizer=Tokenizer(models.Unigram(pieces)))}")
+    assert "cannot read every text" in capsys.readouterr().err
+    assert evals.loss(model, text=["12"]).rows[0]["tokens"]
+    with one_line(RequestError, "--text: the model's tokenizer cannot read it ("):
+        evals.loss(model, text=["12", "Tom"])
+    with one_line(RequestError, "--corpus toy:40: the model's tokenizer cannot read it ("):
+        evals.loss(model, "toy:40")
 
 
 @pytest.mark.parametrize("windows", ["joined", "lm-eval"])

@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from arch import load_model
+from arch import ModelError, load_model
 from arch.__main__ import main
+from arch.pretrained.gguf import check_gguf_is_whole
 from tests.arch.cases import byte_tokenizer
-from tests.said import complaint
+from tests.said import complaint, one_line
 
 gguf = pytest.importorskip("gguf")
 transformers = pytest.importorskip("transformers")
+from tests.arch.test_pretrained import random_model  # noqa: E402 - it needs transformers
 
 V, D, L = 259, 32, 2
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -149,6 +151,24 @@ def test_text_that_may_be_split_otherwise_than_the_file_says_is_said(pre, said, 
     assert main(["import", str(tmp_path / "tiny.gguf"), str(tmp_path / "tiny")]) == 0
     line = capsys.readouterr().err
     assert line == "" if not said else f"tokenizer.ggml.pre is {said}; its text is split" in line
+
+
+@pytest.mark.parametrize(
+    ("family", "width", "said"),
+    [
+        ("StableLm", 8, "rope.dimension_count is 8, transformers turns 2 numbers of a head"),
+        ("Gemma2", 8, "does not say query_pre_attn_scalar, for which transformers takes 256"),
+    ],
+)
+def test_what_transformers_takes_of_its_own_for_a_family_is_compared(family, width, said, tmp_path):
+    write_gguf(tmp_path / "m.gguf", settings={"rope.dimension_count": width})
+    sizes = {"num_hidden_layers": L, "num_attention_heads": D // width, "intermediate_size": 48}
+    sizes |= {"head_dim": width} if family == "Gemma2" else {}
+    with one_line(ModelError, said):
+        check_gguf_is_whole(
+            tmp_path / "m.gguf",
+            random_model(family, torch.float32, {"hidden_size": D, **sizes}),
+        )
 
 
 def test_a_file_that_is_no_gguf_is_refused(tmp_path, capsys):

@@ -4,7 +4,15 @@ import json
 import random
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 
 from tests.said import one_line
 from tests.tokenizer.test_cli import run
@@ -78,6 +86,41 @@ def test_a_tokenizer_that_changes_a_story_is_refused(change, tokenizer, tmp_path
     with one_line(CorpusError, "t.json: changes a story"):
         pack(str(tmp_path / "s"), tmp_path / "t.json", tmp_path / "data")
     assert not (tmp_path / "data").exists()
+
+
+def test_ids_that_the_library_does_not_keep_are_refused(tokenizer, tmp_path, capsys):
+    known = json.loads(tokenizer.read_text())
+    added = {**known["added_tokens"][0], "id": 5, "content": "new"}
+    vocabulary = {**known["model"], "vocab": {**known["model"]["vocab"], "zz": 5}}
+    for change, said in (
+        ({"model": vocabulary}, "two entries have one id"),
+        ({"added_tokens": [*known["added_tokens"], added]}, "'new' has another id"),
+    ):
+        (tmp_path / "t.json").write_text(json.dumps(known | change))
+        for words in (["inspect"], ["pack", "toy:10", "--out", str(tmp_path / "d"), "--tokenizer"]):
+            assert main([*words, str(tmp_path / "t.json")]) == 2
+            assert f"t.json: {said}" in capsys.readouterr().err
+
+
+def test_a_story_that_a_tokenizer_cannot_read_is_refused(tmp_path, capsys):
+    Tokenizer(models.Unigram([("a", -1.0)])).save(str(tmp_path / "t.json"))
+    assert main(["inspect", str(tmp_path / "t.json"), "--corpus", "toy:10"]) == 2
+    assert "t.json: cannot read a story (" in capsys.readouterr().err
+
+
+def test_what_a_tokenizer_puts_around_a_text_does_not_part_joined_stories(tokenizer, tmp_path):
+    around = Tokenizer.from_file(str(tokenizer))
+    around.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
+    )
+    around.save(str(tmp_path / "t.json"))
+    (tmp_path / "b.txt").write_text("\n\n".join(f"Paragraph {i} of it." for i in range(60)))
+    chosen = {"valid_fraction": 0.3, "story_tokens": 60}
+    plain, data = (
+        pack(str(tmp_path / "b.txt"), file, tmp_path / name, **chosen)
+        for name, file in (("plain", tokenizer), ("around", tmp_path / "t.json"))
+    )
+    assert data.meta["splits"] == plain.meta["splits"]
 
 
 def test_the_bytes_of_an_entry_that_was_added_are_counted(tokenizer, tmp_path):

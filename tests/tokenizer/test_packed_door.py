@@ -87,7 +87,14 @@ CHANGES = {
     "splits train shards": [None, [], "x", [None], [{}]],
     "splits train sha256": [None, 5],
     "splits valid tokens": [None, 0, "9", 7, 1.5],
-    "splits valid shards 0 file": ["../elsewhere.bin", "/valid.bin", None, 5, ""],
+    "splits valid shards 0 file": [
+        "../elsewhere.bin",
+        "train-00000.bin",
+        "/valid.bin",
+        None,
+        5,
+        "",
+    ],
     "splits valid shards 0 tokens": [None, -1, 1 << 60],
     "splits valid shards 0 sha256": [None, []],
 }

@@ -31,6 +31,8 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ('batch: "\\0"\n', "--batch is '\\x00'"),
         ("model: /etc/hostname\n", "--model is '/etc/hostname'"),
         ("config: /etc/hostname\n", "names another recipe"),
+        ("learning_rate: 0.1\n", "no setting --learning_rate; did you mean --optimizer.lr?"),
+        ("optimiser: {lr: 0.1}\n", "no setting --optimiser.lr; did you mean --optimizer.lr?"),
         ("optimizer: {lr: .nan}\n", "--optimizer.lr is nan"),
         ("optimizer: {lr: .inf}\n", "--optimizer.lr is inf"),
         ("optimizer: {clip: .inf}\n", "--optimizer.clip is inf"),

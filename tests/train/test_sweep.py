@@ -121,6 +121,14 @@ def test_a_sweep_here_goes_on_and_compares(file, stories, tmp_path, capfd):
     printed = capfd.readouterr().out
     assert printed.count("finished before") == 1
     assert "lr=0.004" in printed.partition("bits/byte")[2]
+    for more, said in (
+        (["--trainer.max_steps", "4"], "trainer.max_steps 3, this sweep gives it 4"),
+        (["--model.n_layers=3"], "model.n_layers 2, this sweep gives it 3"),
+        (["--data=toy:50"], f"data {stories.path.resolve()}, this sweep gives it toy:50"),
+    ):
+        assert main([*words, *more]) == 2
+        assert f"lr=0.001: it ended with {said}" in capfd.readouterr().err
+    assert main([*words, "--log_every=3", "--compile=false"]) == 0
 
 
 @pytest.mark.usefixtures("in_this_process")

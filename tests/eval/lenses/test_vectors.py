@@ -5,10 +5,14 @@ import math
 import pytest
 import torch
 
-from eval.lenses.direction import heated, path, plane, rising, scaled
+from arch.pretrained.pretrained import wrap_model
+from eval.lenses.direction import PLACES, heated, path, plane, rising, scaled, sharpness
 from eval.lenses.table import Table
+from eval.lenses.trace import constants, norm_scale, readers
 from eval.lenses.vectors import METRICS, add_bigrams, nearest, outliers, rank_pairs, ways_back
 from eval.models.checkpoint import open_checkpoint
+from tests.arch.test_decoder import GROUPED
+from tests.arch.test_pretrained import random_model
 from tests.eval.lenses.cases import figures
 
 V, D = 40, 8
@@ -66,6 +70,26 @@ def test_length_and_temperature_are_one_thing(small_model):
     assert not rising(-best).any()
     before = scaled(model, 10 * hidden, (1.0, 3.0), "before norm")
     torch.testing.assert_close(before[0], before[1], atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("Gemma", GROUPED),  # whose norms multiply by their weights and 1
+        ("Gemma2", GROUPED | {"final_logit_softcapping": 2.0}),
+        ("Nemotron", GROUPED),
+        ("Granite", GROUPED | {"logits_scaling": 4.0}),
+    ],
+)
+def test_logits_of_a_family_are_read_as_it_makes_them(family, settings):
+    model = wrap_model(random_model(family, torch.float32, settings))
+    hidden = torch.randn(6, model.config.d_model)
+    logits, rows = model.logits(hidden), readers(model)
+    torch.testing.assert_close(logits, model.logits(hidden[None])[0])
+    read = norm_scale(model.norm, hidden) * hidden @ rows.T + sum(constants(model).values())
+    assert torch.equal(read.topk(5).indices, logits.topk(5).indices)
+    for place in PLACES:
+        torch.testing.assert_close(scaled(model, hidden, (1.0,), place)[0], sharpness(logits))
 
 
 def test_a_plane_shows_what_lies_in_it():
