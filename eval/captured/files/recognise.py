@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from eval.captured.files.arrow import STATE, list_columns
+from eval.captured.files.arrays import STATE, list_columns
 from eval.captured.files.kinds import (
     hooks,
     llama_cpp,

@@ -8,8 +8,9 @@ import re
 
 import torch
 
+from eval.captured.files.arrays import Entry
 from eval.captured.files.kinds.kind import FLOATS, Capture, Source
-from eval.captured.files.tensors import Entry, Outputs
+from eval.captured.files.tensors import Outputs
 
 HOOK = re.compile(r"blocks\.(\d+)\.(hook_resid_pre|hook_resid_post|attn\.hook_(?:k|rot_k|v))")
 PARTS = {"hook_resid_pre": "block", "hook_resid_post": "block", "attn.hook_k": "key",
