@@ -47,25 +47,45 @@ def list_archive(path: Path) -> dict[str, Entry]:
     """The arrays of a .npz file; any other archive is refused.
 
     Raises:
-        RequestError: an archive of torch.save, another one, or one that unpacks to very much.
+        RequestError: an archive of torch.save, one of a sparse matrix, another one, one that
+            unpacks to very much, or one that holds arrays of which a reader sees one alone.
     """
-    times, more = UNPACKED
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = {member.filename: member.file_size for member in archive.infolist()}
-    except Exception as error:  # of many kinds, by what is damaged
-        raise RequestError(f"{path}: not {FILES} ({first_line(error)})") from None
+    members = _list_members(path)
     if any(name.endswith(".pkl") for name in members):
         refuse_pickle(path)
     for name in members:
         if not name.endswith(".npy"):
             raise RequestError(f"{path}: an archive with {name}, which is no array; give {FILES}")
+    if members.keys() >= {"data.npy", "format.npy", "shape.npy"}:
+        raise RequestError(f"{path}: a sparse matrix of scipy; save its .toarray()")
+    return {name.removesuffix(".npy"): list_array(path, name) for name in members}
+
+
+def _list_members(path: Path) -> dict[str, int]:
+    """The members of an archive, and their sizes in bytes.
+
+    Raises:
+        RequestError: no archive, one that unpacks to very much, or one with a name that stands
+            twice or another archive before it, of which a reader would see the last alone.
+    """
+    times, more = UNPACKED
+    try:
+        with zipfile.ZipFile(path) as archive:
+            found = archive.infolist()
+    except Exception as error:  # of many kinds, by what is damaged
+        raise RequestError(f"{path}: not {FILES} ({first_line(error)})") from None
+    members = {member.filename: member.file_size for member in found}
+    if len(members) < len(found) or min((member.header_offset for member in found), default=0):
+        raise RequestError(
+            f"{path}: a name stands twice in the archive, or another archive before it; save each "
+            "array once, in a file of its own"
+        )
     if (size := sum(members.values())) > times * path.stat().st_size + more:
         raise RequestError(
             f"{path}: would unpack to {size:,} bytes, its own size {path.stat().st_size:,}; save "
             "the arrays by numpy.savez, not compressed"
         )
-    return {name.removesuffix(".npy"): list_array(path, name) for name in members}
+    return members
 
 
 @contextmanager
