@@ -50,7 +50,7 @@ def list_archive(path: Path) -> dict[str, Entry]:
         RequestError: an archive of torch.save, one of a sparse matrix, another one, one that
             unpacks to very much, or one that holds arrays of which a reader sees one alone.
     """
-    members = _list_members(path)
+    members = list_members(path)
     if any(name.endswith(".pkl") for name in members):
         refuse_pickle(path)
     for name in members:
@@ -61,14 +61,13 @@ def list_archive(path: Path) -> dict[str, Entry]:
     return {name.removesuffix(".npy"): list_array(path, name) for name in members}
 
 
-def _list_members(path: Path) -> dict[str, int]:
+def list_members(path: Path) -> dict[str, int]:
     """The members of an archive, and their sizes in bytes.
 
     Raises:
         RequestError: no archive, one that unpacks to very much, or one with a name that stands
             twice or another archive before it, of which a reader would see the last alone.
     """
-    times, more = UNPACKED
     try:
         with zipfile.ZipFile(path) as archive:
             found = archive.infolist()
@@ -80,12 +79,22 @@ def _list_members(path: Path) -> dict[str, int]:
             f"{path}: a name stands twice in the archive, or another archive before it; save each "
             "array once, in a file of its own"
         )
-    if (size := sum(members.values())) > times * path.stat().st_size + more:
+    check_size(path, sum(members.values()))
+    return members
+
+
+def check_size(path: Path, size: int) -> None:
+    """Whether what a file says that it holds is not very much more than the file.
+
+    Raises:
+        RequestError: it is, so that to read it could take all memory.
+    """
+    times, more = UNPACKED
+    if size > times * path.stat().st_size + more:
         raise RequestError(
             f"{path}: would unpack to {size:,} bytes, its own size {path.stat().st_size:,}; save "
-            "the arrays by numpy.savez, not compressed"
+            "the arrays whole and not compressed, as numpy.savez does"
         )
-    return members
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from eval.captured.files.stored import NOT_PLAIN, is_plain
 from eval.messages import ArgumentError, RequestError, say_once
 
 
@@ -68,7 +69,7 @@ def read_cache(
             nothing.
     """
     if isinstance(outputs, Tensor):
-        return Held(outputs)
+        return Held(_check_plain(outputs))
     count = _count_layers(outputs)
     if part not in ("rotated_key", "value") or not isinstance(layer, int):
         raise RequestError(
@@ -80,6 +81,7 @@ def read_cache(
     held = values if part == "value" else keys
     if not isinstance(held, Tensor) or held.dim() != 4 or not held.numel():
         raise ArgumentError("layer", "the cache holds no keys and values of it", layer)
+    _check_plain(held)
     rows = held.shape[2]
     if not written:
         raise ArgumentError("layer", "nothing was written to the cache yet", layer)
@@ -89,6 +91,12 @@ def read_cache(
     if written > rows:
         say_once(f"layer {layer}: holds the last {rows} of {written} positions (a sliding window)")
     return Held(held, written - rows)
+
+
+def _check_plain(tensor: Tensor) -> Tensor:
+    if not is_plain(tensor):
+        raise ArgumentError("outputs", f"{_name(tensor)}: {NOT_PLAIN}")
+    return tensor
 
 
 def _count_layers(cache: Any) -> int:

@@ -21,6 +21,7 @@ from eval.captured.files.arrays import (
     refuse_pickle,
 )
 from eval.messages import RequestError, say_once
+from eval.rows.misfits import parse_json
 from eval.sites.circuit import PARTS
 
 SCALES = ("scale", "scales")
@@ -31,6 +32,8 @@ MASK = "attention_mask"
 TEXTS = ("token_ids", "input_ids", "tokens", "ids")
 BYTES = ("int8", "uint8", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 NUMBERS = ("float64", "float32", "float16", "bfloat16", *BYTES)
+WORDS = ("bf16", "fp16")
+"""Formats of 16 bits, which may stand as integers."""
 SAFETENSORS = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I8": "int8",
     "U8": "uint8", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
@@ -82,7 +85,10 @@ class Outputs:
 
 
 def read_tensors(
-    path: str | Path, names: Sequence[str] | None = None, scale: str | None = None
+    path: str | Path,
+    names: Sequence[str] | None = None,
+    scale: str | None = None,
+    stored: str | None = None,
 ) -> dict[str, Outputs]:
     """The tensors of a file that may be outputs of a model, by name, with their companions.
 
@@ -92,6 +98,7 @@ def read_tensors(
         path: a .safetensors file, a .npz file of arrays, or a .npy file, named after the file.
         names: of those wanted; None: all.
         scale: the name of a tensor in the file that is the scale of all that have 8 bits.
+        stored: the format of numbers whose bits may stand as integers of 16 bits.
 
     Raises:
         RequestError: no such file, another kind, a pickle, a damaged file, one without such
@@ -105,7 +112,7 @@ def read_tensors(
     known = {
         name: entry
         for name, entry in held.items()
-        if name not in companions and name != scale and _may_be_outputs(name, entry)
+        if name not in companions and name != scale and _may_be_outputs(name, entry, stored)
     }
     for name in names or ():
         if name not in known:
@@ -113,7 +120,8 @@ def read_tensors(
     if not known:
         listed = ", ".join(f"{name} {entry}" for name, entry in held.items()) or "nothing"
         raise RequestError(
-            f"{path}: holds {listed}; give tensors of the shape (T, width) or (B, T, width)"
+            f"{path}: holds {listed}; give tensors of the shape (T, width) or (B, T, width), and "
+            "--stored where bits of bf16 or fp16 stand as integers"
         )
     masks = {name: _mask_of(name, held) for name in known}
     found: dict[str, Outputs] = {}
@@ -185,12 +193,13 @@ def _split_companion(name: str) -> tuple[str, str] | None:
     return match[1] or "", "scale" if match[2] in SCALES else "zero_point"
 
 
-def _may_be_outputs(name: str, entry: Entry) -> bool:
+def _may_be_outputs(name: str, entry: Entry, stored: str | None) -> bool:
     """Whether a tensor may be a site's outputs; ids, masks and texts may not."""
     if len(entry.shape) < 2 or entry.kind in ("object", "str") or "mask" in name.lower():
         return False
     numbers = entry.kind in NUMBERS or not entry.kind.startswith(("int", "uint", "bool"))
-    return numbers or len(entry.shape) > 2 or name.rpartition(".")[0] in PARTS
+    bits = stored in WORDS and entry.kind in ("int16", "uint16")
+    return numbers or bits or len(entry.shape) > 2 or name.rpartition(".")[0] in PARTS
 
 
 def _mask_of(name: str, held: dict[str, Entry]) -> dict[str, str]:
@@ -259,6 +268,8 @@ def _list_safetensors(path: Path) -> dict[str, Entry]:
                 kind = str(about.get_dtype())
                 shape = tuple(about.get_shape())
                 found[name] = Entry(shape, SAFETENSORS.get(kind, kind), partial(read, name))
+        with path.open("rb") as file:  # once more: of two tensors of one name it gives the last
+            parse_json(file.read(int.from_bytes(file.read(8), "little")))
     except (SafetensorError, ValueError, OSError) as error:
         raise RequestError(f"{path}: not {FILES} ({first_line(error)})") from None
     return found
