@@ -81,6 +81,17 @@ def read_cache(
     held = values if part == "value" else keys
     if not isinstance(held, Tensor) or held.dim() != 4 or not held.numel():
         raise ArgumentError("layer", "the cache holds no keys and values of it", layer)
+    if (
+        isinstance(keys, Tensor)
+        and isinstance(values, Tensor)
+        and keys.shape[:3] != values.shape[:3]
+    ):
+        raise ArgumentError(
+            "layer",
+            f"keys {tuple(keys.shape)} and values {tuple(values.shape)} are of unlike positions; "
+            "give the tensor itself",
+            layer,
+        )
     _check_plain(held)
     rows = held.shape[2]
     if not written:
@@ -133,6 +144,10 @@ def _read_layer(cache: Any, layer: int) -> tuple[Any, Any, int]:
     if hasattr(cache, "key_cache"):
         if (name := _name(cache)) not in LISTED:
             raise ArgumentError("outputs", f"what a {name} holds is not known; {_advice(LISTED)}")
+        if (count := len(cache.value_cache)) != len(cache.key_cache):
+            raise ArgumentError(
+                "outputs", f"keys of {len(cache.key_cache)} layers, values of {count}"
+            )
         keys, values = cache.key_cache[layer - 1], cache.value_cache[layer - 1]
         length = getattr(cache, "get_seq_length", None)
         return keys, values, int(length(layer - 1)) if length else _rows(keys)
