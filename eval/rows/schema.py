@@ -350,6 +350,12 @@ def find_fault(row: Row) -> str | None:
             return f"shown: {row['shown']}"[:200] + f", expected positions below {row['length']}"
         if row["exact"] != (row["found"] == row["truth"]):
             return f"exact: {row['exact']}, and found beside truth says otherwise"
+    if row["kind"] == "captured":
+        proven = [proof is not None for proof in row["certificates"]]
+        if [grade == "certain" for grade in row["grades"]] != proven:
+            return "grades: certain, and a certificate beside it says otherwise"
+        if any(not 0 <= t < len(row["tokens"]) for t in row["left_out"]):
+            return f"left_out: {row['left_out']}"[:200] + ", expected positions of its tokens"
     if row["kind"] == "loss" and not all(size > 0 for size in row["parts"]["bytes"]):
         return "parts.bytes: must be above 0"
     for name, (values, expected) in _lists(row).items():

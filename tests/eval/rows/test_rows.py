@@ -20,8 +20,15 @@ from tests.eval.views.page.cases import SIZES, bits_row, checkpoint_of, every_ki
 from tests.said import complaint, one_line
 
 ABOUT = make_row()["checkpoint"]
+CAPTURED = {
+    "key": "c", "kind": "captured", "checkpoint": ABOUT, "tensor": "block.1", "prompt": 0,
+    "site": "block.1", "sites_tried": [], "format": "fp32", "computed": "fp32", "solver": "propose",
+    "text": "ab", "tokens": [5, 6], "pieces": ["a", "b"], "certificates": ["residual", None],
+    "grades": ["certain", "likely"], "probabilities": [1.0, 0.999], "left_out": [],
+    "residual_over_floor": {"0": 1.0, "1": 9.0}, "alike": {}, "alike_pieces": {}, "evaluations": 9,
+}  # fmt: skip
 ROWS = {row["kind"]: {"schema": 3, **row} for row in [
-    make_row(), bits_row(ABOUT, 0, 2.0), *every_kind(ABOUT)
+    make_row(), bits_row(ABOUT, 0, 2.0), *every_kind(ABOUT), CAPTURED
 ]}  # fmt: skip
 
 
@@ -76,6 +83,11 @@ def changed(row, path, value):
         ("lens", "prompts", None),
         ("probe", "unigram", 1.0),
         ("geometry", "sigma_min", KeyError),
+        ("captured", "grades", ["certain", "certain"]),
+        ("captured", "grades", ["likely", "likely"]),
+        ("captured", "grades", ["certain"]),
+        ("captured", "left_out", [-1]),
+        ("captured", "left_out", [2]),
     ],
 )
 def test_a_row_that_lacks_what_its_kind_declares_is_refused(kind, path, value, tmp_path, capsys):
