@@ -45,7 +45,7 @@ class RecoverTask:
         scale: given as a number, of tensors of 8 bits.
         arguments: of `recover`.
         aloud: whether the answer is also said on stderr as it is found, as others are to come.
-        optional: whether the others go on where this one is refused, which is said.
+        optional: whether the others go on where this one is refused.
         refusals: why it was refused, where it is optional.
     """
 
@@ -91,8 +91,7 @@ class RecoverTask:
         except RequestError as error:
             if not self.optional:
                 raise
-            self.refusals.append(f"{error}; left out")
-            tqdm.write(legible(self.refusals[0]), file=sys.stderr)
+            self.refusals.append(str(error))
             return []
         rows.sort(key=lambda row: row["prompt"])
         if self.aloud:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from eval.commands.flags import CapturedPart, File, Natural, Out, Plugins, Words, listed
 from eval.commands.result import Result, command
-from eval.messages import RequestError
+from eval.messages import RequestError, say
 from eval.rows.plugins import run_plugins
 
 if TYPE_CHECKING:
@@ -105,8 +105,11 @@ def recover_file(
     tasks = _plan(checkpoint, capture, layer, part, number, arguments, names is not None)
     with open_results(out) as results:
         run_tasks(tasks, results, "recovering")
-        if all(task.refusals for task in tasks):
-            raise RequestError(tasks[0].refusals[0].removesuffix("; left out"))
+        left_out = [f"left out: {line}" for task in tasks for line in task.refusals]
+        if len(left_out) == len(tasks):  # one line for all: they are of one file
+            raise RequestError(tasks[0].refusals[0])
+        for line in left_out:
+            say(line)
         rows, note = results.rows(), results.note if out else ""
     texts = None if truth is None else listed(truth)
     result = _describe(tasks, rows, texts, ids, checkpoint.tokenizer)
@@ -158,7 +161,7 @@ def _describe(
     for task in tasks:
         of_task = [row for row in answered if row["key"].rpartition("-")[0] == task.key]
         if task.refusals:
-            lines += task.refusals
+            lines += [f"left out: {line}" for line in task.refusals]
             continue
         if texts is not None:
             _score(of_task, texts, tokenizer)
