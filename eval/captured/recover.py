@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 DAMAGED = 4  # positions of a prompt that are passed over, at most
 BEHIND = 3  # positions that no token fits, from which rows before them may be padding
-MANY = 12  # hidden tokens whose search is announced, as it may take long
+MANY = 3  # hidden tokens whose search is announced, as it may take long
 
 
 def recover(

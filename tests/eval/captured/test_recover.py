@@ -298,3 +298,13 @@ def test_numbers_of_other_libraries_are_whole_ones(directories, opened):
     states = load_file(f"{directories['llama']}/states.safetensors")["1"]
     given = {"layer": np.int64(1), "shown": torch.arange(12), "first": np.int32(0)}
     assert recover(opened["llama"], states, corpus="toy:400", **given).texts == list(SHORT)
+
+
+@pytest.mark.parametrize("first", [3, 4])
+def test_a_search_for_several_hidden_tokens_is_announced(directories, opened, first, capsys):
+    """Eight of them took minutes of a small model without a word."""
+    say_once.cache_clear()
+    states = load_file(f"{directories['llama']}/states.safetensors")["1"][:1, first:6]
+    asked = {"layer": 1, "first": first, "settings": {"starts": 1, "rounds": 1}}
+    recover(opened["llama"], states, corpus="toy:400", **asked)
+    assert ("4 tokens are hidden" in capsys.readouterr().err) == (first == 4)
