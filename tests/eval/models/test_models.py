@@ -178,7 +178,7 @@ def test_a_fit_is_kept_by_model_question_and_text(model_directory, tmp_path):
     assert len(files) == len(asked)
     for file in files:
         file.write_bytes(file.read_bytes()[:-1])
-    with one_line(RequestError, "damaged"):
+    with one_line(evals.RequestError, "damaged"):
         fitted(tmp_path, *asked[0], dict)
 
 

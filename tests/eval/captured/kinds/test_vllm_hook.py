@@ -187,6 +187,7 @@ def test_numbers_that_stand_negated_are_read(engine, tmp_path):
         (lambda x: {NAME: x.to(torch.int8)}, LENGTHS, "integers without"),
         (lambda x: {NAME: torch.ones(2, 20, 32)}, LENGTHS, "pads are zeros"),
         (lambda x: {f"{NAME}__self_attn__attn__q": x}, LENGTHS, "queries alone"),
+        (lambda x: {NAME: x, f"drafter__{NAME}": x + 1}, LENGTHS, "block.2 too"),
     ],
 )
 def test_rows_that_do_not_fit_are_one_line(engine, tmp_path, held, lengths, seen):
