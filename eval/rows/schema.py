@@ -256,6 +256,13 @@ class BitsRow(OfModel):
     bits: dict[str, dict[str, dict[str, list[float | None]]]]
 
 
+class Tried(TypedDict):
+    """A site at which so many of the first tokens fit."""
+
+    hits: int
+    tried: int
+
+
 class CapturedRow(OfModel):
     """The prompt behind a captured tensor; lists go by position, and `alike` by its text.
 
@@ -266,7 +273,7 @@ class CapturedRow(OfModel):
     tensor: str
     prompt: int
     site: str
-    sites_tried: list[dict[str, Any]]
+    sites_tried: list[Tried]
     format: str
     computed: str
     solver: str
@@ -341,6 +348,8 @@ def find_fault(row: Row) -> str | None:
     """
     if fault := find_misfit(row, KINDS[row["kind"]]):
         return fault
+    if isinstance(site := row.get("site"), dict) and site.get("layer") == []:
+        return "site.layer: [], expected a layer"
     if row["kind"] == "recovery":
         counts = {"hidden": row["hidden"], "notes.cut": row["notes"].get("cut", 0)}
         for name, most in (("hidden", row["length"]), ("notes.cut", MOST_POSITIONS)):

@@ -56,6 +56,7 @@ def changed(row, path, value):
         ("recovery", "checkpoint.mixers", "flat"),
         ("recovery", "site", {}),
         ("recovery", "site.layer", None),
+        ("recovery", "site.layer", []),
         ("recovery", "site.part", 1),
         ("recovery", "site.without", "norms"),
         ("recovery", "truth", [1, "2"]),
@@ -88,6 +89,7 @@ def changed(row, path, value):
         ("captured", "grades", ["certain"]),
         ("captured", "left_out", [-1]),
         ("captured", "left_out", [2]),
+        ("captured", "sites_tried", [{"hits": 1}]),
     ],
 )
 def test_a_row_that_lacks_what_its_kind_declares_is_refused(kind, path, value, tmp_path, capsys):
