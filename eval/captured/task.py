@@ -246,7 +246,7 @@ def describe_rows(name: str, rows: list[dict[str, Any]]) -> str:
             )
         lines.append(said)
         if "differs" in row:
-            lines.append(f"    {describe(row['differs'])}")
+            lines.append(f"    {describe(row['differs'], row['uncaptured'])}")
         if tail := row["left_out"]:
             lines.append(f"    positions {_span(tail)}: no token fits; left out of the text")
         unsure = [t for t, grade in enumerate(grades) if grade == "unknown"]
