@@ -123,7 +123,7 @@ def read_rows(sources: Iterable[str | Path]) -> list[Row]:
             for number, line in enumerate(_lines(path), start=1):
                 if line.strip():
                     row = _parse(line, path, number)
-                    replaced += _differ(rows.get(row["key"], row), row)
+                    replaced += row["key"] in rows and _differ(rows[row["key"]], row)
                     rows[row["key"]] = row
             if replaced:
                 say_once(
