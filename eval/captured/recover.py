@@ -8,6 +8,7 @@ before the search on background text at the same site, and after it on the answe
 which decides.
 """
 
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 DAMAGED = 4  # positions of a prompt that are passed over, at most
 BEHIND = 3  # positions that no token fits, from which rows before them may be padding
-MANY = 12  # hidden tokens whose search is announced, as it may take long
+MANY = 3  # hidden tokens whose search is announced, as it may take long
 
 
 def recover(
@@ -98,6 +99,10 @@ def recover(
     (checkpoint,) = open_models(model, device)
     if computed not in (None, *FLOATS):
         raise ArgumentError("computed", f"must be one of {', '.join(FLOATS)}", repr(computed))
+    layer, shown, first = (
+        _read_whole(name, given)
+        for name, given in (("layer", layer), ("shown", shown), ("first", first))
+    )
     held = read_cache(outputs, layer, part)
     first = held.first if first is None else first
     context = checkpoint.config.context
@@ -136,6 +141,31 @@ def recover(
     _say_what_misses(answer, tuple(raw.outputs.shape))
     _say_what_may_pad(answer)
     return answer
+
+
+def _read_whole(name: str, given: Any) -> Any:
+    """Whole numbers of an argument, one or several; None, and the text of a slice, as they are.
+
+    Raises:
+        RequestError: anything else, as a list of truths, which Python takes for ones and zeros.
+    """
+    if given is None or (name == "shown" and isinstance(given, str)):
+        return given
+    try:
+        entries, several = list(given), True
+    except TypeError:  # a number, or one of numpy or torch
+        entries, several = [given], False
+    try:
+        numbers = [operator.index(x) for x in entries]
+        wrong = any("bool" in str(getattr(x, "dtype", type(x))) for x in entries)
+        wrong |= name == "layer" and not 0 < len(numbers) == len({*numbers})
+        wrong |= name == "layer" and numbers != sorted(numbers)
+    except TypeError:
+        numbers, wrong = [], True
+    if wrong:
+        seen = " ".join(repr(given).split())[:80]
+        raise ArgumentError(name, "give whole numbers; of several layers each once, in order", seen)
+    return numbers if several or name == "shown" else numbers[0]
 
 
 def _say_what_misses(answer: Recovered, shape: tuple[int, ...]) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from eval.models.checkpoint import Checkpoint
 
 DRAWN = 512  # tokens run at the first position, to see how far their outputs lie from those stored
+LARGEST = 1e16  # of a number captured: squares of larger ones overflow, and everything fits them
 DISTINCT = 4  # times the spread of rounding: a token drawn at random lies farther off
 
 
@@ -120,13 +121,14 @@ def leave_out_empty(stored: Stored, visible: Slice) -> Slice:
     """
     T = stored.values.shape[1]
     shown = visible.positions(T)
-    finite = visible.select(stored.values).isfinite().all(dim=-1).all(dim=0).tolist()
+    finite = (visible.select(stored.values).abs() < LARGEST).all(dim=-1).all(dim=0).tolist()
     if wrong := [t for t, good in zip(shown, finite, strict=True) if not good]:
         named = ", ".join(map(str, wrong[:10])) + ", ..." * (len(wrong) > 10)
         why = ", or their scale is not above 0" if stored.scaled else ""
         raise ArgumentError(
             "outputs",
-            f"not finite at positions {named}{why}; leave them out of `shown` (--positions)",
+            f"not finite at positions {named}, or beyond {LARGEST:g}{why}; leave them out of "
+            "`shown` (--positions)",
         )
     filled = (stored.values != 0).any(dim=(0, 2)).tolist()
     last = max((t for t in shown if filled[t]), default=shown[-1])

@@ -4,7 +4,7 @@ import hashlib
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -45,6 +45,8 @@ class RecoverTask:
         scale: given as a number, of tensors of 8 bits.
         arguments: of `recover`.
         aloud: whether the answer is also said on stderr as it is found, as others are to come.
+        optional: whether the others go on where this one is refused.
+        refusals: why it was refused, where it is optional.
     """
 
     checkpoint: Checkpoint
@@ -53,6 +55,8 @@ class RecoverTask:
     scale: float | None
     arguments: dict[str, Any]
     aloud: bool = False
+    optional: bool = False
+    refusals: list[str] = field(default_factory=list)
 
     @cached_property
     def key(self) -> str:
@@ -77,12 +81,18 @@ class RecoverTask:
     def run(self, results: Results) -> list[dict[str, Any]]:
         """A row for each prompt."""
         about = {"kind": "captured", "checkpoint": self.checkpoint.provenance}
-        with _named(self.name, "; --tensor takes others alone" * self.aloud):
-            rows = [
-                {"key": f"{self.key}-{number}", **about, **_row(self.name, number, found, i)}
-                for prompts, found in self._answers(self.entry.read())
-                for i, number in enumerate(prompts or range(len(found.tokens)))
-            ]
+        try:
+            with _named(self.name, "; --tensor takes others alone" * self.aloud):
+                rows = [
+                    {"key": f"{self.key}-{number}", **about, **_row(self.name, number, found, i)}
+                    for prompts, found in self._answers(self.entry.read())
+                    for i, number in enumerate(prompts or range(len(found.tokens)))
+                ]
+        except RequestError as error:
+            if not self.optional:
+                raise
+            self.refusals.append(str(error))
+            return []
         rows.sort(key=lambda row: row["prompt"])
         if self.aloud:
             tqdm.write(legible(describe_rows(self.name, rows)), file=sys.stderr)
@@ -236,7 +246,7 @@ def describe_rows(name: str, rows: list[dict[str, Any]]) -> str:
             )
         lines.append(said)
         if "differs" in row:
-            lines.append(f"    {describe(row['differs'])}")
+            lines.append(f"    {describe(row['differs'], row['uncaptured'])}")
         if tail := row["left_out"]:
             lines.append(f"    positions {_span(tail)}: no token fits; left out of the text")
         unsure = [t for t, grade in enumerate(grades) if grade == "unknown"]

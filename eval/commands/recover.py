@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from eval.commands.flags import CapturedPart, File, Natural, Out, Plugins, Words, listed
 from eval.commands.result import Result, command
-from eval.messages import RequestError
+from eval.messages import RequestError, say
 from eval.rows.plugins import run_plugins
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def recover_file(
     number = _number(scale)
     names = None if tensor is None else listed(tensor)
     scale_name = scale if number is None else None
-    capture = read_capture(file, names, scale_name, layer, part, torch_file)
+    capture = read_capture(file, names, scale_name, layer, part, torch_file, stored)
     if number is not None and not any(entry.scaled for entry in capture.outputs.values()):
         raise RequestError(f"--scale {scale}: {file} has no numbers of 8 bits; leave it out")
     checkpoint, ids = open_model(model, device), capture.ids
@@ -102,9 +102,14 @@ def recover_file(
     shown = None if positions is None else listed(positions)
     arguments = {"shown": shown, "first": first, "format": stored, "computed": computed,
                  "solver": solver, "seed": seed, "corpus": corpus}  # fmt: skip
-    tasks = _plan(checkpoint, capture, layer, part, number, arguments)
+    tasks = _plan(checkpoint, capture, layer, part, number, arguments, names is not None)
     with open_results(out) as results:
         run_tasks(tasks, results, "recovering")
+        left_out = [f"left out: {line}" for task in tasks for line in task.refusals]
+        if len(left_out) == len(tasks):  # one line for all: they are of one file
+            raise RequestError(tasks[0].refusals[0])
+        for line in left_out:
+            say(line)
         rows, note = results.rows(), results.note if out else ""
     texts = None if truth is None else listed(truth)
     result = _describe(tasks, rows, texts, ids, checkpoint.tokenizer)
@@ -119,18 +124,23 @@ def _plan(
     part: str | None,
     scale: float | None,
     arguments: dict[str, Any],
+    chosen: bool,
 ) -> "list[RecoverTask]":
-    """A task for each tensor, or for each stack of tensors of several layers."""
-    from eval.captured.files.axes import join_layers
+    """A task for each tensor, or for each stack of tensors of several layers.
+
+    Where they were not chosen by name, one that is refused does not end the work on others.
+    """
+    from eval.captured.files.axes import choose_tensors
     from eval.captured.task import RecoverTask
 
-    layers = [] if layer is None else [int(number) for number in listed(layer)]
-    tensors = join_layers(capture.outputs, layers, part)
-    layer = None if capture.named and tensors is capture.outputs else layer
+    layers = [] if layer is None else sorted({int(number) for number in listed(layer)})
+    tensors = choose_tensors(capture.outputs, layers, part)
+    named = capture.named and tensors is capture.outputs
+    layer = None if named or not layers else layers if len(layers) > 1 else layers[0]
     return [
         RecoverTask(
             checkpoint, name, outputs, scale, arguments | _site(name, layer, part),
-            aloud=len(tensors) > 1,
+            aloud=len(tensors) > 1, optional=len(tensors) > 1 and not chosen,
         )
         for name, outputs in tensors.items()
     ]  # fmt: skip
@@ -150,6 +160,9 @@ def _describe(
     rows, lines = list[dict[str, Any]](), list[str]()
     for task in tasks:
         of_task = [row for row in answered if row["key"].rpartition("-")[0] == task.key]
+        if task.refusals:
+            lines += [f"left out: {line}" for line in task.refusals]
+            continue
         if texts is not None:
             _score(of_task, texts, tokenizer)
         if ids is not None:
@@ -181,11 +194,11 @@ def _page(rows: Sequence[dict[str, Any]], title: str | None) -> str:
 
 
 def _site(name: str, layer: Any, part: str | None) -> dict[str, Any]:
-    """The layer and part given, else those that a tensor's name says, as `block.3`, if any."""
+    """The layer and part given, and what of them a tensor's name says, as `block.3`."""
     from eval.captured.files.tensors import name_site
 
-    named = name_site(name) if layer is None else None
-    if named and part in (None, named[1]):
+    named = name_site(name)
+    if named and layer in (None, named[0]) and part in (None, named[1]):
         layer, part = named
     return {"layer": layer, "part": part}
 

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
 from arch.storage.files import write_file
+from eval.messages import RequestError
 from eval.rows.store import row_key
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ def fitted(
 
     Raises:
         OSError: the file cannot be read or written.
+        RequestError: the file is damaged.
     """
     seen = hashlib.sha256()
     for tokens in text:
@@ -41,7 +44,10 @@ def fitted(
     about = {**about, "text_sha256": seen.hexdigest()}
     path = Path(directory or "", "artefacts", f"{row_key(*checkpoint.identity, about)}.safetensors")
     if directory is not None and path.exists():
-        return load_file(path, device=str(checkpoint.model.embedding.weight.device))
+        try:
+            return load_file(path, device=str(checkpoint.model.embedding.weight.device))
+        except SafetensorError as error:
+            raise RequestError(f"{path}: damaged ({error}); delete it and run again") from None
     tensors = {name: tensor.detach().clone(memory_format=torch.contiguous_format)
                for name, tensor in fit().items()}  # fmt: skip
     if directory is not None:  # laid out as they are read again: the same bits

@@ -15,10 +15,13 @@ def parse_json(source: bytes) -> Any:
     """What JSON in UTF-8 says.
 
     Raises:
-        ValueError: it is none, or holds numbers that are none, or half a character.
+        ValueError: it is none, or holds numbers that are none, half a character, or an object
+            that has a name twice, of which one value would be lost.
     """
     try:
-        value = json.loads(source.decode(), parse_constant=_refuse_constant)
+        value = json.loads(
+            source.decode(), parse_constant=_refuse_constant, object_pairs_hook=_read_pairs
+        )
         if b"\\ud" in source.lower():
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
@@ -102,6 +105,15 @@ def _unlike(value: Any, hint: Any) -> str:
     if typing.get_origin(hint):
         expected = str(hint).replace("typing.", "").replace("eval.rows.schema.", "")
     return f": {text if len(text) < 40 else text[:40] + '...'}, expected {expected}"
+
+
+def _read_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice[:80]!r} stands twice in an object")
+    return found
 
 
 def _refuse_constant(name: str) -> None:

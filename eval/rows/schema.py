@@ -256,6 +256,13 @@ class BitsRow(OfModel):
     bits: dict[str, dict[str, dict[str, list[float | None]]]]
 
 
+class Tried(TypedDict):
+    """A site at which so many of the first tokens fit."""
+
+    hits: int
+    tried: int
+
+
 class CapturedRow(OfModel):
     """The prompt behind a captured tensor; lists go by position, and `alike` by its text.
 
@@ -266,7 +273,7 @@ class CapturedRow(OfModel):
     tensor: str
     prompt: int
     site: str
-    sites_tried: list[dict[str, Any]]
+    sites_tried: list[Tried]
     format: str
     computed: str
     solver: str
@@ -341,6 +348,8 @@ def find_fault(row: Row) -> str | None:
     """
     if fault := find_misfit(row, KINDS[row["kind"]]):
         return fault
+    if isinstance(site := row.get("site"), dict) and site.get("layer") == []:
+        return "site.layer: [], expected a layer"
     if row["kind"] == "recovery":
         counts = {"hidden": row["hidden"], "notes.cut": row["notes"].get("cut", 0)}
         for name, most in (("hidden", row["length"]), ("notes.cut", MOST_POSITIONS)):
@@ -350,6 +359,12 @@ def find_fault(row: Row) -> str | None:
             return f"shown: {row['shown']}"[:200] + f", expected positions below {row['length']}"
         if row["exact"] != (row["found"] == row["truth"]):
             return f"exact: {row['exact']}, and found beside truth says otherwise"
+    if row["kind"] == "captured":
+        proven = [proof is not None for proof in row["certificates"]]
+        if [grade == "certain" for grade in row["grades"]] != proven:
+            return "grades: certain, and a certificate beside it says otherwise"
+        if any(not 0 <= t < len(row["tokens"]) for t in row["left_out"]):
+            return f"left_out: {row['left_out']}"[:200] + ", expected positions of its tokens"
     if row["kind"] == "loss" and not all(size > 0 for size in row["parts"]["bytes"]):
         return "parts.bytes: must be above 0"
     for name, (values, expected) in _lists(row).items():

@@ -16,11 +16,13 @@ import weakref
 from collections.abc import Iterable
 from pathlib import Path
 
-from eval.messages import RequestError
+from eval.messages import RequestError, say_once
 from eval.rows.misfits import parse_json
 from eval.rows.schema import KINDS, SCHEMA, Row, find_fault
 
 ROWS, SHARDS = "rows.jsonl", "rows*.jsonl"
+CIRCUMSTANCES = {"seconds", "tokens_per_second", "checkpoint"}
+"""Fields that may differ where a question was asked twice."""
 PARQUET = b"PAR1"
 """The first bytes of a Parquet file."""
 
@@ -105,7 +107,8 @@ def read_rows(sources: Iterable[str | Path]) -> list[Row]:
     """Reads the rows of results directories, or of JSONL or Parquet files, up to a torn last line.
 
     A directory holds one file of rows, or one for each shard, and so do the directories in it; of
-    equal keys the last row counts. Beside others a directory may hold none, such as one of runs.
+    equal keys the last row counts, and where it says otherwise than one before, a line says so.
+    Beside others a directory may hold none, such as one of runs.
 
     Raises:
         RequestError: nothing there, a line that is not a row, or a schema of another version.
@@ -116,10 +119,24 @@ def read_rows(sources: Iterable[str | Path]) -> list[Row]:
         if not paths and not (source.is_dir() and any(found.values())):
             raise RequestError(f"{source}: no results here; give a directory that holds {ROWS}")
         for path in paths:
-            lines = enumerate(_lines(path), start=1)
-            parsed = (_parse(line, path, n) for n, line in lines if line.strip())
-            rows |= {row["key"]: row for row in parsed}
+            replaced = 0
+            for number, line in enumerate(_lines(path), start=1):
+                if line.strip():
+                    row = _parse(line, path, number)
+                    replaced += row["key"] in rows and _differ(rows[row["key"]], row)
+                    rows[row["key"]] = row
+            if replaced:
+                say_once(
+                    f"{path}: {replaced} rows differ from others of their keys; the last count"
+                )
     return list(rows.values())
+
+
+def _differ(first: Row, second: Row) -> bool:
+    """Whether two rows give other answers, whatever time they took, and wherever a model lay."""
+    return any(
+        first.get(name) != value for name, value in second.items() if name not in CIRCUMSTANCES
+    )
 
 
 def results_in(directory: Path) -> list[Path]:
@@ -168,16 +185,19 @@ def _line(row: Row) -> str:
 
 
 def _parse(line: bytes, path: Path, number: int) -> Row:
+    why = ""
     try:
         row = parse_json(line)
         version = row["schema"]
         fits = isinstance(row["key"], str)
         fits = fits and (version != SCHEMA or isinstance(row["kind"], str))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError) as error:
         fits, row, version = False, {}, None
+        why = f" ({getattr(error, 'msg', error)})" if isinstance(error, ValueError) else ""
     if not fits:
         raise RequestError(
-            f"{path}, line {number}: not a row of results; delete that line and run the eval again"
+            f"{path}, line {number}: not a row of results{why}; delete that line and run the eval "
+            "again"
         )
     if version != SCHEMA:
         raise RequestError(
@@ -218,10 +238,14 @@ def _cut_torn_line(path: Path) -> None:
 def _whole(content: bytes) -> int:
     """The length of the lines that were written to their end.
 
-    A last line without an end is whole if it is an object: no part of an object is one.
+    A last line without an end is torn if it begins as a row does and is no JSON, as no part of an
+    object is, or if it holds zeros alone. Any other was not written here: its reader refuses it.
     """
-    end = content.rfind(b"\n") + 1
+    end = max(content.rfind(b"\n"), content.rfind(b"\r")) + 1
+    last = content[end:]
     try:
-        return len(content) if isinstance(parse_json(content[end:]), dict) else end
-    except ValueError:
-        return end
+        json.loads(last)
+    except (ValueError, RecursionError):
+        if not last.strip(b"\0") or last == b"{" or last.startswith(b'{"'):
+            return end
+    return len(content)

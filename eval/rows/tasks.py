@@ -148,13 +148,19 @@ class _Bar(tqdm):
 
 @contextmanager
 def _cleared(bar: _Bar) -> Iterator[None]:
-    """Clears a progress bar where an error ends its work, whose line then stands alone."""
+    """Clears a progress bar where an error ends its work, whose line then stands alone.
+
+    One that other lines drew before its delay ends with a line of its own.
+    """
     try:
         yield
     except BaseException:
         if bar.drawn:
             bar.clear()
         raise
+    else:
+        if bar.drawn:
+            bar.delay = 0
     finally:
         bar.close()
 

@@ -161,24 +161,32 @@ class JoinedOutputs:
         return Raw(joined, join("scale"), join("zero_point"), first.mask)
 
 
-def join_layers(
+def choose_tensors(
     held: Mapping[str, Outputs], layers: Sequence[int], part: str | None
 ) -> Mapping[str, "Outputs | JoinedOutputs"]:
-    """The tensors of several layers as one, where a file names their sites; else what it has.
+    """The tensors of the layers and the part that are asked for, where a file names sites.
+
+    Those of several layers are joined. Where none is named so, all are what is asked for.
 
     Raises:
-        RequestError: it names sites, and not all that are wanted are among them.
+        RequestError: it names sites, and not all of several layers are among them.
     """
-    sites = {site: name for name in held if (site := name_site(name))}
+    sites = {name: site for name in held if (site := name_site(name))}
     if len(layers) < 2 or not sites:
-        return held
+        chosen = {
+            name: held[name]
+            for name, (layer, kind) in sites.items()
+            if layer in (layers or [layer]) and part in (None, kind)
+        }
+        return chosen if chosen and (layers or part) else held
+    by_site = {site: name for name, site in sites.items()}
     wanted = [(layer, part or "block") for layer in layers]
-    if missing := [f"{kind}.{layer}" for layer, kind in wanted if (layer, kind) not in sites]:
+    if missing := [f"{kind}.{layer}" for layer, kind in wanted if (layer, kind) not in by_site]:
         raise RequestError(
-            f"--layer: {missing[0]} is not among {', '.join(sites.values())}; layers are joined"
-            " where each has a tensor; give others, or --part"
+            f"--layer: {missing[0]} is not among {', '.join(sites)}; layers are joined where each "
+            "has a tensor; give others, or --part"
         )
-    names = [sites[site] for site in wanted]
+    names = [by_site[site] for site in wanted]
     return {"+".join(names): JoinedOutputs({name: held[name] for name in names})}
 
 

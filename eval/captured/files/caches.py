@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from eval.captured.files.stored import NOT_PLAIN, is_plain
 from eval.messages import ArgumentError, RequestError, say_once
 
 
@@ -68,7 +69,7 @@ def read_cache(
             nothing.
     """
     if isinstance(outputs, Tensor):
-        return Held(outputs)
+        return Held(_check_plain(outputs))
     count = _count_layers(outputs)
     if part not in ("rotated_key", "value") or not isinstance(layer, int):
         raise RequestError(
@@ -80,6 +81,18 @@ def read_cache(
     held = values if part == "value" else keys
     if not isinstance(held, Tensor) or held.dim() != 4 or not held.numel():
         raise ArgumentError("layer", "the cache holds no keys and values of it", layer)
+    if (
+        isinstance(keys, Tensor)
+        and isinstance(values, Tensor)
+        and keys.shape[:3] != values.shape[:3]
+    ):
+        raise ArgumentError(
+            "layer",
+            f"keys {tuple(keys.shape)} and values {tuple(values.shape)} are of unlike positions; "
+            "give the tensor itself",
+            layer,
+        )
+    _check_plain(held)
     rows = held.shape[2]
     if not written:
         raise ArgumentError("layer", "nothing was written to the cache yet", layer)
@@ -89,6 +102,12 @@ def read_cache(
     if written > rows:
         say_once(f"layer {layer}: holds the last {rows} of {written} positions (a sliding window)")
     return Held(held, written - rows)
+
+
+def _check_plain(tensor: Tensor) -> Tensor:
+    if not is_plain(tensor):
+        raise ArgumentError("outputs", f"{_name(tensor)}: {NOT_PLAIN}")
+    return tensor
 
 
 def _count_layers(cache: Any) -> int:
@@ -125,6 +144,10 @@ def _read_layer(cache: Any, layer: int) -> tuple[Any, Any, int]:
     if hasattr(cache, "key_cache"):
         if (name := _name(cache)) not in LISTED:
             raise ArgumentError("outputs", f"what a {name} holds is not known; {_advice(LISTED)}")
+        if (count := len(cache.value_cache)) != len(cache.key_cache):
+            raise ArgumentError(
+                "outputs", f"keys of {len(cache.key_cache)} layers, values of {count}"
+            )
         keys, values = cache.key_cache[layer - 1], cache.value_cache[layer - 1]
         length = getattr(cache, "get_seq_length", None)
         return keys, values, int(length(layer - 1)) if length else _rows(keys)

@@ -25,16 +25,21 @@ def read_texts(path: str, ids: Sequence[Sequence[int]], tokenizer: "Tokenizer") 
 
 
 def compare_ids(rows: Sequence[dict[str, Any]], ids: Sequence[Sequence[int]]) -> None:
-    """Notes in each row, as `differs`, at which of its positions it has not the file's ids."""
+    """Notes in each row, as `differs`, at which of its positions it has not the file's ids.
+
+    And, as `uncaptured`, how many more ids there are than positions.
+    """
     for row in rows:
         true, answer = list(ids[row["prompt"]]), row["tokens"][: min(row["left_out"], default=None)]
         T = len(row["tokens"])
+        row["uncaptured"] = max(0, len(true) - T)
         row["differs"] = [t for t in range(T) if answer[t : t + 1] != true[t : t + 1]]
 
 
-def describe(differs: Sequence[int]) -> str:
+def describe(differs: Sequence[int], uncaptured: int) -> str:
     """Whether an answer agrees with the file's ids, in a line."""
     if not differs:
-        return "agrees with the ids in the file"
+        rest = f", but for the last {uncaptured}, whose outputs are not in it" * bool(uncaptured)
+        return f"agrees with the ids in the file{rest}"
     named = ", ".join(map(str, differs[:20])) + ", ..." * (len(differs) > 20)
     return f"differs from the ids in the file at positions {named}"

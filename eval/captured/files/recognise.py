@@ -1,13 +1,15 @@
 """Whose file it is: each kind looks at the content, and the one that knows it reads it."""
 
-import json
+import codecs
+import re
+import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from eval.captured.files.arrow import STATE, list_columns
+from eval.captured.files.arrays import STATE, check_size, first_line, list_columns, list_members
 from eval.captured.files.kinds import (
     hooks,
     llama_cpp,
@@ -18,8 +20,10 @@ from eval.captured.files.kinds import (
     vllm_states,
 )
 from eval.captured.files.kinds.kind import Capture, Source, make_entry
+from eval.captured.files.stored import NOT_PLAIN, is_plain
 from eval.captured.files.tensors import list_tensors, read_tensors
 from eval.messages import RequestError, say_once
+from eval.rows.misfits import parse_json
 
 BINARY = (llama_cpp, lmcache)
 """Kinds that are known by their first bytes."""
@@ -39,6 +43,7 @@ def read_capture(
     layer: int | Sequence[int] | None = None,
     part: str | None = None,
     torch_file: bool = False,
+    stored: str | None = None,
 ) -> Capture:
     """What a file or folder holds of the outputs that are wanted; its kind is said in a line.
 
@@ -50,6 +55,7 @@ def read_capture(
         part: wanted, of a file that names its sites; None: all.
         torch_file: the file is one of torch.save, of which tensors, numbers and texts alone are
             read, and nothing is run.
+        stored: the format of numbers whose bits may stand as integers.
 
     Raises:
         RequestError: what cannot be read rightly, or what is wanted is not there.
@@ -58,7 +64,7 @@ def read_capture(
     with locked(path):
         capture = _read_torch(path) if torch_file else _read(path)
     if capture is None:
-        return Capture("", read_tensors(path, names, scale))
+        return Capture("", read_tensors(path, names, scale, stored))
     if scale is not None:
         raise RequestError(f"--scale {scale}: {path} has its own scales; leave it out")
     say_once(f"{path}: {capture.kind}")
@@ -108,13 +114,19 @@ def _read(path: Path) -> Capture | None:
 
 
 def _read_sidecar(path: Path) -> dict[str, Any]:
-    """What the JSON file of the same name says; nothing where there is none that can be read."""
+    """What the JSON file of the same name says; nothing where there is none that can be read.
+
+    One that cannot is said: which file needs it is not known yet.
+    """
     sidecar = path.with_suffix(".json")
     try:
         if sidecar.stat().st_size > LARGEST_SIDECAR:
             return {}
-        facts = json.loads(sidecar.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        facts = parse_json(sidecar.read_bytes().removeprefix(codecs.BOM_UTF8))
+    except OSError:
+        return {}
+    except ValueError as error:
+        say_once(f"{sidecar}: not read, as it is no JSON in UTF-8 ({first_line(error)})")
         return {}
     return facts if isinstance(facts, dict) else {}
 
@@ -127,18 +139,22 @@ def _read_torch(path: Path) -> Capture:
     """
     import torch
 
+    if zipfile.is_zipfile(path):
+        list_members(path)
     try:
         held = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of many kinds, by what is damaged
-        line = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        line = f"holds a {found[1]}" if found else first_line(error)
         raise RequestError(f"{path}: --torch-file: no tensors of torch.save ({line})") from None
     facts = {n: x for n, x in held.items() if isinstance(n, str)} if isinstance(held, dict) else {}
     tensors = {
         name: facts.pop(name) for name in list(facts) if isinstance(facts[name], torch.Tensor)
     }
-    if any(x.layout != torch.strided or x.is_quantized or x.is_meta for x in tensors.values()):
-        raise RequestError(f"{path}: --torch-file: sparse or quantised tensors; give dense ones")
-    entries = {name: make_entry(tensor) for name, tensor in tensors.items()}
+    if odd := [name for name, tensor in tensors.items() if not is_plain(tensor)]:
+        raise RequestError(f"{path}: --torch-file: {odd[0]}: {NOT_PLAIN}")
+    check_size(path, sum(x.numel() * x.element_size() for x in tensors.values()))
+    entries = {name: make_entry(tensor.resolve_neg()) for name, tensor in tensors.items()}
     source = Source(path, entries=entries, facts=_read_sidecar(path) | facts)
     if not vllm_hook.recognise(source):
         names = ", ".join(entries) or type(held).__name__
@@ -170,6 +186,8 @@ def _read_folder(path: Path) -> Capture:
 
 def _start(path: Path) -> bytes:
     """The first bytes of a file; none where there is no file, which another function says."""
+    if not path.is_file():  # a pipe would wait for its writer
+        return b""
     try:
         with path.open("rb") as file:
             return file.read(HEADER_BYTES)

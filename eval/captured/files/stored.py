@@ -21,7 +21,7 @@ BYTES = {
     "fp8_e4m3fnuz": torch.float8_e4m3fnuz, "fp8_e5m2fnuz": torch.float8_e5m2fnuz,
 }  # fmt: skip
 CODES = {"int8": torch.int8, "uint8": torch.uint8}
-BITS = {torch.uint8: 1, torch.int16: 2, torch.uint16: 2}
+BITS = {torch.int8: 1, torch.uint8: 1, torch.int16: 2, torch.uint16: 2}
 """Integers that may hold the bits of floats, by their bytes."""
 FORMATS = (*FLOATS, *BYTES, *CODES)
 ORDERS = {2: "TC", 3: "BTC", 4: "BHTd"}
@@ -33,6 +33,23 @@ SHAPES = (
     "one number, (T,) or (T, 1) for tokens, (width,) for channels, (T, groups) for groups of "
     "channels, (B, heads, T, 1) for tokens and heads"
 )
+
+
+DISPATCH = "__torch_dispatch__"
+"""What classes of tensors have of their own that hold no numbers, or not all of them."""
+NOT_PLAIN = (
+    "a sparse, nested, masked, quantised or distributed tensor, or one without numbers; give a "
+    "dense one, as by to_dense() or full_tensor()"
+)
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor has a number in memory at each place of its shape, and none elsewhere."""
+    return (
+        tensor.layout == torch.strided
+        and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
+        and getattr(type(tensor), DISPATCH) is getattr(Tensor, DISPATCH)
+    )
 
 
 @dataclass(frozen=True)
@@ -154,7 +171,7 @@ def _of_bytes(
             )
         steps, units = _steps(codes, BYTES[own]), 1.0 if scale is None else scale
     else:
-        fp8 = "; of bits of fp8 say format fp8_e4m3 or fp8_e5m2 (--stored)" * (own == "uint8")
+        fp8 = "; of bits of fp8 say format fp8_e4m3 or fp8_e5m2 (--stored)"
         if scale is None:
             raise ArgumentError(
                 "outputs",
@@ -199,6 +216,8 @@ def spread_units(
         units = torch.as_tensor(given, device=device)
     except (TypeError, ValueError, RuntimeError):
         raise RequestError(f"{name}: a {type(given).__name__}; give {SHAPES}") from None
+    if not is_plain(units) or not units.numel():
+        raise RequestError(f"{name}: {NOT_PLAIN if units.numel() else 'no numbers'}; give {SHAPES}")
     if units.is_complex() or units.dtype == torch.bool:
         raise RequestError(f"{name}: of {_kind(units)}; give real numbers")
     if name == "scale" and units.dtype in CODES.values():

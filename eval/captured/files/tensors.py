@@ -3,24 +3,27 @@
 Nothing in a file is run, and a tensor is read only when it is asked for.
 """
 
-import math
 import re
-import warnings
-import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple, NoReturn
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
+from eval.captured.files.arrays import (
+    FILES,
+    Entry,
+    first_line,
+    list_archive,
+    list_array,
+    refuse_pickle,
+)
 from eval.messages import RequestError, say_once
+from eval.rows.misfits import parse_json
 from eval.sites.circuit import PARTS
 
-FILES = "a .safetensors, .npy or .npz file"
 SCALES = ("scale", "scales")
 ZERO_POINTS = ("zero_point", "zero_points", "zp", "zeros")
 """Names of companions: after that of a tensor and a dot or underscore, or alone in the file."""
@@ -29,6 +32,8 @@ MASK = "attention_mask"
 TEXTS = ("token_ids", "input_ids", "tokens", "ids")
 BYTES = ("int8", "uint8", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 NUMBERS = ("float64", "float32", "float16", "bfloat16", *BYTES)
+WORDS = ("bf16", "fp16")
+"""Formats of 16 bits, which may stand as integers."""
 SAFETENSORS = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I8": "int8",
     "U8": "uint8", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
@@ -37,7 +42,6 @@ SAFETENSORS = {
     "U64": "uint64",
 }  # fmt: skip
 """The names that numpy and torch have for its types."""
-UNPACKED = 3, 16 << 20  # times an archive's bytes, and more, that it may unpack to
 CACHES = (
     r"(?:.*[._])?(?P<kind>key|value|k|v)_cache[._](?P<layer>\d+)",
     r"(?:.*[._])?(?:layers?|cache|past_key_values|past)[._](?P<layer>\d+)[._]"
@@ -54,24 +58,6 @@ class Raw(NamedTuple):
     zero_point: Tensor | float | None = None
     mask: Tensor | None = None
     ids: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A tensor in a file, not read yet.
-
-    Attributes:
-        shape: of the tensor.
-        kind: the name of its type, as float32.
-        read: reads it.
-    """
-
-    shape: tuple[int, ...]
-    kind: str
-    read: Callable[[], Tensor]
-
-    def __str__(self) -> str:
-        return f"{self.shape} {self.kind}"
 
 
 @dataclass(frozen=True)
@@ -99,7 +85,10 @@ class Outputs:
 
 
 def read_tensors(
-    path: str | Path, names: Sequence[str] | None = None, scale: str | None = None
+    path: str | Path,
+    names: Sequence[str] | None = None,
+    scale: str | None = None,
+    stored: str | None = None,
 ) -> dict[str, Outputs]:
     """The tensors of a file that may be outputs of a model, by name, with their companions.
 
@@ -109,6 +98,7 @@ def read_tensors(
         path: a .safetensors file, a .npz file of arrays, or a .npy file, named after the file.
         names: of those wanted; None: all.
         scale: the name of a tensor in the file that is the scale of all that have 8 bits.
+        stored: the format of numbers whose bits may stand as integers of 16 bits.
 
     Raises:
         RequestError: no such file, another kind, a pickle, a damaged file, one without such
@@ -122,7 +112,7 @@ def read_tensors(
     known = {
         name: entry
         for name, entry in held.items()
-        if name not in companions and name != scale and _may_be_outputs(name, entry)
+        if name not in companions and name != scale and _may_be_outputs(name, entry, stored)
     }
     for name in names or ():
         if name not in known:
@@ -130,7 +120,8 @@ def read_tensors(
     if not known:
         listed = ", ".join(f"{name} {entry}" for name, entry in held.items()) or "nothing"
         raise RequestError(
-            f"{path}: holds {listed}; give tensors of the shape (T, width) or (B, T, width)"
+            f"{path}: holds {listed}; give tensors of the shape (T, width) or (B, T, width), and "
+            "--stored where bits of bf16 or fp16 stand as integers"
         )
     masks = {name: _mask_of(name, held) for name in known}
     found: dict[str, Outputs] = {}
@@ -171,12 +162,12 @@ def list_tensors(path: Path) -> dict[str, Entry]:
     if not start:
         raise RequestError(f"{path}: the file is empty; give {FILES}")
     if start.startswith(b"\x93NUMPY"):
-        return {path.stem: _list_array(path)}
+        return {path.stem: list_array(path)}
     # the ninth byte of safetensors opens their header
     if start.startswith(b"PK") and not start.endswith(b"{"):
-        return _list_archive(path)
+        return list_archive(path)
     if start.startswith(b"\x80") and not start.endswith(b"{"):
-        _refuse_pickle(path)
+        refuse_pickle(path)
     return _list_safetensors(path)
 
 
@@ -202,12 +193,13 @@ def _split_companion(name: str) -> tuple[str, str] | None:
     return match[1] or "", "scale" if match[2] in SCALES else "zero_point"
 
 
-def _may_be_outputs(name: str, entry: Entry) -> bool:
+def _may_be_outputs(name: str, entry: Entry, stored: str | None) -> bool:
     """Whether a tensor may be a site's outputs; ids, masks and texts may not."""
     if len(entry.shape) < 2 or entry.kind in ("object", "str") or "mask" in name.lower():
         return False
     numbers = entry.kind in NUMBERS or not entry.kind.startswith(("int", "uint", "bool"))
-    return numbers or len(entry.shape) > 2 or name.rpartition(".")[0] in PARTS
+    bits = stored in WORDS and entry.kind in ("int16", "uint16")
+    return numbers or bits or len(entry.shape) > 2 or name.rpartition(".")[0] in PARTS
 
 
 def _mask_of(name: str, held: dict[str, Entry]) -> dict[str, str]:
@@ -266,7 +258,7 @@ def _list_safetensors(path: Path) -> dict[str, Entry]:
             with safe_open(path, "pt") as file:
                 return file.get_tensor(name)
         except (SafetensorError, ValueError, TypeError, RuntimeError, OSError) as error:
-            raise RequestError(f"{path}: {name}: {_first_line(error)}") from None
+            raise RequestError(f"{path}: {name}: {first_line(error)}") from None
 
     found = {}
     try:
@@ -276,116 +268,8 @@ def _list_safetensors(path: Path) -> dict[str, Entry]:
                 kind = str(about.get_dtype())
                 shape = tuple(about.get_shape())
                 found[name] = Entry(shape, SAFETENSORS.get(kind, kind), partial(read, name))
+        with path.open("rb") as file:  # once more: of two tensors of one name it gives the last
+            parse_json(file.read(int.from_bytes(file.read(8), "little")))
     except (SafetensorError, ValueError, OSError) as error:
-        raise RequestError(f"{path}: not {FILES} ({_first_line(error)})") from None
+        raise RequestError(f"{path}: not {FILES} ({first_line(error)})") from None
     return found
-
-
-def _list_archive(path: Path) -> dict[str, Entry]:
-    """The arrays of a .npz file; any other archive is refused.
-
-    Raises:
-        RequestError: an archive of torch.save, another one, or one that unpacks to very much.
-    """
-    times, more = UNPACKED
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = {member.filename: member.file_size for member in archive.infolist()}
-    except Exception as error:  # of many kinds, by what is damaged
-        raise RequestError(f"{path}: not {FILES} ({_first_line(error)})") from None
-    if any(name.endswith(".pkl") for name in members):
-        _refuse_pickle(path)
-    for name in members:
-        if not name.endswith(".npy"):
-            raise RequestError(f"{path}: an archive with {name}, which is no array; give {FILES}")
-    if (size := sum(members.values())) > times * path.stat().st_size + more:
-        raise RequestError(
-            f"{path}: would unpack to {size:,} bytes, its own size {path.stat().st_size:,}; save "
-            "the arrays by numpy.savez, not compressed"
-        )
-    return {name.removesuffix(".npy"): _list_array(path, name) for name in members}
-
-
-@contextmanager
-def _opened(path: Path, member: str | None) -> Iterator[tuple[IO[bytes], int]]:
-    """A file, or a member of an archive, with its size in bytes."""
-    if member is None:
-        with path.open("rb") as file:
-            yield file, path.stat().st_size
-    else:
-        with zipfile.ZipFile(path) as archive, archive.open(member) as file:
-            yield file, archive.getinfo(member).file_size
-
-
-@contextmanager
-def _one_line(path: Path, member: str | None) -> Iterator[None]:
-    """What goes wrong in reading an array, which is of many kinds, as one line."""
-    try:
-        yield
-    except RequestError:
-        raise
-    except Exception as error:
-        where = f"{path}: {member}" if member else str(path)
-        raise RequestError(f"{where}: not an array of numbers ({_first_line(error)})") from None
-
-
-def _list_array(path: Path, member: str | None = None) -> Entry:
-    """An array of numpy by its header, in a file of its own or as a member of an archive."""
-    with _one_line(path, member), _opened(path, member) as (file, size):
-        shape, _, kind = _read_header(file, size)
-    name = {"O": "object", "S": "str", "U": "str"}.get(kind.kind) or str(kind.name)
-    name = "uint8" if name == "void8" else name
-    return Entry(shape, name, partial(_read_array, path, member))
-
-
-def _read_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, Any]:
-    """The shape, whether the first axis runs fastest, and the type of an array.
-
-    Raises:
-        ValueError: another number of bytes follows.
-        Exception: of any kind, by what stands in a damaged header.
-    """
-    from numpy.lib import format
-
-    readers = {(1, 0): format.read_array_header_1_0, (2, 0): format.read_array_header_2_0}
-    version = format.read_magic(file)
-    if version not in readers:
-        raise ValueError(f"version {version} of the format; known are 1.0 and 2.0")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        shape, fortran, kind = readers[version](file)
-    held, said = size - file.tell(), math.prod(shape) * kind.itemsize
-    if min(shape, default=0) < 0 or (said != held and not kind.hasobject):
-        raise ValueError(f"{shape} of {kind} takes {said:,} bytes, {held:,} follow")
-    return shape, fortran, kind
-
-
-def _read_array(path: Path, member: str | None) -> Tensor:
-    """An array of either byte order as a tensor."""
-    import numpy as np
-
-    with _one_line(path, member), _opened(path, member) as (file, size):
-        shape, fortran, kind = _read_header(file, size)
-        if kind.hasobject:
-            raise ValueError("pickled objects, which could run code when they are read")
-        if kind.kind == "V" and kind.itemsize <= 2 and not kind.names:  # as of fp8 and bfloat16
-            kind = np.dtype(f"u{kind.itemsize}")
-        elif kind.kind == "V":
-            raise ValueError(f"{kind.itemsize}-byte numbers without a type; save them as float32")
-        held = np.empty(size - file.tell(), np.uint8)
-        if file.readinto(held) != len(held):  # type: ignore[attr-defined]
-            raise ValueError("the file ends before them")
-        array = held.view(kind).reshape(shape, order="F" if fortran else "C")
-        native = array.astype(kind.newbyteorder("="), copy=False)
-        return torch.from_numpy(np.ascontiguousarray(native).reshape(shape))
-
-
-def _refuse_pickle(path: Path) -> NoReturn:
-    raise RequestError(
-        f"{path}: a pickle, which could run code when it is read; save its tensors by "
-        "safetensors.torch.save_file({name: tensor, ...}, FILE)"
-    )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -8,7 +8,7 @@ linear and only a constant, the logarithm of the sum over all tokens, is not.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch import Tensor
 from eval.captured.answer import Recovered
 from eval.captured.certainty.likelihood import WHOLE, limit_chances, probability
 from eval.captured.certainty.rivals import NAMED
-from eval.captured.files.stored import read_stored
+from eval.captured.files.stored import is_plain, read_stored
 from eval.captured.search.head import read_head
 from eval.inversion.guesses import open_readbacks
 from eval.messages import ArgumentError, RequestError, say_once
@@ -72,8 +72,9 @@ def recover_scores(
         ModelError: the model cannot be opened.
     """
     (checkpoint,) = open_models(model, device)
-    ids, values = torch.as_tensor(ids), torch.as_tensor(values)
+    ids, values = _read_numbers("ids", ids), _read_numbers("values", values)
     _check(checkpoint, ids, values)
+    ids = ids.long()  # of 8 bits without a sign they would choose rows as a mask does
     stored = read_stored(values)
     held = stored.values[0].double()
     if rows := checkpoint.model.padding_rows:
@@ -209,6 +210,16 @@ def _answer(checkpoint: "Checkpoint", found: list[Position], format: str) -> Rec
     )  # fmt: skip
 
 
+def _read_numbers(name: str, given: Any) -> Tensor:
+    try:
+        numbers = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError):  # texts, None, rows of unlike lengths
+        numbers = torch.zeros(0, dtype=torch.bool)
+    if not is_plain(numbers) or numbers.dtype == torch.bool:
+        raise ArgumentError(name, "no rows of numbers, as many at each position; give (T, k)")
+    return numbers
+
+
 def _check(checkpoint: "Checkpoint", ids: Tensor, values: Tensor) -> None:
     V, context = checkpoint.config.vocab_size, checkpoint.config.context
     shape = tuple(values.shape)
@@ -224,7 +235,7 @@ def _check(checkpoint: "Checkpoint", ids: Tensor, values: Tensor) -> None:
         )
     if any(len(set(row)) < shape[1] for row in ids.tolist()):
         raise ArgumentError("ids", "one stands twice at a position; give each once")
-    if not bool(values.isfinite().all()) or float(values.max()) > 0.01:
+    if not bool(values.float().isfinite().all()) or float(values.float().max()) > 0.01:
         raise ArgumentError(
             "values", "not finite, or above 0; give log-probabilities, of logits part logits"
         )

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from eval import RequestError, activations, open_model, recover
 from eval.__main__ import main
-from eval.captured.files.axes import join_layers, take_layer
+from eval.captured.files.axes import choose_tensors, take_layer
 from eval.captured.files.stored import read_stored
 from eval.captured.files.tensors import Raw, read_tensors
 from eval.messages import say_once
@@ -261,6 +261,6 @@ def test_a_scale_that_one_of_several_layers_lacks_is_refused(companion, tmp_path
     held |= {f"block.{layer}.zero_point": torch.full((1,), 3.0) for layer in (1, 2)}
     del held[f"block.2.{companion}"]
     save_file({name: tensor.clone() for name, tensor in held.items()}, tmp_path / "c.safetensors")
-    joined = join_layers(read_tensors(tmp_path / "c.safetensors"), [1, 2], None)
+    joined = choose_tensors(read_tensors(tmp_path / "c.safetensors"), [1, 2], None)
     with one_line(RequestError, f"block.2 has no {companion}"):
         joined["block.1+block.2"].read()

@@ -117,6 +117,14 @@ def make_own_class(theirs):
         (lambda theirs: as_lists(SimpleNamespace(layers=[])), "layers 1 to 0"),
         (lambda theirs: {"keys": torch.zeros(1, 4, 32)}, "a dict"),
         (lambda theirs: "cache", "a str"),
+        (lambda theirs: [(torch.ones(1, 2, 4, 8), torch.ones(1, 2, 3, 8))], "unlike positions"),
+        (lambda theirs: SimpleNamespace(key_cache=[torch.ones(1, 2, 4, 8)], value_cache=[]),
+         "keys of 1 layers, values of 0"),
+        (lambda theirs: torch.zeros(4, 32).to_sparse(), "a sparse"),
+        (lambda theirs: torch.zeros(4, 32, device="meta"), "without numbers"),
+        (lambda theirs: torch.nested.nested_tensor([torch.zeros(4, 32)], layout=torch.jagged),
+         "NestedTensor: a sparse, nested"),
+        (lambda theirs: [(torch.zeros(1, 2, 4, 8), torch.zeros(1, 2, 4, 8).to_sparse())], "sparse"),
     ],
 )  # fmt: skip
 def test_what_is_not_known_is_refused_by_its_name(opened, make, seen):

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from eval import RequestError, recover
 from eval.__main__ import main
-from eval.captured.files.stored import BYTES, read_stored
+from eval.captured.files.recognise import read_capture
+from eval.captured.files.stored import BYTES, read_stored, view_bits
 from tests.said import one_line
 
 
@@ -115,6 +116,8 @@ def test_groups_of_channels_have_a_step_each():
         (torch.int8, {"scale": torch.rand(8)}, "several ways"),
         (torch.int8, {"scale": torch.rand(8).bool()}, "bool"),
         (torch.int8, {"scale": "one"}, "scale"),
+        (torch.int8, {"scale": torch.ones(0)}, "no numbers"),
+        (torch.int8, {"scale": torch.ones(8).to_sparse()}, "a sparse"),
         (torch.float8_e4m3fn, {"scale": torch.full((8, 1), 120, dtype=torch.uint8)}, "uint8"),
         (torch.int8, {"scale": 1.0, "format": "uint8"}, "int8"),
         (torch.int16, {"scale": 1.0}, "int16"),
@@ -158,6 +161,7 @@ def test_float64_goes_on_in_float32(shift):
         (torch.bfloat16, torch.int16, "bf16"),
         (torch.float16, torch.uint16, "fp16"),
         (torch.float8_e4m3fn, torch.uint8, "fp8_e4m3"),
+        (torch.float8_e4m3fn, torch.int8, "fp8_e4m3"),
         (torch.float8_e5m2, torch.uint8, "fp8_e5m2"),
     ],
 )
@@ -186,6 +190,17 @@ def test_bits_that_are_kept_as_integers_are_read_where_the_format_is_said(
         assert all(row["tokens"][t] == tokens[t] for t in sure)
     assert main(words) == 2
     assert "--stored" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("bits", [np.int16, np.uint16, ">i2"])
+def test_bits_of_one_prompt_in_an_array_are_read_where_the_format_is_said(bits, tmp_path):
+    """Of two axes they were taken for ids."""
+    held = torch.randn(5, 8).bfloat16()
+    np.save(tmp_path / "a.npy", held.view(torch.int16).numpy().view(np.int16).astype(bits))
+    (found,) = read_capture(tmp_path / "a.npy", stored="bf16").outputs.values()
+    assert torch.equal(view_bits(found.read().outputs, "bf16"), held)
+    with one_line(RequestError, "--stored"):
+        read_capture(tmp_path / "a.npy")
 
 
 @pytest.fixture

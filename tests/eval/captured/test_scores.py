@@ -43,6 +43,18 @@ def test_a_prompt_is_recovered_from_the_best_scores(scored, places):
     assert all(found.certificates[0])
 
 
+def test_ids_and_values_of_8_bits_are_numbers(scored):
+    checkpoint, _, ids, values = scored
+    found = recover_scores(
+        checkpoint, ids[:3].int(), values[:3].to(torch.float8_e5m2), corpus="toy:400"
+    )
+    assert len(found.tokens[0]) == 3
+    few, places = torch.tensor([[5, 6]] * 3), torch.full((3, 2), -2.0)
+    asked = [recover_scores(checkpoint, kind(few), places, corpus="toy:400").tokens
+             for kind in (torch.Tensor.byte, torch.Tensor.long)]  # fmt: skip
+    assert torch.equal(*asked)
+
+
 def test_a_softmax_over_rows_of_no_token_only_shifts_the_scores(capsys):
     say_once.cache_clear()
     theirs = their_model("llama 1", dtype=torch.float32, vocab_size=V + 14)
@@ -92,6 +104,11 @@ def test_another_models_scores_are_certain_nowhere(scored):
         (lambda ids, values: (ids * 0 + 1, values), "stands twice"),
         (lambda ids, values: (ids, values + 20), "above 0"),
         (lambda ids, values: (ids.repeat(9, 1), values.repeat(9, 1)), "positions"),
+        (lambda ids, values: ([None, *ids.tolist()], values), "ids: no rows of numbers"),
+        (lambda ids, values: (ids, [[-1.0], *values[1:].tolist()]), "values: no rows"),
+        (lambda ids, values: (ids, values.to_sparse()), "values: no rows"),
+        (lambda ids, values: (ids[:, :2] > ids[:, 1:3], values[:, :2]), "ids: no rows"),
+        (lambda ids, values: (ids, values * 1j), "floats"),
     ],
 )
 def test_what_are_no_scores_is_one_line(scored, change, seen):

@@ -2,8 +2,11 @@
 
 import contextlib
 import io
+import os
 import pickle
 import random
+import struct
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ import torch
 from safetensors.torch import save, save_file
 
 from eval import RequestError
+from eval.captured.files.recognise import read_capture
 from eval.captured.files.tensors import name_site, read_tensors
 from tests.said import one_line
 
@@ -75,12 +79,20 @@ def bytes_of(array: Any) -> bytes:
     return file.getvalue()
 
 
-def archive_of(**members: bytes) -> bytes:
+def archive_of(*more: tuple[str, bytes], **members: bytes) -> bytes:
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, held in members.items():
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a name that stands there
+        for name, held in [*members.items(), *more]:
             archive.writestr(name, held)
     return file.getvalue()
+
+
+def twice_named() -> bytes:
+    """A file of safetensors with two tensors of one name, at the same place."""
+    size, header = X.nbytes, '"a":{"dtype":"F32","shape":%s,"data_offsets":[0,%d]}'
+    text = f"{{{header % ([5, 8], size)},{header % ([8, 5], size)}}}".encode()
+    return struct.pack("<Q", len(text)) + text + X.tobytes()
 
 
 HEADER = bytes_of(X)
@@ -104,6 +116,11 @@ DAMAGED = {
     "other.npz": (archive_of(**{"a.txt": b"text"}), "a.txt"),
     "bomb.npz": (archive_of(**{"a.npy": bytes_of(np.zeros((999, 30_000), "i1"))}), "numpy.savez"),
     "lies.npz": (archive_of(**{"a.npy": HEADER.replace(b"(5, 8)", b"(9, 8)")}), "a.npy"),
+    "twice.npz": (archive_of(("a.npy", HEADER), **{"a.npy": HEADER}), "twice"),
+    "two archives.npz": (archive_of(**{"a.npy": HEADER}) * 2, "another archive"),
+    "sparse.npz": (archive_of(**dict.fromkeys(["data.npy", "format.npy", "shape.npy"], HEADER)),
+                   "toarray"),
+    "twice.safetensors": (twice_named(), "'a' stands twice"),
     "cut.npz": (archive_of(**{"a.npy": HEADER})[:-30], "cut.npz"),
     "gone.npy": (None, "no such file"),
     "text.npy": (b"hello there, this is text", "text.npy"),
@@ -161,6 +178,12 @@ def test_mutants_of_files_end_in_an_answer_or_in_one_line(tmp_path):
         (tmp_path / "mutant").write_bytes(mutant)
         with contextlib.suppress(RequestError):
             read(tmp_path / "mutant")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with one_line(RequestError, "no such file"):
+        read_capture(tmp_path / "pipe")
 
 
 INTEGERS = torch.ones(5, 8, dtype=torch.int8)

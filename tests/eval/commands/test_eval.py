@@ -122,7 +122,9 @@ def test_a_torn_last_line_is_left_out_and_one_elsewhere_is_an_error(tmp_path, ca
         assert results.path.read_bytes() == whole + torn  # a reader may stand beside a writer
         results.path.write_bytes(whole + torn[:-1] + b"\n" + whole)
         assert main(["summary", str(tmp_path)]) == 2
-        assert "line 3: not a row of results; delete that line" in complaint(capsys)
+        line = complaint(capsys)
+        assert "line 3: not a row of results (" in line
+        assert "; delete that line" in line
 
 
 def test_bits_are_shown_in_short_and_all_when_asked(model_directory, tmp_path, capsys):

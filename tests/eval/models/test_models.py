@@ -174,7 +174,12 @@ def test_a_fit_is_kept_by_model_question_and_text(model_directory, tmp_path):
             found = fitted(tmp_path, *question, lambda fits=fits: fits.append(1) or kept)
             assert len(fits) == times
             assert all(torch.equal(found[name], tensor) for name, tensor in kept.items())
-    assert len(list(tmp_path.glob("artefacts/*"))) == len(asked)
+    files = sorted(tmp_path.glob("artefacts/*"))
+    assert len(files) == len(asked)
+    for file in files:
+        file.write_bytes(file.read_bytes()[:-1])
+    with one_line(evals.RequestError, "damaged"):
+        fitted(tmp_path, *asked[0], dict)
 
 
 def test_a_module_with_a_scalar_is_hashed():

@@ -1,6 +1,7 @@
 """Rows that come from a file: those that do not hold what their kind declares are refused."""
 
 import copy
+import gzip
 import json
 from contextlib import suppress
 
@@ -19,8 +20,15 @@ from tests.eval.views.page.cases import SIZES, bits_row, checkpoint_of, every_ki
 from tests.said import complaint, one_line
 
 ABOUT = make_row()["checkpoint"]
+CAPTURED = {
+    "key": "c", "kind": "captured", "checkpoint": ABOUT, "tensor": "block.1", "prompt": 0,
+    "site": "block.1", "sites_tried": [], "format": "fp32", "computed": "fp32", "solver": "propose",
+    "text": "ab", "tokens": [5, 6], "pieces": ["a", "b"], "certificates": ["residual", None],
+    "grades": ["certain", "likely"], "probabilities": [1.0, 0.999], "left_out": [],
+    "residual_over_floor": {"0": 1.0, "1": 9.0}, "alike": {}, "alike_pieces": {}, "evaluations": 9,
+}  # fmt: skip
 ROWS = {row["kind"]: {"schema": 3, **row} for row in [
-    make_row(), bits_row(ABOUT, 0, 2.0), *every_kind(ABOUT)
+    make_row(), bits_row(ABOUT, 0, 2.0), *every_kind(ABOUT), CAPTURED
 ]}  # fmt: skip
 
 
@@ -48,6 +56,7 @@ def changed(row, path, value):
         ("recovery", "checkpoint.mixers", "flat"),
         ("recovery", "site", {}),
         ("recovery", "site.layer", None),
+        ("recovery", "site.layer", []),
         ("recovery", "site.part", 1),
         ("recovery", "site.without", "norms"),
         ("recovery", "truth", [1, "2"]),
@@ -75,6 +84,12 @@ def changed(row, path, value):
         ("lens", "prompts", None),
         ("probe", "unigram", 1.0),
         ("geometry", "sigma_min", KeyError),
+        ("captured", "grades", ["certain", "certain"]),
+        ("captured", "grades", ["likely", "likely"]),
+        ("captured", "grades", ["certain"]),
+        ("captured", "left_out", [-1]),
+        ("captured", "left_out", [2]),
+        ("captured", "sites_tried", [{"hits": 1}]),
     ],
 )
 def test_a_row_that_lacks_what_its_kind_declares_is_refused(kind, path, value, tmp_path, capsys):
@@ -110,7 +125,8 @@ def test_whatever_a_field_holds_is_summed_up_or_refused(field, value, tmp_path_f
 
 NO_ROWS = ["5", "[]", "null", '"a"', "{", '{"schema": 3, "key": []}', "[" * 99_999,
            '{"schema": 3, "key": "a", "kind": []}', '{"schema": 3, "key": "\\ud800"}',
-           '{"schema": 3, "key": "\ud800"}', '{"schema": 3, "key": "a", "size": NaN}']  # fmt: skip
+           '{"schema": 3, "key": "\ud800"}', '{"schema": 3, "key": "a", "size": NaN}',
+           '{"schema": 3, "key": "a", "kind": "b", "kind": "c"}']  # fmt: skip
 
 
 @pytest.mark.parametrize("line", NO_ROWS)
@@ -132,6 +148,47 @@ def test_a_schema_that_is_a_text_is_shown_as_one(tmp_path, capsys):
     (tmp_path / "rows.jsonl").write_text(json.dumps({**make_row(), "schema": "3"}) + "\n")
     assert main(["summary", str(tmp_path)]) == 2
     assert "schema '3', allowed is 3" in complaint(capsys)
+
+
+ROW = json.dumps({"schema": 3, **make_row()})
+NEVER_TORN = {
+    "array": f"[{ROW}]",
+    "UTF-16": ROW.encode("utf-16"),
+    "UTF-16 without a mark": ROW.encode("utf-16-le"),
+    "packed": gzip.compress(ROW.encode()),
+    "table": "key,kind\ra,recovery",
+    "name twice": ROW.replace('"kind"', '"kind": "loss", "kind"'),
+    "no number": ROW.replace('"residual": ', '"residual": NaN, "old": '),
+}
+
+
+@pytest.mark.parametrize("name", NEVER_TORN)
+def test_a_file_without_line_ends_is_no_torn_row_to_pass_over_or_to_cut_off(name, tmp_path):
+    content = NEVER_TORN[name]
+    content = content.encode() if isinstance(content, str) else content
+    (tmp_path / "rows.jsonl").write_bytes(content)
+    with one_line(RequestError, "rows.jsonl, line 1: "):
+        read_rows([tmp_path])
+    with one_line(RequestError, "rows.jsonl, line 1: "):
+        Results(tmp_path)
+    assert (tmp_path / "rows.jsonl").read_bytes().rstrip(b"\n") == content.rstrip(b"\n")
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\n\0\0", '\r{"schema": 3, "key": "tor'])
+def test_line_ends_of_other_systems_and_zeros_of_a_disk_lose_no_row(end, tmp_path):
+    rows = [{"schema": 3, **make_row(prompt=prompt)} for prompt in range(2)]
+    (tmp_path / "rows.jsonl").write_text(end[0].join(map(json.dumps, rows)) + end, newline="")
+    assert read_rows([tmp_path]) == rows
+
+
+def test_rows_of_one_key_that_contradict_each_other_are_said(tmp_path, capsys):
+    for name, change in [("a", {}), ("b", {"seconds": 9.0}), ("c", {"residual": 9.0})]:
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(json.loads(ROW) | change) + "\n")
+    read_rows([tmp_path / "a.jsonl", tmp_path / "b.jsonl"])
+    assert not capsys.readouterr().err
+    (row,) = read_rows([tmp_path / "a.jsonl", tmp_path / "c.jsonl"])
+    assert row["residual"] == 9.0
+    assert "c.jsonl: 1 rows differ" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.PARQUET", "download"])

@@ -4,12 +4,14 @@ SAELens keeps a `datasets` folder with a column for each hook; its rows are shuf
 within a row are not.
 """
 
+import math
 import re
 
 import torch
 
-from eval.captured.files.kinds.kind import FLOATS, Capture, Source
-from eval.captured.files.tensors import Entry, Outputs
+from eval.captured.files.arrays import Entry
+from eval.captured.files.kinds.kind import FLOATS, INTEGERS, Capture, Source
+from eval.captured.files.tensors import Outputs
 
 HOOK = re.compile(r"blocks\.(\d+)\.(hook_resid_pre|hook_resid_post|attn\.hook_(?:k|rot_k|v))")
 PARTS = {"hook_resid_pre": "block", "hook_resid_post": "block", "attn.hook_k": "key",
@@ -29,8 +31,8 @@ def read(source: Source) -> Capture:
     width)`. SAELens: `(B, T, width)`, and in newer folders `token_ids`, `(B, T)`.
 
     Raises:
-        RequestError: no hook that is known, another shape or type, or two hooks of one site whose
-            numbers differ.
+        RequestError: no hook that is known, another shape or type, two hooks of one site whose
+            numbers differ, or ids of fewer positions.
     """
     outputs = dict[str, Outputs]()
     for name, entry in source.entries.items():
@@ -47,11 +49,28 @@ def read(source: Source) -> Capture:
             f"hooks {', '.join(unread)[:300]}: known are blocks.N. and {', '.join(PARTS)}; latents "
             "of an SAE, scores and outputs behind a norm are no sites"
         )
-    ids = source.facts.get(IDS)
+    ids = _read_ids(source)
     kind = f"hooks of TransformerLens: {', '.join(outputs)}"
     if unread:
         kind += f"; not read: {', '.join(unread)}"
+    if ids is not None:
+        (*axes, T), held = next(iter(outputs.values())).outputs.shape[:-1], len(ids[0])
+        if math.prod(axes) != len(ids) or held < T:
+            said = f"{IDS} of {len(ids)} prompts of {held} tokens, hooks {(*axes, T)}"
+            raise source.refuse(f"{said}; give those of the same text")
+        if held > T:
+            why = f"has outputs of {T} of its {held} tokens alone; leave --verify out"
+            return Capture(kind[:900], {}, ids, refusal=why)
     return Capture(kind[:900], outputs, ids, named=True)
+
+
+def _read_ids(source: Source) -> list[list[int]] | None:
+    """The tokens of each prompt; None where they do not stand in it."""
+    if (entry := source.entries.get(IDS)) is None:
+        return source.facts.get(IDS)
+    if entry.kind not in INTEGERS or len(entry.shape) not in (1, 2) or not min(entry.shape):
+        raise source.refuse(f"{IDS} {entry}: give int64, (B, T)")
+    return entry.read().view(-1, entry.shape[-1]).tolist()
 
 
 def _are_equal(first: Outputs, second: Outputs) -> bool:

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eval.captured.files.tensors import Entry, Outputs
+from eval.captured.files.arrays import Entry
+from eval.captured.files.tensors import Outputs
 from eval.messages import RequestError
 
 LAYER = re.compile(r"(?:^|[._])(?:layers|h|blocks)(?:\.|__)(\d+)(?=[._]|$)")

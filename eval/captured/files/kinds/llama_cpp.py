@@ -8,8 +8,9 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
+from eval.captured.files.arrays import Entry
 from eval.captured.files.kinds.kind import Capture, Source
-from eval.captured.files.tensors import Entry, Outputs
+from eval.captured.files.tensors import Outputs
 
 VERSIONS = {b"nsgg": ("session", 9), b"qsgg": ("slot", 2)}
 """By the magic number: what the file is, and the version whose layout is known."""

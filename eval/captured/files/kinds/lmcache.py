@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from eval.captured.files.arrays import Entry
 from eval.captured.files.kinds.kind import Capture, Source
-from eval.captured.files.tensors import Entry, Outputs
+from eval.captured.files.tensors import Outputs
 
 HEADER = struct.Struct("<7i")
 FORMATS = {

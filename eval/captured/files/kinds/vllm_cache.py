@@ -5,8 +5,9 @@ from functools import partial
 
 from torch import Tensor
 
+from eval.captured.files.arrays import Entry
 from eval.captured.files.kinds.kind import FLOATS, Capture, Source, read_layer
-from eval.captured.files.tensors import Entry, Outputs
+from eval.captured.files.tensors import Outputs
 
 NAME = "kv_cache"
 LEAST_BLOCK = 8

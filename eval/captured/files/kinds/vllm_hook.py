@@ -38,8 +38,8 @@ def read(source: Source) -> Capture:
     one after another.
 
     Raises:
-        RequestError: no `seq_lens`, rows that do not fit them, last tokens alone, a zero point, or
-            a quantisation that is not known.
+        RequestError: no `seq_lens`, rows that do not fit them, last tokens alone, a zero point,
+            a quantisation that is not known, or two tensors of one site.
     """
     lengths = source.facts.get(LENGTHS)
     if (
@@ -56,6 +56,8 @@ def read(source: Source) -> Capture:
         if name.endswith((*COMPANIONS, "__q")):  # of queries there is no site
             continue
         site = _name_site(source, name)
+        if site in outputs:
+            raise source.refuse(f"{name}: another module's tensor is {site} too; keep one of them")
         rows, scale = _read_rows(source, name)
         formats.add(str(rows.dtype).removeprefix("torch."))
         outputs[site] = _split(source, name, rows, scale, lengths)

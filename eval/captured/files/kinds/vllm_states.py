@@ -4,8 +4,9 @@ from functools import partial
 
 from torch import Tensor
 
+from eval.captured.files.arrays import Entry
 from eval.captured.files.kinds.kind import FLOATS, INTEGERS, Capture, Source
-from eval.captured.files.tensors import Entry, Outputs
+from eval.captured.files.tensors import Outputs
 
 STATES, IDS = "hidden_states", "token_ids"
 

@@ -72,9 +72,27 @@ def test_a_folder_of_rows_gives_their_text(engine, ask, tmp_path):
     assert [row["text"] for row in rows] == [engine.text[:10]] * 2
 
 
+def test_ids_beside_the_hooks_of_one_file_are_read(engine, ask, tmp_path):
+    """They were passed over there; those of fewer positions were taken for the text."""
+    states, ids = engine.states[2][None], engine.ids[None]
+    file = write(tmp_path / "a.safetensors", {HOOK: states, "token_ids": ids})
+    code, (row,), said = ask(file)
+    assert (code, row["text"]) == (0, engine.text)
+    code, (row,), _ = ask(file, "--verify")
+    assert (code, row["site"], row["differs"]) == (0, "block.2", [])
+    cut = write(tmp_path / "cut.safetensors", {HOOK: states[:, 5:], "token_ids": ids})
+    assert ask(cut)[1][0]["text"] == engine.text
+    code, rows, said = ask(cut, "--verify")
+    assert (code, rows) == (2, None)
+    assert "15 of its 20 tokens" in said
+
+
 @pytest.mark.parametrize(
     ("held", "seen"),
     [
+        ({HOOK: torch.ones(1, 4, 9), "token_ids": torch.ones(1, 3).long()}, "3 tokens"),
+        ({HOOK: torch.ones(2, 4, 9), "token_ids": torch.ones(1, 4).long()}, "1 prompts"),
+        ({HOOK: torch.ones(1, 4, 9), "token_ids": torch.ones(1, 4)}, "token_ids (1, 4) float32"),
         ({"blocks.1.hook_sae_acts_post": torch.ones(1, 4, 9)}, "latents"),
         ({HOOK: torch.ones(4)}, "(B, T, width)"),
         ({HOOK: torch.ones(1, 4, 9, dtype=torch.uint8)}, "uint8"),

@@ -5,6 +5,7 @@ import struct
 import pytest
 import torch
 
+from eval.captured.files.clear import describe
 from eval.captured.files.recognise import read_capture
 
 TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 30}
@@ -13,7 +14,8 @@ TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 30}
 def write(path, engine, kind=torch.float32, magic=0x6767736E, version=9, transposed=False, **more):
     """As llama.cpp saves a state: ids, the architecture, cells, keys, values."""
     ids, T = engine.ids.tolist(), len(engine.ids)
-    held = struct.pack("<III", magic, version, T) + struct.pack(f"<{T}i", *ids)
+    ids += more.get("later", [])
+    held = struct.pack("<III", magic, version, len(ids)) + struct.pack(f"<{len(ids)}i", *ids)
     held += struct.pack("<I", 5) + b"llama" + struct.pack("<II", more.get("streams", 1), T)
     for position in more.get("positions", range(T)):
         held += struct.pack("<iIi", position, 1, 0)
@@ -52,6 +54,11 @@ def test_values_agree_with_the_ids(engine, ask, tmp_path):
     file = write(tmp_path / "a.bin", engine, torch.float16, transposed=True)
     code, (row,), _ = ask(file, "--verify", "--layer", "2")
     assert (code, row["site"], row["text"], row["differs"]) == (0, "value.2", engine.text, [])
+    assert row["uncaptured"] == 0
+    file = write(tmp_path / "b.bin", engine, later=[5, 6])
+    code, (row,), _ = ask(file, "--verify", "--layer", "2")
+    assert (code, row["differs"], row["uncaptured"]) == (0, [], 2)
+    assert "but for the last 2" in describe(row["differs"], row["uncaptured"])
 
 
 @pytest.mark.parametrize(

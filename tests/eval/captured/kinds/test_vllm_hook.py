@@ -3,6 +3,7 @@
 import json
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -137,12 +138,45 @@ def test_without_the_flag_a_torch_file_is_refused_and_nothing_is_run(engine, tmp
         ({"seq_lens": 32}, "seq_lens"),
         ({"model__layers__x": torch.ones(32, 32)}, "model__layers__x"),
         ({"more": torch.ones(3)}, "captures of vLLM-Hook"),
+        ({NAME: torch.ones(32, 32).to_sparse()}, f"{NAME}: a sparse"),
+        ({NAME: torch.ones(1, 32).expand(1 << 40, 32)}, "would unpack to"),
+        ({"more": np.ones(3)}, "holds a numpy"),
     ],
 )
 def test_what_is_not_known_is_one_line(engine, tmp_path, more, seen):
     file = write_torch(tmp_path / "a.pt", two_prompts(engine), "int8", "token", **more)
     with one_line(RequestError, seen):
         read_capture(file, torch_file=True)
+
+
+@pytest.mark.parametrize(
+    ("mark", "more", "seen"),
+    [
+        (b"\xef\xbb\xbf", "", None),
+        (b"", ', "seq_lens": [12, 20]', "'seq_lens' stands twice"),
+        (b"\xff\xfe", "", "can't decode byte 0xff"),
+        (b"", ",", "no JSON in UTF-8"),
+    ],
+)
+def test_lengths_are_read_from_whole_json_alone(engine, tmp_path, capsys, mark, more, seen):
+    """Of two, the last was taken, which gave two prompts of other tokens."""
+    file = write(tmp_path / "a.safetensors", {NAME: two_prompts(engine)})
+    text = f'{{"seq_lens": {LENGTHS}{more}}}'
+    file.with_suffix(".json").write_bytes(mark + text.encode())
+    if seen is None:
+        assert read_capture(file).outputs["block.2"].outputs.shape == (2, 20, 32)
+    else:
+        with one_line(RequestError, "seq_lens None"):
+            read_capture(file)
+        assert seen in capsys.readouterr().err
+
+
+def test_numbers_that_stand_negated_are_read(engine, tmp_path):
+    """Torch keeps the imaginary part of a conjugate as a view that negates."""
+    x = two_prompts(engine)
+    torch.save({NAME: torch.complex(x, -x).conj().imag, "seq_lens": LENGTHS}, tmp_path / "a.pt")
+    raw = read_capture(tmp_path / "a.pt", torch_file=True).outputs["block.2"].read()
+    assert torch.equal(raw.outputs[0], x[:20])
 
 
 @pytest.mark.parametrize(
@@ -153,6 +187,7 @@ def test_what_is_not_known_is_one_line(engine, tmp_path, more, seen):
         (lambda x: {NAME: x.to(torch.int8)}, LENGTHS, "integers without"),
         (lambda x: {NAME: torch.ones(2, 20, 32)}, LENGTHS, "pads are zeros"),
         (lambda x: {f"{NAME}__self_attn__attn__q": x}, LENGTHS, "queries alone"),
+        (lambda x: {NAME: x, f"drafter__{NAME}": x + 1}, LENGTHS, "block.2 too"),
     ],
 )
 def test_rows_that_do_not_fit_are_one_line(engine, tmp_path, held, lengths, seen):

@@ -1,0 +1,245 @@
+"""Arrays of numbers in files of numpy, alone or in an archive, and in folders of `datasets`.
+
+Nothing in a file is run, and an array of numpy is read only when it is asked for.
+"""
+
+import json
+import math
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from eval.messages import RequestError
+
+FILES = "a .safetensors, .npy or .npz file"
+UNPACKED = 3, 16 << 20  # times an archive's bytes, and more, that it may unpack to
+STATE = "state.json"
+WIDTHS = {"halffloat": "float16", "float": "float32", "double": "float64"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor in a file, not read yet.
+
+    Attributes:
+        shape: of the tensor.
+        kind: the name of its type, as float32.
+        read: reads it.
+    """
+
+    shape: tuple[int, ...]
+    kind: str
+    read: Callable[[], Tensor]
+
+    def __str__(self) -> str:
+        return f"{self.shape} {self.kind}"
+
+
+def list_archive(path: Path) -> dict[str, Entry]:
+    """The arrays of a .npz file; any other archive is refused.
+
+    Raises:
+        RequestError: an archive of torch.save, one of a sparse matrix, another one, one that
+            unpacks to very much, or one that holds arrays of which a reader sees one alone.
+    """
+    members = list_members(path)
+    if any(name.endswith(".pkl") for name in members):
+        refuse_pickle(path)
+    for name in members:
+        if not name.endswith(".npy"):
+            raise RequestError(f"{path}: an archive with {name}, which is no array; give {FILES}")
+    if members.keys() >= {"data.npy", "format.npy", "shape.npy"}:
+        raise RequestError(f"{path}: a sparse matrix of scipy; save its .toarray()")
+    return {name.removesuffix(".npy"): list_array(path, name) for name in members}
+
+
+def list_members(path: Path) -> dict[str, int]:
+    """The members of an archive, and their sizes in bytes.
+
+    Raises:
+        RequestError: no archive, one that unpacks to very much, or one with a name that stands
+            twice or another archive before it, of which a reader would see the last alone.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            found = archive.infolist()
+    except Exception as error:  # of many kinds, by what is damaged
+        raise RequestError(f"{path}: not {FILES} ({first_line(error)})") from None
+    members = {member.filename: member.file_size for member in found}
+    if len(members) < len(found) or min((member.header_offset for member in found), default=0):
+        raise RequestError(
+            f"{path}: a name stands twice in the archive, or another archive before it; save each "
+            "array once, in a file of its own"
+        )
+    check_size(path, sum(members.values()))
+    return members
+
+
+def check_size(path: Path, size: int) -> None:
+    """Whether what a file says that it holds is not very much more than the file.
+
+    Raises:
+        RequestError: it is, so that to read it could take all memory.
+    """
+    times, more = UNPACKED
+    if size > times * path.stat().st_size + more:
+        raise RequestError(
+            f"{path}: would unpack to {size:,} bytes, its own size {path.stat().st_size:,}; save "
+            "the arrays whole and not compressed, as numpy.savez does"
+        )
+
+
+@contextmanager
+def _opened(path: Path, member: str | None) -> Iterator[tuple[IO[bytes], int]]:
+    """A file, or a member of an archive, with its size in bytes."""
+    if member is None:
+        with path.open("rb") as file:
+            yield file, path.stat().st_size
+    else:
+        with zipfile.ZipFile(path) as archive, archive.open(member) as file:
+            yield file, archive.getinfo(member).file_size
+
+
+@contextmanager
+def _one_line(path: Path, member: str | None) -> Iterator[None]:
+    """What goes wrong in reading an array, which is of many kinds, as one line."""
+    try:
+        yield
+    except RequestError:
+        raise
+    except Exception as error:
+        where = f"{path}: {member}" if member else str(path)
+        raise RequestError(f"{where}: not an array of numbers ({first_line(error)})") from None
+
+
+def list_array(path: Path, member: str | None = None) -> Entry:
+    """An array of numpy by its header, in a file of its own or as a member of an archive."""
+    with _one_line(path, member), _opened(path, member) as (file, size):
+        shape, _, kind = _read_header(file, size)
+    name = {"O": "object", "S": "str", "U": "str"}.get(kind.kind) or str(kind.name)
+    name = "uint8" if name == "void8" else name
+    return Entry(shape, name, partial(_read_array, path, member))
+
+
+def _read_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, Any]:
+    """The shape, whether the first axis runs fastest, and the type of an array.
+
+    Raises:
+        ValueError: another number of bytes follows.
+        Exception: of any kind, by what stands in a damaged header.
+    """
+    from numpy.lib import format
+
+    readers = {(1, 0): format.read_array_header_1_0, (2, 0): format.read_array_header_2_0}
+    version = format.read_magic(file)
+    if version not in readers:
+        raise ValueError(f"version {version} of the format; known are 1.0 and 2.0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        shape, fortran, kind = readers[version](file)
+    held, said = size - file.tell(), math.prod(shape) * kind.itemsize
+    if min(shape, default=0) < 0 or (said != held and not kind.hasobject):
+        raise ValueError(f"{shape} of {kind} takes {said:,} bytes, {held:,} follow")
+    return shape, fortran, kind
+
+
+def _read_array(path: Path, member: str | None) -> Tensor:
+    """An array of either byte order as a tensor."""
+    import numpy as np
+
+    with _one_line(path, member), _opened(path, member) as (file, size):
+        shape, fortran, kind = _read_header(file, size)
+        if kind.hasobject:
+            raise ValueError("pickled objects, which could run code when they are read")
+        if kind.kind == "V" and kind.itemsize <= 2 and not kind.names:  # as of fp8 and bfloat16
+            kind = np.dtype(f"u{kind.itemsize}")
+        elif kind.kind == "V":
+            raise ValueError(f"{kind.itemsize}-byte numbers without a type; save them as float32")
+        held = np.empty(size - file.tell(), np.uint8)
+        if file.readinto(held) != len(held):  # type: ignore[attr-defined]
+            raise ValueError("the file ends before them")
+        array = held.view(kind).reshape(shape, order="F" if fortran else "C")
+        native = array.astype(kind.newbyteorder("="), copy=False)
+        return torch.from_numpy(np.ascontiguousarray(native).reshape(shape))
+
+
+def list_columns(folder: Path) -> tuple[dict[str, Entry], dict[str, list[list[int]]]]:
+    """The columns of arrays `(rows, T, width)`, and those of whole numbers `(rows, T)`.
+
+    Args:
+        folder: that `datasets.Dataset.save_to_disk` wrote.
+
+    Raises:
+        RequestError: a damaged folder.
+    """
+    import pyarrow
+
+    try:
+        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        names = [Path(entry["filename"]).name for entry in state["_data_files"]]
+        tables = [pyarrow.ipc.open_stream(folder / name).read_all() for name in names]
+        table = pyarrow.concat_tables(tables)
+        table.validate(full=True)
+        if not table.num_rows:
+            raise ValueError("no rows")
+        columns = {name: _read_column(table[name]) for name in table.column_names}
+    except Exception as error:  # of many kinds, by what is damaged
+        raise RequestError(f"{folder}: not a folder of datasets ({first_line(error)})") from None
+    entries = {name: entry for name, entry in columns.items() if isinstance(entry, Entry)}
+    return entries, {name: ids for name, ids in columns.items() if isinstance(ids, list)}
+
+
+def _read_column(column: Any) -> Entry | list[list[int]] | None:
+    """A column of arrays, or of lists of whole numbers; None of any other.
+
+    Raises:
+        ValueError: its rows are not of one length.
+    """
+    import pyarrow
+    from pyarrow import compute
+
+    held, shape = column.combine_chunks(), [len(column)]
+    if isinstance(held, pyarrow.ChunkedArray):
+        held = held.chunk(0)
+    held = getattr(held, "storage", held)
+    whole = held
+    while pyarrow.types.is_list(held.type) or pyarrow.types.is_fixed_size_list(held.type):
+        lengths = compute.call_function("list_value_length", [held]).unique().to_pylist()
+        if len(lengths) != 1 or not lengths[0]:
+            raise ValueError(f"rows of {lengths[:5]} entries; give them of one length")
+        shape.append(lengths[0])
+        held = held.flatten()
+    if held.null_count or len(shape) < 2:
+        return None
+    if pyarrow.types.is_integer(held.type) and len(shape) == 2:
+        return whole.to_pylist()
+    kind = WIDTHS.get(str(held.type))
+    if kind is None:
+        return None
+    values = torch.from_numpy(held.to_numpy(zero_copy_only=False).copy()).view(shape)
+    return Entry(tuple(shape), kind, lambda: values)
+
+
+def refuse_pickle(path: Path) -> NoReturn:
+    """Refuses a file of objects.
+
+    Raises:
+        RequestError: always.
+    """
+    raise RequestError(
+        f"{path}: a pickle, which could run code when it is read; save its tensors by "
+        "safetensors.torch.save_file({name: tensor, ...}, FILE)"
+    )
+
+
+def first_line(error: Exception) -> str:
+    """What an error of a library says, without what follows in other lines."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
