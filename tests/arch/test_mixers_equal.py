@@ -113,15 +113,13 @@ def test_kernel_is_a_conv1d_over_features_with_every_tap_masked(x, size):
     torch.testing.assert_close(mixer(x), expected)
 
 
-@pytest.mark.parametrize(
-    ("heads", "window", "length"), [(4, None, T), (2, None, 150), (2, 3, T), (2, 70, 300)]
-)
-def test_attention_by_products_is_that_of_torch(heads, window, length):
-    q, k, v = (torch.randn(B, n, length, D, dtype=torch.float64, requires_grad=True)
+@pytest.mark.parametrize(("heads", "window"), [(4, None), (2, None), (2, 3)])
+def test_attention_by_products_is_that_of_torch(heads, window):
+    q, k, v = (torch.randn(B, n, T, D, dtype=torch.float64, requires_grad=True)
                for n in (4, heads, heads))  # fmt: skip
     attention = CausalAttention()
     attention.window = window
-    seen = attention.visible(length, length, q.device)
+    seen = attention.visible(T, T, q.device)
     results = []
     for attend in (
         lambda: attend_by_products(q, k, v, seen, 0.3),
