@@ -16,7 +16,7 @@ if __name__ == "__main__":
 
 import yaml
 
-import arch.kernels.threads  # noqa: F401 - before torch
+import arch.kernels.process  # noqa: F401 - before torch
 from arch.check import check_promises
 from arch.config import ModelConfig
 from arch.costs import describe

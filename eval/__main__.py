@@ -23,7 +23,7 @@ if __name__ == "__main__":
     sys.modules.pop("eval", None)
 
 
-import arch.kernels.threads  # noqa: F401 - before torch
+import arch.kernels.process  # noqa: F401 - before torch
 from arch.errors import is_out_of_memory
 from eval.messages import ArgumentError, RequestError, say
 

@@ -1,3 +1,3 @@
 """One-off entry points: demo, benchmarks, GPU check."""
 
-import arch.kernels.threads  # noqa: F401 - before torch
+import arch.kernels.process  # noqa: F401 - before torch

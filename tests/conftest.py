@@ -4,7 +4,7 @@ The tests of `scripts/gpu_check.sh` run where only torch, triton, numpy and pyte
 that this file imports the rest where it is used.
 """
 
-import arch.kernels.threads  # noqa: F401 - before torch, as in every command
+import arch.kernels.process  # noqa: F401 - before torch, as in every command
 
 # isort: split
 import multiprocessing

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    import arch.kernels.threads  # noqa: F401 - before torch
+    import arch.kernels.process  # noqa: F401 - before torch
     from arch.errors import ModelError, is_out_of_memory, printable
     from tokenizer import CorpusError
     from train.settings import RunError

@@ -21,7 +21,7 @@ import torch._inductor.config as inductor
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-import arch.kernels.threads  # noqa: F401 - before the first product
+import arch.kernels.process  # noqa: F401 - before the first product
 from arch import LanguageModel
 from scripts.bench import shared as bench
 from train.cli import read_recipe

@@ -14,7 +14,7 @@ import yaml
 from tyro import cli
 from tyro.conf import Positional
 
-import arch.kernels.threads  # noqa: F401 - before the first product
+import arch.kernels.process  # noqa: F401 - before the first product
 from eval.inversion.request import Inversion
 from eval.inversion.task import plan
 from eval.models.checkpoint import open_model

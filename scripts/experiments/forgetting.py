@@ -17,7 +17,7 @@ from torch import Tensor
 from tyro import cli
 from tyro.conf import Positional
 
-import arch.kernels.threads  # noqa: F401 - before the first product
+import arch.kernels.process  # noqa: F401 - before the first product
 from eval.measures.bits.measure import Passage, candidate_outputs, spread
 from eval.measures.bits.posterior import (
     fit_of_codes,

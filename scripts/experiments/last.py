@@ -24,7 +24,7 @@ from torch import Tensor
 from tyro.conf import Positional
 from tyro.extras import subcommand_cli_from_dict
 
-import arch.kernels.threads  # noqa: F401 - before the first product
+import arch.kernels.process  # noqa: F401 - before the first product
 from eval import recover
 from eval.models.checkpoint import Checkpoint, open_model
 from eval.models.text import held_out_text

@@ -19,7 +19,7 @@ from torch import Tensor
 from tyro.conf import Positional
 from tyro.extras import subcommand_cli_from_dict
 
-import arch.kernels.threads  # noqa: F401 - before the first product
+import arch.kernels.process  # noqa: F401 - before the first product
 from eval.measures.bits.posterior import entropy, fit_under_noise, noise_evidence
 from eval.models.checkpoint import open_model
 from eval.models.memory import tokens_at_once

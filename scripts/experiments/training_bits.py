@@ -18,7 +18,7 @@ from torch import Tensor
 from tyro import cli
 from tyro.conf import Positional
 
-import arch.kernels.threads  # noqa: F401 - before the first product
+import arch.kernels.process  # noqa: F401 - before the first product
 from eval.measures.bits.measure import Passage, candidate_outputs
 from eval.models.checkpoint import open_model
 from eval.models.text import HeldOutText, held_out_text, inside_stories

@@ -22,7 +22,7 @@ import pandas
 from tyro.conf import Positional
 from tyro.extras import subcommand_cli_from_dict
 
-import arch.kernels.threads  # noqa: F401 - before the first product
+import arch.kernels.process  # noqa: F401 - before the first product
 from scripts.experiments.forgetting import FOLDER
 from scripts.experiments.likely import read_rows
 from scripts.experiments.structured import asking

@@ -1,0 +1,48 @@
+"""How long threads wait and whether memory is kept: set by commands, unless a user chose."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from arch.kernels.process import ALLOCATORS, CHOSEN, SPINS
+
+RUN = "import os, runpy, sys; sys.argv = [{0!r}, {1!r}]\ntry:\n    runpy.run_module({0!r}, "
+RUN += "run_name='__main__')\nexcept SystemExit:\n    pass\n"
+TELL = """import os, resource, torch
+def fill():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(2**22)  # 4,096 pages, fewer than are kept from the first on
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+torch.ones(2**24)
+print(os.environ.get("GOMP_SPINCOUNT"), "kept" if fill() < 1000 else "given back")"""
+KEPT = "kept" if platform.libc_ver()[0] == "glibc" else "given back"
+
+
+def python(*words, **variables):
+    """The last line that Python prints, where no variable but those given says what is chosen."""
+    chosen = CHOSEN | ALLOCATORS
+    unset = {name: value for name, value in os.environ.items() if name not in chosen}
+    done = subprocess.run(
+        [sys.executable, *words],
+        capture_output=True, text=True, check=True, env=unset | variables,
+    )  # fmt: skip
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("room", "word"), [("arch", "--help"), ("train", "recipes"), ("eval", "--help")]
+)
+def test_a_command_sets_both(room, word):
+    assert python("-c", RUN.format(room, word) + TELL) == f"{SPINS} {KEPT}"
+
+
+def test_what_a_user_has_set_stays():
+    chosen = {"OMP_WAIT_POLICY": "passive", "MALLOC_MMAP_THRESHOLD_": "65536"}
+    assert python("-c", RUN.format("train", "recipes") + TELL, **chosen) == "None given back"
+
+
+def test_nothing_is_set_by_an_import():
+    assert python("-c", f"import arch, eval, tokenizer, train\n{TELL}") == "None given back"
