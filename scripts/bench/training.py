@@ -29,6 +29,7 @@ STORIES = 16000
 OURS = "python -m train"
 PEERS = {"llama": "transformers' Trainer", "flat": "the reference under Trainer"}
 COMPILED = ", compiled"
+KEPT = ", freed memory kept"
 LLAMA: dict[str, Any] = {
     "mixers": ("attention(heads=4)",),
     "channel_mixer": "swiglu",
@@ -41,6 +42,8 @@ ABOUT = """\
   `torch_compile=True` where it says compiled.
 - **the reference under Trainer**: its block restated (`scripts/bench/baselines.py`): a `Conv1d`
   over the positions, masked in place in every forward pass; on a GPU in fp16, as it is published.
+- **freed memory kept**: it is started as our commands start themselves (`arch.kernels.process`);
+  else as it is.
 
 All train on the same packed stories, with fused AdamW and the gradient's norm clipped to 1, each in
 a process of its own. They took turns of some steps, round after round; the first steps of a turn do
@@ -61,6 +64,8 @@ class Contender(NamedTuple):
     arguments: tuple[Any, ...]
     precision: str
     compiled: bool = False
+    kept: bool = False
+    """Whether the process keeps freed memory, as commands of ours do (`arch.kernels.process`)."""
 
 
 class Race(NamedTuple):
@@ -114,10 +119,12 @@ def races(options: argparse.Namespace, vocab_size: int) -> Iterator[Race]:
     for name in options.only:
         recipe, precision = (name, "bf16") if cuda else (f"{name}-small", "fp32")
         theirs = "fp16" if cuda and name == "flat" else precision  # as it is published
-        entered = {OURS: Contender(our_run, (recipe,), precision)}
+        entered = {OURS: Contender(our_run, (recipe,), precision, kept=True)}
         if not (cuda or options.eager):
-            entered[OURS + COMPILED] = Contender(our_run, (recipe,), precision, True)
+            entered[OURS + COMPILED] = Contender(our_run, (recipe,), precision, True, True)
         entered[PEERS[name]] = Contender(trainer_run, (name,), theirs)
+        if not cuda:
+            entered[PEERS[name] + KEPT] = Contender(trainer_run, (name,), theirs, kept=True)
         if not options.eager:
             entered[PEERS[name] + COMPILED] = Contender(trainer_run, (name,), theirs, True)
         for width in options.widths:
@@ -162,7 +169,8 @@ def run_race(
             about = (options.device, contender.precision, contender.compiled, data, directory)
             start = (options.device, options.threads, directory / "log", contender.work)
             work = Training(contest.model, contest.batch, *about)
-            entrants.append(Entrant(*start, work, *contender.arguments))
+            chosen = {} if contender.kept else {"GLIBC_TUNABLES": ""}  # a choice: none of ours
+            entrants.append(Entrant(*start, work, *contender.arguments, variables=chosen))
         race(entrants, options.turn, until, (min(3, options.rounds), options.rounds), **more)
     finally:
         for entrant in entrants:

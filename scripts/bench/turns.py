@@ -12,10 +12,11 @@ import resource
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -82,20 +83,25 @@ class Turns:
 class Entrant:
     """The race's side of a contender: `work(turns, *arguments)` in a new process.
 
-    All that it prints goes to the log. `readings` are one a round; `failed` says in a line why it
-    is out of the race.
+    All that it prints goes to the log; `variables` are its environment's, beside this process's.
+    `readings` are one a round; `failed` says in a line why it is out of the race.
     """
 
     def __init__(
-        self, device: str, threads: int, log: Path, work: Callable[..., None], *arguments: Any
-    ) -> None:
+        self, device: str, threads: int, log: Path, work: Callable[..., None], *arguments: Any,
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
         self.readings: list[Turn] = []
         self.failed: str | None = None
         context = multiprocessing.get_context("spawn")
         self._line, there = context.Pipe()
         given = (there, device, threads, log, work, arguments)
         self._process = context.Process(target=_main, args=given)
+        before = dict(os.environ)
+        os.environ.update(variables)
         self._process.start()
+        os.environ.clear()
+        os.environ.update(before)
         there.close()
 
     def turn(self, steps: int) -> Turn | None:

@@ -1,6 +1,7 @@
 """The benchmark of training, as far as it goes without timings."""
 
 import csv
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from scripts.bench import training as bench_training
 from scripts.bench.baselines import Training, our_run, trainer_run
 from scripts.bench.training import (
     COMPILED,
+    KEPT,
     OURS,
     PEERS,
     Contender,
@@ -54,7 +56,7 @@ def test_a_contender_trains_step_by_step(work, name, model, packed, tmp_path):
 @pytest.mark.slow
 def test_turns_and_a_contender_that_fails(tmp_path):
     well, ill = entrants = [
-        Entrant("cpu", 1, tmp_path / f"{fails_at}.log", steady, fails_at)
+        Entrant("cpu", 1, tmp_path / f"{fails_at}.log", steady, fails_at, variables={"GIVEN": "it"})
         for fails_at in (0, UNCOUNTED + 2 + UNCOUNTED + 2 + 1)
     ]
     try:
@@ -66,7 +68,10 @@ def test_turns_and_a_contender_that_fails(tmp_path):
     assert len(well.readings) == 2
     assert all(t.seconds >= 0.001 * t.steps and t.memory > 1e6 for t in well.readings)
     assert (ill.failed, ill.readings) == ("ValueError: the first line", [])
-    assert "the second" in next(tmp_path.glob("[1-9]*.log")).read_text()
+    said = next(tmp_path.glob("[1-9]*.log")).read_text()
+    assert "the second" in said
+    assert "given it" in said
+    assert "GIVEN" not in os.environ
 
 
 def test_figures_of_a_contender():
@@ -95,7 +100,8 @@ def test_races_of_a_gpu(monkeypatch):
 class Simulated:
     """Stands for an entrant: each turn takes a second a step; a contender may fail."""
 
-    def __init__(self, device, threads, log, work, *_):
+    def __init__(self, device, threads, log, work, *_, variables):
+        assert bool(variables) == ("/1/" in str(log))  # of the second alone, which is as it is
         self.readings, self.failed = [], "out of | memory" if work is trainer_run else None
 
     def turn(self, steps):
@@ -110,9 +116,11 @@ def test_a_page_and_its_rows_from_one_command(packed, tmp_path, monkeypatch, cap
     words = "--device cpu --only flat --eager --widths 16 --layers 1 --length 16 --batch 2"
     words += f" --rounds 1 --turn 2 --threads 1 --data {packed.path} --out {tmp_path / 'out'}"
     assert bench_training.main(words.split()) == 1  # a contender failed
-    ours, theirs = csv.DictReader((tmp_path / "out/training-cpu.csv").read_text().splitlines())
+    rows = csv.DictReader((tmp_path / "out/training-cpu.csv").read_text().splitlines())
+    ours, theirs, kept = rows
     assert (ours["contender"], float(ours["tokens"])) == (OURS, 32.0)
     assert (theirs["contender"], theirs["failed"]) == (REFERENCE, "out of | memory")
+    assert kept["contender"] == REFERENCE + KEPT
     text = (tmp_path / "out/training-cpu.md").read_text(encoding="utf-8")
     assert "out of \\| memory" in text
     assert str(tmp_path) not in text
