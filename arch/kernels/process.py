@@ -6,7 +6,7 @@ The library reads its variable when torch is imported; processes that a command 
 
 Memory that is freed is kept for the next tensor. The C library (glibc) gives every large tensor
 back to the kernel and asks for the next one anew, each of whose pages then costs a fault: 12,000 of
-them in a step of `llama-small` on a CPU, a seventh of its time.
+them in a step of `llama-small` on a CPU, a sixth of its time.
 
 What a user has set is left alone.
 """
