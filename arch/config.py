@@ -107,25 +107,37 @@ class ModelConfig:
             raise ModelError(f"{source}: {error}") from None
 
 
+class NameTwiceError(ValueError):
+    """An object of JSON has a name twice, of which one value would be lost."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name[:80]!r} stands twice in an object")
+        self.name = name
+
+
+def read_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON by its pairs, for `json.loads`.
+
+    Raises:
+        NameTwiceError: a name stands in it twice.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise NameTwiceError(next(name for name in names if names.count(name) > 1))
+    return found
+
+
 def parse_object(text: str, source: str) -> dict[str, Any]:
     """The object that a JSON text holds.
 
     Raises:
         ModelError: not JSON, not an object, too deep, or a name that stands in it twice.
     """
-
-    def read_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ModelError(f"{source} has {printable(twice, 80)} twice")
-        return found
-
     try:
         value = json.loads(text, object_pairs_hook=read_pairs)
-    except ModelError:
-        raise
+    except NameTwiceError as error:
+        raise ModelError(f"{source} has {printable(error.name, 80)} twice") from None
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{source} is not JSON: {printable(error, 120)}") from None
     if not isinstance(value, dict):

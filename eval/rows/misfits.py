@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from arch.config import read_pairs
+
 LIMITS = {int: 2**63, float: 1e300}
 """Numbers lie below these, so that libraries hold them."""
 
@@ -20,7 +22,7 @@ def parse_json(source: bytes) -> Any:
     """
     try:
         value = json.loads(
-            source.decode(), parse_constant=_refuse_constant, object_pairs_hook=_read_pairs
+            source.decode(), parse_constant=_refuse_constant, object_pairs_hook=read_pairs
         )
         if b"\\ud" in source.lower():
             json.dumps(value, ensure_ascii=False).encode()
@@ -105,15 +107,6 @@ def _unlike(value: Any, hint: Any) -> str:
     if typing.get_origin(hint):
         expected = str(hint).replace("typing.", "").replace("eval.rows.schema.", "")
     return f": {text if len(text) < 40 else text[:40] + '...'}, expected {expected}"
-
-
-def _read_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{twice[:80]!r} stands twice in an object")
-    return found
 
 
 def _refuse_constant(name: str) -> None:

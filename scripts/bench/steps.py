@@ -21,7 +21,6 @@ import torch._inductor.config as inductor
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-import arch.kernels.process  # noqa: F401 - before the first product
 from arch import LanguageModel
 from scripts.bench import shared as bench
 from train.cli import read_recipe

@@ -64,7 +64,7 @@ class Contender(NamedTuple):
     arguments: tuple[Any, ...]
     precision: str
     compiled: bool = False
-    kept: bool = False
+    keeps_memory: bool = False
     """Whether the process keeps freed memory, as commands of ours do (`arch.kernels.process`)."""
 
 
@@ -119,12 +119,12 @@ def races(options: argparse.Namespace, vocab_size: int) -> Iterator[Race]:
     for name in options.only:
         recipe, precision = (name, "bf16") if cuda else (f"{name}-small", "fp32")
         theirs = "fp16" if cuda and name == "flat" else precision  # as it is published
-        entered = {OURS: Contender(our_run, (recipe,), precision, kept=True)}
+        entered = {OURS: Contender(our_run, (recipe,), precision, keeps_memory=True)}
         if not (cuda or options.eager):
             entered[OURS + COMPILED] = Contender(our_run, (recipe,), precision, True, True)
         entered[PEERS[name]] = Contender(trainer_run, (name,), theirs)
         if not cuda:
-            entered[PEERS[name] + KEPT] = Contender(trainer_run, (name,), theirs, kept=True)
+            entered[PEERS[name] + KEPT] = Contender(trainer_run, (name,), theirs, keeps_memory=True)
         if not options.eager:
             entered[PEERS[name] + COMPILED] = Contender(trainer_run, (name,), theirs, True)
         for width in options.widths:
@@ -169,7 +169,9 @@ def run_race(
             about = (options.device, contender.precision, contender.compiled, data, directory)
             start = (options.device, options.threads, directory / "log", contender.work)
             work = Training(contest.model, contest.batch, *about)
-            chosen = {} if contender.kept else {"GLIBC_TUNABLES": ""}  # a choice: none of ours
+            chosen = (
+                {} if contender.keeps_memory else {"GLIBC_TUNABLES": ""}
+            )  # a choice: none of ours
             entrants.append(Entrant(*start, work, *contender.arguments, variables=chosen))
         race(entrants, options.turn, until, (min(3, options.rounds), options.rounds), **more)
     finally:

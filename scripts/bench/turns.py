@@ -99,9 +99,11 @@ class Entrant:
         self._process = context.Process(target=_main, args=given)
         before = dict(os.environ)
         os.environ.update(variables)
-        self._process.start()
-        os.environ.clear()
-        os.environ.update(before)
+        try:
+            self._process.start()
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
         there.close()
 
     def turn(self, steps: int) -> Turn | None:

@@ -45,8 +45,8 @@ def run_models(
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:  # another process has this model
                 continue
-            asked = known | asking.answered(read_rows(file))
-            left = [of for of in asking.questions(design, family, seed) if of.key not in asked]
+            answered = known | asking.answered(read_rows(file))
+            left = [of for of in asking.questions(design, family, seed) if of.key not in answered]
             if left and not train(data, run, design, family, seed):
                 failed.append(name)
                 continue
@@ -59,9 +59,10 @@ def run_models(
 
 
 def run(data: Positional[Path], out: Positional[Path], name: Literal["e12", "e14"] = "e12") -> int:
-    """Trains and asks the models of an experiment; 1 where a training failed."""
+    """Trains and asks the models of an experiment; 1 where a training failed, 2 of other data."""
     if not (data / "meta.json").is_file():
-        raise SystemExit(f"{data}: not packed data; give what `tokenizer pack` wrote")
+        print(f"error: {data}: not packed data; give what `tokenizer pack` wrote", file=sys.stderr)
+        return 2
     file = FOLDER / f"{name}.parquet"
     stored = pandas.read_parquet(file).row.map(json.loads).to_list() if file.is_file() else []
     failed = run_models(data, out, read_design(name), stored)
