@@ -152,9 +152,9 @@ def _read_whole(name: str, given: Any) -> Any:
     if given is None or (name == "shown" and isinstance(given, str)):
         return given
     try:
-        entries, several = list(given), True
+        entries, is_list = list(given), True
     except TypeError:  # a number, or one of numpy or torch
-        entries, several = [given], False
+        entries, is_list = [given], False
     try:
         numbers = [operator.index(x) for x in entries]
         wrong = any("bool" in str(getattr(x, "dtype", type(x))) for x in entries)
@@ -164,8 +164,8 @@ def _read_whole(name: str, given: Any) -> Any:
         numbers, wrong = [], True
     if wrong:
         seen = " ".join(repr(given).split())[:80]
-        raise ArgumentError(name, "give whole numbers; of several layers each once, in order", seen)
-    return numbers if several or name == "shown" else numbers[0]
+        raise ArgumentError(name, "give whole numbers; of is_list layers each once, in order", seen)
+    return numbers if is_list or name == "shown" else numbers[0]
 
 
 def _say_what_misses(answer: Recovered, shape: tuple[int, ...]) -> None:
