@@ -7,8 +7,10 @@ that this file imports the rest where it is used.
 import arch.kernels.process  # noqa: F401 - before torch, as in every command
 
 # isort: split
+import gc
 import multiprocessing
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,16 +43,29 @@ Pages of the docs go on from others, which one process runs once.
 
 
 def pytest_collection_modifyitems(items):
-    """Puts the longest tests first, and before them those that fork processes from one.
+    """Makes the cases after the first so many slow, where a test says so; orders what is left.
 
-    That one takes seconds to import everything: all of them stand together, in one worker.
+    The longest tests stand first, and before them those that fork processes from one, which takes
+    seconds to import everything: all of them stand together, in one worker.
     """
+    seen = Counter()
+    for item in items:
+        if (mark := item.get_closest_marker("first")) is not None:
+            seen[item.function] += 1
+            if seen[item.function] > mark.args[0]:
+                item.add_marker("slow")
     items.sort(
         key=lambda item: (
             "forked" not in getattr(item, "fixturenames", ()),
             not any(name in item.nodeid for name in LONGEST),
         )
     )
+
+
+def pytest_collection_finish():
+    """What stands now stays to the end: no collection of garbage need look through it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "tutorial.ipynb"
 SMALL = {
     'STORIES, VOCABULARY, STEPS = "toy:8000", 4096, 250': (
@@ -48,6 +50,7 @@ def run(source: str, scope: dict[str, Any]) -> list[dict[str, Any]]:
     return outputs
 
 
+@pytest.mark.slow
 def test_the_tutorial_runs_and_keeps_its_outputs() -> None:
     notebook, scope, replaced = json.loads(PAGE.read_text(encoding="utf-8")), {}, set()
     for cell in notebook["cells"]:

@@ -29,6 +29,7 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(words, cwd=folder, env=environment, preexec_fn=listen, **pipes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["-m train recipes", "-m eval solvers --names chance"])
 def test_a_command_works_beside_folders_of_its_names(tmp_path, words):
     for name in ("train", "eval", "tokenizer"):
@@ -41,6 +42,7 @@ def test_a_command_works_beside_folders_of_its_names(tmp_path, words):
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
 def test_remnant_finds_mixers_in_the_working_directory(tmp_path):
     (tmp_path / "mine.py").write_text(MIXER)
     (tmp_path / "arch").mkdir()
@@ -52,6 +54,7 @@ def test_remnant_finds_mixers_in_the_working_directory(tmp_path):
     assert "Jacobian" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.4, 1.0])
 def test_ctrl_c_is_one_line_while_libraries_load(tmp_path, seconds):
     process = start(tmp_path, "-m", "train", "plan", "--config", "flat")

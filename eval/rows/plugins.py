@@ -7,7 +7,9 @@ import pkgutil
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import CodeType
 from typing import Any, Generic, TypeVar
 
 from eval.messages import RequestError
@@ -51,6 +53,13 @@ class Registry(Generic[Entry]):
         return dict(self.entries)
 
 
+class _Loader(SourceFileLoader):
+    """Runs a file as it stands: no bytecode is read, which may be older, and none is left there."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def run_plugins(files: str | Sequence[str] | None) -> None:
     """Runs a user's files of lenses or solvers as modules; running one registers what it defines.
 
@@ -64,7 +73,8 @@ def run_plugins(files: str | Sequence[str] | None) -> None:
         if path.suffix != ".py" or not path.is_file():
             raise RequestError(f"--plugin {file}: no such file; give a Python file (NAME.py)")
         folder = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
-        spec = importlib.util.spec_from_file_location(f"plugin_{path.stem}_{folder}", path)
+        name = f"plugin_{path.stem}_{folder}"
+        spec = importlib.util.spec_from_loader(name, _Loader(name, str(path)))
         assert spec is not None
         assert spec.loader is not None
         sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)

@@ -169,9 +169,8 @@ def run_race(
             about = (options.device, contender.precision, contender.compiled, data, directory)
             start = (options.device, options.threads, directory / "log", contender.work)
             work = Training(contest.model, contest.batch, *about)
-            chosen = (
-                {} if contender.keeps_memory else {"GLIBC_TUNABLES": ""}
-            )  # a choice: none of ours
+            # where a user chose, none of ours is made
+            chosen = {} if contender.keeps_memory else {"GLIBC_TUNABLES": ""}
             entrants.append(Entrant(*start, work, *contender.arguments, variables=chosen))
         race(entrants, options.turn, until, (min(3, options.rounds), options.rounds), **more)
     finally:

@@ -113,6 +113,7 @@ def test_nothing_of_the_model_changes():
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
 
 
+@pytest.mark.slow
 def test_a_wide_model_and_a_long_context_are_run_on_few_positions():
     """As many as the work allows: the time of a test that looks at all would be minutes."""
     seen = []
@@ -135,6 +136,7 @@ def checked(capsys, *words: str) -> list[str]:
     return [line[:16].strip() for line in capsys.readouterr().out.splitlines()]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("mixer", ["expanded", "identity", "flat+attention"])
 def test_the_command_passes_every_mixer(mixer, capsys):
     assert checked(capsys, mixer) == [*CHECKS]

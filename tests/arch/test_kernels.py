@@ -194,6 +194,7 @@ def test_operators_pass_opcheck(device):
 
 
 # Torch's compiler itself uses deprecated parts of torch.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     ("device", "backend"),

@@ -122,6 +122,7 @@ def _spilled(cubin: bytes) -> int:
     return int(found[1])
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("call", KERNELS)
 @pytest.mark.parametrize("length", [200, 2048])
 def test_half_precision_on_sm_90_multiplies_asynchronously(call, length, launches):

@@ -51,6 +51,7 @@ def test_it_passes_what_every_mixer_passes(entry):
     family.test_half_precision_is_near(entry)
 
 
+@pytest.mark.slow
 def test_the_commands_that_train_and_invert_it_work(tmp_path, small_tokenizer, monkeypatch):
     found = commands(PAGE.name, PAGE.read_text("utf-8"))
     asked = [command.text for command in found if re.search("runs/(recurrent|mean)", command.text)]

@@ -79,6 +79,7 @@ def test_casting_a_model_leaves_the_angles_of_its_positions_exact(dtype):
     assert torch.equal(attention.rotary.cos, cos)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_checkpointed_activations_take_less_memory_and_give_the_same_gradients(compiled):
     depth = 2 if compiled else 6

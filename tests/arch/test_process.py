@@ -32,13 +32,15 @@ def python(*words, **variables):
     return done.stdout.splitlines()[-1]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
-    ("room", "word"), [("arch", "--help"), ("train", "recipes"), ("eval", "--help")]
+    ("room", "word"), [("train", "recipes"), ("arch", "--help"), ("eval", "--help")]
 )
 def test_a_command_sets_both(room, word):
     assert python("-c", RUN.format(room, word) + TELL) == f"{SPINS} {KEPT}"
 
 
+@pytest.mark.slow
 def test_what_a_user_has_set_stays():
     chosen = {"OMP_WAIT_POLICY": "passive", "MALLOC_MMAP_THRESHOLD_": "65536"}
     assert python("-c", RUN.format("train", "recipes") + TELL, **chosen) == "None given back"

@@ -82,6 +82,7 @@ def test_validation_is_that_of_training(packed, tmp_path):
     assert nats == pytest.approx(ours.meta["val_loss"], rel=1e-5)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", bench_learning.KINDS)
 def test_every_kind_learns_and_is_written_down(kind, packed, tmp_path):
     out = tmp_path / "result.json"

@@ -64,7 +64,7 @@ def test_skipped_is_not_passed(capsys):
 class Simulated:
     """Stands for an entrant: a step takes longer by compiled dense products, and the eager fail."""
 
-    def __init__(self, device, threads, log, work, training, kernels):
+    def __init__(self, device, threads, log, work, training, kernels, variables):
         assert work is fit_way
         self.readings: list[Turn] = []
         self.failed = None if training.compiled else "out of memory"

@@ -140,6 +140,7 @@ def examples(count, seed, signal):
     return decoder.Examples(tokens, labels, vectors, torch.zeros(count, len(PLACES), V))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["blind", "informed"])
 def test_a_decoder_finds_the_bits_that_are_there_and_no_others(kind):
     train, judged = examples(2048, 0, 1.0), examples(512, 1, 1.0)
@@ -148,6 +149,7 @@ def test_a_decoder_finds_the_bits_that_are_there_and_no_others(kind):
     assert max(others) < 0.05
 
 
+@pytest.mark.slow
 def test_noise_hides_from_a_decoder():
     train, judged = examples(2048, 0, 1.0), examples(512, 1, 1.0)
     clean, noisy = (

@@ -40,6 +40,7 @@ class FewSteps(Turns):
             raise Over
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("work", "name", "model"),
     [(our_run, "llama-small", LLAMA), (trainer_run, "llama", LLAMA), (trainer_run, "flat", {})],

@@ -40,6 +40,7 @@ def fit_few(places, tmp_path, at_step):
     return train
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("name", RECIPES)
 def test_losses_are_those_on_record_and_those_of_a_resumed_run(
     places, tmp_path, at_step, fit_few, name

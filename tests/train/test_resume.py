@@ -15,6 +15,7 @@ from train.checkpoints import read_checkpoint
 from train.module import LanguageModule
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize(
     ("flags", "number"),
     [

@@ -141,6 +141,7 @@ def test_what_may_be_no_prompts_is_said(llama, capsys):
     assert "in 1 of the 2 prompts" in capsys.readouterr().err
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("part", ["rotated_key", "value"])
 @pytest.mark.parametrize(
     ("change", "seen"),
@@ -188,6 +189,7 @@ def test_a_layer_that_misses_is_named_with_the_one_that_fits(llama, layer, capsy
     assert "computed in" not in said  # float32 is tried first
 
 
+@pytest.mark.slow
 def test_rows_of_padding_before_a_prompt_are_named(llama, capsys):
     checkpoint, states = llama
     padding = torch.randn(3, states.shape[-1], generator=torch.Generator().manual_seed(0))

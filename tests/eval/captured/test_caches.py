@@ -41,6 +41,7 @@ def as_pairs(cache: Any) -> Any:
     return tuple((layer.keys, layer.values) for layer in cache.layers)
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize(
     ("part", "make", "pieces", "first"),
     [

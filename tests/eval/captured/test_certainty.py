@@ -23,6 +23,7 @@ def states(directories, opened):
     return opened["llama"], load_file(f"{path}/states.safetensors")
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("solver", ["propose", "sweep"])
 def test_tokens_of_equal_rows_are_never_certain(kind, solver, small_model, small_tokenizer):

@@ -60,7 +60,7 @@ def normed(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.layer_norm(x, x.shape[-1:])
 
 
-@pytest.mark.parametrize("layer", [None, 1])
+@pytest.mark.first(4)
 @pytest.mark.parametrize(
     ("family", "change", "seen"),
     [
@@ -70,6 +70,7 @@ def normed(x: torch.Tensor) -> torch.Tensor:
         ("llama", lambda x: 9 * normed(x), "give them with their mean"),
     ],
 )
+@pytest.mark.parametrize("layer", [None, 1])
 def test_streams_without_a_mean_are_named(directories, opened, family, change, seen, layer, capsys):
     """TransformerLens's: each part writes without a mean over features, so that no token fits.
 
@@ -87,6 +88,7 @@ def test_streams_without_a_mean_are_named(directories, opened, family, change, s
     assert seen in said
 
 
+@pytest.mark.slow
 def test_streams_of_a_model_whose_blocks_end_in_norms_have_no_mean(capsys):
     theirs = random_model("OPT", torch.float32, OPT | {"do_layer_norm_before": False})
     checkpoint = open_model(theirs, tokenizer=byte_tokenizer())

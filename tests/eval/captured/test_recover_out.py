@@ -127,6 +127,7 @@ def single(problem, chance):
 """
 
 
+@pytest.mark.slow
 def test_answers_of_a_solver_whose_code_changed_are_found_anew(words, tmp_path, monkeypatch):
     monkeypatch.setattr(SOLVERS, "entries", dict(solvers()))  # others are not asked about it
     plugin = tmp_path / "single.py"

@@ -75,6 +75,7 @@ def test_short_numbers_are_recovered(captured, kind, layer):
     assert bool((found.residual <= 3 * found.floor).all())
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", ["bf16", "fp16"])
 def test_states_of_a_computation_in_lower_precision_are_recovered(captured, directories, kind):
     from transformers import AutoModelForCausalLM
@@ -170,6 +171,7 @@ def test_a_cache_gives_the_text_away(directories, opened, part):
     assert found.texts == SHORT
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize(
     ("site", "kind"),
     [("block.0", "fp32"), ("stream.3", "fp32"), ("rotated_key.2", "fp32"), ("key.1", "fp32"),

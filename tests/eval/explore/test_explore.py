@@ -34,6 +34,7 @@ def test_solvers_are_watched_until_they_are_right(port, hidden, solver):
     assert said[-1] == {"type": "end"}
 
 
+@pytest.mark.slow
 def test_a_page_and_a_lens_can_be_opened(port):
     for question in ({"text": TEXT}, {"text": TEXT, "kind": "lens", "lens": "logit"}):
         first, *_, last = asked(port, **question)

@@ -32,6 +32,7 @@ def test_the_model_writes_text_by_its_own_chances(model):
     assert float(written) == pytest.approx(float(expected), abs=0.06)
 
 
+@pytest.mark.slow
 def test_a_decoder_reads_its_output(model):
     """A prompt costs it far fewer nats than by another prompt's output; its draws repeat."""
     circuit = Circuit(model, 2)
@@ -52,6 +53,7 @@ def test_a_decoder_reads_its_output(model):
     assert circuit.of_tokens(tokens)[:, -1].equal(outputs)  # the model itself stays as it was
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("shown", ["[:, -1, :]", "[:, 2:, :]", "[:, :2+5:, :20]"])
 def test_hidden_tokens_are_found_from_what_is_shown(model, shown):
     truth = prompts(2, 6, V)
@@ -68,6 +70,7 @@ def test_hidden_tokens_are_found_from_what_is_shown(model, shown):
     assert kept is not open_decoder(problem, 1)
 
 
+@pytest.mark.slow
 def test_a_search_ends_at_its_budget_with_the_nearest(model):
     """Of outputs that no prompt gives: with a budget of the first guesses, and of some rounds."""
     real = posed(model, prompts(1, 6, V), "[:, -1, :]")
@@ -96,6 +99,7 @@ def test_a_watcher_ends_the_training_or_the_search(model, after):
     assert (seen[-1] is None) == (after < STEPS)
 
 
+@pytest.mark.slow
 def test_answers_hold_allowed_tokens_alone(model):
     allowed = tuple(range(3, 30, 2))
     truth = torch.tensor([[3, 9, 27, 5, 11]])

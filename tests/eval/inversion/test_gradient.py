@@ -199,6 +199,7 @@ def ranked(truth):
     return lambda answer, row: score_answer(answer, truth[row])
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("name", ["descent", "adam", "pez", "soda", "gcg"])
 def test_rows_do_not_touch_each_other(small_model, name):
     problem = posed(small_model(mixers=("attention+flat",)), TRUTH, "[:, 1:, :20]")

@@ -21,8 +21,6 @@ from tests.eval.inversion.search_cases import (
 
 HEADS = "attention(heads=2)"
 CASES: list[Any] = [
-    *(((m,), (2, 10), "[:, 1:, :]", "enumerated") for m in MIXERS),
-    *(((m,), (2, 10), "[:, 3:, :]", "residual") for m in MIXERS),
     (("flat",), (2, 10), "[:, :3+4:7+8:, :]", "enumerated"),
     ((HEADS,), (2, 10), "[:, 1:4+6:, :]", "residual"),
     (("flat",), (2, 10), "[:, :1+3:9, :]", "residual"),
@@ -33,10 +31,13 @@ CASES: list[Any] = [
     (("flat",), (2, 9), "[:, 2:, :]", "residual", (2,), misread),
     (("flat",), (2, 9), "[:, 2:, :]", "residual", (2,), readback, 2.0),
     (("flat",), (2, 3), "[:, -1, :]", "residual"),
+    *(((m,), (2, 10), "[:, 1:, :]", "enumerated") for m in MIXERS),
+    *(((m,), (2, 10), "[:, 3:, :]", "residual") for m in MIXERS),
 ]  # fmt: skip
 """Mixers, prompts and tokens, what is shown, the certificate; site, guesses, size of weights."""
 
 
+@pytest.mark.first(11)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case[:4]))
 def test_tokens_hidden_anywhere_are_proved(small_model, case):
     mixers, size, shown, proof, *more = case
@@ -57,6 +58,7 @@ def test_tokens_hidden_anywhere_are_proved(small_model, case):
         assert answer.notes["starts"] >= len(runs) - (runs[0].hidden == 0)
 
 
+@pytest.mark.slow
 def test_a_search_ends_at_its_budget(small_model):
     """Of outputs that no tokens have, so that only the budget or the starts end it."""
     problem = posed(small_model(mixers=("flat",), d_model=64), prompts(1, 8), "[:, 3:, :]")
@@ -124,6 +126,7 @@ def test_no_false_accept(small_model, mixers, count):
     assert wrong > 0  # or nothing was tested
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("shown", "factor"), [("[:, 1:, :]", 1.0), ("[:, 2:5+6:, :]", 4.0)])
 def test_prompts_are_answered_together_as_alone(small_model, shown, factor):
     model = sharpened(small_model(mixers=(HEADS,), d_model=64), factor)

@@ -164,7 +164,8 @@ def test_keys_and_values_are_those_of_transformers_cache(name):
             torch.testing.assert_close(own, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, "bloom", "mamba"])
+@pytest.mark.first(4)
+@pytest.mark.parametrize("name", ["bloom", "mamba", *FAMILIES])
 def test_every_family_gives_up_its_tokens(name):
     whole = name not in FAMILIES  # any decoder: its blocks are known as a whole
     theirs = test_decoder.their_model(name) if whole else their_model(name, dtype=torch.float32)

@@ -23,6 +23,7 @@ def problems(model, tokens, layers=LAYERS):
     return [posed(model, tokens, "[:, :, :]", layer) for layer in layers]
 
 
+@pytest.mark.first(5)
 @pytest.mark.parametrize(
     ("mixer", "sites", "shown", "guesses"),
     [

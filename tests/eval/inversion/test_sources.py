@@ -101,7 +101,10 @@ def test_a_system_of_the_sources_is_asked_as_it_says(name):
 COUNT, LENGTH = 8, 5
 
 
-@pytest.mark.parametrize("name", list(solvers()))
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow) if n == "decoder" else n for n in solvers()],
+)
 def test_a_shuffled_target_leaves_the_truth_at_chance(model_directory, name):
     checkpoint = open_checkpoint(model_directory())
     drawn = prompts(COUNT, LENGTH, seed=3).tolist()

@@ -104,6 +104,7 @@ def test_models_of_transformers_are_known_by_their_weights(tmp_path):
 # Where it comes from.
 
 
+@pytest.mark.slow
 def test_what_train_writes_tells_recipes_apart(small_tokenizer, tmp_path):
     data = pack_toy(small_tokenizer, tmp_path / "packed", 40).path
     ids = {}

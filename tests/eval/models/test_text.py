@@ -150,6 +150,7 @@ ASKED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("command", ASKED)
 def test_models_are_asked_about_their_own_data(command, trained, capsys):
     path = trained("one")
@@ -194,6 +195,7 @@ def test_models_of_different_data_are_asked_apart(trained, model_directory, caps
 # Plain text, and little of it.
 
 
+@pytest.mark.slow
 def test_a_small_plain_text_is_trained_on_and_inverted(tmp_path, monkeypatch, capsys):
     """README's commands on a book of 200 kB: what its few held-out passages have is used."""
     monkeypatch.chdir(tmp_path)

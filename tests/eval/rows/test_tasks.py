@@ -75,6 +75,7 @@ class Stopped(BaseException):
     """As an interruption by the keyboard."""
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_interrupted_command_goes_on_where_it_was(
     ask, whole, tmp_path, monkeypatch, capsys, name
@@ -112,6 +113,7 @@ def test_an_interrupted_command_goes_on_where_it_was(
         assert not [rows for rows in calls if rows]
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_shards_make_the_rows_of_one_process(ask, whole, tmp_path, name):
     """One after the other, as in a loop of shell; the second sees the rows of the first."""

@@ -36,6 +36,7 @@ def test_keys_and_values_of_any_decoder_are_those_of_transformers_cache(name):
         torch.testing.assert_close(before.of_tokens(tokens), keys, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", ["bloom", "qwen3", "phi3"])
 def test_a_cache_of_a_whole_layer_gives_the_text(name):
     theirs = their_model(name)
@@ -54,6 +55,7 @@ def test_a_family_without_keys_is_refused_by_its_name(name):
         Circuit(Decoder(theirs), 1, "value")
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "rwkv"])
 def test_the_last_hidden_state_is_found(name):
     theirs = their_model(name)

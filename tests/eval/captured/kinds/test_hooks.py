@@ -31,6 +31,7 @@ def write_folder(path, engine, ids=True, ragged=False):
     return path
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("name", "site", "part"),
     [

@@ -19,6 +19,7 @@ def write(folder, engine, older=False, layers=(0, 1, 2), change=lambda held: hel
     return folder
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("older", [False, True])
 def test_keys_and_values_of_a_folder_give_the_text(engine, ask, tmp_path, older):
     folder = write(tmp_path / "hash", engine, older, (0, 1))

@@ -70,20 +70,17 @@ def test_text_stays_text_and_every_token_says_its_number_to_mouse_and_keyboard()
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """What all lenses found in two tiny models, one of a name that would do harm."""
+    """What all lenses found in a tiny model of two mixers, of a name that would do harm."""
     place = tmp_path_factory.mktemp("all")
-    kinds = {"a": ("attention(heads=2)",), NASTY: ("flat",)}
-    paths = []
-    for number, (name, mixers) in enumerate(kinds.items()):
-        torch.manual_seed(number)
-        size = story_tokenizer().get_vocab_size()
-        config = ModelConfig(size, 64, 32, 2, mixers=mixers, embedding_std=1.0)
-        path, meta = place / f"model{number}", {"name": name, "step": number}
-        paths.append(save_model(path, LanguageModel(config), story_tokenizer().to_str(), meta))
+    size, mixers = story_tokenizer().get_vocab_size(), ("attention(heads=2)", "flat")
+    model = LanguageModel(ModelConfig(size, 64, 32, 2, mixers=mixers, embedding_std=1.0))
+    path = save_model(
+        place / "model", model, story_tokenizer().to_str(), {"name": NASTY, "step": 0}
+    )
     out = place / "results"
     asked = ["--text", 'Tom said "<b>hi</b>". The dog was sad.', "The cat and the dog ran.",
              "--corpus", "toy:400", "--tokens", "400"]  # fmt: skip
-    assert main(["lens", *map(str, paths), "--out", str(out), *asked]) == 0
+    assert main(["lens", str(path), "--out", str(out), *asked]) == 0
     Results(out).append(make_rows(count=2))
     page = ["--out", str(out / "page.html"), "--figures", str(out / "figures")]
     assert main(["report", str(out), *page]) == 0
@@ -103,7 +100,7 @@ def test_every_lens_has_its_figures_and_texts_stay_texts(page_of_all):
     for section in sections:
         marks = re.findall(r"<svg.*?</svg>", section, re.DOTALL)
         assert all("<path" in svg and 'role="img" aria-label="' in svg for svg in marks)
-        assert len(marks) >= 2, section[:20]
+        assert marks, section[:20]
     assert "<script>alert" not in html
     assert "alert('x')</script> \"quoted\"" in "".join(page.text)
     assert page.classes["table", "plain"] >= 6
