@@ -43,6 +43,16 @@ def test_a_command_works_beside_folders_of_its_names(tmp_path, words):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("words", ["recipes --help", "plan --config flat-small"])
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path, words):
+    process = start(tmp_path, *f"-m train {words}".split())
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.communicate(timeout=100)[1] == ""
+    assert process.returncode == 0
+
+
+@pytest.mark.slow
 def test_remnant_finds_mixers_in_the_working_directory(tmp_path):
     (tmp_path / "mine.py").write_text(MIXER)
     (tmp_path / "arch").mkdir()

@@ -7,6 +7,7 @@ python -m train fit --config flat --data DIR --run runs/flat
 python -m train fit --config flat --data DIR --run runs/flat --resume auto
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,7 +59,15 @@ def _run(words: list[str]) -> int:
     from train.settings import RunError
 
     try:
-        return _answer(words)
+        code = _answer(words)
+        if sys.stdout:
+            sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # a reader such as `head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if words[0] not in KEPT:
+            return 0
+        print(f"error: the reader of the output has gone; {KEPT[words[0]]}", file=sys.stderr)
     except (RunError, ModelError, CorpusError, OSError) as error:
         if text := printable(error, LETTERS):  # none where another process of the run has said it
             print(f"error: {text}", file=sys.stderr)

@@ -8,6 +8,7 @@ instruction sets on record (AVX-512, AVX2, none) differ by 9e-7; 5e-4 by Muon, w
 6e-5; and 3e-3 in bfloat16, where they differ by 3e-4.
 """
 
+import argparse
 import json
 import tempfile
 from pathlib import Path
@@ -90,4 +91,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     main()
