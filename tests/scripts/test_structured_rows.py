@@ -146,6 +146,24 @@ def test_two_dips_are_one_where_they_are_a_saved_step_apart(shift, verdict):
     assert table.judge_dip(table.read_frame(rows)).verdict == verdict
 
 
+@pytest.mark.parametrize(
+    ("seeds", "winding", "ratio", "verdict"),
+    [
+        (5, 0, 10.0, "confirmed"),
+        (5, 0, 1e4, "refuted"),  # the ratio rises
+        (3, 4, 10.0, "refuted"),
+        (2, 4, 10.0, "open"),  # of the layers that are left, twelve may be without zeros inside
+    ],
+)
+def test_layers_that_are_not_asked_yet_may_fall_either_way(seeds, winding, ratio, verdict):
+    rows = [
+        {"kind": "toeplitz", "model": f"toeplitz-s{seed}", "step": step, "winding": winding,
+         "least": 1.0, "largest": ratio if step else 1e3 * 10 ** (seed / 10)}
+        for seed in range(seeds) for _ in range(4) for step in (0, table.LAST)
+    ]  # fmt: skip
+    assert table.judge_invertibility(table.read_frame(rows)).verdict == verdict
+
+
 def test_p_is_corrected_step_down():
     estimates = {name: table.Estimate(0, 0, 0, p) for name, p in
                  {"a": 0.04, "b": 0.01, "c": 0.03}.items()}  # fmt: skip

@@ -18,6 +18,8 @@ Frame = Any
 NOISE, CODES = "noise 0.25 rms", "int8"
 DISTANCES = 1, 4, 16, 64
 DIPPED = "flat", "headed", "llama"
+MODELS, LAYERS = 15, 20
+"""Of H1 and H5 in all: those that are not asked yet may still fall either way."""
 TOKENS, LAST = 2048, 3125
 """Of a step; the last step."""
 LEVEL = 0.05
@@ -123,7 +125,8 @@ def judge_dip(frame: Frame) -> Verdict:
              for model in both}  # fmt: skip
     count = sum(abs(steps) <= 1 for steps in apart.values())
     by_family = {family: [n for (of, _), n in apart.items() if of == family] for family in DIPPED}
-    verdict = "confirmed" if count >= 12 else "refuted" if count <= 7 else "open"
+    missing = MODELS - len(both)
+    verdict = "confirmed" if count >= 12 else "refuted" if count + missing <= 7 else "open"
     return Verdict(verdict, f"{count} of {len(both)}; saved steps from RankMe's to bits': "
                             f"{by_family}")  # fmt: skip
 
@@ -170,10 +173,10 @@ def judge_invertibility(frame: Frame) -> Verdict:
     ratio = found.pivot_table("log10", "seed", "step")
     change = of_seeds(ratio[LAST] - ratio[0])
     down, up = change.p < LEVEL and change.mean < 0, change.p < LEVEL and change.mean > 0
-    if zero < layers / 2 or up:
+    if zero + LAYERS - layers < 10 or up:
         verdict = "refuted"
     else:
-        verdict = "confirmed" if zero >= 0.9 * layers and down else "open"
+        verdict = "confirmed" if zero >= 18 and down else "open"
     return Verdict(verdict, f"winding number 0 in {zero} of {layers} layers; log10 of the ratio "
                             f"{change}, p {change.p:.3f}")  # fmt: skip
 
