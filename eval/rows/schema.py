@@ -202,6 +202,7 @@ class OfWindows(OfModel, total=False):
     """How the text was cut; earlier rows, which are of joined stories, lack it."""
 
     windows: str
+    texts: str
 
 
 class LossRow(OfWindows):

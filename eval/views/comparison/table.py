@@ -32,7 +32,7 @@ class Figure(NamedTuple):
 
 
 PLAIN = (("part", "block"), ("without", ""), ("noise", 0.0), ("control", ""), ("padded", False))
-AT_4 = (("distance", 4), ("shown", "alone"), ("prior", "uniform"),
+AT_4 = (("prompt_kind", "inside"), ("distance", 4), ("shown", "alone"), ("prior", "uniform"),
         ("precision", "noise 0.25 rms"))  # fmt: skip
 
 
