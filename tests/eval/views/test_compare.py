@@ -153,6 +153,7 @@ def test_plots_are_files(tmp_path, kind, x):
         text = file.read_text()
         assert text.count("stroke-dasharray") >= 2  # where the colours begin anew
         assert "<llama> & co" in "".join(ET.fromstring(text).itertext())
+        assert "bits/byte of training's validation" in "".join(ET.fromstring(text).itertext())
 
 
 # Two checkpoints.
