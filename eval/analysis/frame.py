@@ -18,6 +18,7 @@ from eval.analysis.places import (
     fields,
     last_looks,
     of_bits,
+    of_geometry,
     of_lens,
     of_loss,
     of_probe,
@@ -262,7 +263,7 @@ def _named(name: str, row: Row) -> Measured | None:
     """A margin that a row has as None is -inf: another candidate gives the same outputs."""
     if row["quantity"] != name:
         return None
-    unbounded = name == "margin_bits" and row["value"] is None
+    unbounded = name == "margin_bits" and row["value"] is None and row["candidates"] > 1
     return _number(-math.inf if unbounded else row["value"])
 
 
@@ -332,6 +333,7 @@ KINDS = {
             _read("of", "median", lambda row: row["inputs"] - row["removed"]
                   if "inputs" in row else None),
         ),
+        of_geometry,
     ),
     "loss": Kind(
         ("corpus", "stories", "windows"),

@@ -70,6 +70,11 @@ def of_probe(row: Row) -> dict[str, Hashable]:
     return fields(row, ("layer", "part", "offset", "method")) | about
 
 
+def of_geometry(row: Row) -> dict[str, Hashable]:
+    """With the length of the prompts, which is asked for."""
+    return fields(row, ("layer", "part", "hidden")) | {"prompt_length": row["length"]}
+
+
 def of_bits(row: Row) -> dict[str, Hashable]:
     """A passage of a story, or a text that was given: `prompt_kind`."""
     return fields(row, BITS) | {"prompt_kind": row["prompts"]}

@@ -343,6 +343,9 @@ def test_figures_of_unlike_questions_are_not_pooled():
     ):  # fmt: skip
         rows = [row | {"key": str(i)} for i, row in enumerate(rows)]
         assert lines_of(rows, kind, figure) == expected
+    geometry = every_kind(about(0))[-1]
+    lengths = [geometry | {"length": n, "condition": n, "key": str(n)} for n in (8, 16)]
+    assert lines_of(lengths, "geometry", "condition") == [8, 16]
     passage = bits_row(about(0), 0, 4.0)
     rows = [passage, bits_row(about(0), 1, 2.0) | {"prompts": "text", "key": "text"}]
     found = [r for r in summarise_rows(rows, "bits") if r["bits"] is not None and r["distance"]]
@@ -364,6 +367,8 @@ def test_a_margin_of_nothing_makes_the_mean_one_of_nothing():
     rows[1] = rows[1] | {"margin_bits": {"alone": [9.0, None]}}
     margins = lines_of(rows, "bits", "margin_bits")
     assert [margin for margin in margins if margin is not None] == [9.0, -math.inf]
+    alone = lines_of([row | {"candidates": 1} for row in rows], "bits", "margin_bits")
+    assert [margin for margin in alone if margin is not None] == [9.0, 3.0]  # no wrong candidate
 
 
 def test_of_several_looks_of_a_lens_the_last_counts_as_on_the_page(capsys):
