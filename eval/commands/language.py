@@ -47,9 +47,8 @@ def loss(
         stories: read only the first N stories
         batch_size: windows that the model reads at once; default: as many as fit into memory
         windows: joined: stories follow each other, and their ends are predicted too, but not the
-            first token of all, whose bytes count (a short text alone has too few bits/byte);
-            lm-eval: each story stands alone, after an end-of-text token, as in
-            lm-evaluation-harness
+            first token of all, whose bytes count (for a short text take lm-eval); lm-eval: each
+            story stands alone, after an end-of-text token, as in lm-evaluation-harness
         out: results directory, for `python -m eval compare`; what is in it is not measured again
     """
     from eval.analysis.summary import summarise_rows
