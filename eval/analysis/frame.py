@@ -6,12 +6,24 @@ pools these lines; tables, pages, comparisons and W&B show what it gives.
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from eval.analysis.accepts import accepted, is_false_accept
+from eval.analysis.places import (
+    BITS,
+    OF_LOSS,
+    fields,
+    last_looks,
+    of_bits,
+    of_geometry,
+    of_lens,
+    of_loss,
+    of_probe,
+    of_recovery,
+)
 from eval.messages import RequestError
 from eval.models.identity import labels, seed_labels
 from eval.rows.schema import Row
@@ -73,7 +85,7 @@ class Kind(NamedTuple):
 def coordinates(row: Row) -> Coordinates:
     """Where and how a row was measured: equal for rows that differ in model, prompt or seed."""
     kind = KINDS[row["kind"]]
-    return kind.read(row) if kind.read else _fields(row, kind.coordinates)
+    return kind.read(row) if kind.read else fields(row, kind.coordinates)
 
 
 def quantities(lines: Frame) -> list[Quantity]:
@@ -95,7 +107,8 @@ def frame(rows: Iterable[Row], every_seed: bool = False) -> Frame:
     """
     import pandas
 
-    rows = [row for row in {row["key"]: row for row in rows}.values() if "checkpoint" in row]
+    known = {row["key"]: row for row in rows}.values()
+    rows = last_looks(row for row in known if "checkpoint" in row)
     if unknown := {row["kind"] for row in rows} - KINDS.keys():
         raise RequestError(f"rows of kind {', '.join(unknown)}: known are {', '.join(KINDS)}")
     names: dict[Any, str] = seed_labels(rows) if every_seed else labels(rows)
@@ -130,28 +143,6 @@ def _model(checkpoint: dict[str, Any], names: dict[Any, str], every_seed: bool) 
     about |= {"model": label, "mixers": ", ".join(checkpoint.get("mixers") or ())}
     named = {name: checkpoint[name] for name in ("name", "model_id")}
     return about | named | {"weights": checkpoint["weights_sha256"]}
-
-
-def _fields(row: Row, names: Sequence[str]) -> Coordinates:
-    """Plain fields, of the row or its site; fields that a row lacks are left out."""
-    values = {name: row.get(name, row.get("site", {}).get(name)) for name in names}
-    return {
-        name: "+".join(map(str, value)) if isinstance(value, list) else value
-        for name, value in values.items()
-        if value is not None
-    }
-
-
-def _of_lens(row: Row) -> Coordinates:
-    """Every short field of a lens's row, but for those of every row."""
-    names = [n for n, v in row.items() if isinstance(v, str | int | float) and n not in _NO_PLACE]
-    return _fields(row, ["layer", "part", *(n for n in names if n not in ("layer", "part"))])
-
-
-_NO_PLACE = {
-    "schema", "key", "kind", "checkpoint", "site", "settings", "family", "figure", "value", "low",
-    "high", "n", "text", "truth", "prompt", "seed", "seconds", "device", "look",
-}  # fmt: skip
 
 
 def counted(hits: float, n: float) -> Measured:
@@ -226,12 +217,12 @@ def _figure(name: str) -> Quantity:
 
 def _parts(row: Row) -> Iterator[Row]:
     """Splits a row of losses: a row for each part of the text, and itself for other figures."""
-    about = {n: row.get(n) for n in ("key", "kind", "checkpoint", "corpus", "stories", "windows")}
+    about = {n: row[n] for n in OF_LOSS if n in row}
     for part, (nats, size) in enumerate(
         zip(row["parts"]["nats"], row["parts"]["bytes"], strict=True)
     ):
         yield {**about, "cluster": ("part", part), "prompt": part, "bits": (nats, size)}
-    yield row
+    yield {**row, "cluster": ("part", 0)}  # no part of its own, where parts are counted
 
 
 def _bits_per_byte(row: Row) -> Measured | None:
@@ -269,7 +260,11 @@ def figure_lines(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _named(name: str, row: Row) -> Measured | None:
-    return _number(row["value"]) if row["quantity"] == name else None
+    """A margin that a row has as None is -inf: another candidate gives the same outputs."""
+    if row["quantity"] != name:
+        return None
+    unbounded = name == "margin_bits" and row["value"] is None and row["candidates"] > 1
+    return _number(-math.inf if unbounded else row["value"])
 
 
 def prompt_of(row: Row) -> tuple[Hashable, ...]:
@@ -280,28 +275,6 @@ def prompt_of(row: Row) -> tuple[Hashable, ...]:
 def _margin_bits(row: Row) -> float | None:
     """None where a token was not recovered; a shuffled target has no verdicts."""
     return row["margin_bits"] if row["verdict"] and "not found" not in row["verdict"] else None
-
-
-def _of_recovery(row: Row) -> Coordinates:
-    """The deepest layer of those shown together; the others are named by the part: `block 1+3`."""
-    layer, part = row["site"]["layer"], row["site"].get("part", "block")
-    if isinstance(layer, list):
-        layer, part = max(layer), f"{part} {'+'.join(map(str, layer))}"
-    return {
-        "layer": layer,
-        "part": part,
-        "slice": row["slice"],
-        "hidden": row["hidden"],
-        "observed": row["observed"],
-        "prompt_kind": row["prompts"],
-        "without": ", ".join(row["site"].get("without") or ()),
-        "noise": row["noise"] or 0.0,
-        "control": row["control"] or "",
-        "padded": bool(row["padded"]),
-        "solver": row["solver"],
-        "family": row["family"],
-        "settings": " ".join(f"{name}={value}" for name, value in row["settings"].items()),
-    }
 
 
 def _graded(grade: str, row: Row) -> Measured | None:
@@ -336,7 +309,7 @@ KINDS = {
             _read("solved", "sum", lambda row: row["steps_to_solve"] is not None),
             _read("diverged", "sum", lambda row: row["diverged"]),
         ),
-        _of_recovery,
+        of_recovery,
     ),
     "probe": Kind(
         ("layer", "part", "offset", "method"),
@@ -347,6 +320,7 @@ KINDS = {
             _seeds("unigram.information", main=False),
             _seeds("gain", main=False),
         ),
+        of_probe,
     ),
     "geometry": Kind(
         ("layer", "part", "hidden"),
@@ -359,6 +333,7 @@ KINDS = {
             _read("of", "median", lambda row: row["inputs"] - row["removed"]
                   if "inputs" in row else None),
         ),
+        of_geometry,
     ),
     "loss": Kind(
         ("corpus", "stories", "windows"),
@@ -369,12 +344,11 @@ KINDS = {
             _seeds("tokens", main=False),
             _seeds("tokens_per_second", "tokens/s", main=False),
         ),
-        read=lambda row: {"windows": "joined", **_fields(row, ("corpus", "stories", "windows"))},
+        read=of_loss,
         split=_parts,
     ),
     "bits": Kind(
-        ("layer", "part", "corpus", "place", "candidates", "prior", "precision", "shown",
-         "distance"),
+        BITS,
         tuple(
             Quantity(name, "mean", partial(_named, name), title, main=name in ("bits", "effect"))
             for name, title in (
@@ -385,9 +359,10 @@ KINDS = {
                 ("rms", "RMS"),
             )
         ),
-        split=_bits,
+        of_bits,
+        _bits,
     ),
-    "lens": Kind((), read=_of_lens),
+    "lens": Kind((), read=of_lens),
     "captured": Kind(
         ("tensor", "captured_site", "format", "solver"),
         tuple(Quantity(grade, "share", partial(_graded, grade), percent=True)

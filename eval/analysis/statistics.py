@@ -1,5 +1,6 @@
 """95 % intervals: of shares counted over trials, and of shares whose trials come in clusters."""
 
+import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -164,8 +165,8 @@ def paired_difference(
     Up to `EXACT_PAIRS` pairs: Student's interval of the linearised ratio, and an exact permutation
     test, which swaps the two of each pair in every way. Of more pairs: a bootstrap that draws whole
     pairs; its p is the share of draws that lie as far from the estimate as the estimate from 0.
-    Shares of which all pairs agree differ by at most what `at_most` leaves possible. None for one
-    pair.
+    Shares that differ alike in all pairs, as those that agree, may differ otherwise in as many
+    pairs as `at_most` leaves possible. None for one pair.
 
     Args:
         first: hits, or bits, of one model in each pair, `(pairs,)`.
@@ -178,8 +179,10 @@ def paired_difference(
     if n < 2:
         return None
     estimate = float(differences.sum()) / whole
-    if fractions and not differences.any():
-        return Difference(0.0, -at_most(0, n), at_most(0, n), 1.0, n)
+    if fractions and np.allclose(differences, estimate * sizes, rtol=0, atol=1e-9):
+        room, p = at_most(0, n), 0.5 ** (n - 1) if differences.any() else 1.0
+        low, high = estimate - room * (1 + estimate), estimate + room * (1 - estimate)
+        return Difference(estimate, low, high, p, n)
     if n <= EXACT_PAIRS:
         residuals = (differences - estimate * sizes) / whole
         spread = (n / (n - 1) * float(np.square(residuals).sum())) ** 0.5
@@ -202,7 +205,8 @@ def seeds_difference(
     """The difference of a figure of two models that have several training seeds each.
 
     By Student's t over pairs where both have the same seeds (two steps of the same runs), by
-    Welch's t otherwise; n is the number of seeds. None where a model has one seed.
+    Welch's t otherwise; n is the number of seeds. None where a model has one seed, or where nothing
+    varies between seeds, which would make any difference a certain one.
 
     Args:
         first: the figure of each seed of one model, by the name of its run.
@@ -213,15 +217,17 @@ def seeds_difference(
     if min(len(first), len(second)) < 2:
         return None
     values = list(first.values()), list(second.values())
-    estimate = float(np.mean(values[0]) - np.mean(values[1]))
-    if first.keys() == second.keys():
-        test = ttest_rel(values[0], [second[name] for name in first])
-        n = len(first)
-    else:
-        test, n = ttest_ind(*values, equal_var=False), min(map(len, values))
+    estimate, paired = float(np.mean(values[0]) - np.mean(values[1])), first.keys() == second.keys()
+    if paired:
+        values = values[0], [second[name] for name in first]
+    varying = [np.subtract(*values)] if paired else values
+    if max(map(np.ptp, varying)) <= 1e-12:
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of one model whose seeds are alike
+        test = ttest_rel(*values) if paired else ttest_ind(*values, equal_var=False)
     limits: Any = test.confidence_interval(confidence)  # pyright: ignore
-    if not np.isfinite([limits.low, limits.high, test.pvalue]).all():  # pyright: ignore
-        return None  # the seeds of each are alike to the last bit
+    n = min(map(len, values))
     return Difference(estimate, float(limits.low), float(limits.high), float(test.pvalue), n)  # pyright: ignore
 
 

@@ -92,7 +92,7 @@ def _clustered(
     def pooled(lines: dict[str, np.ndarray]) -> Estimate:
         prompts, models = lines["cluster"].tolist(), lines["weights"].tolist()
         found = estimate(*(lines[name].tolist() for name in counts), prompts, models)
-        alike = math.isclose(found.low, found.high, abs_tol=ALIKE)
+        alike = found.low == found.high or math.isclose(found.low, found.high, abs_tol=ALIKE)
         low, high = (None, None) if alike else (found.low, found.high)
         return found.estimate, low, high, len(set(prompts))
 
@@ -100,6 +100,8 @@ def _clustered(
 
 
 def _mean(values: Sequence[float], prompts: Sequence[Any], models: Sequence[Any]) -> Interval:
+    if not np.isfinite(values).all():
+        return Interval(*[float(np.mean(values))] * 3)
     return clustered(values, [1.0] * len(values), prompts, models)
 
 

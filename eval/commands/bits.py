@@ -116,7 +116,11 @@ def bits_tables(rows: Sequence[dict[str, Any]], prior: str = "uniform", full: bo
     from eval.drawing.tables import across, terminal
 
     records = [r for r in summarise_rows(rows, "bits") if r.get("prior", prior) == prior]
-    varying = [n for n in ("corpus", "place", "candidates") if len({r[n] for r in records}) > 1]
+    varying = [
+        n
+        for n in ("corpus", "prompt_kind", "place", "candidates")
+        if len({r[n] for r in records}) > 1
+    ]
     fields = ["model", "step", "layer", "part", *varying]
     precisions = dict.fromkeys(r["precision"] for r in records if r.get("precision"))
     noises = {name: float(name.split()[1]) for name in precisions if name.endswith(" rms")}

@@ -46,7 +46,8 @@ def loss(
             that token (in a corpus as plain text)
         stories: read only the first N stories
         batch_size: windows that the model reads at once; default: as many as fit into memory
-        windows: joined: stories follow each other, and their ends are predicted too; lm-eval: each
+        windows: joined: stories follow each other, and their ends are predicted too, but not the
+            first token of all, whose bytes count (for a short text take lm-eval); lm-eval: each
             story stands alone, after an end-of-text token, as in lm-evaluation-harness
         out: results directory, for `python -m eval compare`; what is in it is not measured again
     """

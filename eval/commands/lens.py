@@ -60,7 +60,8 @@ def lens(
     from eval.views.page.numbers import lens_overview
 
     run_plugins(plugin)
-    names, texts, followed = listed(lens), listed(text or ()), tuple(listed(words))
+    names, followed = listed(lens), tuple(listed(words))
+    texts = list(dict.fromkeys(listed(text or ())))  # one given twice is no second sample
     lenses = parse_lenses(names)
     if texts and (count or length):
         raise RequestError("--count and --length are of stories; leave them out with --text")

@@ -1,7 +1,7 @@
 """The commands `probe` and `geometry`: fits to outputs, and measures of them."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from eval.commands.flags import AboveZero, Layers, Models, Natural, Out, Positive, Shard, listed
 from eval.commands.result import Result, command
@@ -82,12 +82,21 @@ def _read_out(rows: "list[Row]") -> str:
     records = summarise_rows(rows, "probe", every_seed=True)
     records.sort(key=lambda r: (r["model"], r["step"], r["layer"], r["method"]))
     records += [
-        {"model": "unigram", "offset": record["offset"], "top1": record["unigram.top1"],
+        {"model": name, "offset": record["offset"], "top1": record["unigram.top1"],
          "information": record["unigram.information"]}
-        for record in records
+        for name, record in zip(_unigrams(records), records, strict=True)
     ]  # fmt: skip
     shown = [("top1", "top-1", True), ("information", "I_e", False)]
     return terminal(across(records, ("model", "step", "layer", "method"), "offset", shown, LINEAR))
+
+
+def _unigrams(records: "list[dict[str, Any]]") -> list[str]:
+    """The line of each record's unigram: one of all models, if it is the same for all."""
+    alike: dict[int, set[float]] = {}
+    for record in records:
+        alike.setdefault(record["offset"], set()).add(record["unigram.information"])
+    one = all(len(values) == 1 for values in alike.values())
+    return ["unigram" if one else f"unigram of {record['model']}" for record in records]
 
 
 def _windows(tokens: int, length: int, flag: str, least: int) -> int:

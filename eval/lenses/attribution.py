@@ -105,7 +105,8 @@ def highlight(tables: Tables) -> list[Markup]:
             diverging=True,
             name="agreement",
             title="Do methods agree?",
-            about="Rank correlation of two methods' scores over the tokens of a prompt, averaged.",
+            about="Rank correlation of the sizes of two methods' scores over a prompt's tokens, "
+            "averaged.",
         )
     ],
 )
@@ -135,5 +136,7 @@ def rank_correlations(scores: Tensor) -> Tensor:
     """Rank correlations of M methods' sizes, `(T, M, outputs)` to `(M, M, outputs)`."""
     from scipy.stats import rankdata
 
+    if len(scores) < 2:
+        return scores.new_full((scores.shape[1], scores.shape[1], scores.shape[2]), torch.nan)
     ranks = torch.from_numpy(rankdata(scores.abs().cpu().numpy(), axis=0))
     return torch.stack([torch.corrcoef(of_output.T) for of_output in ranks.unbind(-1)], dim=-1)

@@ -7,6 +7,7 @@ such as its layers, it is averaged. Of a lens that names none it is the first fi
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from eval.analysis.places import last_looks
 from eval.lenses.lens import lenses
 from eval.rows.schema import Row
 
@@ -32,7 +33,7 @@ class Headline(NamedTuple):
 def headlines(rows: Iterable[Row]) -> list[Headline]:
     """The main figures of the lenses in rows, lens by lens, the first of each first."""
     by_lens: dict[str, list[Row]] = {}
-    for row in rows:
+    for row in last_looks(rows):
         if row["kind"] == "lens":
             by_lens.setdefault(row["lens"], []).append(row)
     found: list[Headline] = []

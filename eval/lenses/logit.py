@@ -105,7 +105,7 @@ def charts(lens: str) -> list[Lines]:
                     "say; log2 of the vocabulary's size is every token alike. Mean over positions "
                     "and prompts."),
         "divergence": ("KL, bits", "How far from the answer?", "Kullback-Leibler divergence of "
-                       "what a layer would say from what the model says in the end."),
+                       "what the model says in the end from what a layer would say."),
         "token energy": ("token energy", "How near to the tokens' directions?", "Token energy: how "
                          "far a vector lies along output embeddings, relative to what their own "
                          "spread allows."),

@@ -87,7 +87,7 @@ class Numbers:
 
 
 def mean_interval(sums: np.ndarray, counts: np.ndarray, share: bool) -> dict[str, float]:
-    """The mean of G clusters' samples, from sums and counts `(G,)`, with limits where G > 1.
+    """The mean of G clusters' samples, from sums and counts `(G,)`, with limits where they vary.
 
     By the ratio's linearised variance between clusters, with G - 1 degrees of freedom.
     """
@@ -98,6 +98,8 @@ def mean_interval(sums: np.ndarray, counts: np.ndarray, share: bool) -> dict[str
         limits = wilson(round(mean * G), G)
         return {"value": mean, "low": limits.low, "high": limits.high}
     deviations = (sums - mean * counts) / counts.sum()
+    if np.allclose(deviations, 0, rtol=0, atol=1e-9 * abs(mean)):
+        return {"value": mean}
     error = math.sqrt(G / (G - 1) * float(np.square(deviations).sum()))
     half = student_t(G - 1) * error
     low, high = mean - half, mean + half

@@ -58,6 +58,7 @@ class Measurement:
             "kind": "loss",
             "checkpoint": self.checkpoint.provenance,
             "corpus": self.corpus if self.texts is None else None,
+            **({} if self.texts is None else {"texts": row_key(*self.texts)}),
             "windows": self.windows,
             "device": model.embedding.weight.device.type,
             "batch": batch,

@@ -199,9 +199,13 @@ class Parts(TypedDict):
 
 
 class OfWindows(OfModel, total=False):
-    """How the text was cut; earlier rows, which are of joined stories, lack it."""
+    """How the text was cut, and a hash of texts given in a corpus's place.
+
+    Earlier rows lack both, and are of joined stories.
+    """
 
     windows: str
+    texts: str
 
 
 class LossRow(OfWindows):

@@ -7,6 +7,7 @@ are logged: the columns of `compare`, and one a lens. All figures stand in one t
 is linked to the models that training logged.
 """
 
+import math
 import os
 import uuid
 from collections.abc import Iterator, Sequence
@@ -111,9 +112,14 @@ def every_figure(rows: Sequence[Row], lines: Frame) -> list[Record]:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """A value as a cell of a table: None for what is not known, and a corpus by its label."""
+    """A value as a cell of a table: None for what is not known, and a corpus by its label.
+
+    Infinity is a word, as JSON has none: W&B's own file of a table could not be read.
+    """
     if value is None or value != value:
         return None
+    if isinstance(value, float) and math.isinf(value):
+        return str(value)
     return corpus_label(value) if name == "corpus" else value
 
 

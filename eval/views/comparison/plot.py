@@ -59,7 +59,7 @@ def write_plot(
 def plot_data(
     records: Sequence[Record], curves: Sequence[Record], figure: Figure, axis: str = "step"
 ) -> list[dict[str, Any]]:
-    """The points of a panel: model, x, value, low, high and n.
+    """The points of a panel: model, x, value, low, high and n; of bits per byte `of` what.
 
     Bits per byte are those of `curves`, of the models that have such.
     """
@@ -76,6 +76,7 @@ def plot_data(
         ends = (record[f"{figure.name}_{end}"] for end in ("low", "high"))
         low, high = (value if end is None else end for end in ends)
         points.append({
+            **({"of": record["bits_per_byte_of"]} if figure is BITS else {}),
             "model": record["model"], "x": record[field] / unit, "value": value,
             "low": low, "high": high, "n": record[f"{figure.name}_n"],
         })  # fmt: skip
@@ -98,5 +99,9 @@ def _panel(figure: Figure, points: list[Record], names: list[str], axis: str) ->
     )
     heading = figure.heading + " %" * figure.percent
     if figure is BITS:
-        heading += f", without the first {100 * SKIPPED:g} % of training"
+        sources = {point["of"] for point in points}
+        names_of = {"validation": "training's validation", "loss": "eval loss"}
+        heading += f" of {' or '.join(names_of[of] for of in names_of if of in sources)}"
+        skipped = f"without the first {100 * SKIPPED:g} % of training"
+        return chart.properties(title=[heading, skipped])
     return chart.properties(title=heading)

@@ -5,6 +5,7 @@ pads. `select` says which measurements each is of; tables, plots and pairs are a
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -32,7 +33,7 @@ class Figure(NamedTuple):
 
 
 PLAIN = (("part", "block"), ("without", ""), ("noise", 0.0), ("control", ""), ("padded", False))
-AT_4 = (("distance", 4), ("shown", "alone"), ("prior", "uniform"),
+AT_4 = (("prompt_kind", "inside"), ("distance", 4), ("shown", "alone"), ("prior", "uniform"),
         ("precision", "noise 0.25 rms"))  # fmt: skip
 
 
@@ -308,10 +309,16 @@ def _both(first: Frame, second: Frame) -> Frame:
 
 
 def _of_seeds(side: Frame, both: Frame) -> dict[str, float]:
-    """The figure of each training seed on what both sides have, by the name of its run."""
+    """The figure of each training seed on what both sides have, by the name of its run.
+
+    Runs of one name, which lie in several directories, are told apart by their weights.
+    """
     shared = side.merge(both[["cluster", "prompt"]], on=["cluster", "prompt"])
-    sums = shared.groupby("name")[["hits", "n"]].sum()
-    return (sums["hits"] / sums["n"]).to_dict()
+    sums = shared.groupby(["name", "weights"])[["hits", "n"]].sum()
+    names = Counter(name for name, _ in sums.index)
+    figures = (sums["hits"] / sums["n"]).to_dict()
+    return {name if names[name] == 1 else f"{name} {weights}": figure
+            for (name, weights), figure in figures.items()}  # fmt: skip
 
 
 def find_checkpoint(records: Sequence[Record], wanted: str) -> tuple[str, int]:

@@ -55,6 +55,9 @@ def of_kind(lines: Frame, title: str, known: Sequence[Quantity] = ()) -> Numbers
         present = dict.fromkeys(name for record in records for name in record if name in lines)
         named = KINDS[kind].coordinates or [name for name in present if name not in MODEL]
         fields, shown = ["model", "step", *named], records
+        if len({tuple(record.get(name) for name in fields) for record in records}) < len(records):
+            others = [n for n in present if n not in (*fields, *MODEL)]
+            fields += [n for n in others if len({record.get(n) for record in records}) > 1]
     units = "prompts" if kind in ("recovery", "captured") else "n"
     brief, full = (
         lay_out(shown, fields, [*((q.name, q.words, q.percent) for q in chosen), *counts], title)

@@ -74,7 +74,7 @@ def draw_prompts(
         if drawn and room < 0:
             break
         text = next(iter(sheets.values()))[0][1]["text"]
-        drawn.append(Prompt(f"{kind.capitalize()} {number + 1}", text, made))
+        drawn.append(Prompt(f"{kind.capitalize()} {number}", text, made))
     return drawn, len(prompts)
 
 

@@ -255,6 +255,8 @@ def test_a_permutation_test_tries_every_sign():
     assert paired_difference([1.0], [2.0], [3.0]) is None
     alike = paired_difference([9.0] * 30, [9.0] * 30, [9.0] * 30, fractions=True)
     assert alike == (0, -at_most(0, 30), at_most(0, 30), 1, 30)
+    five = paired_difference([2.0] * 5, [0.0] * 5, [2.0] * 5, fractions=True)
+    assert five == (1, pytest.approx(1 - 2 * at_most(0, 5)), 1, 2 / 32, 5)
 
 
 def test_differences_of_seeds_are_students():
@@ -270,5 +272,8 @@ def test_differences_of_seeds_are_students():
     assert found is not None
     assert (found.p, found.n) == (pytest.approx(pairs.pvalue), 3)
     assert seeds_difference(first, {"b0": 1.0}) is None
+    for other in ({"b0": 0.9, "b1": 0.9}, {"a0": 0.9, "a1": 0.9}):  # nothing varies
+        assert seeds_difference({"a0": 1.0, "a1": 1.0}, other) is None
+    assert seeds_difference({"a0": 1.0, "a1": 0.8}, {"a0": 0.9, "a1": 0.7}) is None
     assert equivalent(-0.01, 0.04, 0.05)
     assert not equivalent(-0.01, 0.06, 0.05)

@@ -1,5 +1,6 @@
 """The summary of rows: what is pooled and counted, verdicts across methods, how it is written."""
 
+import math
 from pathlib import Path
 from statistics import median
 
@@ -21,8 +22,17 @@ from eval.drawing.tables import (
     whole_percent,
 )
 from eval.rows.store import Results, read_rows
+from eval.views.page.numbers import number_tables
 from eval.views.page.page import render_page
-from tests.eval.views.page.cases import about, every_kind, lens, make_row, make_rows
+from tests.eval.views.page.cases import (
+    about,
+    bits_row,
+    every_kind,
+    lens,
+    loss_row,
+    make_row,
+    make_rows,
+)
 
 ROWS = make_rows(count=6)
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
@@ -308,6 +318,66 @@ def test_figures_of_a_lens_at_one_place_are_not_pooled():
     rows = [lens(about(0), v) | {"key": name, "figure": name} for name, v in figures.items()]
     (record,) = summarise_rows(rows, kind="lens")
     assert (record["near"], record["far"]) == (1.0, 3.0)
+
+
+def lines_of(rows, kind, figure):
+    return [record[figure] for record in summarise_rows(rows, kind)]
+
+
+def test_figures_of_unlike_questions_are_not_pooled():
+    """Texts given to `loss`, fits of probes, passages and texts asked for bits."""
+    texts = [loss_row(about(0), [3.0], corpus=None, texts=name, nats_per_token=nats)
+             for name, nats in (("a", 2.0), ("b", 4.0))]  # fmt: skip
+    earlier = [loss_row(about(0), [3.0], corpus=None, bytes=n, nats_per_token=n) for n in (2, 3)]
+    probe = next(row for row in every_kind(about(0)) if row["kind"] == "probe")
+    probes = [probe | {"settings": {"train": n, "corpus": "toy", "seed": n}, "top1": n / 8}
+              for n in (1, 3)]  # fmt: skip
+    for rows, kind, figure, expected in (
+        (texts, "loss", "nats_per_token", [2, 4]),
+        (earlier, "loss", "nats_per_token", [2, 3]),
+        (probes, "probe", "top1", [1 / 8, 3 / 8]),
+        ([probes[0], probe | {"settings": {"corpus": "x", "train": 1}}], "probe", "top1",
+         [1 / 8, 1 / 4]),
+        ([probes[0], probes[0] | {"settings": probes[0]["settings"] | {"seed": 9}}], "probe",
+         "top1", [1 / 8]),
+    ):  # fmt: skip
+        rows = [row | {"key": str(i)} for i, row in enumerate(rows)]
+        assert lines_of(rows, kind, figure) == expected
+    geometry = every_kind(about(0))[-1]
+    lengths = [geometry | {"length": n, "condition": n, "key": str(n)} for n in (8, 16)]
+    assert lines_of(lengths, "geometry", "condition") == [8, 16]
+    passage = bits_row(about(0), 0, 4.0)
+    rows = [passage, bits_row(about(0), 1, 2.0) | {"prompts": "text", "key": "text"}]
+    found = [r for r in summarise_rows(rows, "bits") if r["bits"] is not None and r["distance"]]
+    assert [(r["prompt_kind"], r["bits"]) for r in found if r["shown"] == "alone"] == [
+        ("inside", 4.0), ("text", 2.0),
+    ]  # fmt: skip
+    (table,) = number_tables(frame([row | {"key": str(i)} for i, row in enumerate(probes)]))
+    assert "settings" in table.brief.headings
+    (table,) = number_tables(frame(probes[:1]))
+    assert "settings" not in table.brief.headings
+
+
+def test_n_of_a_loss_counts_the_parts_of_its_text():
+    assert lines_of([loss_row(about(0), [3.0, 4.0, 5.0])], "loss", "prompts") == [3]
+
+
+def test_a_margin_of_nothing_makes_the_mean_one_of_nothing():
+    rows = [bits_row(about(0), n, 4.0) for n in range(3)]
+    rows[1] = rows[1] | {"margin_bits": {"alone": [9.0, None]}}
+    margins = lines_of(rows, "bits", "margin_bits")
+    assert [margin for margin in margins if margin is not None] == [9.0, -math.inf]
+    alone = lines_of([row | {"candidates": 1} for row in rows], "bits", "margin_bits")
+    assert [margin for margin in alone if margin is not None] == [9.0, 3.0]  # no wrong candidate
+
+
+def test_of_several_looks_of_a_lens_the_last_counts_as_on_the_page(capsys):
+    rows = [lens(about(0), value) | {"key": look, "look": look}
+            for look, value in (("first", 1.0), ("last", 3.0))]  # fmt: skip
+    rows.append(rows[0] | {"key": "other", "look": "other", "lens": "logit", "value": 7.0})
+    records = summarise_rows(rows, "lens")
+    assert [record["norm"] for record in records] == [3.0, 7.0]
+    assert "residual looked at flat more than once; its last look counts" in capsys.readouterr().err
 
 
 def test_n_counts_the_prompts_whose_rows_have_the_figure():

@@ -49,6 +49,15 @@ def test_documents_and_rows_hold_what_was_found(model_directory, tmp_path):
     assert {row["word"] for row in rows if row["figure"] == "probability at the end"} == {"a"}
 
 
+def test_a_text_given_twice_is_one_sample_and_one_token_has_no_rank(model_directory, tmp_path):
+    out = tmp_path / "out"
+    asked = ("--lens", "attribution", "residual", "--text", "A", "A", *FAST)
+    assert look(model_directory(), "--out", out, *asked) == 0  # torch warned of one token
+    rows = read_rows([out])
+    assert {row["prompts"] for row in rows} == {1}
+    assert {row["lens"] for row in rows} == {"residual"}
+
+
 def test_what_was_looked_at_is_not_looked_at_again(model_directory, tmp_path, monkeypatch, capsys):
     seen: list[str] = []
     monkeypatch.setitem(LENSES.entries, "counting", counting("counting", seen))

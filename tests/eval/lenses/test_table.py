@@ -46,6 +46,12 @@ def test_positions_of_a_prompt_are_one_cluster_however_they_are_given():
         assert only(table, name) == {"figure": name, "n": n, **limits}
 
 
+def test_a_mean_of_clusters_that_are_alike_has_no_limits():
+    table = Table()
+    table.add("size", torch.tensor([0.1 + 0.2, 0.3]), prompt=["a", "b"])
+    assert only(table, "size") == {"figure": "size", "n": 2, "value": pytest.approx(0.3)}
+
+
 @pytest.mark.parametrize(
     ("hits", "limits"),
     [

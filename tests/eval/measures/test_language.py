@@ -13,11 +13,13 @@ from tokenizers import Tokenizer
 from arch import load_model
 from eval import RequestError
 from eval import loss as eval_loss
+from eval.__main__ import main
 from eval.analysis.frame import frame
 from eval.analysis.statistics import clustered
-from eval.analysis.summary import summarise
+from eval.analysis.summary import summarise, summarise_rows
 from eval.measures.loss import PARTS, measure_documents, measure_loss
 from eval.models.checkpoint import Checkpoint, open_checkpoint
+from eval.rows.store import read_rows
 from tests.arch.cases import byte_tokenizer
 from tests.eval.views.page.cases import about, every_kind
 from tokenizer import load_tokenizer
@@ -90,6 +92,19 @@ def test_rows_of_other_windows_are_other_rows(model_directory, tmp_path):
     assert set(lines["windows"]) == {"joined", "lm-eval"}
     old = [{name: v for name, v in row.items() if name != "windows"} for row in plain.rows]
     assert set(frame(old)["windows"]) == {"joined"}
+
+
+def test_losses_of_two_texts_are_two_lines_and_compared_on_one(model_directory, tmp_path, capsys):
+    """They were pooled, and `compare` of such rows alone gave a traceback."""
+    path, results = model_directory(), str(tmp_path / "results")
+    for words in ("Tom had a red ball.", "The end came."):
+        assert main(["loss", str(path), "--text", words, "--out", results]) == 0
+    rows = read_rows([results])
+    records = summarise_rows(rows, "loss")
+    for record, row in zip(records, rows, strict=True):
+        assert record["bits_per_byte"] == pytest.approx(row["bits_per_byte"], abs=1e-4)
+    assert main(["compare", results]) == 0
+    assert capsys.readouterr().out
 
 
 def test_stories_are_joined_without_an_end_of_text_where_there_is_none(small_model, tmp_path):

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from eval.commands.probe import _read_out
 from eval.measures import linear
 from eval.measures.classifiers import (
     PRIOR,
@@ -28,6 +29,7 @@ from eval.measures.linear import (
     token_figures,
 )
 from eval.sites.circuit import Circuit
+from tests.eval.views.page.cases import about, every_kind
 
 V, D = 12, 5
 
@@ -82,6 +84,17 @@ def test_scores_are_accuracy_and_cross_entropy():
                 "top5": float(top.any(1).float().mean()),
                 "information": 1 - nats / np.log(V)}  # fmt: skip
     assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_models_with_other_tokens_have_unigrams_of_their_own():
+    rows = []
+    for name, value in (("flat", 0.2), ("llama", 0.4)):
+        (probe,) = (row for row in every_kind(about(0, name=name)) if row["kind"] == "probe")
+        rows.append(probe | {"unigram": {"top1": value, "information": value}, "key": name})
+    apart, one = _read_out(rows), _read_out([row | {"unigram": rows[0]["unigram"]} for row in rows])
+    assert [name in apart for name in ("unigram of flat", "unigram of llama")] == [True, True]
+    assert one.count("unigram") == 1
+    assert "unigram of" not in one
 
 
 def test_unigram_knows_the_frequencies_alone():

@@ -153,6 +153,7 @@ def test_plots_are_files(tmp_path, kind, x):
         text = file.read_text()
         assert text.count("stroke-dasharray") >= 2  # where the colours begin anew
         assert "<llama> & co" in "".join(ET.fromstring(text).itertext())
+        assert "bits/byte of training's validation" in "".join(ET.fromstring(text).itertext())
 
 
 # Two checkpoints.
@@ -203,6 +204,10 @@ def test_alike_checkpoints_are_equivalent_and_seeds_are_the_unit():
     expected = stats.ttest_ind(first, second, equal_var=False)
     assert (record["n"], record["units"]) == (3, "seeds")
     assert record["p"] == pytest.approx(expected.pvalue)  # pyright: ignore
+    for row in rows:  # runs of one name, each in a directory of its own
+        row["checkpoint"] |= {"name": row["checkpoint"]["name"][:1]}
+    (named,) = paired_records(frame(rows), ("a", 300), ("b", 300), margin=5)
+    assert (named["units"], named["p"]) == ("seeds", record["p"])
 
 
 def test_the_command_pairs_two_lines_or_two_named(tmp_path, capsys):

@@ -15,6 +15,7 @@ import yaml
 from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportAttributeAccessIssue]
 
 from eval.__main__ import main
+from eval.analysis.frame import frame
 from eval.analysis.summary import summarise_rows
 from eval.lenses.lens import lenses
 from eval.messages import RequestError
@@ -25,6 +26,7 @@ from eval.views.tracking import (
     STEP,
     TOKENS,
     _link,
+    every_figure,
     history,
     models_used,
     track_results,
@@ -207,6 +209,14 @@ def test_a_corpus_is_named_alike_on_every_machine(tmp_path):
     (tmp_path / "book.txt").write_text("Once.")
     assert corpus_label(str(tmp_path / "book.txt")).startswith("book.txt (")
     assert (corpus_label("toy:20"), corpus_label("/gone/data")) == ("toy:20", "data")
+
+
+def test_a_table_is_strict_json():
+    """W&B writes its file of a table as it is: -Infinity could not be read."""
+    row = bits_row(about(100), 0, 4.0) | {"margin_bits": {"alone": [9.0, None]}}
+    records = every_figure([row], frame([row]))
+    assert "-inf" in [record["value"] for record in records]
+    json.dumps(records, allow_nan=False)
 
 
 def test_the_figures_are_those_of_compare():

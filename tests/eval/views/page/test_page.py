@@ -173,6 +173,7 @@ def test_tokens_have_their_marks():
     (sheet,) = prompt.sheets
     assert [text for text, _ in sheet.truth] == ["Once", "·upon", "⏎", "\\x07", "∅"]
     (strip,) = sheet.strips
+    assert prompt.name == "Story 0"  # as lenses on the same page call it
     assert (known, strip.solver, strip.phase, strip.right) == (1, "descent", "after", 3)
     assert [text for text, _ in strip.tokens] == ["Once", "·cat", "⏎", "·dog", "∅"]
     assert [marks.split() for _, marks in strip.tokens] == [["k"], ["w", "k"], ["a"], ["w"], []]

@@ -1,0 +1,103 @@
+"""Where and how each kind of row was measured: the coordinates that tell figures apart.
+
+Figures of rows that differ in a coordinate are never pooled unasked.
+"""
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+from eval.messages import say_once
+from eval.rows.schema import Row
+
+
+def fields(row: Row, names: Sequence[str]) -> dict[str, Hashable]:
+    """Plain fields, of the row or its site; fields that a row lacks are left out."""
+    values = {name: row.get(name, row.get("site", {}).get(name)) for name in names}
+    return {
+        name: "+".join(map(str, value)) if isinstance(value, list) else value
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def of_lens(row: Row) -> dict[str, Hashable]:
+    """Every short field of a lens's row, but for those of every row."""
+    names = [n for n, v in row.items() if isinstance(v, str | int | float) and n not in _NO_PLACE]
+    return fields(row, ["layer", "part", *(n for n in names if n not in ("layer", "part"))])
+
+
+BITS = ("layer", "part", "corpus", "place", "candidates", "prior", "precision", "shown", "distance")
+OF_LOSS = ("key", "kind", "checkpoint", "corpus", "texts", "stories", "windows", "bytes")
+_NO_PLACE = {
+    "schema", "key", "kind", "checkpoint", "site", "settings", "family", "figure", "value", "low",
+    "high", "n", "text", "truth", "prompt", "seed", "seconds", "device", "look",
+}  # fmt: skip
+
+
+def of_recovery(row: Row) -> dict[str, Hashable]:
+    """The deepest layer of those shown together; the others are named by the part: `block 1+3`."""
+    layer, part = row["site"]["layer"], row["site"].get("part", "block")
+    if isinstance(layer, list):
+        layer, part = max(layer), f"{part} {'+'.join(map(str, layer))}"
+    return {
+        "layer": layer,
+        "part": part,
+        "slice": row["slice"],
+        "hidden": row["hidden"],
+        "observed": row["observed"],
+        "prompt_kind": row["prompts"],
+        "without": ", ".join(row["site"].get("without") or ()),
+        "noise": row["noise"] or 0.0,
+        "control": row["control"] or "",
+        "padded": bool(row["padded"]),
+        "solver": row["solver"],
+        "family": row["family"],
+        "settings": _written(row["settings"]),
+    }
+
+
+def of_loss(row: Row) -> dict[str, Hashable]:
+    """Texts that were given in a corpus's place are named by their hash, or their bytes."""
+    known = row.get("texts") or f"{row.get('bytes')} bytes"
+    corpus = row["corpus"] or f"text ({known})"
+    return {"windows": "joined", **fields(row, ("stories", "windows")), "corpus": corpus}
+
+
+def of_probe(row: Row) -> dict[str, Hashable]:
+    """On which text, how long, and how a probe was fitted; seeds of the fit are pooled."""
+    others = {n: v for n, v in row["settings"].items() if n not in ("corpus", "seed")}
+    about = {"corpus": row["settings"].get("corpus"), "settings": _written(others)}
+    return fields(row, ("layer", "part", "offset", "method")) | about
+
+
+def of_geometry(row: Row) -> dict[str, Hashable]:
+    """With the length of the prompts, which is asked for."""
+    return fields(row, ("layer", "part", "hidden")) | {"prompt_length": row["length"]}
+
+
+def of_bits(row: Row) -> dict[str, Hashable]:
+    """A passage of a story, or a text that was given: `prompt_kind`."""
+    return fields(row, BITS) | {"prompt_kind": row["prompts"]}
+
+
+def last_looks(rows: Iterable[Row]) -> list[Row]:
+    """Rows without a lens's earlier looks at a model: of several the last counts, as on the page.
+
+    A look is one lens, model and request: figures of other texts are no samples of one.
+    """
+    rows = list(rows)
+    last = {_looked_at(row): row["look"] for row in rows if row.get("look")}
+    earlier = {row["look"]: _looked_at(row)[:2] for row in rows
+               if row.get("look") and row["look"] != last[_looked_at(row)]}  # fmt: skip
+    for lens, name in dict.fromkeys(earlier.values()):
+        say_once(f"lens {lens} looked at {name} more than once; its last look counts")
+    return [row for row in rows if row.get("look") not in earlier]
+
+
+def _looked_at(row: Row) -> tuple[Hashable, ...]:
+    about = row["checkpoint"]
+    return row["lens"], about["name"], about["step"], about["weights_sha256"]
+
+
+def _written(settings: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in settings.items())
