@@ -8,7 +8,7 @@ one file is one model whichever way it is opened.
 import math
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,11 @@ WITHOUT_EFFECT = {
 """Settings that change nothing of what a model computes in evaluation."""
 ROTATION = ("rope_parameters", "rope_scaling")
 ADAPTER, SETTINGS = "adapter_config.json", "tokenizer_config.json"
+ADDED_TOKENS = "added_tokens.json"
+NAMING = (SETTINGS, "special_tokens_map.json", ADDED_TOKENS)
+"""Files that may name tokens beside a tokenizer.json."""
+SPECIAL_TOKEN = re.compile(r"(?:bos|eos|unk|sep|pad|cls|mask)_token")
+SPECIAL_TOKENS = ("additional_special_tokens", "extra_special_tokens")
 GREATEST, LONGEST = 2**31, 2**24
 """Of a size, and of positions: some families hold a table of them."""
 
@@ -194,15 +199,12 @@ def common_prefix(names: Iterator[str] | list[str], source: object) -> str:
     return prefix
 
 
-def say_left_out_tokens(settings: Path, tokenizer_json: str, source: object) -> None:
-    """Says on stderr which tokens a tokenizer_config.json adds to those of the tokenizer itself.
+def say_left_out_tokens(files: Iterable[Path], tokenizer_json: str, source: object) -> None:
+    """Says on stderr which tokens `NAMING` files add to those of the tokenizer itself.
 
     Raises:
-        ModelError: either is no JSON.
+        ModelError: one of them is no JSON.
     """
-    named = read_json(settings).get("added_tokens_decoder") if settings.is_file() else None
-    if not isinstance(named, dict) or not named:
-        return
     known = parse_object(tokenizer_json, str(source))
     model, added = known.get("model"), known.get("added_tokens")
     held = model.get("vocab") if isinstance(model, dict) else None
@@ -210,14 +212,41 @@ def say_left_out_tokens(settings: Path, tokenizer_json: str, source: object) -> 
     if isinstance(held, list):
         ids = {piece[0]: token for token, piece in enumerate(held) if piece}
     ids |= {entry.get("content"): entry.get("id") for entry in added or ()}
-    texts = {token: about.get("content") for token, about in named.items() if type(about) is dict}
-    others = [f"{text} as {token}" for token, text in texts.items() if str(ids.get(text)) != token]
-    if others:
-        print(
-            f"{source}: {settings.name} names {printable(', '.join(others[:3]))}, which "
-            "tokenizer.json does not; its tokens are those of tokenizer.json",
-            file=sys.stderr,
-        )
+    for file in (file for file in files if file.is_file()):
+        named = _named_tokens(read_json(file), file.name)
+        others = {
+            text: f"{text} as {token}" if token else text
+            for text, token in named
+            if text not in ids or token not in ("", str(ids[text]))
+        }
+        ids |= dict.fromkeys(others)  # said once
+        if others:
+            print(
+                f"{source}: {file.name} names {printable(', '.join([*others.values()][:3]))}, which"
+                " tokenizer.json does not; its tokens are those of tokenizer.json",
+                file=sys.stderr,
+            )
+
+
+def _named_tokens(held: dict[str, Any], file: str) -> Iterator[tuple[str, str]]:
+    """The tokens that a file names, with their ids where it says these."""
+    if file == ADDED_TOKENS:
+        yield from ((text, str(token)) for text, token in held.items())
+        return
+    for name, value in held.items():
+        if name == "added_tokens_decoder" and isinstance(value, dict):
+            entries = [(about, str(token)) for token, about in value.items()]
+        elif SPECIAL_TOKEN.fullmatch(name):
+            entries = [(value, "")]
+        elif name in SPECIAL_TOKENS and isinstance(value, dict | list):
+            listed = value.values() if isinstance(value, dict) else value
+            entries = [(about, "") for about in listed]
+        else:
+            continue
+        for about, token in entries:
+            text = about.get("content") if isinstance(about, dict) else about
+            if isinstance(text, str) and text:
+                yield text, token
 
 
 def sections(config: dict[str, Any]) -> Iterator[dict[str, Any]]:

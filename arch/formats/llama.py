@@ -19,7 +19,7 @@ from arch.config import ModelConfig
 from arch.errors import ModelError, printable, show_value
 from arch.formats.foreign import (
     HARMLESS,
-    SETTINGS,
+    NAMING,
     WITHOUT_EFFECT,
     common_prefix,
     read_layout,
@@ -137,7 +137,7 @@ def import_transformers(directory: str | Path) -> LoadedModel:
         raise ModelError(f"{directory} has no {', '.join(missing)}; save model and tokenizer there")
     tokenizer_json = read_text(directory / "tokenizer.json")
     config = read_settings(directory / "config.json")
-    say_left_out_tokens(directory / SETTINGS, tokenizer_json, directory)
+    say_left_out_tokens([directory / n for n in NAMING], tokenizer_json, directory)
 
     def read_all() -> dict[str, Tensor]:
         files, _ = read_layout(config, directory)

@@ -31,6 +31,7 @@ from arch.config import MOST
 from arch.errors import ModelError, is_out_of_memory, printable, show_value
 from arch.formats.foreign import (
     HARMLESS,
+    NAMING,
     SETTINGS,
     check_settings,
     common_prefix,
@@ -329,8 +330,7 @@ def _tokenizer(name: str, options: dict[str, Any]) -> Tokenizer:
         if file:
             text = read_text(Path(file))
             tokenizer = read_tokenizer(text, Path(file))
-            if settings:
-                say_left_out_tokens(Path(settings), text, name)
+            say_left_out_tokens([Path(found) for n in NAMING if (found := find(n))], text, name)
             return tokenizer
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
