@@ -54,6 +54,7 @@ from arch.storage.weights import check_finite, drop_padding
 ACTIVATIONS = ("hidden_act", "activation_function", "hidden_activation", "activation")
 ROTATIONS = ("rope_type", "type")
 QUANTISATION = "quantization_config: quant_method"
+BITS = ("load_in_8bit", "load_in_4bit")  # without which transformers takes codes for weights
 TOKENIZER = "tokenizer.json"
 CODE = "brings code of its own (auto_map), which is not run"
 
@@ -244,7 +245,12 @@ def _check_names(name: str, config: dict[str, Any]) -> None:
     found += [(name, rope.get(name)) for rope in ropes for name in ROTATIONS]
     known |= dict.fromkeys(ROTATIONS, ("default", *ROPE_INIT_FUNCTIONS))
     if isinstance(quantised := config.get("quantization_config"), dict):
-        found.append((QUANTISATION, quantised.get("quant_method")))
+        found.append((QUANTISATION, method := quantised.get("quant_method")))
+        if method == "bitsandbytes" and not any(map(quantised.get, BITS)):
+            raise ModelError(
+                f"{name} cannot be loaded: {QUANTISATION} is 'bitsandbytes', and neither "
+                f"{' nor '.join(BITS)} is true; set the one that its weights are of"
+            )
     known[QUANTISATION] = {"bitsandbytes", *AUTO_QUANTIZATION_CONFIG_MAPPING}
     pad, rows = config.get("pad_token_id"), config.get("vocab_size")
     if type(pad) is int and type(rows) is int and not -rows <= pad < rows:

@@ -126,7 +126,7 @@ def test_a_model_whose_configuration_turns_off_the_causal_mask_is_refused(family
 
 
 @pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn])
-@pytest.mark.parametrize("method", ["unknown", "fp8"])
+@pytest.mark.parametrize("method", ["unknown", "fp8", "bitsandbytes"])
 def test_codes_whose_scale_or_quantisation_is_not_known_are_no_weights(kind, method, llama):
     directory = llama(
         config={"quantization_config": {"quant_method": method}},
