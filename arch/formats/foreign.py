@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from torch import Tensor
 
 from arch.config import parse_object
 from arch.errors import ModelError, printable, show_value
@@ -24,6 +26,8 @@ PREFIXES = ("_orig_mod.", "module.")
 """What compiling or parallel training puts before every name of a weight."""
 HARMLESS = re.compile(r"rotary_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$|position_ids$")
 """Tensors of old files that can be computed, and that no model reads."""
+FREQUENCIES = re.compile(r"rotary_emb\.inv_freq$")
+ROUNDING: Any = {"rtol": 0.02, "atol": 1e-6}  # of frequencies that are kept in 16 bits
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 SIZES = (
     "hidden_size", "n_embd", "d_model", "intermediate_size", "ffn_dim", "n_inner", "vocab_size",
@@ -143,9 +147,16 @@ def weight_files(directory: Path) -> list[Path]:
     Raises:
         ModelError: none, a shard that is not there, or an index that is none.
     """
-    if (directory / WEIGHTS).is_file():
-        return [directory / WEIGHTS]
-    index = directory / INDEX
+    index, known = directory / INDEX, directory / WEIGHTS
+    if known.is_file():
+        shards = read_json(index).get("weight_map") if index.is_file() else None
+        listed = set(map(str, shards.values())) if isinstance(shards, dict) else set()
+        if others := sorted(n for n in listed - {WEIGHTS} if (directory / n).is_file()):
+            raise ModelError(
+                f"{directory} has {WEIGHTS} and, by its index, {printable(others[0], 120)}; take "
+                "away the weights that are not meant"
+            )
+        return [known]
     if not index.is_file():
         pickles = ", ".join(path.name for path in sorted(directory.glob("*.bin")))
         hint = f"; {pickles} could run code when it is read, and is not" if pickles else ""
@@ -187,6 +198,37 @@ def read_shapes(files: list[Path], quantised: bool = True) -> Shapes:
             raise ModelError(f"{path} has {printable(min(twice), 120)}, which another file has too")
         shapes |= found
     return shapes
+
+
+def read_frequencies(files: list[Path]) -> dict[str, Tensor]:
+    """The frequencies of a rotation that weights' files hold beside the weights."""
+    held: dict[str, Tensor] = {}
+    for path in files:
+        with safe_open(path, "pt") as file:
+            names = [name for name in file.keys() if FREQUENCIES.search(name)]  # noqa: SIM118
+            held |= {name: file.get_tensor(name) for name in names}
+    return held
+
+
+def check_frequencies(held: dict[str, Tensor], own: list[Tensor], source: object) -> None:
+    """Compares frequencies of a rotation that a file holds with those of the model made of it.
+
+    Models read them once, and compute them now.
+
+    Raises:
+        ModelError: they differ.
+    """
+    for name, found in held.items():
+        if not FREQUENCIES.search(name) or not own:
+            continue
+        if not any(
+            found.shape == turn.shape and torch.allclose(found.float(), turn.float(), **ROUNDING)
+            for turn in own
+        ):
+            raise ModelError(
+                f"{source}: {printable(name, 120)} turns keys otherwise than the configuration "
+                "says, which alone is read; correct rope_theta, or take the tensor out"
+            )
 
 
 def common_prefix(names: Iterator[str] | list[str], source: object) -> str:

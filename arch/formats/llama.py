@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from arch.formats.foreign import (
     HARMLESS,
     NAMING,
     WITHOUT_EFFECT,
+    check_frequencies,
     common_prefix,
     read_layout,
     read_settings,
@@ -175,6 +177,9 @@ def from_transformers(
               file=sys.stderr)  # fmt: skip
         config = dataclasses.replace(config, tied=False)
     model = drop_padding(build_model(config, tensors, str(source)), size)
+    attention: Any = model.blocks[0].token_mixer
+    turned = torch.arange(0, attention.head_width, 2) / attention.head_width
+    check_frequencies(held, [attention.rope_base**-turned], source)
     meta = {"name": source.name, "source": "transformers"}
     return LoadedModel(model, model.config, tokenizer_json, meta, source)
 

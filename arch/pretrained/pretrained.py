@@ -33,12 +33,15 @@ from arch.formats.foreign import (
     HARMLESS,
     NAMING,
     SETTINGS,
+    check_frequencies,
     check_settings,
     common_prefix,
+    read_frequencies,
     read_layout,
     read_settings,
     say_left_out_tokens,
     sections,
+    weight_files,
 )
 from arch.formats.hub.reader import MODEL_TYPE, import_hub, is_hub_export
 from arch.formats.llama import MULTIPLES, from_transformers
@@ -173,9 +176,18 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer]:
     model, found = loaded
     _check_loaded(name, found)
     check_finite(dict(model.named_parameters()), name)
+    if Path(directory).is_dir() and not more and _is_plain(config):
+        turned = [x for part, x in model.named_buffers() if part.endswith("inv_freq")]
+        check_frequencies(read_frequencies(weight_files(Path(directory))), turned, name)
     if more:
         check_gguf_is_whole(Path(name), model)
     return model, tokenizer
+
+
+def _is_plain(config: dict[str, Any]) -> bool:
+    """Whether nothing scales a rotation; files hold such frequencies with the scale or without."""
+    ropes = [section for section in [*sections(config)][1:] if "hidden_size" not in section]
+    return all(rope.get(name, "default") == "default" for rope in ropes for name in ROTATIONS)
 
 
 def _locate(name: str) -> tuple[str, dict[str, Any], dict[str, str] | None]:
