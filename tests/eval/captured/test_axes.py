@@ -1,6 +1,7 @@
 """Stacks of layers are told from prompts, and what misses a layer is found elsewhere."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -215,6 +216,22 @@ def test_padding_before_one_prompt_of_several_is_named(llama, capsys):
     alone = recover(checkpoint, outputs[1:, 4:], layer=2, corpus="toy:400")
     assert alone.texts == [TEXTS[1][:-4]]
     assert "of one token" not in capsys.readouterr().err
+
+
+def test_a_prompt_behind_another_one_is_named(capsys):
+    """As where flash attention takes several prompts as one row, with positions of their own."""
+    module, text = their_model("gpt2"), "Tom had"
+    tokens, (first,) = tokens_of(text + TEXTS[1]), tokens_of(text).tolist()
+    T, behind = tokens.shape[1], len(first)
+    mask = torch.full((T, T), -math.inf).triu(1)
+    mask[behind:, :behind] = -math.inf
+    positions = torch.tensor([[*range(behind), *range(T - behind)]])
+    asked = {"attention_mask": mask[None, None], "position_ids": positions}
+    states = module(tokens, output_hidden_states=True, **asked).hidden_states
+    model = open_model(module, tokenizer=byte_tokenizer())
+    found = recover(model, states[2], layer=2, corpus="toy:400")
+    assert (found.tokens[0, :behind].tolist(), found.left_out[0][0]) == (first, behind)
+    assert f"from row {behind} on 6 of 6 tokens fit as another" in capsys.readouterr().err
 
 
 def codes_of(states, levels, group):
