@@ -161,6 +161,8 @@ def _list_torch(path: Path) -> Held:
     Raises:
         RequestError: it holds anything but tensors, numbers and texts, or no tensor.
     """
+    if not _start(path).startswith((b"PK", b"\x80")):  # torch.load reads other kinds too
+        raise RequestError(f"{path}: --torch-file: no file of torch.save; leave the flag out")
     if zipfile.is_zipfile(path):
         list_members(path)
     try:

@@ -84,6 +84,10 @@ def test_what_torch_save_wrote_is_read_or_refused_in_one_line(tmp_path, held, sa
     torch.save(held, tmp_path / "a.pt")
     with one_line(RequestError, said) if said else contextlib.nullcontext():
         read_capture(tmp_path / "a.pt", torch_file=True)
+    save_file({"a": S}, tmp_path / "a.safetensors")
+    for place in ("a.safetensors", "."):
+        with one_line(RequestError, "no file of torch.save"):
+            read_capture(tmp_path / place, torch_file=True)
 
 
 def test_arrays_of_an_archive_are_read_by_name(tmp_path, capsys):
