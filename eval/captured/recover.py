@@ -201,18 +201,19 @@ def _say_what_may_pad(answer: Recovered) -> None:
 
 
 def _say_what_is_packed(captured: Captured, answer: Recovered) -> None:
-    """Says where the rows that no token fits are those of another prompt, behind the first one."""
-    for prompt, tail in enumerate(answer.left_out):
-        if len(tail) < BEHIND or not tail[0]:
-            continue
-        hits, count = count_alone(captured, prompt, tail[0])
-        if 2 * hits > count:
-            say_once(
-                f"prompt {prompt}: from row {tail[0]} on {hits} of {count} tokens fit as another "
-                f"prompt's beginning, as where several are packed; give the rows from {tail[0]} on"
-                " alone as well"
-            )
-            return
+    """Says where the rows that no token fits are those of another prompt, behind the first one.
+
+    Of one prompt alone, as padding behind the others of a batch would take a search for each.
+    """
+    tails = enumerate(answer.left_out)
+    prompt, tail = next((x for x in tails if len(x[1]) >= BEHIND and x[1][0]), (0, ()))
+    hits, count = count_alone(captured, prompt, tail[0]) if tail else (0, 0)
+    if 2 * hits > count:
+        say_once(
+            f"prompt {prompt}: from row {tail[0]} on {hits} of {count} tokens fit as another "
+            f"prompt's beginning, as where several are packed; give the rows from {tail[0]} on "
+            "alone as well"
+        )
 
 
 def _choose_solver(captured: Captured, name: str | None, settings: dict[str, Any] | None) -> Solver:
