@@ -296,5 +296,5 @@ def _hits(
     readbacks = open_readbacks(checkpoint, corpus, [circuit for circuit, _ in searched])
     paths = Reading(problems, readbacks, *TRIED).search_together()
     sizes = torch.stack([target[0].norm(dim=-1) for _, target in searched])
-    away = (paths.distances[:, 0] / sizes).mean(dim=-1)
+    away = (paths.distances[:, 0] / sizes).masked_fill(sizes == 0, 1.0).mean(dim=-1)
     return list(zip(paths.good[:, 0].sum(dim=-1).tolist(), away.tolist(), strict=True))

@@ -205,14 +205,14 @@ def _say_what_is_packed(captured: Captured, answer: Recovered) -> None:
 
     Of one prompt alone, as padding behind the others of a batch would take a search for each.
     """
-    tails = enumerate(answer.left_out)
-    prompt, tail = next((x for x in tails if len(x[1]) >= BEHIND and x[1][0]), (0, ()))
-    hits, count = count_alone(captured, prompt, tail[0]) if tail else (0, 0)
+    tails = [tail[0] if len(tail) >= BEHIND else 0 for tail in answer.left_out]
+    prompt = next((number for number, row in enumerate(tails) if row), 0)
+    row = tails[prompt]
+    hits, count = count_alone(captured, prompt, row) if row else (0, 0)
     if 2 * hits > count:
         say_once(
-            f"prompt {prompt}: from row {tail[0]} on {hits} of {count} tokens fit as another "
-            f"prompt's beginning, as where several are packed; give the rows from {tail[0]} on "
-            "alone as well"
+            f"prompt {prompt}: from row {row} on {hits} of {count} tokens fit as another prompt's "
+            f"beginning, as where several are packed; give the rows from {row} on alone as well"
         )
 
 

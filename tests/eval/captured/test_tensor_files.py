@@ -48,7 +48,7 @@ def test_an_array_of_any_order_is_read(tmp_path, array, ending):
 
 
 S = torch.from_numpy(X)
-ITSELF = [S]
+ITSELF: list[Any] = [S]
 ITSELF.append(ITSELF)
 SAVED = {
     "a dictionary": ({"block.1": S, "block.2.scale": S[:, :1], "block.2": S.to(torch.int8),

@@ -102,7 +102,7 @@ def test_ids_of_a_vocabulary_with_gaps_are_read_or_refused():
     known = json.loads(byte_tokenizer().to_str())
     known["model"]["vocab"]["zz"] = 300
     tokenizer = Tokenizer.from_str(json.dumps(known))
-    T = tokenizer.token_to_id("T")
+    T = tokenizer.get_vocab()["T"]
     assert read_texts("a", [[T, 300]], tokenizer) == ["Tzz"]
     with one_line(RequestError, "token id 280: --model has 259 ids, up to 300, and not this one"):
         read_texts("a", [[T, 280]], tokenizer)
