@@ -120,7 +120,7 @@ def leave_out_empty(stored: Stored, visible: Slice) -> Slice:
     codes of a coarse scale they are ordinary numbers, but for a whole prompt.
 
     Raises:
-        RequestError: a number at a position shown is none, or a prompt holds or begins with zeros.
+        RequestError: a number at a position shown is none, or all prompts hold or begin with zeros.
     """
     T = stored.values.shape[1]
     shown = visible.positions(T)
@@ -133,16 +133,18 @@ def leave_out_empty(stored: Stored, visible: Slice) -> Slice:
             f"not finite at positions {named}, or beyond {LARGEST:g}{why}; leave them out of "
             "`shown` (--positions)",
         )
-    filled = (stored.values.abs() > 1 / LARGEST).any(dim=2)[:, shown]
+    filled, wanting = (~find_zeros(stored))[:, shown], dict[int, str]()
     for prompt, rows in enumerate(filled.tolist()):
         first = rows.index(True) if any(rows) else len(rows)
         if first == len(rows) or (first and not stored.scaled):
-            of = f"prompt {prompt}: " * (len(filled) > 1)
             give = f"the rows from {shown[first]} on alone" if first < len(rows) else "others"
-            raise ArgumentError(
-                "outputs",
-                f"{of}{_span(shown[:first])} zeros only, which tell of no token; give {give}",
+            wanting[prompt] = (
+                f"{_span(shown[:first])} zeros only, which tell of no token; give {give}"
             )
+    if len(wanting) == len(filled):
+        raise ArgumentError("outputs", wanting[0])
+    for prompt, line in wanting.items():
+        say_once(f"prompt {prompt}: {line}")
     some = filled.any(dim=0).tolist()
     last = max(t for t, good in zip(shown, some, strict=True) if good)
     empty = [
@@ -154,6 +156,11 @@ def leave_out_empty(stored: Stored, visible: Slice) -> Slice:
         return visible
     say_once(f"{_span(empty)} zeros only; left out")
     return Slice.of([t for t in shown if t not in empty], T, visible.low, visible.high)
+
+
+def find_zeros(stored: Stored) -> Tensor:
+    """Where rows hold nothing but zeros, `(B, T)`."""
+    return ~(stored.values.abs() > 1 / LARGEST).any(dim=-1)
 
 
 def _span(positions: Sequence[int]) -> str:

@@ -200,11 +200,18 @@ def test_rows_of_padding_before_a_prompt_are_named(llama, capsys):
     assert "row 3" in capsys.readouterr().err
 
 
-def test_padding_before_one_prompt_of_several_is_named(llama, capsys):
-    """The rows of the pad token fit; those of the prompt, which does not see them, do not."""
+@pytest.mark.parametrize(
+    ("pad", "said"),
+    [(257, "positions 0 to 3 hold zeros only"), (65, "its first 4 rows are of one")],
+)
+def test_padding_before_one_prompt_of_several_is_named(pad, said, llama, capsys):
+    """The rows of the pad token fit; those of the prompt, which does not see them, do not.
+
+    Where they are zeros, as of an embedding that is 0, they fit no token.
+    """
     checkpoint, _ = llama
-    (first, second), pad = tokens_of(*TEXTS).tolist(), [257] * 4
-    tokens = torch.tensor([first, pad + second[:-4]])
+    first, second = tokens_of(*TEXTS).tolist()
+    tokens = torch.tensor([first, [pad] * 4 + second[:-4]])
     mask = torch.ones_like(tokens)
     mask[1, :4] = 0
     positions = (mask.cumsum(dim=-1) - 1).clamp(min=0)
@@ -212,7 +219,8 @@ def test_padding_before_one_prompt_of_several_is_named(llama, capsys):
     outputs = their_model("llama")(tokens, **asked).hidden_states[2]
     found = recover(checkpoint, outputs, layer=2, corpus="toy:400")
     assert found.texts[0] == TEXTS[0]
-    assert "prompt 1: its first 4 rows are of one token" in capsys.readouterr().err
+    assert f"prompt 1: {said}" in capsys.readouterr().err
+    assert pad == 65 or set(found.grades[1]) == {"unknown"}
     alone = recover(checkpoint, outputs[1:, 4:], layer=2, corpus="toy:400")
     assert alone.texts == [TEXTS[1][:-4]]
     assert "of one token" not in capsys.readouterr().err

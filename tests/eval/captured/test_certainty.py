@@ -97,7 +97,6 @@ ZEROS = {
     "everywhere": (lambda x: 0 * x, "positions 0 to 18 hold zeros only"),
     "nearly": (lambda x: x / x.abs().max() * 1e-30, "positions 0 to 18 hold zeros only"),
     "at first": (lambda x: x * (torch.arange(19) > 2)[:, None], "give the rows from 3 on alone"),
-    "of one prompt": (lambda x: torch.cat([x, 0 * x]), "prompt 1: positions 0 to 18 hold zeros"),
     "of codes": (lambda x: 0 * x.to(torch.int8), "positions 0 to 18 hold zeros only"),
 }  # fmt: skip
 
@@ -114,6 +113,8 @@ def test_zeros_are_no_outputs(kind, layer):
     change, said = ZEROS[kind]
     with one_line(RequestError, said):
         recover(model, change(states), layer=layer, scale=1.0 if kind == "of codes" else None)
+    two = recover(model, torch.cat([states, 0 * states]), layer=layer, corpus="toy:400")
+    assert (two.texts[0], set(two.grades[1])) == (TEXT, {"unknown"})
     states[:, 3] = 0
     found = recover(model, states, layer=1, corpus="toy:400")
     assert found.texts == [TEXT]
