@@ -212,9 +212,10 @@ def test_padding_before_one_prompt_of_several_is_named(pad, said, llama, capsys)
     checkpoint, _ = llama
     first, second = tokens_of(*TEXTS).tolist()
     tokens = torch.tensor([first, [pad] * 4 + second[:-4]])
-    mask = torch.ones_like(tokens)
-    mask[1, :4] = 0
-    positions = (mask.cumsum(dim=-1) - 1).clamp(min=0)
+    T = len(first)
+    mask = torch.full((2, 1, T, T), -math.inf).triu(1)
+    mask[1, :, 4:, :4] = -math.inf
+    positions = torch.stack([torch.arange(T), torch.arange(-4, T - 4).clamp(min=0)])
     asked = {"attention_mask": mask, "position_ids": positions, "output_hidden_states": True}
     outputs = their_model("llama")(tokens, **asked).hidden_states[2]
     found = recover(checkpoint, outputs, layer=2, corpus="toy:400")
