@@ -55,7 +55,8 @@ WITHOUT_EFFECT = {
     "max_length", "min_length", "num_beams", "num_beam_groups", "num_return_sequences",
     "length_penalty", "diversity_penalty", "repetition_penalty", "temperature", "top_k", "top_p",
     "typical_p", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "unsloth_fixed",
-    "unsloth_version", "_name_or_path", "name_or_path", "_attn_implementation", "_commit_hash",
+    "unsloth_version", "_name_or_path", "name_or_path", "_model_name_or_path",
+    "_attn_implementation", "_commit_hash",
     "attn_implementation", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop",
     "original_max_position_embeddings",
 }  # fmt: skip

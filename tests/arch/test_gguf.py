@@ -47,6 +47,7 @@ def write_gguf(file, lacks=(), extra=None, parts=1, settings=None, pre="gpt-2"):
     )
     model = transformers.LlamaForCausalLM(config).eval()
     writer = gguf.GGUFWriter(file, "llama")
+    writer.add_name("Tiny")  # as every file of the hub has it
     writer.add_block_count(L)
     if "context_length" not in lacks:
         writer.add_context_length(64)
