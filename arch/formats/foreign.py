@@ -8,11 +8,13 @@ one file is one model whichever way it is opened.
 import math
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from torch import Tensor
 
 from arch.config import parse_object
 from arch.errors import ModelError, printable, show_value
@@ -24,6 +26,8 @@ PREFIXES = ("_orig_mod.", "module.")
 """What compiling or parallel training puts before every name of a weight."""
 HARMLESS = re.compile(r"rotary_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$|position_ids$")
 """Tensors of old files that can be computed, and that no model reads."""
+FREQUENCIES = re.compile(r"rotary_emb\.inv_freq$")
+ROUNDING: Any = {"rtol": 0.02, "atol": 1e-6}  # of frequencies that are kept in 16 bits
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 SIZES = (
     "hidden_size", "n_embd", "d_model", "intermediate_size", "ffn_dim", "n_inner", "vocab_size",
@@ -51,13 +55,19 @@ WITHOUT_EFFECT = {
     "max_length", "min_length", "num_beams", "num_beam_groups", "num_return_sequences",
     "length_penalty", "diversity_penalty", "repetition_penalty", "temperature", "top_k", "top_p",
     "typical_p", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "unsloth_fixed",
-    "unsloth_version", "_name_or_path", "name_or_path", "_attn_implementation", "_commit_hash",
+    "unsloth_version", "_name_or_path", "name_or_path", "_model_name_or_path",
+    "_attn_implementation", "_commit_hash",
     "attn_implementation", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop",
     "original_max_position_embeddings",
 }  # fmt: skip
 """Settings that change nothing of what a model computes in evaluation."""
 ROTATION = ("rope_parameters", "rope_scaling")
 ADAPTER, SETTINGS = "adapter_config.json", "tokenizer_config.json"
+ADDED_TOKENS = "added_tokens.json"
+NAMING = (SETTINGS, "special_tokens_map.json", ADDED_TOKENS)
+"""Files that may name tokens beside a tokenizer.json."""
+SPECIAL_TOKEN = re.compile(r"(?:bos|eos|unk|sep|pad|cls|mask)_token")
+SPECIAL_TOKENS = ("additional_special_tokens", "extra_special_tokens")
 GREATEST, LONGEST = 2**31, 2**24
 """Of a size, and of positions: some families hold a table of them."""
 
@@ -138,9 +148,16 @@ def weight_files(directory: Path) -> list[Path]:
     Raises:
         ModelError: none, a shard that is not there, or an index that is none.
     """
-    if (directory / WEIGHTS).is_file():
-        return [directory / WEIGHTS]
-    index = directory / INDEX
+    index, known = directory / INDEX, directory / WEIGHTS
+    if known.is_file():
+        shards = read_json(index).get("weight_map") if index.is_file() else None
+        listed = set(map(str, shards.values())) if isinstance(shards, dict) else set()
+        if others := sorted(n for n in listed - {WEIGHTS} if (directory / n).is_file()):
+            raise ModelError(
+                f"{directory} has {WEIGHTS} and, by its index, {printable(others[0], 120)}; take "
+                "away the weights that are not meant"
+            )
+        return [known]
     if not index.is_file():
         pickles = ", ".join(path.name for path in sorted(directory.glob("*.bin")))
         hint = f"; {pickles} could run code when it is read, and is not" if pickles else ""
@@ -184,6 +201,37 @@ def read_shapes(files: list[Path], quantised: bool = True) -> Shapes:
     return shapes
 
 
+def read_frequencies(files: list[Path]) -> dict[str, Tensor]:
+    """The frequencies of a rotation that weights' files hold beside the weights."""
+    held: dict[str, Tensor] = {}
+    for path in files:
+        with safe_open(path, "pt") as file:
+            names = [name for name in file.keys() if FREQUENCIES.search(name)]  # noqa: SIM118
+            held |= {name: file.get_tensor(name) for name in names}
+    return held
+
+
+def check_frequencies(held: dict[str, Tensor], own: list[Tensor], source: object) -> None:
+    """Compares frequencies of a rotation that a file holds with those of the model made of it.
+
+    Models read them once, and compute them now.
+
+    Raises:
+        ModelError: they differ.
+    """
+    for name, found in held.items():
+        if not FREQUENCIES.search(name) or not own:
+            continue
+        if not any(
+            found.shape == turn.shape and torch.allclose(found.float(), turn.float(), **ROUNDING)
+            for turn in own
+        ):
+            raise ModelError(
+                f"{source}: {printable(name, 120)} turns keys otherwise than the configuration "
+                "says, which alone is read; correct rope_theta, or take the tensor out"
+            )
+
+
 def common_prefix(names: Iterator[str] | list[str], source: object) -> str:
     """What `PREFIXES` put before all names; said on stderr, as it is left out."""
     rest, prefix = list(names), ""
@@ -194,15 +242,12 @@ def common_prefix(names: Iterator[str] | list[str], source: object) -> str:
     return prefix
 
 
-def say_left_out_tokens(settings: Path, tokenizer_json: str, source: object) -> None:
-    """Says on stderr which tokens a tokenizer_config.json adds to those of the tokenizer itself.
+def say_left_out_tokens(files: Iterable[Path], tokenizer_json: str, source: object) -> None:
+    """Says on stderr which tokens `NAMING` files add to those of the tokenizer itself.
 
     Raises:
-        ModelError: either is no JSON.
+        ModelError: one of them is no JSON.
     """
-    named = read_json(settings).get("added_tokens_decoder") if settings.is_file() else None
-    if not isinstance(named, dict) or not named:
-        return
     known = parse_object(tokenizer_json, str(source))
     model, added = known.get("model"), known.get("added_tokens")
     held = model.get("vocab") if isinstance(model, dict) else None
@@ -210,14 +255,41 @@ def say_left_out_tokens(settings: Path, tokenizer_json: str, source: object) -> 
     if isinstance(held, list):
         ids = {piece[0]: token for token, piece in enumerate(held) if piece}
     ids |= {entry.get("content"): entry.get("id") for entry in added or ()}
-    texts = {token: about.get("content") for token, about in named.items() if type(about) is dict}
-    others = [f"{text} as {token}" for token, text in texts.items() if str(ids.get(text)) != token]
-    if others:
-        print(
-            f"{source}: {settings.name} names {printable(', '.join(others[:3]))}, which "
-            "tokenizer.json does not; its tokens are those of tokenizer.json",
-            file=sys.stderr,
-        )
+    for file in (file for file in files if file.is_file()):
+        named = _named_tokens(read_json(file), file.name)
+        others = {
+            text: f"{text} as {token}" if token else text
+            for text, token in named
+            if text not in ids or token not in ("", str(ids[text]))
+        }
+        ids |= dict.fromkeys(others)  # said once
+        if others:
+            print(
+                f"{source}: {file.name} names {printable(', '.join([*others.values()][:3]))}, which"
+                " tokenizer.json does not; its tokens are those of tokenizer.json",
+                file=sys.stderr,
+            )
+
+
+def _named_tokens(held: dict[str, Any], file: str) -> Iterator[tuple[str, str]]:
+    """The tokens that a file names, with their ids where it says these."""
+    if file == ADDED_TOKENS:
+        yield from ((text, str(token)) for text, token in held.items())
+        return
+    for name, value in held.items():
+        if name == "added_tokens_decoder" and isinstance(value, dict):
+            entries = [(about, str(token)) for token, about in value.items()]
+        elif SPECIAL_TOKEN.fullmatch(name):
+            entries = [(value, "")]
+        elif name in SPECIAL_TOKENS and isinstance(value, dict | list):
+            listed = value.values() if isinstance(value, dict) else value
+            entries = [(about, "") for about in listed]
+        else:
+            continue
+        for about, token in entries:
+            text = about.get("content") if isinstance(about, dict) else about
+            if isinstance(text, str) and text:
+                yield text, token
 
 
 def sections(config: dict[str, Any]) -> Iterator[dict[str, Any]]:

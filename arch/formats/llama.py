@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save
 from torch import Tensor
 
@@ -19,8 +20,9 @@ from arch.config import ModelConfig
 from arch.errors import ModelError, printable, show_value
 from arch.formats.foreign import (
     HARMLESS,
-    SETTINGS,
+    NAMING,
     WITHOUT_EFFECT,
+    check_frequencies,
     common_prefix,
     read_layout,
     read_settings,
@@ -137,7 +139,7 @@ def import_transformers(directory: str | Path) -> LoadedModel:
         raise ModelError(f"{directory} has no {', '.join(missing)}; save model and tokenizer there")
     tokenizer_json = read_text(directory / "tokenizer.json")
     config = read_settings(directory / "config.json")
-    say_left_out_tokens(directory / SETTINGS, tokenizer_json, directory)
+    say_left_out_tokens([directory / n for n in NAMING], tokenizer_json, directory)
 
     def read_all() -> dict[str, Tensor]:
         files, _ = read_layout(config, directory)
@@ -175,6 +177,9 @@ def from_transformers(
               file=sys.stderr)  # fmt: skip
         config = dataclasses.replace(config, tied=False)
     model = drop_padding(build_model(config, tensors, str(source)), size)
+    attention: Any = model.blocks[0].token_mixer
+    turned = torch.arange(0, attention.head_width, 2) / attention.head_width
+    check_frequencies(held, [attention.rope_base**-turned], source)
     meta = {"name": source.name, "source": "transformers"}
     return LoadedModel(model, model.config, tokenizer_json, meta, source)
 

@@ -41,6 +41,11 @@ def check_gguf(file: Path) -> None:
     if not file.is_file():
         raise ModelError(f"{file} cannot be loaded: there is no such file")
     reader = _open(file)
+    kind = reader.fields.get("general.type")
+    if kind and (said := kind.contents()) != "model":
+        raise ModelError(
+            f"{file}: general.type is {show_value(said)}; allowed: 'model'; give the model's file"
+        )
     parts = reader.fields.get("split.count")
     count = int(parts.parts[parts.data[0]][0]) if parts and parts.data else 1
     if count > 1:

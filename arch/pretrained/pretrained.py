@@ -31,13 +31,17 @@ from arch.config import MOST
 from arch.errors import ModelError, is_out_of_memory, printable, show_value
 from arch.formats.foreign import (
     HARMLESS,
+    NAMING,
     SETTINGS,
+    check_frequencies,
     check_settings,
     common_prefix,
+    read_frequencies,
     read_layout,
     read_settings,
     say_left_out_tokens,
     sections,
+    weight_files,
 )
 from arch.formats.hub.reader import MODEL_TYPE, import_hub, is_hub_export
 from arch.formats.llama import MULTIPLES, from_transformers
@@ -53,6 +57,7 @@ from arch.storage.weights import check_finite, drop_padding
 ACTIVATIONS = ("hidden_act", "activation_function", "hidden_activation", "activation")
 ROTATIONS = ("rope_type", "type")
 QUANTISATION = "quantization_config: quant_method"
+BITS = ("load_in_8bit", "load_in_4bit")  # without which transformers takes codes for weights
 TOKENIZER = "tokenizer.json"
 CODE = "brings code of its own (auto_map), which is not run"
 
@@ -171,9 +176,18 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer]:
     model, found = loaded
     _check_loaded(name, found)
     check_finite(dict(model.named_parameters()), name)
+    if Path(directory).is_dir() and not more and _is_plain(config):
+        turned = [x for part, x in model.named_buffers() if part.endswith("inv_freq")]
+        check_frequencies(read_frequencies(weight_files(Path(directory))), turned, name)
     if more:
         check_gguf_is_whole(Path(name), model)
     return model, tokenizer
+
+
+def _is_plain(config: dict[str, Any]) -> bool:
+    """Whether nothing scales a rotation; files hold such frequencies with the scale or without."""
+    ropes = [section for section in [*sections(config)][1:] if "hidden_size" not in section]
+    return all(rope.get(name, "default") == "default" for rope in ropes for name in ROTATIONS)
 
 
 def _locate(name: str) -> tuple[str, dict[str, Any], dict[str, str] | None]:
@@ -243,7 +257,12 @@ def _check_names(name: str, config: dict[str, Any]) -> None:
     found += [(name, rope.get(name)) for rope in ropes for name in ROTATIONS]
     known |= dict.fromkeys(ROTATIONS, ("default", *ROPE_INIT_FUNCTIONS))
     if isinstance(quantised := config.get("quantization_config"), dict):
-        found.append((QUANTISATION, quantised.get("quant_method")))
+        found.append((QUANTISATION, method := quantised.get("quant_method")))
+        if method == "bitsandbytes" and not any(map(quantised.get, BITS)):
+            raise ModelError(
+                f"{name} cannot be loaded: {QUANTISATION} is 'bitsandbytes', and neither "
+                f"{' nor '.join(BITS)} is true; set the one that its weights are of"
+            )
     known[QUANTISATION] = {"bitsandbytes", *AUTO_QUANTIZATION_CONFIG_MAPPING}
     pad, rows = config.get("pad_token_id"), config.get("vocab_size")
     if type(pad) is int and type(rows) is int and not -rows <= pad < rows:
@@ -329,8 +348,7 @@ def _tokenizer(name: str, options: dict[str, Any]) -> Tokenizer:
         if file:
             text = read_text(Path(file))
             tokenizer = read_tokenizer(text, Path(file))
-            if settings:
-                say_left_out_tokens(Path(settings), text, name)
+            say_left_out_tokens([Path(found) for n in NAMING if (found := find(n))], text, name)
             return tokenizer
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, **options)

@@ -2,7 +2,7 @@
 
 from eval.captured.arithmetic import EXACT
 from eval.captured.files.stored import FLOATS, Stored
-from eval.captured.locate import Match, count_hits, describe_centring, find_site
+from eval.captured.locate import Match, count_hits, describe_change, find_site
 from eval.captured.site import Captured
 from eval.messages import RequestError
 
@@ -24,7 +24,7 @@ def look_elsewhere(captured: Captured, computed: str | None) -> str:
         "--first, the position of the first row"
     )
     seen = captured.stored.values[:, list(captured.positions)].flatten(0, 1)
-    unknown += describe_centring(captured.checkpoint.model, seen)
+    unknown += describe_change(captured.checkpoint.model, seen)
     if captured.positions[0]:
         return unknown
     for name in [computed] if computed else sorted(FLOATS, key=lambda name: name != EXACT):
@@ -33,17 +33,23 @@ def look_elsewhere(captured: Captured, computed: str | None) -> str:
             how = "" if name in (computed, EXACT) else f", computed in {name} (--computed {name})"
             fits = f"{match.hits} of the first {match.tried} tokens fit there"
             return f"{where}: {fits}{how}; give --layer {match.layer} --part {match.part}"
-    stored, T = captured.stored, captured.length
-    for row in range(1, min(ROWS, T - 2) + 1):
-        later = Stored(stored.values[:, row:], stored.step[:, row:], stored.format)
-        positions = [t - row for t in captured.positions if t >= row]
-        hits, count = count_hits(captured.arithmetic, captured.circuit, later, positions)
+    for row in range(1, min(ROWS, captured.length - 2) + 1):
+        hits, count = count_alone(captured, 0, row)
         if 2 * hits > count:
             return (
                 f"from row {row} on {hits} of {count} tokens fit; are the rows before padding? "
                 f"give the rows from {row} on alone"
             )
     return unknown
+
+
+def count_alone(captured: Captured, prompt: int, row: int) -> tuple[int, int]:
+    """How many of the first tokens of a prompt's rows from one on fit as a prompt's beginning."""
+    stored = captured.stored
+    values, step = (x[prompt : prompt + 1, row:] for x in (stored.values, stored.step))
+    positions = [t - row for t in captured.positions if t >= row]
+    later = Stored(values, step, stored.format)
+    return count_hits(captured.arithmetic, captured.circuit, later, positions)
 
 
 def _best_site(captured: Captured, computed: str | None) -> Match | None:

@@ -123,17 +123,23 @@ def find_site(
             "outputs",
             f"no token fits at the likeliest sites ({names}); are they of another model, "
             "or of another place in it? give --layer and --part to search there all the same"
-            + describe_centring(checkpoint.model, seen),
+            + describe_change(checkpoint.model, seen),
         )
     return [match for match, of_match in tried if of_match == name], name
 
 
-def describe_centring(model: LanguageModel, values: Tensor) -> str:
-    """What outputs `(N, width)` without a mean tell, as the end of a line; nothing of others.
+def describe_change(model: LanguageModel, values: Tensor) -> str:
+    """What outputs `(N, width)` of length 1 or without a mean tell, as the end of a line.
 
-    Nor of any where the model's own stream has no mean, as behind norms after its blocks.
+    Nothing of others, nor of any where the model's own stream has no mean, as behind norms after
+    its blocks.
     TransformerLens centres the weights of a model whose norms take off the mean, and of no other.
     """
+    if len(values) >= LEAST and bool(((values.norm(dim=-1) - 1).abs() <= CENTRED).all()):
+        return (
+            "; every row has the length 1, as embeddings that are normalised: give them as they "
+            "were before (llama.cpp: --embd-normalize -1; vLLM: use_activation false)"
+        )
     if not _are_centred(values):
         return ""
     tokens = torch.arange(LEAST, device=model.embedding.weight.device)[None]
@@ -290,5 +296,5 @@ def _hits(
     readbacks = open_readbacks(checkpoint, corpus, [circuit for circuit, _ in searched])
     paths = Reading(problems, readbacks, *TRIED).search_together()
     sizes = torch.stack([target[0].norm(dim=-1) for _, target in searched])
-    away = (paths.distances[:, 0] / sizes).mean(dim=-1)
+    away = (paths.distances[:, 0] / sizes).masked_fill(sizes == 0, 1.0).mean(dim=-1)
     return list(zip(paths.good[:, 0].sum(dim=-1).tolist(), away.tolist(), strict=True))

@@ -18,7 +18,7 @@ from eval.captured.answer import Recovered
 from eval.captured.arithmetic import EXACT
 from eval.captured.certainty.certify import Certified, certify
 from eval.captured.certainty.verified import Found
-from eval.captured.elsewhere import look_elsewhere
+from eval.captured.elsewhere import count_alone, look_elsewhere
 from eval.captured.files.axes import find_order, take_layer
 from eval.captured.files.caches import Cache, read_cache
 from eval.captured.files.stored import FLOATS, read_stored, view_bits
@@ -140,6 +140,7 @@ def recover(
         say_once(f"nothing fits at {answer.site}; {look_elsewhere(captured, computed)}")
     _say_what_misses(answer, tuple(raw.outputs.shape))
     _say_what_may_pad(answer)
+    _say_what_is_packed(captured, answer)
     return answer
 
 
@@ -176,7 +177,7 @@ def _say_what_misses(answer: Recovered, shape: tuple[int, ...]) -> None:
         named = ", ".join(map(str, missing[:10])) + ", ..." * (len(missing) > 10)
         say_once(
             f"no token fits in {named} of the {len(fitting)} prompts of outputs {shape}: does their"
-            " first axis hold layers, or keys and values? give one of them alone"
+            " first axis hold tokens, layers, or keys and values? give (B, T, width) of one of them"
         )
 
 
@@ -187,7 +188,7 @@ def _say_what_may_pad(answer: Recovered) -> None:
         for prompt, (row, tail) in enumerate(
             zip(answer.tokens.tolist(), answer.left_out, strict=True)
         )
-        if len(tail) >= BEHIND and tail[0] and len(set(row[: tail[0]])) == 1
+        if len(tail) >= BEHIND and tail[0] > 1 and len(set(row[: tail[0]])) == 1
     }
     if padded:
         prompt, row = next(iter(padded.items()))
@@ -196,6 +197,22 @@ def _say_what_may_pad(answer: Recovered) -> None:
             f" padding? give the rows from {row} on alone, or a tensor attention_mask (B, T)"
             + f"; likewise of {len(padded) - 1} more prompts"
             * (len(padded) > 1)
+        )
+
+
+def _say_what_is_packed(captured: Captured, answer: Recovered) -> None:
+    """Says where the rows that no token fits are those of another prompt, behind the first one.
+
+    Of one prompt alone, as padding behind the others of a batch would take a search for each.
+    """
+    tails = [tail[0] if len(tail) >= BEHIND else 0 for tail in answer.left_out]
+    prompt = next((number for number, row in enumerate(tails) if row), 0)
+    row = tails[prompt]
+    hits, count = count_alone(captured, prompt, row) if row else (0, 0)
+    if 2 * hits > count:
+        say_once(
+            f"prompt {prompt}: from row {row} on {hits} of {count} tokens fit as another prompt's "
+            f"beginning, as where several are packed; give the rows from {row} on alone as well"
         )
 
 

@@ -114,10 +114,13 @@ def start_at(stored: Stored, first: int) -> Stored:
 
 
 def leave_out_empty(stored: Stored, visible: Slice) -> Slice:
-    """The slice without positions at the end that hold zeros only: empty slots of a cache.
+    """The slice without positions that hold zeros only: empty slots of a cache, or zeroed rows.
+
+    Zeros are no evidence of a token, though the output of one whose embedding is 0 may be 0. In
+    codes of a coarse scale they are ordinary numbers, but for a whole prompt.
 
     Raises:
-        RequestError: a number at a position shown is none.
+        RequestError: a number at a position shown is none, or all prompts hold or begin with zeros.
     """
     T = stored.values.shape[1]
     shown = visible.positions(T)
@@ -130,14 +133,43 @@ def leave_out_empty(stored: Stored, visible: Slice) -> Slice:
             f"not finite at positions {named}, or beyond {LARGEST:g}{why}; leave them out of "
             "`shown` (--positions)",
         )
-    filled = (stored.values != 0).any(dim=(0, 2)).tolist()
-    last = max((t for t in shown if filled[t]), default=shown[-1])
-    empty = [t for t in shown if t > last]
+    filled, wanting = (~find_zeros(stored))[:, shown], dict[int, str]()
+    for prompt, rows in enumerate(filled.tolist()):
+        first = rows.index(True) if any(rows) else len(rows)
+        if first == len(rows) or (first and not stored.scaled):
+            give = f"the rows from {shown[first]} on alone" if first < len(rows) else "others"
+            wanting[prompt] = (
+                f"{_span(shown[:first])} zeros only, which tell of no token; give {give}"
+            )
+    if len(wanting) == len(filled):
+        raise ArgumentError("outputs", wanting[0])
+    for prompt, line in wanting.items():
+        say_once(f"prompt {prompt}: {line}")
+    some = filled.any(dim=0).tolist()
+    last = max(t for t, good in zip(shown, some, strict=True) if good)
+    empty = [
+        t
+        for t, good in zip(shown, some, strict=True)
+        if not good and (t > last or not stored.scaled)
+    ]
     if not empty:
         return visible
-    span = f"{empty[0]} to {empty[-1]}" if len(empty) > 1 else str(empty[0])
-    say_once(f"positions {span} hold zeros only; left out")
-    return Slice.of([t for t in shown if t <= last], T, visible.low, visible.high)
+    say_once(f"{_span(empty)} zeros only; left out")
+    return Slice.of([t for t in shown if t not in empty], T, visible.low, visible.high)
+
+
+def find_zeros(stored: Stored) -> Tensor:
+    """Where rows hold nothing but zeros, `(B, T)`."""
+    return ~(stored.values.abs() > 1 / LARGEST).any(dim=-1)
+
+
+def _span(positions: Sequence[int]) -> str:
+    """What holds something, in words: `positions 29 to 34 hold`."""
+    if len(positions) == 1:
+        return f"position {positions[0]} holds"
+    if positions[-1] - positions[0] == len(positions) - 1:
+        return f"positions {positions[0]} to {positions[-1]} hold"
+    return f"positions {', '.join(map(str, positions[:10]))}{', ...' * (len(positions) > 10)} hold"
 
 
 def identify(

@@ -50,7 +50,7 @@ def recover_file(
     Args:
         file: safetensors, npy or npz, of tensors (T, width) or (B, T, width); of keys and values
             also (B, heads, T, width); or what an engine wrote, a file or a folder (docs/audit.md).
-            Pickles are refused
+            Pickles are refused, but for --torch-file
         model: the model directory or hf:NAME whose outputs they are
         tensor: names of the tensors to recover; default: all of the file
         layer: layer of the tensor; 0 is the embedding; more than one: layers of a stack, or of
@@ -75,8 +75,8 @@ def recover_file(
             model was trained on
         verify: invert the tensors also where the file holds the token ids, and say whether they
             agree
-        torch_file: read a file of vLLM-Hook that torch.save wrote: tensors, numbers and texts
-            alone; nothing in it is run
+        torch_file: read a file that torch.save wrote: tensors, numbers and texts alone; nothing in
+            it is run
         out: results directory; each tensor's answer is written when it is found, and is not
             searched again
     """

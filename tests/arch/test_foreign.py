@@ -47,6 +47,10 @@ BAD_WEIGHTS = {
     "has another shape": (lambda held: held | {UP: torch.ones(30, 16)}, "(30, 16)"),
     "has integers": (lambda held: held | {UP: held[UP].mul(9).to(torch.int8)}, UP),
     "has eight bits": (lambda held: held | {UP: held[UP].to(torch.float8_e4m3fn)}, UP),
+    "turns keys otherwise": (
+        lambda held: held | {f"{LAYER}.self_attn.rotary_emb.inv_freq": 0.2 ** torch.arange(4)},
+        "turns keys otherwise",
+    ),
     "has a number that is none": (lambda held: held | {UP: held[UP].log()}, UP),
     "has an infinite number": (lambda held: held | {UP: held[UP] / 0}, UP),
     "other names": (lambda held: {f"x.{k}": v for k, v in held.items()}, "no .unknown "),
@@ -83,7 +87,7 @@ GOOD = {
     "in parallel": {"weights": lambda held: {f"module._orig_mod.{k}": v for k, v in held.items()}},
     "with frequencies": {
         "weights": lambda held: (
-            held | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+            held | {"model.layers.0.self_attn.rotary_emb.inv_freq": 0.1 ** torch.arange(4)}
         )
     },
     "in three precisions": {
@@ -126,7 +130,7 @@ def test_a_model_whose_configuration_turns_off_the_causal_mask_is_refused(family
 
 
 @pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn])
-@pytest.mark.parametrize("method", ["unknown", "fp8"])
+@pytest.mark.parametrize("method", ["unknown", "fp8", "bitsandbytes"])
 def test_codes_whose_scale_or_quantisation_is_not_known_are_no_weights(kind, method, llama):
     directory = llama(
         config={"quantization_config": {"quant_method": method}},
@@ -149,6 +153,11 @@ def test_shards_are_those_that_the_index_lists(llama):
     index.write_text(json.dumps({"metadata": {}, "weight_map": names}))
     ours, theirs = both(directory)
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+    save_file(held, directory / "model.safetensors")
+    for read in (import_transformers, load_pretrained):
+        with pytest.raises(ModelError, match=r"has model.safetensors and, by its index, model-1"):
+            read(str(directory))
+    (directory / "model.safetensors").unlink()
     for wrong in ({**names, UP: "model-3.safetensors"}, {**names, UP: "../m/model-1.safetensors"},
                   {**names, "more": "model-1.safetensors"}, {}, [1]):  # fmt: skip
         index.write_text(json.dumps({"weight_map": wrong}))

@@ -142,18 +142,31 @@ def test_tokens_that_do_not_spell_a_text_are_said(windows, llama, capsys):
     assert "1 of 2 texts do not spell them (The cat ran is The a ran)" in said
 
 
+DECODER = "added_tokens_decoder"
+
+
 @pytest.mark.parametrize(
-    ("named", "said"),
+    ("file", "held", "said"),
     [
-        ({"258": {"content": "cats"}}, "names cats as 258"),
-        ({"5": {"content": "<|pad|>"}}, "names <|pad|> as 5"),
-        ({"257": {"content": "<|pad|>"}}, ""),
-        ([1], ""),
+        ("tokenizer_config", {DECODER: {"258": {"content": "cats"}}}, "names cats as 258"),
+        ("tokenizer_config", {DECODER: {"5": {"content": "<|pad|>"}}}, "names <|pad|> as 5"),
+        (
+            "tokenizer_config",
+            {DECODER: {"257": {"content": "<|pad|>"}}, "pad_token": "<|pad|>"},
+            "",
+        ),
+        ("tokenizer_config", {DECODER: [1], "bos_token": None}, ""),
+        ("tokenizer_config", {"bos_token": "<s>"}, "names <s>, which"),
+        ("tokenizer_config", {"extra_special_tokens": {"image": "<i>"}}, "names <i>, which"),
+        ("special_tokens_map", {"additional_special_tokens": ["<i>"]}, "names <i>, which"),
+        ("special_tokens_map", {"eos_token": {"content": "</s>"}}, "names </s>, which"),
+        ("added_tokens", {"<i>": 258}, "names <i> as 258"),
+        ("added_tokens", {"<|pad|>": 257}, ""),
     ],
 )
-def test_tokens_that_only_the_settings_name_are_said(named, said, llama, capsys):
+def test_tokens_that_only_other_files_name_are_said(file, held, said, llama, capsys):
     directory = llama()
-    (directory / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": named}))
+    (directory / f"{file}.json").write_text(json.dumps(held))
     for read in (load_pretrained, import_transformers):
         capsys.readouterr()
         read(str(directory))

@@ -24,6 +24,9 @@ V, D, L = 259, 32, 2
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
+WHOLE = ("general.type",)
+
+
 def write_gguf(file, lacks=(), extra=None, parts=1, settings=None, pre="gpt-2"):
     """A random Llama of transformers as a GGUF file, or a changed one; the model.
 
@@ -44,6 +47,7 @@ def write_gguf(file, lacks=(), extra=None, parts=1, settings=None, pre="gpt-2"):
     )
     model = transformers.LlamaForCausalLM(config).eval()
     writer = gguf.GGUFWriter(file, "llama")
+    writer.add_name("Tiny")  # as every file of the hub has it
     writer.add_block_count(L)
     if "context_length" not in lacks:
         writer.add_context_length(64)
@@ -79,7 +83,7 @@ def write_gguf(file, lacks=(), extra=None, parts=1, settings=None, pre="gpt-2"):
     for name, value in (settings or {}).items():
         kind = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32,
                 bool: writer.add_bool}  # fmt: skip
-        kind[type(value)](f"llama.{name}", value)
+        kind[type(value)](name if name in WHOLE else f"llama.{name}", value)
     if parts > 1:
         writer.add_uint16("split.count", parts)
     writer.write_header_to_file()
@@ -123,6 +127,7 @@ BIAS = np.ones(D, dtype=np.float32)
         ({"settings": {"use_parallel_residual": True}}, "llama.use_parallel_residual"),
         ({"settings": {"rope.freq_base": 0.0}}, "rope_theta is 0.0"),
         ({"settings": {"rope.freq_base": math.nan}}, "rope_theta is nan"),
+        ({"settings": {"general.type": "adapter"}}, "general.type is 'adapter'"),
         ({"lacks": ["head_count_kv"]}, "lacks llama.attention.head_count_kv"),
         ({"lacks": ["context_length"]}, "lacks llama.context_length"),
         ({"lacks": ["layer_norm_rms_epsilon"]}, "lacks llama.attention.layer_norm_rms_epsilon"),

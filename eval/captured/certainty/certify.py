@@ -12,7 +12,7 @@ from eval.captured.certainty.agreement import Agreement, find_evidence, is_follo
 from eval.captured.certainty.likelihood import LIKELY, token_probabilities
 from eval.captured.certainty.rivals import NAMED, Beside, find_alike
 from eval.captured.certainty.verified import Found, Verified, verify
-from eval.captured.site import Captured
+from eval.captured.site import Captured, find_zeros
 from eval.inversion.problem import Problem
 from eval.models.memory import candidates_at_once
 from eval.sites.circuit import uncertified
@@ -64,6 +64,9 @@ def certify(captured: Captured, found: Found) -> Certified:
         settled = _settle(captured, found, agreement, settled.verified.tokens)
         # where only now a token fits, no rival was run
         evidence = evidence & find_evidence(settled.fits, captured.positions, T)
+    # Zeros are no evidence of a token, though that of an embedding of zeros fits them.
+    empty = shown & find_zeros(stored).to(shown) & (not stored.scaled)
+    evidence = evidence & ~empty
     followed, alike = is_followed(evidence), settled.alike
     for row, t in _find_unsettled(found.problem, settled, agreement):
         followed[row][t] = False
@@ -75,7 +78,7 @@ def certify(captured: Captured, found: Found) -> Certified:
     ]
     sure = torch.tensor([[proof is not None for proof in proofs] for proofs in certificates])
     named = torch.tensor([[t in others for t in range(T)] for others in alike])
-    doubtful = ~sure.to(shown) & ~named.to(shown)
+    doubtful = ~sure.to(shown) & ~named.to(shown) & ~empty
     tokens = settled.verified.tokens
     chances = token_probabilities(
         circuit, stored.values, captured.visible, tokens, shown & doubtful, doubtful

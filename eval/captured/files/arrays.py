@@ -235,8 +235,8 @@ def refuse_pickle(path: Path) -> NoReturn:
         RequestError: always.
     """
     raise RequestError(
-        f"{path}: a pickle, which could run code when it is read; save its tensors by "
-        "safetensors.torch.save_file({name: tensor, ...}, FILE)"
+        f"{path}: a pickle, which could run code when it is read; give --torch-file, which reads "
+        "tensors alone, or save them by safetensors.torch.save_file({name: tensor, ...}, FILE)"
     )
 
 

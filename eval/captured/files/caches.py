@@ -152,6 +152,8 @@ def _read_layer(cache: Any, layer: int) -> tuple[Any, Any, int]:
         length = getattr(cache, "get_seq_length", None)
         return keys, values, int(length(layer - 1)) if length else _rows(keys)
     pair = cache[layer - 1]
+    if isinstance(pair, tuple) and len(pair) == 3 and pair[2] is None:  # of list(cache): no window
+        pair = pair[:2]
     if not isinstance(pair, list | tuple) or len(pair) != 2:
         held = f"{len(pair)} entries" if isinstance(pair, list | tuple) else f"a {_name(pair)}"
         raise ArgumentError("layer", f"{held}; give a pair of keys and values", layer)

@@ -15,11 +15,12 @@ def read_texts(path: str, ids: Sequence[Sequence[int]], tokenizer: "Tokenizer") 
     Raises:
         RequestError: an id that the tokenizer does not have.
     """
-    V = tokenizer.get_vocab_size()
-    wrong = next((token for row in ids for token in row if not 0 <= token < V), None)
+    known = set(tokenizer.get_vocab().values())  # with gaps, in some
+    wrong = next((token for row in ids for token in row if token not in known), None)
     if wrong is not None:
         raise RequestError(
-            f"{path}: token id {wrong}: --model has the ids 0 to {V - 1}; give the captured model"
+            f"{path}: token id {wrong}: --model has {len(known)} ids, up to {max(known)}, and not "
+            "this one; give the captured model"
         )
     return [tokenizer.decode(list(row), skip_special_tokens=False) for row in ids]
 

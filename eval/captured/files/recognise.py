@@ -9,7 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from eval.captured.files.arrays import STATE, check_size, first_line, list_columns, list_members
+import torch
+from torch import Tensor
+
+from eval.captured.files.arrays import (
+    STATE,
+    Entry,
+    check_size,
+    first_line,
+    list_columns,
+    list_members,
+)
 from eval.captured.files.kinds import (
     hooks,
     llama_cpp,
@@ -34,6 +44,10 @@ FOLDERS = (vllm_cache, hooks)
 HEADER_BYTES = 64
 LARGEST_SIDECAR = 1 << 24
 """Bytes."""
+DEEPEST = 3
+"""Lists inside of one another, of tensors in a file of torch.save."""
+Held = tuple[dict[str, Entry], dict[str, Any]]
+"""Tensors by name, and what else a file holds."""
 
 
 def read_capture(
@@ -62,9 +76,10 @@ def read_capture(
     """
     path = Path(path)
     with locked(path):
-        capture = _read_torch(path) if torch_file else _read(path)
+        held = _list_torch(path) if torch_file else None
+        capture = _read(path, held)
     if capture is None:
-        return Capture("", read_tensors(path, names, scale, stored))
+        return Capture("", read_tensors(path, names, scale, stored, held and held[0]))
     if scale is not None:
         raise RequestError(f"--scale {scale}: {path} has its own scales; leave it out")
     say_once(f"{path}: {capture.kind}")
@@ -92,15 +107,19 @@ def _is_wanted(name: str, layer: int | Sequence[int] | None, part: str | None) -
     return part in (None, of_part) and (layers is None or int(number) in layers)
 
 
-def _read(path: Path) -> Capture | None:
-    """The capture where a kind recognises the file; None: it is one of tensors by name."""
+def _read(path: Path, held: Held | None) -> Capture | None:
+    """The capture where a kind recognises the file; None: it is one of tensors by name.
+
+    `held` is what a file of torch.save holds, if it is one.
+    """
     if path.is_dir():
         return _read_folder(path)
     source = Source(path, _start(path))
-    for kind in BINARY:
+    for kind in BINARY if held is None else ():
         if kind.recognise(source):
             return kind.read(source)
-    entries, facts = dict(sorted(list_tensors(path).items())), _read_sidecar(path)
+    entries, facts = held or (list_tensors(path), {})
+    entries, facts = dict(sorted(entries.items())), _read_sidecar(path) | facts
     source = Source(path, source.start, entries, facts=facts)
     if {"activations", "locations"} <= set(entries):
         raise source.refuse(
@@ -110,6 +129,9 @@ def _read(path: Path) -> Capture | None:
     for kind in TENSORS:
         if kind.recognise(source):
             return kind.read(source)
+    if held and any("__layers__" in name for name in entries):
+        others = [name for name in entries if "__layers__" not in name]
+        raise source.refuse(f"holds {', '.join(others)[:200]} beside captures of vLLM-Hook")
     return None
 
 
@@ -131,14 +153,16 @@ def _read_sidecar(path: Path) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def _read_torch(path: Path) -> Capture:
-    """The capture in a file of torch.save, whose objects are not made.
+def _list_torch(path: Path) -> Held:
+    """The tensors in a file of torch.save, whose objects are not made, and what else it holds.
+
+    Those inside of lists and dictionaries are named by their places: `hidden_states.3`.
 
     Raises:
-        RequestError: it holds anything but tensors, numbers and texts, or no kind recognises it.
+        RequestError: it holds anything but tensors, numbers and texts, or no tensor.
     """
-    import torch
-
+    if not _start(path).startswith((b"PK", b"\x80")):  # torch.load reads other kinds too
+        raise RequestError(f"{path}: --torch-file: no file of torch.save; leave the flag out")
     if zipfile.is_zipfile(path):
         list_members(path)
     try:
@@ -147,22 +171,31 @@ def _read_torch(path: Path) -> Capture:
         found = re.search(r"GLOBAL (\S+)", str(error))
         line = f"holds a {found[1]}" if found else first_line(error)
         raise RequestError(f"{path}: --torch-file: no tensors of torch.save ({line})") from None
-    facts = {n: x for n, x in held.items() if isinstance(n, str)} if isinstance(held, dict) else {}
-    tensors = {
-        name: facts.pop(name) for name in list(facts) if isinstance(facts[name], torch.Tensor)
-    }
+    tensors, facts = dict[str, Tensor](), dict[str, Any]()
+    for name, value in held.items() if isinstance(held, dict) else [(path.stem, held)]:
+        inside = list(_name_tensors(str(name), value))
+        if twice := tensors.keys() & dict(inside).keys():
+            raise RequestError(f"{path}: --torch-file: {min(twice)} is the name of two tensors")
+        tensors |= dict(inside)
+        facts |= {} if inside else {str(name): value}
+    if not tensors:
+        raise RequestError(
+            f"{path}: --torch-file: no tensors of torch.save ({type(held).__name__})"
+        )
     if odd := [name for name, tensor in tensors.items() if not is_plain(tensor)]:
         raise RequestError(f"{path}: --torch-file: {odd[0]}: {NOT_PLAIN}")
     check_size(path, sum(x.numel() * x.element_size() for x in tensors.values()))
-    entries = {name: make_entry(tensor.resolve_neg()) for name, tensor in tensors.items()}
-    source = Source(path, entries=entries, facts=_read_sidecar(path) | facts)
-    if not vllm_hook.recognise(source):
-        names = ", ".join(entries) or type(held).__name__
-        raise RequestError(
-            f"{path}: --torch-file reads captures of vLLM-Hook, this holds {names[:200]}; save "
-            "tensors by safetensors.torch.save_file({name: tensor, ...}, FILE)"
-        )
-    return vllm_hook.read(source)
+    return {name: make_entry(x.detach().resolve_neg()) for name, x in tensors.items()}, facts
+
+
+def _name_tensors(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Tensor]]:
+    """The tensors in a value of a file, with their names; lists may hold themselves."""
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, dict | list | tuple) and depth < DEEPEST:
+        inner = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, part in inner:
+            yield from _name_tensors(f"{name}.{key}", part, depth + 1)
 
 
 def _read_folder(path: Path) -> Capture:

@@ -4,7 +4,7 @@ Nothing in a file is run, and a tensor is read only when it is asked for.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -89,6 +89,7 @@ def read_tensors(
     names: Sequence[str] | None = None,
     scale: str | None = None,
     stored: str | None = None,
+    held: Mapping[str, Entry] | None = None,
 ) -> dict[str, Outputs]:
     """The tensors of a file that may be outputs of a model, by name, with their companions.
 
@@ -99,13 +100,14 @@ def read_tensors(
         names: of those wanted; None: all.
         scale: the name of a tensor in the file that is the scale of all that have 8 bits.
         stored: the format of numbers whose bits may stand as integers of 16 bits.
+        held: its tensors, where they are listed already.
 
     Raises:
         RequestError: no such file, another kind, a pickle, a damaged file, one without such
             tensors or without those wanted, or a companion that does not belong to a tensor.
     """
     path = Path(path)
-    held = dict(sorted(list_tensors(path).items()))
+    held = dict(sorted((held or list_tensors(path)).items()))
     if scale is not None and scale not in held:
         raise RequestError(f"--scale {scale}: no number, and {path} has {', '.join(held)}")
     companions = {name: split for name in held if (split := _split_companion(name))}

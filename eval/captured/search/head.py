@@ -14,6 +14,7 @@ from eval.messages import ArgumentError, RequestError, say_once
 LOGITS = "logits"
 """The part of the last layer that `recover` knows beside those of a circuit."""
 MISFIT = 0.1  # of the logits' own size: what is left beside a model's own head is rounding
+NONE = 1e-2  # of the sum of probabilities, its logarithm
 DEVIATION = 2 * 12**0.5  # a step in deviations of rounding, doubled: solved numbers err together
 
 
@@ -33,7 +34,8 @@ def solve_head(model: LanguageModel, stored: Stored) -> Stored:
         RequestError: a model whose logits are no linear map of the norm's outputs, another number
             of logits than it has tokens, or logits that no outputs of its norm have.
     """
-    weight, bias = (x.double().cpu() for x in read_head(model))
+    cap = _find_cap(model)
+    weight, bias = (x.double().cpu() for x in read_head(model, cap))
     values, step = stored.values.double().cpu(), stored.step.double().cpu()
     V, count = len(weight), values.shape[-1]
     if count not in (V, V + model.padding_rows):
@@ -41,7 +43,15 @@ def solve_head(model: LanguageModel, stored: Stored) -> Stored:
     if count > V:
         say_once(f"logits: the last {count - V} of {count} are of no token, and left out")
     weight = weight - weight.mean(dim=0)
-    values = values[..., :V] - bias
+    values, step = values[..., :V], step[..., :V]
+    if cap:
+        if bool((values.abs() >= cap).any() or values.logsumexp(dim=-1).abs().max() < NONE):
+            raise ArgumentError(
+                "outputs",
+                f"this model caps its logits at {cap:g}; give these, not their logarithms",
+            )
+        values, step = cap * (values / cap).atanh(), step / (1 - (values / cap).square())
+    values = values - bias
     values = values - values.mean(dim=-1, keepdim=True)
     inverse = torch.linalg.pinv(weight)  # (D, V)
     solved = values @ inverse.T
@@ -52,14 +62,22 @@ def solve_head(model: LanguageModel, stored: Stored) -> Stored:
             f"no logits of this model: beside its head {float(left.nanmedian()):.0%} of "
             "their size is left; give the logits, or the log-probabilities, of every token",
         )
-    deviation = (step[..., :V].square() / 12 @ inverse.square().T).sqrt()
+    deviation = (step.square() / 12 @ inverse.square().T).sqrt()
     say_once("logits: the outputs of the final norm are solved for, by the head")
     return Stored(solved.float(), (DEVIATION * deviation).float(), stored.format)
 
 
+def _find_cap(model: LanguageModel) -> float | None:
+    """What a model of transformers presses its logits below, by a tangent; None: nothing."""
+    config = getattr(getattr(model, "whole", None), "config", None)
+    return config and getattr(config.get_text_config(), "final_logit_softcapping", None)
+
+
 @torch.no_grad()
-def read_head(model: LanguageModel) -> tuple[Tensor, Tensor]:
+def read_head(model: LanguageModel, cap: float | None = None) -> tuple[Tensor, Tensor]:
     """The head's weight `(V, D)` and bias `(V,)`, in fp32 at least, where logits are theirs alone.
+
+    A scale of the logits is in both. `cap` is taken off before.
 
     Raises:
         RequestError: the model does more than multiply and add.
@@ -69,12 +87,15 @@ def read_head(model: LanguageModel) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(0)
         hidden = torch.randn(1, 2, D, generator=generator).to(model.embedding.weight)
         own, ours = model.logits(hidden), model.head(model.norm(hidden))
-        if torch.allclose(own, ours[..., : own.shape[-1]], rtol=1e-3, atol=1e-3):
+        own, ours = cap * (own / cap).atanh() if cap else own, ours[..., : own.shape[-1]]
+        scale = (own * ours).sum() / ours.square().sum()
+        if torch.allclose(own, scale * ours, rtol=1e-3, atol=1e-3):
+            scale = 1.0 if torch.allclose(own, ours, rtol=1e-3, atol=1e-3) else float(scale)
             weight = weight.detach()[: own.shape[-1]]
-            weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
+            weight = scale * weight.to(torch.promote_types(weight.dtype, torch.float32))
             bias = model.head.bias
             none = weight.new_zeros(len(weight))
-            return weight, none if bias is None else bias.detach()[: len(weight)].to(weight)
+            return weight, none if bias is None else scale * bias.detach()[: len(weight)].to(weight)
     raise RequestError(
         f"logits: those of this {model.config.mixers[0]} model are no product of its "
         "head and the final norm's outputs; give --part final"

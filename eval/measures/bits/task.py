@@ -74,16 +74,15 @@ class Design:
 
     def _candidates(self, text: HeldOutText) -> Candidates:
         """The whole vocabulary, or the tokens that are commonest in text for fitting."""
-        V = text.tokenizer.get_vocab_size()
-        if (self.candidates or 0) > V:
+        known = torch.tensor(sorted(text.tokenizer.get_vocab().values()))  # with gaps, in some
+        if (self.candidates or 0) > (V := len(known)):
             raise RequestError(
                 f"--candidates {self.candidates}: the vocabulary has {V} tokens; give {V} or fewer"
             )
         fitting = text.windows("fitting", self.counted, 1, least=1).flatten()
-        counts = torch.bincount(fitting, minlength=V).float() + 1
-        order = counts.argsort(descending=True, stable=True)
-        tokens = order[: self.candidates].sort().values
-        return Candidates(tokens, counts[tokens] / counts[tokens].sum())
+        counts = torch.bincount(fitting, minlength=int(known[-1]) + 1)[known].float() + 1
+        chosen = counts.argsort(descending=True, stable=True)[: self.candidates].sort().values
+        return Candidates(known[chosen], counts[chosen] / counts[chosen].sum())
 
     def _passages(self, text: HeldOutText, candidates: Candidates) -> list[Passage]:
         """Passages whose tokens asked about are candidates and all differ, in corpus order."""

@@ -1,6 +1,7 @@
 """Stacks of layers are told from prompts, and what misses a layer is found elsewhere."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -199,22 +200,47 @@ def test_rows_of_padding_before_a_prompt_are_named(llama, capsys):
     assert "row 3" in capsys.readouterr().err
 
 
-def test_padding_before_one_prompt_of_several_is_named(llama, capsys):
-    """The rows of the pad token fit; those of the prompt, which does not see them, do not."""
+@pytest.mark.parametrize(
+    ("pad", "said"),
+    [(257, "positions 0 to 3 hold zeros only"), (65, "its first 4 rows are of one")],
+)
+def test_padding_before_one_prompt_of_several_is_named(pad, said, llama, capsys):
+    """The rows of the pad token fit; those of the prompt, which does not see them, do not.
+
+    Where they are zeros, as of an embedding that is 0, they fit no token.
+    """
     checkpoint, _ = llama
-    (first, second), pad = tokens_of(*TEXTS).tolist(), [257] * 4
-    tokens = torch.tensor([first, pad + second[:-4]])
-    mask = torch.ones_like(tokens)
-    mask[1, :4] = 0
-    positions = (mask.cumsum(dim=-1) - 1).clamp(min=0)
+    first, second = tokens_of(*TEXTS).tolist()
+    tokens = torch.tensor([first, [pad] * 4 + second[:-4]])
+    T = len(first)
+    mask = torch.full((2, 1, T, T), -math.inf).triu(1)
+    mask[1, :, 4:, :4] = -math.inf
+    positions = torch.stack([torch.arange(T), torch.arange(-4, T - 4).clamp(min=0)])
     asked = {"attention_mask": mask, "position_ids": positions, "output_hidden_states": True}
     outputs = their_model("llama")(tokens, **asked).hidden_states[2]
     found = recover(checkpoint, outputs, layer=2, corpus="toy:400")
     assert found.texts[0] == TEXTS[0]
-    assert "prompt 1: its first 4 rows are of one token" in capsys.readouterr().err
+    assert f"prompt 1: {said}" in capsys.readouterr().err
+    assert pad == 65 or set(found.grades[1]) == {"unknown"}
     alone = recover(checkpoint, outputs[1:, 4:], layer=2, corpus="toy:400")
     assert alone.texts == [TEXTS[1][:-4]]
     assert "of one token" not in capsys.readouterr().err
+
+
+def test_a_prompt_behind_another_one_is_named(capsys):
+    """As where flash attention takes several prompts as one row, with positions of their own."""
+    module, text = their_model("gpt2"), "Tom had"
+    tokens, (first,) = tokens_of(text + TEXTS[1]), tokens_of(text).tolist()
+    T, behind = tokens.shape[1], len(first)
+    mask = torch.full((T, T), -math.inf).triu(1)
+    mask[behind:, :behind] = -math.inf
+    positions = torch.tensor([[*range(behind), *range(T - behind)]])
+    asked = {"attention_mask": mask[None, None], "position_ids": positions}
+    states = module(tokens, output_hidden_states=True, **asked).hidden_states
+    model = open_model(module, tokenizer=byte_tokenizer())
+    found = recover(model, states[2], layer=2, corpus="toy:400")
+    assert (found.tokens[0, :behind].tolist(), found.left_out[0][0]) == (first, behind)
+    assert f"from row {behind} on 6 of 6 tokens fit as another" in capsys.readouterr().err
 
 
 def codes_of(states, levels, group):

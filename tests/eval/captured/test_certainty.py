@@ -1,6 +1,7 @@
 """What `recover` calls certain, likely and unknown."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from arch.mixers.attention import Rotary
-from eval import activations, open_model, recover
+from eval import RequestError, activations, open_model, recover
 from eval.__main__ import main
 from eval.captured.certainty.agreement import find_evidence
 from eval.models.text import held_out_text
+from tests.arch.cases import byte_tokenizer
+from tests.arch.test_pretrained import GROUPED, random_model
+from tests.said import one_line
 
 TEXT = "Tom had a red ball."
 
@@ -87,6 +91,46 @@ def test_a_tail_that_nothing_fits_takes_no_certificate_from_what_is_before(spoil
         assert all(certificates[:count])
         assert not any(certificates[tokens.shape[1] :])
         assert len(text) > 8
+
+
+ZEROS = {
+    "everywhere": (lambda x: 0 * x, "positions 0 to 18 hold zeros only"),
+    "nearly": (lambda x: x / x.abs().max() * 1e-30, "positions 0 to 18 hold zeros only"),
+    "at first": (lambda x: x * (torch.arange(19) > 2)[:, None], "give the rows from 3 on alone"),
+    "of codes": (lambda x: 0 * x.to(torch.int8), "positions 0 to 18 hold zeros only"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ZEROS)
+@pytest.mark.parametrize("layer", [None, 1])
+def test_zeros_are_no_outputs(kind, layer):
+    """They were those of the padding token, certain, in a model that keeps its embedding at 0."""
+    theirs = random_model("Llama", torch.float32, GROUPED)
+    assert not theirs.get_input_embeddings().weight[257].any()
+    ids = torch.tensor([byte_tokenizer().encode(TEXT).ids])
+    states = theirs(ids, output_hidden_states=True).hidden_states[1]
+    model = open_model(theirs, tokenizer=byte_tokenizer())
+    change, said = ZEROS[kind]
+    with one_line(RequestError, said):
+        recover(model, change(states), layer=layer, scale=1.0 if kind == "of codes" else None)
+    two = recover(model, torch.cat([states, 0 * states]), layer=layer, corpus="toy:400")
+    assert (two.texts[0], set(two.grades[1])) == (TEXT, {"unknown"})
+    states[:, 3] = 0
+    found = recover(model, states, layer=1, corpus="toy:400")
+    assert found.texts == [TEXT]
+    alone = recover(model, theirs.get_input_embeddings()(ids) * (ids != ids[0, 3])[..., None],
+                    layer=0, corpus="toy:400")  # fmt: skip
+    assert alone.grades[0][3] == "unknown"
+
+
+def test_codes_of_a_coarse_scale_may_be_zeros(states):
+    """The first position's: how far sites are was no number, and no JSON."""
+    model, held = states
+    outputs = held["2"][:1]
+    codes = (outputs / outputs.abs().amax() * 127).round().to(torch.int8)
+    codes[:, 0] = 0
+    found = recover(model, codes, scale=float(outputs.abs().amax()) / 127, corpus="toy:400")
+    assert all(math.isfinite(match.distance) for match in found.matches)
 
 
 def test_a_token_beside_which_no_rival_was_run_is_not_certain(states, monkeypatch):

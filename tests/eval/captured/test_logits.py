@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM
 
 from eval import RequestError, open_model, recover
 from tests.arch.cases import byte_tokenizer
-from tests.arch.test_pretrained import V, their_model
+from tests.arch.test_decoder import GROUPED
+from tests.arch.test_pretrained import V, random_model, their_model
 from tests.eval.inversion.search_cases import SHORT
 from tests.said import one_line
 
@@ -50,6 +51,29 @@ def test_logits_of_a_head_with_a_bias_and_with_rows_that_no_token_has():
     assert found.texts == SHORT
     assert found.site.startswith("final.")
     assert all(grade == "certain" for row in found.grades for grade in row)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("Gemma2", {"final_logit_softcapping": 20.0}),
+        ("Granite", {"logits_scaling": 4.0}),
+        ("Cohere", {"logit_scale": 0.25}),
+    ],
+)
+def test_logits_that_are_capped_or_scaled_are_read(family, settings):
+    """Those of Gemma 2 and of Cohere were refused."""
+    theirs = random_model(family, torch.float32, GROUPED | settings)
+    tokens = torch.tensor([byte_tokenizer().encode(text).ids for text in SHORT])
+    with torch.no_grad():
+        logits = theirs(tokens).logits
+    model = open_model(theirs, tokenizer=byte_tokenizer())
+    found = recover(model, logits, part="logits", corpus="toy:400")
+    assert found.texts == SHORT
+    assert all(grade == "certain" for row in found.grades for grade in row)
+    if family == "Gemma2":
+        with one_line(RequestError, "caps its logits at 20"):
+            recover(model, logits.log_softmax(dim=-1), part="logits", corpus="toy:400")
 
 
 def test_other_numbers_are_refused(scored):

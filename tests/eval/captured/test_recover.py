@@ -60,7 +60,7 @@ def normed(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.layer_norm(x, x.shape[-1:])
 
 
-@pytest.mark.first(4)
+@pytest.mark.first(5)
 @pytest.mark.parametrize(
     ("family", "change", "seen"),
     [
@@ -68,10 +68,13 @@ def normed(x: torch.Tensor) -> torch.Tensor:
         ("gpt2", normed, "LayerNorm without its weights"),
         ("llama", normed, "LayerNorm without its weights"),
         ("llama", lambda x: 9 * normed(x), "give them with their mean"),
+        ("llama", lambda x: x / x.norm(dim=-1, keepdim=True), "every row has the length 1"),
     ],
 )
 @pytest.mark.parametrize("layer", [None, 1])
-def test_streams_without_a_mean_are_named(directories, opened, family, change, seen, layer, capsys):
+def test_streams_without_a_mean_or_a_length_are_named(
+    directories, opened, family, change, seen, layer, capsys
+):
     """TransformerLens's: each part writes without a mean over features, so that no token fits.
 
     It centres no weights of a model whose norms keep the mean, and what a norm gives has none.

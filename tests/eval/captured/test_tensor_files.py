@@ -47,6 +47,49 @@ def test_an_array_of_any_order_is_read(tmp_path, array, ending):
     assert held.outputs.dtype == torch.from_numpy(array.astype(array.dtype.newbyteorder("="))).dtype
 
 
+S = torch.from_numpy(X)
+ITSELF: list[Any] = [S]
+ITSELF.append(ITSELF)
+SAVED = {
+    "a dictionary": ({"block.1": S, "block.2.scale": S[:, :1], "block.2": S.to(torch.int8),
+                      "text": "a"}, ["block.1", "block.2"]),
+    "a list in it": ({"hidden_states": [S, S], "input_ids": torch.arange(5)},
+                     ["hidden_states.0", "hidden_states.1"]),
+    "a cache": ({"cache": {"key": ((S,), (S[None],))}}, ["cache.key.0.0", "cache.key.1.0"]),
+    "a tuple": ((S, S.bfloat16()), ["a.0", "a.1"]),
+    "a tensor": (S.t().requires_grad_(), ["a"]),
+    "hooks": ({"blocks.0.hook_out": S[None], "blocks.0.attn.hook_pattern": S}, ["block.1"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SAVED)
+def test_tensors_of_torch_save_are_read_where_the_flag_says_so(tmp_path, kind):
+    held, names = SAVED[kind]
+    torch.save(held, tmp_path / "a.pt")
+    outputs = read_capture(tmp_path / "a.pt", torch_file=True).outputs
+    assert list(outputs) == names
+    assert all(entry.read().outputs.shape[-1] in X.shape for entry in outputs.values())
+
+
+@pytest.mark.parametrize(
+    ("held", "said"),
+    [
+        ({"a.0": S, "a": [S]}, "a.0 is the name of two tensors"),
+        ({"text": "a"}, "no tensors of torch.save (dict)"),
+        ({"model__layers__1": S, "more": S}, "beside captures of vLLM-Hook"),
+        ({"a": ITSELF}, ""),
+    ],
+)
+def test_what_torch_save_wrote_is_read_or_refused_in_one_line(tmp_path, held, said):
+    torch.save(held, tmp_path / "a.pt")
+    with one_line(RequestError, said) if said else contextlib.nullcontext():
+        read_capture(tmp_path / "a.pt", torch_file=True)
+    save_file({"a": S}, tmp_path / "a.safetensors")
+    for place in ("a.safetensors", "."):
+        with one_line(RequestError, "no file of torch.save"):
+            read_capture(tmp_path / place, torch_file=True)
+
+
 def test_arrays_of_an_archive_are_read_by_name(tmp_path, capsys):
     codes = X.astype(np.int8)
     arrays = {"block.1": X, "block.2": codes, "block.2.scale": X[:, :1]}

@@ -2,13 +2,17 @@
 
 import copy
 import itertools
+import json
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy.integrate import quad
 from scipy.stats import norm
+from tokenizers import Tokenizer
 
 from eval.measures.bits.measure import (
     Candidates,
@@ -26,8 +30,10 @@ from eval.measures.bits.posterior import (
     noise_evidence,
     quantise,
 )
+from eval.measures.bits.task import Design
 from eval.sites.circuit import Circuit
 from eval.sites.rounding import capture
+from tests.arch.cases import byte_tokenizer
 
 V = 40
 MIXERS = ["flat", "attention", "headed(heads=2)"]
@@ -197,3 +203,19 @@ def test_effects_and_margins_are_those_of_the_outputs(circuit, passage):
     others = [v for v in range(V) if v != passage.truth]
     nearest = ((outputs - truth).norm(dim=-1)[others].amin(dim=0) / floor).log2()
     assert margins["alone"] == pytest.approx(nearest[[0, 1, 2, 7]].tolist(), abs=0.05)
+
+
+def test_the_vocabulary_has_the_ids_of_tokens_alone():
+    """Ids of a gap were candidates, and those beyond the number of tokens were not."""
+    known = json.loads(byte_tokenizer().to_str())
+    known["model"]["vocab"]["zz"] = 300
+    text: Any = SimpleNamespace(
+        tokenizer=Tokenizer.from_str(json.dumps(known)),
+        windows=lambda *_, **__: torch.tensor([[51, 300, 300]]),
+    )
+    question = Question()
+    found = Design("toy:40", question)._candidates(text)
+    assert found.tokens.tolist() == sorted(text.tokenizer.get_vocab().values())
+    assert found.tokens[-1] == 300
+    assert torch.equal(found.unigram[[51, -1]] * (259 + 3), torch.tensor([2.0, 3.0]))
+    assert Design("toy:40", question, candidates=2)._candidates(text).tokens.tolist() == [51, 300]

@@ -12,10 +12,18 @@ import torch
 from eval.captured.files.arrays import Entry
 from eval.captured.files.kinds.kind import FLOATS, INTEGERS, Capture, Source
 from eval.captured.files.tensors import Outputs
+from eval.sites.circuit import CACHED
 
-HOOK = re.compile(r"blocks\.(\d+)\.(hook_resid_pre|hook_resid_post|attn\.hook_(?:k|rot_k|v))")
-PARTS = {"hook_resid_pre": "block", "hook_resid_post": "block", "attn.hook_k": "key",
-         "attn.hook_rot_k": "rotated_key", "attn.hook_v": "value"}  # fmt: skip
+BEFORE = ("hook_resid_pre", "hook_in")
+"""Hooks on what goes into a block, which is what the block before it gives."""
+PARTS = {
+    "hook_resid_pre": "block", "hook_resid_mid": "stream", "hook_resid_post": "block",
+    "hook_attn_out": "mixer", "attn.hook_k": "key", "attn.hook_rot_k": "rotated_key",
+    "attn.hook_v": "value", "hook_in": "block", "hook_out": "block", "attn.hook_out": "mixer",
+    "attn.k.hook_out": "key", "attn.v.hook_out": "value",
+}  # fmt: skip
+"""What they are the outputs of: names of HookedTransformer, then those of TransformerBridge."""
+HOOK = re.compile(rf"blocks\.(\d+)\.({'|'.join(map(re.escape, PARTS))})")
 IDS = "token_ids"
 
 
@@ -25,7 +33,7 @@ def recognise(source: Source) -> bool:
 
 
 def read(source: Source) -> Capture:
-    """`block.N`, `key.N`, `rotated_key.N`, `value.N`, `(B, T, width)`, of each block N.
+    """The parts of each block N, as `block.N` and `key.N`, `(B, T, width)`.
 
     Layout: hook L of TransformerLens counts blocks from 0; keys and values are `(B, T, heads,
     width)`. SAELens: `(B, T, width)`, and in newer folders `token_ids`, `(B, T)`.
@@ -38,8 +46,8 @@ def read(source: Source) -> Capture:
     for name, entry in source.entries.items():
         if match := HOOK.fullmatch(name):
             layer, hook = int(match[1]), match[2]
-            site = f"{PARTS[hook]}.{layer + (hook != 'hook_resid_pre')}"
-            read = _read_hook(source, name, entry, "attn." in hook)
+            site = f"{PARTS[hook]}.{layer + (hook not in BEFORE)}"
+            read = _read_hook(source, name, entry, PARTS[hook] in CACHED)
             if (other := outputs.get(site)) and not _are_equal(other, read):
                 raise source.refuse(f"{name}: another hook of {site} differs; keep one of them")
             outputs[site] = read

@@ -39,6 +39,9 @@ def write_folder(path, engine, ids=True, ragged=False):
         ("hook_resid_pre", "block.1", lambda engine: engine.states[1]),
         ("attn.hook_rot_k", "rotated_key.2", lambda engine: engine.keys[1]),
         ("attn.hook_v", "value.2", lambda engine: engine.values[1]),
+        ("hook_out", "block.2", lambda engine: engine.states[2]),
+        ("hook_in", "block.1", lambda engine: engine.states[1]),
+        ("attn.v.hook_out", "value.2", lambda engine: engine.values[1]),
     ],
 )
 def test_a_hook_says_the_site(engine, ask, tmp_path, name, site, part):

@@ -1,10 +1,17 @@
 """vLLM's hidden states: the ids in clear are read, and the answer of an inversion beside them."""
 
 import fcntl
+import json
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
+
+from eval import RequestError
+from eval.captured.files.clear import read_texts
+from tests.arch.cases import byte_tokenizer
+from tests.said import one_line
 
 
 def write(path, states, ids, **changes):
@@ -88,6 +95,17 @@ def test_what_cannot_be_read_is_one_line(engine, ask, tmp_path, changes, words, 
     assert (code, rows) == (2, None)
     assert said.splitlines()[-1].startswith("error: ")
     assert seen in said.splitlines()[-1]
+
+
+def test_ids_of_a_vocabulary_with_gaps_are_read_or_refused():
+    """Its last ids were refused, as beyond the number of tokens; those of a gap left no trace."""
+    known = json.loads(byte_tokenizer().to_str())
+    known["model"]["vocab"]["zz"] = 300
+    tokenizer = Tokenizer.from_str(json.dumps(known))
+    T = tokenizer.get_vocab()["T"]
+    assert read_texts("a", [[T, 300]], tokenizer) == ["Tzz"]
+    with one_line(RequestError, "token id 280: --model has 259 ids, up to 300, and not this one"):
+        read_texts("a", [[T, 280]], tokenizer)
 
 
 def test_ids_are_read_where_states_of_the_last_tokens_alone_stand(engine, ask, tmp_path):
