@@ -195,6 +195,19 @@ def test_a_printed_figure_is_that_of_the_rows(line: dict[str, str]) -> None:
     assert counted(line) in " ".join(page.split())
 
 
+def e12_decoders() -> str:
+    """A row of the table: what decoders find in the Llama, of 8 bits at each of four distances."""
+    found = table("experiments/e12").query("kind == 'decoder' and step == 3125 and name == 'llama'")
+    blind, informed = (np.array(found[f"decoder.{kind} clean"].tolist()).mean(axis=0)
+                       for kind in ("blind", "informed"))  # fmt: skip
+    above = np.clip(found["decoder.blind clean"].tolist(), 0, None).sum(axis=1).mean()
+    shares = (blind.sum(), above, informed.sum())
+    return "| Llama | {:.0f} % | {:.0f} % | {:.2f}, {:.2f} | {:.0f} % | {} |".format(
+        *(100 * shares[k] / 32 for k in (0, 1)), *blind[:2], 100 * shares[2] / 32,
+        ", ".join(f"{bits:.2f}" for bits in informed),
+    )  # fmt: skip
+
+
 CASES: dict[str, tuple[str, Callable[[], str]]] = {
     "E1, codes": ("bits.md", e1_single),
     "E2, SODA": ("states.md", lambda: e2_less("soda")),
@@ -213,6 +226,7 @@ CASES: dict[str, tuple[str, Callable[[], str]]] = {
     "E8, codes": ("README.md", e8_single),
     "E9": ("recovery.md", e9_source),
     "E10": ("recovery.md", e10_named),
+    "E12, decoders": ("structured.md", e12_decoders),
 }  # fmt: skip
 """Figures that take more than a query, by name: the page, and the text that it prints."""
 
@@ -375,7 +389,7 @@ def test_the_verdicts_on_the_defences_are_those_of_the_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["e1", "e2b", "e3b", "e4b", "e5b", "e6", "e7b", "e8b", "e9", "e10", "e11"]
+    "name", ["e1", "e2b", "e3b", "e4b", "e5b", "e6", "e7b", "e8b", "e9", "e10", "e11", "e12"]
 )
 def test_rows_are_of_the_registration_beside_them(name: str) -> None:
     content = (RESULTS / "experiments" / f"{name}.yaml").read_bytes()
