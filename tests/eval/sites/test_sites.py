@@ -71,6 +71,6 @@ def test_the_last_hidden_state_is_found(name):
 def test_a_model_without_a_final_norm_has_no_such_part(name):
     checkpoint = open_model(their_model(name), tokenizer=byte_tokenizer())
     with one_line(RequestError, "final"):
-        recover(checkpoint, torch.zeros(4, 32), part="final", corpus="toy:400")
+        recover(checkpoint, torch.ones(4, 32), part="final", corpus="toy:400")
     with one_line(RequestError, "final"):
         Circuit(Decoder(their_model("llama")), 2, "final")
