@@ -48,6 +48,7 @@ def counted(run):
     return counter.get_total_flops()
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize(
     "settings",
     [

@@ -137,6 +137,7 @@ def _save_and_be_killed(directory, moment):
     return os.waitpid(child, 0)[1] == signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_a_killed_save_leaves_the_old_directory_or_the_new_one_whole(directory):
     moment, found = 0, []
     while _save_and_be_killed(directory, moment):

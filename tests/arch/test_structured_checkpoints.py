@@ -141,6 +141,7 @@ def saved(model, path):
     return path
 
 
+@pytest.mark.first(14)
 @pytest.mark.parametrize("dropout", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_an_imported_checkpoint_computes_what_the_authors_code_does(case, dropout, tmp_path):

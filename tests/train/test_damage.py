@@ -73,6 +73,7 @@ def replace_by_directory(path: Path) -> None:
 WEIGHT = "model.embedding.weight"
 
 
+@pytest.mark.first(6)
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
@@ -202,6 +203,7 @@ def test_a_disk_that_fills_up_leaves_the_last_checkpoint_to_go_on_from(data, tmp
     assert load_model(run / "models" / "step-000006").meta["step"] == 6
 
 
+@pytest.mark.first(3)
 @SPILLED
 @pytest.mark.parametrize("share", [0.002, 0.02, 0.05, 0.4, 0.97])
 def test_wherever_the_disk_is_full_the_run_goes_on_later(data, whole, tmp_path, share, capsys):

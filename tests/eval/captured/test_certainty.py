@@ -73,6 +73,7 @@ def test_hidden_tokens_that_may_change_places_are_not_certain(layer, small_model
     assert all(found.certificates[0][2:])
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("spoil", ["zeros", "noise", "shifted"])
 def test_a_tail_that_nothing_fits_takes_no_certificate_from_what_is_before(spoil, states):
     model, held = states
@@ -101,6 +102,7 @@ ZEROS = {
 }  # fmt: skip
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("kind", ZEROS)
 @pytest.mark.parametrize("layer", [None, 1])
 def test_zeros_are_no_outputs(kind, layer):
@@ -123,6 +125,7 @@ def test_zeros_are_no_outputs(kind, layer):
     assert alone.grades[0][3] == "unknown"
 
 
+@pytest.mark.slow
 def test_codes_of_a_coarse_scale_may_be_zeros(states):
     """The first position's: how far sites are was no number, and no JSON."""
     model, held = states

@@ -152,6 +152,7 @@ def test_a_first_position_whose_scale_erases_it_is_searched_for(captured):
     assert bool((right & certain).all(dim=1).any())
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("part", ["rotated_key", "value"])
 def test_a_cache_gives_the_text_away(directories, opened, part):
     """The cache of transformers itself, and its tensors in bfloat16."""

@@ -127,6 +127,7 @@ def test_a_torn_last_line_is_left_out_and_one_elsewhere_is_an_error(tmp_path, ca
         assert "; delete that line" in line
 
 
+@pytest.mark.slow
 def test_bits_are_shown_in_short_and_all_when_asked(model_directory, tmp_path, capsys):
     asked = ["bits", str(model_directory("one")), str(model_directory("two")), "--out"]
     asked += [str(tmp_path / "out"), "--text", "Tom sat down. Lily ran home.", "--draws", "2"]

@@ -18,6 +18,7 @@ def invert(*words: object) -> int:
     return main(["invert", *map(str, words)])
 
 
+@pytest.mark.slow
 def test_controls_stand_beside_the_model(model_directory, tmp_path):
     model, other = model_directory("flat", step=5), model_directory("other", embedding_std=0.3)
     swap, out = f"embedding={other}", tmp_path / "out"

@@ -47,6 +47,7 @@ def test_a_page_and_a_lens_can_be_opened(port):
     assert send(port, "/results/other")[0] == 404
 
 
+@pytest.mark.slow
 def test_the_copied_command_and_python_give_the_same(port, tmp_path, monkeypatch):
     question = {"text": "-x 'a' \"b\" $HOME\n", "models": ["flat, step 0", FLAT], "hidden": [0, 2]}
     answers = [event for event in asked(port, **question) if event["type"] == "answer"]

@@ -80,6 +80,7 @@ def test_every_entry_has_what_it_must_show():
     assert list(EXPECTED) == list(ENTRIES)
 
 
+@pytest.mark.first(12)
 @pytest.mark.parametrize("name", ENTRIES)
 def test_a_system_of_the_sources_is_asked_as_it_says(name):
     entry: dict[str, Any] = dict(ENTRIES[name])

@@ -22,6 +22,7 @@ def test_they_are_small_enough_to_be_cloned():
     assert sum(f.stat().st_size for f in runs.MODELS.rglob("*") if f.is_file()) < LARGEST
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_opens_a_trained_model_and_its_seed_the_untrained_one(name, tmp_path):
     model = open_model(f"remnant:{name}").model

@@ -61,6 +61,7 @@ def make_source(tmp_path, tokenizer_file):
     return make
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("name", SOURCES)
 def test_no_text_has_two_uses(name, make_source, tokenizer_file, small_tokenizer, tmp_path):
     source = make_source(name)
