@@ -165,7 +165,7 @@ def _read_whole(name: str, given: Any) -> Any:
         numbers, wrong = [], True
     if wrong:
         seen = " ".join(repr(given).split())[:80]
-        raise ArgumentError(name, "give whole numbers; of is_list layers each once, in order", seen)
+        raise ArgumentError(name, "give whole numbers; of several layers each once, in order", seen)
     return numbers if is_list or name == "shown" else numbers[0]
 
 

@@ -235,8 +235,8 @@ def test_a_prompt_behind_another_one_is_named(capsys):
     mask = torch.full((T, T), -math.inf).triu(1)
     mask[behind:, :behind] = -math.inf
     positions = torch.tensor([[*range(behind), *range(T - behind)]])
-    asked = {"attention_mask": mask[None, None], "position_ids": positions}
-    states = module(tokens, output_hidden_states=True, **asked).hidden_states
+    packing = {"attention_mask": mask[None, None], "position_ids": positions}
+    states = module(tokens, output_hidden_states=True, **packing).hidden_states
     model = open_model(module, tokenizer=byte_tokenizer())
     found = recover(model, states[2], layer=2, corpus="toy:400")
     assert (found.tokens[0, :behind].tolist(), found.left_out[0][0]) == (first, behind)

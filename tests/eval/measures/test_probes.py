@@ -91,8 +91,9 @@ def test_models_with_other_tokens_have_unigrams_of_their_own():
     for name, value in (("flat", 0.2), ("llama", 0.4)):
         (probe,) = (row for row in every_kind(about(0, name=name)) if row["kind"] == "probe")
         rows.append(probe | {"unigram": {"top1": value, "information": value}, "key": name})
-    apart, one = _read_out(rows), _read_out([row | {"unigram": rows[0]["unigram"]} for row in rows])
-    assert [name in apart for name in ("unigram of flat", "unigram of llama")] == [True, True]
+    alike = [row | {"unigram": rows[0]["unigram"]} for row in rows]
+    several, one = _read_out(rows), _read_out(alike)
+    assert [name in several for name in ("unigram of flat", "unigram of llama")] == [True, True]
     assert one.count("unigram") == 1
     assert "unigram of" not in one
 
