@@ -27,11 +27,16 @@ from eval.models.text import HeldOutText, held_out_text, inside_stories
 from eval.sites.circuit import Circuit
 from scripts.experiments.forgetting import FOLDER, commonest, rounded
 from scripts.experiments.likely import read_rows
+from scripts.experiments.structured.table import Verdict
 
 pd: Any = pandas
 SAMPLES = 10_000
 LEAST = 0.5
 """Bits with the other token known, below which a ratio is not judged."""
+JUDGED_NOISE = "noise 0.25 rms"
+MATTERS = 0.8
+"""Of H1: from this ratio on, an unknown neighbour matters little."""
+ENDS = "", " low", " high"
 
 
 def choose_pairs(
@@ -184,10 +189,48 @@ def limits(name: str, drawn: Any) -> dict[str, float]:
                     strict=True))  # fmt: skip
 
 
+def judge_neighbour(table: Any) -> Verdict:
+    """H1: whether knowing the neighbour matters little."""
+    cells = [
+        (f"{line.model}, {line.distance}, {token}", *line[[f"{token} ratio{end}" for end in ENDS]])
+        for _, line in table[table.noise == JUDGED_NOISE].iterrows()
+        for token in ("first", "second")
+        if line[f"{token} judged"]
+    ]
+    verdict = "open"
+    if any(high < MATTERS for *_, high in cells):
+        verdict = "refuted"
+    elif cells and all(low > MATTERS for _, _, low, _ in cells):
+        verdict = "confirmed"
+    return Verdict(verdict, say_cells(cells))
+
+
+def judge_order(table: Any) -> Verdict:
+    """H2: whether the earlier token loses more by its unknown neighbour."""
+    cells = [
+        (f"{line.model}, {line.distance}", *line[[f"difference{end}" for end in ENDS]])
+        for _, line in table[table.noise == JUDGED_NOISE].iterrows()
+        if line["first judged"] and line["second judged"]
+    ]
+    verdict = "open"
+    if any(low > 0 for _, _, low, _ in cells):
+        verdict = "refuted"
+    elif cells and all(high < 0 for *_, high in cells):
+        verdict = "confirmed"
+    return Verdict(verdict, say_cells(cells))
+
+
+def say_cells(cells: list[tuple[Any, ...]]) -> str:
+    """Each figure with its interval."""
+    return "; ".join(f"{of}: {mean:.2f} ({low:.2f} to {high:.2f})" for of, mean, low, high in cells)
+
+
 def print_table(rows: Positional[Path]) -> None:
-    """Prints the table of stored rows."""
-    found = [json.loads(row) for row in pd.read_parquet(rows).row]
-    print(tabulate(found).round(2).T.to_string())
+    """Prints the verdicts and the table of stored rows."""
+    table = tabulate([json.loads(row) for row in pd.read_parquet(rows).row])
+    print("H1:", *judge_neighbour(table))
+    print("H2:", *judge_order(table))
+    print(table.round(2).T.to_string())
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import math
 
+import pandas
 import pytest
 import torch
 
@@ -80,3 +81,27 @@ def test_tokens_that_do_not_meddle_lose_nothing_by_an_unknown_neighbour():
     (line,) = pairs.tabulate([row, row]).to_dict("records")
     assert line["first ratio"] == line["first ratio low"] == pytest.approx(1)
     assert line["difference"] == pytest.approx(0, abs=1e-6)
+
+
+def cell(known, first, second):
+    """A line of the table, of a model at a distance, with intervals of +- 0.05."""
+    ratios = {"first ratio": first, "second ratio": second, "difference": first - second}
+    ends = {f"{name}{end}": of + by for name, of in ratios.items()
+            for end, by in (("", 0), (" low", -0.05), (" high", 0.05))}  # fmt: skip
+    return {"model": "flat", "noise": "noise 0.25 rms", "distance": 1, **ends,
+            "first judged": known >= 0.5, "second judged": known >= 0.5}  # fmt: skip
+
+
+@pytest.mark.parametrize(("cells", "neighbour", "order"), [
+    ([(9, 0.95, 0.99)], "confirmed", "open"),
+    ([(9, 0.95, 0.99), (9, 0.82, 0.95)], "open", "open"),
+    ([(9, 0.95, 0.99), (9, 0.7, 0.9)], "refuted", "open"),
+    ([(9, 0.95, 0.99), (0.1, 0.2, 0.9)], "confirmed", "open"),
+    ([(9, 0.86, 0.98)], "confirmed", "confirmed"),
+    ([(9, 0.86, 0.98), (9, 0.98, 0.87)], "confirmed", "refuted"),
+    ([(0.1, 0.9, 0.99)], "open", "open"),
+])  # fmt: skip
+def test_verdicts_are_those_of_the_registration(cells, neighbour, order):
+    table = pandas.DataFrame([cell(*of) for of in cells])
+    assert pairs.judge_neighbour(table).verdict == neighbour
+    assert pairs.judge_order(table).verdict == order
