@@ -58,6 +58,15 @@ def test_of_every_layer_the_site_is_found(engine, ask, tmp_path):
     assert {row["text"] for row in rows} == {engine.text}
 
 
+def test_a_batch_of_one_beside_its_ids_is_no_file_of_vllm(engine, ask, tmp_path):
+    """Its second axis has the positions, as the ids have, and not the layers."""
+    file = tmp_path / "a.safetensors"
+    save_file({"hidden_states": engine.states[1][None], "token_ids": engine.ids}, file)
+    code, (row,), said = ask(file, "--layer", "1", "--tensor", "hidden_states")
+    assert (code, row["text"]) == (0, engine.text)
+    assert "vLLM" not in said
+
+
 def test_false_ids_are_found_out(engine, ask, tmp_path):
     ids = engine.ids.clone()
     ids[[3, 7]] += 1
