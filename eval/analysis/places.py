@@ -94,6 +94,42 @@ def last_looks(rows: Iterable[Row]) -> list[Row]:
     return [row for row in rows if row.get("look") not in earlier]
 
 
+def tell_texts_apart(rows: Iterable[Row]) -> list[Row]:
+    """Rows whose corpus has one name and other texts name the text too: its hash, or its bytes.
+
+    A file is written anew under its name, and models hold out other fractions of one file.
+    """
+    rows, hashes, sizes = list(rows), dict[Any, set[str]](), dict[Any, set[int]]()
+    for row in rows:
+        if corpus := _corpus_of(row):
+            hashes.setdefault(corpus, set()).update(filter(None, [row.get("corpus_hash")]))
+            sizes.setdefault((corpus, row.get("stories"), row.get("windows")), set()).add(
+                row.get("bytes", 0)
+            )
+    told = []
+    for row in rows:
+        if corpus := _corpus_of(row):
+            about = []
+            if len(hashes[corpus]) > 1:
+                about.append(str(row.get("corpus_hash") or "another text")[:8])
+            if len(sizes[corpus, row.get("stories"), row.get("windows")]) > 1:
+                about.append(f"{row.get('bytes')} bytes")
+            if about:
+                say_once(f"corpus {corpus} is not one text; its figures are told apart")
+                named = f"{corpus} ({', '.join(about)})"
+                row = row | ({"settings": {**row["settings"], "corpus": named}}
+                             if row["kind"] == "probe" else {"corpus": named})  # fmt: skip
+        told.append(row)
+    return told
+
+
+def _corpus_of(row: Row) -> str | None:
+    """The corpus of a row's figures; of recoveries and lenses, prompts say what is asked."""
+    if row["kind"] == "probe":
+        return row["settings"].get("corpus")
+    return row["corpus"] if row["kind"] in ("loss", "bits") else None
+
+
 def _looked_at(row: Row) -> tuple[Hashable, ...]:
     about = row["checkpoint"]
     return row["lens"], about["name"], about["step"], about["weights_sha256"]
