@@ -129,9 +129,8 @@ class Run:
         """Lightning's callbacks in the order in which each of them relies on those before."""
         settings, every = self.recipe.run, self.recipe.run.log_every
         self.stop = StopOnSignal(every)
-        progress = Progress(
-            self.log, self.directory, every, data.bytes_per_token("train"), bool(settings.minutes)
-        )
+        size = self.datamodule.train_bytes_per_token
+        progress = Progress(self.log, self.directory, every, size, bool(settings.minutes))
         self.saving = ModelDirectories(
             self.directory, self.recipe, data, self.start, identity, progress, self.log
         )

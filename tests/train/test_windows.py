@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.train.cases import pack_toy
-from tokenizer import PAD, CorpusError
+from tokenizer import PAD, CorpusError, load_tokenizer, token_bytes
 from tokenizer.pack import Layout
 from train.data import IGNORE, PackedDataModule, Windows, train_batches
 from train.settings import BatchSettings, RunError
@@ -123,6 +123,21 @@ def test_validation_is_shared_out_evenly_and_counts_each_token_once(packed, devi
     assert len({len(share) for share in shares}) == 1
     counted = torch.cat([targets[targets != IGNORE] for share in shares for targets in share])
     assert sorted(counted.tolist()) == sorted(packed.tokens("valid")[1:].tolist())
+
+
+@pytest.mark.parametrize(("layout", "limit"), [("rows", None), ("rows", 40), ("packed", 40)])
+def test_bits_per_byte_count_the_bytes_of_the_tokens_that_are_predicted(
+    rows, packed, layout, limit
+):
+    """Rows that are longer than the context were divided by the bytes of their ends, too."""
+    data = {"rows": rows, "packed": packed}[layout]
+    module = PackedDataModule(data, 16, BatchSettings(4), 0, limit)
+    module.trainer = SimpleNamespace(world_size=1, global_rank=0)  # pyright: ignore
+    targets = torch.cat([part.flatten() for _, part, _ in module.val_dataloader()])
+    counted, pieces = targets[targets != IGNORE].tolist(), token_bytes(load_tokenizer(data.path))
+    size = sum(len(pieces[token]) for token in counted)
+    assert module.valid_bytes_per_token == pytest.approx(size / len(counted), rel=1e-12)
+    assert module.valid_bytes_per_token != pytest.approx(data.bytes_per_token("valid"), rel=1e-4)
 
 
 @pytest.mark.parametrize(("micro", "devices"), [(None, 1), (2, 1), (2, 3), (None, 2)])
