@@ -123,6 +123,20 @@ def tell_texts_apart(rows: Iterable[Row]) -> list[Row]:
     return told
 
 
+def say_trained_again(rows: Iterable[Row]) -> None:
+    """Says where models of one path and name differ in their weights, and so count as seeds."""
+    known: dict[tuple[Any, ...], set[str]] = {}
+    for about in (row["checkpoint"] for row in rows):
+        which = about.get("path"), about["name"], about["model_id"], about["step"]
+        known.setdefault(which, set()).add(about["weights_sha256"])
+    again = [which[0] for which, weights in known.items() if which[0] and len(weights) > 1]
+    if again:
+        say_once(
+            f"{again[0]}: rows of several models that lay there are pooled as training seeds; give "
+            "--out another directory where a run is trained again"
+        )
+
+
 def _corpus_of(row: Row) -> str | None:
     """The corpus of a row's figures; of recoveries and lenses, prompts say what is asked."""
     if row["kind"] == "probe":

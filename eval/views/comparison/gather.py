@@ -17,7 +17,7 @@ from arch import ModelConfig
 from arch.storage.files import file_sha256, read_json
 from arch.storage.runs import find_model, run_of
 from arch.storage.values import YamlLoader
-from eval.messages import RequestError
+from eval.messages import RequestError, say_once
 from eval.models import TRUST_CODE
 from eval.models.identity import model_id
 from eval.rows.misfits import parse_json
@@ -119,6 +119,36 @@ def gather_rows(sources: Iterable[str | Path]) -> list[Row]:
     """
     files = [path for path in _files(sources) if path.name not in (METRICS, "config.json")]
     return [row for row in read_rows(files) if "checkpoint" in row]
+
+
+def of_present_models(rows: Iterable[Row], saved: Iterable[Saved]) -> list[Row]:
+    """Rows without those of a model directory that holds other weights by now; a line says so.
+
+    A run that was trained again would count as two training seeds.
+
+    Args:
+        saved: of `gather_models`.
+    """
+    known, hashes = {}, dict[Path, str]()
+    for entry in saved:
+        if entry.path and (weights := entry.path / "model.safetensors").is_file():
+            known[entry.path.resolve()] = entry.checkpoint, weights
+    present, earlier = [], list[str]()
+    for row in rows:
+        about = row["checkpoint"]
+        path = Path(about.get("path") or "/").resolve()
+        now, weights = known.get(path, ({}, path))
+        if all(now.get(name) == about[name] for name in ("name", "model_id", "step")):
+            if path not in hashes:
+                hashes[path] = file_sha256(weights)
+            if hashes[path] != about["weights_sha256"]:
+                earlier.append(about["path"])
+                continue
+        present.append(row)
+    if earlier:
+        said = f"{len(earlier)} rows of models that were trained again since, such as {earlier[0]}"
+        say_once(f"left out: {said}")
+    return present
 
 
 def finite(value: Any) -> bool:
