@@ -185,7 +185,8 @@ def _walk(path: Path) -> Iterator[Path]:
 def _run(path: Path, runs: dict[Path, RunRecord]) -> RunRecord:
     key = path.resolve()
     if key not in runs:
-        runs[key] = RunRecord(path, read_settings(path), list(_metrics(path / METRICS)))
+        rows = sorted(_metrics(path / METRICS), key=lambda row: row["step"])
+        runs[key] = RunRecord(path, read_settings(path), rows)
     return runs[key]
 
 
@@ -207,12 +208,21 @@ def read_settings(run: Path) -> dict[str, Any]:
 
 
 def _metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a run's record; those of two runs in one file are refused."""
+    losses: dict[int, Any] = {}
     for number, line in enumerate(whole_lines(path), start=1):
         try:
             row = parse_json(line)
-            yield row | {"step": int(row["step"])}
+            row |= {"step": int(row["step"])}
         except (KeyError, TypeError, ValueError, OverflowError):
             raise RequestError(f"{path}, line {number}: not a row of a run's figures") from None
+        step, loss = row["step"], row.get("val_loss")
+        if loss is not None and losses.setdefault(step, loss) != loss:
+            raise RequestError(
+                f"{path}, line {number}: another validation of step {step}, so it is of two runs; "
+                "give the file of each run in a directory of its own"
+            )
+        yield row
 
 
 def _of_directory(path: Path, runs: dict[Path, RunRecord]) -> Saved:

@@ -11,6 +11,7 @@ from scipy import stats
 
 from eval.analysis.frame import frame
 from eval.analysis.summary import summarise_rows
+from eval.messages import RequestError
 from eval.models.checkpoint import open_checkpoint
 from eval.rows.store import Results
 from eval.views.comparison.gather import gather_models
@@ -58,6 +59,19 @@ def test_a_copy_of_a_run_is_no_training_seed(model_directory, tmp_path):
     other = make_run(tmp_path / "other", "flat", seed=1)  # a seed of its own, of the same loss
     shutil.rmtree(run / "models")
     assert [record["seeds"] for record in compared(run, other)] == [2]
+
+
+def test_a_record_of_two_runs_is_refused_and_the_order_of_its_lines_is_that_of_steps(tmp_path):
+    """The last line's step was the run's last, and its time went back with the tokens."""
+    run, other = make_run(tmp_path, "flat"), make_run(tmp_path, "other", bits=2.0)
+    (expected,) = compared(run)
+    record = run / "metrics.jsonl"
+    lines = record.read_text().splitlines(keepends=True)
+    record.write_text("".join(lines[::-1]))
+    assert compared(run) == [expected]
+    record.write_text("".join(lines) + (other / "metrics.jsonl").read_text())
+    with pytest.raises(RequestError, match=r"jsonl, line 6: another validation of step 0, so it"):
+        compared(run)
 
 
 def test_a_model_that_was_trained_again_is_no_training_seed(model_directory, tmp_path, capsys):
