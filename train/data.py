@@ -91,6 +91,10 @@ class Windows:
         for start in starts[whole:]:
             yield self._pair(self._line.read(start, length)[None])
 
+    def verify(self) -> None:
+        """Refuses data that were overwritten since they were opened, by a `CorpusError`."""
+        self._line.verify()
+
     def are_all(self, limit: int | None) -> bool:
         """Whether the first `limit` windows have every token but the first as a target."""
         return not self.padded and (limit is None or limit * self.stride >= len(self._line) - 1)
@@ -189,7 +193,12 @@ class PackedDataModule(LightningDataModule):
         return batch
 
     def state_dict(self) -> dict[str, int]:
-        """The position in the order of samples, and how many targets were trained on."""
+        """The position in the order of samples, and how many targets were trained on.
+
+        Raises:
+            tokenizer.CorpusError: the data were overwritten meanwhile: no checkpoint goes on.
+        """
+        self.train_windows.verify()
         return {"samples_seen": self.samples_seen, "tokens_seen": self.tokens_seen}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
