@@ -73,6 +73,11 @@ def choose_start(
                 f"--resume {chosen}: {directory.path} has a last checkpoint of its own, "
                 f"{checkpoints[-1].name}; use --resume auto, or another --run"
             )
+        if not checkpoints and directory.begun():
+            raise RunError(
+                f"--resume {chosen}: {directory.path} has files of a run already, and no "
+                "checkpoint; choose another --run, or put the run's own into its checkpoints folder"
+            )
         return read_start(chosen, settings, fixed, find_fault)
     unreadable: dict[Path, str] = {}
     for path in reversed(checkpoints):

@@ -80,6 +80,17 @@ def test_models_of_another_course_are_hidden(data, finished, capsys):
     assert load_model(run).meta["history"][0]["changed"]["optimizer.lr"] == [0.001, 0.02]
 
 
+def test_a_checkpoint_of_another_run_does_not_go_on_in_one_that_has_begun(data, finished, refused):
+    """The record and the models were of both."""
+    run, other = finished(), finished("other")
+    shutil.rmtree(run / "checkpoints")
+    checkpoint = other / "checkpoints" / "step-000006.ckpt"
+    line = refused(fit(data, run, "--resume", checkpoint, "--trainer.max_steps", "8"))
+    assert f"--resume {checkpoint}: {run} has files of a run already, and no checkpoint" in line
+    fresh = run.with_name("fresh")
+    assert fit(data, fresh, "--resume", checkpoint, "--trainer.max_steps", "8") == 0
+
+
 def test_losses_over_other_tokens_are_not_compared(data, finished, capsys):
     """For the best model, for early stopping, and for `RUN@best`."""
     run = finished()
