@@ -29,7 +29,7 @@ from typing import Any
 from tokenizer.bpe import CorpusError
 from tokenizer.data import SPLITS, PackedData
 from tokenizer.readers import READERS, ROWS, check_kind, read_batches, read_file
-from tokenizer.splits import digest, divide_folder, held_out
+from tokenizer.splits import digest, divide_folder, held_out, say_once
 from tokenizer.toy import toy_stories
 
 TOY_STORIES = 20_000
@@ -156,6 +156,8 @@ def _toy_parts(source: str) -> dict[str, Read]:
     stories = int(match[1] or TOY_STORIES) if match else 0
     if match is None or stories < 2:
         raise CorpusError(f"{source}: must be toy, toy:STORIES or toy:STORIES:SEED, STORIES >= 2")
+    if Path(source).exists():
+        say_once(f"{source}: the built-in generator, not the path of that name: that is ./{source}")
     counts = {"train": stories, "valid": max(2, stories // 20)}
     seed = int(match[2] or 0)
     return {split: partial(toy_stories, n, seed, split) for split, n in counts.items()}

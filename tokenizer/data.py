@@ -49,6 +49,14 @@ class Shard:
         stat = self.path.stat()
         _verify_bytes(self, vocab_size, stat.st_mtime_ns, stat.st_ino)
 
+    def state(self) -> tuple[int, int]:
+        """Which file is there, and when it was changed; zeros where there is none."""
+        try:
+            stat = self.path.stat()
+        except OSError:
+            return 0, 0
+        return stat.st_ino, stat.st_mtime_ns
+
     def check(self) -> None:
         """Compare the size of the file with what was written.
 
@@ -126,7 +134,19 @@ class TokenLine:
 
     def __init__(self, shards: Sequence[Shard], vocab_size: int = 1 << 16) -> None:
         self.shards, self._vocab_size = list(shards), vocab_size
+        self._states = [shard.state() for shard in self.shards]
         self._ends = np.cumsum([shard.tokens for shard in self.shards], dtype=np.int64)
+
+    def verify(self) -> None:
+        """Compare the files that were written to since they were opened with their hashes.
+
+        Raises:
+            CorpusError: one is not what was packed.
+        """
+        for shard, (inode, changed) in zip(self.shards, self._states, strict=True):
+            state = shard.state()
+            if state[0] == inode and state[1] != changed:  # what is open stays, if it was replaced
+                shard.verify(self._vocab_size)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0

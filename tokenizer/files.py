@@ -13,6 +13,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,21 @@ def whole_directory(out: Path, request: dict[str, Any]) -> Iterator[Path]:
 def complete_shards(out: Path) -> int:
     """Return how many shards an interrupted packing of `out` has completed."""
     return len(list(_partial(out).glob("*.bin")))
+
+
+def describe_files(source: Path) -> str | None:
+    """Return how many files a source has, their size, and when the last was written; or nothing.
+
+    A source that is no file or directory has none.
+    """
+    paths = source.rglob("*") if source.is_dir() else [source]
+    found = [path for path in paths if path.is_file()]
+    if not found:
+        return None
+    stats = [path.stat() for path in found]
+    changed = datetime.fromtimestamp(max(stat.st_mtime for stat in stats), timezone.utc)
+    size = sum(stat.st_size for stat in stats)
+    return f"{len(found):,} of {size:,} bytes, written until {changed.isoformat(' ')}"
 
 
 def sync(path: Path) -> None:

@@ -11,7 +11,8 @@ which split a paragraph is in does not depend on it.
 Each split is written as shards: files of whole stories. A shard ends with the first story that
 brings it to the size asked for. Until all are complete they are in `.data.partial` beside `data`.
 The same command, given again after an interruption, counts the stories of the complete shards,
-skips them in the source, and writes the other shards; the result is the same.
+skips them in the source, and writes the other shards; the result is the same. It is refused where
+files of the source were changed in between.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from tokenizer.bpe import (
 )
 from tokenizer.corpus import Corpus, open_corpus
 from tokenizer.data import BLOCK, DTYPE, SCHEMA, SPLITS, PackedData
-from tokenizer.files import sync, whole_directory
+from tokenizer.files import describe_files, sync, whole_directory
 
 VALID_FRACTION = 0.05
 BETWEEN = "\n\n"  # of stories that are joined
@@ -126,6 +127,7 @@ def pack(
     options: Any = {"valid_fraction": valid_fraction, "limit": limit, "field": field}
     given = {"shard-tokens": shard_tokens, "story-tokens": story_tokens}
     given |= {name.replace("_", "-"): value for name, value in options.items()}
+    given["files"] = describe_files(Path(source))
     with whole_directory(out, meta | given) as folder, ExitStack() as files:
         corpora = {split: open_corpus(source, split, **options, stream=True) for split in SPLITS}
         writers = {split: _Writer(folder, split, loaded, layout, shard_tokens) for split in SPLITS}

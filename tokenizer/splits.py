@@ -39,19 +39,31 @@ def divide_folder(folder: Path, endings: tuple[str, ...]) -> dict[str, list[Path
         endings: Of files that can be read, in small letters.
 
     Raises:
-        CorpusError: No file can be read, a name tells of two splits, files are compressed, or
-            files without a split in their names stand beside others and none is for training.
+        CorpusError: No file can be read, a name tells of two splits, files are compressed or
+            Arrow's, or files without a split in their names stand beside others and none is for
+            training.
     """
     files, others = _list_files(folder, endings)
     known = ", ".join(endings)
     for path in others:
         if path.suffix.lower() in PACKED and Path(path.stem).suffix.lower() in endings:
             raise CorpusError(f"{path}: is compressed, which is not read; unpack it")
+        if path.suffix.lower() == ".arrow":
+            raise CorpusError(
+                f"{path}: is of datasets' save_to_disk, which is not read; load it by "
+                "load_from_disk, and save each split by to_parquet"
+            )
     if not files:
         raise CorpusError(f"{folder}: no train.* or valid.* in it that ends in {known}")
     found: dict[str, list[Path]] = {}
+    seen: set[tuple[str, Path]] = set()
     for path in files:
-        found.setdefault(_split_of(path.relative_to(folder)), []).append(path)
+        split = _split_of(path.relative_to(folder))
+        if (file := (split, path.resolve())) in seen:  # by another link
+            others.append(path)
+        else:
+            seen.add(file)
+            found.setdefault(split, []).append(path)
     unnamed, test = found.pop("", []), found.pop("test", [])
     if not found and not test:
         if len(unnamed) > 1 or others:

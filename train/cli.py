@@ -77,6 +77,11 @@ def read_command(command: str, words: list[str]) -> Recipe:
             raise RunError(
                 f"--{name} is {str(values[name])[:100]}; it must be a section of settings"
             )
+        if path := values[name].get("__path__"):
+            raise RunError(
+                f"--{name} {path}: a section is not read from a file of its own; write it as "
+                f"{name}: in a file for --config, or give its settings as flags"
+            )
     settings = {field.name: values[field.name] for field in dataclasses.fields(RunSettings)}
     if settings["recipe"] is None and values["config"]:
         settings["recipe"] = Path(str(values["config"][-1])).stem
@@ -108,7 +113,7 @@ def _refuse_clock_times(words: list[str], values: Namespace) -> None:
     And `[010]`, a list of 8. A loader that `set_loader` gives it does not help: it reads a number
     again by its own.
     """
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip(words, [*words[1:], ""], strict=False):
         name, equals, value = word.partition("=")
         value = value if equals else following
         odd = [CLOCK.fullmatch(value)]
@@ -188,7 +193,7 @@ def full_name(name: str) -> str:
 
 def _full_names(words: list[str]) -> Iterator[str]:
     """The words, with every flag by its whole name, and a switch without a value switched on."""
-    for word, following in zip(words, [*words[1:], "--"], strict=True):
+    for word, following in zip(words, [*words[1:], "--"], strict=False):
         name, equals, value = word.removeprefix("--").partition("=")
         name = full_name(name)
         if name in SWITCHES and not equals and following.startswith("--"):

@@ -18,7 +18,7 @@ import torch
 from lightning.pytorch import LightningDataModule, Trainer
 from torch import Tensor
 
-from tokenizer import PAD, PackedData, load_tokenizer
+from tokenizer import PAD, PackedData, load_tokenizer, token_bytes
 from train.settings import BatchSettings, RunError
 
 IGNORE = -100
@@ -91,6 +91,22 @@ class Windows:
         for start in starts[whole:]:
             yield self._pair(self._line.read(start, length)[None])
 
+    def verify(self) -> None:
+        """Refuses data that were overwritten since they were opened, by a `CorpusError`."""
+        self._line.verify()
+
+    def are_all(self, limit: int | None) -> bool:
+        """Whether the first `limit` windows have every token but the first as a target."""
+        return not self.padded and (limit is None or limit * self.stride >= len(self._line) - 1)
+
+    def bytes_per_target(self, sizes: np.ndarray, limit: int | None = None) -> float:
+        """UTF-8 bytes of the targets that count, per target; `sizes` are those of each id."""
+        size, count = 0, 0
+        for _, targets in self.in_order(4096, limit):
+            counted = targets[targets != IGNORE].numpy()
+            size, count = size + int(sizes[counted].sum()), count + len(counted)
+        return size / max(1, count)
+
     def _starts(self, epoch: int, numbers: np.ndarray) -> np.ndarray:
         if self._epoch is None or self._epoch[0] != epoch:
             random = np.random.default_rng((self._seed, epoch))
@@ -131,8 +147,12 @@ class PackedDataModule(LightningDataModule):
         super().__init__()
         self.train_windows = Windows(data, "train", context, seed)
         self.valid_windows = Windows(data, "valid", context)
-        self.batch, self.valid_bytes_per_token = batch, data.bytes_per_token("valid")
+        self.batch = batch
         self.validate_windows = None if validate_tokens is None else -(-validate_tokens // context)
+        self.train_bytes_per_token = _bytes_per_token(data, "train", self.train_windows)
+        self.valid_bytes_per_token = _bytes_per_token(
+            data, "valid", self.valid_windows, self.validate_windows
+        )
         self.samples_seen, self._tokens = 0, 0.0
         if self.train_windows.count < batch.size:
             raise RunError(
@@ -173,7 +193,12 @@ class PackedDataModule(LightningDataModule):
         return batch
 
     def state_dict(self) -> dict[str, int]:
-        """The position in the order of samples, and how many targets were trained on."""
+        """The position in the order of samples, and how many targets were trained on.
+
+        Raises:
+            tokenizer.CorpusError: the data were overwritten meanwhile: no checkpoint goes on.
+        """
+        self.train_windows.verify()
         return {"samples_seen": self.samples_seen, "tokens_seen": self.tokens_seen}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -238,6 +263,19 @@ def validation_batches(
         inputs, targets = group[min(rank, len(group) - 1)]
         spare = rank >= len(group)
         yield inputs, torch.full_like(targets, IGNORE) if spare else targets, 1.0
+
+
+def _bytes_per_token(
+    data: PackedData, split: str, windows: Windows, limit: int | None = None
+) -> float:
+    """UTF-8 bytes per target of the first `limit` windows, or all.
+
+    Rows have first tokens that are no target, and may be longer than the model's context.
+    """
+    if windows.are_all(limit):
+        return data.bytes_per_token(split)
+    pieces = token_bytes(load_tokenizer(data.path))
+    return windows.bytes_per_target(np.array([len(piece) for piece in pieces]), limit)
 
 
 def _count_whole_steps(trainer: Trainer) -> None:

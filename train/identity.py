@@ -8,14 +8,17 @@ from typing import Any
 from arch import ModelConfig
 from arch.storage.runs import without_seed
 
-NOT_RECIPE = {
-    "seed", "precision", "compile", "checkpoint_activations", "save_steps", "save_every",
-    "checkpoint_every", "validate_every", "validate_tokens", "layout",
-    "log_every", "wandb", "wandb_project", "wandb_group", "wandb_tags",
+REPORTING = {
+    "save_steps", "save_every", "save_best", "checkpoint_every", "validate_every",
+    "validate_tokens", "early_stopping", "log_every", "loggers", "wandb", "wandb_project",
+    "wandb_group", "wandb_tags",
+}  # fmt: skip
+"""Settings that change no weight of any step: when a run is saved, validated and reported."""
+NOT_RECIPE = REPORTING | {
+    "seed", "precision", "compile", "checkpoint_activations", "layout",
     "trainer.accelerator", "trainer.devices", "trainer.strategy", "trainer.num_nodes",
-    "trainer.max_steps", "batch.micro", "vocab_multiple", "tf32", "save_best", "early_stopping",
-    "loggers", "machine.threads", "machine.instructions", "machine.torch",
-    "machine.numpy",
+    "trainer.max_steps", "batch.micro", "vocab_multiple", "tf32",
+    "machine.threads", "machine.instructions", "machine.torch", "machine.numpy",
 }  # fmt: skip
 """Settings that steps and seeds of one model need not share: how often a run is saved and reported,
 how long it is, and how a device computes a step."""

@@ -141,7 +141,9 @@ def open_wandb(
     import wandb
 
     id_file = run / "wandb_id"
-    if not id_file.is_file():
+    if original := _original_of(id_file):
+        say(f"{run} is a copy of {original}: it begins a run of its own in W&B")
+    if original or not id_file.is_file():
         write_file(id_file, uuid.uuid4().hex[:8].encode())
     flag = f"--wandb {settings.wandb}"
     modes = {"online": "going on offline", "offline": "going on without it"}
@@ -168,6 +170,17 @@ def open_wandb(
             return TolerantWandbLogger(begun, say, flag)
         with tolerating_wandb(say, f"{flag}: {{}}"):
             wandb.teardown()  # what remains of the attempt would hold the run's id
+    return None
+
+
+def _original_of(id_file: Path) -> Path | None:
+    """The run beside this one of which it is a copy, whose figures would join its own in W&B."""
+    if not id_file.is_file():
+        return None
+    known, made = id_file.read_bytes(), id_file.stat().st_ctime_ns
+    for file in id_file.resolve().parent.parent.glob(f"*/{id_file.name}"):
+        if file.stat().st_ctime_ns < made and file.read_bytes() == known:
+            return file.parent
     return None
 
 

@@ -46,10 +46,9 @@ def prepare_data(recipe: Recipe) -> None:
             file=sys.stderr,
         )
     data = PackedData(out)
-    if data.meta["source"] != source:
-        raise RunError(
-            f"--data {source}: {out} was packed from {data.meta['source']}; choose another --run"
-        )
+    packed = data.meta["source"]
+    if packed != source and not _is_same_file(packed, source):
+        raise RunError(f"--data {source}: {out} was packed from {packed}; choose another --run")
     size = load_tokenizer(out).get_vocab_size()
     if main:
         counts = (f"{data.meta['splits'][split]['tokens']:,}" for split in ("train", "valid"))
@@ -63,6 +62,11 @@ def _is_newer(source: Path, out: Path) -> bool:
     packed = out / "meta.json"
     known = source.is_file() and packed.is_file()
     return known and source.stat().st_mtime > packed.stat().st_mtime
+
+
+def _is_same_file(first: str, second: str) -> bool:
+    """Whether two sources are paths of one file that is there."""
+    return Path(first).is_file() and Path(second).is_file() and Path(first).samefile(second)
 
 
 def is_text(source: str) -> bool:
@@ -82,7 +86,7 @@ def _pack(recipe: Recipe, source: str, run: Path) -> None:
         tokenizer = train_tokenizer(stories, recipe.model.vocab_size, fewer=True)
         write_text(run / "tokenizer.json", tokenizer.to_str(pretty=True))
         layout = recipe.run.layout or "packed"
-        context = recipe.model.context if layout == "rows" else None
+        context = recipe.model.context + 1 if layout == "rows" else None  # the last is a target
         pack_data(
             source,
             run / "tokenizer.json",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from train.checkpoints import RECORD, Unreadable, read_checkpoint
+from train.identity import REPORTING
 from train.rundir import RunDirectory
 from train.settings import RunError, flat
 from train.verify import find_wrong_entry
@@ -72,6 +73,11 @@ def choose_start(
                 f"--resume {chosen}: {directory.path} has a last checkpoint of its own, "
                 f"{checkpoints[-1].name}; use --resume auto, or another --run"
             )
+        if not checkpoints and directory.begun():
+            raise RunError(
+                f"--resume {chosen}: {directory.path} has files of a run already, and no "
+                "checkpoint; choose another --run, or put the run's own into its checkpoints folder"
+            )
         return read_start(chosen, settings, fixed, find_fault)
     unreadable: dict[Path, str] = {}
     for path in reversed(checkpoints):
@@ -108,9 +114,7 @@ def read_start(
     record, step = content[RECORD], content["global_step"]
     first, history = record["recipe"], record["history"]
     settings = {**settings, "init_from": first.get("init_from")}  # those weights are used no more
-    last = flat({**first, **{name: record[name] for name in fixed}})
-    for change in history:
-        last |= {name: new for name, (_, new) in change["changed"].items()}
+    last = _last_settings({**first, **{name: record[name] for name in fixed}}, history)
     now = flat({**settings, **fixed})
     changed = {
         name: [last.get(name), now.get(name)]
@@ -131,6 +135,27 @@ def read_start(
     if changed:
         history = [*history, {"from_step": step, "changed": changed}]
     return ResumePoint(path, step, first, history, content["callbacks"].get("TimeBudget"), {})
+
+
+def trained_alike(record: dict[str, Any], start: ResumePoint) -> bool:
+    """Whether a saved model, by what its meta.json records, was trained with a start's settings.
+
+    Settings that change no weight may differ.
+    """
+    try:
+        saved = _last_settings(record["recipe"], record["history"])
+    except (AttributeError, KeyError, TypeError, ValueError):  # it was not written by a run
+        return False
+    now = _last_settings(start.recipe, start.history)
+    return all(saved.get(n) == now.get(n) for n in {**saved, **now} if n not in REPORTING)
+
+
+def _last_settings(recipe: dict[str, Any], history: list[dict[str, Any]]) -> dict[str, Any]:
+    """The settings that a run had last, by their names as flags."""
+    last = flat(recipe)
+    for change in history:
+        last |= {name: new for name, (_, new) in change["changed"].items()}
+    return last
 
 
 def changed_settings(history: list[dict[str, Any]]) -> list[str]:

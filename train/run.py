@@ -15,6 +15,7 @@ from arch import LanguageModel, check_causal, count_parameters, describe
 from arch.errors import is_out_of_memory
 from arch.formats.llama import download, open_directory
 from arch.pretrained.tokenizers import read_tokenizer
+from arch.storage.files import read_json
 from tokenizer import PackedData, tokenizer_hash
 from train.data import PackedDataModule
 from train.evaluate import Evaluations
@@ -23,7 +24,7 @@ from train.log import Log
 from train.module import LanguageModule
 from train.optim import build_optimizer
 from train.progress import Progress, StepBar, TimeBudget, epochs_advice, has_terminal
-from train.resume import changed_settings, choose_start
+from train.resume import changed_settings, choose_start, trained_alike
 from train.rundir import RunDirectory
 from train.saving import (
     Checkpoints,
@@ -128,9 +129,8 @@ class Run:
         """Lightning's callbacks in the order in which each of them relies on those before."""
         settings, every = self.recipe.run, self.recipe.run.log_every
         self.stop = StopOnSignal(every)
-        progress = Progress(
-            self.log, self.directory, every, data.bytes_per_token("train"), bool(settings.minutes)
-        )
+        size = self.datamodule.train_bytes_per_token
+        progress = Progress(self.log, self.directory, every, size, bool(settings.minutes))
         self.saving = ModelDirectories(
             self.directory, self.recipe, data, self.start, identity, progress, self.log
         )
@@ -203,6 +203,7 @@ class Run:
         comments = "".join(f"# {line}\n" for line in changes)
         config = yaml.safe_dump(self.recipe.plain(), sort_keys=False)
         self.directory.prepare(comments + config, start.unreadable)
+        hidden = self.directory.hide_models(start.step, lambda meta: trained_alike(meta, start))
         changed = any(change["from_step"] == start.step for change in start.history)
         self.log.start(self.trainer, start.step if start.checkpoint else -1, not changed)
         for path, reason in start.unreadable.items():
@@ -212,16 +213,20 @@ class Run:
             )
         advice = advise_precision(self.recipe.run, self.trainer.strategy.root_device)
         about = (self._describe(), self._arithmetic, advice, self._warn_of_warmup())
-        lines = (*about, *changes, self._initial)
+        lines = [*about, *changes, self._initial]
+        if hidden:
+            lines.append(
+                f"{len(hidden)} models after step {start.step}, trained with other settings, are "
+                f"hidden now: {hidden[0]}" + ", ..." * (len(hidden) > 1)
+            )
         for line in filter(None, lines):
             self.log.say(line)
 
     def _complete(self) -> bool:
         """Whether the checkpoint is that of a finished run, which is then printed."""
         step, total, patience = self.start.step, self.total, self.recipe.run.early_stopping
-        losses = self.directory.validations()
-        until = [loss for at, loss in losses.items() if at <= step]
-        if step > total or (step == total and step in losses):
+        until = [loss for at, loss in self.directory.comparable().items() if at <= step]
+        if step > total or (step == total and step in self.directory.validations()):
             flag = "--minutes" if self.recipe.run.minutes else "--trainer.max_steps"
             why = f"{step} of {total} steps; raise {flag}"
         elif step and patience and since_best(until) >= patience:
@@ -256,13 +261,15 @@ class Run:
 
     def _describe_best(self) -> str | None:
         """A line where the model of the last step is not the best that was validated."""
-        losses = self.directory.validations()
+        losses = self.directory.comparable()
         if not losses or min(losses.values()) == losses[max(losses)]:
             return None
         best = min(losses, key=lambda step: losses[step])
         path = self.directory.path
         where = f"{path}@{best}" if self.directory.model(best).is_dir() else ""
-        where = f"{path}@best" if self.directory.best.is_dir() else where
+        kept = self.directory.best / "meta.json"
+        if kept.is_file() and read_json(kept).get("step") == best:
+            where = f"{path}@best"
         return f"the lowest validation loss was {losses[best]:.3f}, at step {best}: " + (
             f"{where} is that model" if where else "--save_best true keeps such a model"
         )

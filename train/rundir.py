@@ -8,6 +8,7 @@ models/         step-000000 ..., model directories
 data/           of a text file that was given as --data: packed, by tokenizer.json beside it
 eval/           with --eval_every, the results of `python -m eval` on the saved models
 best/           with --save_best true, the model directory of the lowest validation loss
+models/.step-000900.1, .best.1  models of later steps than the run went on from, with other settings
 csv/, tensorboard/  what Lightning's loggers wrote, with --loggers
 wandb/          what W&B wrote offline; its run id stands in wandb_id
 .lock           held by the process that trains
@@ -15,15 +16,17 @@ wandb/          what W&B wrote offline; its run id stands in wandb_id
 
 import contextlib
 import fcntl
+import itertools
 import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from arch.storage.files import make_directory, remove_leftovers, write_file
+from arch.storage.files import make_directory, read_json, remove_leftovers, write_file
+from arch.storage.runs import saved_steps
 from train.checkpoints import weights_are_good
 from train.settings import RunError
 
@@ -68,6 +71,13 @@ class RunDirectory:
         """The loss of every validation on record, in nats, by its step, oldest first."""
         return {row["step"]: row["val_loss"] for row in self.rows() if "val_loss" in row}
 
+    def comparable(self, tokens: int | None = None) -> dict[int, float]:
+        """The validations on record that were over so many tokens, or as many as the last was."""
+        rows = [row for row in self.rows() if "val_loss" in row]
+        if tokens is None and rows:
+            tokens = rows[-1].get("val_tokens")
+        return {r["step"]: r["val_loss"] for r in rows if r.get("val_tokens", tokens) == tokens}
+
     def begun(self) -> bool:
         """Whether there is more than a start that failed may leave behind, or a file."""
         if not self.path.is_dir():
@@ -96,6 +106,27 @@ class RunDirectory:
             raise RunError(
                 f"--run {self.path}: cannot be written ({error.strerror}); choose another place"
             ) from None
+
+    def hide_models(self, step: int, alike: Callable[[dict[str, Any]], bool]) -> list[Path]:
+        """Renames models of later steps that the run does not train so again; the new names.
+
+        Args:
+            step: from which the run goes on.
+            alike: whether a model is trained so again, by its meta.json.
+
+        Raises:
+            RunError: one cannot be renamed.
+            arch.ModelError: nor read.
+        """
+        hidden = []
+        for path in (*saved_steps(self.path).values(), self.best):
+            meta = read_json(path / "meta.json") if (path / "meta.json").is_file() else {}
+            if meta.get("step", 0) > step and not alike(meta):
+                names = (path.with_name(f".{path.name}.{number}") for number in itertools.count(1))
+                hidden.append(next(name for name in names if not name.exists()))
+                with self.writing(path):
+                    path.rename(hidden[-1])
+        return hidden
 
     def release(self) -> None:
         """Lets other processes train it."""

@@ -234,7 +234,8 @@ class ModelDirectories(Callback):
         meta = self._meta(trainer, step)
         model = self._due(step, trainer.max_steps)[0]
         # As they are on record: a checkpoint is older than the validation of its step.
-        earlier = [loss for at, loss in self._directory.validations().items() if at < step]
+        known = self._directory.comparable(figures["val_tokens"])
+        earlier = [loss for at, loss in known.items() if at < step]
         losses = [*trainer.strategy.broadcast(earlier), figures["val_loss"]]
         without, patience = since_best(losses), self._settings.early_stopping
         if model:

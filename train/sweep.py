@@ -237,7 +237,8 @@ def _facts(recipe: Recipe, run: Path) -> dict[str, Any]:
     if data == str(packed):  # of a text, which the run has packed
         data = PackedData(packed).meta["source"]
     text = is_text(data)
-    facts = flat(recipe.plain()) | {"data": data if text else str(Path(data).resolve())}
+    where = str(Path(data).resolve()) if Path(data).exists() or not text else data
+    facts = flat(recipe.plain()) | {"data": where}
     left_out = (NOT_RECIPE | ELSEWHERE) - {"seed", "trainer.max_steps", "data", "valid_fraction"}
     left_out |= {"model.vocab_size"} if text else set()
     if recipe.run.minutes:  # the run itself finds out

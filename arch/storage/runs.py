@@ -7,6 +7,7 @@ and the name of a trained model of the repository.
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 from arch.errors import ModelError, printable
 from arch.storage.files import read_json
@@ -96,13 +97,16 @@ def _of_run(run: Path, wanted: str) -> Path:
         raise ModelError(f"{run}@{wanted}: there is no model of that step; steps saved: {known}")
     if (best / "meta.json").is_file():
         return best
-    losses = {path: _validation_loss(path) for path in steps.values()}
-    if not losses or min(losses.values()) == math.inf:
+    metas = {path: read_json(path / "meta.json") for path in steps.values()}
+    known = {path: meta for path, meta in metas.items() if _validation_loss(meta) < math.inf}
+    if not known:
         raise ModelError(f"{run}@{BEST}: no saved model has a validation loss; give {run}@STEP")
-    return min(losses, key=lambda path: losses[path])
+    tokens = [meta.get("val_tokens") for meta in known.values()]  # of which the last ones compare
+    alike = [path for path, count in zip(known, tokens, strict=True) if count == tokens[-1]]
+    return min(alike, key=lambda path: _validation_loss(known[path]))
 
 
-def _validation_loss(path: Path) -> float:
-    """The validation loss of a model directory; infinite where none is on record."""
-    loss = read_json(path / "meta.json").get("val_loss")
+def _validation_loss(meta: dict[str, Any]) -> float:
+    """The validation loss of a model by its meta.json; infinite where none is on record."""
+    loss = meta.get("val_loss")
     return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else math.inf

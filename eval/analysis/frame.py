@@ -23,6 +23,8 @@ from eval.analysis.places import (
     of_loss,
     of_probe,
     of_recovery,
+    say_trained_again,
+    tell_texts_apart,
 )
 from eval.messages import RequestError
 from eval.models.identity import labels, seed_labels
@@ -108,7 +110,9 @@ def frame(rows: Iterable[Row], every_seed: bool = False) -> Frame:
     import pandas
 
     known = {row["key"]: row for row in rows}.values()
-    rows = last_looks(row for row in known if "checkpoint" in row)
+    rows = tell_texts_apart(last_looks(row for row in known if "checkpoint" in row))
+    if not every_seed:
+        say_trained_again(rows)
     if unknown := {row["kind"] for row in rows} - KINDS.keys():
         raise RequestError(f"rows of kind {', '.join(unknown)}: known are {', '.join(KINDS)}")
     names: dict[Any, str] = seed_labels(rows) if every_seed else labels(rows)

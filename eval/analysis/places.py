@@ -94,6 +94,56 @@ def last_looks(rows: Iterable[Row]) -> list[Row]:
     return [row for row in rows if row.get("look") not in earlier]
 
 
+def tell_texts_apart(rows: Iterable[Row]) -> list[Row]:
+    """Rows whose corpus has one name and other texts name the text too: its hash, or its bytes.
+
+    A file is written anew under its name, and models hold out other fractions of one file.
+    """
+    rows, hashes, sizes = list(rows), dict[Any, set[str]](), dict[Any, set[int]]()
+    for row in rows:
+        if corpus := _corpus_of(row):
+            hashes.setdefault(corpus, set()).update(filter(None, [row.get("corpus_hash")]))
+            sizes.setdefault((corpus, row.get("stories"), row.get("windows")), set()).add(
+                row.get("bytes", 0)
+            )
+    told = []
+    for row in rows:
+        if corpus := _corpus_of(row):
+            about = []
+            if len(hashes[corpus]) > 1:
+                about.append(str(row.get("corpus_hash") or "another text")[:8])
+            if len(sizes[corpus, row.get("stories"), row.get("windows")]) > 1:
+                about.append(f"{row.get('bytes')} bytes")
+            if about:
+                say_once(f"corpus {corpus} is not one text; its figures are told apart")
+                named = f"{corpus} ({', '.join(about)})"
+                row = row | ({"settings": {**row["settings"], "corpus": named}}
+                             if row["kind"] == "probe" else {"corpus": named})  # fmt: skip
+        told.append(row)
+    return told
+
+
+def say_trained_again(rows: Iterable[Row]) -> None:
+    """Says where models of one path and name differ in their weights, and so count as seeds."""
+    known: dict[tuple[Any, ...], set[str]] = {}
+    for about in (row["checkpoint"] for row in rows):
+        which = about.get("path"), about["name"], about["model_id"], about["step"]
+        known.setdefault(which, set()).add(about["weights_sha256"])
+    again = [which[0] for which, weights in known.items() if which[0] and len(weights) > 1]
+    if again:
+        say_once(
+            f"{again[0]}: rows of several models that lay there are pooled as training seeds; give "
+            "--out another directory where a run is trained again"
+        )
+
+
+def _corpus_of(row: Row) -> str | None:
+    """The corpus of a row's figures; of recoveries and lenses, prompts say what is asked."""
+    if row["kind"] == "probe":
+        return row["settings"].get("corpus")
+    return row["corpus"] if row["kind"] in ("loss", "bits") else None
+
+
 def _looked_at(row: Row) -> tuple[Hashable, ...]:
     about = row["checkpoint"]
     return row["lens"], about["name"], about["step"], about["weights_sha256"]

@@ -109,6 +109,8 @@ HELP = {
 
 READERS = ConstructorRegistry()
 """How words are read, in the place of tyro's own rules."""
+TEXTS, PLACES = ("text", "prompt"), ("models", "model", "places", "results")
+"""Parameters that hold texts, and those that one value at least must be given for."""
 SEQUENCES = (Sequence, list, tuple, typing.get_origin(Sequence[str]))
 
 
@@ -165,6 +167,7 @@ def read_arguments(hints: Mapping[str, Any], given: Mapping[str, Any]) -> dict[s
     arguments = dict(given)
     for name, value in given.items():
         values = listed(value)
+        _refuse_others(name, values)
         if not values or not all(isinstance(v, str | int | float | os.PathLike) for v in values):
             continue
         reader = reader_of(hints[name])
@@ -183,6 +186,24 @@ def read_arguments(hints: Mapping[str, Any], given: Mapping[str, Any]) -> dict[s
     return arguments
 
 
+def _refuse_others(name: str, values: Sequence[Any]) -> None:
+    """Refuses values that a call in Python may give and no command line: nothing, bytes, a path."""
+    fix = ""
+    if name in PLACES and all(value is None for value in values):
+        raise RequestError(f"{name}: give one at least")
+    for value in values:
+        if isinstance(value, bytes | bytearray):
+            fix = "give a text, as by decode()"
+        elif isinstance(value, slice):
+            fix = "give it in quotes, as in '[:, 1:, :]'"
+        elif isinstance(value, os.PathLike) and name in TEXTS:
+            fix = "a path is no text; give what the file holds, as by read_text()"
+        elif isinstance(value, list) and name not in TEXTS:
+            fix = "give a flat list"
+        if fix:
+            raise RequestError(f"{flag_name(name)} {str(value)[:80]}: {fix}")
+
+
 def reader_of(hint: Any) -> PrimitiveConstructorSpec[Any]:
     """What reads the words of a parameter; its `nargs` are "*" where it takes several."""
     with READERS:
@@ -197,6 +218,14 @@ def flag_name(parameter: str) -> str:
 
 
 def listed(value: Any) -> list[Any]:
-    """A value, or a sequence of values, as a list; a text is one value."""
-    alone = isinstance(value, str) or not isinstance(value, Sequence)
-    return [value] if alone else list(value)
+    """A value, or a sequence of values, as a list; a text is one value.
+
+    Those of numpy, pandas and torch are taken for the plain ones that they hold.
+    """
+    plain = _plain(value)
+    alone = isinstance(plain, str | bytes | bytearray) or not isinstance(plain, Sequence)
+    return [plain] if alone else list(map(_plain, plain))
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else value

@@ -107,7 +107,7 @@ def compare(
         x: x axis of --plot; default: tokens, or steps where tokens are not known
     """
     from eval.views.comparison import table as comparison
-    from eval.views.comparison.gather import gather_models, gather_rows
+    from eval.views.comparison.gather import gather_models, gather_rows, of_present_models
     from eval.views.comparison.pairs import paired_table
     from eval.views.comparison.plot import FORMATS, write_plot
     from eval.views.comparison.samples import find_samples
@@ -119,7 +119,8 @@ def compare(
         names = list(map(str, listed(paired or given)))
         pairs = _pair_samples(sampled, names, margin, plot)
         return _compared(pairs, [paired_table(pairs, *names)], csv, markdown)
-    rows, saved = gather_rows(given), gather_models(given)
+    saved = gather_models(given)
+    rows = of_present_models(gather_rows(given), saved)
     records = comparison.checkpoint_records(saved, rows, every_seed, solver, prompts)
     if not records:
         raise RequestError(f"{given[0]}: its runs have not reported anything yet")

@@ -32,6 +32,7 @@ from eval.measures.classifiers import (
 from eval.measures.ranks import token_ranks
 from eval.messages import RequestError
 from eval.models.checkpoint import Checkpoint
+from eval.models.corpora import corpus_hash
 from eval.models.memory import tokens_at_once
 from eval.models.text import held_out_text
 from eval.rows.fits import fitted
@@ -216,6 +217,11 @@ class ProbeTask:
     training: Training
 
     @property
+    def corpus(self) -> str:
+        """Whose stories are read."""
+        return self.stories.corpus
+
+    @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of probes that are fitted."""
         return KINDS if self.training.steps else KINDS[:1]
@@ -235,7 +241,7 @@ class ProbeTask:
             softmax = training if training.steps else None
             return ProbeFit(outputs_of(circuit, train), train, circuit.vocabulary, softmax)
 
-        judged, rows = outputs_of(circuit, valid), []
+        judged, rows, text = outputs_of(circuit, valid), [], corpus_hash(self.corpus)
         for offset in self.offsets:
             started = time.perf_counter()
             about = {"probe": "linear", "layer": self.layer, "offset": offset}
@@ -258,6 +264,7 @@ class ProbeTask:
                         "offset": offset,
                         "method": kind,
                         "settings": self._settings(kind),
+                        "corpus_hash": text,
                         **figures,
                         "unigram": unigram,
                         "gain": None if nats is None else unigram["nats"] - nats,

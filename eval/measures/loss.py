@@ -47,18 +47,22 @@ class Measurement:
 
     def run(self, results: Results) -> list[Row]:
         """Measures the loss: one row."""
+        from eval.models.corpora import corpus_hash
         from eval.models.memory import windows_at_once
 
         model, context = self.checkpoint.model, self.checkpoint.config.context
         batch = self.batch_size or windows_at_once(model, context)
         measure = measure_loss if self.windows == "joined" else measure_documents
         loss = measure(self.checkpoint, self.corpus, self.stories, batch, self.texts)
+        known = {"corpus_hash": corpus_hash(self.corpus)}
+        if self.texts is not None:
+            known = {"texts": row_key(*self.texts)}
         about = {
             "key": self.keys[0],
             "kind": "loss",
             "checkpoint": self.checkpoint.provenance,
             "corpus": self.corpus if self.texts is None else None,
-            **({} if self.texts is None else {"texts": row_key(*self.texts)}),
+            **known,
             "windows": self.windows,
             "device": model.embedding.weight.device.type,
             "batch": batch,

@@ -1,5 +1,7 @@
 """Which corpus a model is asked about, where none is given."""
 
+import hashlib
+import json
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -75,9 +77,24 @@ def corpus_label(corpus: str) -> str:
     A corpus that is no longer there, or that has no file of its own, has its name alone.
     """
     path = Path(corpus)
+    known = corpus_hash(corpus) if path.is_file() or PackedData.stands_in(path) else None
+    return f"{path.name} ({known[:8]})" if known else path.name
+
+
+def corpus_hash(corpus: str) -> str | None:
+    """What tells a corpus from another of its name; None of one that is no file or folder.
+
+    It is the SHA-256 of packed tokens, of a file's bytes, or of the names and sizes of the files in
+    a folder.
+    """
+    path = Path(corpus)
     if PackedData.stands_in(corpus):
-        return f"{path.name} ({PackedData(corpus).hash[:8]})"
-    return f"{path.name} ({file_sha256(path)[:8]})" if path.is_file() else path.name
+        return PackedData(corpus).hash
+    if path.is_file():
+        return file_sha256(path)
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else []
+    about = [[str(file.relative_to(path)), file.stat().st_size] for file in files]
+    return hashlib.sha256(json.dumps(about).encode()).hexdigest() if files else None
 
 
 def _lies_here(source: str) -> bool:

@@ -67,7 +67,9 @@ class Results:
             weakref.finalize(self, os.close, file)  # which lets the lock go
             _lock(file, directory)
             _cut_torn_line(self.path)
-        self.keys = {row["key"] for row in self.rows()}
+        known = self.rows()
+        self.keys = {row["key"] for row in known}
+        self.corpora = {row["key"]: row.get("corpus_hash") for row in known}
 
     def append(self, rows: Iterable[Row]) -> None:
         """Adds rows and flushes them to the disk; rows whose key is there already are left out.

@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from eval.drawing.tables import duration_text
 from eval.messages import RequestError, say
+from eval.models.corpora import corpus_hash
 from eval.rows.progress import Progress, report_progress, watched
 from eval.rows.store import Results, Row
 
@@ -108,6 +109,7 @@ def run_tasks(tasks: Sequence[Task], results: Results, what: str, limit: int | N
         results: as `open_results` gives them.
         limit: no more tasks than it takes for so many rows.
     """
+    _refuse_other_texts(tasks, results)
     remaining = _remaining(tasks, results, limit)
     if remaining and results.refusal:
         raise RequestError(results.refusal)
@@ -133,6 +135,26 @@ def run_tasks(tasks: Sequence[Task], results: Results, what: str, limit: int | N
             if following and following.checkpoint is not task.checkpoint:
                 task.checkpoint.release()
             bar.update()
+
+
+def _refuse_other_texts(tasks: Sequence[Task], results: Results) -> None:
+    """Refuses rows that answer a task on a corpus which has another text now.
+
+    Raises:
+        RequestError: naming the corpus.
+    """
+    hashes: dict[str, str | None] = {}
+    for task in tasks:
+        corpus = getattr(task, "corpus", None)
+        measured = {results.corpora.get(key) for key in task.keys} - {None}
+        if corpus and measured:
+            if corpus not in hashes:
+                hashes[corpus] = corpus_hash(corpus)
+            if measured - {hashes[corpus]} and hashes[corpus]:
+                raise RequestError(
+                    f"--out {results.directory}: its rows on --corpus {corpus} are of another text "
+                    "of that name; give another directory"
+                )
 
 
 class _Bar(tqdm):

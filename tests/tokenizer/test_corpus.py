@@ -122,6 +122,17 @@ def test_toy_takes_a_number_and_a_seed():
     assert first != next(iter(open_corpus("toy:100", "train")))
 
 
+def test_a_folder_called_toy_is_not_the_generator(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "toy").mkdir()
+    write(tmp_path / "toy" / "train.txt", STORIES)
+    assert len(list(open_corpus("toy", "train", limit=3))) == 3
+    assert [r.getMessage() for r in caplog.records] == [
+        "toy: the built-in generator, not the path of that name: that is ./toy"
+    ]
+    assert list(open_corpus("./toy", "train")) == STORIES
+
+
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     """Lay out a directory as the hub lays out TinyStories, with a cache of its own."""

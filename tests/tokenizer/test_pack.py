@@ -181,6 +181,22 @@ def test_neighbours_are_joined_to_longer_stories(tokenizer, tmp_path, monkeypatc
     assert contents(again.path) == contents(data.path)
 
 
+def test_a_packing_goes_on_with_the_same_files_alone(tokenizer, tmp_path, monkeypatch):
+    """Stories that were put before those of whole shards would be lost, or packed twice."""
+    source, out = tmp_path / "book.txt", tmp_path / "data"
+    texts, report = [f"Paragraph {i} of a book." for i in range(90)], iter([None] * 7)
+    source.write_text("\n\n".join(texts))
+    monkeypatch.setattr("tokenizer.bpe.BATCH", 8)
+    with pytest.raises(StopIteration):
+        pack(str(source), tokenizer, out, shard_tokens=150, report=lambda *_: next(report))
+    kept = contents(tmp_path / ".data.partial")
+    source.write_text("\n\n".join(texts[30:]))
+    message = r"interrupted had files 1 of [\d,]+ bytes, written until .*, now 1 of .*or remove "
+    with pytest.raises(CorpusError, match=message):
+        pack(str(source), tokenizer, out, shard_tokens=150)
+    assert contents(tmp_path / ".data.partial") == kept
+
+
 @pytest.mark.parametrize("split", ["train", "valid"])
 def test_shards_hold_what_one_file_does(packed, sharded, split):
     assert len(sharded.shards("train")) > 30

@@ -55,6 +55,23 @@ def read(folder):
     }
 
 
+def test_a_file_is_read_once_by_however_many_links(tmp_path, caplog):
+    """As in a cache whose revisions share their files."""
+    write(tmp_path, "a/train.txt", "training")
+    write(tmp_path, "a/valid.txt", "held")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "train.txt").symlink_to(tmp_path / "a" / "train.txt")
+    assert read(tmp_path) == {"train": ["training"] * 30, "valid": ["held"] * 30}
+    assert any("not read: b/train.txt" in record.getMessage() for record in caplog.records)
+
+
+def test_a_folder_of_save_to_disk_is_named_as_such(tmp_path):
+    write(tmp_path, "train/state.json", "training")
+    (tmp_path / "train" / "data-00000-of-00001.arrow").touch()
+    with pytest.raises(CorpusError, match=r"00001\.arrow: is of datasets' save_to_disk, .*parquet"):
+        read(tmp_path)
+
+
 @pytest.mark.parametrize(("train", "valid"), NAMED)
 def test_a_folder_is_divided_as_its_names_say(tmp_path, caplog, train, valid):
     write(tmp_path, train, "training")

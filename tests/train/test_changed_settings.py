@@ -1,13 +1,16 @@
 """A run that goes on with other settings says so, and records which steps had which."""
 
 import ctypes
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
-from arch import load_model
+from arch import add_to_meta, load_model
+from arch.storage.runs import find_model
 from eval.models.checkpoint import open_checkpoint
 from tests.train.cases import fit
 
@@ -51,6 +54,62 @@ def test_steps_that_are_trained_again_are_recorded_as_they_were_last(data, finis
     assert "optimizer.lr" not in capsys.readouterr().out
     (entry,) = load_model(run / "models" / "step-000007").meta["history"]
     assert entry["changed"] == {"trainer.max_steps": [6, 7]}
+
+
+def test_models_of_another_course_are_hidden(data, finished, capsys):
+    """They lay beside those of the run, the last of them as its last model, the best as its best.
+
+    A run that saves or validates at other steps takes no other course.
+    """
+    run = finished()
+    for step in (5, 6):
+        (run / "checkpoints" / f"step-{step:06d}.ckpt").unlink(missing_ok=True)
+    shutil.copytree(run / "models" / "step-000006", run / "best")
+    assert fit(data, run, "--resume", "auto", "--validate_every", "2") == 0
+    assert "hidden" not in capsys.readouterr().out
+    (run / "checkpoints" / "step-000006.ckpt").unlink()
+    changed = ("--optimizer.lr", "0.02", "--trainer.max_steps", "5")
+    assert fit(data, run, "--resume", "auto", *changed) == 0
+    hidden = f"3 models after step 4, trained with other settings, are hidden now: {run}/models/."
+    assert hidden in capsys.readouterr().out
+    names = ["step-000005", "step-000006"]
+    assert sorted(p.name for p in (run / "models").glob(".*")) == [f".{name}.1" for name in names]
+    assert (run / ".best.1" / "meta.json").is_file()
+    assert not (run / "best").exists()
+    assert find_model(run) == run / "models" / "step-000005"
+    assert load_model(run).meta["history"][0]["changed"]["optimizer.lr"] == [0.001, 0.02]
+
+
+def test_a_checkpoint_of_another_run_does_not_go_on_in_one_that_has_begun(data, finished, refused):
+    """The record and the models were of both."""
+    run, other = finished(), finished("other")
+    shutil.rmtree(run / "checkpoints")
+    checkpoint = other / "checkpoints" / "step-000006.ckpt"
+    line = refused(fit(data, run, "--resume", checkpoint, "--trainer.max_steps", "8"))
+    assert f"--resume {checkpoint}: {run} has files of a run already, and no checkpoint" in line
+    fresh = run.with_name("fresh")
+    assert fit(data, fresh, "--resume", checkpoint, "--trainer.max_steps", "8") == 0
+
+
+def test_losses_over_other_tokens_are_not_compared(data, finished, capsys):
+    """For the best model, for early stopping, and for `RUN@best`."""
+    run = finished()
+    flags = ("--validate_tokens", "16", "--save_best", "true", "--early_stopping", "9")
+    file = run / "metrics.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    lowest = [row | {"val_loss": 0.1} if "val_loss" in row else row for row in rows]
+    file.write_text("".join(json.dumps(row) + "\n" for row in lowest))
+    assert resume(data, run, 8, "--validate_every", "1", *flags) == 0
+    assert "0.100" not in capsys.readouterr().out
+    tokens, kept = {}, load_model(run / "best").meta
+    for path in (run / "models").iterdir():
+        tokens.setdefault(load_model(path).meta["val_tokens"], []).append(path)
+    assert len(tokens) == 2
+    assert kept["val_tokens"] == min(tokens)
+    assert kept["step"] in (7, 8)
+    shutil.rmtree(run / "best")
+    add_to_meta(run / "models" / "step-000006", {"val_loss": 0.1})
+    assert find_model(f"{run}@best") == run / "models" / "step-000008"
 
 
 def test_another_number_of_threads_is_said(data, finished, capsys):

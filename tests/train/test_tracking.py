@@ -2,8 +2,10 @@
 
 import json
 import re
+import shutil
 import types
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import wandb
@@ -24,6 +26,21 @@ def _alone(monkeypatch, tmp_path):
         monkeypatch.setenv(name, str(tmp_path / "home"))
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nobody answers
+
+
+def test_a_copy_of_a_run_is_another_run_in_wandb(tmp_path, monkeypatch):
+    """Its figures joined those of the first, as both had one id."""
+    begun: list[str] = []
+    monkeypatch.setattr("wandb.init", lambda **given: begun.append(given["id"]) or MagicMock())
+    lines: list[str] = []
+    first, config = tmp_path / "first", {"model": {"mixers": ["flat"], "d_model": 8, "n_layers": 1}}
+    first.mkdir()
+    for name in ("first", "copy", "copy", "first"):
+        if not (tmp_path / name).is_dir():
+            shutil.copytree(first, tmp_path / name)
+        open_wandb(tmp_path / name, RunSettings(), config, lines.append)
+    assert begun[0] == begun[3] != begun[1] == begun[2]
+    assert lines == [f"{tmp_path}/copy is a copy of {first}: it begins a run of its own in W&B"]
 
 
 @pytest.mark.slow

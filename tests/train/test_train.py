@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -172,6 +173,7 @@ def test_a_text_file_becomes_a_model_by_one_command(tmp_path, capsys):
     os.utime(text, (later, later))
     assert fit(text, run, *flags, *more) == 0
     assert f"--data {text}: has changed" in capsys.readouterr().err
+    assert fit(Path(os.path.relpath(text)), run, *flags, *more) == 0  # another path of the file
     config = str(run / "config.yaml")
     assert main(["fit", "--config", config, "--resume", "auto", "--trainer.max_steps", "8"]) == 0
     assert names(run / "models")[-2:] == ["step-000007", "step-000008"]
@@ -183,6 +185,15 @@ def test_a_text_file_becomes_a_model_by_one_command(tmp_path, capsys):
     shutil.copy(text, other)
     assert fit(other, run, *flags, *more) == 2
     assert f"run/data was packed from {text}; choose" in capsys.readouterr().err
+
+
+def test_rows_of_a_text_have_a_target_for_the_last_position(tmp_path, caplog):
+    """They were as long as the context, which fit itself then advised against."""
+    text = tmp_path / "book.txt"
+    text.write_text("\n\n".join(f"Once upon a time there were {n} cats." for n in range(400)))
+    assert fit(text, tmp_path / "run", "--layout", "rows", "--model.vocab_size", "400") == 0
+    assert PackedData(tmp_path / "run" / "data").meta["context"] == 17
+    assert not any("untrained" in record.getMessage() for record in caplog.records)
 
 
 def test_dropout_is_of_training_alone(data, tmp_path):

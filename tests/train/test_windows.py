@@ -1,5 +1,6 @@
 """Which tokens make a batch, in both layouts."""
 
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from tests.train.cases import pack_toy
-from tokenizer import PAD, CorpusError
+from tokenizer import PAD, CorpusError, load_tokenizer, token_bytes
 from tokenizer.pack import Layout
 from train.data import IGNORE, PackedDataModule, Windows, train_batches
 from train.settings import BatchSettings, RunError
@@ -125,6 +126,21 @@ def test_validation_is_shared_out_evenly_and_counts_each_token_once(packed, devi
     assert sorted(counted.tolist()) == sorted(packed.tokens("valid")[1:].tolist())
 
 
+@pytest.mark.parametrize(("layout", "limit"), [("rows", None), ("rows", 40), ("packed", 40)])
+def test_bits_per_byte_count_the_bytes_of_the_tokens_that_are_predicted(
+    rows, packed, layout, limit
+):
+    """Rows that are longer than the context were divided by the bytes of their ends, too."""
+    data = {"rows": rows, "packed": packed}[layout]
+    module = PackedDataModule(data, 16, BatchSettings(4), 0, limit)
+    module.trainer = SimpleNamespace(world_size=1, global_rank=0)  # pyright: ignore
+    targets = torch.cat([part.flatten() for _, part, _ in module.val_dataloader()])
+    counted, pieces = targets[targets != IGNORE].tolist(), token_bytes(load_tokenizer(data.path))
+    size = sum(len(pieces[token]) for token in counted)
+    assert module.valid_bytes_per_token == pytest.approx(size / len(counted), rel=1e-12)
+    assert module.valid_bytes_per_token != pytest.approx(data.bytes_per_token("valid"), rel=1e-4)
+
+
 @pytest.mark.parametrize(("micro", "devices"), [(None, 1), (2, 1), (2, 3), (None, 2)])
 def test_all_parts_of_a_step_are_consecutive_samples_and_share_its_targets_evenly(
     rows, micro, devices
@@ -141,6 +157,27 @@ def test_all_parts_of_a_step_are_consecutive_samples_and_share_its_targets_evenl
         assert all(side.is_contiguous() for part in found for side in part[:2])  # else: pageable
         whole = int((targets != IGNORE).sum())
         assert sum(part[2] for part in found) == pytest.approx(whole, rel=1e-12)
+
+
+def test_data_that_are_overwritten_meanwhile_get_no_checkpoint(small_tokenizer, tmp_path):
+    """Their ids fit the vocabulary. A file that another took the place of is still read."""
+    data = pack_toy(small_tokenizer, tmp_path / "toy", 8)
+    module = PackedDataModule(data, CONTEXT, BatchSettings(2), 0, None)
+    assert module.state_dict() == {"samples_seen": 0, "tokens_seen": 0}
+    path = data.path / "train-00000.bin"
+    content, later = path.read_bytes(), path.stat().st_mtime + 9
+    os.utime(path, (later, later))  # touched, and the same
+    module.state_dict()
+    other = tmp_path / "other.bin"
+    other.write_bytes(content[::-1])
+    path.write_bytes(content[2:] + content[:2])
+    os.utime(path, (later + 9, later + 9))
+    with pytest.raises(CorpusError, match=r"train-00000\.bin: not the bytes that were packed"):
+        module.state_dict()
+    other.rename(path)
+    module.state_dict()
+    path.unlink()
+    module.state_dict()
 
 
 def test_data_that_vanishes_ends_the_stream_in_one_line(small_tokenizer, tmp_path):

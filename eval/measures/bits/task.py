@@ -11,6 +11,7 @@ from torch import Tensor
 from eval.measures.bits.measure import Candidates, Passage, Question, measure_bits
 from eval.messages import RequestError, say_once
 from eval.models.checkpoint import Checkpoint
+from eval.models.corpora import corpus_hash
 from eval.models.text import HeldOutText, held_out_text, inside_stories, text_prompts
 from eval.rows.progress import Progress, report_progress
 from eval.rows.store import Results, Row, row_key
@@ -138,6 +139,11 @@ class BitsTask:
         return self.design.of(self.checkpoint)
 
     @property
+    def corpus(self) -> str:
+        """Whose text gives the candidates, and the passages where no text is asked about."""
+        return self.design.corpus
+
+    @property
     def keys(self) -> list[str]:
         """The key of each passage's row."""
         return self._keys
@@ -158,6 +164,7 @@ class BitsTask:
         passages, candidates, calibration = self.sample
         largest = circuit.of_tokens(calibration[:, :context].to(device)).abs().amax(dim=(0, 1))
         rows = [passage.tokens for passage in (passages if text is None else passages[:1])]
+        known = corpus_hash(self.corpus)
         ((_, rounding),) = capture([circuit], torch.tensor(rows, device=device))
         for number, (key, passage) in enumerate(zip(self.keys, passages, strict=True)):
             if key in results.keys:
@@ -172,6 +179,7 @@ class BitsTask:
                 "checkpoint": self.checkpoint.provenance,
                 "site": {"layer": self.layer, "part": self.part},
                 "corpus": self.design.corpus,
+                "corpus_hash": known,
                 "prompts": "inside" if text is None else "text",
                 **measure_bits(circuit, passage, candidates, largest, at, question),
             }

@@ -36,10 +36,18 @@ def run_model(model: LanguageModel, tokenizer: Tokenizer, text: str | Tensor) ->
     device, context = model.embedding.weight.device, model.config.context
     if isinstance(text, str):
         text = torch.tensor([encode_text(tokenizer, text, "text")], dtype=torch.long)
+    if not isinstance(text, Tensor) or text.is_floating_point():
+        kind = text.dtype if isinstance(text, Tensor) else type(text).__name__
+        raise RequestError(f"text: a {kind}; give a text, or a tensor of token ids, (B, T)")
     if text.dim() != 2 or not 0 < text.shape[1] <= context:
         raise RequestError(
             f"text: its tokens are {tuple(text.shape)}; allowed: (B, T), T from 1 to the context "
             f"of {context}"
+        )
+    size = model.config.vocab_size
+    if text.numel() and not 0 <= int(text.min()) <= int(text.max()) < size:
+        raise RequestError(
+            f"text: token ids from {int(text.min())} to {int(text.max())}; allowed: 0 to {size - 1}"
         )
     tokens = text.to(device)
     embeddings = model.embed(tokens)

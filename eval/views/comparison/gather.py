@@ -17,7 +17,7 @@ from arch import ModelConfig
 from arch.storage.files import file_sha256, read_json
 from arch.storage.runs import find_model, run_of
 from arch.storage.values import YamlLoader
-from eval.messages import RequestError
+from eval.messages import RequestError, say_once
 from eval.models import TRUST_CODE
 from eval.models.identity import model_id
 from eval.rows.misfits import parse_json
@@ -121,6 +121,36 @@ def gather_rows(sources: Iterable[str | Path]) -> list[Row]:
     return [row for row in read_rows(files) if "checkpoint" in row]
 
 
+def of_present_models(rows: Iterable[Row], saved: Iterable[Saved]) -> list[Row]:
+    """Rows without those of a model directory that holds other weights by now; a line says so.
+
+    A run that was trained again would count as two training seeds.
+
+    Args:
+        saved: of `gather_models`.
+    """
+    known, hashes = {}, dict[Path, str]()
+    for entry in saved:
+        if entry.path and (weights := entry.path / "model.safetensors").is_file():
+            known[entry.path.resolve()] = entry.checkpoint, weights
+    present, earlier = [], list[str]()
+    for row in rows:
+        about = row["checkpoint"]
+        path = Path(about.get("path") or "/").resolve()
+        now, weights = known.get(path, ({}, path))
+        if all(now.get(name) == about[name] for name in ("name", "model_id", "step")):
+            if path not in hashes:
+                hashes[path] = file_sha256(weights)
+            if hashes[path] != about["weights_sha256"]:
+                earlier.append(about["path"])
+                continue
+        present.append(row)
+    if earlier:
+        said = f"{len(earlier)} rows of models that were trained again since, such as {earlier[0]}"
+        say_once(f"left out: {said}")
+    return present
+
+
 def finite(value: Any) -> bool:
     """Whether it is a number that can be shown and averaged."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -155,7 +185,8 @@ def _walk(path: Path) -> Iterator[Path]:
 def _run(path: Path, runs: dict[Path, RunRecord]) -> RunRecord:
     key = path.resolve()
     if key not in runs:
-        runs[key] = RunRecord(path, read_settings(path), list(_metrics(path / METRICS)))
+        rows = sorted(_metrics(path / METRICS), key=lambda row: row["step"])
+        runs[key] = RunRecord(path, read_settings(path), rows)
     return runs[key]
 
 
@@ -177,12 +208,21 @@ def read_settings(run: Path) -> dict[str, Any]:
 
 
 def _metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a run's record; those of two runs in one file are refused."""
+    losses: dict[int, Any] = {}
     for number, line in enumerate(whole_lines(path), start=1):
         try:
             row = parse_json(line)
-            yield row | {"step": int(row["step"])}
+            row |= {"step": int(row["step"])}
         except (KeyError, TypeError, ValueError, OverflowError):
             raise RequestError(f"{path}, line {number}: not a row of a run's figures") from None
+        step, loss = row["step"], row.get("val_loss")
+        if loss is not None and losses.setdefault(step, loss) != loss:
+            raise RequestError(
+                f"{path}, line {number}: another validation of step {step}, so it is of two runs; "
+                "give the file of each run in a directory of its own"
+            )
+        yield row
 
 
 def _of_directory(path: Path, runs: dict[Path, RunRecord]) -> Saved:

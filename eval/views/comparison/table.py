@@ -189,9 +189,8 @@ def reported(saved: Sequence[Saved]) -> list[Saved]:
 
 
 def _training(model: str, step: int, checkpoints: Sequence[Saved]) -> Record:
-    """What training left of the checkpoints of one model and step; of each run once."""
-    runs = {(saved.checkpoint["name"], str(saved.run.path if saved.run else saved.path)): saved
-            for saved in checkpoints if saved.meta}  # fmt: skip
+    """What training left of the checkpoints of one model and step; of each run, or copy, once."""
+    runs = {_identity(saved): saved for saved in checkpoints if saved.meta}
     weights = {saved.checkpoint.get("weights_sha256") for saved in checkpoints if not saved.meta}
     record: Record = {"model": model, "step": step, "seeds": max(len(runs), len(weights))}
     costs = {
@@ -210,6 +209,14 @@ def _training(model: str, step: int, checkpoints: Sequence[Saved]) -> Record:
     if bits:
         record |= _fields(BITS, seeds_mean(bits)) | {"bits_per_byte_of": "validation"}
     return record
+
+
+def _identity(saved: Saved) -> tuple[Any, ...]:
+    """What a run and its copies share: name, training seed and loss; without a loss, the place."""
+    place = str(saved.run.path if saved.run else saved.path)
+    loss, recipe = saved.meta.get("val_loss"), saved.meta.get("recipe")
+    settings = recipe if isinstance(recipe, dict) else saved.run.settings if saved.run else {}
+    return saved.checkpoint["name"], settings.get("seed"), place if loss is None else loss
 
 
 def _fields(figure: Figure, estimate: tuple[Any, ...]) -> Record:

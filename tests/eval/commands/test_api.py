@@ -8,8 +8,10 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas
 import pytest
+import torch
 
 import eval as evals
 from eval.__main__ import command_function, main
@@ -64,6 +66,46 @@ def test_flags_are_read_as_arguments_are(name, words, read, monkeypatch):
     assert given == {n: defaults[n] for n in given} | {"models": ("one", "two")} | read
     hints = {p.name: p.annotation for p in signature(function).parameters.values()}
     assert read_arguments(hints, read) == read
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ({"layers": np.int64(1)}, {"layers": ("1",)}),
+        ({"layers": torch.tensor([1, 2])}, {"layers": ("1", "2")}),
+        ({"noise": np.array([0.0, 0.5])}, {"noise": (0.0, 0.5)}),
+        ({"text": pandas.Series(["Tom", "Mia"], index=[5, 6])}, {"text": ("Tom", "Mia")}),
+        ({"models": []}, "models: give one at least"),
+        ({"models": None}, "models: give one at least"),
+        ({"text": b"abc"}, "--text b'abc': give a text"),  # three texts: 97, 98 and 99
+        ({"text": [Path("book.txt")]}, "--text book.txt: a path is no text"),  # its name was read
+        ({"slices": slice(1, None)}, "--slices slice(1, None, None): give it in quotes"),
+        ({"layers": np.ones((2, 2), int)}, "--layers [1, 1]: give a flat list"),
+    ],
+)
+def test_values_of_python_are_read_or_refused(given, read):
+    function = command_function("invert")
+    hints = {p.name: p.annotation for p in signature(function).parameters.values()}
+    if isinstance(read, dict):
+        assert read_arguments(hints, given) == read
+    else:
+        with pytest.raises(evals.RequestError) as refusal:
+            read_arguments(hints, given)
+        assert str(refusal.value).startswith(read)
+
+
+def test_what_is_no_text_of_a_model_is_one_line(model_directory):
+    model = evals.open_model(model_directory())
+    size = model.config.vocab_size
+    given = {
+        "text: a list; give": [1, 2],
+        "text: a torch.float32; give": torch.ones(1, 2),
+        f"text: token ids from 1 to {size}; allowed: 0 to {size - 1}": torch.tensor([[1, size]]),
+    }
+    for message, value in given.items():
+        with pytest.raises(evals.RequestError) as refusal:
+            model(value)  # pyright: ignore[reportArgumentType]
+        assert str(refusal.value).startswith(message)
 
 
 def test_invert_from_python_is_that_of_the_command(model_directory, tmp_path, capsys):

@@ -107,6 +107,30 @@ def test_losses_of_two_texts_are_two_lines_and_compared_on_one(model_directory, 
     assert capsys.readouterr().out
 
 
+def test_a_corpus_written_anew_under_its_name_is_another(model_directory, tmp_path, capsys):
+    """Its earlier loss was given as its own; and losses of both stood in one column, as alike."""
+    path, corpus, results = model_directory(), tmp_path / "book.jsonl", tmp_path / "results"
+    command = ["loss", str(path), "--corpus", str(corpus), "--stories", "2", "--out"]
+    for number, words in enumerate(("Tom had a ball.", "The end came at last.", "Mia saw a dog.")):
+        corpus.write_text("".join(f'{{"text": "{words} {i}"}}\n' for i in range(99)))
+        assert main([*command, f"{results}{number}"]) == 0
+        assert main([*command, f"{results}{number}"]) == 0  # its row is there
+    capsys.readouterr()
+    assert main([*command, f"{results}0"]) == 2
+    refused = f"error: --out {results}0: its rows on --corpus {corpus} are of another text of that"
+    assert capsys.readouterr().err.startswith(refused)
+    rows = [row for number in range(3) for row in read_rows([f"{results}{number}"])]
+    told = list(summarise_rows([row | {"key": str(i)} for i, row in enumerate(rows)], "loss"))
+    names = {record["corpus"]: record["bits_per_byte"] for record in told}
+    expected = {
+        f"{corpus} ({row['corpus_hash'][:8]}, {row['bytes']} bytes)": row["bits_per_byte"]
+        for row in rows
+    }
+    assert names == pytest.approx(expected, abs=1e-4)
+    alike = [{k: v for k, v in row.items() if k != "corpus_hash"} for row in rows[:1] * 2]
+    assert [r["corpus"] for r in summarise_rows(alike, "loss")] == [str(corpus)]
+
+
 def test_stories_are_joined_without_an_end_of_text_where_there_is_none(small_model, tmp_path):
     """A tokenizer of bytes, with no special token at all, as of some pretrained models."""
     (tmp_path / "valid.txt").write_text("One cat.<|endoftext|>Two dogs.", "utf-8")

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import shutil
 import xml.etree.ElementTree as ET
 
 import numpy as np
@@ -10,6 +11,7 @@ from scipy import stats
 
 from eval.analysis.frame import frame
 from eval.analysis.summary import summarise_rows
+from eval.messages import RequestError
 from eval.models.checkpoint import open_checkpoint
 from eval.rows.store import Results
 from eval.views.comparison.gather import gather_models
@@ -47,6 +49,46 @@ def test_seeds_are_pooled_with_students_interval(tmp_path):
     assert [record["model"] for record in apart] == ["flat-s0", "flat-s1", "flat-s2"]
     assert [record["bits_per_byte"] for record in apart] == pytest.approx(bits)
     assert all(record["bits_per_byte_low"] is None for record in apart)
+
+
+def test_a_copy_of_a_run_is_no_training_seed(model_directory, tmp_path):
+    run = make_run(tmp_path, "flat")
+    add_model(run, 100, model_directory("any", 100))
+    shutil.copytree(run, tmp_path / "backup" / "flat")
+    assert [record["seeds"] for record in compared(run, tmp_path / "backup")] == [1]
+    other = make_run(tmp_path / "other", "flat", seed=1)  # a seed of its own, of the same loss
+    shutil.rmtree(run / "models")
+    assert [record["seeds"] for record in compared(run, other)] == [2]
+
+
+def test_a_record_of_two_runs_is_refused_and_the_order_of_its_lines_is_that_of_steps(tmp_path):
+    """The last line's step was the run's last, and its time went back with the tokens."""
+    run, other = make_run(tmp_path, "flat"), make_run(tmp_path, "other", bits=2.0)
+    (expected,) = compared(run)
+    record = run / "metrics.jsonl"
+    lines = record.read_text().splitlines(keepends=True)
+    record.write_text("".join(lines[::-1]))
+    assert compared(run) == [expected]
+    record.write_text("".join(lines) + (other / "metrics.jsonl").read_text())
+    with pytest.raises(RequestError, match=r"jsonl, line 6: another validation of step 0, so it"):
+        compared(run)
+
+
+def test_a_model_that_was_trained_again_is_no_training_seed(model_directory, tmp_path, capsys):
+    """Rows of the weights that lay there before were averaged with its own."""
+    model = add_model(make_run(tmp_path, "flat"), 100, model_directory("any", 100))
+    rows = [loss_row(open_checkpoint(model).provenance, [2.0, 3.0])]
+    earlier = {**rows[0]["checkpoint"], "weights_sha256": "0" * 64}
+    rows.append(loss_row(earlier, [4.0, 5.0]) | {"key": "earlier"})
+    Results(tmp_path / "results").append(rows)
+    table = tmp_path / "table.csv"
+    assert run_compare(model, tmp_path / "results", "--csv", table) == 0
+    said = f"left out: 1 rows of models that were trained again since, such as {model}\n"
+    assert capsys.readouterr().err == said
+    (line,) = csv.DictReader(table.read_text().splitlines())
+    assert (line["seeds"], float(line["bits_per_byte"])) == ("1", rows[0]["bits_per_byte"])
+    assert run_compare(tmp_path / "results") == 0  # where no model is at hand, it is said
+    assert f"{model}: rows of several models that lay there are" in capsys.readouterr().err
 
 
 def test_settings_in_which_runs_differ_are_columns(tmp_path, capsys):
