@@ -36,8 +36,10 @@ SIZES = (
 """Sizes that no tensor of the model can be smaller than."""
 WINDOWS = ("sliding_window", "attention_chunk_size")
 POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
-LEARNT = re.compile(r"(wpe|embed_positions|position_embeddings?)\.weight$")
-"""Tensors with a row for each position."""
+LEARNT = re.compile(
+    r"^(?!.*(?:vision|visual|audio)).*(?:wpe|embed_positions|position_embeddings?)\.weight$"
+)
+"""Tensors with a row for each position of a text."""
 NUMBERS = (
     "rope_theta", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "partial_rotary_factor",
     "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",

@@ -255,6 +255,13 @@ def _check_names(name: str, config: dict[str, Any]) -> None:
     found = [(setting, config.get(setting)) for setting in ACTIVATIONS]
     ropes = [section for section in [*sections(config)][1:] if "hidden_size" not in section]
     found += [(name, rope.get(name)) for rope in ropes for name in ROTATIONS]
+    for rope in ropes:
+        scaled = [key for key in rope if "factor" in key and key != "partial_rotary_factor"]
+        if scaled and not any(map(rope.get, ROTATIONS)):  # for transformers nothing is scaled then
+            raise ModelError(
+                f"{name} cannot be loaded: a rotation has {scaled[0]} "
+                f"{show_value(rope[scaled[0]])} and no rope_type; name the type, as linear"
+            )
     known |= dict.fromkeys(ROTATIONS, ("default", *ROPE_INIT_FUNCTIONS))
     if isinstance(quantised := config.get("quantization_config"), dict):
         found.append((QUANTISATION, method := quantised.get("quant_method")))

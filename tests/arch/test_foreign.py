@@ -17,6 +17,7 @@ from eval.__main__ import main as evaluate
 from eval.models.text import random_prompts
 from tests.arch.cases import byte_tokenizer
 from tests.arch.test_gguf import write_gguf
+from tests.said import one_line
 
 TOKENS = torch.arange(30)[None]
 
@@ -235,6 +236,14 @@ def test_a_setting_that_an_import_does_not_know_is_refused(config, llama):
         "max_window_layers",
     )
     assert any(name in str(refusal.value) for name in named)
+
+
+@pytest.mark.parametrize("name", ["factor", "low_freq_factor"])
+def test_a_rotation_that_is_scaled_needs_its_type(name, llama):
+    """Without one transformers scales nothing, where it once refused it."""
+    directory = llama(config={"rope_scaling": {name: 4.0}})
+    with one_line(ModelError, f"a rotation has {name} 4.0 and no rope_type; name the type"):
+        load_pretrained(str(directory))
 
 
 EVIL = "from pathlib import Path\nPath({marker!r}).write_text('ran')\n"
