@@ -49,7 +49,14 @@ from arch.model import LanguageModel
 from arch.pretrained.decoder import Decoder, describe_pretrained, is_whole
 from arch.pretrained.families import take_apart
 from arch.pretrained.gguf import GGUF, check_gguf, check_gguf_is_whole
-from arch.pretrained.tokenizers import check_ids, largest_id, read_tokenizer
+from arch.pretrained.tokenizers import (
+    PIECES,
+    check_ids,
+    check_pieces,
+    largest_id,
+    open_pieces,
+    read_tokenizer,
+)
 from arch.storage.directory import LoadedModel
 from arch.storage.files import read_json, read_text
 from arch.storage.weights import check_finite, drop_padding
@@ -357,6 +364,8 @@ def _tokenizer(name: str, options: dict[str, Any]) -> Tokenizer:
             tokenizer = read_tokenizer(text, Path(file))
             say_left_out_tokens([Path(found) for n in NAMING if (found := find(n))], text, name)
             return tokenizer
+    held = () if "gguf_file" in options else map(find, PIECES)
+    pieces = {file: open_pieces(file) for file in held if file}
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
     except ValueError as error:
@@ -371,4 +380,6 @@ def _tokenizer(name: str, options: dict[str, Any]) -> Tokenizer:
             f"{type(tokenizer).__name__}; save its tokenizer there"
         )
     check_ids(tokenizer.backend_tokenizer, (), name)
+    for file, model in pieces.items():
+        check_pieces(file, model, tokenizer.backend_tokenizer)
     return read_tokenizer(tokenizer.backend_tokenizer.to_str(), f"the tokenizer of {name}")
