@@ -22,8 +22,8 @@ from arch.storage.files import read_json
 from arch.storage.weights import FLOATS, Shapes, read_header
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-PREFIXES = ("_orig_mod.", "module.")
-"""What compiling or parallel training puts before every name of a weight."""
+PREFIXES = ("_orig_mod.", "module.", "_fsdp_wrapped_module.", "base_model.model.")
+"""What compiling, training in parallel or an adapter that is merged put before every name."""
 HARMLESS = re.compile(r"rotary_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$|position_ids$")
 """Tensors of old files that can be computed, and that no model reads."""
 FREQUENCIES = re.compile(r"rotary_emb\.inv_freq$")

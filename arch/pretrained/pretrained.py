@@ -291,9 +291,10 @@ def _check_names(name: str, config: dict[str, Any]) -> None:
 
 def _check_loaded(name: str, found: dict[str, Any]) -> None:
     """Refuses weights that do not fit: transformers draws what is missing at random."""
-    wrong = [f"no {tensor}" for tensor in sorted(found["missing_keys"])]
+    lacking = [f"no {tensor}" for tensor in sorted(found["missing_keys"])]
     extra = sorted(tensor for tensor in found["unexpected_keys"] if not HARMLESS.search(tensor))
-    wrong += [f"unknown {tensor}" for tensor in extra]
+    unknown = [f"unknown {tensor}" for tensor in extra]
+    wrong = [*lacking[:1], *unknown[:1], *lacking[1:], *unknown[1:]]  # one beside the other
     for tensor, held, expected in found["mismatched_keys"]:
         shapes = tuple(held), tuple(expected)
         wrong.append(f"{tensor} is {shapes[0]}, the configuration says {shapes[1]}")

@@ -54,7 +54,7 @@ BAD_WEIGHTS = {
     ),
     "has a number that is none": (lambda held: held | {UP: held[UP].log()}, UP),
     "has an infinite number": (lambda held: held | {UP: held[UP] / 0}, UP),
-    "other names": (lambda held: {f"x.{k}": v for k, v in held.items()}, "no .unknown "),
+    "other names": (lambda held: {f"x.{k}": v for k, v in held.items()}, "unknown x"),
 }
 
 
@@ -85,6 +85,9 @@ GOOD = {
     "the base beside": {"config": {"rope_parameters": KeyError, "rope_theta": 77.0}},
     "a window that a Llama has not": {"config": {"sliding_window": 4}},
     "compiled": {"weights": lambda held: {f"_orig_mod.{k}": v for k, v in held.items()}},
+    "compiled, or an adapter merged": {
+        "weights": lambda held: {f"base_model.model.{k}": v for k, v in held.items()}
+    },
     "in parallel": {"weights": lambda held: {f"module._orig_mod.{k}": v for k, v in held.items()}},
     "with frequencies": {
         "weights": lambda held: (
