@@ -86,6 +86,12 @@ def read_settings(path: Path) -> dict[str, Any]:
             f"{path}: model_type is {show_value(config['model_type'])}; expected a text"
         )
     check_settings(config, path)
+    for section in sections(config):
+        rope = section.get("rope_parameters") or {}
+        outer, inner = section.get("rope_theta"), rope.get("rope_theta")
+        if None not in (outer, inner) and outer != inner and not section.get("rope_scaling"):
+            print(f"{path}: rope_theta is {outer:g}, and in rope_parameters {inner:g}, which alone"
+                  " is read", file=sys.stderr)  # fmt: skip
     return config
 
 

@@ -241,6 +241,17 @@ def test_a_setting_that_an_import_does_not_know_is_refused(config, llama):
     assert any(name in str(refusal.value) for name in named)
 
 
+def test_of_two_bases_of_a_rotation_the_one_that_is_read_is_said(llama, capsys):
+    """As where an older transformers saves its own default beside what a newer one wrote."""
+    inner = {"rope_type": "default", "rope_theta": 77.0}
+    expected, _ = both(llama(rope_parameters=inner))
+    assert "rope_theta" not in capsys.readouterr().err
+    for logits in both(llama(rope_parameters=inner, config={"rope_theta": 10000.0})):
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+    line = "rope_theta is 10000, and in rope_parameters 77, which alone is read"
+    assert capsys.readouterr().err.count(line) == 2
+
+
 @pytest.mark.parametrize("name", ["factor", "low_freq_factor"])
 def test_a_rotation_that_is_scaled_needs_its_type(name, llama):
     """Without one transformers scales nothing, where it once refused it."""
