@@ -76,11 +76,13 @@ def test_tensors_of_torch_save_are_read_where_the_flag_says_so(tmp_path, kind):
 
 def test_the_steps_of_a_generation_are_one_text(tmp_path, capsys):
     states = [torch.randn(2, rows, 8).split(4, dim=-1) for rows in (5, 1, 1)]
-    torch.save(states, tmp_path / "a.pt")
+    torch.save({"a": states, "sequences": torch.arange(16).view(2, 8)}, tmp_path / "a.pt")
     outputs = read_capture(tmp_path / "a.pt", torch_file=True).outputs
     joined = torch.cat([outputs[f"a.{layer}"].read().outputs for layer in (0, 1)], dim=-1)
     assert torch.equal(joined, torch.cat([torch.cat(step, dim=-1) for step in states], dim=1))
-    assert "a: the rows of 3 steps of generation are joined" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "a: the rows of 3 steps of generation are joined" in said
+    assert "sequences: by name the tokens themselves, in clear" in said
 
 
 @pytest.mark.parametrize(
