@@ -22,8 +22,8 @@ from arch.storage.files import read_json
 from arch.storage.weights import FLOATS, Shapes, read_header
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-PREFIXES = ("_orig_mod.", "module.")
-"""What compiling or parallel training puts before every name of a weight."""
+PREFIXES = ("_orig_mod.", "module.", "_fsdp_wrapped_module.", "base_model.model.")
+"""What compiling, training in parallel or an adapter that is merged put before every name."""
 HARMLESS = re.compile(r"rotary_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$|position_ids$")
 """Tensors of old files that can be computed, and that no model reads."""
 FREQUENCIES = re.compile(r"rotary_emb\.inv_freq$")
@@ -36,8 +36,10 @@ SIZES = (
 """Sizes that no tensor of the model can be smaller than."""
 WINDOWS = ("sliding_window", "attention_chunk_size")
 POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
-LEARNT = re.compile(r"(wpe|embed_positions|position_embeddings?)\.weight$")
-"""Tensors with a row for each position."""
+LEARNT = re.compile(
+    r"^(?!.*(?:vision|visual|audio)).*(?:wpe|embed_positions|position_embeddings?)\.weight$"
+)
+"""Tensors with a row for each position of a text."""
 NUMBERS = (
     "rope_theta", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "partial_rotary_factor",
     "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",
@@ -84,6 +86,12 @@ def read_settings(path: Path) -> dict[str, Any]:
             f"{path}: model_type is {show_value(config['model_type'])}; expected a text"
         )
     check_settings(config, path)
+    for section in sections(config):
+        rope = section.get("rope_parameters") or {}
+        outer, inner = section.get("rope_theta"), rope.get("rope_theta")
+        if None not in (outer, inner) and outer != inner and not section.get("rope_scaling"):
+            print(f"{path}: rope_theta is {outer:g}, and in rope_parameters {inner:g}, which alone"
+                  " is read", file=sys.stderr)  # fmt: skip
     return config
 
 

@@ -58,7 +58,8 @@ class LayerRunner:
         self.cache_option = next((n for n in ("cache", "past_key_values") if n in options), "")
         self.cached = bool(self.cache_option)
         count = model.config.get_text_config().num_hidden_layers
-        stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
+        body = getattr(model, "get_decoder", lambda: model)()  # not what reads pictures
+        stacks = [m for m in body.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
         if not stacks:
             raise ModelError(f"{self.kind} has no list of its {count} layers; it cannot be opened")
         self.layers: Sequence[nn.Module] = list(stacks[0])

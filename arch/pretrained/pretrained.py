@@ -49,7 +49,14 @@ from arch.model import LanguageModel
 from arch.pretrained.decoder import Decoder, describe_pretrained, is_whole
 from arch.pretrained.families import take_apart
 from arch.pretrained.gguf import GGUF, check_gguf, check_gguf_is_whole
-from arch.pretrained.tokenizers import check_ids, largest_id, read_tokenizer
+from arch.pretrained.tokenizers import (
+    PIECES,
+    check_ids,
+    check_pieces,
+    largest_id,
+    open_pieces,
+    read_tokenizer,
+)
 from arch.storage.directory import LoadedModel
 from arch.storage.files import read_json, read_text
 from arch.storage.weights import check_finite, drop_padding
@@ -255,6 +262,13 @@ def _check_names(name: str, config: dict[str, Any]) -> None:
     found = [(setting, config.get(setting)) for setting in ACTIVATIONS]
     ropes = [section for section in [*sections(config)][1:] if "hidden_size" not in section]
     found += [(name, rope.get(name)) for rope in ropes for name in ROTATIONS]
+    for rope in ropes:
+        scaled = [key for key in rope if "factor" in key and key != "partial_rotary_factor"]
+        if scaled and not any(map(rope.get, ROTATIONS)):  # for transformers nothing is scaled then
+            raise ModelError(
+                f"{name} cannot be loaded: a rotation has {scaled[0]} "
+                f"{show_value(rope[scaled[0]])} and no rope_type; name the type, as linear"
+            )
     known |= dict.fromkeys(ROTATIONS, ("default", *ROPE_INIT_FUNCTIONS))
     if isinstance(quantised := config.get("quantization_config"), dict):
         found.append((QUANTISATION, method := quantised.get("quant_method")))
@@ -277,9 +291,10 @@ def _check_names(name: str, config: dict[str, Any]) -> None:
 
 def _check_loaded(name: str, found: dict[str, Any]) -> None:
     """Refuses weights that do not fit: transformers draws what is missing at random."""
-    wrong = [f"no {tensor}" for tensor in sorted(found["missing_keys"])]
+    lacking = [f"no {tensor}" for tensor in sorted(found["missing_keys"])]
     extra = sorted(tensor for tensor in found["unexpected_keys"] if not HARMLESS.search(tensor))
-    wrong += [f"unknown {tensor}" for tensor in extra]
+    unknown = [f"unknown {tensor}" for tensor in extra]
+    wrong = [*lacking[:1], *unknown[:1], *lacking[1:], *unknown[1:]]  # one beside the other
     for tensor, held, expected in found["mismatched_keys"]:
         shapes = tuple(held), tuple(expected)
         wrong.append(f"{tensor} is {shapes[0]}, the configuration says {shapes[1]}")
@@ -350,6 +365,8 @@ def _tokenizer(name: str, options: dict[str, Any]) -> Tokenizer:
             tokenizer = read_tokenizer(text, Path(file))
             say_left_out_tokens([Path(found) for n in NAMING if (found := find(n))], text, name)
             return tokenizer
+    held = () if "gguf_file" in options else map(find, PIECES)
+    pieces = {file: open_pieces(file) for file in held if file}
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
     except ValueError as error:
@@ -364,4 +381,6 @@ def _tokenizer(name: str, options: dict[str, Any]) -> Tokenizer:
             f"{type(tokenizer).__name__}; save its tokenizer there"
         )
     check_ids(tokenizer.backend_tokenizer, (), name)
+    for file, model in pieces.items():
+        check_pieces(file, model, tokenizer.backend_tokenizer)
     return read_tokenizer(tokenizer.backend_tokenizer.to_str(), f"the tokenizer of {name}")

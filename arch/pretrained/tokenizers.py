@@ -1,12 +1,19 @@
 """Tokenizers of the library `tokenizers`, from text that somebody else wrote."""
 
+import importlib
 import json
+import sys
 from collections.abc import Iterable
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from arch.errors import ModelError, printable, show_value
+
+PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+"""Names of the files of SentencePiece."""
+PLAIN, LED = "The 12  CAFÉs,\n\tﬁne 中文 🙂 ran.", "  a"
+"""Texts that show how a tokenizer treats blanks, cases, signs and bytes; one led by blanks."""
 
 
 def read_tokenizer(text: str, source: object) -> Tokenizer:
@@ -60,6 +67,56 @@ def check_ids(tokenizer: Tokenizer, added: Iterable[dict[str, Any]], source: obj
                 f"{source}: added_tokens says that {show_value(token)} is {entry['id']}, the "
                 f"library tokenizers reads it as {number}; give the model's own tokenizer"
             )
+
+
+def open_pieces(file: str) -> Any:
+    """The SentencePiece model in a file, as its own library reads it.
+
+    Raises:
+        ModelError: the library is missing, or the file is none of its.
+    """
+    try:
+        return importlib.import_module("sentencepiece").SentencePieceProcessor(model_file=file)
+    except ImportError:
+        raise ModelError(
+            f"{file} needs the package sentencepiece, as no tokenizer.json is beside it; fix: pip "
+            "install sentencepiece protobuf"
+        ) from None
+    except (OSError, RuntimeError, TypeError) as error:
+        raise ModelError(
+            f"{file} is no model of SentencePiece ({printable(error, 80)}); save a tokenizer.json"
+        ) from None
+
+
+def check_pieces(file: str, pieces: Any, tokenizer: Tokenizer) -> None:
+    """Compares a tokenizer that transformers made of a SentencePiece model with the model itself.
+
+    On a text and each piece of it. What differs where blanks lead a text is said on stderr.
+
+    Raises:
+        ModelError: naming a text that both split differently.
+    """
+    special = (pieces.is_control, pieces.is_unknown, pieces.is_byte, pieces.is_unused)
+    ordinary = [n for n in range(pieces.get_piece_size()) if not any(is_so(n) for is_so in special)]
+    shown = [f"a{pieces.id_to_piece(n).replace('▁', ' ')}" for n in ordinary]
+    texts = [LED, PLAIN, *shown]
+    made = tokenizer.encode_batch(texts, add_special_tokens=False)
+    differs = [
+        text
+        for text, expected, encoding in zip(texts, pieces.encode(texts), made, strict=True)
+        if expected != encoding.ids
+    ]
+    if differs == [LED]:
+        print(
+            f"{file}: of a text that begins with blanks transformers makes other tokens than this "
+            "file says; a tokenizer.json of the model's own is read as it is",
+            file=sys.stderr,
+        )
+    elif differs:
+        raise ModelError(
+            f"{file}: of {show_value(differs[-1])} transformers makes other tokens than this file "
+            "says; give the model's own tokenizer.json"
+        )
 
 
 def largest_id(tokenizer: Tokenizer) -> int:

@@ -128,6 +128,8 @@ def leave_out_empty(stored: Stored, visible: Slice) -> Slice:
     if wrong := [t for t, good in zip(shown, finite, strict=True) if not good]:
         named = ", ".join(map(str, wrong[:10])) + ", ..." * (len(wrong) > 10)
         why = ", or their scale is not above 0" if stored.scaled else ""
+        if bool((stored.values == -torch.inf).any()):
+            why += ", or logits of tokens that a sampler left out (give those before it)"
         raise ArgumentError(
             "outputs",
             f"not finite at positions {named}, or beyond {LARGEST:g}{why}; leave them out of "

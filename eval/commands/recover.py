@@ -247,5 +247,7 @@ def _truth(text: str, answer: list[int], tokenizer: "Tokenizer") -> list[int]:
     raise RequestError(
         f"--truth {text!r}: {len(bare)} tokens"
         + (f" ({len(whole)} with those that the tokenizer adds)" if whole != bare else "")
-        + f"; the answer has {len(answer)}"
+        + f"; the answer has {len(answer)}, and begins with "
+        + repr(tokenizer.decode(answer[:4], skip_special_tokens=False))
+        + "; give the text of all of them, special ones as they are spelt"
     )

@@ -129,6 +129,18 @@ def test_a_saved_model_is_loaded(tmp_path):
     assert (loaded.config.vocab_size, loaded.config.d_model, loaded.config.n_layers) == (V, D, L)
 
 
+@pytest.mark.parametrize("layers", [1, L])
+def test_the_text_part_of_a_model_that_reads_pictures_too_is_loaded(layers, tmp_path, tokens):
+    """Its pictures' part has fewer positions than a text, and may have as many layers."""
+    pictures = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2,
+                "num_hidden_layers": layers, "image_size": 28, "patch_size": 14}  # fmt: skip
+    parts = {"text_config": SLIDING | {"vocab_size": V}, "vision_config": pictures}
+    config = transformers.Gemma3Config(**parts, mm_tokens_per_image=4, image_token_index=V - 1)
+    theirs = transformers.Gemma3ForConditionalGeneration(config).eval()
+    loaded = load_pretrained(saved(theirs, tmp_path / "small"))
+    torch.testing.assert_close(loaded.model(tokens), theirs(tokens).logits, atol=1e-4, rtol=1e-4)
+
+
 def test_a_recurrence_whose_stream_is_halved_on_the_way_is_loaded(tmp_path, tokens):
     """What transformers does against overflow in half precision changes no logit."""
     loaded = load_pretrained(saved(their_model("rwkv", rescale_every=1), tmp_path / "small"))

@@ -17,6 +17,7 @@ from eval.__main__ import main as evaluate
 from eval.models.text import random_prompts
 from tests.arch.cases import byte_tokenizer
 from tests.arch.test_gguf import write_gguf
+from tests.said import one_line
 
 TOKENS = torch.arange(30)[None]
 
@@ -53,7 +54,7 @@ BAD_WEIGHTS = {
     ),
     "has a number that is none": (lambda held: held | {UP: held[UP].log()}, UP),
     "has an infinite number": (lambda held: held | {UP: held[UP] / 0}, UP),
-    "other names": (lambda held: {f"x.{k}": v for k, v in held.items()}, "no .unknown "),
+    "other names": (lambda held: {f"x.{k}": v for k, v in held.items()}, "unknown x"),
 }
 
 
@@ -84,6 +85,9 @@ GOOD = {
     "the base beside": {"config": {"rope_parameters": KeyError, "rope_theta": 77.0}},
     "a window that a Llama has not": {"config": {"sliding_window": 4}},
     "compiled": {"weights": lambda held: {f"_orig_mod.{k}": v for k, v in held.items()}},
+    "compiled, or an adapter merged": {
+        "weights": lambda held: {f"base_model.model.{k}": v for k, v in held.items()}
+    },
     "in parallel": {"weights": lambda held: {f"module._orig_mod.{k}": v for k, v in held.items()}},
     "with frequencies": {
         "weights": lambda held: (
@@ -235,6 +239,25 @@ def test_a_setting_that_an_import_does_not_know_is_refused(config, llama):
         "max_window_layers",
     )
     assert any(name in str(refusal.value) for name in named)
+
+
+def test_of_two_bases_of_a_rotation_the_one_that_is_read_is_said(llama, capsys):
+    """As where an older transformers saves its own default beside what a newer one wrote."""
+    inner = {"rope_type": "default", "rope_theta": 77.0}
+    expected, _ = both(llama(rope_parameters=inner))
+    assert "rope_theta" not in capsys.readouterr().err
+    for logits in both(llama(rope_parameters=inner, config={"rope_theta": 10000.0})):
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+    line = "rope_theta is 10000, and in rope_parameters 77, which alone is read"
+    assert capsys.readouterr().err.count(line) == 2
+
+
+@pytest.mark.parametrize("name", ["factor", "low_freq_factor"])
+def test_a_rotation_that_is_scaled_needs_its_type(name, llama):
+    """Without one transformers scales nothing, where it once refused it."""
+    directory = llama(config={"rope_scaling": {name: 4.0}})
+    with one_line(ModelError, f"a rotation has {name} 4.0 and no rope_type; name the type"):
+        load_pretrained(str(directory))
 
 
 EVIL = "from pathlib import Path\nPath({marker!r}).write_text('ran')\n"

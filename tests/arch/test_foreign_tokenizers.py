@@ -1,6 +1,8 @@
 """What stands in a directory of transformers about its tokenizer: it is read as its file says."""
 
 import json
+import sys
+from types import SimpleNamespace
 
 import pytest
 import transformers
@@ -8,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from arch import ModelError, import_transformers, load_pretrained
 from arch.__main__ import main as models_command
+from arch.pretrained.tokenizers import check_pieces
 from eval.messages import RequestError
 from eval.models.checkpoint import open_model
 from tests.arch.cases import byte_tokenizer
@@ -110,6 +113,65 @@ def test_a_class_without_the_files_of_its_vocabulary_is_refused(kind, said, llam
     (directory / "vocab.json").write_text(json.dumps(known["vocab"] | {"zz": 5}))
     (directory / "merges.txt").write_text("#version: 0.2\n")
     (directory / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind}))
+    with one_line(ModelError, said):
+        load_pretrained(str(directory))
+
+
+class Pieces:
+    """A SentencePiece model as its library shows it, of other ids for some texts."""
+
+    is_unknown = is_byte = is_unused = staticmethod(lambda token: False)
+
+    def __init__(self, model_file="", other=""):
+        if model_file:
+            raise RuntimeError("could not parse")
+        self.tokenizer, self.other = byte_tokenizer(), other
+
+    def get_piece_size(self):
+        return 258
+
+    def is_control(self, token):
+        return token > 255
+
+    def id_to_piece(self, token):
+        return chr(32 + token).replace(" ", "▁")
+
+    def encode(self, texts):
+        return [[0] if self.other in text else self.tokenizer.encode(text).ids for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ("nothing", ""),
+        ("  a", "begins with blanks"),
+        ("ﬁ", "other tokens"),
+        ("aÿ", "of 'aÿ' trans"),
+    ],
+)
+def test_what_is_made_of_a_sentencepiece_model_must_split_as_it_does(other, said, capsys):
+    pieces = Pieces(other=other)
+    if said in ("", "begins with blanks"):
+        check_pieces("m/tokenizer.model", pieces, byte_tokenizer())
+        line = capsys.readouterr().err
+        assert said in line
+        assert bool(line) == bool(said)
+    else:
+        with one_line(ModelError, said):
+            check_pieces("m/tokenizer.model", pieces, byte_tokenizer())
+
+
+@pytest.mark.parametrize(
+    ("package", "said"),
+    [
+        (None, "tokenizer.model needs the package sentencepiece, as no tokenizer.json is beside"),
+        (SimpleNamespace(SentencePieceProcessor=Pieces), "is no model of SentencePiece (could not"),
+    ],
+)
+def test_a_sentencepiece_model_alone_is_read_by_its_own_library(package, said, llama, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentencepiece", package)
+    directory = llama()
+    (directory / "tokenizer.json").rename(directory / "tokenizer.model")
     with one_line(ModelError, said):
         load_pretrained(str(directory))
 

@@ -173,7 +173,7 @@ def _list_torch(path: Path) -> Held:
         raise RequestError(f"{path}: --torch-file: no tensors of torch.save ({line})") from None
     tensors, facts = dict[str, Tensor](), dict[str, Any]()
     for name, value in held.items() if isinstance(held, dict) else [(path.stem, held)]:
-        inside = list(_name_tensors(str(name), value))
+        inside = list(_name_tensors(str(name), _join_steps(str(name), value)))
         if twice := tensors.keys() & dict(inside).keys():
             raise RequestError(f"{path}: --torch-file: {min(twice)} is the name of two tensors")
         tensors |= dict(inside)
@@ -186,6 +186,31 @@ def _list_torch(path: Path) -> Held:
         raise RequestError(f"{path}: --torch-file: {odd[0]}: {NOT_PLAIN}")
     check_size(path, sum(x.numel() * x.element_size() for x in tensors.values()))
     return {name: make_entry(x.detach().resolve_neg()) for name, x in tensors.items()}, facts
+
+
+def _join_steps(name: str, value: Any) -> Any:
+    """The hidden states of `generate`, (steps, layers), as one tensor a layer; else the value.
+
+    The first step holds the rows of the prompt, each later one a row.
+    """
+    kinds = (list, tuple)
+    steps = list(value) if isinstance(value, kinds) else []
+    if len(steps) < 2 or not all(isinstance(x, kinds) and len(x) == len(steps[0]) for x in steps):
+        return value
+    layers = list(zip(*steps, strict=True))
+    if not layers or not all(_are_steps(layer) for layer in layers):
+        return value
+    say_once(f"{name}: the rows of {len(steps)} steps of generation are joined, layer by layer")
+    return [torch.cat(layer, dim=1) for layer in layers]
+
+
+def _are_steps(layer: Sequence[Any]) -> bool:
+    """Whether these are `(B, T, D)` of a prompt and `(B, 1, D)` of each token behind it."""
+    if not all(isinstance(x, Tensor) and is_plain(x) and x.dim() == 3 for x in layer):
+        return False
+    B, T, D = layer[0].shape
+    kinds = {x.dtype for x in layer}
+    return T > 1 and len(kinds) == 1 and all(x.shape == (B, 1, D) for x in layer[1:])
 
 
 def _name_tensors(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Tensor]]:

@@ -29,7 +29,7 @@ ZERO_POINTS = ("zero_point", "zero_points", "zp", "zeros")
 """Names of companions: after that of a tensor and a dot or underscore, or alone in the file."""
 MASK = "attention_mask"
 """The name of a tensor that says which rows of each prompt are no padding."""
-TEXTS = ("token_ids", "input_ids", "tokens", "ids")
+TEXTS = ("token_ids", "input_ids", "tokens", "ids", "sequences", "prompt_token_ids")
 BYTES = ("int8", "uint8", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 NUMBERS = ("float64", "float32", "float16", "bfloat16", *BYTES)
 WORDS = ("bf16", "fp16")

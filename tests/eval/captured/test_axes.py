@@ -180,6 +180,17 @@ def test_prompts_are_not_taken_for_layers(mixer, layer, small_model, small_token
     assert "layers" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("padding", [0.0, math.nan])
+def test_empty_rows_of_a_prompt_are_no_layer(padding):
+    """A final norm that makes streams smaller is nearer to nothing than to the stream."""
+    module = their_model("llama").requires_grad_(False)
+    module.model.norm.weight *= 0.1
+    outputs = module(tokens_of(*TEXTS), output_hidden_states=True).hidden_states[2]
+    outputs[1, 3:] = padding
+    checkpoint = open_model(module, tokenizer=byte_tokenizer())
+    assert take_layer(checkpoint.model, Raw(outputs), 2, None).outputs is outputs
+
+
 @pytest.mark.parametrize("layer", [0, 1])
 def test_a_layer_that_misses_is_named_with_the_one_that_fits(llama, layer, capsys):
     checkpoint, states = llama

@@ -199,6 +199,8 @@ def test_a_longer_truth_is_refused(more, code, states, directories, opened_once,
     assert main([*words, "--truth", *(text + more for text in texts)]) == code
     if not code:
         assert all(row["false_certain"] == 0 for row in json.loads(capsys.readouterr().out))
+    else:
+        assert "and begins with 'Zinc'; give" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -257,6 +257,7 @@ def test_only_some_positions_are_known(asked):
     [
         (lambda x: x.mT, [], "transposed"),
         (lambda x: x.clone().fill_(torch.nan), [], "not finite"),
+        (lambda x: x.where(x > 0, -torch.inf), [], "tokens that a sampler left out"),
         (lambda x: x.to(torch.int8), [], "without a scale"),
         (lambda x: x.to(torch.int32), [], "int32"),
         (lambda x: x, ["--positions", "3", "99"], "block.1: --positions"),

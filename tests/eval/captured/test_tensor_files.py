@@ -58,6 +58,9 @@ SAVED = {
     "a cache": ({"cache": {"key": ((S,), (S[None],))}}, ["cache.key.0.0", "cache.key.1.0"]),
     "a tuple": ((S, S.bfloat16()), ["a.0", "a.1"]),
     "a tensor": (S.t().requires_grad_(), ["a"]),
+    "steps of generate": ({"h": ((S[None], S[None]), (S[None, :1], S[None, :1]))}, ["h.0", "h.1"]),
+    "no steps": ((((S[None],), (S[None],))), ["a.0.0", "a.1.0"]),
+    "lists of none": ({"h": ((), ()), "x": S}, ["x"]),
     "hooks": ({"blocks.0.hook_out": S[None], "blocks.0.attn.hook_pattern": S}, ["block.1"]),
 }  # fmt: skip
 
@@ -69,6 +72,17 @@ def test_tensors_of_torch_save_are_read_where_the_flag_says_so(tmp_path, kind):
     outputs = read_capture(tmp_path / "a.pt", torch_file=True).outputs
     assert list(outputs) == names
     assert all(entry.read().outputs.shape[-1] in X.shape for entry in outputs.values())
+
+
+def test_the_steps_of_a_generation_are_one_text(tmp_path, capsys):
+    states = [torch.randn(2, rows, 8).split(4, dim=-1) for rows in (5, 1, 1)]
+    torch.save({"a": states, "sequences": torch.arange(16).view(2, 8)}, tmp_path / "a.pt")
+    outputs = read_capture(tmp_path / "a.pt", torch_file=True).outputs
+    joined = torch.cat([outputs[f"a.{layer}"].read().outputs for layer in (0, 1)], dim=-1)
+    assert torch.equal(joined, torch.cat([torch.cat(step, dim=-1) for step in states], dim=1))
+    said = capsys.readouterr().err
+    assert "a: the rows of 3 steps of generation are joined" in said
+    assert "sequences: by name the tokens themselves, in clear" in said
 
 
 @pytest.mark.parametrize(
