@@ -44,7 +44,7 @@ class Log:
                     "or leave it out"
                 ) from None
 
-    def start(self, trainer: Trainer, step: int, repeats: bool = False) -> None:
+    def start(self, trainer: Trainer, step: int, repeats: bool) -> None:
         """Opens the record without its rows after the step that the run starts from, and loggers.
 
         Where the run `repeats` what it did before it was interrupted, W&B is not given the rows of

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from arch import generate
+from arch import ModelError, generate
 from tests.arch.cases import MIXERS, random_tokens, small_model
 
 
@@ -93,3 +93,12 @@ def test_no_row_without_a_token_is_drawn(temperature):
         model.head.weight[11:] = 1000 * model.head.weight[:53].sign()
     tokens = generate(model, random_tokens(model, 20, 1), 11, temperature)
     assert tokens.max() < 11
+
+
+def test_nothing_is_drawn_from_numbers_that_are_not_finite():
+    """Greedily the first token would be taken, as if it were the likeliest."""
+    model = small_model("flat", init="reference").double()
+    torch.nn.init.constant_(model.blocks[0].norm_token.weight, float("nan"))
+    for temperature in (0, 1.0):
+        with pytest.raises(ModelError, match="not finite"):
+            generate(model, random_tokens(model, length=2), 3, temperature)

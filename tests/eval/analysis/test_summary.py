@@ -149,9 +149,10 @@ def test_a_wrong_answer_is_a_false_accept_where_the_truth_does_not_fit_too():
 
 def test_no_coordinate_is_pooled_unasked():
     lines = frame([make_row(), make_row(noise=0.5, key="b"), make_row("flat", layer=2)])
-    for by in (["model"], ["model", "layer"], []):
-        with pytest.raises(RequestError, match="a figure would pool") as refused:
-            summarise(lines, by)
+    pooled = {("model",): "noise", ("model", "layer"): "noise", ("noise",): "model"}
+    for by, first in pooled.items():
+        with pytest.raises(RequestError, match=f"a figure would pool {first} ") as refused:
+            summarise(lines, list(by))
         assert "\n" not in str(refused.value)
     exact = summarise(lines, ["model"], pool=["noise"])
     assert set(exact["model"]) == {"flat", "llama"}
