@@ -6,14 +6,23 @@ import pytest
 import torch
 
 from arch.pretrained.pretrained import wrap_model
-from eval.lenses.direction import PLACES, heated, path, plane, rising, scaled, sharpness
+from eval.lenses.direction import (
+    PLACES,
+    draw_plane,
+    heated,
+    path,
+    plane,
+    rising,
+    scaled,
+    sharpness,
+)
 from eval.lenses.table import Table
 from eval.lenses.trace import constants, norm_scale, readers
 from eval.lenses.vectors import METRICS, add_bigrams, nearest, outliers, rank_pairs, ways_back
 from eval.models.checkpoint import open_checkpoint
 from tests.arch.test_decoder import GROUPED
 from tests.arch.test_pretrained import random_model
-from tests.eval.lenses.cases import figures
+from tests.eval.lenses.cases import figures, look, of, story_checkpoint
 
 V, D = 40, 8
 
@@ -101,6 +110,15 @@ def test_a_plane_shows_what_lies_in_it():
     x, y, share = path(vectors, basis).float().T
     torch.testing.assert_close(share, torch.tensor([0, 1, 1, 1, 16 / 25]))
     torch.testing.assert_close(torch.stack([x[3], y[3]]), torch.tensor([5.0, 9.0]))
+
+
+def test_the_plane_that_is_drawn_is_that_of_the_last_prompt():
+    found = look("direction", story_checkpoint(), range(2, 9), range(30, 37))
+    ((heading, chart),) = draw_plane({"small": found})[0].panels.items()
+    last = of(found, "path")[-1]
+    assert "text 1" in heading
+    drawn = [(row["x"], row["y"]) for row in chart.to_dict()["data"]["values"]]
+    assert drawn == [pytest.approx((float(x), float(y))) for x, y, _ in last]
 
 
 def test_pairs_are_ranked_in_their_rows(matrices):
