@@ -88,7 +88,8 @@ def test_what_cannot_be_explained_is_not_certified(small_model):
     for name, given in answers.items():
         assert tokens_of(given).shape == (4, 7), name
         assert [answer.certificate for answer in given] == [None] * 4, name
-    assert all(answer.notes["swept"] > 0 for answer in answers["propose"])
+    assert all(answer.notes["swept"] == 7 for answer in answers["propose"])
+    assert all(answer.notes["swept"] == 0 for answer in solve("propose", real))
 
 
 @pytest.mark.parametrize(
