@@ -54,8 +54,9 @@ class Measurement:
         batch = self.batch_size or windows_at_once(model, context)
         measure = measure_loss if self.windows == "joined" else measure_documents
         loss = measure(self.checkpoint, self.corpus, self.stories, batch, self.texts)
-        known = {"corpus_hash": corpus_hash(self.corpus)}
-        if self.texts is not None:
+        if self.texts is None:
+            known = {"corpus_hash": corpus_hash(self.corpus)}
+        else:
             known = {"texts": row_key(*self.texts)}
         about = {
             "key": self.keys[0],

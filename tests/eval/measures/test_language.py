@@ -100,6 +100,7 @@ def test_losses_of_two_texts_are_two_lines_and_compared_on_one(model_directory, 
     for words in ("Tom had a red ball.", "The end came."):
         assert main(["loss", str(path), "--text", words, "--out", results]) == 0
     rows = read_rows([results])
+    assert not any("corpus_hash" in row for row in rows)  # the working directory's files were read
     records = summarise_rows(rows, "loss")
     for record, row in zip(records, rows, strict=True):
         assert record["bits_per_byte"] == pytest.approx(row["bits_per_byte"], abs=1e-4)
