@@ -267,8 +267,8 @@ class Run:
         best = min(losses, key=lambda step: losses[step])
         path = self.directory.path
         where = f"{path}@{best}" if self.directory.model(best).is_dir() else ""
-        kept = self.directory.best / "meta.json"
-        if kept.is_file() and read_json(kept).get("step") == best:
+        meta = self.directory.best / "meta.json"
+        if meta.is_file() and read_json(meta).get("step") == best:
             where = f"{path}@best"
         return f"the lowest validation loss was {losses[best]:.3f}, at step {best}: " + (
             f"{where} is that model" if where else "--save_best true keeps such a model"
