@@ -91,10 +91,17 @@ def corpus_hash(corpus: str) -> str | None:
     if PackedData.stands_in(corpus):
         return PackedData(corpus).hash
     if path.is_file():
-        return file_sha256(path)
+        about = path.stat()
+        return _hash_file(path, about.st_size, about.st_mtime_ns)
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else []
     about = [[str(file.relative_to(path)), file.stat().st_size] for file in files]
     return hashlib.sha256(json.dumps(about).encode()).hexdigest() if files else None
+
+
+@cache
+def _hash_file(path: Path, size: int, changed_ns: int) -> str:
+    """The SHA-256 of a file, which is read again where its size or time of change is another."""
+    return file_sha256(path)
 
 
 def _lies_here(source: str) -> bool:

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas
 from tyro.conf import Positional
 
@@ -13,6 +12,7 @@ from scripts.experiments.structured.table import (
     NOISE,
     Estimate,
     Verdict,
+    bits_at,
     correct,
     figure_of,
     of_seeds,
@@ -32,13 +32,10 @@ class Fall(NamedTuple):
 
 def bits_of_passages(frame: Frame) -> Frame:
     """Mean bits over the distances, a row for each family and passage, a column for each step."""
-    found = frame[frame.kind == "bits"].copy()
-    found["value"] = [
-        np.mean([bits[NOISE]["alone"][distances.index(distance)] for distance in DISTANCES])
-        for bits, distances in zip(found.bits, found.distances, strict=True)
-    ]
-    found["passage"] = found.key.str.rpartition(" ")[2].astype(int)
-    return found.pivot_table("value", ["family", "passage"], "step")
+    passages = frame.key.str.extract(r" (\d+)$", expand=False).astype(float)
+    frame = frame.assign(passage=passages)
+    found = [bits_at(frame, distance, by="passage") for distance in DISTANCES]
+    return sum(found[1:], found[0]) / len(found)
 
 
 def measure_falls(frame: Frame) -> dict[str, Fall]:

@@ -80,15 +80,18 @@ def read_frame(rows: Iterable[dict[str, Any]]) -> Frame:
     return frame
 
 
-def bits_at(frame: Frame, distance: int, precision: str = NOISE) -> Frame:
-    """Of each family and seed the mean bits of one output at a distance, a column a step."""
+def bits_at(frame: Frame, distance: int, precision: str = NOISE, by: str = "seed") -> Frame:
+    """The mean bits of one output at a distance: a row for each family and seed, a column a step.
+
+    `by` is the column that stands for the seed, for example `passage`.
+    """
     found = frame[frame.kind == "bits"].copy()
     found = found[[distance in distances for distances in found.distances]]
     found["value"] = [
         bits[precision]["alone"][distances.index(distance)]
         for bits, distances in zip(found.bits, found.distances, strict=True)
     ]
-    return found.pivot_table("value", ["family", "seed"], "step")
+    return found.pivot_table("value", ["family", by], "step")
 
 
 def figure_of(frame: Frame, kind: str, name: str) -> Frame:
