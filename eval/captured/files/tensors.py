@@ -170,6 +170,11 @@ def list_tensors(path: Path) -> dict[str, Entry]:
         return list_archive(path)
     if start.startswith(b"\x80") and not start.endswith(b"{"):
         refuse_pickle(path)
+    if not start.endswith(b"{"):
+        raise RequestError(
+            f"{path}: begins with {start!r}, not as {FILES} does; write its numbers by "
+            "numpy.save('FILE.npy', array)"
+        )
     return _list_safetensors(path)
 
 

@@ -186,6 +186,7 @@ DAMAGED = {
     "header.safetensors": (b"\xff" * 7 + b"\x00{", "header.safetensors"),
     "nothing.safetensors": (save({}), "holds nothing"),
     "gguf.safetensors": (b"GGUF" + bytes(100), "gguf.safetensors"),
+    "states.h5": (b"\x89HDF\r\n\x1a\n" + bytes(100), "numpy.save"),
 }  # fmt: skip
 
 
