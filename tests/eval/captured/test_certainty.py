@@ -102,27 +102,38 @@ ZEROS = {
 }  # fmt: skip
 
 
-@pytest.mark.first(3)
-@pytest.mark.parametrize("kind", ZEROS)
-@pytest.mark.parametrize("layer", [None, 1])
-def test_zeros_are_no_outputs(kind, layer):
-    """They were those of the padding token, certain, in a model that keeps its embedding at 0."""
+@pytest.fixture(scope="module")
+def zero_embedded():
+    """A model that keeps the padding token's embedding at 0, and the states of `TEXT` in it."""
     theirs = random_model("Llama", torch.float32, GROUPED)
     assert not theirs.get_input_embeddings().weight[257].any()
     ids = torch.tensor([byte_tokenizer().encode(TEXT).ids])
-    states = theirs(ids, output_hidden_states=True).hidden_states[1]
-    model = open_model(theirs, tokenizer=byte_tokenizer())
+    states = theirs(ids, output_hidden_states=True).hidden_states
+    return open_model(theirs, tokenizer=byte_tokenizer()), ids, states[0], states[1]
+
+
+@pytest.mark.parametrize("kind", ZEROS)
+@pytest.mark.parametrize("layer", [None, 1])
+def test_zeros_alone_are_refused(zero_embedded, kind, layer):
+    """They were the padding token's outputs, certain."""
+    model, _, _, states = zero_embedded
     change, said = ZEROS[kind]
     with one_line(RequestError, said):
         recover(model, change(states), layer=layer, scale=1.0 if kind == "of codes" else None)
+
+
+@pytest.mark.parametrize("layer", [None, 1])
+def test_zeros_beside_outputs_are_unknown(zero_embedded, layer):
+    model, ids, embedded, states = zero_embedded
     two = recover(model, torch.cat([states, 0 * states]), layer=layer, corpus="toy:400")
     assert (two.texts[0], set(two.grades[1])) == (TEXT, {"unknown"})
-    states[:, 3] = 0
-    found = recover(model, states, layer=1, corpus="toy:400")
-    assert found.texts == [TEXT]
-    alone = recover(model, theirs.get_input_embeddings()(ids) * (ids != ids[0, 3])[..., None],
-                    layer=0, corpus="toy:400")  # fmt: skip
-    assert alone.grades[0][3] == "unknown"
+    if layer:
+        gap = states.clone()
+        gap[:, 3] = 0
+        assert recover(model, gap, layer=layer, corpus="toy:400").texts == [TEXT]
+        repeated = (ids == ids[0, 3])[..., None]
+        alone = recover(model, embedded.masked_fill(repeated, 0), layer=0, corpus="toy:400")
+        assert alone.grades[0][3] == "unknown"
 
 
 @pytest.mark.slow
