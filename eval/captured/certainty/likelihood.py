@@ -26,7 +26,7 @@ least lies, of targets that are unrelated. Measured on rotated and permuted outp
 draws of their mean and covariance, of a vocabulary of `MEASURED`; of a larger one the least lies
 further below, by the law's own rule for more draws."""
 MEASURED = 4096
-NEARER = 0.9  # of the squared distance of all outputs' mean from the target, a likely token's
+NEARER = 0.9  # of the squared distance from the target of all outputs' mean, or of zeros
 CENTRAL = 1 / 3  # of the others' distance from that mean, at least: a likely token's own output
 LEAST = 3  # positions of a prompt: of fewer no token is called likely by its distance
 
@@ -98,8 +98,9 @@ def probability(outputs: Tensor, target: Tensor, searched: int) -> float:
     """The probability that the first of `(N, C)` outputs, and none other, is behind a target.
 
     It is no more than one half where the first is hardly nearer to the target than the mean of all
-    is, or is itself far nearer to that mean than others are: such a token, as one that only pads,
-    is the nearest to whatever was shrunk, as logits at a temperature are.
+    or an output of zeros is, or is itself far nearer to that mean than others are: such a token, as
+    one that only pads, is the nearest to whatever was shrunk, as logits at a temperature or normed
+    rows are.
 
     Args:
         outputs: of the answered token, and of others, `(N, C)`.
@@ -118,7 +119,8 @@ def probability(outputs: Tensor, target: Tensor, searched: int) -> float:
     found = among * (1 - _by_chance(deviations, searched))
     mean = outputs[1:].mean(dim=0)
     apart = (outputs - mean).norm(dim=1)
-    far = bool(squares[0] > NEARER * (mean - target).square().sum())
+    nearest = torch.minimum((mean - target).square().sum(), target.square().sum())
+    far = bool(squares[0] > NEARER * nearest)
     return min(found, 0.5) if far or bool(apart[0] < CENTRAL * apart[1:].median()) else found
 
 

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from arch.mixers.attention import Rotary
 from eval import RequestError, activations, open_model, recover
 from eval.__main__ import main
 from eval.captured.certainty.agreement import find_evidence
+from eval.captured.certainty.likelihood import LIKELY, probability
 from eval.models.text import held_out_text
 from tests.arch.cases import byte_tokenizer
 from tests.arch.test_pretrained import GROUPED, random_model
@@ -134,6 +136,28 @@ def test_zeros_beside_outputs_are_unknown(zero_embedded, layer):
         repeated = (ids == ids[0, 3])[..., None]
         alone = recover(model, embedded.masked_fill(repeated, 0), layer=0, corpus="toy:400")
         assert alone.grades[0][3] == "unknown"
+
+
+@pytest.mark.parametrize("size", [0.0, 0.1])
+def test_small_rows_are_no_token_whose_output_is_the_smallest(size):
+    """As rows that were normed: the nearest output was likely, although zeros lie nearer."""
+    draw = torch.Generator().manual_seed(0)
+    outputs, noise = (
+        2 + 0.3 * torch.randn(4096, 64, generator=draw),
+        torch.randn(64, generator=draw),
+    )
+    outputs[0] *= 0.6
+    assert probability(outputs, outputs[0] + 0.1 * noise, 4096) > LIKELY
+    assert probability(outputs, size * outputs[1], 4096) <= 0.5
+
+
+@pytest.mark.slow
+def test_normed_rows_of_a_trained_mixer_make_no_token_likely():
+    model = open_model("remnant:flat-small")
+    (batch,) = activations(model, ["Once upon a time there was a little dog."], "mixer.1")
+    outputs = nn.functional.normalize(batch.outputs["mixer.1"], dim=-1)
+    found = recover(model, outputs, layer=1, part="mixer", corpus="toy:400")
+    assert set(found.grades[0]) == {"unknown"}
 
 
 @pytest.mark.slow
