@@ -1,7 +1,9 @@
 """`python -m eval lens` as a user types it: documents, rows, resuming."""
 
 import torch
+from tokenizers import Tokenizer, models
 
+from eval import lens, open_model
 from eval.__main__ import main
 from eval.lenses.lens import LENSES, Lens, read_documents
 from eval.rows.store import ROWS, read_rows
@@ -47,6 +49,13 @@ def test_documents_and_rows_hold_what_was_found(model_directory, tmp_path):
     norms = [r for r in rows if r["figure"] == "norm" and r["checkpoint"]["step"] == 10]
     assert [row["layer"] for row in norms] == [0, 1, 2]
     assert {row["word"] for row in rows if row["figure"] == "probability at the end"} == {"a"}
+
+
+def test_a_vocabulary_of_two_is_smaller_than_the_lists_of_words(small_model):
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="b"))
+    model = open_model(small_model(vocab_size=2), tokenizer=tokenizer)
+    seen = lens(model, lens=["logit", "vectors", "direction"], text="a", corpus="toy:900", tokens=8)
+    assert {row["lens"] for row in seen.rows} == {"logit", "vectors", "direction"}
 
 
 def test_a_text_given_twice_is_one_sample_and_one_token_has_no_rank(model_directory, tmp_path):
