@@ -265,11 +265,15 @@ def test_the_command_pairs_two_lines_or_two_named(tmp_path, capsys):
     assert "there are flat@0, flat@300" in capsys.readouterr().err
 
 
-def test_prompts_of_all_lengths_are_one_figure(tmp_path):
-    rows = [make_row(solver="alternating", prompt=i, length=8 + i) for i in range(9)]
-    Results(tmp_path).append(rows)
-    (record,) = compared(tmp_path)
-    assert (record["hidden_3"], record["hidden_3_n"]) == (1, 9)
+def test_longer_prompts_are_another_question(tmp_path):
+    """Unless they are texts that were given; a column has the length that most models have."""
+    for prompts, counts in (("story", [4, 3]), ("text", [4, 8])):
+        asked = (("flat", 8, 4), ("llama", 8, 3), ("llama", 16, 5))
+        rows = [make_row(model, solver="alternating", prompt=i, length=length, prompts=prompts)
+                for model, length, count in asked for i in range(count)]  # fmt: skip
+        Results(tmp_path / prompts).append(rows)
+        records = compared(tmp_path / prompts, prompts=prompts)
+        assert [record["hidden_3_n"] for record in records] == counts
 
 
 def test_seconds_of_training_are_those_that_a_run_wrote_of_each_step():
