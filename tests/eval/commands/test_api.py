@@ -100,6 +100,12 @@ def test_values_of_python_are_read_or_refused(given, read):
         assert str(refusal.value).startswith(read)
 
 
+def test_a_star_imports_the_functions():
+    names: dict[str, Any] = {}
+    exec("from eval import *", names)
+    assert names["invert"] is evals.invert  # there were none
+
+
 def test_what_is_no_text_of_a_model_is_one_line(model_directory):
     model = evals.open_model(model_directory())
     size = model.config.vocab_size
