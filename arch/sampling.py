@@ -56,9 +56,10 @@ def _draw(
     top_p: float | None,
     generator: torch.Generator | None,
 ) -> Tensor:
-    if temperature == 0:
+    heated = logits / temperature
+    if not heated.amax(dim=-1).isfinite().all():  # divided by 0, or by next to nothing
         return logits.argmax(dim=-1)
-    logits, order = (logits / temperature).sort(dim=-1, descending=True)
+    logits, order = heated.sort(dim=-1, descending=True)
     if top_k is not None:
         logits[:, top_k:] = -torch.inf
     probabilities = logits.softmax(dim=-1)

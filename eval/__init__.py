@@ -48,6 +48,7 @@ _MODULES = {
     "recover_scores": "captured.search.scores",
     "watching": "rows.progress",
 }
+__all__ = [*_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

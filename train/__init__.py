@@ -44,6 +44,7 @@ def fit(recipe: Recipe) -> int | None:
     from train.prepare import prepare_data
     from train.together import together
 
+    recipe.check()
     recipe.given("data")
     recipe.given("run")
     check_launcher(recipe.trainer)

@@ -94,6 +94,13 @@ class Progress(Callback):
             losses = (losses.view(-1, saved["parts"]).sum(1) / parts).repeat_interleave(parts)
         self._losses = [*losses]
 
+    def count(self, trainer: Trainer) -> None:
+        """Counts the seconds of training until now, before a step is saved or validated."""
+        tokens, passed = _tokens_seen(trainer), time.perf_counter() - self._since
+        if tokens > self._tokens:
+            self.seconds += (tokens - self._counted) * passed / (tokens - self._tokens)
+            self._counted = tokens
+
     def restart(self, trainer: Trainer) -> None:
         """Measures tokens/s from now on: saving and validation have no part in it."""
         self._tokens, self._since = _tokens_seen(trainer), time.perf_counter()

@@ -190,6 +190,7 @@ class ModelDirectories(Callback):
         elif stop:
             trainer.limit_val_batches = 0
         if model or validate or last or stop or _every(self._settings.checkpoint_every, step):
+            self._progress.count(trainer)
             self._saved = step if last or stop else self._saved
             self._save_step(trainer, pl_module, step, model)
             self._progress.restart(trainer)

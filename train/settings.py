@@ -6,7 +6,7 @@ import math
 import os
 from dataclasses import dataclass, field
 from operator import ge, gt, le, lt
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from arch import ModelConfig
 from tokenizer import PackedData
@@ -267,6 +267,30 @@ class Recipe:
         if self.schedule.decay == "wsd" and not self.run.minutes:
             self.schedule.cooldown(self.trainer.max_steps)
 
+    def check(self) -> None:
+        """Reads settings that were assigned in Python, also paths and values of numpy, as flags.
+
+        Raises:
+            RunError: there is no such setting, or its value is not allowed.
+        """
+        for name in ("run", "batch", "optimizer", "schedule", "trainer"):
+            section, prefix = getattr(self, name), "" if name == "run" else f"{name}."
+            hints = get_type_hints(type(section))
+            for key, value in list(vars(section).items()):
+                if key not in hints:
+                    raise RunError(f"--{prefix}{key}: there is none; fit --help lists all settings")
+                plain = os.fspath(value) if isinstance(value, os.PathLike) else value
+                plain = plain.tolist() if hasattr(plain, "tolist") else plain
+                setattr(section, key, list(plain) if isinstance(plain, tuple) else plain)
+                words = get_args(hints[key])
+                if get_origin(hints[key]) is Literal and plain not in words:
+                    allowed = ", ".join(map(str, words))
+                    raise RunError(f"--{prefix}{key} is {plain!r}; it must be one of {allowed}")
+                if isinstance(plain, float) and int in (hints[key], *get_args(hints[key])):
+                    raise RunError(f"--{prefix}{key} is {plain}; it must be a whole number")
+            section.__post_init__()
+        self.__post_init__()
+
     def given(self, flag: Literal["data", "run"]) -> str:
         """The value of a flag that a run cannot do without.
 
@@ -336,8 +360,9 @@ def _check(section: str, settings: object, bound: str, *names: str) -> None:
     for name in names:
         value = getattr(settings, name)
         for number in value if isinstance(value, list) else [] if value is None else [value]:
-            if not BOUNDS[how](number, float(limit)) or number == math.inf:  # NaN is refused too
-                raise RunError(f"--{section}{name} is {value}; it must be finite and {bound}")
+            known = isinstance(number, int | float) and number != math.inf
+            if not known or not BOUNDS[how](number, float(limit)):  # NaN is refused too
+                raise RunError(f"--{section}{name} is {value!r}; it must be finite and {bound}")
 
 
 def _expand_home(name: str, value: str | None) -> str | None:
@@ -348,6 +373,8 @@ def _expand_home(name: str, value: str | None) -> str | None:
     """
     if value is None:
         return None
+    if not isinstance(value, str):
+        raise RunError(f"--{name} is {value!r}; it must be a path, or ~/ and a path")
     kind, path = (HUB, value[len(HUB) :]) if value.startswith(HUB) else ("", value)
     path = os.path.expanduser(path)
     if not path or "\0" in path or path.startswith("~"):

@@ -35,6 +35,20 @@ ALIKE = 1e-12
 """Limits nearer to each other are one: draws of equal values differ by rounding."""
 
 
+def tell_lengths_apart(lines: Frame) -> Frame:
+    """Lines whose drawn prompts have several lengths name the length in their set of prompts.
+
+    Longer prompts are another question. Texts that were given have each a length of its own.
+    """
+    drawn = lines[lines["prompt_kind"].notna() & (lines["prompt_kind"] != "text")]
+    several = drawn.groupby(["prompt_kind", "padded"])["length"].transform("nunique") > 1
+    if several.any():
+        drawn, lines = drawn[several], lines.copy()
+        of_length = drawn["length"].map(" of {} tokens".format)
+        lines.loc[drawn.index, "prompt_kind"] = drawn["prompt_kind"] + of_length
+    return lines
+
+
 def summarise(lines: Frame, by: Sequence[str], pool: Sequence[str] = ()) -> Frame:
     """Pools measurements: a line for each quantity and each combination of values of `by`.
 

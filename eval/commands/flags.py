@@ -111,6 +111,8 @@ READERS = ConstructorRegistry()
 """How words are read, in the place of tyro's own rules."""
 TEXTS, PLACES = ("text", "prompt"), ("models", "model", "places", "results")
 """Parameters that hold texts, and those that one value at least must be given for."""
+EMPTY = ("plugin", "words", "set_", "without", "controls", "quantisers")
+"""Parameters of which there may be none: an empty list of others would mean their default."""
 SEQUENCES = (Sequence, list, tuple, typing.get_origin(Sequence[str]))
 
 
@@ -167,10 +169,18 @@ def read_arguments(hints: Mapping[str, Any], given: Mapping[str, Any]) -> dict[s
     arguments = dict(given)
     for name, value in given.items():
         values = listed(value)
-        _refuse_others(name, values)
-        if not values or not all(isinstance(v, str | int | float | os.PathLike) for v in values):
+        _refuse_others(name, values, value is None)
+        plain = all(isinstance(v, str | int | float | os.PathLike) for v in values)
+        if values == [] and name in EMPTY:
+            arguments[name] = ()
+            continue
+        if not plain and len(values) == 1:
             continue
         reader = reader_of(hints[name])
+        if not plain:
+            if reader.nargs == 1:
+                raise RequestError(f"{flag_name(name)}: {len(values)} are given; give one value")
+            continue
         words = [str(value) for value in values]
         try:
             if hints[name] is not bool and any(isinstance(value, bool) for value in values):
@@ -186,13 +196,22 @@ def read_arguments(hints: Mapping[str, Any], given: Mapping[str, Any]) -> dict[s
     return arguments
 
 
-def _refuse_others(name: str, values: Sequence[Any]) -> None:
-    """Refuses values that a call in Python may give and no command line: nothing, bytes, a path."""
+def _refuse_others(name: str, values: Sequence[Any], absent: bool) -> None:
+    """Refuses values that a call in Python may give and no command line: nothing, bytes, a path.
+
+    `absent` is whether None stands for all of them.
+    """
     fix = ""
     if name in PLACES and all(value is None for value in values):
         raise RequestError(f"{name}: give one at least")
+    if not values and name not in EMPTY:
+        raise RequestError(f"{flag_name(name)}: the list is empty; give one value, or leave it out")
     for value in values:
-        if isinstance(value, bytes | bytearray):
+        if isinstance(value, float) and math.isnan(value) and name in TEXTS:
+            fix = "a missing value is no text; leave it out, as by dropna()"
+        elif value is None and not absent:
+            fix = "give words or numbers"
+        elif isinstance(value, bytes | bytearray):
             fix = "give a text, as by decode()"
         elif isinstance(value, slice):
             fix = "give it in quotes, as in '[:, 1:, :]'"
@@ -200,6 +219,8 @@ def _refuse_others(name: str, values: Sequence[Any]) -> None:
             fix = "a path is no text; give what the file holds, as by read_text()"
         elif isinstance(value, list) and name not in TEXTS:
             fix = "give a flat list"
+        elif isinstance(value, Mapping):
+            fix = "give words or numbers, not a mapping"
         if fix:
             raise RequestError(f"{flag_name(name)} {str(value)[:80]}: {fix}")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ParamSpec, get_type_hints
 
-from eval.commands.flags import HELP, read_arguments
+from eval.commands.flags import HELP, PLACES, flag_name, read_arguments
 from eval.messages import RequestError, legible, nearest
 from eval.models import TRUST_CODE
 
@@ -140,6 +140,10 @@ def command(
                 hint = nearest(name, signature.parameters)
                 raise TypeError(f"{function.__name__}() has no parameter {name!r}; {hint}")
         bound = signature.bind(*args, **kwargs)
+        for name, value in bound.arguments.items():
+            needed = signature.parameters[name].default is not None and name not in PLACES
+            if needed and value is None:
+                raise RequestError(f"{flag_name(name)} None: give a value, or leave it out")
         arguments: Any = read_arguments(hints, bound.arguments)
         with contextlib.ExitStack() as stack:
             if {"models", "model"} & signature.parameters.keys():

@@ -123,7 +123,7 @@ def compare(
     rows = of_present_models(gather_rows(given), saved)
     records = comparison.checkpoint_records(saved, rows, every_seed, solver, prompts)
     if not records:
-        raise RequestError(f"{given[0]}: its runs have not reported anything yet")
+        raise RequestError(f"{given[0]}: no rows here, and no figures of a run yet")
     shown = list({record["model"]: record for record in records}.values()) if last else records
     shown = comparison.sort_records(shown, sort) if sort else shown
     tables = [comparison.checkpoint_table(shown)]

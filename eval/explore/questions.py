@@ -74,19 +74,20 @@ class Library:
         self.runs |= {"pretrained": pretrained} if pretrained else {}
         if not self.paths:
             raise RequestError(f"{' '.join(sources)}: no model directories; `make demo` makes some")
-        self._open: OrderedDict[str, Checkpoint] = OrderedDict()
+        self._open: OrderedDict[str, tuple[Any, Checkpoint]] = OrderedDict()
         self._lock = threading.Lock()
 
     def checkpoint(self, name: str) -> Checkpoint:
-        """The model of that name, opened when it is first asked for."""
+        """The model of that name, opened when it is first asked for, or its weights are new."""
+        path, trust = self.paths[name], self.trust_code
         with self._lock:
-            if name not in self._open:
-                path, trust = self.paths[name], self.trust_code
-                self._open[name] = open_model(path, self.device, trust_code=trust)
+            written = _written(Path(path, "model.safetensors"))
+            if name not in self._open or self._open[name][0] != written:
+                self._open[name] = written, open_model(path, self.device, trust_code=trust)
             self._open.move_to_end(name)
             while len(self._open) > OPEN:
                 self._open.popitem(last=False)
-            return self._open[name]
+            return self._open[name][1]
 
     @property
     def suggested(self) -> list[str]:
@@ -348,6 +349,12 @@ class Question:
                 "margin": None if progress.margins is None else float(progress.margins[0]),
             }
             emit({"type": "tokens", **coordinates} | found)
+
+
+def _written(file: Path) -> tuple[int, ...] | None:
+    """Which file it is and when it was written; None where there is none."""
+    found = file.stat() if file.is_file() else None
+    return found and (found.st_ino, found.st_mtime_ns, found.st_size)
 
 
 def _by_run(sources: Iterable[str]) -> list[tuple[Path, list[Path]]]:

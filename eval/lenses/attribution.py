@@ -138,5 +138,5 @@ def rank_correlations(scores: Tensor) -> Tensor:
 
     if len(scores) < 2:
         return scores.new_full((scores.shape[1], scores.shape[1], scores.shape[2]), torch.nan)
-    ranks = torch.from_numpy(rankdata(scores.abs().cpu().numpy(), axis=0))
+    ranks = torch.from_numpy(rankdata(scores.abs().double().cpu().numpy(), axis=0))
     return torch.stack([torch.corrcoef(of_output.T) for of_output in ranks.unbind(-1)], dim=-1)

@@ -180,7 +180,7 @@ def _add_path(table: Table, checkpoint: Checkpoint, batch: PromptBatch, chosen: 
     """Each prompt's last position by layer, and the two tokens of its plane."""
     rows, points, pairs = readers(batch.model).float(), [], []
     for way in batch.at_last(batch.streams).unbind(1):
-        best = batch.model.logits(way[-1]).topk(3).indices.tolist()
+        best = batch.model.logits(way[-1]).topk(min(3, len(rows))).indices.tolist()
         pairs.append([*chosen, *(token for token in best if token not in chosen)][:2])
         basis, corners = plane(*rows[pairs[-1]])
         points.append(torch.cat([path(way, basis), F.pad(corners, (0, 1), value=1.0)]))

@@ -170,7 +170,7 @@ def add_readings(
     """
     layers, followed = range(len(batch.streams)), word_tokens(checkpoint, request.words)
     if not followed:
-        best = batch.logits.topk(TOP).indices
+        best = batch.logits.topk(min(TOP, batch.logits.shape[-1])).indices
         tokens = list(dict.fromkeys(best.T.flatten().tolist()))[:TOP]
         followed = dict(zip(checkpoint.words(tokens), tokens, strict=True))
     seen = read_layers(batch.streams, [*followed.values()], read)

@@ -59,7 +59,7 @@ def nearest(queries: Tensor, keys: Tensor, metric: str, count: int = 1) -> Tenso
     likeness = queries @ (F.normalize(keys, dim=1) if metric == "cosine" else keys).T
     if metric == "euclid":  # |q - k|^2 = |q|^2 - 2 (q k - |k|^2 / 2), exact for long queries too
         likeness -= keys.square().sum(dim=1) / 2
-    return likeness.topk(count).indices
+    return likeness.topk(min(count, len(keys))).indices
 
 
 def rank_pairs(both: Tensor, first: Tensor, second: Tensor) -> Tensor:
@@ -181,7 +181,7 @@ def add_bigrams(
         ranks = rank_pairs(both, first, after)
         table.add("bigram rank", ranks, pairs=pairs, token=first.tolist())
     common, lines = torch.bincount(tokens).argsort(descending=True)[:SHOWN], []
-    best = (both[0, common] @ both[1].T).topk(TOP).indices.tolist()
+    best = (both[0, common] @ both[1].T).topk(min(TOP, both.shape[1])).indices.tolist()
     for token, likely in zip(common.tolist(), best, strict=True):
         after = Counter(tokens[1:][tokens[:-1] == token].tolist()).most_common(TOP)
         lines.append(

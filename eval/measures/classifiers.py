@@ -32,7 +32,7 @@ class Classifier(NamedTuple):
 
     def __call__(self, features: Tensor) -> Tensor:
         """`(..., F)` features to `(..., V)` scores."""
-        return (features - self.center) @ self.weight + self.bias
+        return (features.to(self.weight.dtype) - self.center) @ self.weight + self.bias
 
 
 class TokenMoments(NamedTuple):

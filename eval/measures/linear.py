@@ -187,7 +187,7 @@ def _train(
     for i in range(training.steps):
         chosen = torch.randint(len(tokens), (training.windows,), generator=generator)
         chosen = chosen.to(tokens.device)
-        x = (outputs[chosen].flatten(0, 1) - start.center) @ whiten
+        x = (outputs[chosen].flatten(0, 1).float() - start.center) @ whiten
         with torch.enable_grad():
             F.cross_entropy(x @ weight + bias, tokens[chosen].flatten()).backward()
         optimiser.param_groups[0]["lr"] = training.rate * (1 - i / training.steps)

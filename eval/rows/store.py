@@ -75,9 +75,9 @@ class Results:
         """Adds rows and flushes them to the disk; rows whose key is there already are left out.
 
         Raises:
-            RequestError: the directory cannot be written.
-            ValueError: a kind that is not declared, or a number that is not finite, which JSON
-                lacks: give None, and the reason in another field.
+            RequestError: the directory cannot be written; a row that no reader would take, as
+                where numbers grew too large: its file stays readable.
+            ValueError: a kind that is not declared.
         """
         if self.refusal:
             raise RequestError(self.refusal)
@@ -183,7 +183,19 @@ def whole_lines(path: Path) -> list[bytes]:
 def _line(row: Row) -> str:
     if row.get("kind") not in KINDS:
         raise ValueError(f"row {row['key']}: kind {row.get('kind')!r}; it is one of {[*KINDS]}")
-    return json.dumps(row, allow_nan=False) + "\n"
+    line = json.dumps(row)
+    fault = find_fault(row)
+    if not fault:
+        try:
+            parse_json(line.encode())
+        except ValueError as error:
+            fault = str(error)
+    if fault:
+        raise RequestError(
+            f"a row of {row['kind']} cannot be kept ({fault}); where numbers grew too large, lower "
+            "what was set, as --noise, --rate or --set"
+        )
+    return line + "\n"
 
 
 def _parse(line: bytes, path: Path, number: int) -> Row:

@@ -18,7 +18,13 @@ from typing import Any
 from arch.storage.files import read_json, write_text
 from arch.storage.runs import run_of
 from eval.analysis.frame import Frame, frame
-from eval.analysis.summary import SAMPLED, Record, summarise, summary_records
+from eval.analysis.summary import (
+    SAMPLED,
+    Record,
+    summarise,
+    summary_records,
+    tell_lengths_apart,
+)
 from eval.drawing.tables import to_csv
 from eval.lenses.headlines import headlines
 from eval.messages import RequestError, say
@@ -101,6 +107,7 @@ def every_figure(rows: Sequence[Row], lines: Frame) -> list[Record]:
     tokens = {row["checkpoint"]["step"]: row["checkpoint"].get(TOKENS) for row in rows}
     for kind, group in lines.groupby("kind", sort=False):
         pooled = LENGTHS if kind == "recovery" else ()
+        group = tell_lengths_apart(group) if pooled else group
         known = group.columns[group.notna().any()]
         held = [name for name in known if name not in (*SAMPLED, *pooled)]
         found += [

@@ -76,11 +76,12 @@ LOGITS = torch.tensor([2.0, 0.0, 1.0, -1.0])
         ({"top_p": 0.01}, [0]),
         ({"top_k": 3, "top_p": 0.7, "temperature": 2.0}, [0, 2]),
         ({"temperature": 0}, [0]),
+        ({"temperature": 1e-40}, [0]),
         ({"top_k": 9}, [0, 1, 2, 3]),
     ],
 )
 def test_tokens_are_drawn_with_the_right_probabilities(settings, allowed):
-    temperature = settings.get("temperature", 1.0) or 1.0
+    temperature = max(settings.get("temperature", 1.0), 1e-20)
     expected = torch.zeros(4)
     expected[allowed] = (LOGITS / temperature)[allowed].softmax(dim=0)
     torch.testing.assert_close(frequencies(LOGITS, **settings), expected, atol=0.015, rtol=0)

@@ -1,5 +1,6 @@
 """What a run shows while it trains."""
 
+import json
 import re
 import sys
 from types import SimpleNamespace
@@ -34,6 +35,9 @@ def test_a_pipe_shows_a_line_every_so_many_steps(data, tmp_path, monkeypatch, ca
         *(("1", "0", "time left not known yet"), ("2", "64", "00:04 left")),
         *(("4", "64", "01:08 left"), ("6", "64", "00:00 left")),
     ]
+    rows = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    seconds = [(row["step"], row["seconds"]) for row in rows if "val_loss" in row]
+    assert seconds == [(0, 0), (3, 602), (6, 605)]  # step 3 is none of a line of progress
 
 
 def test_a_terminal_shows_a_bar_below_the_lines(data, tmp_path, monkeypatch, capsys):

@@ -1,8 +1,13 @@
 """YAML files of settings: read as what they say, or refused in a line that names what is wrong."""
 
+import math
+import re
+from pathlib import Path
+
+import numpy as np
 import pytest
 
-from train import RunError, read_recipe
+from train import RunError, fit, read_recipe
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n"
@@ -67,3 +72,30 @@ def test_a_file_is_read_as_it_says(tmp_path, monkeypatch):
     assert (recipe.run.data, recipe.run.run) == (str(tmp_path / "stories"), "runs/a~b")
     assert recipe.run.init_from == f"hf:{tmp_path / 'llama'}"
     assert recipe.run.resume == str(tmp_path / "a.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "read"),
+    [
+        ("run.run", Path("runs") / "flat", "runs/flat"),
+        ("run.seed", np.int64(3), 3),
+        ("run.save_steps", np.arange(2), [0, 1]),
+        ("optimizer.lr", np.float64(0.5), 0.5),
+        ("run.save_evry", 2, "--save_evry: there is none"),  # nothing was saved, in silence
+        ("run.data", 3, "--data is 3; it must be a path"),
+        ("run.precision", "bf16", "--precision is 'bf16'; it must be one of auto, 32-true"),
+        ("run.seed", 2.5, "--seed is 2.5; it must be a whole number"),
+        ("optimizer.lr", math.nan, "--optimizer.lr is nan; it must be finite"),
+        ("trainer.max_steps", "5", "--trainer.max_steps is '5'; it must be finite"),
+    ],
+)
+def test_settings_that_are_assigned_are_read_as_flags_are(name, value, read):
+    recipe = read_recipe("--config", "flat-small", "--data", "data", "--run", "runs/flat")
+    section, _, key = name.partition(".")
+    setattr(getattr(recipe, section), key, value)
+    if isinstance(read, str) and read.startswith("--"):
+        with pytest.raises(RunError, match=f"^{re.escape(read)}"):
+            fit(recipe)
+    else:
+        recipe.check()
+        assert getattr(getattr(recipe, section), key) == read

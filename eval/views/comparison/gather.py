@@ -48,13 +48,15 @@ class RunRecord:
 
     @cached_property
     def seconds(self) -> dict[int, float]:
-        """Time spent in training until each reported step, by the speeds reported."""
+        """Time spent in training until each reported step, or by the speeds if it is untold."""
         spent, tokens, by_step = 0.0, 0, {0: 0.0}
         for row in self.metrics:
             if row.get("tokens_per_second") and "tokens_seen" in row:
                 spent += (row["tokens_seen"] - tokens) / row["tokens_per_second"]
                 tokens = row["tokens_seen"]
                 by_step[row["step"]] = spent
+            if finite(row.get("seconds")):
+                spent = by_step[row["step"]] = row["seconds"]
         return by_step
 
 

@@ -104,7 +104,8 @@ def select(
         known = set(lines["solver"])
         wanted = [solver] if solver else [m for m in SEARCHES[figure.quantity] if m in known]
         lines = lines[(lines["prompt_kind"] == prompts) & (lines["solver"].isin(wanted[:1]))]
-    return _commonest(lines, ALIKE[figure.kind])
+    drawn = figure.kind == "recovery" and prompts != "text"
+    return _commonest(lines, [*ALIKE[figure.kind], *["length"] * drawn])
 
 
 def _commonest(lines: Frame, names: Sequence[str]) -> Frame:

@@ -1,10 +1,11 @@
 """Every number of rows as tables, one of each kind: what `summary` prints, and the page folds."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from eval.analysis.frame import KINDS, Frame, Quantity, quantities
-from eval.analysis.summary import COUNTS, MODEL, summary_records
+from eval.analysis.summary import COUNTS, MODEL, summary_records, tell_lengths_apart
 from eval.drawing.tables import Record, Table, across, lay_out
 from eval.models.identity import labels
 from eval.rows.schema import Row
@@ -46,7 +47,8 @@ def of_kind(lines: Frame, title: str, known: Sequence[Quantity] = ()) -> Numbers
         lines: of `eval.analysis.frame.frame`.
         known: the quantities; those of the kind when not given.
     """
-    kind, records = lines["kind"].iloc[0], summary_records(lines, known)
+    kind = lines["kind"].iloc[0]
+    records = summary_records(tell_lengths_apart(lines) if kind == "recovery" else lines, known)
     known = known or quantities(lines)
     main = [q for q in known if (q.name in BRIEF if kind == "recovery" else q.main)] or known
     if kind == "recovery":
@@ -74,11 +76,18 @@ def _name_recoveries(records: list[Record]) -> tuple[list[str], list[Record]]:
     of_solvers = "solver" in records[0]  # verdicts are of all together
     fields = ["model", "step", "layer", "slice", "with", *["solver"] * of_solvers]
     names = solver_names(records) if of_solvers else [""] * len(records)
-    return fields, [
-        record
-        | {"layer": site(record), "with": ", ".join(departures(record).values()), "solver": name}
-        for record, name in zip(records, names, strict=True)
-    ]
+    words = []
+    for record, name in zip(records, names, strict=True):
+        kind = record.get("prompt_kind", "story")
+        departs = [*departures(record).values(), *[kind] * (kind != "story")]
+        words.append({"layer": site(record), "with": ", ".join(departs), "solver": name})
+    named = [record | said for record, said in zip(records, words, strict=True)]
+    alike = Counter(tuple(record.get(name) for name in fields) for record in named)
+    for record in named:  # of texts of several lengths
+        if alike[tuple(record.get(name) for name in fields)] > 1 and record.get("observed"):
+            said = filter(None, [record["with"], f"{record['observed']} shown"])
+            record["with"] = ", ".join(said)
+    return fields, named
 
 
 def lens_overview(rows: Iterable[Row]) -> Table:

@@ -14,11 +14,13 @@ from eval.analysis.accepts import hidden_positions
 from eval.analysis.summary import summarise_rows
 from eval.inversion.request import Inversion
 from eval.inversion.task import plan
+from eval.messages import RequestError
 from eval.models.checkpoint import Checkpoint, open_checkpoint
 from eval.models.text import Prompt, random_prompts
 from eval.rows.store import Results, Row, read_rows
 from eval.sites.slices import Slice
 from tests.eval.inversion.search_cases import prompts
+from tests.eval.views.page.cases import make_row
 
 STEPS = {"descent": 5, "adam": 5, "gcg": 3, "snap": 5}
 SOLVERS = (*STEPS, "sweep", "propose", "alternating", "chance")
@@ -112,16 +114,18 @@ def test_a_descent_that_diverged_says_so_and_nothing_else(model_directory, tmp_p
     assert "diverged" in capsys.readouterr().out
 
 
-def test_rows_hold_no_numbers_that_json_has_not(tmp_path):
+def test_no_row_is_written_that_no_reader_takes(tmp_path):
     results = Results(tmp_path)
     for value in (math.nan, math.inf, -math.inf):
-        row = {"key": "a", "kind": "loss", "self": {"rank": [0.0, value]}, "seconds": 1.0}
-        with pytest.raises(ValueError, match="JSON"):
-            results.append([row])
+        for wrong in ({"residual": value}, {"notes": {"loss": [0.0, value]}}):
+            with pytest.raises(RequestError, match="a row of recovery cannot be kept"):
+                results.append([make_row() | wrong])
+    with pytest.raises(RequestError, match="residual: None, expected float"):
+        results.append([make_row(residual=None)])
     assert results.keys == set()
-    results.append([{"key": "a", "kind": "loss", "self": None}])
+    results.append([make_row(notes={"loss": None})])
     (line,) = (tmp_path / "rows.jsonl").read_text().splitlines()
-    assert json.loads(line)["self"] is None
+    assert json.loads(line)["notes"] == {"loss": None}
 
 
 def test_missing_figures_are_left_out_of_medians_and_counted(model_directory, tmp_path):

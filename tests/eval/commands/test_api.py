@@ -81,6 +81,12 @@ def test_flags_are_read_as_arguments_are(name, words, read, monkeypatch):
         ({"text": [Path("book.txt")]}, "--text book.txt: a path is no text"),  # its name was read
         ({"slices": slice(1, None)}, "--slices slice(1, None, None): give it in quotes"),
         ({"layers": np.ones((2, 2), int)}, "--layers [1, 1]: give a flat list"),
+        ({"text": pandas.Series(["Tom", float("nan")])}, "--text nan: a missing value"),  # "nan"
+        ({"text": []}, "--text: the list is empty"),  # stories of the corpus were asked
+        ({"without": []}, {"without": ()}),
+        ({"noise": [None]}, "--noise None: give words or numbers"),
+        ({"suite": {"quick": 1}}, "--suite {'quick': 1}: give words or numbers, not a mapping"),
+        ({"corpus": [object(), object()]}, "--corpus: 2 are given; give one value"),
     ],
 )
 def test_values_of_python_are_read_or_refused(given, read):
@@ -92,6 +98,12 @@ def test_values_of_python_are_read_or_refused(given, read):
         with pytest.raises(evals.RequestError) as refusal:
             read_arguments(hints, given)
         assert str(refusal.value).startswith(read)
+
+
+def test_a_star_imports_the_functions():
+    names: dict[str, Any] = {}
+    exec("from eval import *", names)
+    assert names["invert"] is evals.invert  # there were none
 
 
 def test_what_is_no_text_of_a_model_is_one_line(model_directory):
@@ -106,6 +118,8 @@ def test_what_is_no_text_of_a_model_is_one_line(model_directory):
         with pytest.raises(evals.RequestError) as refusal:
             model(value)  # pyright: ignore[reportArgumentType]
         assert str(refusal.value).startswith(message)
+    with pytest.raises(evals.RequestError, match="--seed None: give a value, or leave it out"):
+        evals.generate(model, seed=None)  # pyright: ignore[reportArgumentType]
 
 
 def test_invert_from_python_is_that_of_the_command(model_directory, tmp_path, capsys):

@@ -109,7 +109,7 @@ REFUSED = {
         ("runs/run --csv file/t.csv", "file"),
         ("broken", "metrics.jsonl, line 1: not a row of a run's figures"),
         ("odd", "config.yaml: not YAML"),
-        ("silent", "its runs have not reported anything yet"),
+        ("silent", "no rows here, and no figures of a run yet"),
         ("runs/run --sort -speed", "--sort -speed: allowed are model, step"),
         ("runs/run --sort", "--sort: give a value"),
     ],

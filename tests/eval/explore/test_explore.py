@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from arch import ModelError
 from eval.__main__ import main
 from eval.explore import server
 from eval.explore.questions import Library
@@ -152,6 +153,17 @@ def test_a_model_may_have_any_name_that_a_file_may_have(tmp_path, small_model, s
         status, look = send(port, "/look", {"text": TEXT, "models": run["models"][:1]})
         assert status == 400  # safetensors opens no such path
         assert "caf" in look["error"]
+
+
+def test_a_model_that_is_trained_again_is_opened_again(tmp_path, small_model, small_tokenizer):
+    library = Library([str(two_steps(tmp_path, small_model, small_tokenizer))], "toy", "cpu")
+    first = library.checkpoint(FLAT)
+    assert library.checkpoint(FLAT) is first
+    shutil.rmtree(tmp_path / "step-000010")
+    with pytest.raises(ModelError, match="no such model directory"):
+        library.checkpoint(FLAT)
+    two_steps(tmp_path, lambda: small_model(embedding_std=2.0), small_tokenizer)
+    assert library.checkpoint(FLAT).config.embedding_std == 2.0  # the earlier one answered
 
 
 def test_the_newest_run_stands_first_and_its_ends_are_suggested(

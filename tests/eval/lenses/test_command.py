@@ -1,7 +1,12 @@
 """`python -m eval lens` as a user types it: documents, rows, resuming."""
 
-import torch
+from typing import Any
 
+import pytest
+import torch
+from tokenizers import Tokenizer, models
+
+from eval import lens, open_model, probe
 from eval.__main__ import main
 from eval.lenses.lens import LENSES, Lens, read_documents
 from eval.rows.store import ROWS, read_rows
@@ -47,6 +52,23 @@ def test_documents_and_rows_hold_what_was_found(model_directory, tmp_path):
     norms = [r for r in rows if r["figure"] == "norm" and r["checkpoint"]["step"] == 10]
     assert [row["layer"] for row in norms] == [0, 1, 2]
     assert {row["word"] for row in rows if row["figure"] == "probability at the end"} == {"a"}
+
+
+def test_a_vocabulary_of_two_is_smaller_than_the_lists_of_words(small_model):
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="b"))
+    model = open_model(small_model(vocab_size=2), tokenizer=tokenizer)
+    seen = lens(model, lens=["logit", "vectors", "direction"], text="a", corpus="toy:900", tokens=8)
+    assert {row["lens"] for row in seen.rows} == {"logit", "vectors", "direction"}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_models_of_other_precisions_are_looked_at(dtype, small_model, small_tokenizer):
+    model = open_model(small_model().to(dtype), tokenizer=small_tokenizer)
+    seen = lens(model, lens="attribution", text="Tom had a red ball.", corpus="toy:900")
+    assert {row["figure"] for row in seen.rows} == {"rank correlation"}
+    asked: dict[str, Any] = {"layers": 1, "length": 8, "train_tokens": 160, "valid_tokens": 80}
+    probed = probe(model, corpus="toy:900", steps=2, offsets=0, **asked)
+    assert [row["method"] for row in probed.rows] == ["gaussian", "softmax"]
 
 
 def test_a_text_given_twice_is_one_sample_and_one_token_has_no_rank(model_directory, tmp_path):

@@ -4,6 +4,7 @@ import csv
 import io
 import shutil
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from eval.analysis.summary import summarise_rows
 from eval.messages import RequestError
 from eval.models.checkpoint import open_checkpoint
 from eval.rows.store import Results
-from eval.views.comparison.gather import gather_models
+from eval.views.comparison.gather import RunRecord, gather_models
 from eval.views.comparison.table import paired_records
 from tests.eval.views.compare_cases import add_model, compared, make_run, run_compare
 from tests.eval.views.page.cases import about, bits_row, loss_row, make_row, make_rows
@@ -264,8 +265,19 @@ def test_the_command_pairs_two_lines_or_two_named(tmp_path, capsys):
     assert "there are flat@0, flat@300" in capsys.readouterr().err
 
 
-def test_prompts_of_all_lengths_are_one_figure(tmp_path):
-    rows = [make_row(solver="alternating", prompt=i, length=8 + i) for i in range(9)]
-    Results(tmp_path).append(rows)
-    (record,) = compared(tmp_path)
-    assert (record["hidden_3"], record["hidden_3_n"]) == (1, 9)
+def test_longer_prompts_are_another_question(tmp_path):
+    """Unless they are texts that were given; a column has the length that most models have."""
+    for prompts, counts in (("story", [4, 3]), ("text", [4, 8])):
+        asked = (("flat", 8, 4), ("llama", 8, 3), ("llama", 16, 5))
+        rows = [make_row(model, solver="alternating", prompt=i, length=length, prompts=prompts)
+                for model, length, count in asked for i in range(count)]  # fmt: skip
+        Results(tmp_path / prompts).append(rows)
+        records = compared(tmp_path / prompts, prompts=prompts)
+        assert [record["hidden_3_n"] for record in records] == counts
+
+
+def test_seconds_of_training_are_those_that_a_run_wrote_of_each_step():
+    speed = {"tokens_seen": 10, "tokens_per_second": 5.0}
+    rows = [{"step": 1, "seconds": 2.5} | speed, {"step": 3, "val_loss": 1.0, "seconds": 6.0}]
+    assert RunRecord(Path("run"), {}, rows).seconds == {0: 0.0, 1: 2.5, 3: 6.0}
+    assert RunRecord(Path("run"), {}, [{"step": 1} | speed]).seconds == {0: 0.0, 1: 2.0}  # earlier

@@ -12,6 +12,7 @@ from eval.__main__ import main
 from eval.analysis.frame import frame
 from eval.drawing.tables import percent_text, whole_percent
 from eval.rows.store import read_rows
+from eval.views.page.numbers import number_tables
 from eval.views.page.page import curves, render_page
 from eval.views.page.prompts import draw_prompts
 from eval.views.page.recoveries import ANSWERS, recoveries, select_lines, terminal_text
@@ -117,6 +118,10 @@ def test_rows_of_which_there_is_nothing_to_say_are_one_clear_line():
         ([make_row(slice="[:, :3+4:, :]", hidden=1)], "tokens",
          [("1 hidden token of [:, :3+4:, :]",)]),
         ([make_row(prompts="random")], "tokens", [("3 hidden tokens, random",)]),
+        ([make_row(), make_row(length=24)], "tokens prompts",
+         [(f"3 hidden tokens, story of {n} tokens", 1) for n in (16, 24)]),
+        ([make_row(prompts="text"), make_row(prompts="text", length=24)], "tokens prompts",
+         [("3 hidden tokens, text", 2)]),
         ([make_row(solver="adam"), make_row(solver="adam", settings={"steps": 9}, key="b")],
          "solver", [("adam steps=300 rate=0.2",), ("adam steps=9",)]),
         ([make_row(noise=0.5, padded=True), make_row(slice="[:, 3:, :8]", key="b"),
@@ -128,10 +133,19 @@ def test_rows_of_which_there_is_nothing_to_say_are_one_clear_line():
           if m != "chance"], "solver", [("descent",), ("sweep",)]),
     ],
     ids=["phases", "seeds that ended apart", "part", "joined layers", "slice", "prompts",
-         "settings", "departures", "equal keys", "order of solvers"],
+         "lengths", "lengths of texts", "settings", "departures", "equal keys", "order of solvers"],
 )  # fmt: skip
 def test_figures_are_told_apart_by(rows, names, expected):
     assert found(rows, *names.split()) == expected
+
+
+def test_lines_of_other_prompts_have_other_names():
+    asked = (("story", 16), ("story", 24), ("random", 16), ("text", 4), ("text", 5))
+    rows = [make_row(prompts=prompts, length=length) for prompts, length in asked]
+    (table,) = number_tables(frame(rows))
+    assert [line[table.brief.headings.index("with")] for line in table.brief.lines] == [
+        "random", "story of 16 tokens", "story of 24 tokens", "text, 1 shown", "text, 2 shown",
+    ]  # fmt: skip
 
 
 def test_layers_noise_and_channels_are_curves_and_count_in_nothing_else():
