@@ -28,6 +28,7 @@ further below, by the law's own rule for more draws."""
 MEASURED = 4096
 NEARER = 0.9  # of the squared distance of all outputs' mean from the target, a likely token's
 CENTRAL = 1 / 3  # of the others' distance from that mean, at least: a likely token's own output
+NARROW = 4  # numbers of an output: by fewer no token is likely, as some lies near to each
 LEAST = 3  # positions of a prompt: of fewer no token is called likely by its distance
 
 
@@ -95,7 +96,8 @@ def probability(outputs: Tensor, target: Tensor, searched: int) -> float:
 
     It is no more than one half where the first is hardly nearer to the target than the mean of all
     is, or is itself far nearer to that mean than others are: such a token, as one that only pads,
-    is the nearest to whatever was shrunk, as logits at a temperature are.
+    is the nearest to whatever was shrunk, as logits at a temperature are. Nor where outputs have
+    fewer than `NARROW` numbers.
 
     Args:
         outputs: of the answered token, and of others, `(N, C)`.
@@ -115,7 +117,8 @@ def probability(outputs: Tensor, target: Tensor, searched: int) -> float:
     mean = outputs[1:].mean(dim=0)
     apart = (outputs - mean).norm(dim=1)
     far = bool(squares[0] > NEARER * (mean - target).square().sum())
-    return min(found, 0.5) if far or bool(apart[0] < CENTRAL * apart[1:].median()) else found
+    central = bool(apart[0] < CENTRAL * apart[1:].median())
+    return min(found, 0.5) if far or central or len(target) < NARROW else found
 
 
 def _by_chance(deviations: float, searched: int) -> float:

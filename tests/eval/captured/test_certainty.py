@@ -64,6 +64,18 @@ def test_tokens_of_one_direction_are_not_certain_behind_a_norm(kind, part):
     assert bool((found.tokens == tokens)[certain].all())
 
 
+@pytest.mark.first(2)
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float32])
+def test_numbers_that_some_token_has_by_chance_make_none_certain(kind, states):
+    """One channel: a wrong token agreed, and others behind it, by the wrong prompt."""
+    model, held = states
+    found = recover(model, held["2"].to(kind), layer=2, shown="[:, :, :1]", corpus="toy:400")
+    right = found.tokens == held["tokens"]
+    graded = torch.tensor([[grade != "unknown" for grade in of] for of in found.grades])
+    assert bool((right | ~graded).all())
+    assert not any(found.certificates[0]) or kind != torch.bfloat16
+
+
 def test_a_hidden_token_that_nothing_shown_depends_on_is_not_certain(small_model, small_tokenizer):
     checkpoint = open_model(small_model(mixers=("identity",)), tokenizer=small_tokenizer)
     (batch,) = activations(checkpoint, [TEXT], 1)
