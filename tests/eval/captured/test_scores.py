@@ -94,6 +94,14 @@ def test_a_tail_behind_proved_tokens_is_asked_on_its_own():
         assert limit_chances(chances, [p == 1.0 for p in chances]) == chances
 
 
+def test_two_scores_of_one_decimal_prove_no_token(scored):
+    """Some token of the vocabulary has them by chance, and others behind it by a wrong prompt."""
+    checkpoint, _, ids, values = scored
+    few = values[:, :2].double().mul(10).round() / 10
+    found = recover_scores(checkpoint, ids[:, :2], few, corpus="toy:400")
+    assert not any(found.certificates[0])
+
+
 def test_another_models_scores_are_certain_nowhere(scored):
     checkpoint, tokens, ids, values = scored
     noisy = values - torch.rand(values.shape, generator=torch.Generator().manual_seed(0))
