@@ -16,14 +16,14 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from arch.config import parse_object
 from arch.errors import ModelError, printable, show_value
 from arch.storage.files import read_json
 from arch.storage.weights import FLOATS, Shapes, read_header
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-PREFIXES = ("_orig_mod.", "module.", "_fsdp_wrapped_module.", "base_model.model.")
-"""What compiling, training in parallel or an adapter that is merged put before every name."""
+PREFIXES = ("_orig_mod.", "module.", "_fsdp_wrapped_module.", "base_model.model.",
+            "language_model.")  # fmt: skip
+"""What compiling, training in parallel, a merged adapter or a model of pictures puts before."""
 HARMLESS = re.compile(r"rotary_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$|position_ids$")
 """Tensors of old files that can be computed, and that no model reads."""
 FREQUENCIES = re.compile(r"rotary_emb\.inv_freq$")
@@ -53,7 +53,7 @@ WITHOUT_EFFECT = {
     "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id",
     "initializer_range", "attention_dropout", "pretraining_tp", "chunk_size_feed_forward",
     "output_attentions", "output_hidden_states", "return_dict", "torchscript", "id2label",
-    "label2id", "problem_type", "task_specific_params", "is_llama_config", "rope_interleaved",
+    "label2id", "problem_type", "task_specific_params", "is_llama_config",
     "max_length", "min_length", "num_beams", "num_beam_groups", "num_return_sequences",
     "length_penalty", "diversity_penalty", "repetition_penalty", "temperature", "top_k", "top_p",
     "typical_p", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "unsloth_fixed",
@@ -63,13 +63,12 @@ WITHOUT_EFFECT = {
     "original_max_position_embeddings",
 }  # fmt: skip
 """Settings that change nothing of what a model computes in evaluation."""
+SCALING = re.compile(
+    r"soft_?cap|multiplier|(?:^|_)scal(?:e|ing)|clip_qkv|alibi|interleaved|qk_norm|dim_model_base"
+)
+"""Names of settings that change what a model computes, where its family has them."""
 ROTATION = ("rope_parameters", "rope_scaling")
-ADAPTER, SETTINGS = "adapter_config.json", "tokenizer_config.json"
-ADDED_TOKENS = "added_tokens.json"
-NAMING = (SETTINGS, "special_tokens_map.json", ADDED_TOKENS)
-"""Files that may name tokens beside a tokenizer.json."""
-SPECIAL_TOKEN = re.compile(r"(?:bos|eos|unk|sep|pad|cls|mask)_token")
-SPECIAL_TOKENS = ("additional_special_tokens", "extra_special_tokens")
+ADAPTER = "adapter_config.json"
 GREATEST, LONGEST = 2**31, 2**24
 """Of a size, and of positions: some families hold a table of them."""
 
@@ -103,6 +102,33 @@ def check_settings(config: dict[str, Any], path: Path) -> None:
     """
     for section in sections(config):
         _check_section(section, path)
+
+
+def say_unread_settings(config: dict[str, Any], known: Iterable[str], source: object) -> None:
+    """Says on stderr which settings that change what a model computes its family does not read."""
+    unread = [
+        f"{name} {show_value(value)}"
+        for name, value in config.items()
+        if SCALING.search(name)
+        and name not in (*known, *ROTATION)
+        and (value is True or value not in (None, 0, 1))
+    ]
+    if unread:
+        print(
+            f"{source}: config.json says {printable(', '.join(unread), 300)}, which transformers' "
+            f"{config.get('model_type')} does not read; the model is computed without it",
+            file=sys.stderr,
+        )
+
+
+def describe_other_layout(directory: Path) -> str:
+    """What a directory without config.json is, as the end of a line; nothing where that is open."""
+    if (directory / ADAPTER).is_file():
+        return "; it holds an adapter: merge it into its model, and save that"
+    if (directory / "params.json").is_file():
+        return "; params.json is of the layout before transformers': convert it"
+    inside = sorted(path.parent.name for path in directory.glob("*/config.json"))
+    return f"; give {directory / inside[-1]}, which has one" if inside else ""
 
 
 def read_layout(config: dict[str, Any], directory: Path) -> tuple[list[Path], Shapes]:
@@ -169,6 +195,11 @@ def weight_files(directory: Path) -> list[Path]:
     if not index.is_file():
         pickles = ", ".join(path.name for path in sorted(directory.glob("*.bin")))
         hint = f"; {pickles} could run code when it is read, and is not" if pickles else ""
+        if others := ", ".join(path.name for path in sorted(directory.glob("*.safetensors"))):
+            raise ModelError(
+                f"{directory} has no {WEIGHTS}, but {printable(others, 120)}; give all weights in "
+                f"one file of that name, or parts with their index, {INDEX}"
+            )
         raise ModelError(f"{directory} has no {WEIGHTS}{hint}; save the weights as safetensors")
     names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not names:
@@ -202,6 +233,12 @@ def read_shapes(files: list[Path], quantised: bool = True) -> Shapes:
             raise ModelError(
                 f"{path}: {printable(odd[0], 120)} is of type {kinds[odd[0]]}, and the "
                 f"configuration has no quantization_config; allowed: {', '.join(FLOATS)}"
+            )
+        empty = [name for name, shape in found.items() if 0 in shape]
+        if empty and not quantised:
+            raise ModelError(
+                f"{path}: {printable(empty[0], 120)} is empty, as DeepSpeed's ZeRO-3 saves its "
+                "parts; join them, by its zero_to_fp32.py, and save the model again"
             )
         if twice := shapes.keys() & found.keys():
             raise ModelError(f"{path} has {printable(min(twice), 120)}, which another file has too")
@@ -240,6 +277,26 @@ def check_frequencies(held: dict[str, Tensor], own: list[Tensor], source: object
             )
 
 
+def check_turned(config: dict[str, Any], own: list[Tensor], made: Any, source: object) -> None:
+    """Refuses a rotation of a part of each head, where the model turns all of it.
+
+    `own` are its frequencies, `made` is the configuration that it was made by.
+
+    Raises:
+        ModelError: naming the part.
+    """
+    whole = [config, *(config.get(name) or {} for name in ROTATION)]  # and not by kinds of layers
+    parts = [part for s in whole if (part := s.get("partial_rotary_factor")) is not None]
+    if not own or min(parts, default=1) >= 1:
+        return
+    width = getattr(made, "head_dim", None) or made.hidden_size // made.num_attention_heads
+    if all(2 * int(frequencies.count_nonzero()) >= width for frequencies in own):
+        raise ModelError(
+            f"{source}: partial_rotary_factor is {min(parts)}, and transformers' "
+            f"{made.model_type} turns whole heads; take it out if it changes nothing"
+        )
+
+
 def common_prefix(names: Iterator[str] | list[str], source: object) -> str:
     """What `PREFIXES` put before all names; said on stderr, as it is left out."""
     rest, prefix = list(names), ""
@@ -248,56 +305,6 @@ def common_prefix(names: Iterator[str] | list[str], source: object) -> str:
     if prefix:
         print(f"{source}: {prefix} is left out of the names of its weights", file=sys.stderr)
     return prefix
-
-
-def say_left_out_tokens(files: Iterable[Path], tokenizer_json: str, source: object) -> None:
-    """Says on stderr which tokens `NAMING` files add to those of the tokenizer itself.
-
-    Raises:
-        ModelError: one of them is no JSON.
-    """
-    known = parse_object(tokenizer_json, str(source))
-    model, added = known.get("model"), known.get("added_tokens")
-    held = model.get("vocab") if isinstance(model, dict) else None
-    ids = dict(held) if isinstance(held, dict) else {}
-    if isinstance(held, list):
-        ids = {piece[0]: token for token, piece in enumerate(held) if piece}
-    ids |= {entry.get("content"): entry.get("id") for entry in added or ()}
-    for file in (file for file in files if file.is_file()):
-        named = _named_tokens(read_json(file), file.name)
-        others = {
-            text: f"{text} as {token}" if token else text
-            for text, token in named
-            if text not in ids or token not in ("", str(ids[text]))
-        }
-        ids |= dict.fromkeys(others)  # said once
-        if others:
-            print(
-                f"{source}: {file.name} names {printable(', '.join([*others.values()][:3]))}, which"
-                " tokenizer.json does not; its tokens are those of tokenizer.json",
-                file=sys.stderr,
-            )
-
-
-def _named_tokens(held: dict[str, Any], file: str) -> Iterator[tuple[str, str]]:
-    """The tokens that a file names, with their ids where it says these."""
-    if file == ADDED_TOKENS:
-        yield from ((text, str(token)) for text, token in held.items())
-        return
-    for name, value in held.items():
-        if name == "added_tokens_decoder" and isinstance(value, dict):
-            entries = [(about, str(token)) for token, about in value.items()]
-        elif SPECIAL_TOKEN.fullmatch(name):
-            entries = [(value, "")]
-        elif name in SPECIAL_TOKENS and isinstance(value, dict | list):
-            listed = value.values() if isinstance(value, dict) else value
-            entries = [(about, "") for about in listed]
-        else:
-            continue
-        for about, token in entries:
-            text = about.get("content") if isinstance(about, dict) else about
-            if isinstance(text, str) and text:
-                yield text, token
 
 
 def sections(config: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -20,15 +20,15 @@ from arch.config import ModelConfig
 from arch.errors import ModelError, printable, show_value
 from arch.formats.foreign import (
     HARMLESS,
-    NAMING,
     WITHOUT_EFFECT,
     check_frequencies,
     common_prefix,
+    describe_other_layout,
     read_layout,
     read_settings,
-    say_left_out_tokens,
 )
 from arch.formats.hub.reader import import_hub, is_hub_export
+from arch.formats.named_tokens import NAMING, say_left_out_tokens
 from arch.mixers import Attention
 from arch.mixers.attention import QK_EPS
 from arch.model import LanguageModel, SwiGLU
@@ -136,7 +136,9 @@ def import_transformers(directory: str | Path) -> LoadedModel:
     if not directory.is_dir():
         raise ModelError(f"{directory}: no such model directory")
     if missing := [f for f in ("config.json", "tokenizer.json") if not (directory / f).is_file()]:
-        raise ModelError(f"{directory} has no {', '.join(missing)}; save model and tokenizer there")
+        hint = describe_other_layout(directory) if missing[0] == "config.json" else ""
+        hint = hint or "; save model and tokenizer there"
+        raise ModelError(f"{directory} has no {', '.join(missing)}{hint}")
     tokenizer_json = read_text(directory / "tokenizer.json")
     config = read_settings(directory / "config.json")
     say_left_out_tokens([directory / n for n in NAMING], tokenizer_json, directory)
@@ -169,6 +171,10 @@ def from_transformers(
     held = weights()
     prefix = common_prefix(list(held), source)
     plain = {n.removeprefix(prefix): t for n, t in held.items() if not HARMLESS.search(n)}
+    if "model.model.embed_tokens.weight" in plain:  # saved inside of a module of training
+        plain = {name.removeprefix("model."): tensor for name, tensor in plain.items()}
+    if "embed_tokens.weight" in plain:  # saved without the head
+        plain = {n if "lm_head" in n else f"model.{n}": tensor for n, tensor in plain.items()}
     tensors = translate(plain, ours, source)
     if config.tied and "head.weight" in tensors:  # safetensors keeps one of two names
         tensors.setdefault("embedding.weight", tensors["head.weight"])

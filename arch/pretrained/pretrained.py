@@ -12,6 +12,7 @@ other causal model a block is a whole layer (`arch.pretrained.decoder.Decoder`).
 """
 
 import importlib.util
+import inspect
 import io
 import json
 import math
@@ -31,20 +32,21 @@ from arch.config import MOST
 from arch.errors import ModelError, is_out_of_memory, printable, show_value
 from arch.formats.foreign import (
     HARMLESS,
-    NAMING,
-    SETTINGS,
     check_frequencies,
     check_settings,
+    check_turned,
     common_prefix,
+    describe_other_layout,
     read_frequencies,
     read_layout,
     read_settings,
-    say_left_out_tokens,
+    say_unread_settings,
     sections,
     weight_files,
 )
 from arch.formats.hub.reader import MODEL_TYPE, import_hub, is_hub_export
 from arch.formats.llama import MULTIPLES, from_transformers
+from arch.formats.named_tokens import NAMING, SETTINGS, say_left_out_tokens
 from arch.model import LanguageModel
 from arch.pretrained.decoder import Decoder, describe_pretrained, is_whole
 from arch.pretrained.families import take_apart
@@ -183,11 +185,15 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer]:
     model, found = loaded
     _check_loaded(name, found)
     check_finite(dict(model.named_parameters()), name)
+    turned = [x for part, x in model.named_buffers() if part.endswith("inv_freq")]
     if Path(directory).is_dir() and not more and _is_plain(config):
-        turned = [x for part, x in model.named_buffers() if part.endswith("inv_freq")]
         check_frequencies(read_frequencies(weight_files(Path(directory))), turned, name)
     if more:
         check_gguf_is_whole(Path(name), model)
+        return model, tokenizer
+    check_turned(config, turned, model.config.get_text_config(), name)
+    known = {*inspect.signature(type(model.config).__init__).parameters}
+    say_unread_settings(config, known | {*model.config.attribute_map}, name)
     return model, tokenizer
 
 
@@ -215,6 +221,7 @@ def _locate(name: str) -> tuple[str, dict[str, Any], dict[str, str] | None]:
     if not (path / "config.json").is_file():
         inside = [file.name for file in path.iterdir() if file.suffix.lower() == GGUF]
         hint = f"; give the file, {path / inside[0]}" if len(inside) == 1 else ""
+        hint = hint or describe_other_layout(path)
         raise ModelError(f"{name} cannot be loaded: it has no config.json{hint}")
     config = read_settings(path / "config.json")
     _, shapes = read_layout(config, path)
@@ -272,6 +279,11 @@ def _check_names(name: str, config: dict[str, Any]) -> None:
     known |= dict.fromkeys(ROTATIONS, ("default", *ROPE_INIT_FUNCTIONS))
     if isinstance(quantised := config.get("quantization_config"), dict):
         found.append((QUANTISATION, method := quantised.get("quant_method")))
+        if method is None:
+            raise ModelError(
+                f"{name} cannot be loaded: quantization_config names no quant_method, as in models "
+                "of MLX; give their weights as floats (mlx_lm.convert --dequantize)"
+            )
         if method == "bitsandbytes" and not any(map(quantised.get, BITS)):
             raise ModelError(
                 f"{name} cannot be loaded: {QUANTISATION} is 'bitsandbytes', and neither "

@@ -27,12 +27,8 @@ def look_elsewhere(captured: Captured, computed: str | None) -> str:
     unknown += describe_change(captured.checkpoint.model, seen)
     if captured.positions[0]:
         return unknown
-    for name in [computed] if computed else sorted(FLOATS, key=lambda name: name != EXACT):
-        if match := _best_site(captured, name):
-            where = f"{match.part}.{match.layer}"
-            how = "" if name in (computed, EXACT) else f", computed in {name} (--computed {name})"
-            fits = f"{match.hits} of the first {match.tried} tokens fit there"
-            return f"{where}: {fits}{how}; give --layer {match.layer} --part {match.part}"
+    if other := find_other_site(captured, computed):
+        return other
     for row in range(1, min(ROWS, captured.length - 2) + 1):
         hits, count = count_alone(captured, 0, row)
         if 2 * hits > count:
@@ -41,6 +37,21 @@ def look_elsewhere(captured: Captured, computed: str | None) -> str:
                 f"give the rows from {row} on alone"
             )
     return unknown
+
+
+def find_other_site(captured: Captured, computed: str | None) -> str:
+    """The site at which most of the first tokens fit, as a line; empty if it is the one given."""
+    if captured.positions[0]:
+        return ""
+    for name in [computed] if computed else sorted(FLOATS, key=lambda name: name != EXACT):
+        if match := _best_site(captured, name):
+            if (match.part, (match.layer,)) == (captured.circuit.part, captured.circuit.sites):
+                return ""
+            where = f"{match.part}.{match.layer}"
+            how = "" if name in (computed, EXACT) else f", computed in {name} (--computed {name})"
+            fits = f"{match.hits} of the first {match.tried} tokens fit there"
+            return f"{where}: {fits}{how}; give --layer {match.layer} --part {match.part}"
+    return ""
 
 
 def count_alone(captured: Captured, prompt: int, row: int) -> tuple[int, int]:

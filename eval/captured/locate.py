@@ -92,6 +92,9 @@ def find_site(
     if not sites:
         widths = sorted({circuit.width for circuit in known})
         turned = "; they look transposed" * any(n in widths for n in values.shape[:2])
+        count, rest = divmod(width, checkpoint.config.d_model)
+        if not rest and 1 < count <= len(checkpoint.model.blocks) + 1:
+            turned = f"; are they of {count} layers side by side? give --layer, the numbers of all"
         raise ArgumentError(
             "outputs",
             f"{width} channels; sites of this model have {', '.join(map(str, widths))}"

@@ -18,7 +18,7 @@ from eval.captured.answer import Recovered
 from eval.captured.arithmetic import EXACT
 from eval.captured.certainty.certify import Certified, certify
 from eval.captured.certainty.verified import Found
-from eval.captured.elsewhere import count_alone, look_elsewhere
+from eval.captured.elsewhere import count_alone, find_other_site, look_elsewhere
 from eval.captured.files.axes import find_order, take_layer
 from eval.captured.files.caches import Cache, read_cache
 from eval.captured.files.stored import FLOATS, read_stored, view_bits
@@ -138,8 +138,15 @@ def recover(
     answer = Recovered.of(captured, found, certified, chosen.name)
     if layer is not None and not answer.fits:
         say_once(f"nothing fits at {answer.site}; {look_elsewhere(captured, computed)}")
+    elif (  # as of keys, of which the first is not turned
+        layer is not None
+        and all(2 * len(tail) > captured.length for tail in answer.left_out)
+        and (other := find_other_site(captured, computed))
+    ):
+        say_once(f"most rows fit nothing at {answer.site}; {other}")
     _say_what_misses(answer, tuple(raw.outputs.shape))
     _say_what_may_pad(answer)
+    _say_what_repeats(captured, answer)
     _say_what_is_packed(captured, answer)
     return answer
 
@@ -198,6 +205,21 @@ def _say_what_may_pad(answer: Recovered) -> None:
             + f"; likewise of {len(padded) - 1} more prompts"
             * (len(padded) > 1)
         )
+
+
+def _say_what_repeats(captured: Captured, answer: Recovered) -> None:
+    """Says where the first row that proves no token is one of those before it."""
+    for prompt, (rows, grades) in enumerate(
+        zip(captured.stored.values, answer.grades, strict=True)
+    ):
+        row = next((t for t, grade in enumerate(grades) if grade != "certain"), 0)
+        same = (rows[:row] == rows[row]).all(dim=-1).nonzero()[:, 0].tolist()
+        if same and rows[row].any():
+            say_once(
+                f"prompt {prompt}: row {row} repeats row {same[-1]}, and proves no token: do chunks"
+                " overlap? give each row once"
+            )
+            return
 
 
 def _say_what_is_packed(captured: Captured, answer: Recovered) -> None:

@@ -121,7 +121,14 @@ class RecoverTask:
                     for name, held in numbers.items()
                     if isinstance(held, Tensor) and held.shape == raw.outputs.shape
                 }
-            yield prompts, recover(self.checkpoint, **numbers, **self.arguments)
+            found = recover(self.checkpoint, **numbers, **self.arguments)
+            if rows and rows.start and not found.fits:
+                say_once(
+                    f"{self.name}: no token fits behind {rows.start} rows of padding: did the "
+                    "positions count them? give the model position_ids, as attention_mask.cumsum("
+                    "-1) - 1, or each prompt alone"
+                )
+            yield prompts, found
 
     def _recover_scores(self, values: Tensor, ids: Tensor) -> Recovered:
         """The prompt behind the scores of a few tokens at each position.

@@ -46,6 +46,7 @@ BAD_WEIGHTS = {
     ),
     "has one too many": (lambda held: held | {"model.extra": torch.ones(3)}, "extra"),
     "has another shape": (lambda held: held | {UP: torch.ones(30, 16)}, "(30, 16)"),
+    "has a part of none": (lambda held: held | {UP: torch.zeros(0)}, "is empty, as DeepSpeed"),
     "has integers": (lambda held: held | {UP: held[UP].mul(9).to(torch.int8)}, UP),
     "has eight bits": (lambda held: held | {UP: held[UP].to(torch.float8_e4m3fn)}, UP),
     "turns keys otherwise": (
@@ -87,6 +88,14 @@ GOOD = {
     "compiled": {"weights": lambda held: {f"_orig_mod.{k}": v for k, v in held.items()}},
     "compiled, or an adapter merged": {
         "weights": lambda held: {f"base_model.model.{k}": v for k, v in held.items()}
+    },
+    "compiled, of a model of pictures": {
+        "weights": lambda held: {f"language_model.{k}": v for k, v in held.items()}
+    },
+    "in a module of training": {"weights": lambda held: {f"model.{k}": v for k, v in held.items()}},
+    "without its head": {
+        "tie_word_embeddings": True,
+        "weights": lambda held: {n.removeprefix("model."): t for n, t in held.items()},
     },
     "in parallel": {"weights": lambda held: {f"module._orig_mod.{k}": v for k, v in held.items()}},
     "with frequencies": {
@@ -186,7 +195,7 @@ VALUES = [
     ("quantization_config", {"quant_method": "unknown"}),
     ("rope_parameters", {"full_attention": ROPE | {"rope_theta": -5.0}}),
     ("rope_parameters", {"full_attention": ROPE | {"rope_type": "spiral"}}),
-    ("logit_scale", math.nan),
+    ("logit_scale", math.nan), ("quantization_config", {"bits": 4, "group_size": 64}),
 ]  # fmt: skip
 
 
@@ -218,6 +227,7 @@ UNKNOWN = [
     {"layer_types": ["sliding_attention", "full_attention"]},
     {"position_embedding_type": "alibi"},
     {"logit_scale": 0},
+    {"rope_interleaved": True},
     {"final_logit_softcapping": 30.0},
     {"quantization_config": {"bits": 4}},
     {"head_dim": KeyError},  # transformers takes 128 for a Qwen3

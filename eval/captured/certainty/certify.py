@@ -1,5 +1,6 @@
 """How sure recovered tokens are: certain, likely or unknown, by what else fits as well."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -21,6 +22,8 @@ from eval.sites.rounding import Tolerance, capture
 SWAPS = 512  # pairs of hidden positions whose tokens change places, the nearest pairs first
 ORDINARY = 2  # units of rounding of a position's root mean square: a floor of any of its numbers
 UNSETTLED = 3  # tolerances that rivals must miss by in a prompt where several tokens fit somewhere
+CHANCE = 0.01  # tokens of the vocabulary that agree by chance with an output that is evidence
+DRAWN = 64  # pairs of tokens, whose second outputs show how far outputs of a site spread
 ROUNDS = 4  # of choosing among tokens that agree; each ends where a prompt's tokens stay
 
 
@@ -66,7 +69,7 @@ def certify(captured: Captured, found: Found) -> Certified:
         evidence = evidence & find_evidence(settled.fits, captured.positions, T)
     # Zeros are no evidence of a token, though that of an embedding of zeros fits them.
     empty = shown & find_zeros(stored).to(shown) & (not stored.scaled)
-    evidence = evidence & ~empty
+    evidence = evidence & ~empty & _find_telling(agreement).to(shown)
     followed, alike = is_followed(evidence), settled.alike
     for row, t in _find_unsettled(found.problem, settled, agreement):
         followed[row][t] = False
@@ -86,6 +89,20 @@ def certify(captured: Captured, found: Found) -> Certified:
     likely = (chances >= LIKELY).to(shown)
     left_out = [_find_tail(*of_row) for of_row in zip(shown, evidence | likely, strict=True)]
     return Certified(settled.verified, certificates, alike, chances, left_out)
+
+
+@torch.no_grad()
+def _find_telling(agreement: Agreement) -> Tensor:
+    """Where outputs have so many numbers, and so precise, that no token agrees by chance, `(B, T)`.
+
+    One channel in bfloat16 agrees with one token of a few hundred, whatever stood there.
+    """
+    circuit, limit = agreement.circuit, agreement.tolerance.limit
+    V, length = len(circuit.vocabulary), min(2, circuit.model.config.context)
+    drawn = torch.randint(V, (DRAWN, length), generator=torch.Generator().manual_seed(0))
+    spread = circuit.of_tokens(drawn.to(limit.device))[:, -1].std(dim=0)
+    chances = torch.special.erf(limit / (2 * spread.clamp(min=torch.finfo(spread.dtype).tiny)))
+    return agreement.slice.narrow(chances.double().log()).sum(dim=-1) < math.log(CHANCE / V)
 
 
 def _find_unsettled(

@@ -28,6 +28,7 @@ further below, by the law's own rule for more draws."""
 MEASURED = 4096
 NEARER = 0.9  # of the squared distance from the target of all outputs' mean, or of zeros
 CENTRAL = 1 / 3  # of the others' distance from that mean, at least: a likely token's own output
+NARROW = 4  # numbers of an output: by fewer no token is likely, as some lies near to each
 LEAST = 3  # positions of a prompt: of fewer no token is called likely by its distance
 
 
@@ -62,11 +63,8 @@ def token_probabilities(
             own = shown.narrow(outputs[row, :1])
             target = shown.narrow(values[row, t])
             found[row, t] = probability(torch.cat([own, others]), target, V)
-    for row, (probabilities, doubts) in enumerate(
-        zip(found.tolist(), doubtful.sum(dim=1).tolist(), strict=True)
-    ):
-        if not _is_explained(probabilities, doubts):
-            found[row].clamp_(max=0.5)
+    for row, of_row in enumerate(zip(found.tolist(), doubtful.tolist(), strict=True)):
+        found[row, _find_unexplained(*of_row) :].clamp_(max=0.5)
     return found
 
 
@@ -77,11 +75,10 @@ def limit_chances(probabilities: list[float | None], proved: list[bool]) -> list
     """
     in_doubt = [None if sure else value for value, sure in zip(probabilities, proved, strict=True)]
     known = [math.nan if value is None else value for value in in_doubt]
-    if _is_explained(known, sum(not math.isnan(value) for value in known)):
-        return probabilities
+    start = _find_unexplained(known, [value is not None for value in in_doubt])
     return [
-        value if doubt is None else min(doubt, 0.5)
-        for value, doubt in zip(probabilities, in_doubt, strict=True)
+        value if doubt is None or t < start else min(doubt, 0.5)
+        for t, (value, doubt) in enumerate(zip(probabilities, in_doubt, strict=True))
     ]
 
 
@@ -100,7 +97,7 @@ def probability(outputs: Tensor, target: Tensor, searched: int) -> float:
     It is no more than one half where the first is hardly nearer to the target than the mean of all
     or an output of zeros is, or is itself far nearer to that mean than others are: such a token, as
     one that only pads, is the nearest to whatever was shrunk, as logits at a temperature or normed
-    rows are.
+    rows are. Nor where outputs have fewer than `NARROW` numbers.
 
     Args:
         outputs: of the answered token, and of others, `(N, C)`.
@@ -121,7 +118,8 @@ def probability(outputs: Tensor, target: Tensor, searched: int) -> float:
     apart = (outputs - mean).norm(dim=1)
     nearest = torch.minimum((mean - target).square().sum(), target.square().sum())
     far = bool(squares[0] > NEARER * nearest)
-    return min(found, 0.5) if far or bool(apart[0] < CENTRAL * apart[1:].median()) else found
+    central = bool(apart[0] < CENTRAL * apart[1:].median())
+    return min(found, 0.5) if far or central or len(target) < NARROW else found
 
 
 def _by_chance(deviations: float, searched: int) -> float:
@@ -129,6 +127,19 @@ def _by_chance(deviations: float, searched: int) -> float:
     location, scale = CHANCE
     location += scale * math.log(max(searched, MEASURED) / MEASURED)
     return -math.expm1(-math.exp(-(deviations - location) / scale))
+
+
+def _find_unexplained(probabilities: list[float], doubtful: list[bool]) -> int:
+    """The position from which on a prompt's tokens are not explained; its length if all are.
+
+    Behind its last proved token a prompt may end, and another begin: those positions are asked on
+    their own, where they are `LEAST` or more.
+    """
+    if not _is_explained(probabilities, sum(doubtful)):
+        return 0
+    end = len(doubtful) - [*doubtful[::-1], False].index(False)
+    rest = probabilities[end:]
+    return end if len(rest) >= LEAST and not _is_explained(rest, len(rest)) else len(probabilities)
 
 
 def _is_explained(probabilities: list[float], doubts: int) -> bool:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from arch import State
 from eval.captured.certainty.agreement import Agreement
@@ -14,6 +14,7 @@ from eval.sites.circuit import Circuit
 RIVALS = 256  # other tokens that are run at a position shown: the likeliest by the read-back
 EXACT_RIVALS = 8  # of them where numbers are stored in float32, which leaves hardly any room
 TWINS = 4  # tokens that are run besides: those whose embedding rows are nearest the answer's
+ALIGNED = 2  # and those whose rows have the nearest direction, as norms take off length and mean
 DRAWN = 4  # and some at random
 SLOPED = 64  # tokens that are run at a hidden position: those that change what is shown least
 DIRECTIONS = 32  # random ones, in which outputs shown are derived by hidden tokens
@@ -54,8 +55,8 @@ def find_alike(
     Rivals are run after the tokens answered before them. Where a position's own output counts, it
     decides: the rivals are those that the read-back thinks likeliest. Elsewhere they are run
     through to the next outputs that count: those are the tokens that change these outputs least, by
-    their slopes. At every position the tokens of the nearest embedding rows are run too, and some
-    at random. A rival that is none of these is not seen.
+    their slopes. At every position the tokens of the nearest embedding rows and of the nearest
+    directions are run too, and some at random. A rival that is none of these is not seen.
 
     Args:
         problem: that was solved, of B prompts.
@@ -147,13 +148,20 @@ def _likeliest(problem: Problem, tokens: Tensor, count: int) -> dict[int, Tensor
 
 
 def _nearest_rows(circuit: Circuit, tokens: Tensor) -> Tensor:
-    """The tokens whose embedding rows are nearest those of `(B, T)` tokens, `(B, T, TWINS)`."""
-    rows, own = circuit.vocabulary, circuit.vocabulary[tokens.flatten()]
-    lengths, near = rows.square().sum(dim=1), []
+    """The tokens of rows and of directions nearest those of `(B, T)` tokens, `(B, T, N)`."""
+    rows = circuit.vocabulary
+    directions = nn.functional.normalize(rows - rows.mean(dim=1, keepdim=True), dim=1)
+    found = [_nearest(rows, tokens, TWINS), _nearest(directions, tokens, ALIGNED)]
+    return torch.cat(found, dim=-1)
+
+
+def _nearest(rows: Tensor, tokens: Tensor, count: int) -> Tensor:
+    """The tokens whose `(V, D)` rows are nearest those of `(B, T)` tokens, `(B, T, count)`."""
+    lengths, near, own = rows.square().sum(dim=1), [], rows[tokens.flatten()]
     for part, answer in zip(own.split(256), tokens.flatten().split(256), strict=True):
         apart = lengths - 2 * part @ rows.T
         apart.scatter_(1, answer[:, None], torch.inf)
-        near.append(apart.topk(min(TWINS, len(rows) - 1), largest=False).indices)
+        near.append(apart.topk(min(count, len(rows) - 1), largest=False).indices)
     return torch.cat(near).view(*tokens.shape, -1)
 
 

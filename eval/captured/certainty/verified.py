@@ -6,7 +6,14 @@ import torch
 from torch import Tensor
 
 from eval.captured.arithmetic import EXACT, Arithmetic
-from eval.captured.certainty.rivals import DRAWN, EXACT_RIVALS, TWINS, Beside, choose_rivals
+from eval.captured.certainty.rivals import (
+    ALIGNED,
+    DRAWN,
+    EXACT_RIVALS,
+    TWINS,
+    Beside,
+    choose_rivals,
+)
 from eval.captured.site import Captured
 from eval.inversion.problem import Problem
 from eval.sites.rounding import Tolerance, capture, capture_beside
@@ -79,5 +86,5 @@ def _runs_beside(captured: Captured, problem: Problem, arithmetic: Arithmetic) -
     """Whether the rivals of an answer are few, and decided by each position's own output."""
     exact = arithmetic.name == EXACT and captured.stored.format == "fp32"
     shown = len(captured.positions) == captured.length and problem.circuit is captured.circuit
-    numbers = captured.stored.values.numel() * (EXACT_RIVALS + TWINS + DRAWN)
+    numbers = captured.stored.values.numel() * (EXACT_RIVALS + TWINS + ALIGNED + DRAWN)
     return exact and shown and numbers <= BESIDE

@@ -76,7 +76,7 @@ def read_capture(
     """
     path = Path(path)
     with locked(path):
-        held = _list_torch(path) if torch_file else None
+        held = _list_torch(path) if torch_file else _list_folder(path)
         capture = _read(path, held)
     if capture is None:
         return Capture("", read_tensors(path, names, scale, stored, held and held[0]))
@@ -113,7 +113,7 @@ def _read(path: Path, held: Held | None) -> Capture | None:
     `held` is what a file of torch.save holds, if it is one.
     """
     if path.is_dir():
-        return _read_folder(path)
+        return _read_folder(path, held)
     source = Source(path, _start(path))
     for kind in BINARY if held is None else ():
         if kind.recognise(source):
@@ -223,19 +223,29 @@ def _name_tensors(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, 
             yield from _name_tensors(f"{name}.{key}", part, depth + 1)
 
 
-def _read_folder(path: Path) -> Capture:
-    """The capture that a folder's files are together.
+def _list_folder(path: Path) -> Held | None:
+    """The columns of a folder of `datasets`, arrays and ids; None of anything else."""
+    if not (path / STATE).is_file():
+        return None
+    entries, ids = list_columns(path)
+    return entries | {name: make_entry(torch.tensor(rows)) for name, rows in ids.items()}, ids
+
+
+def _read_folder(path: Path, held: Held | None) -> Capture | None:
+    """The capture that a folder's files are together; None: columns of arrays of no known kind.
 
     Raises:
         RequestError: no kind recognises them.
     """
     files = sorted(path.glob("*.safetensors"))
-    entries, facts = list_columns(path) if (path / STATE).is_file() else ({}, {})
+    entries, facts = held or ({}, {})
     layers = {file.name: list_tensors(file) for file in files}
     source = Source(path, entries=entries, layers=layers, facts=facts)
     for kind in FOLDERS:
         if kind.recognise(source):
             return kind.read(source)
+    if entries.keys() - facts:
+        return None
     raise RequestError(
         f"{path}: a folder of {len(files)} safetensors files, of no kind that is known "
         "(docs/audit.md); give a file of it"

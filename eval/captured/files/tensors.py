@@ -42,6 +42,12 @@ SAFETENSORS = {
     "U64": "uint64",
 }  # fmt: skip
 """The names that numpy and torch have for its types."""
+OTHERS = {
+    b"\x89HDF": "HDF5", b"PAR1": "Parquet", b"ARROW1": "Arrow", b"GGUF": "GGUF",
+    b"\x1f\x8b": "gzip", b"<": "HTML or XML", b"{": "JSON", b"[": "JSON",
+    b"version https://git-lfs": "a pointer of Git LFS, not the file itself",
+}  # fmt: skip
+"""Files of other kinds by their first bytes."""
 CACHES = (
     r"(?:.*[._])?(?P<kind>key|value|k|v)_cache[._](?P<layer>\d+)",
     r"(?:.*[._])?(?:layers?|cache|past_key_values|past)[._](?P<layer>\d+)[._]"
@@ -170,11 +176,6 @@ def list_tensors(path: Path) -> dict[str, Entry]:
         return list_archive(path)
     if start.startswith(b"\x80") and not start.endswith(b"{"):
         refuse_pickle(path)
-    if not start.endswith(b"{"):
-        raise RequestError(
-            f"{path}: begins with {start!r}, not as {FILES} does; write its numbers by "
-            "numpy.save('FILE.npy', array)"
-        )
     return _list_safetensors(path)
 
 
@@ -278,5 +279,11 @@ def _list_safetensors(path: Path) -> dict[str, Entry]:
         with path.open("rb") as file:  # once more: of two tensors of one name it gives the last
             parse_json(file.read(int.from_bytes(file.read(8), "little")))
     except (SafetensorError, ValueError, OSError) as error:
-        raise RequestError(f"{path}: not {FILES} ({first_line(error)})") from None
+        with path.open("rb") as file:
+            start = file.read(32)
+        kinds = (kind for first, kind in OTHERS.items() if start.lstrip().startswith(first))
+        seen = next(kinds, "")
+        other = seen or start[8:9] != b"{"  # which opens the header of safetensors
+        fix = "; save its numbers as one, by numpy.save" if other else ""
+        raise RequestError(f"{path}: not {FILES} ({seen or first_line(error)}){fix}") from None
     return found

@@ -10,11 +10,13 @@ from torch import Tensor, nn
 from arch import LanguageModel
 from eval.captured.files.stored import Stored
 from eval.messages import ArgumentError, RequestError, say_once
+from eval.sites.circuit import Circuit
 
 LOGITS = "logits"
 """The part of the last layer that `recover` knows beside those of a circuit."""
 MISFIT = 0.1  # of the logits' own size: what is left beside a model's own head is rounding
 NONE = 1e-2  # of the sum of probabilities, its logarithm
+SAMPLE, LONGER = 16, 1.25  # tokens of a text; times its usual length that no output has
 DEVIATION = 2 * 12**0.5  # a step in deviations of rounding, doubled: solved numbers err together
 
 
@@ -64,7 +66,23 @@ def solve_head(model: LanguageModel, stored: Stored) -> Stored:
         )
     deviation = (step.square() / 12 @ inverse.square().T).sqrt()
     say_once("logits: the outputs of the final norm are solved for, by the head")
+    _say_how_long(model, solved)
     return Stored(solved.float(), (DEVIATION * deviation).float(), stored.format)
+
+
+def _say_how_long(model: LanguageModel, solved: Tensor) -> None:
+    """Says where outputs `(B, T, D)` are not as long as those that the final norm gives."""
+    if isinstance(model.norm, nn.Identity):
+        return
+    length, device = min(SAMPLE, model.config.context), model.embedding.weight.device
+    tokens = torch.arange(4 * length, device=device).view(4, length) % model.config.vocab_size
+    own = Circuit(model, len(model.blocks), "final").of_tokens(tokens).norm(dim=-1).median()
+    ratio = float(solved.norm(dim=-1).nanmedian() / own)
+    if not 1 / LONGER < ratio < LONGER:
+        say_once(
+            f"logits: about {ratio:.2g} times as large as this model's own: were they divided by a "
+            "temperature, or are they logarithms to another base (log2: 1.4, log10: 0.43)? undo it"
+        )
 
 
 def _find_cap(model: LanguageModel) -> float | None:

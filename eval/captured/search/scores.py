@@ -6,6 +6,7 @@ thinks likeliest first: its slopes and its scatter are known of the scores, too,
 linear and only a constant, the logarithm of the sum over all tokens, is not.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from eval.captured.answer import Recovered
+from eval.captured.certainty.certify import CHANCE
 from eval.captured.certainty.likelihood import WHOLE, limit_chances, probability
 from eval.captured.certainty.rivals import NAMED
 from eval.captured.files.stored import is_plain, read_stored
@@ -45,6 +47,7 @@ class Position:
     limit: float  # that rounding makes, at most
     chance: float  # probability of the token, where none of those run agrees
     ran: int
+    telling: bool  # whether hardly any token agrees by chance with so many scores, so precise
 
 
 def recover_scores(
@@ -131,6 +134,8 @@ class _Search:
             if bool(agree.any()) or len(tokens) >= min(V, WHOLE):
                 break
             size *= 4
+        spread = scores.std(dim=0).clamp(min=torch.finfo(scores.dtype).tiny)
+        by_chance = float(torch.special.erf((half + slack) / (2 * spread)).log().sum())
         distances = errors.norm(dim=1)
         order = torch.where(agree, distances, distances + distances.max() + 1).argsort()
         chance = 1.0
@@ -147,6 +152,7 @@ class _Search:
             float((half + slack).norm()),
             chance,
             len(tokens),
+            by_chance < math.log(CHANCE / V),
         )
 
     def _guess(self, ids: Tensor, values: Tensor, outputs: Tensor) -> Tensor:
@@ -180,9 +186,10 @@ class _Search:
 
 def _answer(checkpoint: "Checkpoint", found: list[Position], format: str) -> Recovered:
     ids = [position.token for position in found]
-    proved = [len(of.fits) == 1 and not uncertified(checkpoint.model) for of in found]
-    chances = [1.0 if sure else None if of.fits else of.chance
-               for sure, of in zip(proved, found, strict=True)]  # fmt: skip
+    sure = not uncertified(checkpoint.model)
+    proved = [sure and len(of.fits) == 1 and of.telling for of in found]
+    chances = [1.0 if proof else None if of.fits else of.chance
+               for proof, of in zip(proved, found, strict=True)]  # fmt: skip
     alike = {t: of.fits[1 : NAMED + 1] for t, of in enumerate(found) if len(of.fits) > 1}
     V = checkpoint.config.vocab_size
     return Recovered(
@@ -194,8 +201,8 @@ def _answer(checkpoint: "Checkpoint", found: list[Position], format: str) -> Rec
         floor=torch.tensor([[of.limit for of in found]]),
         relative_residual=torch.full((1, len(found)), torch.nan),  # scores have no length
         certificates=[
-            [("enumerated" if of.ran >= V else "residual") if sure else None
-             for sure, of in zip(proved, found, strict=True)]
+            [("enumerated" if of.ran >= V else "residual") if proof else None
+             for proof, of in zip(proved, found, strict=True)]
         ],
         probabilities=[limit_chances(chances, proved)],
         left_out=[[]],

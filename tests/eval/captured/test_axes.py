@@ -254,6 +254,43 @@ def test_a_prompt_behind_another_one_is_named(capsys):
     assert f"from row {behind} on 6 of 6 tokens fit as another" in capsys.readouterr().err
 
 
+REPEATED = torch.tensor([*range(10), *range(6, 14)])
+MISSES = {
+    "chunks that overlap": ("block", lambda x, _: x[0][:, REPEATED], "row 10 repeats row 6, and"),
+    "keys that are turned": ("key", lambda _, held: held.keys, "give --layer 2 --part rotated_key"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MISSES)
+def test_why_rows_behind_those_that_fit_do_not_is_said(kind, capsys):
+    part, change, said = MISSES[kind]
+    module, tokens = their_model("llama"), tokens_of("Zinc melts at 4")
+    output = module(tokens, output_hidden_states=True, use_cache=True)
+    outputs = change(output.hidden_states[2:], output.past_key_values.layers[1])
+    model = open_model(module, tokenizer=byte_tokenizer())
+    found = recover(model, outputs, layer=2, part=part, corpus="toy:400")
+    assert found.grades[0][0] == "certain"
+    assert said in capsys.readouterr().err
+
+
+def test_keys_whose_positions_counted_padding_are_named(llama, tmp_path, monkeypatch, capsys):
+    """As where a mask alone is given to a model: its positions count the rows before."""
+    checkpoint, _ = llama
+    monkeypatch.setattr("eval.models.checkpoint.open_model", lambda *_: checkpoint)
+    tokens = torch.cat([torch.full((2, 5), 257), tokens_of(*TEXTS)], dim=1)
+    mask = (torch.arange(tokens.shape[1]) > 4).long().repeat(2, 1)
+    cache = their_model("llama")(tokens, attention_mask=mask, use_cache=True).past_key_values
+    file = tmp_path / "captured.safetensors"
+    held = {"rotated_key.2": cache.layers[1].keys.contiguous(), "attention_mask": mask}
+    save_file(held, file)
+    words = ["recover", str(file), "--model", "theirs", "--corpus", "toy:400"]
+    assert main(words) == 0
+    assert "behind 5 rows of padding: did the positions count them" in capsys.readouterr().err
+    save_file({"hidden": torch.ones(2, 5, 64)}, file)
+    assert main(words) == 2
+    assert "are they of 2 layers side by side? give --layer" in capsys.readouterr().err
+
+
 def codes_of(states, levels, group):
     """Integers with a scale for each token and group of channels, as a coarse capture has them."""
     groups = states.unflatten(-1, (-1, group))

@@ -48,6 +48,36 @@ def test_tokens_of_equal_rows_are_never_certain(kind, solver, small_model, small
         assert {int(found.tokens[0, t]), *found.alike[0][t]} == {twin, encoded[t]}
 
 
+@pytest.mark.first(1)
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16])
+@pytest.mark.parametrize("part", ["value", "rotated_key"])
+def test_tokens_of_one_direction_are_not_certain_behind_a_norm(kind, part):
+    """Keys and values of the first layer are of normed rows; the nearest rows are others."""
+    theirs = random_model("Llama", torch.float32, GROUPED | {"rms_norm_eps": 1e-12})
+    rows = theirs.get_input_embeddings().weight
+    rows[150:250] = rows[:100] * torch.tensor([0.3, 2.5]).repeat(50)[:, None]
+    tokens = torch.randint(250, (6, 24), generator=torch.Generator().manual_seed(5))
+    held = theirs(tokens, use_cache=True).past_key_values.layers[0]
+    outputs = (held.values if part == "value" else held.keys).to(kind)
+    model = open_model(theirs, tokenizer=byte_tokenizer())
+    found = recover(model, outputs, layer=1, part=part, corpus="toy:400")
+    certain = torch.tensor([[grade == "certain" for grade in of] for of in found.grades])
+    assert torch.equal(certain, (tokens >= 100) & (tokens < 150))
+    assert bool((found.tokens == tokens)[certain].all())
+
+
+@pytest.mark.first(2)
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float32])
+def test_numbers_that_some_token_has_by_chance_make_none_certain(kind, states):
+    """One channel: a wrong token agreed, and others behind it, by the wrong prompt."""
+    model, held = states
+    found = recover(model, held["2"].to(kind), layer=2, shown="[:, :, :1]", corpus="toy:400")
+    right = found.tokens == held["tokens"]
+    graded = torch.tensor([[grade != "unknown" for grade in of] for of in found.grades])
+    assert bool((right | ~graded).all())
+    assert not any(found.certificates[0]) or kind != torch.bfloat16
+
+
 def test_a_hidden_token_that_nothing_shown_depends_on_is_not_certain(small_model, small_tokenizer):
     checkpoint = open_model(small_model(mixers=("identity",)), tokenizer=small_tokenizer)
     (batch,) = activations(checkpoint, [TEXT], 1)

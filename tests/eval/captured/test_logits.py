@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from eval import RequestError, open_model, recover
+from eval.messages import say_once
 from tests.arch.cases import byte_tokenizer
 from tests.arch.test_decoder import GROUPED
 from tests.arch.test_pretrained import V, random_model, their_model
@@ -102,10 +103,16 @@ def test_certain_tokens_of_rounded_logits_are_right(scored):
     ("temperature", "form"),
     [(2, lambda x: x), (math.log(10), lambda x: x.log_softmax(dim=-1))],
 )
-def test_shrunk_logits_make_no_token_likely_that_lies_near_the_mean(scored, temperature, form):
+def test_shrunk_logits_make_no_token_likely_that_lies_near_the_mean(
+    scored, temperature, form, capsys
+):
     """As at a temperature, or by other logarithms: the padding token was the nearest to all."""
     model, logits = scored
+    say_once.cache_clear()
     found = recover(model, form(logits) / temperature, part="logits", corpus="toy:400")
+    said = capsys.readouterr().err
+    assert f"logits: about {1 / temperature:.1f}" in said
+    assert "divided by a temperature" in said
     for answer, grades, text in zip(found.tokens, found.grades, SHORT, strict=True):
         right = torch.tensor(byte_tokenizer().encode(text).ids)
         graded = torch.tensor([grade != "unknown" for grade in grades])

@@ -85,6 +85,25 @@ def test_a_probability_that_rounds_to_1_proves_nothing():
     assert limit_chances([1.0, *others], [True, *[False] * 4]) == [1.0, *others]
 
 
+def test_a_tail_behind_proved_tokens_is_asked_on_its_own():
+    """Rows of an overlapping chunk, or of another prompt, came near a token here and there."""
+    proved, tail = [True] * 8 + [False] * 4, [0.2, 0.995, 0.3, 0.1]
+    assert limit_chances([1.0] * 8 + tail, proved) == [1.0] * 8 + [0.2, 0.5, 0.3, 0.1]
+    for noisy in ([0.2, 0.995, 0.9, 0.6], [0.995, None]):
+        chances = [1.0] * (12 - len(noisy)) + noisy
+        assert limit_chances(chances, [p == 1.0 for p in chances]) == chances
+
+
+def test_two_scores_of_one_decimal_prove_no_token():
+    """Some of 4,096 tokens has them by chance: a wrong one was certain behind a wrong prompt."""
+    checkpoint = open_model("remnant:llama-small")
+    tokens = torch.randint(4096, (1, 20), generator=torch.Generator().manual_seed(1))
+    scores, ids = checkpoint.model(tokens).log_softmax(dim=-1)[0].topk(2)
+    few = scores.detach().double().mul(10).round() / 10
+    found = recover_scores(checkpoint, ids, few, corpus="toy:400")
+    assert not any(found.certificates[0])
+
+
 def test_another_models_scores_are_certain_nowhere(scored):
     checkpoint, tokens, ids, values = scored
     noisy = values - torch.rand(values.shape, generator=torch.Generator().manual_seed(0))

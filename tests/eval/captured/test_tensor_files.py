@@ -104,6 +104,21 @@ def test_what_torch_save_wrote_is_read_or_refused_in_one_line(tmp_path, held, sa
             read_capture(tmp_path / place, torch_file=True)
 
 
+def test_columns_of_a_folder_of_datasets_are_tensors(tmp_path, capsys):
+    import datasets
+
+    held = {"states": X[None].repeat(2, 0), "input_ids": np.ones((2, 5), int),
+            "attention_mask": np.ones((2, 5), int), "text": ["a", "b"]}  # fmt: skip
+    datasets.Dataset.from_dict(held).save_to_disk(tmp_path)
+    capsys.readouterr()
+    ((name, outputs),) = read_capture(tmp_path).outputs.items()
+    assert name == "states"
+    assert outputs.read().outputs.tolist() == held["states"].tolist()
+    assert outputs.mask is not None
+    assert outputs.mask.shape == (2, 5)
+    assert "input_ids: by name the tokens themselves, in clear" in capsys.readouterr().err
+
+
 def test_arrays_of_an_archive_are_read_by_name(tmp_path, capsys):
     codes = X.astype(np.int8)
     arrays = {"block.1": X, "block.2": codes, "block.2.scale": X[:, :1]}
@@ -180,13 +195,15 @@ DAMAGED = {
     "twice.safetensors": (twice_named(), "'a' stands twice"),
     "cut.npz": (archive_of(**{"a.npy": HEADER})[:-30], "cut.npz"),
     "gone.npy": (None, "no such file"),
-    "text.npy": (b"hello there, this is text", "text.npy"),
+    "text.npy": (b"hello there, this is text", "numpy.save"),
     "empty.npz": (b"", "empty"),
     "cut.safetensors": (save({"a": torch.ones(3, 4)})[:-3], "cut.safetensors"),
     "header.safetensors": (b"\xff" * 7 + b"\x00{", "header.safetensors"),
     "nothing.safetensors": (save({}), "holds nothing"),
-    "gguf.safetensors": (b"GGUF" + bytes(100), "gguf.safetensors"),
-    "states.h5": (b"\x89HDF\r\n\x1a\n" + bytes(100), "numpy.save"),
+    "gguf.safetensors": (b"GGUF" + bytes(100), "(GGUF)"),
+    "h5.safetensors": (b"\x89HDF\r\n" + bytes(100), "(HDF5); save its numbers as one"),
+    "pointer.safetensors": (b"version https://git-lfs.github.com/spec/v1\n", "of Git LFS"),
+    "object.json": (b' {"hidden_states": [[1.0, 2.0]]}', "(JSON)"),
 }  # fmt: skip
 
 

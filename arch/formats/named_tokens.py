@@ -1,0 +1,84 @@
+"""Tokens that files beside a tokenizer.json name: which of them the tokenizer itself lacks."""
+
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from arch.config import parse_object
+from arch.errors import printable
+from arch.storage.files import read_json
+
+SETTINGS, ADDED_TOKENS = "tokenizer_config.json", "added_tokens.json"
+NAMING = (SETTINGS, "special_tokens_map.json", ADDED_TOKENS)
+"""Files that may name tokens beside a tokenizer.json."""
+SPECIAL_TOKEN = re.compile(r"(?:bos|eos|unk|sep|pad|cls|mask)_token")
+SPECIAL_TOKENS = ("additional_special_tokens", "extra_special_tokens")
+
+
+def say_left_out_tokens(files: Iterable[Path], tokenizer_json: str, source: object) -> None:
+    """Says on stderr which tokens `NAMING` files add to those of the tokenizer itself.
+
+    Raises:
+        ModelError: one of them is no JSON.
+    """
+    known = parse_object(tokenizer_json, str(source))
+    model, added = known.get("model"), known.get("added_tokens")
+    held = model.get("vocab") if isinstance(model, dict) else None
+    ids = dict(held) if isinstance(held, dict) else {}
+    if isinstance(held, list):
+        ids = {piece[0]: token for token, piece in enumerate(held) if piece}
+    ids |= {entry.get("content"): entry.get("id") for entry in added or ()}
+    for file in (file for file in files if file.is_file()):
+        held = read_json(file)
+        named = _named_tokens(held, file.name)
+        _say_what_is_added(held, known.get("post_processor"), file.name, source)
+        others = {
+            text: f"{text} as {token}" if token else text
+            for text, token in named
+            if text not in ids or token not in ("", str(ids[text]))
+        }
+        ids |= dict.fromkeys(others)  # said once
+        if others:
+            print(
+                f"{source}: {file.name} names {printable(', '.join([*others.values()][:3]))}, which"
+                " tokenizer.json does not; its tokens are those of tokenizer.json",
+                file=sys.stderr,
+            )
+
+
+def _say_what_is_added(
+    held: dict[str, Any], post_processor: Any, file: str, source: object
+) -> None:
+    """Says on stderr which token a file has put around each text, and the tokenizer does not."""
+    for role in ("bos_token", "eos_token"):
+        token = held.get(role)
+        token = token.get("content") if isinstance(token, dict) else token
+        if held.get(f"add_{role}") is True and token and repr(token) not in repr(post_processor):
+            print(
+                f"{source}: {file} says add_{role}, tokenizer.json adds no {printable(token)} to a "
+                "text; texts are asked without it",
+                file=sys.stderr,
+            )
+
+
+def _named_tokens(held: dict[str, Any], file: str) -> Iterator[tuple[str, str]]:
+    """The tokens that a file names, with their ids where it says these."""
+    if file == ADDED_TOKENS:
+        yield from ((text, str(token)) for text, token in held.items())
+        return
+    for name, value in held.items():
+        if name == "added_tokens_decoder" and isinstance(value, dict):
+            entries = [(about, str(token)) for token, about in value.items()]
+        elif SPECIAL_TOKEN.fullmatch(name):
+            entries = [(value, "")]
+        elif name in SPECIAL_TOKENS and isinstance(value, dict | list):
+            listed = value.values() if isinstance(value, dict) else value
+            entries = [(about, "") for about in listed]
+        else:
+            continue
+        for about, token in entries:
+            text = about.get("content") if isinstance(about, dict) else about
+            if isinstance(text, str) and text:
+                yield text, token
