@@ -8,6 +8,7 @@ nearer than the nearest of as many tokens drawn at random would be.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -68,7 +69,9 @@ def token_probabilities(
     return found
 
 
-def limit_chances(probabilities: list[float | None], proved: list[bool]) -> list[float | None]:
+def limit_chances(
+    probabilities: Sequence[float | None], proved: Sequence[bool]
+) -> list[float | None]:
     """A prompt's probabilities, none above one half where most positions are not explained.
 
     Those of proved tokens stay as they are.
