@@ -69,8 +69,9 @@ def certify(captured: Captured, found: Found) -> Certified:
         evidence = evidence & find_evidence(settled.fits, captured.positions, T)
     # Zeros are no evidence of a token, though that of an embedding of zeros fits them.
     empty = shown & find_zeros(stored).to(shown) & (not stored.scaled)
-    evidence = evidence & ~empty & _find_telling(agreement).to(shown)
-    followed, alike = is_followed(evidence), settled.alike
+    evidence = evidence & ~empty
+    telling = evidence & _find_telling(agreement).to(shown)
+    followed, alike = is_followed(telling), settled.alike
     for row, t in _find_unsettled(found.problem, settled, agreement):
         followed[row][t] = False
     if uncertified(captured.checkpoint.model):
