@@ -95,7 +95,7 @@ class Progress(Callback):
         self._losses = [*losses]
 
     def count(self, trainer: Trainer) -> None:
-        """Counts the seconds of training until now, before a step is saved or validated."""
+        """Counts the seconds of training until now, validation and saving left out."""
         tokens, passed = _tokens_seen(trainer), time.perf_counter() - self._since
         if tokens > self._tokens:
             self.seconds += (tokens - self._counted) * passed / (tokens - self._tokens)
@@ -130,7 +130,7 @@ class Progress(Callback):
                 raise self._directory.broken(wrong, self._last_step)
         now, tokens = time.perf_counter(), _tokens_seen(trainer)
         speed = (tokens - self._tokens) / (now - self._since)
-        self.seconds, self._counted = self.seconds + (tokens - self._counted) / speed, tokens
+        self.count(trainer)
         peak = peak_flops(trainer.strategy.root_device, str(trainer.precision))
         work = module.flops_per_token / trainer.world_size
         row = {

@@ -41,9 +41,9 @@ def tell_lengths_apart(lines: Frame) -> Frame:
     Longer prompts are another question. Texts that were given have each a length of its own.
     """
     drawn = lines[lines["prompt_kind"].notna() & (lines["prompt_kind"] != "text")]
-    several = drawn.groupby(["prompt_kind", "padded"])["length"].transform("nunique") > 1
-    if several.any():
-        drawn, lines = drawn[several], lines.copy()
+    differs = drawn.groupby(["prompt_kind", "padded"])["length"].transform("nunique") > 1
+    if differs.any():
+        drawn, lines = drawn[differs], lines.copy()
         of_length = drawn["length"].map(" of {} tokens".format)
         lines.loc[drawn.index, "prompt_kind"] = drawn["prompt_kind"] + of_length
     return lines

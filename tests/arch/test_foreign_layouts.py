@@ -40,22 +40,22 @@ def test_a_part_of_a_head_that_is_turned_whole_is_refused(config, llama):
         load_pretrained(str(llama(config=config)))
 
 
-def hold_an_adapter(place: Path) -> None:
-    (place / "config.json").unlink()
-    (place / "adapter_config.json").write_text("{}")
+def hold_an_adapter(directory: Path) -> None:
+    (directory / "config.json").unlink()
+    (directory / "adapter_config.json").write_text("{}")
 
 
-def hold_parameters(place: Path) -> None:
-    (place / "config.json").rename(place / "params.json")
+def hold_parameters(directory: Path) -> None:
+    (directory / "config.json").rename(directory / "params.json")
 
 
-def stand_inside(place: Path) -> None:
-    (place / "checkpoint-500").mkdir()
-    (place / "config.json").rename(place / "checkpoint-500" / "config.json")
+def stand_inside(directory: Path) -> None:
+    (directory / "checkpoint-500").mkdir()
+    (directory / "config.json").rename(directory / "checkpoint-500" / "config.json")
 
 
-def be_named_otherwise(place: Path) -> None:
-    (place / "model.safetensors").rename(place / "model-00001-of-00002.safetensors")
+def be_named_otherwise(directory: Path) -> None:
+    (directory / "model.safetensors").rename(directory / "model-00001-of-00002.safetensors")
 
 
 @pytest.mark.parametrize(

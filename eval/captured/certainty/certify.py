@@ -23,7 +23,7 @@ SWAPS = 512  # pairs of hidden positions whose tokens change places, the nearest
 ORDINARY = 2  # units of rounding of a position's root mean square: a floor of any of its numbers
 UNSETTLED = 3  # tolerances that rivals must miss by in a prompt where several tokens fit somewhere
 CHANCE = 0.01  # tokens of the vocabulary that agree by chance with an output that is evidence
-DRAWN = 64  # pairs of tokens, whose second outputs show how far outputs of a site spread
+PAIRS = 64  # of tokens, drawn, whose second outputs show how far outputs of a site spread
 ROUNDS = 4  # of choosing among tokens that agree; each ends where a prompt's tokens stay
 
 
@@ -100,7 +100,7 @@ def _find_telling(agreement: Agreement) -> Tensor:
     """
     circuit, limit = agreement.circuit, agreement.tolerance.limit
     V, length = len(circuit.vocabulary), min(2, circuit.model.config.context)
-    drawn = torch.randint(V, (DRAWN, length), generator=torch.Generator().manual_seed(0))
+    drawn = torch.randint(V, (PAIRS, length), generator=torch.Generator().manual_seed(0))
     spread = circuit.of_tokens(drawn.to(limit.device))[:, -1].std(dim=0)
     chances = torch.special.erf(limit / (2 * spread.clamp(min=torch.finfo(spread.dtype).tiny)))
     return agreement.slice.narrow(chances.double().log()).sum(dim=-1) < math.log(CHANCE / V)

@@ -66,8 +66,8 @@ def test_models_of_other_precisions_are_looked_at(dtype, small_model, small_toke
     model = open_model(small_model().to(dtype), tokenizer=small_tokenizer)
     seen = lens(model, lens="attribution", text="Tom had a red ball.", corpus="toy:900")
     assert {row["figure"] for row in seen.rows} == {"rank correlation"}
-    asked: dict[str, Any] = {"layers": 1, "length": 8, "train_tokens": 160, "valid_tokens": 80}
-    probed = probe(model, corpus="toy:900", steps=2, offsets=0, **asked)
+    sizes: dict[str, Any] = {"layers": 1, "length": 8, "train_tokens": 160, "valid_tokens": 80}
+    probed = probe(model, corpus="toy:900", steps=2, offsets=0, **sizes)
     assert [row["method"] for row in probed.rows] == ["gaussian", "softmax"]
 
 

@@ -268,9 +268,9 @@ def test_the_command_pairs_two_lines_or_two_named(tmp_path, capsys):
 def test_longer_prompts_are_another_question(tmp_path):
     """Unless they are texts that were given; a column has the length that most models have."""
     for prompts, counts in (("story", [4, 3]), ("text", [4, 8])):
-        asked = (("flat", 8, 4), ("llama", 8, 3), ("llama", 16, 5))
+        counts_of = (("flat", 8, 4), ("llama", 8, 3), ("llama", 16, 5))
         rows = [make_row(model, solver="alternating", prompt=i, length=length, prompts=prompts)
-                for model, length, count in asked for i in range(count)]  # fmt: skip
+                for model, length, count in counts_of for i in range(count)]  # fmt: skip
         Results(tmp_path / prompts).append(rows)
         records = compared(tmp_path / prompts, prompts=prompts)
         assert [record["hidden_3_n"] for record in records] == counts

@@ -140,8 +140,8 @@ def test_figures_are_told_apart_by(rows, names, expected):
 
 
 def test_lines_of_other_prompts_have_other_names():
-    asked = (("story", 16), ("story", 24), ("random", 16), ("text", 4), ("text", 5))
-    rows = [make_row(prompts=prompts, length=length) for prompts, length in asked]
+    kinds = (("story", 16), ("story", 24), ("random", 16), ("text", 4), ("text", 5))
+    rows = [make_row(prompts=prompts, length=length) for prompts, length in kinds]
     (table,) = number_tables(frame(rows))
     assert [line[table.brief.headings.index("with")] for line in table.brief.lines] == [
         "random", "story of 16 tokens", "story of 24 tokens", "text, 1 shown", "text, 2 shown",
