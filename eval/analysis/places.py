@@ -71,8 +71,8 @@ def of_probe(row: Row) -> dict[str, Hashable]:
 
 
 def of_geometry(row: Row) -> dict[str, Hashable]:
-    """With the length of the prompts, which is asked for."""
-    return fields(row, ("layer", "part", "hidden")) | {"prompt_length": row["length"]}
+    """With the length and the corpus of the prompts, which are asked for."""
+    return fields(row, ("layer", "part", "hidden", "corpus")) | {"prompt_length": row["length"]}
 
 
 def of_bits(row: Row) -> dict[str, Hashable]:

@@ -27,25 +27,28 @@ Record = dict[str, Any]
 Estimate = tuple[float, float | None, float | None, int]
 """A value, its limits if it has any, and how many prompts or models it is of."""
 
-SAMPLED = ("key", "name", "model_id", "weights", "prompt", "seed", "length", "cluster", "pool",
-           *LINE)  # fmt: skip
+SAMPLED = ("key", "name", "model_id", "weights", "prompt", "seed", "length", "drawn_from",
+           "cluster", "pool", *LINE)  # fmt: skip
 """Columns of a frame that are pooled always: prompts, seeds, and what was measured."""
 COUNTS = ("rows", "prompts", "models")
 ALIKE = 1e-12
 """Limits nearer to each other are one: draws of equal values differ by rounding."""
 
 
-def tell_lengths_apart(lines: Frame) -> Frame:
-    """Lines whose drawn prompts have several lengths name the length in their set of prompts.
+def tell_prompts_apart(lines: Frame) -> Frame:
+    """Lines whose drawn prompts have several lengths or corpora name them in their set of prompts.
 
-    Longer prompts are another question. Texts that were given have each a length of its own.
+    Longer prompts are another question, and so are those of another corpus. Texts that were given
+    have each a length of its own.
     """
     drawn = lines[lines["prompt_kind"].notna() & (lines["prompt_kind"] != "text")]
-    differs = drawn.groupby(["prompt_kind", "padded"])["length"].transform("nunique") > 1
-    if differs.any():
-        drawn, lines = drawn[differs], lines.copy()
-        of_length = drawn["length"].map(" of {} tokens".format)
-        lines.loc[drawn.index, "prompt_kind"] = drawn["prompt_kind"] + of_length
+    sets, names = drawn.groupby(["prompt_kind", "padded"]), drawn["prompt_kind"].tolist()
+    for column, words in (("length", " of {} tokens"), ("drawn_from", " from {}")):
+        differs = sets[column].transform("nunique") > 1
+        told = zip(names, drawn[column].fillna("another corpus"), differs, strict=True)
+        names = [name + words.format(value) * apart for name, value, apart in told]
+    lines = lines.copy()
+    lines.loc[drawn.index, "prompt_kind"] = names
     return lines
 
 

@@ -247,6 +247,7 @@ class Task:
             "batch": len(self.sites) * len(self.trials),
             "candidates_at_once": candidates_at_once(self.checkpoint.model) if searched else None,
             "prompts": trial.prompt.kind,
+            "corpus": trial.prompt.corpus,
             "prompt": trial.prompt.index,
             "seed": trial.seed,
         }

@@ -146,6 +146,7 @@ class JacobianTask:
                     "length": len(prompt.tokens),
                     "hidden": self.hidden,
                     "prompts": prompt.kind,
+                    "corpus": prompt.corpus,
                     "prompt": prompt.index,
                     "truth": list(prompt.tokens),
                     **figures,

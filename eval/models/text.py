@@ -26,6 +26,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from eval.messages import RequestError, say_once
+from eval.models.corpora import corpus_label
 from eval.models.pieces import encode_text, encoding_of
 from tokenizer import (
     END_OF_TEXT,
@@ -199,12 +200,14 @@ class Prompt:
         index: its number there.
         tokens: with the pads.
         pads: how many tokens, at the end, are padding: shown, but no part of any figure.
+        corpus: the label of the corpus that it was drawn from; None of other prompts.
     """
 
     kind: str
     index: int
     tokens: tuple[int, ...]
     pads: int = 0
+    corpus: str | None = None
 
     @property
     def real(self) -> int:
@@ -252,10 +255,10 @@ def drawn_prompts(
 
 
 def _beginnings(text: HeldOutText, length: int) -> Iterator[Prompt]:
-    seen: set[tuple[int, ...]] = set()
+    seen, corpus = set[tuple[int, ...]](), corpus_label(text.corpus)
     for tokens in _encoded(text):
         if len(tokens) >= length and tokens[:length] not in seen:
-            yield Prompt("story", len(seen), tokens[:length])
+            yield Prompt("story", len(seen), tokens[:length], corpus=corpus)
             seen.add(tokens[:length])
 
 
@@ -265,11 +268,11 @@ def inside_stories(text: HeldOutText, length: int) -> Iterator[Prompt]:
     Raises:
         CorpusError: the corpus cannot be read.
     """
-    draw, index = random.Random(0), 0
+    draw, index, corpus = random.Random(0), 0, corpus_label(text.corpus)
     for tokens in _encoded(text):
         if len(tokens) > length:
             start = draw.randint(1, len(tokens) - length)
-            yield Prompt("inside", index, tokens[start : start + length])
+            yield Prompt("inside", index, tokens[start : start + length], corpus=corpus)
             index += 1
 
 

@@ -1,4 +1,4 @@
-"""JSON from a file: read strictly, and whether a value is of a declared type."""
+"""JSON from a file: read strictly, and whether a value is of a declared type, or a row is whole."""
 
 import json
 import types
@@ -8,9 +8,14 @@ from functools import cache
 from typing import Any
 
 from arch.config import read_pairs
+from eval.rows.schema import KINDS, Row
 
 LIMITS = {int: 2**63, float: 1e300}
 """Numbers lie below these, so that libraries hold them."""
+MOST_POSITIONS = 1 << 20
+"""Of a prompt that a row may be about."""
+BY_POSITION = ("truth", "found", "truth_text", "found_text", "rank", "verdict")
+"""Lists of a recovery that have an entry for each of its `length` positions."""
 
 
 def parse_json(source: bytes) -> Any:
@@ -29,6 +34,61 @@ def parse_json(source: bytes) -> Any:
     except RecursionError:
         raise ValueError("too deep") from None
     return value
+
+
+def find_fault(row: Row) -> str | None:
+    """What is wrong with a row of a kind of `KINDS` that was read from a file; None if nothing is.
+
+    Fields that are not declared may hold anything.
+    """
+    if fault := find_misfit(row, KINDS[row["kind"]]):
+        return fault
+    if isinstance(site := row.get("site"), dict) and site.get("layer") == []:
+        return "site.layer: [], expected a layer"
+    if row["kind"] == "recovery":
+        counts = {"hidden": row["hidden"], "notes.cut": row["notes"].get("cut", 0)}
+        for name, most in (("hidden", row["length"]), ("notes.cut", MOST_POSITIONS)):
+            if type(counts[name]) is not int or not 0 <= counts[name] <= most:
+                return f"{name}: {counts[name]!r}, expected 0 to {most}"[:200]
+        if any(not 0 <= t < row["length"] for t in row["shown"]):
+            return f"shown: {row['shown']}"[:200] + f", expected positions below {row['length']}"
+        if row["exact"] != (row["found"] == row["truth"]):
+            return f"exact: {row['exact']}, and found beside truth says otherwise"
+    if row["kind"] == "captured":
+        proven = [proof is not None for proof in row["certificates"]]
+        if [grade == "certain" for grade in row["grades"]] != proven:
+            return "grades: certain, and a certificate beside it says otherwise"
+        if any(not 0 <= t < len(row["tokens"]) for t in row["left_out"]):
+            return f"left_out: {row['left_out']}"[:200] + ", expected positions of its tokens"
+    if row["kind"] == "loss" and not all(size > 0 for size in row["parts"]["bytes"]):
+        return "parts.bytes: must be above 0"
+    for name, (values, expected) in _lists(row).items():
+        if len(values) != expected:
+            return f"{name}: {len(values)} entries, expected {expected}"
+    return None
+
+
+def _lists(row: Row) -> dict[str, tuple[list[Any], int]]:
+    """The lists of a row by their names, each with how many entries it must have."""
+    kind = row["kind"]
+    if kind == "recovery":
+        return {name: (row[name], row["length"]) for name in BY_POSITION}
+    if kind == "captured":
+        names = ("pieces", "certificates", "grades", "probabilities")
+        return {name: (row[name], len(row["tokens"])) for name in names}
+    if kind == "loss":
+        return {"parts": (row["parts"]["bytes"], len(row["parts"]["nats"]))}
+    if kind != "bits":
+        return {}
+    figures = {name: row[name] for name in ("rms", "effect", "effect_sampled")}
+    figures |= {f"margin_bits.{name}": values for name, values in row["margin_bits"].items()}
+    for prior, precisions in row["bits"].items():
+        figures |= {
+            f"bits.{prior}.{precision}.{name}": values
+            for precision, kinds in precisions.items()
+            for name, values in kinds.items()
+        }
+    return {name: (values, len(row["distances"])) for name, values in figures.items()}
 
 
 def find_misfit(value: Any, hint: Any) -> str | None:

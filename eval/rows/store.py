@@ -17,8 +17,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from eval.messages import RequestError, say_once
-from eval.rows.misfits import parse_json
-from eval.rows.schema import KINDS, SCHEMA, Row, find_fault
+from eval.rows.misfits import find_fault, parse_json
+from eval.rows.schema import KINDS, SCHEMA, Row
 
 ROWS, SHARDS = "rows.jsonl", "rows*.jsonl"
 CIRCUMSTANCES = {"seconds", "tokens_per_second", "checkpoint"}

@@ -23,7 +23,7 @@ from eval.analysis.summary import (
     Record,
     summarise,
     summary_records,
-    tell_lengths_apart,
+    tell_prompts_apart,
 )
 from eval.drawing.tables import to_csv
 from eval.lenses.headlines import headlines
@@ -107,7 +107,7 @@ def every_figure(rows: Sequence[Row], lines: Frame) -> list[Record]:
     tokens = {row["checkpoint"]["step"]: row["checkpoint"].get(TOKENS) for row in rows}
     for kind, group in lines.groupby("kind", sort=False):
         pooled = LENGTHS if kind == "recovery" else ()
-        group = tell_lengths_apart(group) if pooled else group
+        group = tell_prompts_apart(group) if pooled else group
         known = group.columns[group.notna().any()]
         held = [name for name in known if name not in (*SAMPLED, *pooled)]
         found += [

@@ -105,7 +105,7 @@ def select(
         wanted = [solver] if solver else [m for m in SEARCHES[figure.quantity] if m in known]
         lines = lines[(lines["prompt_kind"] == prompts) & (lines["solver"].isin(wanted[:1]))]
     drawn = figure.kind == "recovery" and prompts != "text"
-    return _commonest(lines, [*ALIKE[figure.kind], *["length"] * drawn])
+    return _commonest(lines, [*ALIKE[figure.kind], *["length", "drawn_from"] * drawn])
 
 
 def _commonest(lines: Frame, names: Sequence[str]) -> Frame:

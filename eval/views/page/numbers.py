@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from eval.analysis.frame import KINDS, Frame, Quantity, quantities
-from eval.analysis.summary import COUNTS, MODEL, summary_records, tell_lengths_apart
+from eval.analysis.summary import COUNTS, MODEL, summary_records, tell_prompts_apart
 from eval.drawing.tables import Record, Table, across, lay_out
 from eval.models.identity import labels
 from eval.rows.schema import Row
@@ -48,7 +48,7 @@ def of_kind(lines: Frame, title: str, known: Sequence[Quantity] = ()) -> Numbers
         known: the quantities; those of the kind when not given.
     """
     kind = lines["kind"].iloc[0]
-    records = summary_records(tell_lengths_apart(lines) if kind == "recovery" else lines, known)
+    records = summary_records(tell_prompts_apart(lines) if kind == "recovery" else lines, known)
     known = known or quantities(lines)
     main = [q for q in known if (q.name in BRIEF if kind == "recovery" else q.main)] or known
     if kind == "recovery":

@@ -11,7 +11,7 @@ from typing import Any
 
 from arch.errors import printable
 from eval.analysis.frame import Frame, frame
-from eval.analysis.summary import summarise, tell_lengths_apart
+from eval.analysis.summary import summarise, tell_prompts_apart
 from eval.drawing.markup import visible
 from eval.drawing.tables import Record, across, terminal
 from eval.messages import RequestError
@@ -44,7 +44,7 @@ def select_lines(lines: Frame) -> Frame:
     if lines.empty:
         raise RequestError(f"{count} rows, but none has a scored token; run the eval anew")
     lines = lines.sort_values("quantity", kind="stable").drop_duplicates("row").sort_values("row")
-    lines = tell_lengths_apart(lines)
+    lines = tell_prompts_apart(lines)
     trained = lines["trained"].astype(bool)
     last = lines["step"].where(trained).groupby([lines["model_id"], lines["name"]])
     ended = lines["step"] == last.transform("max")

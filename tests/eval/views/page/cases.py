@@ -84,7 +84,7 @@ def make_row(
         "slice": f"[:, {hidden}:, :]",
         "length": length, "shown": [*range(hidden, length)],
         "observed": length - hidden, "hidden": hidden,
-        "padded": False, "noise": 0.0, "control": None,
+        "padded": False, "noise": 0.0, "control": None, "corpus": None,
         "solver": solver, "family": "search" if exact else "gradient",
         "settings": SETTINGS[solver],
         "prompts": prompts, "prompt": prompt, "seed": seed,

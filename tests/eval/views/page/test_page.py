@@ -120,6 +120,10 @@ def test_rows_of_which_there_is_nothing_to_say_are_one_clear_line():
         ([make_row(prompts="random")], "tokens", [("3 hidden tokens, random",)]),
         ([make_row(), make_row(length=24)], "tokens prompts",
          [(f"3 hidden tokens, story of {n} tokens", 1) for n in (16, 24)]),
+        ([make_row(corpus="toy"), make_row(prompt=1, corpus="a.txt (1234abcd)"),
+          make_row(prompt=2)], "tokens prompts", [(f"3 hidden tokens, story from {corpus}", 1)
+                            for corpus in ("a.txt (1234abcd)", "another corpus", "toy")]),
+        ([make_row(corpus="toy"), make_row(prompt=1)], "tokens prompts", [("3 hidden tokens", 2)]),
         ([make_row(prompts="text"), make_row(prompts="text", length=24)], "tokens prompts",
          [("3 hidden tokens, text", 2)]),
         ([make_row(solver="adam"), make_row(solver="adam", settings={"steps": 9}, key="b")],
@@ -133,7 +137,8 @@ def test_rows_of_which_there_is_nothing_to_say_are_one_clear_line():
           if m != "chance"], "solver", [("descent",), ("sweep",)]),
     ],
     ids=["phases", "seeds that ended apart", "part", "joined layers", "slice", "prompts",
-         "lengths", "lengths of texts", "settings", "departures", "equal keys", "order of solvers"],
+         "lengths", "corpora", "one corpus", "lengths of texts", "settings", "departures",
+         "equal keys", "order of solvers"],
 )  # fmt: skip
 def test_figures_are_told_apart_by(rows, names, expected):
     assert found(rows, *names.split()) == expected
