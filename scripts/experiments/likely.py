@@ -7,8 +7,9 @@ Passages of held-out text are run through a model, what comes out is damaged, an
 for the tokens with the site given. What is in OUT is not asked again. Fixed before the first row:
 
 * Related cases hold the passages' tokens: noise, a coarse format, other weights of the same model,
-  a neighbouring layer's outputs, positions in another order. Of their tokens at a probability of
-  0.99 or more at most 1 % may be wrong, of at least 2,000 tokens, and none that is certain.
+  a neighbouring layer's outputs, positions in another order, rows that were shrunk, normed, clipped
+  or mixed, channels set to zero. Of their tokens at a probability of 0.99 or more at most 1 % may
+  be wrong, of at least 2,000 tokens, and none that is certain.
 * Unrelated cases hold no token where the model would put it: channels rotated or in another order,
   normal draws of the outputs' mean and covariance, outputs of other weights. None of their tokens
   may be likely, and none certain.
@@ -35,7 +36,7 @@ from eval.sites.circuit import Circuit
 
 PROMPTS, LENGTH = 10, 20
 NOISE = 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0
-SITES = "block.2", "value.3"
+SITES = "block.2", "mixer.1"
 STEPS, BATCH, RATE = 50, 8, 1e-4
 UNRELATED = "rotated", "permuted channels", "normal", "other weights", "untrained"
 
@@ -51,6 +52,28 @@ def quantise(values: Tensor, levels: int = 7, group: int = 32) -> Tensor:
     groups = values.unflatten(-1, (-1, min(group, values.shape[-1])))
     scale = groups.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12) / levels
     return ((groups / scale).round() * scale).flatten(-2)
+
+
+def norm_rows(outputs: Tensor) -> Tensor:
+    """Each position by its root mean square."""
+    return outputs / outputs.square().mean(dim=-1, keepdim=True).sqrt()
+
+
+def clip(outputs: Tensor, share: float = 0.9) -> Tensor:
+    """Numbers held within the size that a share of them has."""
+    limit = float(outputs.abs().quantile(share))
+    return outputs.clamp(-limit, limit)
+
+
+def drop_channels(outputs: Tensor, share: float = 0.3) -> Tensor:
+    """A share of all channels set to zero."""
+    drawn = torch.rand(outputs.shape[-1], generator=torch.Generator().manual_seed(5))
+    return outputs * (drawn >= share)
+
+
+def mix(outputs: Tensor, dim: int, share: float = 0.3) -> Tensor:
+    """With a share of the prompt (0) or position (1) before, around the end."""
+    return (1 - share) * outputs + share * outputs.roll(1, dim)
 
 
 def rotate(outputs: Tensor) -> Tensor:
@@ -125,6 +148,12 @@ def make_cases(
         "layer below": lambda: run(model, depth - 1),
         "layer above": lambda: run(model, depth + 1),
         "positions shuffled": lambda: shuffle(own(), 1),
+        "shrunk to a tenth": lambda: own() / 10,
+        "rows normed": lambda: norm_rows(own()),
+        "clipped": lambda: clip(own()),
+        "channels dropped": lambda: drop_channels(own()),
+        "positions mixed": lambda: mix(own(), 1),
+        "prompts mixed": lambda: mix(own(), 0),
         "rotated": lambda: rotate(own()),
         "permuted channels": lambda: shuffle(own(), 2),
         "normal": lambda: draw_like(own()),
