@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +213,7 @@ class Run:
                 f"{path.with_suffix('.unreadable').name}; going on from the one before"
             )
         advice = advise_precision(self.recipe.run, self.trainer.strategy.root_device)
-        about = (self._describe(), self._arithmetic, advice, self._warn_of_warmup())
+        about = (self._describe(), self._arithmetic, advice, *self._warn_of_steps())
         lines = [*about, *changes, self._initial]
         if hidden:
             lines.append(
@@ -249,15 +250,19 @@ class Run:
             + (f"; from step {self.start.step}, {path}" if path else "")
         )
 
-    def _warn_of_warmup(self) -> str | None:
-        """A line where the warm-up takes more than a fifth of a run whose length is given."""
-        warmup = self.recipe.schedule.warmup_steps
-        if self.recipe.run.minutes or warmup <= self.total / 5:
-            return None
-        return (
-            f"the warm-up takes {min(warmup, self.total):,} of {self.total:,} steps; lower "
-            "--schedule.warmup_steps, to a tenth of the steps or less"
-        )
+    def _warn_of_steps(self) -> Iterator[str]:
+        """Lines where steps that were given do not fit a run whose length is given, too."""
+        warmup, settings = self.recipe.schedule.warmup_steps, self.recipe.run
+        if settings.minutes:
+            return
+        if warmup > self.total / 5:
+            yield (
+                f"the warm-up takes {min(warmup, self.total):,} of {self.total:,} steps; lower "
+                "--schedule.warmup_steps, to a tenth of the steps or less"
+            )
+        late = [step for step in settings.save_steps if step > self.total]
+        if late:
+            yield f"--save_steps {late}: no model is saved there; the last step is {self.total:,}"
 
     def _describe_best(self) -> str | None:
         """A line where the model of the last step is not the best that was validated."""

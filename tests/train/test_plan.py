@@ -19,7 +19,7 @@ from train.rundir import RunDirectory
 from train.settings import BatchSettings, Recipe, TrainerSettings
 from train.trainer import build_trainer
 
-SMALL = f"{TINY} --save_steps [3]"
+SMALL = f"{TINY} --save_steps [3,9]"
 
 
 def plan(*words: str) -> int:
@@ -109,6 +109,7 @@ def test_a_plan_says_what_the_run_then_does(data, tmp_path, capsys):
     assert epochs
     assert "measured on this" not in shown
     assert f"{epochs[1]} epochs" in started
+    assert "--save_steps [9]: " in started
     assert re.search(r"memory +[\d.]+ [KM]iB on each of 1 cpu at the peak: weights 69.4 KiB", shown)
     assert re.search(r"speed +[\d,]+ tokens/s, measured over \d+ steps of 4 x 16 tokens on", shown)
     assert re.search(r"time +00:\d\d of training, about 00:\d\d for 3 validations", shown)
