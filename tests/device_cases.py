@@ -21,8 +21,8 @@ from eval.lenses.lens import lenses
 from eval.models.checkpoint import open_checkpoint
 from tests.arch.cases import MIXERS
 from tests.eval.lenses.cases import story_checkpoint
-from train.module import LanguageModule
 from train.settings import OptimizerSettings, ScheduleSettings
+from train.steps.module import LanguageModule
 
 TEXT, OTHER = "The dog was sad.", "The cat was sad."
 TALES = ["Once upon a time, there was a cat.", "One day, a little dog felt sad."]

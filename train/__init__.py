@@ -15,11 +15,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from train.cli import read_recipe
+    from train.commands.cli import read_recipe
     from train.settings import Recipe, RunError
 
 __all__ = ["Recipe", "RunError", "fit", "read_recipe"]
-MODULES = {"read_recipe": "cli", "Recipe": "settings", "RunError": "settings"}
+MODULES = {"read_recipe": "commands.cli", "Recipe": "settings", "RunError": "settings"}
 
 
 def __getattr__(name: str) -> Any:
@@ -40,9 +40,9 @@ def fit(recipe: Recipe) -> int | None:
         RunError, arch.ModelError, tokenizer.CorpusError: bad input, a full disk, too little memory,
             or a loss that is no number, in one line.
     """
-    from train.launcher import check_launcher
-    from train.prepare import prepare_data
-    from train.together import together
+    from train.commands.prepare import prepare_data
+    from train.processes.launcher import check_launcher
+    from train.processes.together import together
 
     recipe.check()
     recipe.given("data")

@@ -79,9 +79,10 @@ def _run(words: list[str]) -> int:
 
 
 def _answer(words: list[str]) -> int:
-    from train import fit, sweep
-    from train.cli import COMMANDS, read_command, recipes
-    from train.launcher import check_numbers
+    from train import fit
+    from train.commands import sweep
+    from train.commands.cli import COMMANDS, read_command, recipes
+    from train.processes.launcher import check_numbers
     from train.settings import RunError
 
     command, *flags = words
@@ -102,7 +103,7 @@ def _answer(words: list[str]) -> int:
     recipe = read_command(command, flags)
     if command == "plan":
         check_numbers()
-        from train.plan import print_plan  # Lightning takes seconds: not for --help
+        from train.commands.plan import print_plan  # Lightning takes seconds: not for --help
 
         print_plan(recipe)
         return 0

@@ -18,26 +18,26 @@ from arch.formats.llama import download, open_directory
 from arch.pretrained.tokenizers import read_tokenizer
 from arch.storage.files import read_json
 from tokenizer import PackedData, tokenizer_hash
-from train.data import PackedDataModule
-from train.evaluate import Evaluations
-from train.identity import model_id
-from train.log import Log
-from train.module import LanguageModule
-from train.optim import build_optimizer
-from train.progress import Progress, StepBar, TimeBudget, epochs_advice, has_terminal
-from train.resume import changed_settings, choose_start, trained_alike
-from train.rundir import RunDirectory
-from train.saving import (
+from train.record.evaluate import Evaluations
+from train.record.log import Log
+from train.record.progress import Progress, StepBar, TimeBudget, epochs_advice, has_terminal
+from train.record.saving import (
     Checkpoints,
     ModelDirectories,
     StopOnSignal,
     settings_of,
     since_best,
 )
+from train.rundir.identity import model_id
+from train.rundir.resume import changed_settings, choose_start, trained_alike
+from train.rundir.rundir import RunDirectory
+from train.rundir.verify import find_wrong_tensor
 from train.settings import HUB, Recipe, RunError
-from train.speed import advise_precision, choose_arithmetic, prepare, use_machine
+from train.steps.data import PackedDataModule
+from train.steps.module import LanguageModule
+from train.steps.optim import build_optimizer
+from train.steps.speed import advise_precision, choose_arithmetic, prepare, use_machine
 from train.trainer import build_trainer
-from train.verify import find_wrong_tensor
 
 LIGHTNING_ADVICE = (
     r"`isinstance\(treespec, LeafSpec\)` is deprec",  # its own use of torch

@@ -149,7 +149,7 @@ class BatchSettings:
 
 @dataclass
 class OptimizerSettings:
-    """AdamW (Loshchilov and Hutter, 1711.05101), alone or beside Muon (see train/optim.py)."""
+    """AdamW (Loshchilov and Hutter, 1711.05101), alone or beside Muon."""
 
     name: Literal["adamw", "muon"] = "adamw"
     """muon steps the matrices of the blocks' linear layers, and AdamW the rest."""

@@ -13,9 +13,9 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
-from train.launcher import in_slurm
-from train.rundir import RunDirectory
-from train.saving import AtomicCheckpointIO
+from train.processes.launcher import in_slurm
+from train.record.saving import AtomicCheckpointIO
+from train.rundir.rundir import RunDirectory
 from train.settings import Recipe, RunError
 
 REFUSALS = MisconfigurationException, TypeError, ValueError, ImportError, RuntimeError

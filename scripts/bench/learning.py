@@ -32,8 +32,8 @@ from scripts.bench import shared as bench
 from scripts.bench.baselines import ReferenceMixer, llama, reference, trainer
 from scripts.bench.shared import BenchmarkError
 from tokenizer import CorpusError, PackedData
-from train.data import IGNORE, Windows
 from train.settings import RunError
+from train.steps.data import IGNORE, Windows
 
 KINDS = ("trainer-llama", "reference-flat", "reference-expanded")
 

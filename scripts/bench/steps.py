@@ -23,10 +23,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from arch import LanguageModel
 from scripts.bench import shared as bench
-from train.cli import read_recipe
-from train.module import LanguageModule
+from train.commands.cli import read_recipe
 from train.settings import Recipe, RunError
-from train.speed import choose_arithmetic
+from train.steps.module import LanguageModule
+from train.steps.speed import choose_arithmetic
 
 GROUPS = {
     "head": "the head's products, over the vocabulary",

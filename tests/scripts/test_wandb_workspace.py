@@ -9,7 +9,7 @@ from eval.views.comparison.table import FIGURES
 from eval.views.tracking import STEP
 from scripts.wandb_workspace import SECTIONS, build, main
 from tests.train.cases import fit
-from train.loggers import AXES
+from train.record.loggers import AXES
 
 
 def test_every_panel_shows_what_is_logged(packed, tmp_path):

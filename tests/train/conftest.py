@@ -9,7 +9,7 @@ import torch
 from arch import describe
 from tests.train.cases import fit, pack_toy
 from tests.train.recorded import pack_both
-from train.module import LanguageModule
+from train.steps.module import LanguageModule
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -24,9 +24,9 @@ import train.run
 from arch import LanguageModel, ModelConfig, load_model
 from tests.train.cases import names
 from train.__main__ import main
-from train.checkpoints import read_checkpoint
-from train.module import LanguageModule
+from train.rundir.checkpoints import read_checkpoint
 from train.settings import OptimizerSettings, ScheduleSettings
+from train.steps.module import LanguageModule
 
 PRELOADED = (lightning.pytorch.callbacks, torch._dynamo, torch.utils.data, train.run)
 

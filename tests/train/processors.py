@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from train.speed import multiplies_bfloat16
+from train.steps.speed import multiplies_bfloat16
 
 SWITCHES = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 """Variables by which libraries take another processor's code."""

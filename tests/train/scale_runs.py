@@ -95,7 +95,7 @@ def terminate_one_at_step_2() -> None:
     """Send SIGTERM to the last of the processes while it takes its second step."""
     import signal
 
-    from train.module import LanguageModule
+    from train.steps.module import LanguageModule
 
     original = LanguageModule.training_step
 
@@ -112,7 +112,7 @@ def interrupt_recorded() -> None:
     import signal
 
     from tests.train.recorded import FEW
-    from train.module import LanguageModule
+    from train.steps.module import LanguageModule
 
     original = LanguageModule.training_step
 

@@ -13,7 +13,7 @@ import torch
 
 from arch import load_model
 from tests.train.cases import fail, fit, names, rows, weights
-from train.log import Log
+from train.record.log import Log
 
 SPILLED = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 """Python 3.13 reports the end of a buffer whose write failed."""

@@ -12,7 +12,7 @@ import pytest
 
 from eval.__main__ import main as evaluate
 from tests.train.cases import fit
-from train.evaluate import FIGURES, measure
+from train.record.evaluate import FIGURES, measure
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def in_this_process(monkeypatch):
         return subprocess.CompletedProcess(command, code, "", said.getvalue())
 
     here = SimpleNamespace(run=run, DEVNULL=subprocess.DEVNULL)
-    monkeypatch.setattr("train.evaluate.subprocess", here)
+    monkeypatch.setattr("train.record.evaluate.subprocess", here)
     return commands
 
 
@@ -72,7 +72,7 @@ def test_an_evaluation_that_fails_is_a_line(data, tmp_path, monkeypatch, capsys)
         measured.append((model.name, folder, suite))
         return {}, "eval gave no figures; 0 s; eval invert failed: no suite"
 
-    monkeypatch.setattr("train.evaluate.measure", fail)
+    monkeypatch.setattr("train.record.evaluate.measure", fail)
     run = tmp_path / "run"
     flags = ["--eval_every", "3", "--eval", "none", "--trainer.max_steps", "7"]
     assert fit(data, run, *flags) == 0
@@ -101,7 +101,7 @@ def test_a_command_is_a_process_from_whatever_folder(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     here = SimpleNamespace(run=only_the_last, DEVNULL=subprocess.DEVNULL)
-    monkeypatch.setattr("train.evaluate.subprocess", here)
+    monkeypatch.setattr("train.record.evaluate.subprocess", here)
     _, line = measure(tmp_path / "step-000003", tmp_path / "out", "none")
     assert ended[0].returncode == 2
     assert "eval compare failed: " in line

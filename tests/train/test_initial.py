@@ -12,7 +12,7 @@ from tests.train.cases import TINY, fit, rows
 from tokenizer import pack
 from train import RunError, read_recipe
 from train import fit as train_model
-from train.saving import since_best
+from train.record.saving import since_best
 
 LLAMA = "--model.mixers [attention(heads=2)] --model.channel_mixer swiglu --model.norm rmsnorm"
 

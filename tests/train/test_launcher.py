@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests.train.cases import TINY, fit
-from train import prepare
 from train.__main__ import main
-from train.launcher import check_launcher
+from train.commands import prepare
+from train.processes.launcher import check_launcher
 from train.settings import RunError, TrainerSettings
 
 LAUNCHED = {"TORCHELASTIC_RUN_ID": "none", "LOCAL_RANK": "0", "GROUP_RANK": "0"}

@@ -14,9 +14,10 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Throughp
 import train
 from arch import load_model
 from tests.train.cases import TINY, fit, rows
-from train import progress, read_recipe
-from train.module import LanguageModule
+from train import read_recipe
+from train.record import progress
 from train.run import Run
+from train.steps.module import LanguageModule
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def test_a_trainer_validates_a_module_that_a_checkpoint_alone_gives(make, whole)
 
 
 def test_no_private_attribute_of_another_object_is_written():
-    for file in Path(train.__file__).parent.glob("*.py"):
+    for file in Path(train.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
                 own = isinstance(node.value, ast.Name) and node.value.id == "self"

@@ -24,7 +24,7 @@ from tests.train.recorded import (
     read_record,
 )
 from train import read_recipe
-from train.speed import choose_arithmetic
+from train.steps.speed import choose_arithmetic
 
 
 @pytest.fixture
@@ -108,8 +108,8 @@ def test_a_compiled_run_on_a_cpu_has_the_same_bits_twice(tmp_path, places):
     ],
 )
 def test_a_long_run_takes_the_processor_s_units(monkeypatch, words, units, chosen):
-    monkeypatch.setattr("train.speed.multiplies_bfloat16", lambda: units)
-    monkeypatch.setattr("train.speed.has_cpp_compiler", lambda: True)
+    monkeypatch.setattr("train.steps.speed.multiplies_bfloat16", lambda: units)
+    monkeypatch.setattr("train.steps.speed.has_cpp_compiler", lambda: True)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     recipe = read_recipe("--config", "flat-small", *words.split())
     said = choose_arithmetic(recipe)

@@ -9,9 +9,9 @@ from lightning.pytorch import Trainer
 
 from arch import LanguageModel
 from arch.mixers import Triangle
-from train.module import LanguageModule
-from train.optim import Muon, build_optimizer, orthogonalise, rate
 from train.settings import OptimizerSettings, ScheduleSettings
+from train.steps.module import LanguageModule
+from train.steps.optim import Muon, build_optimizer, orthogonalise, rate
 
 SCHEDULE = ScheduleSettings(warmup_steps=10, decay="linear", floor=0.2)
 

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-import train.plan
+import train.commands.plan
 from arch import ModelConfig
 from tests.train.cases import TINY, fit, names
 from tests.train.forked import measure_growth
 from train.__main__ import main
-from train.module import LanguageModule
-from train.plan import measured, memory
-from train.rundir import RunDirectory
+from train.commands.plan import measured, memory
+from train.rundir.rundir import RunDirectory
 from train.settings import BatchSettings, Recipe, TrainerSettings
+from train.steps.module import LanguageModule
 from train.trainer import build_trainer
 
 SMALL = f"{TINY} --save_steps [3,9]"
@@ -75,7 +75,7 @@ def test_on_a_gpu_the_peak_of_the_timed_steps_is_measured(monkeypatch):
     draw = torch.randint
     monkeypatch.setattr(torch, "randint", lambda *sizes, device: draw(*sizes))
     monkeypatch.setattr(LanguageModule, "to", lambda module, device: module)
-    monkeypatch.setattr(train.plan, "prepare", lambda *_: None)
+    monkeypatch.setattr(train.commands.plan, "prepare", lambda *_: None)
     trainer: Any = SimpleNamespace(
         strategy=SimpleNamespace(root_device=torch.device("cuda", 0)),
         precision_plugin=SimpleNamespace(
@@ -91,7 +91,7 @@ def test_on_a_gpu_the_peak_of_the_timed_steps_is_measured(monkeypatch):
 
 
 def test_what_was_measured_stands_beside_what_was_counted(monkeypatch, capsys):
-    monkeypatch.setattr(train.plan, "measured", lambda *_: (9.0, "measured so", 3 << 30))
+    monkeypatch.setattr(train.commands.plan, "measured", lambda *_: (9.0, "measured so", 3 << 30))
     assert plan() == 0
     shown = capsys.readouterr().out
     assert re.search(r"at the peak: .*\n +3.00 GiB measured on one cpu, over the timed", shown)

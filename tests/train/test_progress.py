@@ -6,8 +6,8 @@ import sys
 from types import SimpleNamespace
 
 from tests.train.cases import fit
-from train import progress
-from train.module import LanguageModule
+from train.record import progress
+from train.steps.module import LanguageModule
 
 
 def test_a_pipe_shows_a_line_every_so_many_steps(data, tmp_path, monkeypatch, capsys):

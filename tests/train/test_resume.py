@@ -11,8 +11,8 @@ import torch
 
 from arch import load_model
 from tests.train.cases import fail, fit, interrupt, names, pack_toy, rows, weights
-from train.checkpoints import read_checkpoint
-from train.module import LanguageModule
+from train.rundir.checkpoints import read_checkpoint
+from train.steps.module import LanguageModule
 
 
 @pytest.mark.first(3)

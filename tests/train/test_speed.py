@@ -13,12 +13,13 @@ from arch import LanguageModel, ModelConfig
 from arch.costs import describe
 from arch.kernels.masked_conv import implementation, missing_for_triton
 from tests.train.cases import fit, losses
-from train import module as training
-from train import progress, speed
-from train.data import IGNORE
-from train.module import LanguageModule, head_loss
-from train.rundir import RunDirectory
+from train.record import progress
+from train.rundir.rundir import RunDirectory
 from train.settings import OptimizerSettings, Recipe, RunError, RunSettings, ScheduleSettings
+from train.steps import module as training
+from train.steps import speed
+from train.steps.data import IGNORE
+from train.steps.module import LanguageModule, head_loss
 from train.trainer import build_trainer
 
 

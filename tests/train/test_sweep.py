@@ -14,10 +14,11 @@ import pytest
 import yaml
 
 from tests.train.cases import TINY
-from train import read_recipe, sweep
+from train import read_recipe
 from train.__main__ import main
-from train.cli import settings
-from train.sweep import name_trials, plan, read_sweep, trial_name
+from train.commands import sweep
+from train.commands.cli import settings
+from train.commands.sweep import name_trials, plan, read_sweep, trial_name
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "train" / "sweeps").glob("*.yaml"))

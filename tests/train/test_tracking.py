@@ -14,7 +14,7 @@ import wandb.errors
 from arch import load_model
 from tests.eval.views.test_tracking import logged, offline_records
 from tests.train.cases import fit
-from train.loggers import open_wandb
+from train.record.loggers import open_wandb
 from train.settings import RunSettings
 
 

@@ -20,7 +20,7 @@ from tests.train.cases import fit, losses, names, pack_toy, rows, weights
 from tokenizer import PAD, PackedData
 from tokenizer.pack import Layout
 from train.__main__ import main
-from train.cli import recipes
+from train.commands.cli import recipes
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ import torch
 from tests.train.cases import pack_toy
 from tokenizer import PAD, CorpusError, load_tokenizer, token_bytes
 from tokenizer.pack import Layout
-from train.data import IGNORE, PackedDataModule, Windows, train_batches
 from train.settings import BatchSettings, RunError
+from train.steps.data import IGNORE, PackedDataModule, Windows, train_batches
 
 CONTEXT = 24
 

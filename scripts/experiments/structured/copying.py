@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arch import LanguageModel, ModelConfig
-from train.optim import build_optimizer, rate
 from train.settings import OptimizerSettings, ScheduleSettings
+from train.steps.optim import build_optimizer, rate
 
 
 def draw_copies(count: int, half: int, vocabulary: int, generator: torch.Generator) -> Tensor:

@@ -13,8 +13,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from arch.storage.files import write_file
-from train.loggers import TolerantWandbLogger, TrackioLogger, open_wandb
-from train.rundir import RunDirectory
+from train.record.loggers import TolerantWandbLogger, TrackioLogger, open_wandb
+from train.rundir.rundir import RunDirectory
 from train.settings import RunError, RunSettings
 
 FILES = {"csv": CSVLogger, "tensorboard": TensorBoardLogger}

@@ -11,7 +11,7 @@ from arch.storage.files import make_directory, write_text
 from tokenizer import VALID_FRACTION, PackedData, load_tokenizer, open_corpus, train_tokenizer
 from tokenizer import pack as pack_data
 from tokenizer.pack import Layout
-from train.launcher import is_first
+from train.processes.launcher import is_first
 from train.settings import Recipe, RunError
 
 LOCK = ".data.lock"

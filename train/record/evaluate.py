@@ -22,15 +22,15 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from train.log import Log
-from train.rundir import RunDirectory
+from train.record.log import Log
+from train.rundir.rundir import RunDirectory
 from train.settings import RunSettings
 
 FIGURES = ("bits_per_byte", "shown", "hidden_1", "hidden_3", "bits_at_4")
 """Columns of the table of `eval compare`, in its CSV; each has a count beside it, such as
 `shown_n`."""
 PREFIX = "eval/"
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Evaluations(Callback):

@@ -27,7 +27,7 @@ from typing import Any
 
 from arch.storage.files import make_directory, read_json, remove_leftovers, write_file
 from arch.storage.runs import saved_steps
-from train.checkpoints import weights_are_good
+from train.rundir.checkpoints import weights_are_good
 from train.settings import RunError
 
 FAILED_START = {"config.yaml", "metrics.jsonl", "wandb", "wandb_id", ".lock"}

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-from train.launcher import TASK, count_processes, in_slurm, in_torchrun
+from train.processes.launcher import TASK, count_processes, in_slurm, in_torchrun
 from train.settings import RunError, TrainerSettings
 
 PATIENCE = 600

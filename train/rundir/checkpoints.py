@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from train.rundir.verify import is_finite
 from train.settings import RunError
-from train.verify import is_finite
 
 RECORD = "remnant"
 """Key under which a checkpoint has its model and data, `recipe` and `history`."""

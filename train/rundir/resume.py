@@ -5,11 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from train.checkpoints import RECORD, Unreadable, read_checkpoint
-from train.identity import REPORTING
-from train.rundir import RunDirectory
+from train.rundir.checkpoints import RECORD, Unreadable, read_checkpoint
+from train.rundir.identity import REPORTING
+from train.rundir.rundir import RunDirectory
+from train.rundir.verify import find_wrong_entry
 from train.settings import RunError, flat
-from train.verify import find_wrong_entry
 
 FIXED = ("model.", "data_sha256", "seed", "optimizer.name", "optimizer.muon_mixing")
 """How the names begin of settings that no run changes on its way."""

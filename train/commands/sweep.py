@@ -21,9 +21,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from train.cli import full_name, read_recipe
+from train.commands.cli import full_name, read_recipe
+from train.commands.yaml_file import read_yaml
 from train.settings import ELSEWHERE, Recipe, RunError, flat
-from train.yaml_file import read_yaml
 
 ARGUMENTS = "${args}"
 MACRO = "${"
@@ -209,7 +209,7 @@ def _finished(run: Path, words: list[str]) -> bool:
     config = run / "config.yaml"
     if not config.is_file():
         return False
-    from train.rundir import RunDirectory  # torch takes seconds
+    from train.rundir.rundir import RunDirectory  # torch takes seconds
 
     trainer = read_yaml(config).get("trainer")
     steps = trainer.get("max_steps") if isinstance(trainer, dict) else None
@@ -230,8 +230,8 @@ def _finished(run: Path, words: list[str]) -> bool:
 def _facts(recipe: Recipe, run: Path) -> dict[str, Any]:
     """The settings of a run by which its figures may differ from another's."""
     from tokenizer import PackedData
-    from train.identity import NOT_RECIPE
-    from train.prepare import is_text
+    from train.commands.prepare import is_text
+    from train.rundir.identity import NOT_RECIPE
 
     data, packed = recipe.given("data"), run / "data"
     if data == str(packed):  # of a text, which the run has packed

@@ -17,11 +17,11 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from torch import Tensor
 from tqdm import tqdm
 
-from train.log import Log
-from train.module import LanguageModule, bits_per_byte, ends_step
-from train.rundir import RunDirectory
+from train.record.log import Log
+from train.rundir.rundir import RunDirectory
 from train.settings import ScheduleSettings
-from train.speed import peak_flops
+from train.steps.module import LanguageModule, bits_per_byte, ends_step
+from train.steps.speed import peak_flops
 
 LOSSES = "losses_since_row"
 """Key of a checkpoint under which it has the losses that no row has yet."""
@@ -192,7 +192,7 @@ class TimeBudget(Callback):
 
     The number of steps is worked out anew at every line of progress, and at each of the last steps,
     so that the decay reaches its floor when the time is over. The warm-up is at most a tenth of it.
-    Validations in between count; the last one and evaluations (`train.evaluate`) do not.
+    Validations in between count; the last one and evaluations (`train.record.evaluate`) do not.
 
     Args:
         minutes: of training, over all starts of the run.

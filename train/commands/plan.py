@@ -21,14 +21,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from arch import LanguageModel, describe
-from train.data import Windows
-from train.module import LanguageModule
-from train.prepare import is_text, prepare_data
-from train.progress import clock, epochs_advice
-from train.rundir import RunDirectory
-from train.saving import KEPT
+from train.commands.prepare import is_text, prepare_data
+from train.record.progress import clock, epochs_advice
+from train.record.saving import KEPT
+from train.rundir.rundir import RunDirectory
 from train.settings import Recipe
-from train.speed import choose_arithmetic, compiles, prepare
+from train.steps.data import Windows
+from train.steps.module import LanguageModule
+from train.steps.speed import choose_arithmetic, compiles, prepare
 from train.trainer import build_trainer
 
 CHEAP = 2e11

@@ -16,11 +16,11 @@ from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
 from arch.errors import printable
 from arch.storage.values import ELSEWHERE
-from train.launcher import check_numbers, is_first
+from train.commands.yaml_file import read_yaml
+from train.processes.launcher import check_numbers, is_first
 from train.settings import Recipe, RunError, RunSettings
-from train.yaml_file import read_yaml
 
-FOLDER = Path(__file__).parent / "configs"
+FOLDER = Path(__file__).parents[1] / "configs"
 SECTIONS: dict[str, Any] = {
     field.name: field.default_factory
     for field in dataclasses.fields(Recipe)

@@ -15,9 +15,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from arch import LanguageModel, ModelConfig
 from arch.mixers import refuse_foreign
-from train.data import IGNORE, Batch, PackedDataModule
-from train.optim import build_optimizer, rate
 from train.settings import OptimizerSettings, ScheduleSettings
+from train.steps.data import IGNORE, Batch, PackedDataModule
+from train.steps.optim import build_optimizer, rate
 
 CHUNK = 512
 """Tokens whose logits are in memory at once."""

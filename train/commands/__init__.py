@@ -1,0 +1,1 @@
+"""Commands: flags and recipes read, data prepared, needs planned, sweeps run."""

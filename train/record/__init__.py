@@ -1,0 +1,1 @@
+"""What a run records and says while it trains: figures, evaluations, models."""

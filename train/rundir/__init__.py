@@ -1,0 +1,1 @@
+"""The run directory: its files, its checkpoints, and where a run goes on."""

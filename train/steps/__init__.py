@@ -1,0 +1,1 @@
+"""A step of training: its batch, loss, optimiser and speed."""
