@@ -33,7 +33,7 @@ slow: $(STAMP)
 PROCESSORS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE \
     ONEDNN_MAX_CPU_ISA=AVX2 OMP_NUM_THREADS=2 OMP_NUM_THREADS=4
 NUMBERS := tests/golden tests/eval/inversion tests/eval/captured tests/eval/sites tests/eval/measures \
-    tests/eval/lenses tests/arch/test_kernels.py tests/arch/test_mixers_equal.py
+    tests/eval/lenses tests/arch/kernels/test_kernels.py tests/arch/mixers/test_mixers_equal.py
 
 portable: $(STAMP)
 	for setting in $(PROCESSORS); do \

@@ -35,7 +35,7 @@ else:  # a busy machine is no fault
 os.environ.setdefault("WANDB__SERVICE_WAIT", "300")  # seconds until its process is up
 
 
-LONGEST = ("test_docs.py", "train/test_speed.py")
+LONGEST = ("test_docs.py", "train/steps/test_speed.py")
 """Files whose tests stand first, so that none of them ends long after the others.
 
 Pages of the docs go on from others, which one process runs once.

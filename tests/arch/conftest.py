@@ -20,7 +20,7 @@ def llama(tmp_path):
     from safetensors.torch import load_file, save_file
 
     from tests.arch.cases import byte_tokenizer
-    from tests.arch.test_pretrained import random_model
+    from tests.arch.pretrained.test_pretrained import random_model
 
     def make(config=(), weights=None, tokenizer=None, family="Llama", **settings):
         place = tmp_path / "m"

@@ -6,8 +6,9 @@ import torch
 from arch import LanguageModel, ModelConfig, ModelError, check_causal, save_model
 from arch.__main__ import main
 from arch.pretrained.pretrained import wrap_model
-from tests.arch import leaks, test_decoder, test_pretrained
+from tests.arch import leaks
 from tests.arch.cases import MIXERS, scramble, small_model, tokenizer_json
+from tests.arch.pretrained import test_decoder, test_pretrained
 from tests.said import one_line
 
 

@@ -17,7 +17,7 @@ from arch import (
 from arch.formats.maskedmixers import from_reference
 from arch.kernels.masked_conv import masked_convolution
 from tests.arch.cases import random_tokens, small_model
-from tests.arch.test_reference import L, expanded, flat, model
+from tests.arch.formats.test_reference import L, expanded, flat, model
 from tests.said import one_line
 
 FLAT = small_model("flat")

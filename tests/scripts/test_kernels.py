@@ -111,8 +111,8 @@ def test_gpu_check_needs_torch_triton_numpy_and_pytest_alone(tmp_path):
     ).stdout.splitlines()  # fmt: skip
     needed = dict(line.split(": ") for line in found)
     alone = [file for file, packages in needed.items() if packages == "pytest"]
-    assert "tests/arch/test_kernels_gpu.py" in alone
-    assert "lightning" in needed["tests/train/test_speed.py"]
+    assert "tests/arch/kernels/test_kernels_gpu.py" in alone
+    assert "lightning" in needed["tests/train/steps/test_speed.py"]
     words = ["-m", "gpu", "--collect-only", *alone]
     collect = f"import scripts.bench.kernels, pytest; raise SystemExit(pytest.main({words}))"
     assert "::test_the_kernels_run" in run_alone(collect, tmp_path)

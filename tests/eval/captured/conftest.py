@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 import eval.models.checkpoint as models
 from eval import open_model
 from tests.arch.cases import byte_tokenizer
-from tests.arch.test_pretrained import saved, their_model
+from tests.arch.pretrained.test_pretrained import saved, their_model
 from tests.eval.inversion.search_cases import SHORT
 
 FAMILIES = {"llama": "llama 2, grouped, scaled", "gpt2": "gpt2"}

@@ -14,7 +14,7 @@ from eval.captured.files.stored import read_stored
 from eval.captured.files.tensors import Raw, read_tensors
 from eval.messages import say_once
 from tests.arch.cases import byte_tokenizer
-from tests.arch.test_decoder import their_model
+from tests.arch.pretrained.test_decoder import their_model
 from tests.said import one_line
 
 pytest.importorskip("transformers")

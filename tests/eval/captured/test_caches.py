@@ -9,7 +9,7 @@ import torch
 from eval import RequestError, open_model, recover
 from eval.models.checkpoint import Checkpoint
 from tests.arch.cases import byte_tokenizer
-from tests.arch.test_pretrained import GROUPED, random_model
+from tests.arch.pretrained.test_pretrained import GROUPED, random_model
 from tests.eval.inversion.search_cases import TEXTS
 from tests.said import one_line
 

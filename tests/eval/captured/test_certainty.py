@@ -16,7 +16,7 @@ from eval.captured.certainty.agreement import find_evidence
 from eval.captured.certainty.likelihood import LIKELY, probability
 from eval.models.text import held_out_text
 from tests.arch.cases import byte_tokenizer
-from tests.arch.test_pretrained import GROUPED, random_model
+from tests.arch.pretrained.test_pretrained import GROUPED, random_model
 from tests.said import one_line
 
 TEXT = "Tom had a red ball."

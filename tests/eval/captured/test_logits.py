@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 from eval import RequestError, open_model, recover
 from eval.messages import say_once
 from tests.arch.cases import byte_tokenizer
-from tests.arch.test_decoder import GROUPED
-from tests.arch.test_pretrained import V, random_model, their_model
+from tests.arch.pretrained.test_decoder import GROUPED
+from tests.arch.pretrained.test_pretrained import V, random_model, their_model
 from tests.eval.inversion.search_cases import SHORT
 from tests.said import one_line
 

@@ -13,7 +13,7 @@ from eval import RequestError, activations, open_model, recover
 from eval.__main__ import main
 from eval.messages import say_once
 from tests.arch.cases import byte_tokenizer
-from tests.arch.test_pretrained import OPT, random_model
+from tests.arch.pretrained.test_pretrained import OPT, random_model
 from tests.eval.inversion.search_cases import SHORT
 from tests.said import one_line
 

@@ -12,7 +12,7 @@ from eval.__main__ import main
 from eval.captured.certainty.likelihood import limit_chances
 from eval.messages import say_once
 from tests.arch.cases import byte_tokenizer
-from tests.arch.test_pretrained import V, their_model
+from tests.arch.pretrained.test_pretrained import V, their_model
 from tests.eval.inversion.search_cases import TEXTS
 from tests.said import one_line
 

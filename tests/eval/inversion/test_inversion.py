@@ -14,8 +14,8 @@ from eval import RequestError, invert, open_model
 from eval.inversion.scoring import verdicts
 from eval.sites.circuit import Circuit
 from eval.sites.rounding import ACCEPT
-from tests.arch import test_decoder
-from tests.arch.test_pretrained import FAMILIES, their_model
+from tests.arch.pretrained import test_decoder
+from tests.arch.pretrained.test_pretrained import FAMILIES, their_model
 from tests.eval.inversion.search_cases import (
     MIXERS,
     posed,

@@ -57,7 +57,7 @@ def any_model(name: str, small_model: Any) -> LanguageModel:
 @lru_cache
 def wrapped(family: str) -> LanguageModel:
     """A small random model of transformers, which takes seconds to import."""
-    from tests.arch.test_pretrained import their_model
+    from tests.arch.pretrained.test_pretrained import their_model
 
     return PretrainedModel(their_model(family, dtype=torch.float32))
 

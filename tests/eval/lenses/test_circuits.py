@@ -22,7 +22,7 @@ from eval.lenses.trace import trace
 from eval.measures.ranks import effective_rank
 from tests.arch.cases import MIXERS, random_mixer, random_tokens, scramble
 from tests.arch.cases import small_model as tiny_model
-from tests.arch.test_pretrained import their_model
+from tests.arch.pretrained.test_pretrained import their_model
 
 D, T = 8, 7
 ATTENTION = [entry for entry in MIXERS if entry.startswith("attention") and "+" not in entry]

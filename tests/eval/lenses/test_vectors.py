@@ -20,8 +20,8 @@ from eval.lenses.table import Table
 from eval.lenses.trace import constants, norm_scale, readers
 from eval.lenses.vectors import METRICS, add_bigrams, nearest, outliers, rank_pairs, ways_back
 from eval.models.checkpoint import open_checkpoint
-from tests.arch.test_decoder import GROUPED
-from tests.arch.test_pretrained import random_model
+from tests.arch.pretrained.test_decoder import GROUPED
+from tests.arch.pretrained.test_pretrained import random_model
 from tests.eval.lenses.cases import figures, look, of, story_checkpoint
 
 V, D = 40, 8

@@ -18,7 +18,7 @@ from eval.rows.store import Results, Row
 from eval.views.comparison.gather import gather_models
 from eval.views.page.page import render_page
 from tests.arch.cases import byte_tokenizer
-from tests.arch.test_pretrained import their_model
+from tests.arch.pretrained.test_pretrained import their_model
 from tests.eval.views.compare_cases import compared
 from tests.eval.views.page.cases import Page, checkpoint_of, make_row
 from tests.train.cases import fit, pack_toy

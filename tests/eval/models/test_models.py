@@ -14,7 +14,7 @@ from eval.models.controls import derive
 from eval.models.memory import candidates_at_once, host_memory, rows_at_once
 from eval.rows.fits import fitted
 from tests.arch.cases import byte_tokenizer
-from tests.arch.test_pretrained import their_model
+from tests.arch.pretrained.test_pretrained import their_model
 from tests.said import one_line
 
 ASKED: dict[str, Any] = {"text": "Tom sat.", "layers": 2, "solvers": "sweep"}

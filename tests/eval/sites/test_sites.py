@@ -7,7 +7,7 @@ from arch.pretrained.decoder import Decoder
 from eval import RequestError, open_model, recover
 from eval.sites.circuit import Circuit
 from tests.arch.cases import byte_tokenizer
-from tests.arch.test_decoder import CACHED, MODELS, RECURRENT, their_model
+from tests.arch.pretrained.test_decoder import CACHED, MODELS, RECURRENT, their_model
 from tests.said import one_line
 
 pytest.importorskip("transformers")

@@ -187,7 +187,9 @@ class Hungry(TokenMixer):
 
 
 def test_memory_that_ran_out_is_not_the_mixers_fault():
-    model = LanguageModel(ModelConfig(32, 16, 8, 1, mixers=("tests.arch.test_door.Hungry",)))
+    model = LanguageModel(
+        ModelConfig(32, 16, 8, 1, mixers=("tests.arch.storage.test_door.Hungry",))
+    )
     with pytest.raises(RuntimeError) as caught:
         check_causal(model)
     assert is_out_of_memory(caught.value)

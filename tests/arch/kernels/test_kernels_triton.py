@@ -272,6 +272,6 @@ def test_the_compiler_sees_every_launch(monkeypatch):
     reason="the interpreter of Triton before 3.7 cannot loop with numpy 2.4",
 )
 def test_interpreted_kernels_are_as_near_to_float64_as_dense_products():
-    command = [sys.executable, "-m", "tests.arch.kernel_interpreter"]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    command = [sys.executable, "-m", "tests.arch.kernels.kernel_interpreter"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

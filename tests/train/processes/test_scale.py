@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load
 
 from tests.train.cases import TINY, fit, interrupt, losses, pack_toy, rows, weights
+from tests.train.processes.scale_runs import in_two_processes
 from tests.train.recorded import THREE, flags, on_record
-from tests.train.scale_runs import in_two_processes
 from tokenizer.pack import Layout
 
 FLAGS = "--precision 64-true --schedule.decay none --checkpoint_every 3 --batch.size 6"
@@ -154,7 +154,7 @@ def test_two_processes_compile_and_train_as_one(folder, more_said):
 def test_torchrun_starts_two_processes(data, tmp_path):
     launch = "-m torch.distributed.run --standalone --nproc-per-node 2 -m -- train"
     words = [*launch.split(), *command(data, tmp_path / "run", SHARED)]
-    done = subprocess.run([sys.executable, *words], cwd=Path(__file__).parents[2])
+    done = subprocess.run([sys.executable, *words], cwd=Path(__file__).parents[3])
     assert done.returncode == 0
     assert samples_seen(tmp_path / "run") == 6 * 6
 

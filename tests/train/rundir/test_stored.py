@@ -2,7 +2,7 @@
 
 `stored/` has its data, its checkpoint of step 12 and the losses up to step 24. On the kind of
 processor that wrote them the bits are the same. Only a change that is meant to move losses, or to
-end old checkpoints, writes it anew: `python -m tests.train.test_stored`.
+end old checkpoints, writes it anew: `python -m tests.train.rundir.test_stored`.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The Triton kernels on a GPU: `pytest -m gpu tests/arch/test_kernels_gpu.py`."""
+"""The Triton kernels on a GPU: `pytest -m gpu tests/arch/kernels/test_kernels_gpu.py`."""
 
 import itertools
 
@@ -7,7 +7,7 @@ import torch
 
 from arch.kernels import masked_conv
 from arch.kernels.masked_conv import implementation, masked_convolution
-from tests.arch.kernel_cases import (
+from tests.arch.kernels.kernel_cases import (
     LENGTHS,
     MEMBERS,
     arguments,

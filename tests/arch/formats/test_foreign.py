@@ -16,7 +16,7 @@ from arch.formats.llama import import_transformers
 from eval.__main__ import main as evaluate
 from eval.models.text import random_prompts
 from tests.arch.cases import byte_tokenizer
-from tests.arch.test_gguf import write_gguf
+from tests.arch.pretrained.test_gguf import write_gguf
 from tests.said import one_line
 
 TOKENS = torch.arange(30)[None]

@@ -20,7 +20,7 @@ from train.commands import sweep
 from train.commands.cli import settings
 from train.commands.sweep import name_trials, plan, read_sweep, trial_name
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FILES = sorted((ROOT / "train" / "sweeps").glob("*.yaml"))
 FIELDS = {"name", "method", "metric", "command", "parameters"}
 TOY: dict[str, Any] = {

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from arch.errors import ModelError
 from arch.kernels import masked_conv
 from arch.kernels.masked_conv import implementation, masked_convolution
-from tests.arch.kernel_cases import LENGTHS, MEMBERS, arguments, compare, dense, gradients
-from tests.arch.kernel_machines import compile_as_on_a_gpu, import_anew, run_without_triton
+from tests.arch.kernels.kernel_cases import LENGTHS, MEMBERS, arguments, compare, dense, gradients
+from tests.arch.kernels.kernel_machines import compile_as_on_a_gpu, import_anew, run_without_triton
 
 members = pytest.mark.parametrize("name", MEMBERS)
 devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

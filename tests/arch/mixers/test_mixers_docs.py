@@ -20,13 +20,13 @@ from arch import (
     save_model,
 )
 from arch.__main__ import main
-from tests.arch import test_mixers as family
 from tests.arch.cases import tokenizer_json
+from tests.arch.mixers import test_mixers as family
 from tests.docs_cases import FEW, SMALL, commands, expanded
 from tests.said import one_line
 from tokenizer import pack
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "extending.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "extending.md"
 SECTION = PAGE.read_text("utf-8").partition("## A lens")[0]
 (SHORT,) = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
 EXAMPLE = (PAGE.parent / "examples" / "my_mixers.py").read_text("utf-8")

@@ -1,4 +1,6 @@
-"""The Triton kernels on a CPU, in Triton's interpreter: `python -m tests.arch.kernel_interpreter`.
+"""The Triton kernels on a CPU, in Triton's interpreter.
+
+    python -m tests.arch.kernels.kernel_interpreter
 
 A process of its own, because Triton decides at import whether it interprets. Sizes are small: a
 step of a kernel's loop takes milliseconds here. The interpreter cannot multiply bfloat16.
@@ -13,7 +15,7 @@ import torch
 
 from arch.kernels import masked_conv
 from arch.kernels import triton as masked_conv_triton
-from tests.arch.kernel_cases import compare
+from tests.arch.kernels.kernel_cases import compare
 
 TILE = masked_conv_triton.Tile(rows=32, columns=16, depth=16, warps=4, splits=2)
 

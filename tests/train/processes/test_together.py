@@ -12,7 +12,7 @@ import pytest
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from tests.train.cases import TINY, fit, losses
-from tests.train.scale_runs import _run
+from tests.train.processes.scale_runs import _run
 
 SHARED = "--trainer.devices 2 --trainer.strategy ddp"
 
@@ -54,7 +54,7 @@ def test_two_agents_of_torchrun_train_as_one_process(data, tmp_path):
     launch += f"--data {data} --run {tmp_path / 'two'} {TINY} {flags} "
     launch += "--trainer.num_nodes 2 --trainer.devices 1 --trainer.strategy ddp"
     words = [sys.executable, *launch.split()]
-    agents = [subprocess.Popen(words, cwd=Path(__file__).parents[2]) for _ in range(2)]
+    agents = [subprocess.Popen(words, cwd=Path(__file__).parents[3]) for _ in range(2)]
     assert [agent.wait(200) for agent in agents] == [0, 0]
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-12)
 
@@ -74,7 +74,7 @@ def test_a_killed_process_of_lightning_ends_the_other_with_one_line(data, tmp_pa
     long = "--trainer.max_steps 100000 --log_every 20 --precision 32-true"
     command = [sys.executable, *words.split(), *long.split()]
     with (tmp_path / "log").open("w") as log:
-        parent = subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=log, stderr=log)
+        parent = subprocess.Popen(command, cwd=Path(__file__).parents[3], stdout=log, stderr=log)
     end = time.monotonic() + 200
     while " 100/" not in (tmp_path / "log").read_text():
         assert time.monotonic() < end

@@ -10,8 +10,8 @@ from arch import ModelError, load_pretrained
 from arch.pretrained.decoder import Decoder
 from arch.pretrained.pretrained import PretrainedModel, wrap_model
 from tests.arch.cases import assert_model_continues, byte_tokenizer, random_tokens
-from tests.arch.test_pretrained import GPT, OPT, D, V, random_model, saved
-from tests.arch.test_pretrained import LLAMA as GIVEN
+from tests.arch.pretrained.test_pretrained import GPT, OPT, D, V, random_model, saved
+from tests.arch.pretrained.test_pretrained import LLAMA as GIVEN
 from tests.said import one_line
 
 transformers = pytest.importorskip("transformers")
@@ -232,7 +232,7 @@ def families_table() -> str:
 
 
 def test_the_families_that_were_tried_stand_in_the_docs():
-    text = (Path(__file__).parents[2] / "docs" / "pretrained.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "pretrained.md").read_text(encoding="utf-8")
     assert families_table() in text
 
 
