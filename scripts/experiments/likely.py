@@ -59,21 +59,21 @@ def norm_rows(outputs: Tensor) -> Tensor:
     return outputs / outputs.square().mean(dim=-1, keepdim=True).sqrt()
 
 
-def clip(outputs: Tensor, share: float = 0.9) -> Tensor:
-    """Numbers held within the size that a share of them has."""
-    limit = float(outputs.abs().quantile(share))
+def clip(outputs: Tensor, quantile: float = 0.9) -> Tensor:
+    """Numbers held within the size that a fraction of them has at most."""
+    limit = float(outputs.abs().quantile(quantile))
     return outputs.clamp(-limit, limit)
 
 
-def drop_channels(outputs: Tensor, share: float = 0.3) -> Tensor:
-    """A share of all channels set to zero."""
+def drop_channels(outputs: Tensor, fraction: float = 0.3) -> Tensor:
+    """A fraction of all channels set to zero."""
     drawn = torch.rand(outputs.shape[-1], generator=torch.Generator().manual_seed(5))
-    return outputs * (drawn >= share)
+    return outputs * (drawn >= fraction)
 
 
-def mix(outputs: Tensor, dim: int, share: float = 0.3) -> Tensor:
-    """With a share of the prompt (0) or position (1) before, around the end."""
-    return (1 - share) * outputs + share * outputs.roll(1, dim)
+def mix(outputs: Tensor, dim: int, fraction: float = 0.3) -> Tensor:
+    """With a fraction of the prompt (0) or position (1) before; that before the first is the last."""
+    return (1 - fraction) * outputs + fraction * outputs.roll(1, dim)
 
 
 def rotate(outputs: Tensor) -> Tensor:
