@@ -72,7 +72,7 @@ def drop_channels(outputs: Tensor, fraction: float = 0.3) -> Tensor:
 
 
 def mix(outputs: Tensor, dim: int, fraction: float = 0.3) -> Tensor:
-    """With a fraction of the prompt (0) or position (1) before; that before the first is the last."""
+    """With a fraction of the prompt (0) or position (1) before; before the first is the last."""
     return (1 - fraction) * outputs + fraction * outputs.roll(1, dim)
 
 
