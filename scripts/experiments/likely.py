@@ -210,7 +210,8 @@ def ask_all(
         sites: part and layer of each.
     """
     checkpoint, second = open_model(model), open_model(other) if other else None
-    tokens = held_out_text(checkpoint, corpus).windows("evaluation", PROMPTS, LENGTH)
+    tokens = held_out_text(checkpoint, corpus).windows("evaluation", 2 * PROMPTS, LENGTH)
+    tokens = tokens[PROMPTS:]  # by those before, rules were found
     known = {(row["model"], row["site"], row["case"]) for row in read_rows(out)}
     for site in sites:
         for kind, make in make_cases(checkpoint, corpus, tokens, site, second).items():

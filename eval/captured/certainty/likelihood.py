@@ -20,6 +20,8 @@ from eval.sites.slices import Slice
 
 LIKELY = 0.99
 """Probability from which a token is called likely."""
+DOUBTFUL = 0.5
+"""Probability of a token that something else speaks against, at most; above it one is probable."""
 WHOLE = 8192  # tokens of a vocabulary that is run whole; of a larger one as many are drawn
 CHANCE = 2.4, 0.45
 """Location and scale of a Gumbel law: how many deviations below the mean of all log distances the
@@ -65,7 +67,7 @@ def token_probabilities(
             target = shown.narrow(values[row, t])
             found[row, t] = probability(torch.cat([own, others]), target, V)
     for row, of_row in enumerate(zip(found.tolist(), doubtful.tolist(), strict=True)):
-        found[row, _find_unexplained(*of_row) :].clamp_(max=0.5)
+        found[row, _find_unexplained(*of_row) :].clamp_(max=DOUBTFUL)
     return found
 
 
@@ -80,7 +82,7 @@ def limit_chances(
     known = [math.nan if value is None else value for value in in_doubt]
     start = _find_unexplained(known, [value is not None for value in in_doubt])
     return [
-        value if doubt is None or t < start else min(doubt, 0.5)
+        value if doubt is None or t < start else min(doubt, DOUBTFUL)
         for t, (value, doubt) in enumerate(zip(probabilities, in_doubt, strict=True))
     ]
 
@@ -122,7 +124,7 @@ def probability(outputs: Tensor, target: Tensor, searched: int) -> float:
     nearest = torch.minimum((mean - target).square().sum(), target.square().sum())
     far = bool(squares[0] > NEARER * nearest)
     central = bool(apart[0] < CENTRAL * apart[1:].median())
-    return min(found, 0.5) if far or central or len(target) < NARROW else found
+    return min(found, DOUBTFUL) if far or central or len(target) < NARROW else found
 
 
 def _by_chance(deviations: float, searched: int) -> float:
@@ -158,4 +160,4 @@ def _is_explained(probabilities: list[float], doubts: int) -> bool:
     known = [value for value in probabilities if not math.isnan(value)]
     if 2 * doubts <= len(probabilities):
         return True
-    return len(known) >= LEAST and 2 * sum(value >= 0.5 for value in known) > len(known)
+    return len(known) >= LEAST and 2 * sum(value > DOUBTFUL for value in known) > len(known)

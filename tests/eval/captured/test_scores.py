@@ -85,6 +85,12 @@ def test_a_probability_that_rounds_to_1_proves_nothing():
     assert limit_chances([1.0, *others], [True, *[False] * 4]) == [1.0, *others]
 
 
+def test_a_probability_that_something_speaks_against_explains_nothing():
+    """Positions in another order left a wrong token likely, as capped ones counted as probable."""
+    assert limit_chances([0.999, *[0.5] * 4], [False] * 5) == [0.5] * 5
+    assert limit_chances([0.999, *[0.51] * 4], [False] * 5) == [0.999, *[0.51] * 4]
+
+
 def test_a_tail_behind_proved_tokens_is_asked_on_its_own():
     """Rows of an overlapping chunk, or of another prompt, came near a token here and there."""
     proved, tail = [True] * 8 + [False] * 4, [0.2, 0.995, 0.3, 0.1]
