@@ -173,7 +173,7 @@ class Run:
                     self.saving.opening = True
                     self.trainer.validate(self.module, verbose=False, **given)
                     self.saving.opening = False
-                if start.step < self.total:
+                if start.step < self.total and not self.trainer.should_stop:
                     self.trainer.fit(self.module, **given)
             failed = False
             if self.stop.received is None and (line := self._describe_best()):

@@ -82,6 +82,20 @@ def test_an_evaluation_that_fails_is_a_line(data, tmp_path, monkeypatch, capsys)
     assert _steps(run) == [f"step-{step:06d}" for step in (0, 3, 6, 7)]
 
 
+def test_the_last_model_of_a_run_that_stops_early_is_evaluated(data, tmp_path, monkeypatch):
+    measured = []
+
+    def note(model, *_):
+        measured.append(model.name)
+        return {}, ""
+
+    monkeypatch.setattr("train.evaluate.measure", note)
+    flags = "--lr 90 --validate_every 1 --early_stopping 1 --eval_every 6"
+    assert fit(data, tmp_path / "run", *flags.split()) == 0
+    assert measured == _steps(tmp_path / "run")
+    assert measured[-1] != "step-000006"
+
+
 @pytest.mark.usefixtures("in_this_process")
 def test_commands_that_fail_are_named_in_the_line(tmp_path):
     figures, line = measure(tmp_path / "step-000003", tmp_path / "out", "none")
