@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from eval.__main__ import main as evaluate
-from tests.train.cases import fit
+from tests.train.cases import fail, fit
 from train.evaluate import FIGURES, measure
 
 
@@ -144,17 +144,29 @@ def test_an_error_of_trackio_is_a_line_and_ends_nothing(
     assert "".join(capsys.readouterr()).count(line) == 1
 
 
-def test_trackio_keeps_the_figures_of_a_run_and_of_its_resume(data, tmp_path, monkeypatch):
+def test_trackio_keeps_the_figures_of_runs_of_one_name_and_of_their_resumes(
+    data, tmp_path, monkeypatch, at_step
+):
+    """Each run's own, and those of a step that it repeats once."""
     pytest.importorskip("trackio")
     for name in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
         monkeypatch.delenv(name, raising=False)
     for module in ("utils", "sqlite_storage"):
         monkeypatch.setattr(f"trackio.{module}.TRACKIO_DIR", tmp_path / "board")
-    flags = ["--loggers", "[trackio]", "--wandb_project", "mine", "--resume", "auto"]
-    for steps in ("4", "6"):
-        assert fit(data, tmp_path / "run", *flags, "--trainer.max_steps", steps) == 0
+    flags = ["--loggers", "[trackio]", "--wandb_project", "mine", "--checkpoint_every", "3"]
+    runs = [tmp_path / folder / "run" for folder in ("a", "b")]
+    for seed, run in enumerate(runs):
+        at_step(6, fail)
+        with pytest.raises(ZeroDivisionError):
+            fit(data, run, *flags, "--seed", seed)
+        at_step(0, fail)
+        assert fit(data, run, *flags, "--seed", seed, "--resume", "auto") == 0
     with sqlite3.connect(tmp_path / "board" / "mine.db") as board:
-        kept = board.execute("select step, metrics from metrics").fetchall()
-    losses = {step: json.loads(figures)["loss"] for step, figures in kept if b'"loss' in figures}
-    rows = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
-    assert losses == {row["step"]: row["loss"] for row in rows if "loss" in row}
+        kept = board.execute("select run_name, step, metrics from metrics").fetchall()
+    for run in runs:
+        own = (run / "trackio_id").read_text()
+        logged = [(step, json.loads(figures)) for name, step, figures in kept if name == own]
+        losses = [(step, figures["loss"]) for step, figures in logged if "loss" in figures]
+        rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+        assert losses == [(row["step"], row["loss"]) for row in rows if "loss" in row]
+    assert len({name for name, _, _ in kept}) == 2
