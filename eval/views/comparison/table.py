@@ -337,7 +337,7 @@ def find_checkpoint(records: Sequence[Record], wanted: str) -> tuple[str, int]:
     """
     name, _, step = wanted.rpartition("@") if "@" in wanted else (wanted, "", "")
     steps = [record["step"] for record in records if record["model"] == name]
-    if steps and (not step or (step.isdigit() and int(step) in steps)):
+    if steps and (not step or (step.isdecimal() and int(step) in steps)):
         return name, int(step) if step else max(steps)
     known = ", ".join(f"{record['model']}@{record['step']}" for record in records[:8])
     raise RequestError(f"--paired {wanted}: there is no such checkpoint; there are {known}")
@@ -345,5 +345,5 @@ def find_checkpoint(records: Sequence[Record], wanted: str) -> tuple[str, int]:
 
 def _natural(name: str, step: int) -> tuple[list[tuple[bool, int, str]], int]:
     """Sorts numbers in names by their size."""
-    return [(part.isdigit(), int(part) if part.isdigit() else 0, part)
+    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part)
             for part in re.split(r"(\d+)", name)], step  # fmt: skip
