@@ -158,9 +158,9 @@ def test_trackio_keeps_the_figures_of_runs_of_one_name_and_of_their_resumes(
     for seed, run in enumerate(runs):
         at_step(6, fail)
         with pytest.raises(ZeroDivisionError):
-            fit(data, run, *flags, "--seed", seed)
+            fit(data, run, *flags, "--seed", str(seed))
         at_step(0, fail)
-        assert fit(data, run, *flags, "--seed", seed, "--resume", "auto") == 0
+        assert fit(data, run, *flags, "--seed", str(seed), "--resume", "auto") == 0
     with sqlite3.connect(tmp_path / "board" / "mine.db") as board:
         kept = board.execute("select run_name, step, metrics from metrics").fetchall()
     for run in runs:
