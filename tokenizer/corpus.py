@@ -26,7 +26,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from tokenizer.bpe import CorpusError
+from tokenizer.bpe import END_OF_TEXT, CorpusError
 from tokenizer.data import SPLITS, PackedData
 from tokenizer.readers import READERS, ROWS, check_kind, read_batches, read_file
 from tokenizer.splits import digest, divide_folder, held_out, say_once
@@ -188,7 +188,8 @@ def _files_part(files: list[Path], field: str) -> Read:
 def _hub_parts(source: str, field: str, stream: bool) -> dict[str, Read]:
     """Load a dataset of the hub, or a local directory of the same shape."""
     name, _, subset = source.removeprefix("hub:").partition(":")
-    loaded = _load(source, name, subset or None, streaming=stream)
+    # What datasets keeps of a folder is told apart by times and names, not by what files hold.
+    loaded = _load(source, name, subset or None, streaming=stream or Path(name).is_dir())
     splits: dict[str, Any] = {str(split): rows for split, rows in loaded.items()}
     parts: dict[str, Read] = {
         split: partial(_column, f"{source}: split {name}", splits[name], field)
@@ -222,8 +223,17 @@ def _load(about: str, *arguments: Any, **options: Any) -> Any:
 
 def _column(about: str, rows: Any, field: str) -> Iterator[str]:
     """Yield the texts of one column of a dataset."""
+    lines = rows.info.builder_name == "text"
+    if lines:
+        say_once(f"{about}: plain text, each line is a story")
     if field in (rows.column_names or ()):  # known before they are read: the others stay unread
         rows = rows.select_columns([field])
     stored = type((rows.features or {}).get(field)).__name__
     batches = rows.with_format("arrow").iter(batch_size=ROWS)
-    return read_batches(about, batches, field, stored)
+    for text in read_batches(about, batches, field, stored):
+        if lines and END_OF_TEXT in text:
+            raise CorpusError(
+                f"{about}: plain text whose stories end with {END_OF_TEXT}, of which datasets "
+                "makes lines; give the folder of its files, without hub:"
+            )
+        yield text

@@ -28,11 +28,11 @@ from train.record.saving import (
     settings_of,
     since_best,
 )
-from train.rundir.identity import model_id
+from train.rundir.identity import NOT_RECIPE, model_id
 from train.rundir.resume import changed_settings, choose_start, trained_alike
 from train.rundir.rundir import RunDirectory
 from train.rundir.verify import find_wrong_tensor
-from train.settings import HUB, Recipe, RunError
+from train.settings import HUB, WITHOUT, Recipe, RunError
 from train.steps.data import PackedDataModule
 from train.steps.module import LanguageModule
 from train.steps.optim import build_optimizer
@@ -173,7 +173,7 @@ class Run:
                     self.saving.opening = True
                     self.trainer.validate(self.module, verbose=False, **given)
                     self.saving.opening = False
-                if start.step < self.total:
+                if start.step < self.total and not self.trainer.should_stop:
                     self.trainer.fit(self.module, **given)
             failed = False
             if self.stop.received is None and (line := self._describe_best()):
@@ -224,7 +224,11 @@ class Run:
             self.log.say(line)
 
     def _complete(self) -> bool:
-        """Whether the checkpoint is that of a finished run, which is then printed."""
+        """Whether the checkpoint is that of a finished run, which is then printed.
+
+        Raises:
+            RunError: it was trained with other settings than it is given now.
+        """
         step, total, patience = self.start.step, self.total, self.recipe.run.early_stopping
         until = [loss for at, loss in self.directory.comparable().items() if at <= step]
         if step > total or (step == total and step in self.directory.validations()):
@@ -234,6 +238,18 @@ class Run:
             why = f"it stopped early, after {step} steps; raise --early_stopping"
         else:
             return False
+        now = (c["changed"] for c in self.start.history if c["from_step"] == step)
+        others = (
+            f"{name} {WITHOUT.get(name) if old is None else old}, now {new}"
+            for changed in now
+            for name, (old, new) in changed.items()
+            if name not in {*NOT_RECIPE, "minutes"}
+        )
+        if differing := "; ".join(others):
+            raise RunError(
+                f"--run {self.directory.path}: it is complete and had {differing}: {why} to go on "
+                "with that, or choose another --run"
+            )
         print(f"{self.directory.path} is complete: {why} to go on")
         return True
 

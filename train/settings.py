@@ -369,7 +369,8 @@ def _expand_home(name: str, value: str | None) -> str | None:
     """A path with the home directory for its `~`, as shells leave it in `--data=~/stories`.
 
     Raises:
-        RunError: it is empty, holds a NUL, or names no home.
+        RunError: it is empty, holds a NUL, is not in UTF-8 (no model there could be opened), or
+            names no home.
     """
     if value is None:
         return None
@@ -377,8 +378,10 @@ def _expand_home(name: str, value: str | None) -> str | None:
         raise RunError(f"--{name} is {value!r}; it must be a path, or ~/ and a path")
     kind, path = (HUB, value[len(HUB) :]) if value.startswith(HUB) else ("", value)
     path = os.path.expanduser(path)
-    if not path or "\0" in path or path.startswith("~"):
-        raise RunError(f"--{name} is {value!r}; it must be a path, or ~/ and a path")
+    known = path.encode(errors="replace").decode() == path
+    if not path or "\0" in path or path.startswith("~") or not known:
+        utf8 = "" if known else " in UTF-8"
+        raise RunError(f"--{name} is {value!r}; it must be a path{utf8}, or ~/ and a path")
     return kind + path
 
 

@@ -21,7 +21,7 @@ from eval.rows.misfits import find_fault, parse_json
 from eval.rows.schema import KINDS, SCHEMA, Row
 
 ROWS, SHARDS = "rows.jsonl", "rows*.jsonl"
-CIRCUMSTANCES = {"seconds", "tokens_per_second", "checkpoint"}
+CIRCUMSTANCES = {"seconds", "tokens_per_second", "checkpoint", "batch", "candidates_at_once"}
 """Fields that may differ where a question was asked twice."""
 PARQUET = b"PAR1"
 """The first bytes of a Parquet file."""

@@ -64,7 +64,8 @@ def track_results(
     rows = [row for row in rows if "checkpoint" in row]
     if not rows:
         raise RequestError("no rows: there is nothing to log; run `python -m eval invert` first")
-    ids = []
+    ids, lines = [], _told_apart(frame(rows))
+    compared = checkpoint_records([], rows)  # of all models, so that a key is one question
     with _files_in(Path(directory).resolve() / "wandb", mode):
         for model, label in labels(rows).items():
             of_model = [row for row in rows if row["checkpoint"]["model_id"] == model]
@@ -72,7 +73,10 @@ def track_results(
             try:
                 if mode == "online":
                     _link(run, of_model)
-                _log(run, of_model, page)
+                of_label = [record for record in compared if record["model"] == label]
+                steps = history(of_model, of_label)
+                _log(run, steps, every_figure(of_model, lines[lines["model_id"] == model]),
+                     lines[lines["model_id"] == model], page)  # fmt: skip
             except BaseException:
                 run.finish(exit_code=1)
                 raise
@@ -81,14 +85,25 @@ def track_results(
     return ids
 
 
-def history(rows: Sequence[Row]) -> list[dict[str, float]]:
+def _told_apart(lines: Frame) -> Frame:
+    """Lines whose recoveries name prompts as tables of all models do."""
+    import pandas
+
+    recovery = lines["kind"] == "recovery"
+    return pandas.concat([tell_prompts_apart(lines[recovery]), lines[~recovery]])
+
+
+def history(rows: Sequence[Row], records: Sequence[Record] | None = None) -> list[dict[str, float]]:
     """The main figures of one model, a dict for each step in ascending order.
 
     Keys: `STEP`, `TOKENS` where it is known, the columns of `compare` (`eval/shown`, and their
     counts `eval/shown_n`), and the first main figure of each lens (`lens/residual`).
+
+    Args:
+        records: the model's among those that are compared; of the model alone when not given.
     """
     steps: dict[int, dict[str, float]] = {}
-    for record in checkpoint_records([], rows):
+    for record in checkpoint_records([], rows) if records is None else records:
         figures = steps.setdefault(record["step"], {STEP: record["step"]})
         names = [name for figure in FIGURES for name in (figure.name, f"{figure.name}_n")]
         known = {f"eval/{name}": record[name] for name in names if record[name] is not None}
@@ -217,17 +232,21 @@ def _link(run: Any, rows: list[Row]) -> None:
             say(f"--wandb online: {name} is not there, and not linked")
 
 
-def _log(run: Any, rows: list[Row], page: str | Path | None) -> None:
+def _log(
+    run: Any,
+    steps: Sequence[dict[str, float]],
+    records: Sequence[Record],
+    lines: Frame,
+    page: str | Path | None,
+) -> None:
     import wandb
 
     run.define_metric(STEP, hidden=True)
     for group in ("eval", "lens"):
         run.define_metric(f"{group}/*", step_metric=STEP)
-    for figures in history(rows):
+    for figures in steps:
         run.log(figures)
     files = wandb.Artifact(f"results-{run.id}", type="results")
-    lines = frame(rows)
-    records = every_figure(rows, lines)
     columns: list[Any] = list(records[0])
     data: list[Any] = [list(record.values()) for record in records]
     run.log({"figures": wandb.Table(columns=columns, data=data, allow_mixed_types=True)})

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -149,6 +150,25 @@ def test_a_dataset_of_the_hubs_shape_is_read(hub):
     train = open_corpus(f"hub:{hub}", "train")
     assert list(train) == list(train) == STORIES
     assert list(open_corpus(f"hub:{hub}", "valid")) == OTHERS
+
+
+def test_a_folder_is_read_as_it_is_whatever_its_times_say(hub):
+    """The library's cache goes by the times of files, which archives may set all alike."""
+    path = hub / "data" / "train-00000-of-00001.parquet"
+    for stories in (STORIES, STORIES[::-1]):
+        write(path, stories)
+        os.utime(path, (0, 0))
+        assert list(open_corpus(f"hub:{hub}", "train")) == stories
+
+
+def test_plain_text_of_a_dataset_is_said_and_its_mark_refused(hub, caplog):
+    """datasets makes a story of each line, and text of the mark that ends one."""
+    (hub / "data" / "train.txt").write_text("A first\nstory\n\nAnother\n")
+    assert list(open_corpus(f"hub:{hub}", "train")) == ["A first", "story", "Another"]
+    assert f"hub:{hub}: split train: plain text, each line is a story" in caplog.messages
+    (hub / "data" / "train.txt").write_text("A first\nstory\n<|endoftext|>\nAnother\n")
+    with pytest.raises(CorpusError, match=r"whose stories end with <\|endoftext\|>.*the folder of"):
+        list(open_corpus(f"hub:{hub}", "train"))
 
 
 def test_a_dataset_that_cannot_be_used_is_refused(hub):

@@ -1,6 +1,7 @@
 """Weights to start from, and when a run ends or keeps a model by its validations."""
 
 import csv
+import signal
 from pathlib import Path
 
 import pytest
@@ -8,13 +9,17 @@ import torch
 from tokenizers import Tokenizer
 
 from arch import export_transformers, load_model
-from tests.train.cases import TINY, fit, rows
+from tests.train.cases import TINY, fit, interrupt, names, rows, weights
 from tokenizer import pack
 from train import RunError, read_recipe
 from train import fit as train_model
+from train.record.log import Log
 from train.record.saving import since_best
 
 LLAMA = "--model.mixers [attention(heads=2)] --model.channel_mixer swiglu --model.norm rmsnorm"
+RISES = "--optimizer.lr 3 --optimizer.clip 0 --schedule.decay none --trainer.max_steps 40"
+RISES += " --validate_every 2 --early_stopping 2 --save_best true"
+"""A rate at which the loss falls first and then rises."""
 
 
 @pytest.fixture(scope="module")
@@ -81,11 +86,7 @@ def test_weights_that_cannot_be_taken(data, trained, small_tokenizer, tmp_path, 
 
 
 def test_a_run_that_learns_no_more_ends_and_the_best_model_is_kept(data, tmp_path, capsys):
-    """A rate at which the loss falls first and then rises."""
-    run = tmp_path / "run"
-    flags = "--optimizer.lr 3 --optimizer.clip 0 --schedule.decay none"
-    flags += " --trainer.max_steps 40 --validate_every 2 --early_stopping 2 --save_best true"
-    flags += " --loggers [csv]"
+    run, flags = tmp_path / "run", f"{RISES} --loggers [csv]"
     assert fit(data, run, *flags.split()) == 0
     losses = {row["step"]: row["val_loss"] for row in rows(run, "val_loss")}
     last = max(losses)
@@ -104,6 +105,42 @@ def test_a_run_that_learns_no_more_ends_and_the_best_model_is_kept(data, tmp_pat
     assert [float(row["val_loss"]) for row in logged] == pytest.approx(list(losses.values()))
     assert fit(data, run, *flags.split(), "--resume", "auto") == 0
     assert "is complete: it stopped early, after" in capsys.readouterr().out
+
+
+def test_a_run_that_is_interrupted_at_its_early_stop_ends_there(data, tmp_path, at_step, capsys):
+    """The validation that a signal cut off is done when the run goes on, and is its last."""
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    assert fit(data, whole, *RISES.split()) == 0
+    last = rows(whole)[-1]["step"]
+    at_step(last, interrupt(signal.SIGUSR1))
+    assert fit(data, run, *RISES.split()) == 128 + signal.SIGUSR1
+    capsys.readouterr()
+    assert fit(data, run, *RISES.split(), "--resume", "auto") == 0
+    assert capsys.readouterr().out.count("stopping early") == 1
+    assert rows(run) == rows(whole)
+    assert names(run / "models") == names(whole / "models")
+    assert weights(run, last) == weights(whole, last)
+
+
+def test_a_run_that_is_killed_after_its_early_stop_has_its_last_model(data, tmp_path, monkeypatch):
+    """The row of a validation says that its step is done with: nothing is written behind it."""
+    run, added = tmp_path / "run", Log.add
+
+    def add_and_end(self, row):
+        added(self, row)
+        if row.get("val_loss", 0) and row["step"] and stops(run):
+            raise ZeroDivisionError
+
+    def stops(run):
+        return since_best([row["val_loss"] for row in rows(run, "val_loss")]) >= 2
+
+    monkeypatch.setattr(Log, "add", add_and_end)
+    with pytest.raises(ZeroDivisionError):
+        fit(data, run, *RISES.split(), "--checkpoint_every", "2")
+    last = rows(run)[-1]
+    assert (
+        load_model(run / "models" / f"step-{last['step']:06d}").meta["val_loss"] == last["val_loss"]
+    )
 
 
 def test_a_recipe_can_be_trained_from_python(data, tmp_path):

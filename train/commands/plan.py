@@ -102,9 +102,9 @@ def _print_plan(recipe: Recipe, source: str | None) -> None:
         f"{cost.training_flops * tokens:.2e} FLOP in all"
     )
     needs = _print_memory(recipe, trainer, micro, parts, held)
-    every = settings.save_every
-    models = {0, steps, *(range(0, steps + 1, every) if every else ())}
-    models |= {step for step in settings.save_steps if step <= steps}
+    models = {0, steps, *(step for step in settings.save_steps if step <= steps)}
+    for every in filter(None, (settings.save_every, settings.eval_every)):
+        models |= {*range(0, steps + 1, every)}
     validations = "validations not counted: give --data"
     if data is not None:
         count = len(models | {*range(0, steps + 1, settings.validate_every)})
@@ -115,10 +115,11 @@ def _print_plan(recipe: Recipe, source: str | None) -> None:
     print(f"speed    {speed:,.0f} tokens/s, {measure}")
     if arithmetic:
         print(f"         {arithmetic}")
+    validations += "; --eval_every's evaluations not counted" * bool(settings.eval_every)
     print(f"time     {clock(tokens / speed)} of training, {validations}")
-    checkpoint = needs.weights + needs.optimiser
+    checkpoint, saved = needs.weights + needs.optimiser, len(models) + settings.save_best
     print(
-        f"disk     {size(len(models) * needs.weights + (KEPT + 1) * checkpoint)}: {len(models)} "
+        f"disk     {size(saved * needs.weights + (KEPT + 1) * checkpoint)}: {saved} "
         f"model directories of {size(needs.weights)}, {KEPT} checkpoints of {size(checkpoint)} and "
         "one being written"
     )

@@ -73,7 +73,7 @@ class Evaluations(Callback):
     def _evaluate(self, trainer: Trainer) -> None:
         began, step = time.perf_counter(), trainer.global_step
         every = self._settings.eval_every or 1
-        due = step % every == 0 or step == trainer.max_steps
+        due = step % every == 0 or step == trainer.max_steps or trainer.should_stop
         if due and trainer.is_global_zero and step not in self._done():
             model, folder = self._directory.model(step), self._directory.path / "eval"
             if model.is_dir():

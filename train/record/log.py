@@ -47,8 +47,8 @@ class Log:
     def start(self, trainer: Trainer, step: int, repeats: bool) -> None:
         """Opens the record without its rows after the step that the run starts from, and loggers.
 
-        Where the run `repeats` what it did before it was interrupted, W&B is not given the rows of
-        those steps twice.
+        Where the run `repeats` what it did before it was interrupted, W&B and trackio are not given
+        the rows of those steps twice.
 
         Raises:
             RunError: the record cannot be written.
@@ -77,7 +77,7 @@ class Log:
                 file.write(_line(row))
             figures = {k: v for k, v in row.items() if k != "step" and v is not None}
             for logger in self._trainer.loggers:
-                if logger is self._wandb and _kind(row) in self._logged:
+                if logger in (self._wandb, self._trackio) and _kind(row) in self._logged:
                     continue
                 logger.log_metrics(figures, row["step"])
                 logger.save()

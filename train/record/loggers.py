@@ -71,7 +71,7 @@ class TrackioLogger(Logger):
     An error of trackio is said once; the run goes on without it.
 
     Args:
-        run: the run's directory, whose name is the run's.
+        run: the run's directory; by its name alone trackio would take two runs for one.
     """
 
     def __init__(
@@ -84,7 +84,8 @@ class TrackioLogger(Logger):
         super().__init__()
         import trackio  # pyright: ignore[reportMissingImports]
 
-        self._say, self._name, self._run = say, run.resolve().name, None
+        self._name = _board_id(run / "trackio_id", say, "trackio", f"{run.resolve().name}-")
+        self._say, self._run = say, None
         begun: list[Any] = []
         self._try(
             lambda: begun.append(
@@ -140,11 +141,7 @@ def open_wandb(
     """The logger of the run in W&B, begun or gone on with; offline where online does not work."""
     import wandb
 
-    id_file = run / "wandb_id"
-    if original := _original_of(id_file):
-        say(f"{run} is a copy of {original}: it begins a run of its own in W&B")
-    if original or not id_file.is_file():
-        write_file(id_file, uuid.uuid4().hex[:8].encode())
+    own = _board_id(run / "wandb_id", say, "W&B")
     flag = f"--wandb {settings.wandb}"
     modes = {"online": "going on offline", "offline": "going on without it"}
     for mode in list(modes)[list(modes).index(settings.wandb) :]:
@@ -157,7 +154,7 @@ def open_wandb(
                 group=settings.wandb_group or architecture(config["model"]),
                 tags=_tags(config["model"]["mixers"], settings.wandb_tags),
                 name=run.resolve().name,
-                id=id_file.read_text().strip(),
+                id=own,
                 reinit="create_new",  # never the run that something else in this process has open
                 resume="allow" if mode == "online" else None,
                 dir=run,
@@ -173,8 +170,17 @@ def open_wandb(
     return None
 
 
+def _board_id(id_file: Path, say: Callable[[str], None], board: str, before: str = "") -> str:
+    """What a run is called on a board, which its directory keeps; a copy gets a name anew."""
+    if original := _original_of(id_file):
+        say(f"{id_file.parent} is a copy of {original}: it begins a run of its own in {board}")
+    if original or not id_file.is_file():
+        write_file(id_file, (before + uuid.uuid4().hex[:8]).encode())
+    return id_file.read_text().strip()
+
+
 def _original_of(id_file: Path) -> Path | None:
-    """The run beside this one of which it is a copy, whose figures would join its own in W&B."""
+    """The run beside this one of which it is a copy, whose figures would join its own."""
     if not id_file.is_file():
         return None
     known, made = id_file.read_bytes(), id_file.stat().st_ctime_ns

@@ -239,8 +239,13 @@ class ModelDirectories(Callback):
         earlier = [loss for at, loss in known.items() if at < step]
         losses = [*trainer.strategy.broadcast(earlier), figures["val_loss"]]
         without, patience = since_best(losses), self._settings.early_stopping
+        stop = bool(patience) and without >= (patience or 0)
         if model:
             self._write(trainer, path, lambda: add_to_meta(path, figures))
+        elif stop:  # the run's last model
+            self._save_model(trainer, module, path, step)
+            self._saved = step
+        if model or stop:
             self._log.add_model(path, meta)
         if self._settings.save_best and not without:
             self._save_model(trainer, module, self._directory.best, step)
@@ -249,9 +254,9 @@ class ModelDirectories(Callback):
         self._log.say(
             f"step {step}  valid loss {meta['val_loss']:.3f}  bits/byte "
             f"{meta['val_bits_per_byte']:.3f} over {meta['val_tokens']:,} tokens"
-            + (f"  -> {path}" if model else "")
+            + (f"  -> {path}" if model or stop else "")
         )
-        if patience and without >= patience:
+        if stop:
             trainer.should_stop = True
             self._log.say(
                 f"step {step}  stopping early: {without} validations without a lower loss than "

@@ -10,7 +10,8 @@ eval/           with --eval_every, the results of `python -m eval` on the saved 
 best/           with --save_best true, the model directory of the lowest validation loss
 models/.step-000900.1, .best.1  models of later steps than the run went on from, with other settings
 csv/, tensorboard/  what Lightning's loggers wrote, with --loggers
-wandb/          what W&B wrote offline; its run id stands in wandb_id
+wandb/          what W&B wrote offline; its run id stands in wandb_id, and in trackio_id the name
+                that the run has there
 .lock           held by the process that trains
 """
 
@@ -30,7 +31,7 @@ from arch.storage.runs import saved_steps
 from train.rundir.checkpoints import weights_are_good
 from train.settings import RunError
 
-FAILED_START = {"config.yaml", "metrics.jsonl", "wandb", "wandb_id", ".lock"}
+FAILED_START = {"config.yaml", "metrics.jsonl", "wandb", "wandb_id", "trackio_id", ".lock"}
 FAILED_START |= {"data", "tokenizer.json", ".data.partial", ".data.lock"}
 """What a start that failed may leave behind."""
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from eval.analysis.frame import Frame, frame
 from eval.analysis.summary import Record, seeds_mean, summarise
 from eval.drawing.tables import Table, cell, text
-from eval.messages import RequestError
+from eval.messages import RequestError, say_once
 from eval.models.identity import labels, seed_labels
 from eval.rows.schema import Row
 from eval.views.comparison.gather import Saved, finite
@@ -146,8 +146,9 @@ def checkpoint_records(
         about = entry.checkpoint
         model = label(about["model_id"], about["name"])
         groups.setdefault((model, about["step"]), []).append(entry)
+    usual = _usual_validations(saved)
     records = {
-        coordinates: _training(*coordinates, group)
+        coordinates: _training(*coordinates, group, usual)
         for coordinates, group in sorted(groups.items(), key=lambda item: _natural(*item[0]))
     }
     differing = keep_differing([record["settings"] for record in records.values()])
@@ -189,8 +190,43 @@ def reported(saved: Sequence[Saved]) -> list[Saved]:
     ]
 
 
-def _training(model: str, step: int, checkpoints: Sequence[Saved]) -> Record:
-    """What training left of the checkpoints of one model and step; of each run, or copy, once."""
+def _usual_validations(saved: Sequence[Saved]) -> set[int]:
+    """The checkpoints, by `id`, whose validation is over as many tokens of its data as most are.
+
+    The others' losses are of another text, which a line says. Contexts may round the number.
+    """
+    hashes = {id(entry.run): entry.meta["data_sha256"] for entry in saved
+              if entry.run and "data_sha256" in entry.meta}  # fmt: skip
+    width = max((entry.checkpoint.get("context") or 1 for entry in saved), default=1)
+    usual, asked = set[int](), dict[int, tuple[Any, int]]()
+    for entry in saved:
+        if not finite(entry.meta.get("val_bits_per_byte")):
+            continue
+        own = entry.run.settings.get("data") if entry.run else None
+        data = entry.meta.get("data_sha256") or hashes.get(id(entry.run), own)
+        tokens: Any = entry.meta.get("val_tokens")
+        if finite(tokens):
+            asked[id(entry)] = data, tokens
+        else:  # of models that did not record it
+            usual.add(id(entry))
+    counts = Counter(asked.values())
+    for number, (data, tokens) in asked.items():
+        most = max((n, other) for (of, other), n in counts.items() if of == data)[1]
+        if abs(tokens - most) <= width:
+            usual.add(number)
+        else:
+            say_once(
+                f"left out: validations over {tokens:,} tokens of the data, where most are over "
+                f"{most:,}; eval loss measures all models alike"
+            )
+    return usual
+
+
+def _training(model: str, step: int, checkpoints: Sequence[Saved], usual: set[int]) -> Record:
+    """What training left of the checkpoints of one model and step; of each run, or copy, once.
+
+    `usual` are the checkpoints whose validation counts.
+    """
     runs = {_identity(saved): saved for saved in checkpoints if saved.meta}
     weights = {saved.checkpoint.get("weights_sha256") for saved in checkpoints if not saved.meta}
     record: Record = {"model": model, "step": step, "seeds": max(len(runs), len(weights))}
@@ -206,7 +242,7 @@ def _training(model: str, step: int, checkpoints: Sequence[Saved]) -> Record:
     for figure in FIGURES:
         record |= _fields(figure, (None, None, None, None))
     bits = [saved.meta["val_bits_per_byte"] for saved in runs.values()
-            if finite(saved.meta.get("val_bits_per_byte"))]  # fmt: skip
+            if id(saved) in usual]  # fmt: skip
     if bits:
         record |= _fields(BITS, seeds_mean(bits)) | {"bits_per_byte_of": "validation"}
     return record
@@ -337,7 +373,7 @@ def find_checkpoint(records: Sequence[Record], wanted: str) -> tuple[str, int]:
     """
     name, _, step = wanted.rpartition("@") if "@" in wanted else (wanted, "", "")
     steps = [record["step"] for record in records if record["model"] == name]
-    if steps and (not step or (step.isdigit() and int(step) in steps)):
+    if steps and (not step or (step.isdecimal() and int(step) in steps)):
         return name, int(step) if step else max(steps)
     known = ", ".join(f"{record['model']}@{record['step']}" for record in records[:8])
     raise RequestError(f"--paired {wanted}: there is no such checkpoint; there are {known}")
@@ -345,5 +381,5 @@ def find_checkpoint(records: Sequence[Record], wanted: str) -> tuple[str, int]:
 
 def _natural(name: str, step: int) -> tuple[list[tuple[bool, int, str]], int]:
     """Sorts numbers in names by their size."""
-    return [(part.isdigit(), int(part) if part.isdigit() else 0, part)
+    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part)
             for part in re.split(r"(\d+)", name)], step  # fmt: skip

@@ -105,6 +105,7 @@ REFUSED = {
         ("runs/run --sort speed", "--sort speed: allowed are model, step, tokens, bits/byte"),
         ("runs/run --paired a", "--paired a: give two"),
         ("runs/run --paired a b", "--paired a: there is no such checkpoint"),
+        ("runs/run --paired run@² b", "--paired run@²: there is no such checkpoint"),
         ("runs/run --plot p.gif", "--plot p.gif"),
         ("runs/run --csv file/t.csv", "file"),
         ("broken", "metrics.jsonl, line 1: not a row of a run's figures"),

@@ -52,6 +52,20 @@ def test_seeds_are_pooled_with_students_interval(tmp_path):
     assert all(record["bits_per_byte_low"] is None for record in apart)
 
 
+def test_validations_over_other_numbers_of_tokens_are_not_pooled(tmp_path, capsys):
+    """They are of another text; contexts round the number of a whole one."""
+    runs = [make_run(tmp_path, f"flat-s{n}", n, bits) for n, bits in enumerate([1.2, 1.3, 9.0])]
+    for run, tokens in zip(runs, (4000, 4016, 320), strict=True):
+        file, key = run / "metrics.jsonl", f'"val_tokens": {tokens}, "val_loss"'
+        file.write_text(file.read_text().replace('"val_loss"', key))
+    (record,) = compared(*runs)
+    assert (record["bits_per_byte"], record["bits_per_byte_n"]) == (pytest.approx(1.25), 2)
+    said = "left out: validations over 320 tokens of the data, where most are over 4,016; eval loss"
+    assert said in capsys.readouterr().err
+    (alone,) = compared(runs[2])
+    assert alone["bits_per_byte"] == 9.0
+
+
 def test_a_copy_of_a_run_is_no_training_seed(model_directory, tmp_path):
     run = make_run(tmp_path, "flat")
     add_model(run, 100, model_directory("any", 100))

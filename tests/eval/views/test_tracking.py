@@ -229,6 +229,27 @@ def test_the_figures_are_those_of_compare():
         assert {n: figures[f"eval/{n}"] for n in known} == known
 
 
+def test_a_key_is_one_question_of_all_models_as_a_column_of_compare_is(monkeypatch, tmp_path):
+    """By itself each model had the figures of its own search, or of its own prompts."""
+    runs: dict[str, MagicMock] = {}
+    monkeypatch.setattr(
+        wandb, "init", lambda **asked: runs.setdefault(asked["name"], MagicMock(id=asked["id"]))
+    )
+    monkeypatch.setattr(wandb, "Table", lambda columns, data, **_: [columns, *data])
+    rows = [make_row("flat", 300, 4, 0, "sweep"), make_row("llama", 300, 4, 0, "sweep", length=17)]
+    rows[1]["solver"] = "propose"
+    track_results(tmp_path, rows)
+    logged = {name: [call.args[0] for call in run.log.call_args_list] for name, run in runs.items()}
+    for record in checkpoint_records([], rows):
+        (figures,) = (each for each in logged[record["model"]] if STEP in each)
+        assert figures.get("eval/shown") == record["shown"]
+    kinds = set()
+    for each in logged.values():
+        columns, *lines = next(line["figures"] for line in each if "figures" in line)
+        kinds |= {line[columns.index("prompt_kind")] for line in lines}
+    assert kinds == {f"story of {row['length']} tokens" for row in rows}
+
+
 def test_an_evaluation_has_the_config_of_the_training(tmp_path):
     path = tmp_path / "run" / "models" / "step-000100"
     path.mkdir(parents=True)

@@ -123,6 +123,18 @@ def test_a_plan_says_what_the_run_then_does(data, tmp_path, capsys):
     assert float(found[2]) * 1024 == pytest.approx(checkpoint, rel=0.25)
 
 
+def test_a_plan_counts_every_model_that_a_run_saves(data, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("train.record.evaluate.measure", lambda *_: ({}, ""))
+    flags = ["--save_steps", "[1]", "--save_every", "4", "--eval_every", "3", "--save_best", "true"]
+    assert plan("--data", str(data), *flags) == 0
+    shown, run = capsys.readouterr().out, tmp_path / "run"
+    assert fit(data, run, *flags) == 0
+    models = [*names(run / "models"), *run.glob("best")]
+    assert len(models) == 6
+    assert f"{len(models)} model directories of" in shown
+    assert "for 5 validations; --eval_every's evaluations not counted" in shown
+
+
 def test_a_plan_takes_a_text_and_minutes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "book.txt").write_text("\n\n".join(f"Tom has {n} cats." for n in range(400)))

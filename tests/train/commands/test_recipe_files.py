@@ -83,6 +83,7 @@ def test_a_file_is_read_as_it_says(tmp_path, monkeypatch):
         ("optimizer.lr", np.float64(0.5), 0.5),
         ("run.save_evry", 2, "--save_evry: there is none"),  # nothing was saved, in silence
         ("run.data", 3, "--data is 3; it must be a path"),
+        ("run.run", "\udce9", "--run is '\\udce9'; it must be a path in UTF-8, or ~/ and a path"),
         ("run.precision", "bf16", "--precision is 'bf16'; it must be one of auto, 32-true"),
         ("run.seed", 2.5, "--seed is 2.5; it must be a whole number"),
         ("optimizer.lr", math.nan, "--optimizer.lr is nan; it must be finite"),

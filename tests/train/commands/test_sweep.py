@@ -133,6 +133,24 @@ def test_a_sweep_here_goes_on_and_compares(file, stories, tmp_path, capfd):
 
 
 @pytest.mark.usefixtures("in_this_process")
+@pytest.mark.parametrize(
+    "ended", ["--early_stopping=1 --validate_every=1 --lr=90", "--minutes=1e-9"]
+)
+def test_runs_that_ended_early_are_not_those_of_other_settings(
+    file, stories, tmp_path, capfd, ended
+):
+    """Their last model is of no step that the settings tell."""
+    words = ["sweep", str(file), "--data", str(stories.path), "--out", str(tmp_path / "out")]
+    words += ["--", *TINY.split(), *ended.split()]
+    file.write_text(file.read_text().replace("optimizer.lr", "optimizer.eps"))
+    assert main(words) == 0
+    assert main(words) == 0
+    assert "is complete" in capfd.readouterr().out
+    assert main([*words, "--dropout=0.5"]) == 1
+    assert "it is complete and had dropout 0.0, now 0.5" in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("in_this_process")
 def test_runs_that_fail_do_not_end_the_sweep(file, tmp_path, capfd):
     words = ["--out", str(tmp_path / "out"), "--", "--precision=high"]
     assert main(["sweep", str(file), *words]) == 1

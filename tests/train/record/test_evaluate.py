@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from eval.__main__ import main as evaluate
-from tests.train.cases import fit
+from tests.train.cases import fail, fit
 from train.record.evaluate import FIGURES, measure
 
 
@@ -82,6 +82,20 @@ def test_an_evaluation_that_fails_is_a_line(data, tmp_path, monkeypatch, capsys)
     assert _steps(run) == [f"step-{step:06d}" for step in (0, 3, 6, 7)]
 
 
+def test_the_last_model_of_a_run_that_stops_early_is_evaluated(data, tmp_path, monkeypatch):
+    measured = []
+
+    def note(model, *_):
+        measured.append(model.name)
+        return {}, ""
+
+    monkeypatch.setattr("train.record.evaluate.measure", note)
+    flags = "--lr 90 --validate_every 1 --early_stopping 1 --eval_every 6"
+    assert fit(data, tmp_path / "run", *flags.split()) == 0
+    assert measured == _steps(tmp_path / "run")
+    assert measured[-1] != "step-000006"
+
+
 @pytest.mark.usefixtures("in_this_process")
 def test_commands_that_fail_are_named_in_the_line(tmp_path):
     figures, line = measure(tmp_path / "step-000003", tmp_path / "out", "none")
@@ -130,17 +144,29 @@ def test_an_error_of_trackio_is_a_line_and_ends_nothing(
     assert "".join(capsys.readouterr()).count(line) == 1
 
 
-def test_trackio_keeps_the_figures_of_a_run_and_of_its_resume(data, tmp_path, monkeypatch):
+def test_trackio_keeps_the_figures_of_runs_of_one_name_and_of_their_resumes(
+    data, tmp_path, monkeypatch, at_step
+):
+    """Each run's own, and those of a step that it repeats once."""
     pytest.importorskip("trackio")
     for name in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
         monkeypatch.delenv(name, raising=False)
     for module in ("utils", "sqlite_storage"):
         monkeypatch.setattr(f"trackio.{module}.TRACKIO_DIR", tmp_path / "board")
-    flags = ["--loggers", "[trackio]", "--wandb_project", "mine", "--resume", "auto"]
-    for steps in ("4", "6"):
-        assert fit(data, tmp_path / "run", *flags, "--trainer.max_steps", steps) == 0
+    flags = ["--loggers", "[trackio]", "--wandb_project", "mine", "--checkpoint_every", "3"]
+    runs = [tmp_path / folder / "run" for folder in ("a", "b")]
+    for seed, run in enumerate(runs):
+        at_step(6, fail)
+        with pytest.raises(ZeroDivisionError):
+            fit(data, run, *flags, "--seed", str(seed))
+        at_step(0, fail)
+        assert fit(data, run, *flags, "--seed", str(seed), "--resume", "auto") == 0
     with sqlite3.connect(tmp_path / "board" / "mine.db") as board:
-        kept = board.execute("select step, metrics from metrics").fetchall()
-    losses = {step: json.loads(figures)["loss"] for step, figures in kept if b'"loss' in figures}
-    rows = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
-    assert losses == {row["step"]: row["loss"] for row in rows if "loss" in row}
+        kept = board.execute("select run_name, step, metrics from metrics").fetchall()
+    for run in runs:
+        own = (run / "trackio_id").read_text()
+        logged = [(step, json.loads(figures)) for name, step, figures in kept if name == own]
+        losses = [(step, figures["loss"]) for step, figures in logged if "loss" in figures]
+        rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+        assert losses == [(row["step"], row["loss"]) for row in rows if "loss" in row]
+    assert len({name for name, _, _ in kept}) == 2

@@ -90,6 +90,9 @@ def test_a_complete_run_stays_as_it_is_and_a_longer_one_goes_on_from_it(data, fi
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     assert fit(data, run, "--resume", "auto") == 0
     assert "is complete: 6 of 6 steps; raise --trainer.max_steps" in capsys.readouterr().out
+    assert fit(data, run, "--resume", "auto", "--dropout", "0.5", "--log_every", "3") == 2
+    said = f"error: --run {run}: it is complete and had dropout 0.0, now 0.5: 6 of 6 steps; raise"
+    assert said in capsys.readouterr().err
     assert before == {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     assert fit(data, run, "--resume", "auto", "--trainer.max_steps", "8") == 0
     assert load_model(run / "models" / "step-000008").meta["tokens_seen"] == 8 * 4 * 16
