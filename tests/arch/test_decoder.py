@@ -111,6 +111,33 @@ def test_the_model_works_as_before_when_it_is_opened(tokens):
     assert torch.equal(theirs(tokens).logits, before)
 
 
+def test_a_scale_that_the_body_gives_to_token_ids_alone_is_in_the_embedding(tokens):
+    """Embeddings that Falcon-H1 is given are not multiplied; the logits were a third's."""
+    heads = {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8}
+    theirs = random_model(
+        "FalconH1", torch.float32, GROUPED | heads | {"embedding_multiplier": 3.0}
+    )
+    expected = theirs(tokens, output_hidden_states=True)
+    ours = Decoder(theirs)
+    for layer in range(1, L):
+        stream = ours.hidden(ours.embed(tokens), layer)
+        torch.testing.assert_close(stream, expected.hidden_states[layer], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(ours(tokens), expected.logits, atol=1e-4, rtol=1e-4)
+
+
+def test_a_model_that_reads_more_than_embeddings_is_refused():
+    theirs = their_model("qwen2")
+    forward, rows = theirs.forward, theirs.get_input_embeddings()
+
+    def read(input_ids=None, inputs_embeds=None, **options):
+        given = rows(input_ids).flip(-1) if inputs_embeds is None else inputs_embeds
+        return forward(inputs_embeds=given, **options)
+
+    theirs.forward = read
+    with pytest.raises(ModelError, match="other logits of token ids than of their embeddings"):
+        Decoder(theirs)
+
+
 def test_what_is_known_of_a_family_is_used():
     assert isinstance(wrap_model(their_model("gpt2")), PretrainedModel)
     assert isinstance(wrap_model(their_model("opt, norms after")), Decoder)
