@@ -55,6 +55,7 @@ from arch.pretrained.tokenizers import (
     PIECES,
     check_ids,
     check_pieces,
+    first_token,
     largest_id,
     open_pieces,
     read_tokenizer,
@@ -120,6 +121,7 @@ def load_pretrained(
         "source": "transformers",
         "family": model.config.model_type,
         "precision": str(dtype).removeprefix("torch."),
+        "begin": first_token(name, tokenizer),
     }
     return LoadedModel(wrapped.to(device), wrapped.config, tokenizer.to_str(), meta, Path(name))
 
