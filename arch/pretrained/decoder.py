@@ -148,13 +148,16 @@ class LayerRunner:
             rest = self._rest[number]
             return output if rest is None else (output, *rest)
 
+        own = [vars(layer).get("forward") for layer in self.layers]  # of a layer that was changed
         for number, layer in enumerate(self.layers):
             layer.forward = partial(forward, number)
         try:
             yield
         finally:
-            for layer in self.layers:
-                del layer.forward
+            for layer, held in zip(self.layers, own, strict=True):
+                vars(layer).pop("forward", None)
+                if held is not None:
+                    layer.forward = held
 
     def _find_norm(self) -> nn.Module:
         """Runs the model once: what layers return beside the stream, and the norm after them."""
