@@ -64,7 +64,7 @@ WITHOUT_EFFECT = {
 }  # fmt: skip
 """Settings that change nothing of what a model computes in evaluation."""
 SCALING = re.compile(
-    r"soft_?cap|multiplier|(?:^|_)scal(?:e|ing)|clip_qkv|alibi|interleaved|qk_norm|dim_model_base"
+    r"^(?!.*init).*(?:soft_?cap|multiplier|(?:^|_)scal(?:e|ing)|clip_qkv|alibi|interleaved|qk_norm|dim_model_base)"
 )
 """Names of settings that change what a model computes, where its family has them."""
 ROTATION = ("rope_parameters", "rope_scaling")

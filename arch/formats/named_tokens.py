@@ -48,14 +48,19 @@ def say_left_out_tokens(files: Iterable[Path], tokenizer_json: str, source: obje
             )
 
 
+def named_roles(held: dict[str, Any]) -> dict[str, str]:
+    """The tokens that a file names as those that begin and end a text."""
+    found = {role: held.get(role) for role in ("bos_token", "eos_token")}
+    named = {r: t.get("content") if isinstance(t, dict) else t for r, t in found.items()}
+    return {role: token for role, token in named.items() if isinstance(token, str) and token}
+
+
 def _say_what_is_added(
     held: dict[str, Any], post_processor: Any, file: str, source: object
 ) -> None:
     """Says on stderr which token a file has put around each text, and the tokenizer does not."""
-    for role in ("bos_token", "eos_token"):
-        token = held.get(role)
-        token = token.get("content") if isinstance(token, dict) else token
-        if held.get(f"add_{role}") is True and token and repr(token) not in repr(post_processor):
+    for role, token in named_roles(held).items():
+        if held.get(f"add_{role}") is True and repr(token) not in repr(post_processor):
             print(
                 f"{source}: {file} says add_{role}, tokenizer.json adds no {printable(token)} to a "
                 "text; texts are asked without it",

@@ -72,6 +72,27 @@ class LayerRunner:
         """What the first layer reads of `(B, T, D)` embeddings at positions start ... start + T."""
         return self._step_over(embeddings, start)[0]
 
+    @torch.no_grad()
+    def scaled(self, embedding: nn.Embedding) -> nn.Embedding:
+        """Rows multiplied by a scale that the body gives to those of token ids alone.
+
+        As Falcon-H1's does, and not to embeddings that it is given.
+        """
+        seen: list[Tensor] = []
+
+        def note(number: int, x: Tensor, rest: LayerArguments) -> Tensor:
+            seen.append(x.flatten().float())
+            raise StopForward
+
+        ids = torch.arange(min(CHECKED, embedding.num_embeddings), device=self.model.device)[None]
+        for given in ({"input_ids": ids}, {"inputs_embeds": embedding(ids)}):
+            with self._stepped_over(note), suppress(StopForward):
+                self.model(**given, use_cache=False)
+        if len(seen) < 2 or _near(*seen):
+            return embedding
+        scale = seen[0] @ seen[1] / (seen[1] @ seen[1])
+        return nn.Embedding.from_pretrained(embedding.weight * scale, freeze=True)
+
     def layer(self, number: int, x: Tensor, start: int = 0, memory: Any = None) -> Tensor:
         """A layer's output of `(B, T, D)` at positions start ... start + T.
 
@@ -127,13 +148,16 @@ class LayerRunner:
             rest = self._rest[number]
             return output if rest is None else (output, *rest)
 
+        own = [vars(layer).get("forward") for layer in self.layers]  # of a layer that was changed
         for number, layer in enumerate(self.layers):
             layer.forward = partial(forward, number)
         try:
             yield
         finally:
-            for layer in self.layers:
-                del layer.forward
+            for layer, held in zip(self.layers, own, strict=True):
+                vars(layer).pop("forward", None)
+                if held is not None:
+                    layer.forward = held
 
     def _find_norm(self) -> nn.Module:
         """Runs the model once: what layers return beside the stream, and the norm after them."""
@@ -240,7 +264,7 @@ class Decoder(LanguageModel):
         nn.Module.__init__(self)  # the parts are there already: build none
         self.runner = LayerRunner(model.eval())
         self.whole = model
-        self.embedding = _rows(model.get_input_embeddings())
+        self.embedding = self.runner.scaled(_rows(model.get_input_embeddings()))
         self.blocks = nn.ModuleList(
             WholeBlock(WholeLayer(self.runner, i)) for i in range(len(self.runner.layers))
         )
@@ -304,6 +328,11 @@ def _check(model: Decoder) -> None:
     tokens = (torch.arange(2 * T, device=device).view(2, T) * 7 + 1) % V
     embeddings = model.embed(tokens)
     whole = runner.model(inputs_embeds=embeddings, use_cache=False).logits
+    if not _near(whole, runner.model(input_ids=tokens, use_cache=False).logits):
+        raise ModelError(
+            f"{runner.kind} makes other logits of token ids than of their embeddings; it cannot be "
+            "opened"
+        )
     changed = tokens.clone()
     changed[:, -1] = (changed[:, -1] + 1) % V
     after = runner.model(inputs_embeds=model.embed(changed), use_cache=False).logits

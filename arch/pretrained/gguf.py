@@ -61,6 +61,13 @@ def check_gguf(file: Path) -> None:
             )
 
 
+def read_roles(file: Path) -> dict[str, int]:
+    """The ids of the tokens that begin and end a text, as far as a file names them."""
+    fields = _open(file).fields
+    keys = {f"{role}_token": f"tokenizer.ggml.{role}_token_id" for role in ("bos", "eos")}
+    return {role: int(fields[key].contents()) for role, key in keys.items() if key in fields}
+
+
 def check_gguf_is_whole(file: Path, model: Any) -> None:
     """Refuses a file that holds more numbers or settings than the model that was made of it.
 

@@ -55,6 +55,7 @@ from arch.pretrained.tokenizers import (
     PIECES,
     check_ids,
     check_pieces,
+    first_token,
     largest_id,
     open_pieces,
     read_tokenizer,
@@ -111,7 +112,7 @@ def load_pretrained(
         return replace(loaded, model=loaded.model.to(device))
     model, tokenizer = _read(name, dtype)
     with refusals(name):
-        wrapped = wrap_model(model)
+        wrapped, begin = wrap_model(model), first_token(name, tokenizer)
     check_tokenizer(name, tokenizer, wrapped)
     # Ids may have gaps, but none is beyond the last token's.
     wrapped = drop_padding(wrapped, 1 + largest_id(tokenizer))
@@ -120,6 +121,7 @@ def load_pretrained(
         "source": "transformers",
         "family": model.config.model_type,
         "precision": str(dtype).removeprefix("torch."),
+        "begin": begin,
     }
     return LoadedModel(wrapped.to(device), wrapped.config, tokenizer.to_str(), meta, Path(name))
 

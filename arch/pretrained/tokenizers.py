@@ -4,11 +4,15 @@ import importlib
 import json
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from arch.errors import ModelError, printable, show_value
+from arch.formats.named_tokens import NAMING, named_roles
+from arch.pretrained.gguf import GGUF, read_roles
+from arch.storage.files import read_json
 
 PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 """Names of the files of SentencePiece."""
@@ -122,3 +126,21 @@ def check_pieces(file: str, pieces: Any, tokenizer: Tokenizer) -> None:
 def largest_id(tokenizer: Tokenizer) -> int:
     """The largest id that a token has; ids below it may have none."""
     return max(tokenizer.get_vocab().values())
+
+
+def first_token(name: str, tokenizer: Tokenizer) -> str | None:
+    """The token that lm-evaluation-harness begins a text with: the BOS, else the EOS.
+
+    As the files beside the tokenizer name them, or a GGUF file; None where none does.
+    """
+    from transformers.utils.hub import cached_file
+
+    if name.lower().endswith(GGUF):
+        ids = read_roles(Path(name))
+        roles = {role: tokenizer.id_to_token(token) for role, token in ids.items()}
+    else:
+        roles: dict[str, str | None] = {}
+        for file in reversed(NAMING[:2]):
+            found = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+            roles |= named_roles(read_json(Path(found))) if found else {}
+    return roles.get("bos_token") or roles.get("eos_token")

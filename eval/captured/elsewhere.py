@@ -54,6 +54,21 @@ def find_other_site(captured: Captured, computed: str | None) -> str:
     return ""
 
 
+def describe_swapped(captured: Captured) -> str:
+    """A line if the first rows of all prompts fit as one prompt: `(T, B, width)`; else empty."""
+    stored, count = captured.stored, len(captured.stored.values)
+    if count < 2 or captured.positions[0] or count > captured.checkpoint.config.context:
+        return ""
+    column = Stored(stored.values[:, 0][None], stored.step[:, 0][None], stored.format)
+    hits, tried = count_hits(captured.arithmetic, captured.circuit, column, range(count))
+    return (
+        f"the first rows of the first {tried} prompts fit {hits} tokens of one prompt: are the "
+        "outputs (T, B, width)? give (B, T, width)"
+        if 2 * hits > tried > 1
+        else ""
+    )
+
+
 def count_alone(captured: Captured, prompt: int, row: int) -> tuple[int, int]:
     """How many of the first tokens of a prompt's rows from one on fit as a prompt's beginning."""
     stored = captured.stored

@@ -18,7 +18,7 @@ from eval.captured.answer import Recovered
 from eval.captured.arithmetic import EXACT
 from eval.captured.certainty.certify import Certified, certify
 from eval.captured.certainty.verified import Found
-from eval.captured.elsewhere import count_alone, find_other_site, look_elsewhere
+from eval.captured.elsewhere import count_alone, describe_swapped, find_other_site, look_elsewhere
 from eval.captured.files.axes import find_order, take_layer
 from eval.captured.files.caches import Cache, read_cache
 from eval.captured.files.stored import FLOATS, read_stored, view_bits
@@ -144,6 +144,9 @@ def recover(
         and (other := find_other_site(captured, computed))
     ):
         say_once(f"most rows fit nothing at {answer.site}; {other}")
+    grades = [grade for prompt in answer.grades for grade in prompt]
+    if 2 * grades.count("certain") < len(grades) and (swapped := describe_swapped(captured)):
+        say_once(swapped)
     _say_what_misses(answer, tuple(raw.outputs.shape))
     _say_what_may_pad(answer)
     _say_what_repeats(captured, answer)

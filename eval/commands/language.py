@@ -48,7 +48,8 @@ def loss(
         batch_size: windows that the model reads at once; default: as many as fit into memory
         windows: joined: stories follow each other, and their ends are predicted too, but not the
             first token of all, whose bytes count (for a short text take lm-eval); lm-eval: each
-            story stands alone, after an end-of-text token, as in lm-evaluation-harness
+            story stands alone, after the token that begins a text (an end of text, or the BOS that
+            files of transformers name), as in lm-evaluation-harness
         out: results directory, for `python -m eval compare`; what is in it is not measured again
     """
     from eval.analysis.summary import summarise_rows

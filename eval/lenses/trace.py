@@ -21,6 +21,7 @@ from eval.models.checkpoint import Checkpoint
 from eval.models.text import Prompt
 
 SUBLAYERS = ("token mixer", "channel mixer")
+ALIKE = 0.9  # correlation of logits that a scale or a cap alone parts
 TOGETHER = 512  # positions of variants of a prompt that run at once
 
 
@@ -178,13 +179,31 @@ def readers(model: LanguageModel) -> Tensor:
     a LayerNorm, which takes the mean away, without its own mean.
 
     Raises:
-        RequestError: a final norm that is not known.
+        RequestError: a final norm that is not known, or logits that more than it and the head make.
     """
     rows, norm = model.head.weight.detach(), cast(Any, model.norm)
     norm_scale(norm, rows[:1])  # refuses
+    _check_head(model, rows)
     if getattr(norm, "weight", None) is not None:
         rows = rows * _gain(norm, rows)
     return rows - rows.mean(-1, keepdim=True) if isinstance(norm, nn.LayerNorm) else rows
+
+
+@torch.no_grad()
+def _check_head(model: LanguageModel, rows: Tensor) -> None:
+    """Refuses logits that do not rise and fall with the head's, as a BERT's behind a transform.
+
+    Raises:
+        RequestError: naming the family.
+    """
+    x = torch.randn(1, 4, rows.shape[1], generator=torch.Generator().manual_seed(0)).to(rows)
+    own, ours = model.logits(x), model.head(model.norm(x))
+    pair = torch.stack([own.flatten(), ours[..., : own.shape[-1]].flatten()]).float()
+    if not torch.corrcoef(pair)[0, 1] > ALIKE:
+        raise RequestError(
+            f"between this {model.config.mixers[0]} model's last stream and its logits stand more "
+            "than a norm and a head, so that they cannot be read part by part"
+        )
 
 
 @torch.no_grad()

@@ -146,7 +146,7 @@ def add_neighbours(
     """
     model, stream = batch.model, batch.streams[-1]
     final = model.norm(stream)
-    answers = model.head(final).argmax(dim=-1)[batch.real]
+    answers = model.logits(stream).argmax(dim=-1)[batch.real]
     scaled = F.normalize(final, dim=-1) * both[1].norm(dim=1).median()
     queries = {"last stream": stream, "after norm": final, "as long as tokens": scaled}
     for query, vectors in queries.items():

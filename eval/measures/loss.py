@@ -42,7 +42,9 @@ class Measurement:
     def keys(self) -> list[str]:
         """The key of the one row."""
         question = [self.corpus, self.stories] if self.texts is None else [list(self.texts)]
-        question += [] if self.windows == "joined" else [self.windows]
+        if self.windows != "joined":
+            begin = _begin(self.checkpoint)
+            question += [self.windows, *([begin] if begin != "<|endoftext|>" else [])]
         return [row_key(*self.checkpoint.identity, "loss", *question)]
 
     def run(self, results: Results) -> list[Row]:
@@ -133,12 +135,13 @@ def measure_documents(
 ) -> dict[str, Any]:
     """Loss of a checkpoint as lm-evaluation-harness measures it on rolling log-likelihoods.
 
-    Each story stands alone, behind the end-of-text token, and its own end is not predicted. A
-    special token that is spelt in it is that token, and its bytes count. Windows do not overlap in
-    what they predict; the last of a story keeps as many tokens before it as the context holds.
+    Each story stands alone, behind the token that begins a text (the BOS, else the EOS, as files
+    of transformers name them; else the end of text), and its own end is not predicted. A special
+    token that is spelt in it is that token, and its bytes count. Windows do not overlap in what
+    they predict; the last of a story keeps as many tokens before it as the context holds.
 
     Args, returns and raises: as `measure_loss`; also a `RequestError` where the tokenizer has no
-    end of text.
+    such token.
     """
     import numpy as np
     import torch
@@ -149,8 +152,9 @@ def measure_documents(
     from eval.models.text import held_out_text
 
     text, T = held_out_text(checkpoint, corpus), checkpoint.config.context
-    if not text.end:
-        raise RequestError("--windows lm-eval: the tokenizer has no <|endoftext|> to start behind")
+    named = _begin(checkpoint)
+    if (begin := checkpoint.tokenizer.token_to_id(named)) is None:
+        raise RequestError(f"--windows lm-eval: the tokenizer has no {named} to start behind")
     held_out = [
         str(story) for story in islice(text.held_out() if texts is None else texts, stories)
     ]
@@ -158,7 +162,7 @@ def measure_documents(
     sizes = np.array([len(story.encode()) for story in held_out])
     _refuse_empty(held_out, sizes)
     _say_changes(checkpoint, held_out, bare)
-    encoded = [[*text.end, *ids] for ids in bare]
+    encoded = [[begin, *ids] for ids in bare]
     cut = [(part, count, i) for i, ids in enumerate(encoded) for part, count in _cut(ids, T)]
     windows = sorted(cut, key=lambda window: len(window[0]))  # those of a batch are alike in length
     if not windows:
@@ -178,6 +182,11 @@ def measure_documents(
         ]
     owner = np.repeat([of for _, _, of in windows], [count for _, count, _ in windows])
     return _figures(checkpoint, np.concatenate(losses), owner, sizes, started)
+
+
+def _begin(checkpoint: "Checkpoint") -> str:
+    """The token that lm-evaluation-harness puts before a text."""
+    return checkpoint.meta.get("begin") or "<|endoftext|>"
 
 
 def _cut(ids: list[int], T: int) -> Iterator[tuple[list[int], int]]:
@@ -301,9 +310,12 @@ def _refuse_empty(texts: Sequence[str], sizes: "Sequence[int] | np.ndarray") -> 
 def _say_changes(
     checkpoint: "Checkpoint", texts: Sequence[str], encoded: Sequence[Sequence[int]]
 ) -> None:
-    """Says on stderr where tokens do not spell a text, as where a tokenizer lacks its letters."""
+    """Says on stderr where tokens do not spell a text, as where a tokenizer lacks its letters.
+
+    Or joins its blanks and lines; a decoder may add or drop blanks at its ends.
+    """
     read = checkpoint.tokenizer.decode_batch([*map(list, encoded)], skip_special_tokens=False)
-    pairs = [(" ".join(a.split()), " ".join(b.split())) for a, b in zip(texts, read, strict=True)]
+    pairs = [(a.strip(), b.strip()) for a, b in zip(texts, read, strict=True)]
     if changed := [pair for pair in pairs if pair[0] != pair[1]]:
         alike = takewhile(lambda letters: letters[0] == letters[1], zip(*changed[0], strict=False))
         start = max(0, sum(1 for _ in alike) - 20)

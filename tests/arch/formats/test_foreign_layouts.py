@@ -17,6 +17,7 @@ ROPE = {"rope_type": "default", "rope_theta": 1e4}
         ("Llama", {"final_logit_softcapping": 30.0}, "says final_logit_softcapping 30.0, which"),
         ("Llama", {"scale_emb": 12, "scale_depth": 1.4}, "says scale_emb 12, scale_depth 1.4"),
         ("Mistral", {"residual_multiplier": 0.2}, "transformers' mistral does not read"),
+        ("RecurrentGemma", {}, ""),  # whose final_w_init_variance_scale is of training
         ("Llama", {"rope_interleaved": True}, "rope_interleaved True"),
         ("Llama", {"rope_interleaved": False, "logits_scaling": 1.0, "alibi": None}, ""),
         ("Granite", {"residual_multiplier": 0.2}, ""),

@@ -67,6 +67,8 @@ RECURRENT = {
     "rwkv": ("Rwkv", {"hidden_size": D, "num_hidden_layers": L, "attention_hidden_size": D,
                       "context_length": T}),
     "recurrent_gemma": ("RecurrentGemma", GROUPED),
+    "falcon_h1": ("FalconH1", GROUPED | {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16,
+                                         "mamba_d_state": 8, "embedding_multiplier": 3.0}),
 }  # fmt: skip
 MODELS = CACHED | RECURRENT
 SHIFTED = {"mamba", "mamba2", "rwkv"}  # their first hidden state is the first layer's output
@@ -89,7 +91,9 @@ def test_streams_logits_gradients_and_states_are_transformers_own(name, tokens):
     assert ours.runner.cached == (name in CACHED)  # keys and values are remembered
     expected = theirs(tokens, output_hidden_states=True)
     embeddings = ours.embed(tokens)
-    assert torch.equal(embeddings, theirs.get_input_embeddings()(tokens))
+    # Falcon-H1's body multiplies those of token ids alone: its logits were a third's.
+    scale = getattr(theirs.config, "embedding_multiplier", 1.0)
+    torch.testing.assert_close(embeddings, scale * theirs.get_input_embeddings()(tokens))
     assert torch.equal(embeddings, ours.embedding.weight[tokens])
     for layer in range(1, L):
         stream = ours.hidden(embeddings, layer)
@@ -109,6 +113,31 @@ def test_the_model_works_as_before_when_it_is_opened(tokens):
     before = theirs(tokens).logits
     Decoder(theirs)(tokens)
     assert torch.equal(theirs(tokens).logits, before)
+
+
+def test_a_model_that_reads_more_than_embeddings_is_refused():
+    theirs = their_model("qwen2")
+    forward, rows = theirs.forward, theirs.get_input_embeddings()
+
+    def read(input_ids=None, inputs_embeds=None, **options):
+        given = rows(input_ids).flip(-1) if inputs_embeds is None else inputs_embeds
+        return forward(inputs_embeds=given, **options)
+
+    theirs.forward = read
+    with pytest.raises(ModelError, match="other logits of token ids than of their embeddings"):
+        Decoder(theirs)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "llama"])
+def test_a_layer_whose_forward_was_replaced_is_run_as_it_is(name, tokens):
+    """As who steers a model by hand does; the replacement was dropped, without a word."""
+    theirs = their_model(name)
+    forward = theirs.model.layers[1].forward
+    theirs.model.layers[1].forward = lambda x, *given, **more: forward(1.5 * x, *given, **more)
+    expected = theirs(tokens).logits
+    ours = wrap_model(theirs)
+    torch.testing.assert_close(ours(tokens), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(theirs(tokens).logits, expected)
 
 
 def test_what_is_known_of_a_family_is_used():

@@ -5,8 +5,9 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 import transformers
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from arch import ModelError, import_transformers, load_pretrained
 from arch.__main__ import main as models_command
@@ -204,6 +205,18 @@ def test_tokens_that_do_not_spell_a_text_are_said(windows, llama, capsys):
     assert "1 of 2 texts do not spell them (The cat ran is The a ran)" in said
 
 
+def test_blanks_and_lines_that_a_tokenizer_joins_are_said(llama, capsys):
+    """As some models of SentencePiece do: bits/byte counted bytes that no token stands for."""
+    import eval as evals
+
+    tokenizer = byte_tokenizer()
+    tokenizer.normalizer = normalizers.Replace(Regex(r"\s+"), " ")
+    model = open_model(f"hf:{llama(tokenizer=tokenizer)}")
+    assert "changes text as it reads it (The CAFÉ  ran is The CAFÉ ran)" in capsys.readouterr().err
+    evals.loss(model, text=["if a:\n    b", " a b "])
+    assert "1 of 2 texts do not spell them" in capsys.readouterr().err
+
+
 DECODER = "added_tokens_decoder"
 
 
@@ -258,3 +271,33 @@ def test_a_tokenizer_is_what_its_file_says_whatever_class_is_named(kind, change,
     text = "In 1902  Tom\n\nran."
     assert read.encode(text).ids == tokenizer.encode(text).ids
     assert read.decode(read.encode(text).ids) == tokenizer.decode(tokenizer.encode(text).ids)
+
+
+@pytest.mark.parametrize(
+    ("files", "begin"),
+    [
+        ({}, "<|endoftext|>"),
+        ({"tokenizer_config": {"bos_token": "<|pad|>", "eos_token": "<|endoftext|>"}}, "<|pad|>"),
+        ({"tokenizer_config": {"bos_token": None, "eos_token": {"content": "<|pad|>"}}}, "<|pad|>"),
+        ({"special_tokens_map": {"bos_token": "<|pad|>"}}, "<|pad|>"),
+    ],
+)
+def test_a_text_stands_behind_the_token_that_lm_eval_puts_before_it(files, begin, llama):
+    """It stood behind an end of text, whatever token the model's own texts begin with."""
+    import eval as evals
+
+    directory = llama(initializer_range=0.5)
+    for name, held in files.items():
+        (directory / f"{name}.json").write_text(json.dumps(held))
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory)
+    model.eval()
+    names = {f"{r}_token": t for r, t in zip(("bos", "eos"), (begin, "x"), strict=True)}
+    own = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), **names)
+    tokenizer = byte_tokenizer()
+    ids = torch.tensor([[tokenizer.token_to_id(begin), *tokenizer.encode("Tom ran.").ids]])
+    with torch.no_grad():
+        expected = float(model(ids, labels=ids).loss)
+    asked = {"text": ["Tom ran."], "windows": "lm-eval"}
+    for opened in (open_model(f"hf:{directory}"), open_model(model, tokenizer=own)):
+        (row,) = evals.loss(opened, **asked).rows
+        assert row["nats_per_token"] == pytest.approx(expected, rel=1e-5)

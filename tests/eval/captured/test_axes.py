@@ -254,6 +254,17 @@ def test_a_prompt_behind_another_one_is_named(capsys):
     assert f"from row {behind} on 6 of 6 tokens fit as another" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("layer", [1, None])
+def test_outputs_whose_first_axis_is_of_positions_are_named(layer, theirs, capsys):
+    """As Megatron and fairseq have them: tokens of a row were likely as those of a prompt."""
+    model, states = theirs
+    recover(model, states[1].transpose(0, 1), layer=layer, corpus="toy:400")
+    said = capsys.readouterr().err
+    assert "of one prompt: are the outputs (T, B, width)? give (B, T, width)" in said
+    recover(model, states[1], layer=layer, corpus="toy:400")
+    assert "(T, B, width)" not in capsys.readouterr().err
+
+
 REPEATED = torch.tensor([*range(10), *range(6, 14)])
 MISSES = {
     "chunks that overlap": ("block", lambda x, _: x[0][:, REPEATED], "row 10 repeats row 6, and"),

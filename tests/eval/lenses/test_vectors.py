@@ -1,9 +1,11 @@
 """Tokens' vectors, bigrams, confidence and paths, against plain restatements of each."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from arch.pretrained.pretrained import wrap_model
 from eval.lenses.direction import (
@@ -19,6 +21,7 @@ from eval.lenses.direction import (
 from eval.lenses.table import Table
 from eval.lenses.trace import constants, norm_scale, readers
 from eval.lenses.vectors import METRICS, add_bigrams, nearest, outliers, rank_pairs, ways_back
+from eval.messages import RequestError
 from eval.models.checkpoint import open_checkpoint
 from tests.arch.pretrained.test_decoder import GROUPED
 from tests.arch.pretrained.test_pretrained import random_model
@@ -99,6 +102,15 @@ def test_logits_of_a_family_are_read_as_it_makes_them(family, settings):
     assert torch.equal(read.topk(5).indices, logits.topk(5).indices)
     for place in PLACES:
         torch.testing.assert_close(scaled(model, hidden, (1.0,), place)[0], sharpness(logits))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_logits_behind_a_transform_are_not_read_part_by_part():
+    """A BERT's were: the parts summed to other logits than the model has."""
+    settings: Any = {k: v for k, v in GROUPED.items() if k != "num_key_value_heads"}
+    config = transformers.BertConfig(vocab_size=V, is_decoder=True, **settings)
+    with pytest.raises(RequestError, match="this bert model's last stream and its logits stand"):
+        readers(wrap_model(transformers.BertLMHeadModel(config).eval()))
 
 
 def test_a_plane_shows_what_lies_in_it():
