@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cosine_similarity
 
 from arch import State
 from eval.models.memory import candidates_at_once
@@ -102,7 +103,8 @@ def probability(outputs: Tensor, target: Tensor, searched: int) -> float:
     It is no more than one half where the first is hardly nearer to the target than the mean of all
     or an output of zeros is, or is itself far nearer to that mean than others are: such a token, as
     one that only pads, is the nearest to whatever was shrunk, as logits at a temperature or normed
-    rows are. Nor where outputs have fewer than `NARROW` numbers.
+    rows are. Nor where another output has more nearly the target's direction, as where numbers were
+    clipped, nor where outputs have fewer than `NARROW` numbers.
 
     Args:
         outputs: of the answered token, and of others, `(N, C)`.
@@ -124,7 +126,8 @@ def probability(outputs: Tensor, target: Tensor, searched: int) -> float:
     nearest = torch.minimum((mean - target).square().sum(), target.square().sum())
     far = bool(squares[0] > NEARER * nearest)
     central = bool(apart[0] < CENTRAL * apart[1:].median())
-    return min(found, DOUBTFUL) if far or central or len(target) < NARROW else found
+    aside = int(cosine_similarity(outputs, target[None]).argmax()) > 0
+    return min(found, DOUBTFUL) if far or central or aside or len(target) < NARROW else found
 
 
 def _by_chance(deviations: float, searched: int) -> float:

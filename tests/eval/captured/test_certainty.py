@@ -181,6 +181,16 @@ def test_small_rows_are_no_token_whose_output_is_the_smallest(size):
     assert probability(outputs, size * outputs[1], 4096) <= 0.5
 
 
+def test_a_token_is_not_likely_where_another_has_the_rows_direction():
+    """Clipped rows are short: the nearest output was that of a shorter one, likely and wrong."""
+    outputs = torch.randn(4096, 64, generator=torch.Generator().manual_seed(0))
+    target = 0.6 * outputs[1]
+    outputs[0] = 0.55 * outputs[1] + 0.35 * outputs[2]
+    assert probability(outputs, target, 4096) <= 0.5
+    outputs[1] *= -1
+    assert probability(outputs, target, 4096) > LIKELY
+
+
 @pytest.mark.slow
 def test_normed_rows_of_a_trained_mixer_make_no_token_likely():
     model = open_model("remnant:flat-small")
