@@ -75,8 +75,8 @@ def track_results(
                     _link(run, of_model)
                 of_label = [record for record in compared if record["model"] == label]
                 steps = history(of_model, of_label)
-                _log(run, steps, every_figure(of_model, lines[lines["model_id"] == model]),
-                     lines[lines["model_id"] == model], page)  # fmt: skip
+                own = lines[lines["model_id"] == model]
+                _log(run, steps, every_figure(of_model, own), own, page)
             except BaseException:
                 run.finish(exit_code=1)
                 raise
@@ -116,13 +116,13 @@ def history(rows: Sequence[Row], records: Sequence[Record] | None = None) -> lis
 def every_figure(rows: Sequence[Row], lines: Frame) -> list[Record]:
     """All figures of rows, a record each: its model, step, coordinates, value, limits and count.
 
-    A corpus is named by the last part of its path and its hash. `lines` are the rows as a frame.
+    A corpus is named by the last part of its path and its hash. `lines` are the rows as a frame,
+    in which prompts are told apart.
     """
     found: list[Record] = []
     tokens = {row["checkpoint"]["step"]: row["checkpoint"].get(TOKENS) for row in rows}
     for kind, group in lines.groupby("kind", sort=False):
         pooled = LENGTHS if kind == "recovery" else ()
-        group = tell_prompts_apart(group) if pooled else group
         known = group.columns[group.notna().any()]
         held = [name for name in known if name not in (*SAMPLED, *pooled)]
         found += [

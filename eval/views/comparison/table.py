@@ -198,7 +198,7 @@ def _usual_validations(saved: Sequence[Saved]) -> set[int]:
     hashes = {id(entry.run): entry.meta["data_sha256"] for entry in saved
               if entry.run and "data_sha256" in entry.meta}  # fmt: skip
     width = max((entry.checkpoint.get("context") or 1 for entry in saved), default=1)
-    usual, asked = set[int](), dict[int, tuple[Any, int]]()
+    usual, validated = set[int](), dict[int, tuple[Any, int]]()
     for entry in saved:
         if not finite(entry.meta.get("val_bits_per_byte")):
             continue
@@ -206,11 +206,11 @@ def _usual_validations(saved: Sequence[Saved]) -> set[int]:
         data = entry.meta.get("data_sha256") or hashes.get(id(entry.run), own)
         tokens: Any = entry.meta.get("val_tokens")
         if finite(tokens):
-            asked[id(entry)] = data, tokens
+            validated[id(entry)] = data, tokens
         else:  # of models that did not record it
             usual.add(id(entry))
-    counts = Counter(asked.values())
-    for number, (data, tokens) in asked.items():
+    counts = Counter(validated.values())
+    for number, (data, tokens) in validated.items():
         most = max((n, other) for (of, other), n in counts.items() if of == data)[1]
         if abs(tokens - most) <= width:
             usual.add(number)

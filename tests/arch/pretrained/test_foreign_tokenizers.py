@@ -289,7 +289,7 @@ def test_a_text_stands_behind_the_token_that_lm_eval_puts_before_it(files, begin
     directory = llama(initializer_range=0.5)
     for name, held in files.items():
         (directory / f"{name}.json").write_text(json.dumps(held))
-    model = transformers.AutoModelForCausalLM.from_pretrained(directory)
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=False)
     model.eval()
     names = {f"{r}_token": t for r, t in zip(("bos", "eos"), (begin, "x"), strict=True)}
     own = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), **names)
@@ -297,7 +297,7 @@ def test_a_text_stands_behind_the_token_that_lm_eval_puts_before_it(files, begin
     ids = torch.tensor([[tokenizer.token_to_id(begin), *tokenizer.encode("Tom ran.").ids]])
     with torch.no_grad():
         expected = float(model(ids, labels=ids).loss)
-    asked = {"text": ["Tom ran."], "windows": "lm-eval"}
+    question = {"text": ["Tom ran."], "windows": "lm-eval"}
     for opened in (open_model(f"hf:{directory}"), open_model(model, tokenizer=own)):
-        (row,) = evals.loss(opened, **asked).rows
+        (row,) = evals.loss(opened, **question).rows
         assert row["nats_per_token"] == pytest.approx(expected, rel=1e-5)
