@@ -136,9 +136,11 @@ def measure_documents(
     """Loss of a checkpoint as lm-evaluation-harness measures it on rolling log-likelihoods.
 
     Each story stands alone, behind the token that begins a text (the BOS, else the EOS, as files
-    of transformers name them; else the end of text), and its own end is not predicted. A special
-    token that is spelt in it is that token, and its bytes count. Windows do not overlap in what
-    they predict; the last of a story keeps as many tokens before it as the context holds.
+    of transformers name them; else the end of text), and its own end is not predicted. Tokens that
+    the tokenizer adds to a story are predicted with it, as a second BOS, but for a story that
+    spells the first. A special token that is spelt in it is that token, and its bytes count.
+    Windows do not overlap in what they predict; the last of a story keeps as many tokens before it
+    as the context holds.
 
     Args, returns and raises: as `measure_loss`; also a `RequestError` where the tokenizer has no
     such token.
@@ -152,17 +154,25 @@ def measure_documents(
     from eval.models.text import held_out_text
 
     text, T = held_out_text(checkpoint, corpus), checkpoint.config.context
-    named = _begin(checkpoint)
-    if (begin := checkpoint.tokenizer.token_to_id(named)) is None:
+    tokenizer, named = checkpoint.tokenizer, _begin(checkpoint)
+    if (begin := tokenizer.token_to_id(named)) is None:
         raise RequestError(f"--windows lm-eval: the tokenizer has no {named} to start behind")
     held_out = [
         str(story) for story in islice(text.held_out() if texts is None else texts, stories)
     ]
-    bare = [encode_text(checkpoint.tokenizer, story) for story in held_out]
+    bare = [encode_text(tokenizer, story) for story in held_out]
     sizes = np.array([len(story.encode()) for story in held_out])
     _refuse_empty(held_out, sizes)
     _say_changes(checkpoint, held_out, bare)
-    encoded = [[begin, *ids] for ids in bare]
+    encoded = [
+        [begin, *encode_text(tokenizer, story, with_added=not story.startswith(named))]
+        for story in held_out
+    ]
+    if more := sum(map(len, encoded)) - sum(map(len, bare)) - len(bare):
+        say_once(
+            f"{checkpoint.path}: as lm-eval does, bits/byte counts the {more} tokens that the "
+            f"tokenizer adds to {len(bare)} texts"
+        )
     cut = [(part, count, i) for i, ids in enumerate(encoded) for part, count in _cut(ids, T)]
     windows = sorted(cut, key=lambda window: len(window[0]))  # those of a batch are alike in length
     if not windows:

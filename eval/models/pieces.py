@@ -112,8 +112,12 @@ def characters(parts: Sequence[bytes]) -> list[str]:
     return read
 
 
-def encode_text(tokenizer: Tokenizer, text: str, flag: str = "--text") -> list[int]:
+def encode_text(
+    tokenizer: Tokenizer, text: str, flag: str = "--text", with_added: bool = False
+) -> list[int]:
     """The tokens of a text that somebody gives; a special token that it spells is that token.
+
+    `with_added` are also those that the tokenizer adds to a text, as a BOS.
 
     Raises:
         RequestError: it is no text, or not valid Unicode.
@@ -129,7 +133,7 @@ def encode_text(tokenizer: Tokenizer, text: str, flag: str = "--text") -> list[i
             "give it in UTF-8"
         ) from None
     with encoding_of(flag):
-        return tokenizer.encode(text, add_special_tokens=False).ids
+        return tokenizer.encode(text, add_special_tokens=with_added).ids
 
 
 @contextmanager

@@ -274,26 +274,29 @@ def test_a_tokenizer_is_what_its_file_says_whatever_class_is_named(kind, change,
 
 
 @pytest.mark.parametrize(
-    ("files", "begin"),
+    ("files", "begin", "reads"),
     [
-        ({}, "<|endoftext|>"),
-        ({"tokenizer_config": {"bos_token": "<|pad|>", "eos_token": "<|endoftext|>"}}, "<|pad|>"),
-        ({"tokenizer_config": {"bos_token": None, "eos_token": {"content": "<|pad|>"}}}, "<|pad|>"),
-        ({"special_tokens_map": {"bos_token": "<|pad|>"}}, "<|pad|>"),
+        ({}, "<|endoftext|>", "$A"),
+        ({"tokenizer_config": {"bos_token": "<|pad|>", "eos_token": "x"}}, "<|pad|>", "$A"),
+        ({"tokenizer_config": {"bos_token": None, "eos_token": {"content": "<|pad|>"}}},
+         "<|pad|>", "$A"),
+        ({"special_tokens_map": {"bos_token": "<|pad|>"}}, "<|pad|>", "<|pad|> $A <|endoftext|>"),
     ],
-)
-def test_a_text_stands_behind_the_token_that_lm_eval_puts_before_it(files, begin, llama):
-    """It stood behind an end of text, whatever token the model's own texts begin with."""
+)  # fmt: skip
+def test_a_text_stands_behind_the_token_that_lm_eval_puts_before_it(files, begin, reads, llama):
+    """It stood behind an end of text, and without the BOS that lm-eval has the tokenizer add."""
     import eval as evals
 
-    directory = llama(initializer_range=0.5)
+    tokenizer = byte_tokenizer()
+    special = [(token, tokenizer.token_to_id(token)) for token in reads.split() if token != "$A"]
+    tokenizer.post_processor = processors.TemplateProcessing(single=reads, special_tokens=special)
+    directory = llama(initializer_range=0.5, tokenizer=tokenizer)
     for name, held in files.items():
         (directory / f"{name}.json").write_text(json.dumps(held))
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=False)
     model.eval()
     names = {f"{r}_token": t for r, t in zip(("bos", "eos"), (begin, "x"), strict=True)}
-    own = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), **names)
-    tokenizer = byte_tokenizer()
+    own = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
     ids = torch.tensor([[tokenizer.token_to_id(begin), *tokenizer.encode("Tom ran.").ids]])
     with torch.no_grad():
         expected = float(model(ids, labels=ids).loss)
