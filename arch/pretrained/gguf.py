@@ -1,11 +1,16 @@
 """GGUF files, checked before and after transformers reads them: whole, and nothing left out."""
 
 import importlib.util
+import json
 import math
 import re
 import sys
 from pathlib import Path
 from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, normalizers
+from torch import Tensor
 
 from arch.errors import ModelError, printable, show_value
 
@@ -17,6 +22,8 @@ WITHOUT_EFFECT = {
     "rope.scaling.original_context_length", "tensor_data_layout", "vocab_size",
 }  # fmt: skip
 """Settings that change nothing of what a model computes, or that the shapes of its weights tell."""
+BASES = ("rope.freq_base", "rope.freq_base_swa")
+"""Bases of a rotation's frequencies, which the tables of a model tell."""
 NEUTRAL: tuple[Any, ...] = ("none", 1)
 """Values that scale nothing, of a setting that scales; so do 0 and nothing at all."""
 SCALES = re.compile(r"scal|factor|group")
@@ -28,10 +35,15 @@ stand for them begins."""
 LIKE_GPT2 = ("gpt-2", "smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "mpt",
              "olmo", "jais", "phi-2", "gigachat", "mellum", "a.x-4.0", "trillion")  # fmt: skip
 """Ways to split a text that differ from GPT-2's in digits at most, as merges show."""
+WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0",
+               "lfm2", "jina-v5-nano", "tekken")  # fmt: skip
+"""Ways to split a text after which llama.cpp takes a word that is a token, whatever merges say."""
+BLANK = "▁"
+"""What SentencePiece writes for a blank."""
 
 
 def check_gguf(file: Path) -> None:
-    """Refuses a file that is no GGUF, a part of one, or that scales its rotation.
+    """Refuses a file that is no GGUF, or a part of one.
 
     Raises:
         ModelError: saying which, and what to do.
@@ -53,12 +65,66 @@ def check_gguf(file: Path) -> None:
             f"{file} is one of {count} parts (split.count); join them first, as by "
             "`llama-gguf-split --merge`"
         )
-    for tensor in reader.tensors:
-        if tensor.name == FREQUENCIES and not (tensor.data == 1).all():
-            raise ModelError(
-                f"{file}: {FREQUENCIES} scales the rotation, which transformers does not read; "
-                "give the model in the layout of transformers"
-            )
+
+
+def refuse_factors(file: Path) -> None:
+    """Refuses factors of a rotation's frequencies, which no setting of our models stands for.
+
+    Raises:
+        ModelError: naming their tensor.
+    """
+    if _factors(file) is not None:
+        raise ModelError(
+            f"{file}: {FREQUENCIES} scales the rotation, which no model of ours has; open the file "
+            f"as hf:{file}"
+        )
+
+
+def scale_rotation(file: Path, model: Any) -> None:
+    """Divides the frequencies of a model's rotation by the factors that its file holds.
+
+    Llama 3.1 and later ones have them; transformers passes them over.
+
+    Raises:
+        ModelError: there are not as many factors as frequencies, or some are no positive numbers.
+    """
+    if (factors := _factors(file)) is None:
+        return
+    tables = _frequencies(model)
+    if not tables or any(table.shape != factors.shape for table in tables):
+        sizes = sorted({table.numel() for table in tables})
+        raise ModelError(
+            f"{file}: {FREQUENCIES} has {factors.numel()} factors, the rotation "
+            f"{sizes or 'no'} frequencies; convert the model again"
+        )
+    if not (factors > 0).all() or factors.isinf().any():
+        raise ModelError(f"{file}: {FREQUENCIES} must be positive numbers; convert the model again")
+    for table in tables:
+        table /= factors.to(table)
+
+
+def read_as_written(file: Path, tokenizer: str) -> Tokenizer:
+    """The tokenizer of a file, where a tokenizer.json that transformers makes of it is another.
+
+    A class of transformers adds an <|endoftext|> behind the tokens of a file, begins no text with a
+    blank that begins with one, and merges words that are tokens as they stand.
+    """
+    held, fields = json.loads(tokenizer), _open(file).fields
+    count = len(fields["tokenizer.ggml.tokens"].data)
+    held["added_tokens"] = [token for token in held["added_tokens"] if token["id"] < count]
+    made, said = Tokenizer.from_str(json.dumps(held)), _describe_splits(fields)
+    if said.get("model") == "llama":  # SentencePiece: a blank more before a text, unless it says no
+        first = said.get("add_space_prefix") is not False
+        blank = normalizers.Replace(" ", BLANK)
+        steps = [normalizers.Prepend(BLANK), blank] if first else [blank]
+        made.normalizer, made.pre_tokenizer = normalizers.Sequence(steps), None
+        strip = [decoders.Strip(" ", 1, 0)] if first else []
+        made.decoder = decoders.Sequence(
+            [decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+        )
+    if said.get("pre") in WHOLE_WORDS:
+        made.model.ignore_merges = True
+    return made
 
 
 def read_roles(file: Path) -> dict[str, int]:
@@ -77,7 +143,7 @@ def check_gguf_is_whole(file: Path, model: Any) -> None:
         ModelError: naming tensors that were left out, or a setting.
     """
     reader = _open(file)
-    _refuse_ignored(file, reader, model.config)
+    _refuse_ignored(file, reader, model)
     _check_rotation(file, reader, model)
     held = {t.name: int(t.n_elements) for t in reader.tensors if t.name != FREQUENCIES}
     tensors = {id(tensor): tensor.numel() for tensor in model.parameters()}
@@ -96,30 +162,32 @@ def check_gguf_is_whole(file: Path, model: Any) -> None:
 
 
 def _say_how_text_is_split(file: Path, reader: Any) -> None:
-    """Says on stderr where transformers may part or begin a text otherwise than the file says."""
-    held = {
-        name: field.contents()
-        for name in ("model", "pre", "add_space_prefix")
-        if (field := reader.fields.get(f"tokenizer.ggml.{name}"))
-    }
+    """Says on stderr where transformers may split a text otherwise than the file says."""
+    held = _describe_splits(reader.fields)
     try:
         from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
     except ImportError:  # an older one
         GGUF_PRE_TOKENIZER_SPLITS = {}
-    pre, said = held.get("pre"), ""
+    pre = held.get("pre")
     if held.get("model") == "gpt2" and pre not in (*LIKE_GPT2, *GGUF_PRE_TOKENIZER_SPLITS):
-        said = f"pre is {show_value(pre) if pre else 'missing'}; its text is split as GPT-2's"
-    if held.get("model") == "llama" and held.get("add_space_prefix") is False:
-        said = "add_space_prefix is False; its text may be begun with a space all the same"
-    if said:
         print(
-            f"{file}: tokenizer.ggml.{said}, and tokens may be others than the model's own; its "
-            "tokenizer.json is in the layout of transformers",
+            f"{file}: tokenizer.ggml.pre is {show_value(pre) if pre else 'missing'}; its text is "
+            "split as GPT-2's, and tokens may be others than the model's own; its tokenizer.json "
+            "is in the layout of transformers",
             file=sys.stderr,
         )
 
 
-def _refuse_ignored(file: Path, reader: Any, config: Any) -> None:
+def _describe_splits(fields: Any) -> dict[str, Any]:
+    """What a file says of how its tokenizer splits a text."""
+    return {
+        name: field.contents()
+        for name in ("model", "pre", "add_space_prefix")
+        if (field := fields.get(f"tokenizer.ggml.{name}"))
+    }
+
+
+def _refuse_ignored(file: Path, reader: Any, model: Any) -> None:
     """Refuses a setting that transformers does not read, such as one that scales the rotation.
 
     And one that is missing, for which transformers would take a value of its own.
@@ -143,12 +211,15 @@ def _refuse_ignored(file: Path, reader: Any, config: Any) -> None:
         if _plain(family) == "gptoss" and name.startswith("rope.scaling."):  # read by itself
             continue
         value: Any = field.contents()
-        made: Any = getattr(config, name.rpartition(".")[2], None)
+        made: Any = getattr(model.config, name.rpartition(".")[2], None)
         numbers = isinstance(value, int | float) and isinstance(made, int | float)
         scales = SCALES.search(name) is not None and name != "attention.scale"
         off = not value or (scales and value in NEUTRAL)
         if name == "attention.causal":
             off = value is True
+        if name in BASES:
+            known = isinstance(value, float)
+            off = known and any(_turns_by(table, value) for table in _frequencies(model))
         if off or (numbers and math.isclose(value, made, rel_tol=1e-6)):
             continue
         raise ModelError(
@@ -168,7 +239,7 @@ def _check_rotation(file: Path, reader: Any, model: Any) -> None:
             would be divided by the root of another number than the width of a head.
     """
     field = reader.fields.get(f"{reader.fields['general.architecture'].contents()}.{TURNED}")
-    tables = {2 * t.numel() for name, t in model.named_buffers() if name.endswith("inv_freq")}
+    tables = {2 * table.numel() for table in _frequencies(model)}
     if field and tables and (turned := int(field.contents())) not in tables:
         raise ModelError(
             f"{file}: {TURNED} is {turned}, transformers turns {max(tables)} numbers of a head; "
@@ -181,6 +252,25 @@ def _check_rotation(file: Path, reader: Any, model: Any) -> None:
             f"{file} does not say query_pre_attn_scalar, for which transformers takes {scalar}; "
             f"its heads are {width} wide, so give the model in the layout of transformers"
         )
+
+
+def _frequencies(model: Any) -> list[Tensor]:
+    """The tables of a model's rotations: by how much each pair of numbers is turned."""
+    return [table for name, table in model.named_buffers() if name.endswith("inv_freq")]
+
+
+def _turns_by(table: Tensor, base: float) -> bool:
+    """Whether frequencies are the powers of one base, and nothing scales them."""
+    powers = base ** (-torch.arange(len(table), dtype=torch.float64) / len(table))
+    return torch.allclose(table.double().cpu(), powers, rtol=1e-5)
+
+
+def _factors(file: Path) -> Tensor | None:
+    """What a file divides the frequencies of its rotation by; None where that changes nothing."""
+    found = [tensor for tensor in _open(file).tensors if tensor.name == FREQUENCIES]
+    if not found or (found[0].data == 1).all():
+        return None
+    return torch.tensor(found[0].data, dtype=torch.float32)
 
 
 def _plain(family: str) -> str:

@@ -14,8 +14,6 @@ other causal model a block is a whole layer (`arch.pretrained.decoder.Decoder`).
 import importlib.util
 import inspect
 import io
-import json
-import math
 import re
 import sys
 from collections.abc import Iterator
@@ -28,7 +26,6 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from arch.config import MOST
 from arch.errors import ModelError, is_out_of_memory, printable, show_value
 from arch.formats.foreign import (
     HARMLESS,
@@ -50,10 +47,18 @@ from arch.formats.named_tokens import NAMING, SETTINGS, say_left_out_tokens
 from arch.model import LanguageModel
 from arch.pretrained.decoder import Decoder, describe_pretrained, is_whole
 from arch.pretrained.families import take_apart
-from arch.pretrained.gguf import GGUF, check_gguf, check_gguf_is_whole
+from arch.pretrained.gguf import (
+    GGUF,
+    check_gguf,
+    check_gguf_is_whole,
+    read_as_written,
+    refuse_factors,
+    scale_rotation,
+)
 from arch.pretrained.tokenizers import (
     PIECES,
     check_ids,
+    check_largest_id,
     check_pieces,
     first_token,
     largest_id,
@@ -130,8 +135,10 @@ def import_gguf(file: Path) -> LoadedModel:
     """A Llama in a GGUF file as a model of ours, its weights dequantised to float32.
 
     Raises:
-        ModelError: as `load_pretrained` and `import_transformers`.
+        ModelError: as `load_pretrained` and `import_transformers`; factors scale its rotation.
     """
+    check_gguf(file)
+    refuse_factors(file)
     source, tokenizer = _read(str(file), torch.float32)
     config = source.config.to_dict()
     config.pop("quantization_config", None)  # the weights are dequantised
@@ -168,7 +175,7 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer]:
         raise ModelError(f"{name} is a model of remnant; fix: python -m arch import hub:{name} DIR")
     if config.get("is_encoder_decoder"):
         raise ModelError(f"{name} is an encoder and a decoder; give a decoder-only model")
-    _check_ids(Path(directory) / TOKENIZER)
+    check_largest_id(Path(directory) / TOKENIZER)
     with refusals(name):
         tokenizer = _tokenizer(directory, safe)
         options: dict[str, Any] = {"ignore_mismatched_sizes": True, "output_loading_info": True}
@@ -192,6 +199,7 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer]:
         check_frequencies(read_frequencies(weight_files(Path(directory))), turned, name)
     if more:
         check_gguf_is_whole(Path(name), model)
+        scale_rotation(Path(name), model)
         return model, tokenizer
     check_turned(config, turned, model.config.get_text_config(), name)
     known = {*inspect.signature(type(model.config).__init__).parameters}
@@ -343,21 +351,6 @@ def check_tokenizer(name: str, tokenizer: Tokenizer, model: LanguageModel) -> No
         )
 
 
-def _check_ids(file: Path) -> None:
-    """Refuses ids beyond what an embedding has: the library makes room for all of them."""
-    try:
-        known = json.loads(file.read_bytes())
-        vocabulary, added = known["model"]["vocab"], known.get("added_tokens") or []
-        ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
-        largest = max(map(int, [*ids, *(entry["id"] for entry in added)]), default=0)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return  # the library says what is wrong
-    except OverflowError:
-        largest = math.inf
-    if largest >= MOST["vocab_size"]:
-        raise ModelError(f"{file}: a token has the id {largest}; give the model's own tokenizer")
-
-
 def _tokenizer(name: str, options: dict[str, Any]) -> Tokenizer:
     """A tokenizer that neither pads nor cuts, whatever was on when it was saved.
 
@@ -397,4 +390,7 @@ def _tokenizer(name: str, options: dict[str, Any]) -> Tokenizer:
     check_ids(tokenizer.backend_tokenizer, (), name)
     for file, model in pieces.items():
         check_pieces(file, model, tokenizer.backend_tokenizer)
-    return read_tokenizer(tokenizer.backend_tokenizer.to_str(), f"the tokenizer of {name}")
+    made = tokenizer.backend_tokenizer
+    if "gguf_file" in options:
+        made = read_as_written(Path(name) / options["gguf_file"], made.to_str())
+    return read_tokenizer(made.to_str(), f"the tokenizer of {name}")

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from arch.config import MOST
 from arch.errors import ModelError, printable, show_value
 from arch.formats.named_tokens import NAMING, named_roles
 from arch.pretrained.gguf import GGUF, read_roles
@@ -121,6 +123,27 @@ def check_pieces(file: str, pieces: Any, tokenizer: Tokenizer) -> None:
             f"{file}: of {show_value(differs[-1])} transformers makes other tokens than this file "
             "says; give the model's own tokenizer.json"
         )
+
+
+def check_largest_id(file: Path) -> None:
+    """Refuses a tokenizer.json with ids beyond what an embedding has, before the library reads it.
+
+    It makes room for all ids up to the largest.
+
+    Raises:
+        ModelError: naming the largest.
+    """
+    try:
+        known = json.loads(file.read_bytes())
+        vocabulary, added = known["model"]["vocab"], known.get("added_tokens") or []
+        ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
+        largest = max(map(int, [*ids, *(entry["id"] for entry in added)]), default=0)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return  # the library says what is wrong
+    except OverflowError:
+        largest = math.inf
+    if largest >= MOST["vocab_size"]:
+        raise ModelError(f"{file}: a token has the id {largest}; give the model's own tokenizer")
 
 
 def largest_id(tokenizer: Tokenizer) -> int:

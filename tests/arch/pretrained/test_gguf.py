@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 
-from arch import ModelError, load_model
+from arch import ModelError, load_model, load_pretrained
 from arch.__main__ import main
 from arch.pretrained.gguf import check_gguf_is_whole
 from tests.arch.cases import byte_tokenizer
@@ -24,14 +25,16 @@ V, D, L = 259, 32, 2
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-WHOLE = ("general.type",)
+WHOLE = ("general.type", "tokenizer.")
 
 
-def write_gguf(file, lacks=(), extra=None, parts=1, settings=None, pre="gpt-2"):
+def write_gguf(file, lacks=(), extra=None, parts=1, settings=None, pre="gpt-2", words=(), **more):
     """A random Llama of transformers as a GGUF file, or a changed one; the model.
 
-    `lacks` names tensors and settings.
+    `lacks` names tensors and settings; `words` stand in the place of tokens by their ids; `more`
+    are settings of its configuration, and `pieces`, by which its tokenizer is of SentencePiece.
     """
+    pieces = more.pop("pieces", ())
     config = transformers.LlamaConfig(
         vocab_size=V,
         hidden_size=D,
@@ -44,6 +47,7 @@ def write_gguf(file, lacks=(), extra=None, parts=1, settings=None, pre="gpt-2"):
         tie_word_embeddings=True,
         bos_token_id=256,
         eos_token_id=256,
+        **more,
     )
     model = transformers.LlamaForCausalLM(config).eval()
     writer = gguf.GGUFWriter(file, "llama")
@@ -60,22 +64,30 @@ def write_gguf(file, lacks=(), extra=None, parts=1, settings=None, pre="gpt-2"):
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(V)
-    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_model("llama" if pieces else "gpt2")
     if pre:
         writer.add_tokenizer_pre(pre)
     tokens = sorted(byte_tokenizer().get_vocab().items(), key=lambda entry: entry[1])
-    writer.add_token_list([*(token for token, _ in tokens), "on"])
-    writer.add_token_types([1] * 256 + [3] * 2 + [1])
-    writer.add_token_merges(["o n"])
+    names = [*(token for token, _ in tokens), "on"]
+    if pieces:
+        names = [f"<0x{n:02X}>" for n in range(256)] + ["<s>", "</s>", "<unk>"]
+    for number, name in {**dict(words), **dict(pieces)}.items():
+        names[number] = name
+    writer.add_token_list(names)
+    writer.add_token_types([6 if name[:3] == "<0x" else 1 for name in names[:256]] + [3] * 2 + [1])
+    if pieces:
+        writer.add_token_scores([-float(n) for n in range(V)])
+    else:
+        writer.add_token_merges(["o n"])
     writer.add_bos_token_id(256)
     writer.add_eos_token_id(256)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, L)
+    tensors = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, L)
     for name, tensor in model.state_dict().items():
         stem, kind = name.rsplit(".", 1)
         values = tensor.numpy()
         if stem.endswith(("q_proj", "k_proj")):  # llama.cpp turns neighbours, not halves
             values = values.reshape(4, 2, D // 8, D).swapaxes(1, 2).reshape(D, D)
-        theirs = f"{names.get_name(stem)}.{kind}"
+        theirs = f"{tensors.get_name(stem)}.{kind}"
         if name != "lm_head.weight" and theirs not in lacks:
             writer.add_tensor(theirs, values)
     for theirs, values in (extra or {}).items():
@@ -83,7 +95,8 @@ def write_gguf(file, lacks=(), extra=None, parts=1, settings=None, pre="gpt-2"):
     for name, value in (settings or {}).items():
         kind = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32,
                 bool: writer.add_bool}  # fmt: skip
-        kind[type(value)](name if name in WHOLE else f"llama.{name}", value)
+        whole = name.startswith(WHOLE)
+        kind[type(value)](name if whole else f"llama.{name}", value)
     if parts > 1:
         writer.add_uint16("split.count", parts)
     writer.write_header_to_file()
@@ -140,6 +153,34 @@ def test_a_file_that_is_not_the_whole_model_is_refused(change, named, tmp_path, 
     assert not (tmp_path / "odd").exists()
 
 
+def test_factors_of_a_rotation_divide_its_frequencies(tmp_path):
+    """A GGUF file of Llama 3.1 or later has them, by which transformers' llama3 turns less."""
+    rope = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 16}  # fmt: skip
+    turned = transformers.LlamaConfig(rope_parameters=rope, hidden_size=D, num_attention_heads=4)
+    frequencies = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(turned).inv_freq
+    plain = 10000.0 ** -(torch.arange(D // 8) / (D // 8))
+    model = write_gguf(
+        tmp_path / "m.gguf",
+        extra={"rope_freqs.weight": (plain / frequencies).numpy()},
+        rope_parameters=rope,
+    )
+    found = load_pretrained(str(tmp_path / "m.gguf")).model
+    tokens = torch.randint(V, (2, 40))
+    with torch.no_grad():
+        torch.testing.assert_close(found(tokens), model(tokens).logits)
+
+
+@pytest.mark.parametrize(
+    ("factors", "named"),
+    [(SCALED[:-1], "has 3 factors, the rotation [4] frequencies"), (-SCALED, "positive numbers")],
+)
+def test_factors_that_fit_no_rotation_are_refused(factors, named, tmp_path):
+    write_gguf(tmp_path / "m.gguf", extra={"rope_freqs.weight": factors})
+    with one_line(ModelError, named):
+        load_pretrained(str(tmp_path / "m.gguf"))
+
+
 def test_frequencies_of_ones_and_settings_that_are_off_scale_nothing(tmp_path):
     off = {"rope.scaling.type": "none", "rope.scaling.factor": 1.0, "expert_count": 0}
     off["attention.key_length"] = D // 4
@@ -156,6 +197,48 @@ def test_text_that_may_be_split_otherwise_than_the_file_says_is_said(pre, said, 
     assert main(["import", str(tmp_path / "tiny.gguf"), str(tmp_path / "tiny")]) == 0
     line = capsys.readouterr().err
     assert line == "" if not said else f"tokenizer.ggml.pre is {said}; its text is split" in line
+
+
+def read(file):
+    """The tokenizer of a GGUF file, as a model is opened with it."""
+    return Tokenizer.from_str(load_pretrained(str(file)).tokenizer_json)
+
+
+def test_a_vocabulary_has_the_tokens_of_its_file_alone(tmp_path):
+    """One without <|endoftext|>, as of Llama 3, was refused: transformers adds it behind them."""
+    write_gguf(tmp_path / "m.gguf", words={256: "<|begin|>"})
+    tokenizer = read(tmp_path / "m.gguf")
+    assert tokenizer.get_vocab_size() == V
+    assert tokenizer.token_to_id("<|begin|>") == 256
+    assert tokenizer.token_to_id("<|endoftext|>") is None
+
+
+@pytest.mark.parametrize(("pre", "pieces"), [("llama-bpe", ["run"]), ("gpt-2", ["r", "u", "n"])])
+def test_a_word_that_is_a_token_is_merged_where_llama_cpp_merges_it(pre, pieces, tmp_path):
+    write_gguf(tmp_path / "m.gguf", words={255: "run"}, pre=pre)
+    assert read(tmp_path / "m.gguf").encode("run").tokens == pieces
+
+
+@pytest.mark.parametrize(
+    ("first", "text", "tokens"),
+    [
+        (None, "a b", ["▁a", "▁", "b"]),
+        (True, " a", ["▁", "▁a"]),
+        (False, " a", ["▁a"]),
+        (False, "a", ["a"]),
+    ],
+)
+def test_a_blank_stands_before_a_text_of_sentencepiece_as_the_file_says(
+    first, text, tokens, tmp_path
+):
+    """As llama.cpp has it; before a text that begins with a blank transformers put none."""
+    pieces = {0: "▁", 1: "a", 2: "▁a", 3: "b"}
+    settings = {} if first is None else {"tokenizer.ggml.add_space_prefix": first}
+    write_gguf(tmp_path / "m.gguf", pieces=pieces, settings=settings)
+    tokenizer = read(tmp_path / "m.gguf")
+    encoded = tokenizer.encode(text, add_special_tokens=False)
+    assert encoded.tokens == tokens
+    assert tokenizer.decode(encoded.ids) == text
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from eval.captured.files.arrays import Entry
 from eval.captured.files.kinds.kind import Capture, Source
 from eval.captured.files.tensors import Outputs
 
-VERSIONS = {b"nsgg": ("session", 9), b"qsgg": ("slot", 2)}
-"""By the magic number: what the file is, and the version whose layout is known."""
+VERSIONS = {b"nsgg": ("session", (9, 10)), b"qsgg": ("slot", (2, 3))}
+"""By the magic number: what the file is, and the versions whose layout is known."""
 FLOATS = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
 QUANTISED = {2: "q4_0", 8: "q8_0"}
 LONGEST_NAME = 64  # characters of an architecture
@@ -41,8 +41,9 @@ def read(source: Source) -> Capture:
         cursor = Cursor(file, source.path)
         try:
             _, version, count = cursor.take("4sII")
-            if version != known:
-                raise source.refuse(f"llama.cpp {name}, version {version}; known is {known}")
+            if version not in known:
+                kind, read = f"llama.cpp {name}, version {version}", " and ".join(map(str, known))
+                raise source.refuse(f"{kind}; known are {read}")
             ids = list(cursor.take(f"{count}i"))
         except struct.error:
             raise source.refuse(f"llama.cpp {name}: the file ends before its token ids") from None
@@ -50,6 +51,8 @@ def read(source: Source) -> Capture:
         if not ids:
             raise source.refuse(f"{kind}; give one that has some")
         try:
+            if name == "session":
+                _pass_name(cursor)
             outputs = _read_cache(cursor)
         except (struct.error, ValueError) as error:
             why = f"no values of its cache can be read ({error}); leave --verify out"
@@ -78,11 +81,11 @@ class Cursor:
         return self.at - count
 
 
-def _read_cache(cursor: Cursor) -> dict[str, Outputs]:
-    """The values of each layer, after the name of the architecture; see `read`.
+def _pass_name(cursor: Cursor) -> None:
+    """Goes past the name of the architecture, which a slot does not have.
 
     Raises:
-        ValueError: another layout than one sequence, its positions in order, that fills the file.
+        ValueError: it is no name.
         struct.error: the file ends within it.
     """
     (length,) = cursor.take("I")
@@ -91,6 +94,15 @@ def _read_cache(cursor: Cursor) -> dict[str, Outputs]:
     name = bytes(cursor.take(f"{length}B"))
     if not name.isascii() or not name.decode().isprintable():
         raise ValueError(f"an architecture named {name!r}")
+
+
+def _read_cache(cursor: Cursor) -> dict[str, Outputs]:
+    """The values of each layer; see `read`.
+
+    Raises:
+        ValueError: another layout than one sequence, its positions in order, that fills the file.
+        struct.error: the file ends within it.
+    """
     streams, T = cursor.take("II")
     if streams != 1 or not T:
         raise ValueError(f"{streams} streams, {T} cells")

@@ -11,12 +11,16 @@ from eval.captured.files.recognise import read_capture
 TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 30}
 
 
-def write(path, engine, kind=torch.float32, magic=0x6767736E, version=9, transposed=False, **more):
-    """As llama.cpp saves a state: ids, the architecture, cells, keys, values."""
+SESSION, SLOT = 0x6767736E, 0x67677371
+
+
+def write(path, engine, kind=torch.float32, magic=SESSION, version=9, transposed=False, **more):
+    """As llama.cpp saves a state: ids, the architecture (of a session), cells, keys, values."""
     ids, T = engine.ids.tolist(), len(engine.ids)
     ids += more.get("later", [])
     held = struct.pack("<III", magic, version, len(ids)) + struct.pack(f"<{len(ids)}i", *ids)
-    held += struct.pack("<I", 5) + b"llama" + struct.pack("<II", more.get("streams", 1), T)
+    held += struct.pack("<I", 5) + b"llama" if magic == SESSION else b""
+    held += struct.pack("<II", more.get("streams", 1), T)
     for position in more.get("positions", range(T)):
         held += struct.pack("<iIi", position, 1, 0)
     held += struct.pack("<II", int(transposed), len(engine.keys))
@@ -37,13 +41,18 @@ def bytes_of(rows, kind, number, transposed=False):
     return struct.pack("<iQ", number, rows.shape[1] * kind.itemsize) + raw
 
 
+@pytest.mark.parametrize(
+    ("magic", "version", "name"),
+    [(SESSION, 9, "session"), (SESSION, 10, "session"), (SLOT, 2, "slot"), (SLOT, 3, "slot")],
+)
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("kind", TYPES)
-def test_ids_and_values_are_read(engine, ask, tmp_path, kind, transposed):
-    file = write(tmp_path / "a.bin", engine, kind, transposed=transposed)
+def test_ids_and_values_are_read(engine, ask, tmp_path, kind, transposed, magic, version, name):
+    """A slot has no name of an architecture, for which its values were not read."""
+    file = write(tmp_path / "a.bin", engine, kind, magic, version, transposed)
     code, (row,), said = ask(file)
     assert (code, row["text"]) == (0, engine.text)
-    assert "llama.cpp session, version 9: 20 token ids" in said
+    assert f"llama.cpp {name}, version {version}: 20 token ids" in said
     held = read_capture(file).outputs
     for layer, rows in enumerate(engine.values, start=1):
         found = held[f"value.{layer}"].read().outputs
@@ -73,7 +82,7 @@ def test_values_agree_with_the_ids(engine, ask, tmp_path):
     ],
 )
 def test_of_another_cache_the_ids_alone_are_read(engine, ask, tmp_path, more, seen):
-    file = write(tmp_path / "a.bin", engine, magic=0x67677371, version=2, **more)
+    file = write(tmp_path / "a.bin", engine, magic=SLOT, version=2, **more)
     code, (row,), said = ask(file)
     assert (code, row["text"]) == (0, engine.text)
     assert "slot" in said
@@ -85,7 +94,7 @@ def test_of_another_cache_the_ids_alone_are_read(engine, ask, tmp_path, more, se
 def test_another_version_and_a_cut_file_are_one_line(engine, ask, tmp_path):
     code, _, said = ask(write(tmp_path / "a.bin", engine, version=8))
     assert code == 2
-    assert "version 8; known is 9" in said.splitlines()[-1]
+    assert "version 8; known are 9 and 10" in said.splitlines()[-1]
     file = tmp_path / "b.bin"
     file.write_bytes(write(tmp_path / "a.bin", engine).read_bytes()[:40])
     code, _, said = ask(file)
