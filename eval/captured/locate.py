@@ -2,12 +2,14 @@
 
 Sites of the tensor's width are ranked by how likely its numbers are under the mean and the variance
 of each channel on ordinary text. At the likeliest few the first tokens are then searched for: at
-the right one they reach the rounding floor, at no other. The precision that the model computed in
-is found alike: the first in which they do. Below float32 a first token may be mistaken, of which
-many models keep little; later ones then miss the floor, and the site at which they come nearest is
-the likeliest.
+the right one they reach the rounding floor, at no other. Outputs of another program may reach it
+nowhere: then a site is taken at which they come far nearer than at all others. The precision that
+the model computed in is found alike: the first in which they do. Below float32 a first token may be
+mistaken, of which many models keep little; later ones then miss the floor, and the site at which
+they come nearest is the likeliest.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
@@ -37,6 +39,9 @@ TRIED = 16, 256  # tokens run at each position: the likeliest by the text, and b
 WINDOWS = 16, 64  # of background text, and tokens of each
 CENTRED, LEAST = 1e-3, 4  # of the root mean square, a mean that is none; positions that tell
 UNIT = 0.05  # by which the root mean square behind a norm may differ from 1
+NEAR, CLEAR = 0.1, 3.0
+"""Of outputs' length, how far off they may be at a site that no token fits to rounding; and how
+many times as far they are at all other sites, at least."""
 LARGEST = 25.0  # squared deviations count up to here, in variances
 
 
@@ -79,10 +84,11 @@ def find_site(
         computed: the precision of the model's computation; None: found.
 
     Returns:
-        The sites, and the precision in which they fit.
+        The sites, and the precision in which they fit; the first has no hit where outputs come far
+        nearer at it than at all others and fit at none.
 
     Raises:
-        RequestError: no site has that width, or the first tokens fit at none.
+        RequestError: no site has that width, or the first tokens fit and come near at none.
     """
     width, values = stored.values.shape[-1], stored.values
     known = _sites(checkpoint, PARTS if part is None else (part,))
@@ -120,7 +126,10 @@ def find_site(
     lower = [entry for entry in tried if entry[1] != EXACT]
     if lower and 2 * best.hits <= count:  # at the right site float32 would have hit
         best, name = lower[0]
-    if not best.hits:
+    if not best.hits and (nearest := _far_nearest(tried)):
+        best, name = nearest
+        tried.insert(0, tried.pop(tried.index(nearest)))
+    elif not best.hits:
         names = ", ".join(f"{circuit.part}.{circuit.depth}" for circuit in ranked)
         raise ArgumentError(
             "outputs",
@@ -129,6 +138,17 @@ def find_site(
             + describe_change(checkpoint.model, seen),
         )
     return [match for match, of_match in tried if of_match == name], name
+
+
+def _far_nearest(tried: list[tuple[Match, str]]) -> tuple[Match, str] | None:
+    """The site at which outputs come far nearer than at all others, as where others computed them.
+
+    None where there is none, or it is not near.
+    """
+    best, name = min(tried, key=lambda entry: entry[0].distance)
+    others = [x.distance for x, _ in tried if (x.part, x.layer) != (best.part, best.layer)]
+    clear = CLEAR * best.distance <= min(others, default=math.inf)
+    return (best, name) if best.distance <= NEAR and clear else None
 
 
 def describe_change(model: LanguageModel, values: Tensor) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from eval.captured.arithmetic import EXACT, Arithmetic
 from eval.captured.files.stored import Stored, rounding_spread
-from eval.captured.locate import TRIED, Match, find_precision, find_site
+from eval.captured.locate import CLEAR, TRIED, Match, find_precision, find_site
 from eval.inversion.guesses import open_readbacks
 from eval.inversion.problem import Problem
 from eval.inversion.reading import Reading
@@ -187,7 +187,13 @@ def identify(
     positions, matches = visible.positions(stored.values.shape[1]), list[Match]()
     if layer is None:
         matches, computed = find_site(checkpoint, stored, positions, source, part, computed)
-        part, layer = matches[0].part, matches[0].layer
+        part, layer, hits, tried, distance = matches[0]
+        if tried and not hits:
+            say_once(
+                f"no token fits to rounding at any site; {part}.{layer} is taken, where the outputs"
+                f" are {100 * distance:.2g} % of their length off, {CLEAR:g} times as much or more "
+                "at all others"
+            )
     layers = [layer] if isinstance(layer, int) else list(layer)
     circuit = open_site(checkpoint, layers, part or "block")
     _check_shape(stored, circuit)

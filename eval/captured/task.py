@@ -228,8 +228,9 @@ def describe_rows(name: str, rows: list[dict[str, Any]]) -> str:
     where = f"{name}: {rows[0]['site']}, {rows[0]['format']}, by {rows[0]['solver']}"
     if rows[0]["sites_tried"]:
         best, *others = rows[0]["sites_tried"]
-        where += f"; found: {best['hits']} of its first {best['tried']} tokens fit"
-        if others:
+        count = f"{best['hits']} of its first {best['tried']} tokens fit"
+        where += f"; found: {count if best['hits'] else 'the nearest, as no token fits at any'}"
+        if best["hits"] and others:
             most = max(match["hits"] for match in others)
             where += f", at most {most} at {len(others)} other sites"
     lines = [where]

@@ -10,8 +10,10 @@ from safetensors.torch import load_file
 from eval import activations, recover
 from eval.captured.files.stored import read_stored
 from eval.captured.locate import find_precision, find_site
+from eval.messages import RequestError
 from eval.sites.site import open_site
 from tests.eval.inversion.search_cases import SHORT
+from tests.said import one_line
 
 KINDS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -186,3 +188,28 @@ def test_the_site_is_found(opened, site, kind):
     assert found.texts == SHORT
     first, *others = found.matches
     assert first.hits > max((other.hits for other in others), default=0)
+
+
+@pytest.mark.parametrize(
+    ("site", "share"), [("stream.1", 0.02), ("final.3", 0.002), ("block.1", 1)]
+)
+def test_the_site_of_outputs_that_fit_nowhere_is_the_one_that_they_come_near(
+    opened, capsys, site, share
+):
+    """As of another program, whose arithmetic is not this one's; where none is near, it is said."""
+    checkpoint = opened["llama"]
+    (batch,) = activations(checkpoint, SHORT, site)
+    outputs = batch.outputs[site]
+    noise = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0))
+    noisy = outputs + share * outputs.square().mean(dim=-1, keepdim=True).sqrt() * noise
+    if share == 1:
+        with one_line(RequestError, "no token fits at the likeliest sites"):
+            recover(checkpoint, noisy, corpus="toy:400")
+        return
+    found = recover(checkpoint, noisy, corpus="toy:400")
+    assert (found.site, found.matches[0].hits) == (site, 0)
+    assert f"{site} is taken" in capsys.readouterr().err
+    likely = [grade == "likely" for grade in found.grades[0]]
+    right = (found.tokens[0] == batch.tokens[0]).tolist()
+    assert sum(likely) > len(likely) / 2
+    assert all(good for good, sure in zip(right, likely, strict=True) if sure)
