@@ -24,6 +24,7 @@ from eval.captured.files.kinds import (
     hooks,
     llama_cpp,
     lmcache,
+    mlx_cache,
     scores,
     vllm_cache,
     vllm_hook,
@@ -37,8 +38,8 @@ from eval.rows.misfits import parse_json
 
 BINARY = (llama_cpp, lmcache)
 """Kinds that are known by their first bytes."""
-TENSORS = (scores, vllm_states, vllm_hook, hooks)
-"""Kinds that are known by the names and shapes of their tensors."""
+TENSORS = (scores, vllm_states, vllm_hook, mlx_cache, hooks)
+"""Kinds that are known by the names and shapes of their tensors, or by the header beside them."""
 FOLDERS = (vllm_cache, hooks)
 """Kinds of which a folder holds several files."""
 HEADER_BYTES = 64

@@ -179,6 +179,17 @@ def list_tensors(path: Path) -> dict[str, Entry]:
     return _list_safetensors(path)
 
 
+def read_metadata(path: Path) -> dict[str, str]:
+    """What the header of a safetensors file says beside its tensors; of another file, nothing."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "np") as file:
+            return file.metadata() or {}
+    except (SafetensorError, OSError):
+        return {}
+
+
 def name_site(name: str) -> tuple[int, str] | None:
     """The layer and part that a tensor's name says: `block.3`, or as caches have it, `keys.3`."""
     part, _, layer = name.rpartition(".")
