@@ -115,9 +115,10 @@ def measure(model: Path, folder: Path, suite: str) -> tuple[dict[str, float], st
         table = Path(scratch) / "table.csv"
         faults += _run("compare", str(model), str(folder), "--csv", str(table))
         figures = _read_figures(table, model) if table.is_file() else {}
-    shown = [f"{name} {value:.3g}" for name, value in figures.items() if name in FIGURES]
+    shown = [f"{name} {value:{'.3g' if 'bits' in name else '.0%'}}"
+             for name, value in figures.items() if name in FIGURES]  # fmt: skip
     seconds = time.perf_counter() - began
-    parts = [f"eval {' '.join(shown) or 'gave no figures'}", f"{seconds:.0f} s", *faults]
+    parts = [f"eval {', '.join(shown) or 'gave no figures'}", f"{seconds:.0f} s", *faults]
     return figures, "; ".join(parts)
 
 

@@ -124,6 +124,10 @@ def test_each_model_is_a_run_whose_figures_are_logged_by_training_step(runs_of_t
             assert {k: v for k, v in row.items() if not k.startswith("_")} == pytest.approx(figures)
         axes = {(m.glob_name, m.step_metric) for m in records["metric"] if m.glob_name}
         assert axes == {("eval/*", STEP), ("lens/*", STEP)}
+        undrawn = {metric.name for metric in records["metric"] if metric.options.hidden}
+        counts = {name for row in rows for name in row if name.endswith("_n")}
+        assert {STEP, TOKENS} | counts <= undrawn  # a count is no curve
+        assert not undrawn & {"eval/shown", "lens/residual"}
 
 
 @pytest.mark.slow
