@@ -85,15 +85,16 @@ def compare(
 ) -> Result:
     """Compares checkpoints: bits/byte, tokens recovered and bits, a line each; two of them paired.
 
-    Figures are those of the last layer and plain questions. Settings in which models differ are
-    columns. Two checkpoints are also compared on the same prompts and windows: difference, 95 %
-    interval, p, and whether they are equivalent.
+    Figures are those of the last layer, without noise, ablations, controls or pads. Settings in
+    which models differ are columns. Two checkpoints are also compared on the same prompts and
+    windows: difference, 95 % interval, p, and whether they are equivalent.
 
     Args:
-        places: model directories, runs, results of `invert`, `bits` or `loss` (their --out), or
-            directories that hold these; or the logs of two models by `lm_eval --log_samples`
-        paired: two checkpoints to compare on the same prompts; default: those of a table of two
-            lines
+        places: model directories, runs, RUN@STEP, results of `invert`, `bits` or `loss` (their
+            --out), or directories that hold these; or the logs of two models by `lm_eval
+            --log_samples`
+        paired: two checkpoints, MODEL or MODEL@STEP, to compare on the same prompts; default: those
+            of a table of two lines
         margin: two checkpoints are equivalent if they differ by less: in percentage points, for
             bits in per cent of the first value
         solver: solver of the recoveries shown; default: a search
@@ -214,6 +215,8 @@ def report(
             first results directory
         wandb_project: project in W&B
     """
+    from shlex import quote
+
     from arch.storage.files import write_text
     from eval.drawing.figures import write_figures
     from eval.lenses.lens import read_documents
@@ -245,7 +248,8 @@ def report(
     if wandb:
         first = Path(places[0])
         directory = first if first.is_dir() else first.parent
-        ids = ", ".join(track_results(directory, rows, out, wandb, wandb_project))
-        where = f", in {directory / 'wandb'}" if wandb == "offline" else ""
-        written.append(f"W&B: {ids}{where}")
+        ids = track_results(directory, rows, out, wandb, wandb_project)
+        runs = [f"{quote(str(directory / 'wandb'))}/offline-run-*-{run}" for run in ids]
+        offline = f"W&B, offline: wandb sync {' '.join(runs)}"
+        written.append(offline if wandb == "offline" else f"W&B: {', '.join(ids)}")
     return Result(rows, "\n".join(written), "", documents)
