@@ -31,13 +31,16 @@ class TolerantWandbLogger(WandbLogger):
         super().__init__(experiment=run)
         self._run: Any = run
         self._say, self._flag = say, flag
+        self._undrawn = set[str]()
 
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
         """Logs figures, with the step as their x axis; counts and other axes have no panel."""
 
         def log() -> None:
             for name in [name for name in metrics if _is_undrawn(name)]:
-                self._run.define_metric(name, step_metric=AXES[0], hidden=True)
+                if name not in self._undrawn:
+                    self._run.define_metric(name, step_metric=AXES[0], hidden=True)
+                    self._undrawn.add(name)
             self._run.log(dict(metrics) | {AXES[0]: step})
 
         self._try(log)
