@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from eval.analysis.summary import Record
     from eval.analysis.verdicts import Accepts
     from eval.drawing.tables import Table
+    from eval.rows.schema import Row
+
+NO_PAGES = (".pdf", ".png", ".svg", ".md", ".csv", ".json", ".jsonl", ".txt", ".parquet")
+"""Endings of what `report` does not write."""
 
 
 @command
@@ -122,6 +126,7 @@ def compare(
         return _compared(pairs, [paired_table(pairs, *names)], csv, markdown)
     saved = gather_models(given)
     rows = of_present_models(gather_rows(given), saved)
+    _refuse_unasked(rows, solver=solver, prompts=None if prompts == "story" else prompts)
     records = comparison.checkpoint_records(saved, rows, every_seed, solver, prompts)
     if not records:
         raise RequestError(f"{given[0]}: no rows here, and no figures of a run yet")
@@ -144,6 +149,17 @@ def compare(
         unknown = any(record["tokens"] is None for record in records)
         write_plot(plot, records, curves, x or ("step" if unknown else "tokens"))
     return _compared(shown, tables, csv, markdown, plot or "")
+
+
+def _refuse_unasked(rows: "Sequence[Row]", **given: str | None) -> None:
+    """Refuses a solver or a set of prompts that no recovery here has: columns would be dashes."""
+    for name, value in given.items():
+        known = {row[name] for row in rows if row["kind"] == "recovery"}
+        if value is not None and value not in known:
+            raise RequestError(
+                f"--{name} {value}: no recovery here has it; there are "
+                f"{', '.join(sorted(known)) or 'none'}"
+            )
 
 
 def _pair_samples(
@@ -224,6 +240,8 @@ def report(
     from eval.views.page.page import draw_lenses, render_page
     from eval.views.tracking import track_results
 
+    if (kind := Path(out).suffix.lower()) in NO_PAGES:
+        raise RequestError(f"--out {out}: the page is HTML; name it .html in place of {kind}")
     run_plugins(plugin)
     places = listed(results)
     rows = read_rows(places)

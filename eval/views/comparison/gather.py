@@ -15,7 +15,7 @@ import yaml
 
 from arch import ModelConfig
 from arch.storage.files import file_sha256, read_json
-from arch.storage.runs import find_model, run_of
+from arch.storage.runs import SHIPPED, find_model, run_of
 from arch.storage.values import YamlLoader
 from eval.messages import RequestError, say_once
 from eval.models import TRUST_CODE
@@ -180,7 +180,8 @@ def finite(value: Any) -> bool:
 def _files(sources: Iterable[str | Path]) -> Iterator[Path]:
     """The files that say what is in places."""
     for source in sources:
-        found = list(_walk(find_model(source) if "@" in str(source) else Path(source)))
+        named = "@" in str(source) or str(source).startswith(SHIPPED)
+        found = list(_walk(find_model(source) if named else Path(source)))
         if not found:
             raise RequestError(
                 f"{source}: nothing to compare here; give a model directory, a run, results, or a "

@@ -119,6 +119,11 @@ def test_a_model_by_itself_has_what_its_run_measured_of_it(model_directory, tmp_
     assert compared(*models) == compared(run)
 
 
+def test_a_model_of_the_repository_is_one_of_a_comparison(capsys):
+    assert run_compare("remnant:flat-small") == 0
+    assert "0.8225" in capsys.readouterr().out
+
+
 def test_settings_in_which_runs_differ_are_columns(tmp_path, capsys):
     fast, slow = (make_run(tmp_path, name, lr=lr) for name, lr in (("fast", 0.1), ("slow", 0.01)))
     assert [r["settings"] for r in compared(fast, slow)] == [
