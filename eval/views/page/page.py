@@ -38,10 +38,10 @@ TITLE = "What is left of a prompt inside a language model"
 OVER = {"layer": "layer", "noise": "noise / RMS", "channels": "channels shown"}
 """What the panels of the third section are over, and the titles of their axes."""
 FAMILY = {
-    "gradient": "gradient methods: they follow the gradient of the distance to the kept vectors",
-    "search": "searches: they run tokens through the model and keep those whose vectors fit",
-    "prior": "searches that also use what the model expects",
-    "control": "random guesses: the control",
+    "gradient": "gradient methods, which follow the gradient of the distance to the kept vectors",
+    "search": "searches, which run tokens through the model and keep those whose vectors fit",
+    "prior": "searches, which also use what the model expects",
+    "control": "random guesses, as the control",
 }
 """What the solvers of a family do."""
 QUESTIONS = 40

@@ -65,7 +65,7 @@ def test_the_page_says_what_solvers_do_and_which_steps_it_shows():
     page = Page(render_page(rows))
     head = next(table[0] for table in page.tables if table[0][0] == "tokens asked for")
     assert head[2:] == ["before, %step 0", "after, %step 300"]
-    for said in ("Steps between these two: 100.", "descent, adam gradient methods: they follow"):
+    for said in ("Steps between these two: 100.", "descent, adam: gradient methods, which follow"):
         assert said in page.words
 
 
