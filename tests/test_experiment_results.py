@@ -113,15 +113,6 @@ def e6_above() -> str:
     return f"{risen}, and for {(places[3125] > places[0]).sum()} of {len(places)} places"
 
 
-def e6_more() -> str:
-    said = []
-    for name in ("flat", "llama"):
-        bits = e6_bits(name, "noise 0.25 rms", "alone", 3)
-        more = bits[3125] - bits[0]
-        said.append("{:.2f} ({:.2f} to {:.2f})".format(more.mean(), *limits(more)))
-    return "by {} in the flat mixer and by {} in the Llama".format(*said)
-
-
 def e7_named(solver: str, name: str, hidden: int = 3, step: int = 1950) -> str:
     found = table("experiments/e7b").query("name == @name and hidden == @hidden and step == @step")
     some = found[found.solver == solver]
@@ -228,7 +219,6 @@ CASES: dict[str, tuple[str, Callable[[], str]]] = {
     "E6, Llama": ("README.md", lambda: "| Llama | {} | {} | {} |".format(
         *(e6_alone("llama", step) for step in (0, 49, 3125)))),
     "E6, above": ("README.md", e6_above),
-    "E6, more": ("README.md", e6_more),
     "E7, snap": ("recovery.md", lambda: f"snap {e7_named('snap', 'flat')} %"),
     "E7, methods": ("README.md", lambda: "| {} % | {} % | {} % | {} % | {} % |".format(
         *(e7_named(solver, "flat")
