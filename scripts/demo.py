@@ -3,9 +3,10 @@
     make demo                    (or: python -m scripts.demo --out demo)
 
 Makes stories, trains a tokenizer, packs the stories, trains a flat masked mixer and a Llama-style
-transformer, asks which input tokens can be recovered from their layers before and after training,
-and looks at the layers through every lens. Each step is the command that a user would type: they
-and all that they print are in OUT/log.txt. Finished steps are not done again.
+transformer, asks which input tokens can be recovered from their layers before and after training
+and how many bits one output says about a token, and looks at the layers through every lens. Each
+step is the command that a user would type: they and all that they print are in OUT/log.txt.
+Finished steps are not done again.
 """
 
 import argparse
@@ -100,6 +101,8 @@ def steps(out: Path) -> Iterator[Step]:
     yield step("tokens back from every layer", "eval", "invert", *checkpoints, *prompts, *search)
     quick = ("--suite", "quick", "--layers", "last")
     yield step("the same by gradients", "eval", "invert", *checkpoints, *prompts, *quick)
+    few = ("--candidates", 1024, "--count", 10, "--noise", 0.25, "--quantisers", "int4")
+    yield step("bits about one token", "eval", "bits", *checkpoints, *few, "--out", results)
     # Short prompts and little text: enough to look around, and a minute at most.
     looked = ("--count", 2, "--length", 24, "--tokens", 4096, "--corpus", corpus, "--out", results)
     yield step("every lens", "eval", "lens", *checkpoints, *looked)

@@ -250,6 +250,15 @@ def test_the_audit_is_that_of_its_rows() -> None:
     assert f"{(sites.site == sites.asked).sum()} of {len(sites)} tries" in page
 
 
+def test_the_first_page_counts_the_rows_of_the_audit() -> None:
+    files = {"SmolLM2": ("smollm2/audit", "smollm2/audit-idle"),
+             "small models": ("formats", "last", "likely")}  # fmt: skip
+    counts = {of: sum(len((RESULTS / f"{name}.jsonl").read_text().splitlines()) for name in names)
+              for of, names in files.items()}  # fmt: skip
+    said = ", ".join(f"{count} of {of}" for of, count in counts.items())
+    assert f"| {said} |" in (RESULTS / "README.md").read_text(encoding="utf-8")
+
+
 def test_each_line_of_the_formats_is_that_of_the_rows() -> None:
     rows = [json.loads(line) for line in (RESULTS / "formats.jsonl").read_text().splitlines()]
     page = (RESULTS / "audit.md").read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ from arch.formats.llama import download, open_directory
 from arch.pretrained.tokenizers import read_tokenizer
 from arch.storage.files import read_json
 from tokenizer import PackedData, tokenizer_hash
-from train.record.evaluate import Evaluations
+from train.record.evaluate import Evaluations, check_suite
 from train.record.log import Log
 from train.record.progress import Progress, StepBar, TimeBudget, epochs_advice, has_terminal
 from train.record.saving import (
@@ -58,6 +58,7 @@ class Run:
         self._arithmetic = choose_arithmetic(recipe)
         self._deterministic = torch.are_deterministic_algorithms_enabled()
         self.recipe, settings, data = recipe, recipe.run, recipe.open_data()
+        check_suite(settings)
         self.directory = RunDirectory(Path(recipe.given("run")))
         self.main = rank_zero_only.rank == 0
         # Other devices' processes start when the first has made the directory: not a clash.

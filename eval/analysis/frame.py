@@ -294,8 +294,8 @@ KINDS = {
         ("layer", "part", "slice", "hidden", "observed", "prompt_kind", "without", "noise",
          "control", "padded", "solver", "family", "settings"),
         (
-            *_tokens("self", "self"),
-            *_tokens("nonself", "non-self"),
+            *_tokens("self", "shown"),
+            *_tokens("nonself", "hidden"),
             Quantity("exact", "whole", lambda row: _trial(row["exact"]), "whole prompt", True),
             *(Quantity(name, "share", lambda row, name=name: _trial(row[name]), words, True)
               for name, words in _OF_PROMPTS.items()),

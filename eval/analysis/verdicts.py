@@ -30,7 +30,7 @@ QUANTITIES = tuple(
     Quantity(
         f"{kind}_{name}", "share", lambda row: None, f"{words}: {name.replace('_', ' ')}", True
     )
-    for kind, words in (("self", "self"), ("nonself", "non-self"))
+    for kind, words in (("self", "shown"), ("nonself", "hidden"))
     for name in SHORT.values()
 )
 """What `verdict_lines` measures."""

@@ -183,7 +183,7 @@ def _clear(file: str, ids: list[list[int]], tokenizer: "Tokenizer", flags: Seque
     texts = read_texts(file, ids, tokenizer)
     rows = [{"file": file, "prompt": prompt, "text": text, "tokens": ids[prompt]}
             for prompt, text in enumerate(texts)]  # fmt: skip
-    said = "the ids stand in the file: no inversion is needed (--verify inverts all the same)"
+    said = "it holds token ids, which --model's tokenizer spells; --verify inverts its tensors, too"
     return Result(rows, "\n".join([f"{file}: {said}", *(f"  {text!r}" for text in texts)]))
 
 

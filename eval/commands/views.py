@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from eval.analysis.summary import Record
     from eval.analysis.verdicts import Accepts
     from eval.drawing.tables import Table
+    from eval.rows.schema import Row
+
+NO_PAGES = (".pdf", ".png", ".svg", ".md", ".csv", ".json", ".jsonl", ".txt", ".parquet")
+"""Endings of what `report` does not write."""
 
 
 @command
@@ -85,15 +89,16 @@ def compare(
 ) -> Result:
     """Compares checkpoints: bits/byte, tokens recovered and bits, a line each; two of them paired.
 
-    Figures are those of the last layer and plain questions. Settings in which models differ are
-    columns. Two checkpoints are also compared on the same prompts and windows: difference, 95 %
-    interval, p, and whether they are equivalent.
+    Figures are those of the last layer, without noise, ablations, controls or pads. Settings in
+    which models differ are columns. Two checkpoints are also compared on the same prompts and
+    windows: difference, 95 % interval, p, and whether they are equivalent.
 
     Args:
-        places: model directories, runs, results of `invert`, `bits` or `loss` (their --out), or
-            directories that hold these; or the logs of two models by `lm_eval --log_samples`
-        paired: two checkpoints to compare on the same prompts; default: those of a table of two
-            lines
+        places: model directories, runs, RUN@STEP, results of `invert`, `bits` or `loss` (their
+            --out), or directories that hold these; or the logs of two models by `lm_eval
+            --log_samples`
+        paired: two checkpoints, MODEL or MODEL@STEP, to compare on the same prompts; default: those
+            of a table of two lines
         margin: two checkpoints are equivalent if they differ by less: in percentage points, for
             bits in per cent of the first value
         solver: solver of the recoveries shown; default: a search
@@ -121,6 +126,7 @@ def compare(
         return _compared(pairs, [paired_table(pairs, *names)], csv, markdown)
     saved = gather_models(given)
     rows = of_present_models(gather_rows(given), saved)
+    _refuse_unasked(rows, solver=solver, prompts=None if prompts == "story" else prompts)
     records = comparison.checkpoint_records(saved, rows, every_seed, solver, prompts)
     if not records:
         raise RequestError(f"{given[0]}: no rows here, and no figures of a run yet")
@@ -143,6 +149,17 @@ def compare(
         unknown = any(record["tokens"] is None for record in records)
         write_plot(plot, records, curves, x or ("step" if unknown else "tokens"))
     return _compared(shown, tables, csv, markdown, plot or "")
+
+
+def _refuse_unasked(rows: "Sequence[Row]", **given: str | None) -> None:
+    """Refuses a solver or a set of prompts that no recovery here has: columns would be dashes."""
+    for name, value in given.items():
+        known = {row[name] for row in rows if row["kind"] == "recovery"}
+        if value is not None and value not in known:
+            raise RequestError(
+                f"--{name} {value}: no recovery here has it; there are "
+                f"{', '.join(sorted(known)) or 'none'}"
+            )
 
 
 def _pair_samples(
@@ -214,6 +231,8 @@ def report(
             first results directory
         wandb_project: project in W&B
     """
+    from shlex import quote
+
     from arch.storage.files import write_text
     from eval.drawing.figures import write_figures
     from eval.lenses.lens import read_documents
@@ -221,6 +240,8 @@ def report(
     from eval.views.page.page import draw_lenses, render_page
     from eval.views.tracking import track_results
 
+    if (kind := Path(out).suffix.lower()) in NO_PAGES:
+        raise RequestError(f"--out {out}: the page is HTML; name it .html in place of {kind}")
     run_plugins(plugin)
     places = listed(results)
     rows = read_rows(places)
@@ -245,7 +266,8 @@ def report(
     if wandb:
         first = Path(places[0])
         directory = first if first.is_dir() else first.parent
-        ids = ", ".join(track_results(directory, rows, out, wandb, wandb_project))
-        where = f", in {directory / 'wandb'}" if wandb == "offline" else ""
-        written.append(f"W&B: {ids}{where}")
+        ids = track_results(directory, rows, out, wandb, wandb_project)
+        runs = [f"{quote(str(directory / 'wandb'))}/offline-run-*-{run}" for run in ids]
+        offline = f"W&B, offline: wandb sync {' '.join(runs)}"
+        written.append(offline if wandb == "offline" else f"W&B: {', '.join(ids)}")
     return Result(rows, "\n".join(written), "", documents)

@@ -55,6 +55,7 @@ def theme() -> Record:
         "legend": {**words, "titleFontWeight": 400, "symbolStrokeWidth": 2, "symbolOpacity": 1,
                    "labelLimit": 110, "orient": "bottom", "columns": 2, "columnPadding": 16,
                    "gradientThickness": 9, "offset": 8},
+        "axisY": {"titlePadding": 9},  # readers' fonts may be wider than the one that is measured
         "header": words,
         "text": {"color": LIGHT["ink"]},
         "rule": {"color": muted},

@@ -51,6 +51,7 @@ def lines(
     *,
     names: Sequence[Any] = (),
     percent: bool = False,
+    top: float | None = None,
     ordered: bool = False,
     even: bool = False,
     stepped: bool = False,
@@ -67,6 +68,7 @@ def lines(
         dash: another: lines of its last value are whole, and their marks filled.
         names: all values of `colour`, in the order of colours; default: as they come.
         percent: whether values are fractions, shown in per cent from 0 to 100.
+        top: where values end that begin at 0; default: the axis has the range of the values.
         ordered: whether the lines have an order, such as depth, that colours should show.
         even: whether values of x are evenly spaced.
         stepped: whether lines are steps, without marks: counts over the middles of bins.
@@ -78,7 +80,8 @@ def lines(
 
     names = list(names) or options(records, colour)
     upright: Record = {"title": y, "type": "quantitative"}
-    upright |= {"scale": alt.Scale(domain=[0, 1] if percent else alt.Undefined, zero=stepped)}
+    ends = [0, 1] if percent else alt.Undefined if top is None else [0, top]
+    upright |= {"scale": alt.Scale(domain=ends, zero=stepped)}
     upright |= {"axis": alt.Axis(format="%", tickCount=5) if percent else alt.Axis(tickCount=5)}
     base = alt.Chart(_data(records, "value"), width=size[0], height=size[1]).encode(
         x=_along(records, x, even, scale, axis),
@@ -184,7 +187,7 @@ def cells(
     height = width if facet else max(height, 9 * len(up))
     order = sorted(up) if all(isinstance(label, int | float) for label in up) else up
     words, upright = (any(isinstance(r[axis], str) for r in records) for axis in (x, y))
-    labels = {"labelOverlap": True, "labelLimit": 100, "labels": not facet, "ticks": not facet}
+    labels = {"labelOverlap": True, "labelLimit": 160, "labels": not facet, "ticks": not facet}
     titles = [None if facet or wordy else axis for wordy, axis in ((words, x), (upright, y))]
     width -= 60 * (upright and not text)  # the room that words take
     base = alt.Chart(_data(records, "value"), width=width, height=height).encode(
@@ -228,7 +231,7 @@ def bars(
     alt = open_altair()
 
     names = list(names) or options(records, x)
-    slant = {"labelAngle": -40, "labelLimit": 110, "title": None, "labelOverlap": True}
+    slant = {"labelAngle": -40, "labelLimit": 160, "title": None, "labelOverlap": True}
     base = alt.Chart(_data(records, "value"), width=SIZE[0], height=SIZE[1]).encode(
         x=alt.X(field=group or x, type="nominal", sort=options(records, group or x),
                 axis=alt.Axis(**slant)),

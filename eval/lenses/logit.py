@@ -152,7 +152,7 @@ def draw_words(lens: str, tables: Tables) -> list[figures.Figure]:
     draw=partial(draw_words, "logit"),
 )
 def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table: Table) -> None:
-    """Every layer's stream read as the output is, and token energy."""
+    """What each layer's stream says if it is read as the output, and its token energy."""
     add_readings(checkpoint, batch, request, table, plain_read(checkpoint))
     layers, energy = range(len(batch.streams)), token_energy(checkpoint.model, batch.streams)
     table.add("token energy", batch.masked(energy), layer=layers, **batch.axes)

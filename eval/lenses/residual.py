@@ -148,7 +148,7 @@ def update_shares(traced: Trace) -> Tensor:
     ],
 )
 def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table: Table) -> None:
-    """The stream by layer: likeness, updates, direct contributions."""
+    """How alike the layers' streams are, what each part adds to them, and how long it stays."""
     model, traced, streams = checkpoint.model, batch.trace, batch.streams
     layers, later = range(len(streams)), range(1, len(streams))
     pair: dict[str, Any] = {"layer": layers, "other layer": layers, "prompt": batch.labels}

@@ -16,7 +16,7 @@ from pathlib import Path
 from arch.storage.files import write_text
 from eval.lenses.lens import FOLDER, Document, Lens, Request, read_document
 from eval.lenses.table import Table
-from eval.messages import RequestError, say
+from eval.messages import RequestError, say_once
 from eval.models.checkpoint import Checkpoint
 from eval.rows.plugins import hash_source
 from eval.rows.schema import SCHEMA
@@ -65,7 +65,7 @@ class LensTask:
             except RequestError as refusal:
                 if self.strict:
                     raise
-                say(f"{self.lens.name} left out: {refusal}")
+                say_once(f"{self.lens.name} left out: {refusal}")
                 return []
             document = self._document(found, time.perf_counter() - started)
             write_text(self.path(results.directory), json.dumps(document, allow_nan=False))

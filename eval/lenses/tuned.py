@@ -95,7 +95,7 @@ def divergences(model: LanguageModel, weight: Tensor, bias: Tensor, windows: Ten
     draw=partial(draw_words, "tuned"),
 )
 def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table: Table) -> None:
-    """The logit lens after an affine map of each layer, fitted by least squares."""
+    """What each layer's stream says as the output, after a fitted affine map."""
     model, count = checkpoint.model, whole_windows(checkpoint, request, 2, "the tuned lens needs")
     text = stories(checkpoint, request, "fitting", count + HELD)
     text = text[:count], text[count:], stories(checkpoint, request, "evaluation", HELD)

@@ -241,7 +241,7 @@ def _add_histogram(
     ],
 )
 def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table: Table) -> None:
-    """The tokens' vectors: lengths, alignment, the way back, nearest, bigrams."""
+    """How the tokens' vectors lie: how long, how near each other, and input beside output."""
     model = checkpoint.model
     both = torch.stack([model.embedding.weight, model.head.weight]).detach().float()
     tokens = held_out_text(checkpoint, request.corpus).windows("fitting", 1, request.tokens)[0]

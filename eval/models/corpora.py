@@ -62,9 +62,9 @@ def own_corpus(checkpoint: "Checkpoint") -> tuple[str, str]:
     packed, source = (meta.get(name) or "" for name in ("data", "data_source"))
     here = packed and PackedData.stands_in(packed)
     if here and PackedData(packed).hash == meta.get("data_sha256"):
-        return packed, "the training data"
+        return packed, "held-out stories of the training data"
     if source.partition(":")[0] == "toy" or _lies_here(source):
-        return source, "the source of the training data"
+        return source, "held-out stories of the source of the training data"
     if packed or source:
         return "toy", f"as the training data ({_recorded(checkpoint)}) is not here"
     return "toy", "as no training data is recorded"

@@ -137,7 +137,8 @@ class HeldOutText:
         if len(tokens) < count * length:
             raise RequestError(
                 f"--corpus {self.corpus}: its held-out stories for {use} have {len(tokens):,} "
-                f"tokens, {count * length:,} are asked for; ask for fewer, or give more stories"
+                f"tokens, {count * length:,} are asked for; lower --tokens, --train-tokens or "
+                "--valid-tokens, or give more stories"
             )
         return torch.tensor(tokens[: count * length]).view(count, length)
 

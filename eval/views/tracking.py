@@ -205,9 +205,8 @@ def _open_run(directory: Path, mode: str, project: str, label: str, rows: list[R
         )
     except wandb.Error as error:
         reason = " ".join(str(error).split())
-        raise RequestError(
-            f"--wandb {mode}: {reason}; log in with `wandb login`, or use --wandb offline"
-        ) from error
+        hint = "; log in with `wandb login`, or use --wandb offline" * (mode == "online")
+        raise RequestError(f"--wandb {mode}: {reason}{hint}") from error
 
 
 def models_used(rows: list[Row]) -> list[str]:
@@ -241,9 +240,12 @@ def _log(
 ) -> None:
     import wandb
 
-    run.define_metric(STEP, hidden=True)
+    for axis in (STEP, TOKENS):
+        run.define_metric(axis, hidden=True)
     for group in ("eval", "lens"):
         run.define_metric(f"{group}/*", step_metric=STEP)
+    for figure in FIGURES:  # a count is no curve
+        run.define_metric(f"eval/{figure.name}_n", step_metric=STEP, hidden=True)
     for figures in steps:
         run.log(figures)
     files = wandb.Artifact(f"results-{run.id}", type="results")

@@ -311,6 +311,7 @@ def draw(means: Any) -> Any:
     """
     alt = open_altair()
     open_ones = means[~means.defence.isin(list(SECRETS))]
+    open_ones = open_ones.replace({"defence": {"drop": "dropped", "shaped": "shaped noise"}})
     shown = open_ones.groupby(["of", "defence", "strength"])[["kl", "named", "bits"]].mean()
     shown = shown.reset_index().sort_values("kl").rename(columns={"kl": COST})
     scale, axis = {"type": "log", "domain": [1e-5, 10]}, {"values": [1e-4, 1e-2, 1]}
@@ -321,7 +322,7 @@ def draw(means: Any) -> Any:
     x2, y2 = alt.X2("end:Q", title=""), alt.Y2("top:Q", title="")
     shade = shade.encode(x=f"{COST}:Q", x2=x2, y="value:Q", y2=y2)
     rows = []
-    for value, title in {"named": "tokens named, per cent", "bits": "bits left, of 12"}.items():
+    for value, title in {"named": "tokens found, per cent", "bits": "bits left, of 12"}.items():
         points = shown.assign(value=shown[value], tip="").dropna(subset="value")
         panels = []
         for kind, part in points.groupby("of"):

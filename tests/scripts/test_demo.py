@@ -11,7 +11,7 @@ TABLED = "Tokens recovered, %\nflat 100\n\nrows: x"
 
 def test_every_step_is_a_command_that_its_parser_takes(tmp_path, monkeypatch):
     steps = list(demo.steps(tmp_path))
-    assert [step.words[0] for step in steps] == ["tokenizer"] * 2 + ["train"] * 2 + ["eval"] * 5
+    assert [step.words[0] for step in steps] == ["tokenizer"] * 2 + ["train"] * 2 + ["eval"] * 6
     for step in steps:
         parse_words(step.words[0], step.words[1:], monkeypatch)
 
@@ -51,5 +51,7 @@ def test_the_whole_demo_at_toy_size(tmp_path, capsys, monkeypatch):
         assert demo.main(["--out", str(tmp_path)]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert len(lines) < 49
-        assert (tmp_path / "page.html").stat().st_size > 1e5
+        page = (tmp_path / "page.html").read_text(encoding="utf-8")
+        assert len(page) > 1e5
+        assert all(f'id="{section}"' in page for section in ("example", "bits", "lenses"))
     assert not any("trained for" in line for line in lines)

@@ -24,13 +24,27 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from train.record.log import Log
 from train.rundir.rundir import RunDirectory
-from train.settings import RunSettings
+from train.settings import RunError, RunSettings
 
 FIGURES = ("bits_per_byte", "shown", "hidden_1", "hidden_3", "bits_at_4")
 """Columns of the table of `eval compare`, in its CSV; each has a count beside it, such as
 `shown_n`."""
 PREFIX = "eval/"
 ROOT = Path(__file__).resolve().parents[2]
+SUITES = ROOT / "eval" / "suites"
+
+
+def check_suite(settings: RunSettings) -> None:
+    """Refuses a suite that is not there before the run begins, not at its first evaluation.
+
+    Raises:
+        RunError: it is neither one of `eval/suites` nor a file.
+    """
+    known = sorted(path.stem for path in SUITES.glob("*.yaml"))
+    if settings.eval_every and settings.eval not in known and not Path(settings.eval).is_file():
+        raise RunError(
+            f"--eval {settings.eval}: no such suite or file; use {', '.join(known)} or a YAML file"
+        )
 
 
 class Evaluations(Callback):
@@ -115,9 +129,10 @@ def measure(model: Path, folder: Path, suite: str) -> tuple[dict[str, float], st
         table = Path(scratch) / "table.csv"
         faults += _run("compare", str(model), str(folder), "--csv", str(table))
         figures = _read_figures(table, model) if table.is_file() else {}
-    shown = [f"{name} {value:.3g}" for name, value in figures.items() if name in FIGURES]
+    shown = [f"{name} {value:.3g}" if "bits" in name else f"{name} {100 * value:.3g} %"
+             for name, value in figures.items() if name in FIGURES]  # fmt: skip
     seconds = time.perf_counter() - began
-    parts = [f"eval {' '.join(shown) or 'gave no figures'}", f"{seconds:.0f} s", *faults]
+    parts = [f"eval {', '.join(shown) or 'gave no figures'}", f"{seconds:.0f} s", *faults]
     return figures, "; ".join(parts)
 
 

@@ -31,10 +31,19 @@ class TolerantWandbLogger(WandbLogger):
         super().__init__(experiment=run)
         self._run: Any = run
         self._say, self._flag = say, flag
+        self._undrawn = set[str]()
 
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-        """Logs figures, with the step as their x axis."""
-        self._try(lambda: self._run.log(dict(metrics) | {AXES[0]: step}))
+        """Logs figures, with the step as their x axis; counts and other axes have no panel."""
+
+        def log() -> None:
+            for name in [name for name in metrics if _is_undrawn(name)]:
+                if name not in self._undrawn:
+                    self._run.define_metric(name, step_metric=AXES[0], hidden=True)
+                    self._undrawn.add(name)
+            self._run.log(dict(metrics) | {AXES[0]: step})
+
+        self._try(log)
 
     def log_hyperparams(self, params: Any) -> None:
         """Logs nothing: the run was begun with the whole recipe as its config."""
@@ -168,6 +177,11 @@ def open_wandb(
         with tolerating_wandb(say, f"{flag}: {{}}"):
             wandb.teardown()  # what remains of the attempt would hold the run's id
     return None
+
+
+def _is_undrawn(name: str) -> bool:
+    """Whether figures of a name get no panel in W&B: other axes, and numbers of what was asked."""
+    return name in (*AXES[1:], "val_tokens") or (name.startswith("eval/") and name.endswith("_n"))
 
 
 def _board_id(id_file: Path, say: Callable[[str], None], board: str, before: str = "") -> str:

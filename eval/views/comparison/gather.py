@@ -15,7 +15,7 @@ import yaml
 
 from arch import ModelConfig
 from arch.storage.files import file_sha256, read_json
-from arch.storage.runs import find_model, run_of
+from arch.storage.runs import SHIPPED, find_model, run_of
 from arch.storage.values import YamlLoader
 from eval.messages import RequestError, say_once
 from eval.models import TRUST_CODE
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from arch import Cost
 
 METRICS = "metrics.jsonl"
+EVALUATED = "eval"
+"""The folder of a run that holds the rows of its evaluations."""
 SIZES = ("d_model", "n_layers", "context", "init", "embedding_std")
 """What a record says of a model's configuration, beside its mixers."""
 UNSEARCHED = {"wandb", "checkpoints", "__pycache__"}
@@ -116,11 +118,27 @@ def gather_models(sources: Iterable[str | Path]) -> list[Saved]:
 def gather_rows(sources: Iterable[str | Path]) -> list[Row]:
     """Every row about a model in the places; of equal keys the last counts.
 
+    Of a model that is given without its run, these are also the rows that `fit --eval_every` wrote.
+
     Raises:
         RequestError: a place that holds no model, run or row, or a file that cannot be read.
     """
-    files = [path for path in _files(sources) if path.name not in (METRICS, "config.json")]
-    return [row for row in read_rows(files) if "checkpoint" in row]
+    found = list(_files(sources))
+    files = [path for path in found if path.name not in (METRICS, "config.json")]
+    walked = {path.parent.resolve() for path in files}
+    names: dict[Path, set[str]] = {}
+    for model in (path.parent.resolve() for path in found if path.name == "config.json"):
+        if (beside := run_of(model) / EVALUATED) not in walked:
+            names.setdefault(beside, set()).add(model.name)
+    rows = read_rows(files)
+    for folder, known in names.items():
+        own = read_rows(sorted(folder.glob(SHARDS)))
+        rows = [*(row for row in own if Path(_path(row)).name in known), *rows]
+    return list({row["key"]: row for row in rows if "checkpoint" in row}.values())
+
+
+def _path(row: Row) -> str:
+    return row.get("checkpoint", {}).get("path", "")
 
 
 def of_present_models(rows: Iterable[Row], saved: Iterable[Saved]) -> list[Row]:
@@ -162,7 +180,8 @@ def finite(value: Any) -> bool:
 def _files(sources: Iterable[str | Path]) -> Iterator[Path]:
     """The files that say what is in places."""
     for source in sources:
-        found = list(_walk(find_model(source) if "@" in str(source) else Path(source)))
+        named = "@" in str(source) or str(source).startswith(SHIPPED)
+        found = list(_walk(find_model(source) if named else Path(source)))
         if not found:
             raise RequestError(
                 f"{source}: nothing to compare here; give a model directory, a run, results, or a "

@@ -289,6 +289,8 @@ def checkpoint_table(records: Sequence[Record]) -> Table:
     headings = [figure.heading + " %" * figure.percent for figure in FIGURES]
     validation = any(record["bits_per_byte_of"] == "validation" for record in records)
     notes = [f"{VALIDATION} of training's own validation"] if validation else []
+    if any(record[figure.name] is None for record in records for figure in FIGURES):
+        notes.append(f"{text(None)} not measured; eval loss, invert and bits measure it")
     if len(differing) > SETTINGS:
         notes.append(f"also differ, in --csv: {', '.join(differing[SETTINGS:])}")
     named = [name.rpartition(".")[2] for name in shown]

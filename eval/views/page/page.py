@@ -1,12 +1,12 @@
 """The page of evidence: one HTML file that needs nothing but itself.
 
-Its sections are fixed: an example, before and after training, layer by layer, the prompts, the
-lenses, and where the numbers come from. A section about which there is nothing is left out.
+Its sections are fixed: an example, before and after training, bits, layer by layer, the prompts,
+the lenses, and where the numbers come from. A section about which there is nothing is left out.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
@@ -17,9 +17,18 @@ from eval.drawing.markup import EMPTY, STYLE
 from eval.drawing.tables import Record, text, whole_percent
 from eval.messages import legible
 from eval.rows.schema import Row
+from eval.views.page.bits import Panel, draw_bits
 from eval.views.page.numbers import number_tables
 from eval.views.page.prompts import choose_example, draw_prompts
-from eval.views.page.recoveries import AFTER, BEFORE, BETWEEN, deepest, recoveries, select_lines
+from eval.views.page.recoveries import (
+    AFTER,
+    BEFORE,
+    BETWEEN,
+    PHASES,
+    deepest,
+    recoveries,
+    select_lines,
+)
 
 if TYPE_CHECKING:
     from eval.views.page.inside import LensSection  # which imports torch
@@ -28,17 +37,17 @@ LENSES_TITLE = "Inside a language model"
 TITLE = "What is left of a prompt inside a language model"
 OVER = {"layer": "layer", "noise": "noise / RMS", "channels": "channels shown"}
 """What the panels of the third section are over, and the titles of their axes."""
+FAMILY = {
+    "gradient": "gradient methods, which follow the gradient of the distance to the kept vectors",
+    "search": "searches, which run tokens through the model and keep those whose vectors fit",
+    "prior": "searches, which also use what the model expects",
+    "control": "random guesses, as the control",
+}
+"""What the solvers of a family do."""
 QUESTIONS = 40
 """Questions of a model in the table of the second section, at most."""
 LINES = 300
 """Lines of a table of every number, which `summary --csv` writes in full."""
-
-
-class Panel(NamedTuple):
-    """A chart under its heading."""
-
-    title: str
-    svg: Markup
 
 
 def draw_lenses(documents: Sequence[dict[str, Any]], rows: Sequence[Row]) -> list["LensSection"]:
@@ -65,13 +74,17 @@ def render_page(
     """
     rows = list({row["key"]: row for row in rows}.values())
     lines = frame(rows)
-    context: dict[str, Any] = dict.fromkeys(("example", "training", "prompts", "curves", "solvers"))
+    context: dict[str, Any] = dict.fromkeys(
+        ("example", "training", "prompts", "curves", "solvers", "families")
+    )
     recovered = not lines.empty and (lines["kind"] == "recovery").any()
     if recovered or (lines.empty and not lenses):
         context |= _of_recoveries(rows, select_lines(lines))
     tables = [] if lines.empty else number_tables(lines)
+    bits = draw_bits(lines)
     return template("page.html").render(
-        title=title or (TITLE if context["training"] else LENSES_TITLE),
+        title=title or (TITLE if context["training"] or bits else LENSES_TITLE),
+        bits=bits,
         colours=figures.colours(),
         lenses=lenses,
         lens_style=STYLE if lenses else "",
@@ -90,7 +103,8 @@ def _of_recoveries(rows: Sequence[Row], lines: Frame) -> Record:
     prompts, known = draw_prompts(rows, lines, plain or ends)
     return {
         "example": choose_example(prompts),
-        "training": training_tables(ends),
+        "training": training_tables(ends, lines),
+        "families": _families(ends),
         "curves": {field: panels for field in OVER if (panels := curves(records, field))},
         "prompts": prompts,
         "undrawn": known - len(prompts),
@@ -98,8 +112,23 @@ def _of_recoveries(rows: Sequence[Row], lines: Frame) -> Record:
     }
 
 
-def training_tables(records: Sequence[Record]) -> list[Record]:
-    """A table for each model: by question, and within it by solver, the figures of each phase."""
+def _families(records: Sequence[Record]) -> dict[str, list[str]]:
+    """The solvers of each family."""
+    families: dict[str, list[str]] = {}
+    for record in sorted(records, key=lambda r: r["rank"]):
+        names = families.setdefault(record["family"], [])
+        names += [record["solver"]] * (record["solver"] not in names)
+    return families
+
+
+def training_tables(records: Sequence[Record], lines: Frame) -> list[Record]:
+    """A table for each model: by question, and within it by solver, the figures of each phase.
+
+    Args:
+        records: of `deepest`, without those between.
+        lines: of `select_lines`, which say of what steps the phases are.
+    """
+    steps = lines.groupby(["model", "phase"])["step"].unique().map(sorted).to_dict()
     models: dict[str, dict[Any, dict[str, dict[str, Record]]]] = {}
     for record in records:
         question = (record["tokens"], record["departs"], record["site"], record["prompts"])
@@ -109,6 +138,7 @@ def training_tables(records: Sequence[Record]) -> list[Record]:
         {
             "model": model,
             "seeds": max(r["models"] for r in records if r["model"] == model),
+            "steps": {phase: steps.get((model, phase), []) for phase in PHASES},
             "questions": list(questions.items())[:QUESTIONS],
             "left": max(0, len(questions) - QUESTIONS),
         }
@@ -196,5 +226,11 @@ def template(name: str) -> Template:
         finalize=_finalize,
     )
     words = {"percent": whole_percent, "text": text, "inline": figures.inline}
-    environment.globals |= words | {"BEFORE": BEFORE, "AFTER": AFTER, "EMPTY": EMPTY}
+    environment.globals |= words | {
+        "FAMILY": FAMILY,
+        "BEFORE": BEFORE,
+        "AFTER": AFTER,
+        "BETWEEN": BETWEEN,
+        "EMPTY": EMPTY,
+    }
     return environment.get_template(name)

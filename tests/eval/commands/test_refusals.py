@@ -113,6 +113,8 @@ REFUSED = {
         ("silent", "no rows here, and no figures of a run yet"),
         ("runs/run --sort -speed", "--sort -speed: allowed are model, step"),
         ("runs/run --sort", "--sort: give a value"),
+        ("results --solver magic", "--solver magic: no recovery here has it; there are "),
+        ("results --prompts tale", "--prompts tale: no recovery here has it; there are story"),
     ],
     "report --out page.html": [
         ("nowhere", "nowhere: no results here"),
@@ -120,7 +122,10 @@ REFUSED = {
         ("later", "schema 99, allowed is 3"),
         ("results --figures figures", "--figures figures: no lens"),
     ],
-    "report": [("results --out empty", "--out empty: Is a directory; give a file")],
+    "report": [
+        ("results --out empty", "--out empty: Is a directory; give a file"),
+        ("results --out page.pdf", "--out page.pdf: the page is HTML; name it .html in place of"),
+    ],
     "summary": [("torn.parquet", "torn.parquet"), ("results --csv file/t.csv", "file")],
     "generate": [
         ("model --prompt '" + "far " * 40 + "'", "the model's context is 32"),

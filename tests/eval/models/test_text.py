@@ -24,6 +24,7 @@ from tokenizer.pack import Layout
 
 SOURCES = ("stories.txt", "stories.jsonl", "directory", "toy:1000", "packed")
 BODY = "went to the park. " + "It was a sunny day. " * 20
+OWN = "held-out stories of the training data"
 STORIES = [f"Number {i % 500:03d} {BODY}" for i in range(700)]
 HOSTILE = ["Zoë met 🙂.", "A <|pad|> in a text.", "\u201cTwo\u201d\nlines,  a gap.", "One.", "Two."]
 
@@ -159,7 +160,7 @@ def test_models_are_asked_about_their_own_data(command, trained, capsys):
         [row["key"] for row in getattr(evals, command)(path, **ASKED[command], **more).rows]
         for more in ({}, {"corpus": "data-one"}, {"corpus": "toy"})
     ]
-    assert said(capsys) == ["corpus: data-one, the training data; --corpus gives another"]
+    assert said(capsys) == [f"corpus: data-one, {OWN}; --corpus gives another"]
     assert rows[0] == rows[1]
     if command in ("loss", "probe", "bits", "lens"):  # others have it in no key, but in their text
         assert rows[0] != rows[2]
@@ -187,7 +188,7 @@ def test_models_of_different_data_are_asked_apart(trained, model_directory, caps
         evals.loss(models, stories=2)
     assert len(evals.loss(models, corpus="toy:40", stories=2).rows) == 2
     evals.loss([model_directory("new"), models[1]], stories=2)
-    assert said(capsys) == ["corpus: data-two, the training data; --corpus gives another"]
+    assert said(capsys) == [f"corpus: data-two, {OWN}; --corpus gives another"]
     # A text is of no corpus: each model's search guesses from its own.
     evals.invert(models, text="Once upon", layers="last", solvers=["sweep", "propose"])
     assert [line.split(",")[0] for line in said(capsys)] == ["corpus: data-one", "corpus: data-two"]
@@ -216,7 +217,7 @@ def test_a_small_plain_text_is_trained_on_and_inverted(tmp_path, monkeypatch, ca
         --solvers propose alternating adam --set adam.steps=1 alternating.starts=1"""
     assert evaluation.main([*map(str, command.split())]) == 0
     said = capsys.readouterr().err
-    for line in ("data, the training data", r"\d+ of 32 prompts", r"\d+ tokens of background"):
+    for line in (f"data, {OWN}", r"\d+ of 32 prompts", r"\d+ tokens of background"):
         assert re.search(f"(?m)^corpus( data)?: {line}", said), (line, said)
     assert evals.invert("run/models/step-000001", corpus="book.txt", count=2, length=6).rows
 

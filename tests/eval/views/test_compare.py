@@ -106,6 +106,24 @@ def test_a_model_that_was_trained_again_is_no_training_seed(model_directory, tmp
     assert f"{model}: rows of several models that lay there are" in capsys.readouterr().err
 
 
+def test_a_model_by_itself_has_what_its_run_measured_of_it(model_directory, tmp_path):
+    """As `compare RUN@0 RUN@100` after `fit --eval_every`; its line had no figures."""
+    run = make_run(tmp_path, "flat")
+    models = [add_model(run, step, model_directory("any", step)) for step in (0, 100)]
+    rows = [loss_row(open_checkpoint(model).provenance, [2.0, 3.0]) for model in models]
+    rows = [row | {"key": model.name} for row, model in zip(rows, models, strict=True)]
+    Results(run / "eval").append(rows)
+    (record,) = compared(models[1])
+    assert (record["step"], record["bits_per_byte_of"]) == (100, "loss")
+    assert compared(models[1], run / "eval")[1] == record  # no row counts twice
+    assert compared(*models) == compared(run)
+
+
+def test_a_model_of_the_repository_is_one_of_a_comparison(capsys):
+    assert run_compare("remnant:flat-small") == 0
+    assert "0.8225" in capsys.readouterr().out
+
+
 def test_settings_in_which_runs_differ_are_columns(tmp_path, capsys):
     fast, slow = (make_run(tmp_path, name, lr=lr) for name, lr in (("fast", 0.1), ("slow", 0.01)))
     assert [r["settings"] for r in compared(fast, slow)] == [

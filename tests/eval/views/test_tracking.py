@@ -110,6 +110,15 @@ def runs_of_two(tracked):
     return found
 
 
+def test_a_report_offline_says_what_uploads_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("eval.views.tracking.track_results", lambda *_: ["ab", "cd"])
+    Results(tmp_path / "my results").append(FLAT)
+    words = [tmp_path / "my results", "--out", tmp_path / "page.html", "--wandb", "offline"]
+    assert main(["report", *map(str, words)]) == 0
+    where = f"'{tmp_path}/my results/wandb'/offline-run-*-"
+    assert f"W&B, offline: wandb sync {where}ab {where}cd\n" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_each_model_is_a_run_whose_figures_are_logged_by_training_step(runs_of_two):
     assert set(runs_of_two) == {"flat", "llama"}
@@ -124,6 +133,10 @@ def test_each_model_is_a_run_whose_figures_are_logged_by_training_step(runs_of_t
             assert {k: v for k, v in row.items() if not k.startswith("_")} == pytest.approx(figures)
         axes = {(m.glob_name, m.step_metric) for m in records["metric"] if m.glob_name}
         assert axes == {("eval/*", STEP), ("lens/*", STEP)}
+        undrawn = {metric.name for metric in records["metric"] if metric.options.hidden}
+        counts = {name for row in rows for name in row if name.endswith("_n")}
+        assert {STEP, TOKENS} | counts <= undrawn  # a count is no curve
+        assert not undrawn & {"eval/shown", "lens/residual"}
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import io
 import json
+import re
 import sqlite3
 import subprocess
 from types import SimpleNamespace
@@ -40,7 +41,7 @@ def in_this_process(monkeypatch):
 
 
 def test_saved_models_are_evaluated_as_by_hand_and_the_run_has_the_figures(
-    data, tmp_path, in_this_process, monkeypatch
+    data, tmp_path, in_this_process, monkeypatch, capsys
 ):
     monkeypatch.setenv("REMNANT_KERNELS", "dense")
     run = tmp_path / "run"
@@ -48,6 +49,7 @@ def test_saved_models_are_evaluated_as_by_hand_and_the_run_has_the_figures(
     suite = tmp_path / "own.yaml"
     suite.write_text("own: {layers: last, solvers: [propose], count: 2, length: 6}")
     assert fit(data, run, *flags, "--eval", str(suite)) == 0
+    printed = capsys.readouterr().out
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     evaluated = {row["step"]: row for row in rows if "eval/shown" in row}
     assert list(evaluated) == [0, 6]
@@ -58,6 +60,7 @@ def test_saved_models_are_evaluated_as_by_hand_and_the_run_has_the_figures(
         known = {f"eval/{name}": float(line[name]) for name in FIGURES if line[name]}
         assert known == {name: row[name] for name in known}
         assert {"eval/shown", "eval/bits_per_byte"} <= set(known)
+    assert re.search(r"^step 6  eval bits_per_byte [.\d]+, shown [.\d]+ %", printed, re.MULTILINE)
     assert "eval/shown" in (run / "csv" / "version_0" / "metrics.csv").read_text()
     assert _steps(run) == ["step-000000", "step-000006"]
     assert len(in_this_process) == 8
@@ -74,12 +77,22 @@ def test_an_evaluation_that_fails_is_a_line(data, tmp_path, monkeypatch, capsys)
 
     monkeypatch.setattr("train.record.evaluate.measure", fail)
     run = tmp_path / "run"
-    flags = ["--eval_every", "3", "--eval", "none", "--trainer.max_steps", "7"]
+    flags = ["--eval_every", "3", "--eval", "standard", "--trainer.max_steps", "7"]
     assert fit(data, run, *flags) == 0
     said = [line for line in capsys.readouterr().out.splitlines() if "eval invert failed" in line]
     assert [line.split()[1] for line in said] == ["0", "3", "6", "7"]
-    assert measured == [(name, run / "eval", "none") for name in _steps(run)]
+    assert measured == [(name, run / "eval", "standard") for name in _steps(run)]
     assert _steps(run) == [f"step-{step:06d}" for step in (0, 3, 6, 7)]
+
+
+def test_a_suite_that_is_not_there_is_refused_before_training(data, tmp_path, capsys):
+    """It was said after the first evaluation, minutes later."""
+    run = tmp_path / "run"
+    flags = ["--eval_every", "3", "--eval", "slow"]
+    assert fit(data, run, *flags) == 2
+    said = "error: --eval slow: no such suite or file; use quick, solvers, sources, standard or a "
+    assert capsys.readouterr().err == f"{said}YAML file\n"
+    assert not run.exists()
 
 
 def test_the_last_model_of_a_run_that_stops_early_is_evaluated(data, tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ import wandb.errors
 from arch import load_model
 from tests.eval.views.test_tracking import logged, offline_records
 from tests.train.cases import fit
-from train.record.loggers import open_wandb
+from train.record.loggers import TolerantWandbLogger, open_wandb
 from train.settings import RunSettings
 
 
@@ -189,6 +189,17 @@ def test_a_view_that_breaks_ends_no_training(
     assert fit(data, tmp_path / "run", "--wandb", mode) == 0
     assert capsys.readouterr().out.count(f"--wandb {mode}: gone; going on without it") == 1
     assert (tmp_path / "run" / "models" / "step-000006").is_dir()
+
+
+def test_counts_and_axes_have_no_panel(monkeypatch):
+    """Of 20 keys of a run that is evaluated on the way, 8 were panels that show nothing."""
+    defined = {}
+    run = Online("id")
+    monkeypatch.setattr(run, "define_metric", lambda name, **how: defined.update({name: how}))
+    figures = {"loss": 1.0, "seconds": 2.0, "val_tokens": 9, "eval/shown": 1.0, "eval/shown_n": 8.0}
+    TolerantWandbLogger(run, print, "--wandb online").log_metrics(figures, 1)
+    undrawn = {"step_metric": "trainer/global_step", "hidden": True}
+    assert defined == dict.fromkeys(("seconds", "val_tokens", "eval/shown_n"), undrawn)
 
 
 def test_a_mistake_of_ours_is_not_taken_for_one_of_the_view(data, tmp_path, online, monkeypatch):

@@ -16,7 +16,15 @@ from eval.views.page.numbers import number_tables
 from eval.views.page.page import curves, render_page
 from eval.views.page.prompts import draw_prompts
 from eval.views.page.recoveries import ANSWERS, recoveries, select_lines, terminal_text
-from tests.eval.views.page.cases import Page, expected_share, make_row, make_rows, renamed
+from tests.eval.views.page.cases import (
+    Page,
+    about,
+    bits_row,
+    expected_share,
+    make_row,
+    make_rows,
+    renamed,
+)
 
 ROWS = make_rows()
 QUESTIONS = {"all tokens shown": ("self", 0), "1 hidden token": ("nonself", 1),
@@ -50,6 +58,32 @@ def test_the_page_has_them_at_the_deepest_layer_before_and_after_training(html):
                 assert (name, *(cell.split()[0] for cell in shown)) == (
                     solver, *map(whole_percent, shares),
                 )  # fmt: skip
+
+
+def test_the_page_says_what_solvers_do_and_which_steps_it_shows():
+    rows = make_rows(models=("flat",), layers=(4,), count=2, steps=(0, 100, 300))
+    page = Page(render_page(rows))
+    head = next(table[0] for table in page.tables if table[0][0] == "tokens asked for")
+    assert head[2:] == ["before, %step 0", "after, %step 300"]
+    for said in ("Steps between these two: 100.", "descent, adam: gradient methods, which follow"):
+        assert said in page.words
+
+
+def test_bits_are_drawn_by_distance_for_each_step():
+    """They stood in a folded table alone, of 300 lines."""
+    prompts = {0: 1, 100: 2, 300: 4}
+    page = render_page([bits_row(about(step), prompt, 2.0)
+                        for step, count in prompts.items() for prompt in range(count)])  # fmt: skip
+    text = Page(page).words
+    assert "Each of 40 tokens was put" in text
+    assert "so 5.322 bits name the token" in text
+    assert "Means over 1 to 4 passages" in text
+    for step, count in prompts.items():
+        assert re.search(rf"step {step}, 4 later: 2 [^<]*bits, n = {count}\b", page)
+    few = render_page([bits_row(about(step), 0, 2.0) for step in range(0, 1200, 100)])
+    assert len(set(re.findall(r"step ([\d,]+), 4 later", few)) & {"0", "1,100"}) == 2
+    assert len(set(re.findall(r"step ([\d,]+), 4 later", few))) == 6
+    assert 'id="bits"' not in render_page(ROWS)
 
 
 def test_the_terminal_has_them_by_step_in_few_lines():
