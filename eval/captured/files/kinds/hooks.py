@@ -39,26 +39,27 @@ def read(source: Source) -> Capture:
     width)`. SAELens: `(B, T, width)`, and in newer folders `token_ids`, `(B, T)`.
 
     Raises:
-        RequestError: no hook that is known, another shape or type, two hooks of one site whose
-            numbers differ, or ids of fewer positions.
+        RequestError: no hook that is known, another shape or type, or ids of fewer positions.
     """
-    outputs = dict[str, Outputs]()
+    outputs, differing = dict[str, Outputs](), dict[str, None]()
     for name, entry in source.entries.items():
         if match := HOOK.fullmatch(name):
             layer, hook = int(match[1]), match[2]
             site = f"{PARTS[hook]}.{layer + (hook not in BEFORE)}"
             read = _read_hook(source, name, entry, PARTS[hook] in CACHED)
             if (other := outputs.get(site)) and not _are_equal(other, read):
-                raise source.refuse(f"{name}: another hook of {site} differs; keep one of them")
+                differing[site] = None  # as where a norm stands behind a mixer
             outputs[site] = read
+    outputs = {site: read for site, read in outputs.items() if site not in differing}
+    twofold = f"; two hooks of {', '.join(differing)} differ: neither is read" * bool(differing)
     unread = [name for name in source.entries if not HOOK.fullmatch(name) and name != IDS]
     if not outputs:
         raise source.refuse(
-            f"hooks {', '.join(unread)[:300]}: known are blocks.N. and {', '.join(PARTS)}; latents "
-            "of an SAE, scores and outputs behind a norm are no sites"
+            f"hooks {', '.join(unread)[:300]}{twofold}: known are blocks.N. and {', '.join(PARTS)};"
+            " latents of an SAE, scores and outputs behind a norm are no sites"
         )
     ids = _read_ids(source)
-    kind = f"hooks of TransformerLens: {', '.join(outputs)}"
+    kind = f"hooks of TransformerLens: {', '.join(outputs)}{twofold}"
     if unread:
         kind += f"; not read: {', '.join(unread)}"
     if ids is not None:

@@ -60,8 +60,13 @@ def test_a_whole_cache_names_each_site_twice(engine, ask, tmp_path):
     }
     assert len(rows) == 3
     held["blocks.1.hook_resid_pre"] += 1
-    with one_line(RequestError, "differs"):
-        read_capture(write(tmp_path / "b.safetensors", held))
+    found = read_capture(write(tmp_path / "b.safetensors", held))
+    assert set(found.outputs) == {"block.0", "block.2"}
+    assert "two hooks of block.1 differ: neither is read" in found.kind
+    with one_line(RequestError, "two hooks of block.1 differ"):
+        both = {name: held[name] for name in held if "0.hook_resid_post" in name or "1" in name}
+        del both["blocks.1.hook_resid_post"]
+        read_capture(write(tmp_path / "c.safetensors", both))
 
 
 def test_a_folder_of_rows_gives_their_text(engine, ask, tmp_path):
