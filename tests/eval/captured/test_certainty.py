@@ -15,6 +15,7 @@ from eval.__main__ import main
 from eval.captured.certainty.agreement import find_evidence
 from eval.captured.certainty.likelihood import LIKELY, probability
 from eval.models.text import held_out_text
+from eval.sites.site import open_site
 from tests.arch.cases import byte_tokenizer
 from tests.arch.pretrained.test_pretrained import GROUPED, random_model
 from tests.said import one_line
@@ -76,6 +77,20 @@ def test_numbers_that_some_token_has_by_chance_make_none_certain(kind, states):
     graded = torch.tensor([[grade != "unknown" for grade in of] for of in found.grades])
     assert bool((right | ~graded).all())
     assert not any(found.certificates[0]) or kind != torch.bfloat16
+
+
+@pytest.mark.parametrize(("channels", "certain"), [(3, False), (16, True)])
+def test_hidden_tokens_are_certain_by_as_many_numbers_as_tell_them_together(
+    channels, certain, states
+):
+    """Three in bfloat16 agree with some of all prompts of three tokens: wrong ones were certain."""
+    model, _ = states
+    tokens = torch.randint(256, (1, 3), generator=torch.Generator().manual_seed(18))
+    outputs = open_site(model, [1], "block").of_tokens(tokens).bfloat16()
+    found = recover(model, outputs, layer=1, shown=f"[:, 2:, :{channels}]", corpus="toy:400",
+                    computed="fp32")  # fmt: skip
+    assert found.tokens.tolist() == tokens.tolist()
+    assert [proof is not None for proof in found.certificates[0]] == 3 * [certain]
 
 
 def test_a_hidden_token_that_nothing_shown_depends_on_is_not_certain(small_model, small_tokenizer):
