@@ -1,5 +1,6 @@
 """Whether outputs of tokens agree with captured ones, number by number, and where they do."""
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -82,9 +83,21 @@ def find_evidence(fits: Tensor, shown: list[int], length: int) -> Tensor:
     return evidence & enough[:, None]
 
 
-def is_followed(counted: Tensor) -> list[list[bool]]:
-    """Of `(B, T)` positions that count: whether a later or the same one does, by prompt.
+def are_told(log_chances: Tensor, tokens: int, most: float) -> list[list[bool]]:
+    """Of `(B, T)` positions, whether outputs there or later tell the token, by prompt.
 
     A causal model's outputs at a position are evidence for all tokens up to it, whatever follows.
+    They tell those that none before them told, together: of as many hidden tokens, some would
+    agree with few or coarse numbers by chance.
+
+    Args:
+        log_chances: that a token agrees by chance, `(B, T)`; 0 where outputs are no evidence.
+        tokens: of the vocabulary, any of which may stand at a position.
+        most: chance that some of them agree, at most.
     """
-    return counted.flip(1).cummax(dim=1).values.flip(1).tolist()
+    telling, choices = torch.zeros_like(log_chances, dtype=torch.bool), log_chances.new_zeros(())
+    for t in range(log_chances.shape[1]):
+        agreeing = choices + math.log(tokens) + log_chances[:, t]
+        telling[:, t] = agreeing < math.log(most)
+        choices = agreeing.clamp(min=0)
+    return telling.flip(1).cummax(dim=1).values.flip(1).tolist()

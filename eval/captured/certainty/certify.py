@@ -1,6 +1,5 @@
 """How sure recovered tokens are: certain, likely or unknown, by what else fits as well."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -9,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from eval.captured.certainty.agreement import Agreement, find_evidence, is_followed
+from eval.captured.certainty.agreement import Agreement, are_told, find_evidence
 from eval.captured.certainty.likelihood import LIKELY, token_probabilities
 from eval.captured.certainty.rivals import NAMED, Beside, find_alike
 from eval.captured.certainty.verified import Found, Verified, verify
@@ -22,7 +21,7 @@ from eval.sites.rounding import Tolerance, capture
 SWAPS = 512  # pairs of hidden positions whose tokens change places, the nearest pairs first
 ORDINARY = 2  # units of rounding of a position's root mean square: a floor of any of its numbers
 UNSETTLED = 3  # tolerances that rivals must miss by in a prompt where several tokens fit somewhere
-CHANCE = 0.01  # tokens of the vocabulary that agree by chance with an output that is evidence
+CHANCE = 0.01  # of other tokens agreeing by chance with outputs that tell some, at most
 PAIRS = 64  # of tokens, drawn, whose second outputs show how far outputs of a site spread
 ROUNDS = 4  # of choosing among tokens that agree; each ends where a prompt's tokens stay
 
@@ -70,15 +69,15 @@ def certify(captured: Captured, found: Found) -> Certified:
     # Zeros are no evidence of a token, though that of an embedding of zeros fits them.
     empty = shown & find_zeros(stored).to(shown) & (not stored.scaled)
     evidence = evidence & ~empty
-    telling = evidence & _find_telling(agreement).to(shown)
-    followed, alike = is_followed(telling), settled.alike
+    by_chance = _log_chances(agreement).to(shown.device).masked_fill(~evidence, 0)
+    told, alike = are_told(by_chance, len(circuit.vocabulary), CHANCE), settled.alike
     for row, t in _find_unsettled(found.problem, settled, agreement):
-        followed[row][t] = False
+        told[row][t] = False
     if uncertified(captured.checkpoint.model):
-        followed = [[False] * T for _ in followed]
+        told = [[False] * T for _ in told]
     certificates = [
         [proof if sure and t not in others else None for t, sure in enumerate(prompt)]
-        for proof, prompt, others in zip(found.proofs, followed, alike, strict=True)
+        for proof, prompt, others in zip(found.proofs, told, alike, strict=True)
     ]
     sure = torch.tensor([[proof is not None for proof in proofs] for proofs in certificates])
     named = torch.tensor([[t in others for t in range(T)] for others in alike])
@@ -93,8 +92,8 @@ def certify(captured: Captured, found: Found) -> Certified:
 
 
 @torch.no_grad()
-def _find_telling(agreement: Agreement) -> Tensor:
-    """Where outputs have so many numbers, and so precise, that no token agrees by chance, `(B, T)`.
+def _log_chances(agreement: Agreement) -> Tensor:
+    """How probably a token agrees by chance with each output, `(B, T)`, as logarithms.
 
     One channel in bfloat16 agrees with one token of a few hundred, whatever stood there.
     """
@@ -103,7 +102,7 @@ def _find_telling(agreement: Agreement) -> Tensor:
     drawn = torch.randint(V, (PAIRS, length), generator=torch.Generator().manual_seed(0))
     spread = circuit.of_tokens(drawn.to(limit.device))[:, -1].std(dim=0)
     chances = torch.special.erf(limit / (2 * spread.clamp(min=torch.finfo(spread.dtype).tiny)))
-    return agreement.slice.narrow(chances.double().log()).sum(dim=-1) < math.log(CHANCE / V)
+    return agreement.slice.narrow(chances.double().log()).sum(dim=-1)
 
 
 def _find_unsettled(

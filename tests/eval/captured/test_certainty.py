@@ -15,6 +15,7 @@ from eval.__main__ import main
 from eval.captured.certainty.agreement import find_evidence
 from eval.captured.certainty.likelihood import LIKELY, probability
 from eval.models.text import held_out_text
+from eval.sites.site import open_site
 from tests.arch.cases import byte_tokenizer
 from tests.arch.pretrained.test_pretrained import GROUPED, random_model
 from tests.said import one_line
@@ -76,6 +77,20 @@ def test_numbers_that_some_token_has_by_chance_make_none_certain(kind, states):
     graded = torch.tensor([[grade != "unknown" for grade in of] for of in found.grades])
     assert bool((right | ~graded).all())
     assert not any(found.certificates[0]) or kind != torch.bfloat16
+
+
+@pytest.mark.parametrize(("channels", "certain"), [(3, False), (16, True)])
+def test_hidden_tokens_are_certain_by_as_many_numbers_as_tell_them_together(
+    channels, certain, states
+):
+    """Three in bfloat16 agree with some of all prompts of three tokens: wrong ones were certain."""
+    model, _ = states
+    tokens = torch.randint(256, (1, 3), generator=torch.Generator().manual_seed(18))
+    outputs = open_site(model, [1], "block").of_tokens(tokens).bfloat16()
+    found = recover(model, outputs, layer=1, shown=f"[:, 2:, :{channels}]", corpus="toy:400",
+                    computed="fp32")  # fmt: skip
+    assert found.tokens.tolist() == tokens.tolist()
+    assert [proof is not None for proof in found.certificates[0]] == 3 * [certain]
 
 
 def test_a_hidden_token_that_nothing_shown_depends_on_is_not_certain(small_model, small_tokenizer):
@@ -179,6 +194,9 @@ def test_small_rows_are_no_token_whose_output_is_the_smallest(size):
     outputs[0] *= 0.6
     assert probability(outputs, outputs[0] + 0.1 * noise, 4096) > LIKELY
     assert probability(outputs, size * outputs[1], 4096) <= 0.5
+    mean = outputs.mean(dim=0)
+    outputs[0] = mean + 0.01 * noise
+    assert probability(outputs, mean + 0.3 * (outputs[1] - mean), 4096) <= 0.5
 
 
 def test_a_token_is_not_likely_where_another_has_the_rows_direction():
@@ -189,6 +207,31 @@ def test_a_token_is_not_likely_where_another_has_the_rows_direction():
     assert probability(outputs, target, 4096) <= 0.5
     outputs[1] *= -1
     assert probability(outputs, target, 4096) > LIKELY
+
+
+@pytest.mark.parametrize("numbers", [1, 2, 4, 6])
+def test_few_numbers_of_what_is_no_output_make_no_token_likely(numbers):
+    """Some token of 4,096 came near to four of them at one position of ten."""
+    draw = torch.Generator().manual_seed(0)
+    outputs, targets = (torch.randn(n, numbers, generator=draw) for n in (4096, 200))
+    nearest = [outputs[(outputs - x).square().sum(dim=1).argsort()] for x in targets]
+    found = [probability(of, x, 4096) for of, x in zip(nearest, targets, strict=True)]
+    assert sum(chance >= LIKELY for chance in found) <= 2
+
+
+def test_a_shorter_row_is_likely_by_its_direction():
+    """As behind a norm: it was not, where zeros lie as near."""
+    outputs = torch.randn(4096, 64, generator=torch.Generator().manual_seed(0))
+    assert probability(outputs, 0.3 * outputs[0] + 0.01 * outputs[1], 4096) > LIKELY
+
+
+@pytest.mark.parametrize(("weight", "likely"), [(0.2, True), (0.45, False)])
+def test_a_token_is_not_likely_where_another_output_is_mixed_in_by_half(weight, likely):
+    """As of averaged prompts: the nearer one was likely, and was that of the other prompt."""
+    draw = torch.Generator().manual_seed(0)
+    outputs, noise = torch.randn(4096, 64, generator=draw), torch.randn(64, generator=draw)
+    target = (1 - weight) * outputs[0] + weight * outputs[7] + 0.1 * noise
+    assert (probability(outputs, target, 4096) >= LIKELY) == likely
 
 
 @pytest.mark.slow
