@@ -47,7 +47,8 @@ PINS := tests/interop/constraints.txt
 
 $(INTEROP)/.installed: $(PINS)
 	$(PYTHON) -m venv $(INTEROP)
-	$(INTEROP)/bin/python -m pip install --quiet --constraint $(PINS) torch 'lm-eval[hf]' transformer-lens
+	$(INTEROP)/bin/python -m pip install --quiet --constraint $(PINS) torch 'lm-eval[hf]' transformer-lens mlx-lm \
+	    'mlx[cpu]; sys_platform == "linux"'
 	touch $@
 
 interop: $(STAMP)
