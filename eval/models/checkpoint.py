@@ -29,6 +29,7 @@ from arch import (
     load_model,
 )
 from arch.errors import printable
+from arch.kernels.arithmetic import plain_arithmetic
 from arch.pretrained.pretrained import check_tokenizer, load_pretrained, refusals, wrap_model
 from arch.pretrained.tokenizers import largest_id, read_tokenizer
 from arch.storage.files import file_sha256, read_json
@@ -64,6 +65,7 @@ class Checkpoint:
     control: str | None = None
     weights: str | None = None
 
+    @plain_arithmetic()
     def __call__(self, text: str | Tensor) -> Outputs:
         """Runs the model once over a text: its logits, and the stream after each block.
 
@@ -191,6 +193,7 @@ class Checkpoint:
         return Pieces(self.tokenizer)
 
 
+@plain_arithmetic()
 def open_checkpoint(
     path: str | Path, device: str | torch.device = "cpu", trust_code: bool | None = None
 ) -> Checkpoint:
@@ -269,6 +272,7 @@ def find_models(folder: str | Path) -> list[Path]:
     return sorted(path for path in found if (path / "meta.json").is_file())
 
 
+@plain_arithmetic()
 def open_model(
     model: str | Path | nn.Module,
     device: str = "auto",

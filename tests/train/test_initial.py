@@ -171,8 +171,12 @@ def test_a_recipe_can_be_trained_from_python(data, tmp_path):
     recipe = read_recipe("--config", "llama-small", *words, "--trainer.max_steps", "150")
     recipe.trainer.max_steps = 2
     assert recipe.model.norm == "rmsnorm"
-    with ThreadPoolExecutor(1) as elsewhere:  # signals are of the main thread alone
-        assert elsewhere.submit(train_model, recipe).result() is None
+    torch.set_default_dtype(torch.float64)  # of a notebook's own tensors
+    try:
+        with ThreadPoolExecutor(1) as elsewhere:  # signals are of the main thread alone
+            assert elsewhere.submit(train_model, recipe).result() is None
+    finally:
+        torch.set_default_dtype(torch.float32)
     assert load_model(tmp_path / "run" / "models" / "step-000002").config == recipe.model
     with pytest.raises(RunError, match=r"--run \S+run: exists already"):
         train_model(recipe)
