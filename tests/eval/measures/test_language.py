@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from eval.analysis.frame import frame
 from eval.analysis.statistics import clustered
 from eval.analysis.summary import summarise, summarise_rows
 from eval.measures.loss import PARTS, measure_documents, measure_loss
+from eval.models import corpora
 from eval.models.checkpoint import Checkpoint, open_checkpoint
 from eval.rows.store import read_rows
 from tests.arch.cases import byte_tokenizer
@@ -130,6 +132,20 @@ def test_a_corpus_written_anew_under_its_name_is_another(model_directory, tmp_pa
     assert names == pytest.approx(expected, abs=1e-4)
     alike = [{k: v for k, v in row.items() if k != "corpus_hash"} for row in rows[:1] * 2]
     assert [r["corpus"] for r in summarise_rows(alike, "loss")] == [str(corpus)]
+
+
+@pytest.mark.parametrize("large", [1 << 26, 9])
+def test_a_folder_whose_files_have_the_sizes_of_before_is_another(tmp_path, monkeypatch, large):
+    """As where stories are shuffled; its earlier loss was given as its own."""
+    monkeypatch.setattr(corpora, "LARGE", large)
+    monkeypatch.setattr(corpora, "PIECE", 4)
+    (tmp_path / "train.txt").write_text("Some.")
+    found = set()
+    for time, words in enumerate((["One cat.", "Two cat."], ["Two cat.", "One cat."])):
+        (tmp_path / "valid.txt").write_text("<|endoftext|>".join(words))
+        os.utime(tmp_path / "valid.txt", (time, time))
+        found.add(corpora.corpus_hash(str(tmp_path)))
+    assert len(found) == 2
 
 
 def test_stories_are_joined_without_an_end_of_text_where_there_is_none(small_model, tmp_path):
