@@ -8,6 +8,7 @@ A result that depends on the model alone is kept with it, once for all its sites
 
 import copy
 import hashlib
+import json
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -20,14 +21,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from arch import (
-    LanguageModel,
-    ModelConfig,
-    ModelError,
-    check_causal,
-    count_parameters,
-    load_model,
-)
+from arch import LanguageModel, ModelConfig, ModelError, check_causal, count_parameters, load_model
 from arch.errors import printable
 from arch.kernels.arithmetic import plain_arithmetic
 from arch.pretrained.pretrained import check_tokenizer, load_pretrained, refusals, wrap_model
@@ -135,6 +129,11 @@ class Checkpoint:
         return weights_hash(self.model)
 
     @cached_property
+    def settings_sha256(self) -> str:
+        """The hash of what no weight tells of it; see `eval.models.identity`."""
+        return identity.settings_hash(self.meta.get("settings", {}), self.tokenizer)
+
+    @cached_property
     def model_id(self) -> str:
         """Equal for the training steps and seeds of one model; see `eval.models.identity`."""
         return identity.model_id(self.meta, self.weights_sha256)
@@ -178,6 +177,7 @@ class Checkpoint:
             "val_loss": self.meta.get("val_loss"),
             **{n: getattr(self.config, n) for n in ("init", "embedding_std")},
             "weights_sha256": self.weights_sha256,
+            "settings_sha256": self.settings_sha256,
         }
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
@@ -220,7 +220,9 @@ def open_checkpoint(
     check_causal(loaded.model)
     tokenizer = read_tokenizer(loaded.tokenizer_json, loaded.path / "tokenizer.json")
     say_how_text_is_read(tokenizer, loaded.meta["name"])
-    return Checkpoint(loaded.model, loaded.config, tokenizer, loaded.meta, loaded.path)
+    file = loaded.path / "config.json"
+    meta = loaded.meta | {"settings": read_json(file) if file.is_file() else {}}
+    return Checkpoint(loaded.model, loaded.config, tokenizer, meta, loaded.path)
 
 
 def say_how_text_is_read(tokenizer: Tokenizer, name: str) -> None:
@@ -358,7 +360,9 @@ def _in_memory(module: nn.Module, tokenizer: Any, name: str) -> Checkpoint:
     check_causal(model)
     model = drop_padding(model, 1 + largest_id(backend))
     begin = getattr(tokenizer, "bos_token", None) or getattr(tokenizer, "eos_token", None)
-    meta = {"name": name, "source": "memory", "begin": begin}
+    theirs: Any = module.config
+    settings = json.loads(model.config.to_json()) | (theirs.to_dict() if foreign else {})
+    meta = {"name": name, "source": "memory", "begin": begin, "settings": settings}
     return Checkpoint(model, model.config, backend, meta, Path(name), weights=weights_hash(model))
 
 

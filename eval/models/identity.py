@@ -5,11 +5,16 @@ recipe and data into `meta.json`; of any other model the hash is of the weights.
 one `model_id` are steps and seeds of one model, and may be pooled; all others are different models.
 """
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from arch.storage.runs import without_seed
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -25,6 +30,20 @@ def model_id(meta: Mapping[str, Any], weights_sha256: str) -> str:
     if known and "-" in known:
         return known
     return f"{without_seed(meta['name'])}-{known or weights_sha256[:10]}"  # earlier: the hash alone
+
+
+def settings_hash(settings: Mapping[str, Any], tokenizer: "Tokenizer") -> str:
+    """The SHA-256 of what no weight tells of a model: its settings, and how a text is split.
+
+    Args:
+        settings: the content of its config.json, or of the like in memory.
+    """
+    from arch.formats.foreign import WITHOUT_EFFECT
+    from tokenizer import encoding_hash
+
+    told = {name: value for name, value in settings.items() if name not in WITHOUT_EFFECT}
+    text = json.dumps([told, encoding_hash(tokenizer)], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def seed_labels(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], str]:

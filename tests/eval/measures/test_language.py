@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, normalizers
 
-from arch import load_model
-from eval import RequestError
+from arch import LanguageModel, ModelConfig, load_model
+from eval import RequestError, open_model
 from eval import loss as eval_loss
 from eval.__main__ import main
 from eval.analysis.frame import frame
@@ -132,6 +132,39 @@ def test_a_corpus_written_anew_under_its_name_is_another(model_directory, tmp_pa
     assert names == pytest.approx(expected, abs=1e-4)
     alike = [{k: v for k, v in row.items() if k != "corpus_hash"} for row in rows[:1] * 2]
     assert [r["corpus"] for r in summarise_rows(alike, "loss")] == [str(corpus)]
+
+
+@pytest.mark.parametrize("change", ["config.json", "module", "tokenizer"])
+def test_rows_of_other_settings_beside_the_same_weights_are_refused(
+    change, model_directory, tmp_path
+):
+    """As where a config.json was corrected: the earlier figures were given as the model's own."""
+    path = model_directory()
+    asked: Any = {"text": "Tom had a ball.", "out": str(tmp_path / "out")}
+    settings = json.loads((path / "config.json").read_text()) | {"norm_eps": 0.1}
+    module, tokenizer = load_model(path).model, load_tokenizer(path)
+    state = module.state_dict()
+
+    def open_changed():
+        if change == "config.json":
+            return path
+        return open_model(module, tokenizer=tokenizer, name="flat")
+
+    before = open_model(path) if change == "config.json" else open_changed()
+    assert eval_loss(open_changed(), **asked).rows == eval_loss(open_changed(), **asked).rows
+    if change == "config.json":
+        (path / "config.json").write_text(json.dumps(settings))
+    elif change == "module":
+        module = LanguageModel(ModelConfig.from_json(json.dumps(settings)))
+        module.load_state_dict(state)
+    else:
+        tokenizer.normalizer = normalizers.Lowercase()
+    with pytest.raises(
+        RequestError, match=r"its rows of \S+ are of other settings \(config.json\)"
+    ):
+        eval_loss(open_changed(), **asked)
+    with pytest.raises(RequestError, match="has the name and weights of another model that is as"):
+        eval_loss([before, open_changed()], text="Tom had a ball.")
 
 
 @pytest.mark.parametrize("large", [1 << 26, 9])
