@@ -363,7 +363,8 @@ def _in_memory(module: nn.Module, tokenizer: Any, name: str) -> Checkpoint:
     theirs: Any = module.config
     settings = json.loads(model.config.to_json()) | (theirs.to_dict() if foreign else {})
     meta = {"name": name, "source": "memory", "begin": begin, "settings": settings}
-    return Checkpoint(model, model.config, backend, meta, Path(name), weights=weights_hash(model))
+    weights = uuid4().hex if identity.is_steered(module) else weights_hash(model)
+    return Checkpoint(model, model.config, backend, meta, Path(name), weights=weights)
 
 
 def draw(build: Callable[[], Built], seed: int) -> Built:

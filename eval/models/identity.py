@@ -15,6 +15,7 @@ from arch.storage.runs import without_seed
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+    from torch.nn import Module
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -44,6 +45,19 @@ def settings_hash(settings: Mapping[str, Any], tokenizer: "Tokenizer") -> str:
     told = {name: value for name, value in settings.items() if name not in WITHOUT_EFFECT}
     text = json.dumps([told, encoding_hash(tokenizer)], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def is_steered(module: "Module") -> bool:
+    """Whether hooks or another forward change what a module computes, in a way no hash tells.
+
+    Accelerate's own, which move tensors to their devices, do not.
+    """
+    return any(
+        part._forward_hooks
+        or part._forward_pre_hooks
+        or ("forward" in vars(part) and not hasattr(part, "_hf_hook"))
+        for part in module.modules()
+    )
 
 
 def seed_labels(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], str]:

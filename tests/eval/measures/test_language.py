@@ -167,6 +167,23 @@ def test_rows_of_other_settings_beside_the_same_weights_are_refused(
         eval_loss([before, open_changed()], text="Tom had a ball.")
 
 
+def test_rows_of_a_module_with_a_hook_are_not_those_without(model_directory, tmp_path):
+    """Nor those of another hook: no hash tells what it does."""
+    path = model_directory()
+    module, tokenizer = load_model(path).model, load_tokenizer(path)
+    asked: Any = {"text": "Tom had a ball.", "out": str(tmp_path / "out")}
+    nats = []
+    for factor in (1.0, 2.0, 3.0, 1.0):
+        hooks = [module.norm.register_forward_hook(lambda *_, f=factor: _[2] * f)]
+        for hook in hooks if factor == 1.0 else ():
+            hook.remove()
+        opened = open_model(module, tokenizer=tokenizer, name="flat")
+        nats.append(eval_loss(opened, **asked).rows[0]["nats_per_token"])
+        hooks[0].remove()
+    assert nats[0] == nats[3]
+    assert len({*nats}) == 3
+
+
 @pytest.mark.parametrize("large", [1 << 26, 9])
 def test_a_folder_whose_files_have_the_sizes_of_before_is_another(tmp_path, monkeypatch, large):
     """As where stories are shuffled; its earlier loss was given as its own."""
