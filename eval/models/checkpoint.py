@@ -125,6 +125,8 @@ class Checkpoint:
             return self.weights
         file = self.path / "model.safetensors"
         if (self.path / "meta.json").is_file() and file.is_file():
+            if self.meta.get("written", written := identity.written(file)) != written:
+                raise RequestError(f"{file}: was written anew since it was opened; open it again")
             return file_sha256(file)
         return weights_hash(self.model)
 
@@ -220,8 +222,7 @@ def open_checkpoint(
     check_causal(loaded.model)
     tokenizer = read_tokenizer(loaded.tokenizer_json, loaded.path / "tokenizer.json")
     say_how_text_is_read(tokenizer, loaded.meta["name"])
-    file = loaded.path / "config.json"
-    meta = loaded.meta | {"settings": read_json(file) if file.is_file() else {}}
+    meta = loaded.meta | identity.facts_of(loaded.path)
     return Checkpoint(loaded.model, loaded.config, tokenizer, meta, loaded.path)
 
 

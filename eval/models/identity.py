@@ -9,8 +9,10 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from arch.storage.files import read_json
 from arch.storage.runs import without_seed
 
 if TYPE_CHECKING:
@@ -45,6 +47,19 @@ def settings_hash(settings: Mapping[str, Any], tokenizer: "Tokenizer") -> str:
     told = {name: value for name, value in settings.items() if name not in WITHOUT_EFFECT}
     text = json.dumps([told, encoding_hash(tokenizer)], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def facts_of(path: Path) -> dict[str, Any]:
+    """What lies beside a model's weights when it is opened, and when they were written."""
+    config, weights = path / "config.json", path / "model.safetensors"
+    facts: dict[str, Any] = {"settings": read_json(config)} if config.is_file() else {}
+    return facts | ({"written": written(weights)} if weights.is_file() else {})
+
+
+def written(file: Path) -> tuple[int, int]:
+    """Which file lies at a place, and when it was written."""
+    about = file.stat()
+    return about.st_ino, about.st_mtime_ns
 
 
 def is_steered(module: "Module") -> bool:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer, normalizers
 
-from arch import LanguageModel, ModelConfig, load_model
+from arch import LanguageModel, ModelConfig, load_model, save_model
 from eval import RequestError, open_model
 from eval import loss as eval_loss
 from eval.__main__ import main
@@ -165,6 +165,19 @@ def test_rows_of_other_settings_beside_the_same_weights_are_refused(
         eval_loss(open_changed(), **asked)
     with pytest.raises(RequestError, match="has the name and weights of another model that is as"):
         eval_loss([before, open_changed()], text="Tom had a ball.")
+
+
+def test_a_model_that_is_trained_again_while_it_is_open_is_refused(model_directory):
+    """Its rows had the hash of the weights that lay there by then."""
+    path = model_directory()
+    opened = open_model(path)
+    loaded = load_model(path)
+    with torch.no_grad():
+        loaded.model.head.weight.mul_(2)
+    save_model(path, loaded.model, loaded.tokenizer_json, loaded.meta)
+    with pytest.raises(RequestError, match=r"safetensors: was written anew since it was opened; o"):
+        eval_loss(opened, text="Tom had a ball.")
+    assert eval_loss(open_model(path), text="Tom had a ball.").rows
 
 
 def test_rows_of_a_module_with_a_hook_are_not_those_without(model_directory, tmp_path):
