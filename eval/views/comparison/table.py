@@ -214,8 +214,9 @@ def _usual_validations(saved: Sequence[Saved]) -> set[int]:
     if len(of_data) > 1:
         first, second, *_ = of_data.values()
         say_once(
-            f"bits/byte of training's own validation are of {len(of_data)} data, whose texts may "
-            f"differ, as those of {first} and {second}; eval loss --corpus measures all on one"
+            f"bits/byte of training's own validation are of {len(of_data)} sets of data, whose "
+            f"texts may differ, as those of {first} and {second}; eval loss --corpus measures all "
+            "on one"
         )
     counts = Counter(validated.values())
     for number, (data, tokens) in validated.items():

@@ -133,7 +133,9 @@ def test_validations_of_other_texts_are_said_and_no_seeds_of_each_other(
         meta.write_text(json.dumps(json.loads(meta.read_text()) | about))
     found = [record["settings"]["data"] for record in compared(*runs)]
     assert found == ["one.txt (oneoneon)", "two.txt (twotwotw)"]
-    said = "are of 2 data, whose texts may differ, as those of flat-s0 and flat-s1; eval loss"
+    said = (
+        "are of 2 sets of data, whose texts may differ, as those of flat-s0 and flat-s1; eval loss"
+    )
     assert said in capsys.readouterr().err
     compared(runs[0])
     assert "texts may" not in capsys.readouterr().err
