@@ -8,6 +8,7 @@ from tokenizer.bpe import (
     PAD,
     CorpusError,
     encode_alike,
+    encoding_hash,
     load_tokenizer,
     token_bytes,
     tokenizer_hash,
@@ -19,6 +20,6 @@ from tokenizer.pack import VALID_FRACTION, pack
 
 __all__ = [
     "END_OF_TEXT", "PAD", "VALID_FRACTION", "Corpus", "CorpusError", "PackedData",
-    "encode_alike", "load_tokenizer", "open_corpus", "pack", "token_bytes", "tokenizer_hash",
-    "train_tokenizer",
+    "encode_alike", "encoding_hash", "load_tokenizer", "open_corpus", "pack", "token_bytes",
+    "tokenizer_hash", "train_tokenizer",
 ]  # fmt: skip

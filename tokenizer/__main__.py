@@ -27,8 +27,6 @@ from tqdm import tqdm
 
 from tokenizer import corpus as sources
 from tokenizer.bpe import (
-    SMALLEST,
-    SPECIAL,
     VOCAB_SIZE,
     CorpusError,
     check_text,
@@ -145,11 +143,13 @@ def _describe(tokenizer: Tokenizer, corpus: Corpus, name: str) -> str:
         used.update(chain.from_iterable(ids for _, ids in batch))
     size = sum(len(pieces[token]) * count for token, count in used.items())
     tokens = used.total() + stories  # each story ends with end-of-text
-    learnt = range(SMALLEST, len(pieces))
+    special = sum(token.special for token in tokenizer.get_added_tokens_decoder().values())
+    alone = sum(len(piece) == 1 for piece in pieces)
+    learnt = [token for token, piece in enumerate(pieces) if len(piece) > 1]
     longest = sorted(learnt, key=lambda token: (-len(pieces[token]), token))
     rarest = sorted((t for t in learnt if used[t]), key=lambda token: (used[token], token))
     lines = [
-        f"entries          {len(pieces):,} ({len(SPECIAL)} special, 256 bytes,"
+        f"entries          {len(pieces):,} ({special} special, {alone} bytes,"
         f" {len(learnt):,} merges)",
         f"sha256           {tokenizer_hash(tokenizer)}",
         f"measured on      {corpus.source}, {corpus.split}: {stories:,} stories,"

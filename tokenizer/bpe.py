@@ -228,13 +228,18 @@ def encode_alike(first: Tokenizer, second: Tokenizer) -> bool:
 
     How they pad, cut, decode, or surround a text may differ: data are packed without these.
     """
+    return _made_of(first) == _made_of(second)
 
-    def made_of(tokenizer: Tokenizer) -> list[Any]:
-        parts = json.loads(tokenizer.to_str())
-        added = {token["content"]: token["id"] for token in parts["added_tokens"]}
-        return [added, *(parts[name] for name in ("model", "normalizer", "pre_tokenizer"))]
 
-    return made_of(first) == made_of(second)
+def encoding_hash(tokenizer: Tokenizer) -> str:
+    """Return the SHA-256 (hex) of what decides a text's ids: as `encode_alike` compares it."""
+    return hashlib.sha256(json.dumps(_made_of(tokenizer), sort_keys=True).encode()).hexdigest()
+
+
+def _made_of(tokenizer: Tokenizer) -> list[Any]:
+    parts = json.loads(tokenizer.to_str())
+    added = {token["content"]: token["id"] for token in parts["added_tokens"]}
+    return [added, *(parts[name] for name in ("model", "normalizer", "pre_tokenizer"))]
 
 
 def token_bytes(tokenizer: Tokenizer, name: object = "the tokenizer") -> list[bytes]:

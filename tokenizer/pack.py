@@ -114,7 +114,7 @@ def pack(
     for flag, count in (("shard", shard_tokens), ("story", story_tokens)):
         if count is not None and count < 1:
             raise CorpusError(f"--{flag}-tokens {count}: must be 1 or more")
-    loaded, size = _load_special(tokenizer)
+    loaded, size = _load_special(tokenizer, layout)
     meta: dict[str, Any] = {
         "schema": SCHEMA,
         "layout": layout.name,
@@ -154,8 +154,8 @@ def pack(
     return PackedData(out)
 
 
-def _load_special(tokenizer: str | Path) -> tuple[Tokenizer, int]:
-    """Return a tokenizer that has the special tokens, and how many entries it has.
+def _load_special(tokenizer: str | Path, layout: Layout) -> tuple[Tokenizer, int]:
+    """Return a tokenizer that has the special tokens of a layout, and how many entries it has.
 
     Raises:
         CorpusError: It lacks one of them, or has too many entries.
@@ -163,11 +163,13 @@ def _load_special(tokenizer: str | Path) -> tuple[Tokenizer, int]:
     loaded = load_tokenizer(tokenizer)
     added = loaded.get_added_tokens_decoder().values()
     marked = {token.content for token in added if token.special}
+    rows = layout.name == "rows"
     for special in SPECIAL:
-        if special not in marked:
+        unused = special == PAD and not rows and loaded.token_to_id(PAD) is None
+        if special not in marked and not unused:
             raise CorpusError(
                 f"{tokenizer}: has no entry {special} that is special; train a tokenizer with: "
-                "python -m tokenizer train"
+                "python -m tokenizer train" + ", or pack without rows" * (rows and special == PAD)
             )
     size = 1 + max(loaded.get_vocab().values())
     if size > LARGEST:

@@ -40,6 +40,7 @@ def fit(recipe: Recipe) -> int | None:
         RunError, arch.ModelError, tokenizer.CorpusError: bad input, a full disk, too little memory,
             or a loss that is no number, in one line.
     """
+    from arch.kernels.arithmetic import plain_arithmetic
     from train.commands.prepare import prepare_data
     from train.processes.launcher import check_launcher
     from train.processes.together import together
@@ -48,7 +49,7 @@ def fit(recipe: Recipe) -> int | None:
     recipe.given("data")
     recipe.given("run")
     check_launcher(recipe.trainer)
-    with together(recipe.trainer):
+    with together(recipe.trainer), plain_arithmetic():
         prepare_data(recipe)
         recipe.open_data()  # what cannot be read is reported at once
         from train.run import Run  # Lightning takes seconds

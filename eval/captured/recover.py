@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from arch.kernels.arithmetic import plain_arithmetic
 from eval.captured.answer import Recovered
 from eval.captured.arithmetic import EXACT
 from eval.captured.certainty.certify import Certified, certify
@@ -41,6 +42,7 @@ BEHIND = 3  # positions that no token fits, from which rows before them may be p
 MANY = 3  # hidden tokens whose search is announced, as it may take long
 
 
+@plain_arithmetic()
 def recover(
     model: "Model",
     outputs: Tensor | Cache,

@@ -115,8 +115,9 @@ def command(
 ) -> Callable[Parameters, Result]:
     """Makes a function a command: its arguments are read as those of a command line.
 
-    Models run without autograd. A command that opens models takes `trust_code` beside its own
-    parameters: whether their directories may name mixers outside this project, whose code runs.
+    Models run without autograd, and in plain arithmetic. A command that opens models takes
+    `trust_code` beside its own parameters: whether their directories may name mixers outside this
+    project, whose code runs.
 
     Args:
         function: its last parameter is `**given` where there is a request.
@@ -149,7 +150,10 @@ def command(
             if {"models", "model"} & signature.parameters.keys():
                 import torch
 
+                from arch.kernels.arithmetic import plain_arithmetic
+
                 stack.enter_context(torch.no_grad())
+                stack.enter_context(plain_arithmetic())
             return function(**arguments)  # pyright: ignore[reportCallIssue]
 
     setattr(run, "opens_models", opens)  # noqa: B010 - a function has no such attribute declared

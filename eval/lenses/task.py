@@ -18,6 +18,7 @@ from eval.lenses.lens import FOLDER, Document, Lens, Request, read_document
 from eval.lenses.table import Table
 from eval.messages import RequestError, say_once
 from eval.models.checkpoint import Checkpoint
+from eval.models.corpora import corpus_hash
 from eval.rows.plugins import hash_source
 from eval.rows.schema import SCHEMA
 from eval.rows.store import Results, Row, row_key
@@ -69,7 +70,25 @@ class LensTask:
                 return []
             document = self._document(found, time.perf_counter() - started)
             write_text(self.path(results.directory), json.dumps(document, allow_nan=False))
-        return self._rows(self.read(results))
+        document = self.read(results)
+        self._refuse_other(document, results)
+        return self._rows(document)
+
+    def _refuse_other(self, document: Document, results: Results) -> None:
+        """Refuses a look at a model or a corpus that has other settings or another text now."""
+        own, corpus = self.checkpoint.settings_sha256, self.request.corpus
+        settings, text = (
+            document["checkpoint"].get("settings_sha256"),
+            document.get("corpus_hash"),
+        )
+        what = "other settings (config.json) or another tokenizer" * (settings not in (None, own))
+        if text and corpus_hash(corpus) not in (None, text):
+            what = f"another text of {corpus}"
+        if what:
+            raise RequestError(
+                f"--out {results.directory}: its look of {self.lens.name} at "
+                f"{self.checkpoint.path} is of {what}; give another directory"
+            )
 
     def read(self, results: Results) -> Document:
         """The document; empty where there is none."""
@@ -86,6 +105,7 @@ class LensTask:
             "checkpoint": self.checkpoint.provenance,
             "prompts": request.pop("prompts"),
             "request": request,
+            "corpus_hash": corpus_hash(self.request.corpus),
             **found.plain(),
             "seconds": round(seconds, 4),
         }

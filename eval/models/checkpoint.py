@@ -8,6 +8,7 @@ A result that depends on the model alone is kept with it, once for all its sites
 
 import copy
 import hashlib
+import json
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -20,15 +21,9 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from arch import (
-    LanguageModel,
-    ModelConfig,
-    ModelError,
-    check_causal,
-    count_parameters,
-    load_model,
-)
+from arch import LanguageModel, ModelConfig, ModelError, check_causal, count_parameters, load_model
 from arch.errors import printable
+from arch.kernels.arithmetic import plain_arithmetic
 from arch.pretrained.pretrained import check_tokenizer, load_pretrained, refusals, wrap_model
 from arch.pretrained.tokenizers import largest_id, read_tokenizer
 from arch.storage.files import file_sha256, read_json
@@ -64,6 +59,7 @@ class Checkpoint:
     control: str | None = None
     weights: str | None = None
 
+    @plain_arithmetic()
     def __call__(self, text: str | Tensor) -> Outputs:
         """Runs the model once over a text: its logits, and the stream after each block.
 
@@ -129,8 +125,15 @@ class Checkpoint:
             return self.weights
         file = self.path / "model.safetensors"
         if (self.path / "meta.json").is_file() and file.is_file():
+            if self.meta.get("written", written := identity.written(file)) != written:
+                raise RequestError(f"{file}: was written anew since it was opened; open it again")
             return file_sha256(file)
         return weights_hash(self.model)
+
+    @cached_property
+    def settings_sha256(self) -> str:
+        """The hash of what no weight tells of it; see `eval.models.identity`."""
+        return identity.settings_hash(self.meta.get("settings", {}), self.tokenizer)
 
     @cached_property
     def model_id(self) -> str:
@@ -176,6 +179,7 @@ class Checkpoint:
             "val_loss": self.meta.get("val_loss"),
             **{n: getattr(self.config, n) for n in ("init", "embedding_std")},
             "weights_sha256": self.weights_sha256,
+            "settings_sha256": self.settings_sha256,
         }
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
@@ -191,6 +195,7 @@ class Checkpoint:
         return Pieces(self.tokenizer)
 
 
+@plain_arithmetic()
 def open_checkpoint(
     path: str | Path, device: str | torch.device = "cpu", trust_code: bool | None = None
 ) -> Checkpoint:
@@ -217,7 +222,8 @@ def open_checkpoint(
     check_causal(loaded.model)
     tokenizer = read_tokenizer(loaded.tokenizer_json, loaded.path / "tokenizer.json")
     say_how_text_is_read(tokenizer, loaded.meta["name"])
-    return Checkpoint(loaded.model, loaded.config, tokenizer, loaded.meta, loaded.path)
+    meta = loaded.meta | identity.facts_of(loaded.path)
+    return Checkpoint(loaded.model, loaded.config, tokenizer, meta, loaded.path)
 
 
 def say_how_text_is_read(tokenizer: Tokenizer, name: str) -> None:
@@ -269,6 +275,7 @@ def find_models(folder: str | Path) -> list[Path]:
     return sorted(path for path in found if (path / "meta.json").is_file())
 
 
+@plain_arithmetic()
 def open_model(
     model: str | Path | nn.Module,
     device: str = "auto",
@@ -354,8 +361,11 @@ def _in_memory(module: nn.Module, tokenizer: Any, name: str) -> Checkpoint:
     check_causal(model)
     model = drop_padding(model, 1 + largest_id(backend))
     begin = getattr(tokenizer, "bos_token", None) or getattr(tokenizer, "eos_token", None)
-    meta = {"name": name, "source": "memory", "begin": begin}
-    return Checkpoint(model, model.config, backend, meta, Path(name), weights=weights_hash(model))
+    theirs: Any = module.config
+    settings = json.loads(model.config.to_json()) | (theirs.to_dict() if foreign else {})
+    meta = {"name": name, "source": "memory", "begin": begin, "settings": settings}
+    weights = uuid4().hex if identity.is_steered(module) else weights_hash(model)
+    return Checkpoint(model, model.config, backend, meta, Path(name), weights=weights)
 
 
 def draw(build: Callable[[], Built], seed: int) -> Built:

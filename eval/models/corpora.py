@@ -14,6 +14,11 @@ from tokenizer import PackedData
 if TYPE_CHECKING:
     from eval.models.checkpoint import Checkpoint
 
+LARGE = 1 << 26
+"""Bytes of a file in a folder, up to which it is hashed whole."""
+PIECES, PIECE = 64, 1 << 16
+"""Of a larger one: how many stretches are hashed, and of how many bytes."""
+
 
 def choose_corpus(checkpoints: "Sequence[Checkpoint]", corpus: str | None) -> str:
     """The corpus that is given; else that of `common_corpus`, which is said on stderr."""
@@ -84,8 +89,8 @@ def corpus_label(corpus: str) -> str:
 def corpus_hash(corpus: str) -> str | None:
     """What tells a corpus from another of its name; None of one that is no file or folder.
 
-    It is the SHA-256 of packed tokens, of a file's bytes, or of the names and sizes of the files in
-    a folder.
+    It is the SHA-256 of packed tokens, of a file's bytes, or of the names and bytes of the files in
+    a folder; of a large file there, of its size and pieces.
     """
     path = Path(corpus)
     if PackedData.stands_in(corpus):
@@ -94,14 +99,30 @@ def corpus_hash(corpus: str) -> str | None:
         about = path.stat()
         return _hash_file(path, about.st_size, about.st_mtime_ns)
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else []
-    about = [[str(file.relative_to(path)), file.stat().st_size] for file in files]
-    return hashlib.sha256(json.dumps(about).encode()).hexdigest() if files else None
+    hashes = []
+    for file in files:
+        about = file.stat()
+        read = _hash_file if about.st_size <= LARGE else _hash_pieces
+        digest = read(file, about.st_size, about.st_mtime_ns)
+        hashes.append([str(file.relative_to(path)), digest])
+    return hashlib.sha256(json.dumps(hashes).encode()).hexdigest() if hashes else None
 
 
 @cache
 def _hash_file(path: Path, size: int, changed_ns: int) -> str:
     """The SHA-256 of a file, which is read again where its size or time of change is another."""
     return file_sha256(path)
+
+
+@cache
+def _hash_pieces(path: Path, size: int, changed_ns: int) -> str:
+    """The SHA-256 of a file's size and of pieces of it, the first and the last among them."""
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        for number in range(PIECES):
+            file.seek((size - PIECE) * number // (PIECES - 1))
+            digest.update(file.read(PIECE))
+    return digest.hexdigest()
 
 
 def _lies_here(source: str) -> bool:

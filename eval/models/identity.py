@@ -5,11 +5,19 @@ recipe and data into `meta.json`; of any other model the hash is of the weights.
 one `model_id` are steps and seeds of one model, and may be pooled; all others are different models.
 """
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from arch.storage.files import read_json
 from arch.storage.runs import without_seed
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from torch.nn import Module
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -25,6 +33,46 @@ def model_id(meta: Mapping[str, Any], weights_sha256: str) -> str:
     if known and "-" in known:
         return known
     return f"{without_seed(meta['name'])}-{known or weights_sha256[:10]}"  # earlier: the hash alone
+
+
+def settings_hash(settings: Mapping[str, Any], tokenizer: "Tokenizer") -> str:
+    """The SHA-256 of what no weight tells of a model: its settings, and how a text is split.
+
+    Args:
+        settings: the content of its config.json, or of the like in memory.
+    """
+    from arch.formats.foreign import WITHOUT_EFFECT
+    from tokenizer import encoding_hash
+
+    told = {name: value for name, value in settings.items() if name not in WITHOUT_EFFECT}
+    text = json.dumps([told, encoding_hash(tokenizer)], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def facts_of(path: Path) -> dict[str, Any]:
+    """What lies beside a model's weights when it is opened, and when they were written."""
+    config, weights = path / "config.json", path / "model.safetensors"
+    facts: dict[str, Any] = {"settings": read_json(config)} if config.is_file() else {}
+    return facts | ({"written": written(weights)} if weights.is_file() else {})
+
+
+def written(file: Path) -> tuple[int, int]:
+    """Which file lies at a place, and when it was written."""
+    about = file.stat()
+    return about.st_ino, about.st_mtime_ns
+
+
+def is_steered(module: "Module") -> bool:
+    """Whether hooks or another forward change what a module computes, in a way no hash tells.
+
+    Accelerate's own, which move tensors to their devices, do not.
+    """
+    return any(
+        part._forward_hooks
+        or part._forward_pre_hooks
+        or ("forward" in vars(part) and not hasattr(part, "_hf_hook"))
+        for part in module.modules()
+    )
 
 
 def seed_labels(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], str]:

@@ -41,7 +41,7 @@ def fitted(
     seen = hashlib.sha256()
     for tokens in text:
         seen.update(repr(tuple(tokens.shape)).encode() + tokens.cpu().numpy().tobytes())
-    about = {**about, "text_sha256": seen.hexdigest()}
+    about = {**about, "text_sha256": seen.hexdigest(), "settings": checkpoint.settings_sha256}
     path = Path(directory or "", "artefacts", f"{row_key(*checkpoint.identity, about)}.safetensors")
     if directory is not None and path.exists():
         try:

@@ -19,6 +19,7 @@ class OfDirectory(TypedDict, total=False):
     path: str
     parameters: int
     tokens_seen: int | None
+    settings_sha256: str
 
 
 class About(OfDirectory):

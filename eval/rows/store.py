@@ -70,6 +70,11 @@ class Results:
         known = self.rows()
         self.keys = {row["key"] for row in known}
         self.corpora = {row["key"]: row.get("corpus_hash") for row in known}
+        self.settings = {
+            row["key"]: row["checkpoint"].get("settings_sha256")
+            for row in known
+            if "checkpoint" in row
+        }
 
     def append(self, rows: Iterable[Row]) -> None:
         """Adds rows and flushes them to the disk; rows whose key is there already are left out.

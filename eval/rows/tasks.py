@@ -109,7 +109,7 @@ def run_tasks(tasks: Sequence[Task], results: Results, what: str, limit: int | N
         results: as `open_results` gives them.
         limit: no more tasks than it takes for so many rows.
     """
-    _refuse_other_texts(tasks, results)
+    _refuse_other_questions(tasks, results)
     remaining = _remaining(tasks, results, limit)
     if remaining and results.refusal:
         raise RequestError(results.refusal)
@@ -137,12 +137,26 @@ def run_tasks(tasks: Sequence[Task], results: Results, what: str, limit: int | N
             bar.update()
 
 
-def _refuse_other_texts(tasks: Sequence[Task], results: Results) -> None:
-    """Refuses rows that answer a task on a corpus which has another text now.
+def _refuse_other_questions(tasks: Sequence[Task], results: Results) -> None:
+    """Refuses rows of a model or a corpus that has other settings or another text now.
 
     Raises:
-        RequestError: naming the corpus.
+        RequestError: naming it.
     """
+    asked: dict[str, str] = {}
+    for task in tasks:
+        checkpoint = task.checkpoint
+        own, what = checkpoint.settings_sha256, "other settings (config.json) or another tokenizer"
+        if {results.settings.get(key) for key in task.keys} - {None, own}:
+            raise RequestError(
+                f"--out {results.directory}: its rows of {checkpoint.path} are of {what} beside "
+                "the same weights; give another directory"
+            )
+        if {asked.setdefault(key, own) for key in task.keys} - {own}:
+            raise RequestError(
+                f"{checkpoint.path}: has the name and weights of another model that is asked, and "
+                f"{what}; ask it alone"
+            )
     hashes: dict[str, str | None] = {}
     for task in tasks:
         corpus = getattr(task, "corpus", None)

@@ -56,7 +56,7 @@ def test_pack_takes_a_layout_and_a_share_and_any_number_of_threads(file, tmp_pat
     assert datas[0].meta["pad_side"] == "left"
 
 
-def test_inspect_shows_what_was_learnt(file, capsys):
+def test_inspect_shows_what_was_learnt(file, tmp_path, capsys):
     text = "Once upon a time,\nZoë <|endoftext|>"
     assert main(["inspect", str(file), "--corpus", "toy:400", "--text", text]) == 0
     shown = capsys.readouterr().out
@@ -73,6 +73,11 @@ def test_inspect_shows_what_was_learnt(file, capsys):
     assert all(len(line) <= 100 for line in shown.splitlines())
     assert main(["inspect", str(file), "--corpus", "toy:40", "--text", ""]) == 0
     assert capsys.readouterr().out.endswith("\n0 tokens, 0 bytes, 0.00 bytes per token\n")
+    other = load_tokenizer(file)
+    other.add_special_tokens(["<|user|>"])
+    other.save(str(tmp_path / "other.json"))
+    assert main(["inspect", str(tmp_path / "other.json"), "--corpus", "toy:40"]) == 0
+    assert "601 (3 special, 256 bytes, 342 merges)" in capsys.readouterr().out
 
 
 def test_a_pipe_that_closes_early_is_no_error(file):

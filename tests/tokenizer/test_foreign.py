@@ -19,7 +19,8 @@ from tests.tokenizer.test_cli import run
 from tokenizer import CorpusError, load_tokenizer, open_corpus, pack, train_tokenizer
 from tokenizer import __main__ as commands
 from tokenizer.__main__ import main
-from tokenizer.bpe import LONGEST
+from tokenizer.bpe import LONGEST, PAD
+from tokenizer.pack import Layout
 
 
 @pytest.mark.parametrize(
@@ -44,6 +45,25 @@ def test_a_tokenizer_saved_while_it_was_trained_with_packs_whole_stories(tokeniz
     data = pack("toy:20", tmp_path / "t.json", tmp_path / "data")
     assert list(data.stories("train")) == list(open_corpus("toy:20", "train"))
     assert data.hash == pack("toy:20", tokenizer, tmp_path / "plain").hash
+
+
+def test_a_tokenizer_without_padding_packs_a_line_of_tokens_and_no_rows(tokenizer, tmp_path):
+    """As those of published models: data for --init_from are packed with them."""
+    known = json.loads(tokenizer.read_text())
+    end, pad = known["added_tokens"]
+    text = json.dumps(known | {"added_tokens": [end, pad | {"special": False}]})
+    (tmp_path / "ordinary.json").write_text(text)
+    known["model"]["vocab"] |= {"Ā": known["model"]["vocab"].pop(PAD)}
+    (tmp_path / "none.json").write_text(json.dumps(known | {"added_tokens": [end]}))
+    advice = "has no entry <|pad|> that is special; train a tokenizer with: python -m tokenizer"
+    for name, layout, more in (
+        ("ordinary", Layout(), " train"),
+        ("none", Layout("rows", 40), " train, or pack without rows"),
+    ):
+        with one_line(CorpusError, f"{name}.json: {advice}{more}"):
+            pack("toy:20", tmp_path / f"{name}.json", tmp_path / "data", layout)
+    data = pack("toy:20", tmp_path / "none.json", tmp_path / "data")
+    assert list(data.stories("train")) == list(open_corpus("toy:20", "train"))
 
 
 def without_a_byte(tokenizer):

@@ -2,6 +2,7 @@
 
 import csv
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,28 @@ def test_a_hybrid_takes_what_fits(data, trained, tmp_path, capsys):
     mixing = "blocks.1.token_mixer."
     assert all(torch.equal(hybrid[name], state[name]) for name in state if mixing not in name)
     assert any(name.startswith(mixing) for name in hybrid)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--model.tied true", "its tied is false, here true"),
+        ("--model.mixers [attention(heads=4)]", 'its mixers is ["attention(heads=2)"], here ["att'),
+        ("--model.n_layers 1", "its n_layers is 2, here 1"),
+        ("--model.norm_eps 0.1", "its norm_eps is 1e-05, here 0.1"),
+    ],
+)
+def test_weights_that_all_fit_and_compute_something_else(
+    data, trained, tmp_path, capsys, flags, said
+):
+    """A tied model takes the embedding alone: the head took its place in silence."""
+    assert fit(data, tmp_path / "run", *LLAMA.split(), *flags.split(), "--init_from", trained) == 0
+    state, own = load_model(trained).model.state_dict(), step_0(tmp_path / "run")
+    assert torch.equal(own["embedding.weight"], state["embedding.weight"])
+    count = len(own) - ("tied" in flags)
+    out = capsys.readouterr().out
+    assert f" {count} tensors of {count}, " in out
+    assert f"; that model computes otherwise by them: {said}" in out
 
 
 def test_weights_that_cannot_be_taken(data, trained, small_tokenizer, tmp_path, capsys):
@@ -148,7 +171,12 @@ def test_a_recipe_can_be_trained_from_python(data, tmp_path):
     recipe = read_recipe("--config", "llama-small", *words, "--trainer.max_steps", "150")
     recipe.trainer.max_steps = 2
     assert recipe.model.norm == "rmsnorm"
-    assert train_model(recipe) is None
+    torch.set_default_dtype(torch.float64)  # of a notebook's own tensors
+    try:
+        with ThreadPoolExecutor(1) as elsewhere:  # signals are of the main thread alone
+            assert elsewhere.submit(train_model, recipe).result() is None
+    finally:
+        torch.set_default_dtype(torch.float32)
     assert load_model(tmp_path / "run" / "models" / "step-000002").config == recipe.model
     with pytest.raises(RunError, match=r"--run \S+run: exists already"):
         train_model(recipe)

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -169,10 +168,15 @@ def test_a_text_file_becomes_a_model_by_one_command(tmp_path, capsys):
     capsys.readouterr()
     assert fit(text, run, *flags, *more) == 0
     assert "has changed" not in capsys.readouterr().err
-    later = time.time() + 9
-    os.utime(text, (later, later))
-    assert fit(text, run, *flags, *more) == 0
-    assert f"--data {text}: has changed" in capsys.readouterr().err
+    held, written = text.read_bytes(), text.stat().st_mtime
+    for content, moment, changed in ((held, 9, False), (held[::-1], -9, True), (held, 9, False)):
+        text.write_bytes(content)
+        os.utime(text, (written + moment, written + moment))
+        assert fit(text, run, *flags, *more) == 0
+        assert (f"--data {text}: has changed" in capsys.readouterr().err) == changed
+    assert fit(text, run, "--model.vocab_size", str(size - 9), *more) == 2
+    said = f"run/data was packed with {size} entries, of 4096 asked for; choose another --run"
+    assert said in capsys.readouterr().err
     assert fit(Path(os.path.relpath(text)), run, *flags, *more) == 0  # another path of the file
     config = str(run / "config.yaml")
     assert main(["fit", "--config", config, "--resume", "auto", "--trainer.max_steps", "8"]) == 0

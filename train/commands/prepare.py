@@ -2,12 +2,14 @@
 
 import dataclasses
 import fcntl
+import json
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from arch.storage.files import make_directory, write_text
+from arch.storage.files import file_sha256, make_directory, write_text
 from tokenizer import VALID_FRACTION, PackedData, load_tokenizer, open_corpus, train_tokenizer
 from tokenizer import pack as pack_data
 from tokenizer.pack import Layout
@@ -15,7 +17,8 @@ from train.processes.launcher import is_first
 from train.settings import Recipe, RunError
 
 LOCK = ".data.lock"
-"""A file of the run that the first process locks while it packs."""
+"""A file of the run that the first process locks while it packs; it says what is packed."""
+VOCABULARY = "vocab_size"
 PATIENCE = 120.0
 """Seconds that a process waits for the first one to begin with packing."""
 
@@ -28,7 +31,8 @@ def prepare_data(recipe: Recipe) -> None:
     is done where the data are a directory, or were packed by an earlier start.
 
     Raises:
-        RunError: the run's data are of another source, or the first process did not pack them.
+        RunError: the run's data are of another source or vocabulary, or the first process did not
+            pack them.
         tokenizer.CorpusError: the stories cannot be read, or are too few.
     """
     source, run = recipe.given("data"), Path(recipe.given("run"))
@@ -39,7 +43,7 @@ def prepare_data(recipe: Recipe) -> None:
         _wait_for(out)
     elif not out.exists():
         _pack(recipe, source, run)
-    elif _is_newer(Path(source), out):
+    elif _has_changed(Path(source), run):
         print(
             f"--data {source}: has changed since {out} was packed from it; the run has the earlier "
             "text: choose another --run for this one",
@@ -49,7 +53,13 @@ def prepare_data(recipe: Recipe) -> None:
     packed = data.meta["source"]
     if packed != source and not _is_same_file(packed, source):
         raise RunError(f"--data {source}: {out} was packed from {packed}; choose another --run")
-    size = load_tokenizer(out).get_vocab_size()
+    size, asked = load_tokenizer(out).get_vocab_size(), recipe.model.vocab_size
+    if asked not in (size, before := _read_request(run).get(VOCABULARY, max(size, asked))):
+        raise RunError(
+            f"--model.vocab_size {asked}: {out} was packed with {size:,} entries"
+            + f", of {before} asked for" * (before != size)
+            + "; choose another --run for other ones"
+        )
     if main:
         counts = (f"{data.meta['splits'][split]['tokens']:,}" for split in ("train", "valid"))
         print(f"{out}: {' + '.join(counts)} tokens, {size:,} entries in the vocabulary", flush=True)
@@ -57,11 +67,30 @@ def prepare_data(recipe: Recipe) -> None:
     recipe.model = dataclasses.replace(recipe.model, vocab_size=size)
 
 
-def _is_newer(source: Path, out: Path) -> bool:
-    """Whether a source that is a file was written after data were packed from it."""
-    packed = out / "meta.json"
-    known = source.is_file() and packed.is_file()
-    return known and source.stat().st_mtime > packed.stat().st_mtime
+def _has_changed(source: Path, run: Path) -> bool:
+    """Whether a source that is a file holds something else than was packed into a run."""
+    packed, now = _read_request(run), _describe(source)
+    if not now or not packed:
+        return False
+    unwritten = all(packed.get(name) == value for name, value in now.items())
+    return not unwritten and packed.get("sha256") != file_sha256(source)
+
+
+def _describe(source: Path) -> dict[str, int]:
+    """When a source that is a file was written, and its size; of any other nothing."""
+    if not source.is_file():
+        return {}
+    about = source.stat()
+    return {"size": about.st_size, "changed": about.st_mtime_ns}
+
+
+def _read_request(run: Path) -> dict[str, Any]:
+    """What was packed into a run, as `_pack` wrote it; empty if that is not known."""
+    try:
+        request = json.loads((run / LOCK).read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return request if isinstance(request, dict) else {}
 
 
 def _is_same_file(first: str, second: str) -> bool:
@@ -83,6 +112,11 @@ def _pack(recipe: Recipe, source: str, run: Path) -> None:
     with (run / LOCK).open("w") as lock:
         with suppress(OSError):  # a file system without locks
             fcntl.lockf(lock, fcntl.LOCK_EX)
+        request: dict[str, Any] = {VOCABULARY: recipe.model.vocab_size, **_describe(Path(source))}
+        if "size" in request:
+            request["sha256"] = file_sha256(Path(source))
+        lock.write(json.dumps(request))
+        lock.flush()
         tokenizer = train_tokenizer(stories, recipe.model.vocab_size, fewer=True)
         write_text(run / "tokenizer.json", tokenizer.to_str(pretty=True))
         layout = recipe.run.layout or "packed"

@@ -9,6 +9,7 @@ import contextlib
 import io
 import math
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -306,7 +307,12 @@ class StopOnSignal(Callback):
             self.on_train_start(trainer, pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Takes the signals over, also from Lightning, which puts them back at the end."""
+        """Takes the signals over, also from Lightning, which puts them back at the end.
+
+        Python gives them to its main thread alone: a run in another is ended by nobody.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
             signal.signal(number, self._note)
 

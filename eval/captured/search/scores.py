@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from arch.kernels.arithmetic import plain_arithmetic
 from eval.captured.answer import Recovered
 from eval.captured.certainty.certify import CHANCE
 from eval.captured.certainty.likelihood import WHOLE, limit_chances, probability
@@ -50,6 +51,7 @@ class Position:
     telling: bool  # whether hardly any token agrees by chance with so many scores, so precise
 
 
+@plain_arithmetic()
 def recover_scores(
     model: "Model",
     ids: Tensor | Sequence[Sequence[int]],

@@ -31,6 +31,8 @@ EVALUATED = "eval"
 """The folder of a run that holds the rows of its evaluations."""
 SIZES = ("d_model", "n_layers", "context", "init", "embedding_std")
 """What a record says of a model's configuration, beside its mixers."""
+ALONE = ("data", "dropout", "minutes", "init_from")
+"""Settings beside sections by which runs are of two models, and no training seeds of one."""
 UNSEARCHED = {"wandb", "checkpoints", "__pycache__"}
 
 
@@ -180,7 +182,8 @@ def finite(value: Any) -> bool:
 def _files(sources: Iterable[str | Path]) -> Iterator[Path]:
     """The files that say what is in places."""
     for source in sources:
-        named = "@" in str(source) or str(source).startswith(SHIPPED)
+        named = str(source).startswith(SHIPPED)
+        named |= "@" in str(source) and not Path(source).exists()
         found = list(_walk(find_model(source) if named else Path(source)))
         if not found:
             raise RequestError(
@@ -272,8 +275,13 @@ def _last(run: RunRecord) -> Saved | None:
         return None
     last, known = judged[-1], run.settings.get("model")
     config = _config_of_run(known, run.path / "config.yaml") if known else None
-    sections = {n: v for n, v in run.settings.items() if isinstance(v, dict) and n != "trainer"}
-    recipe = hashlib.sha256(json.dumps(sections, sort_keys=True, default=str).encode()).hexdigest()
+    facts = {
+        n: v
+        for n, v in run.settings.items()
+        if (isinstance(v, dict) and n != "trainer") or (n in ALONE and v)
+    }
+    facts |= {"data": Path(str(facts["data"])).name} if "data" in facts else {}
+    recipe = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
     about = {"name": run.path.resolve().name, "step": last["step"]}
     return Saved(_checkpoint(about, config, recipe), last, None, config, run)
 

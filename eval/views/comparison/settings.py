@@ -17,6 +17,8 @@ FIRST = ("model.mixers", "model.d_model", "model.n_layers", "optimizer.lr", "bat
 """Shown first, in this order."""
 SIZES = ("mixers", "d_model", "n_layers", "context")
 """What is known of a model that is known by rows alone."""
+PACKED_IN_RUN = "data"
+"""The folder of a run in which it has the data that it packed of a text."""
 
 Settings = dict[str, Any]
 """By their names with dots, as in `optimizer.lr`."""
@@ -37,7 +39,7 @@ def settings_of(saved: Saved) -> Settings:
     }
     found |= {name: given[name] for name in ALONE if given.get(name) is not None}
     if "data" in found:
-        found["data"] = Path(str(found["data"])).name
+        found["data"] = _describe_data(Path(str(found["data"])), saved.meta)
     return {name: _written(value) for name, value in found.items() if value is not None}
 
 
@@ -56,6 +58,14 @@ def keep_differing(settings: Sequence[Settings]) -> list[Settings]:
     differ = sorted((n for n, v in values.items() if len(v) > 1),
                     key=lambda n: FIRST.index(n) if n in FIRST else len(FIRST))  # fmt: skip
     return [{name: known.get(name) for name in differ} for known in settings]
+
+
+def _describe_data(path: Path, meta: Settings) -> str:
+    """The name of data, or of the text that a run packed itself, and a hash of them, if known."""
+    known, source = meta.get("data_sha256"), meta.get("data_source")
+    own = source and path.name == PACKED_IN_RUN and path.parent.name == meta.get("name")
+    name = Path(str(source)).name if own else path.name
+    return f"{name} ({str(known)[:8]})" if known else name
 
 
 def _written(value: Any) -> Any:

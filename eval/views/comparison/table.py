@@ -194,11 +194,12 @@ def _usual_validations(saved: Sequence[Saved]) -> set[int]:
     """The checkpoints, by `id`, whose validation is over as many tokens of its data as most are.
 
     The others' losses are of another text, which a line says. Contexts may round the number.
+    Another line says whether the data are several.
     """
     hashes = {id(entry.run): entry.meta["data_sha256"] for entry in saved
               if entry.run and "data_sha256" in entry.meta}  # fmt: skip
     width = max((entry.checkpoint.get("context") or 1 for entry in saved), default=1)
-    usual, validated = set[int](), dict[int, tuple[Any, int]]()
+    usual, validated, of_data = set[int](), dict[int, tuple[Any, int]](), dict[Any, str]()
     for entry in saved:
         if not finite(entry.meta.get("val_bits_per_byte")):
             continue
@@ -209,6 +210,14 @@ def _usual_validations(saved: Sequence[Saved]) -> set[int]:
             validated[id(entry)] = data, tokens
         else:  # of models that did not record it
             usual.add(id(entry))
+        of_data.setdefault(data, entry.checkpoint["name"])
+    if len(of_data) > 1:
+        first, second, *_ = of_data.values()
+        say_once(
+            f"bits/byte of training's own validation are of {len(of_data)} sets of data, whose "
+            f"texts may differ, as those of {first} and {second}; eval loss --corpus measures all "
+            "on one"
+        )
     counts = Counter(validated.values())
     for number, (data, tokens) in validated.items():
         most = max((n, other) for (of, other), n in counts.items() if of == data)[1]
@@ -373,10 +382,10 @@ def find_checkpoint(records: Sequence[Record], wanted: str) -> tuple[str, int]:
     Raises:
         RequestError: there is no such one.
     """
-    name, _, step = wanted.rpartition("@") if "@" in wanted else (wanted, "", "")
-    steps = [record["step"] for record in records if record["model"] == name]
-    if steps and (not step or (step.isdecimal() and int(step) in steps)):
-        return name, int(step) if step else max(steps)
+    for name, step in ((wanted, ""), wanted.rpartition("@")[::2]):  # a name may have a @ itself
+        steps = [record["step"] for record in records if record["model"] == name]
+        if steps and (not step or (step.isdecimal() and int(step) in steps)):
+            return name, int(step) if step else max(steps)
     known = ", ".join(f"{record['model']}@{record['step']}" for record in records[:8])
     raise RequestError(f"--paired {wanted}: there is no such checkpoint; there are {known}")
 

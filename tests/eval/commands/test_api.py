@@ -1,5 +1,6 @@
 """Commands as functions: what help needs, what a call takes, and what its result can do."""
 
+import contextlib
 import functools
 import json
 import subprocess
@@ -146,6 +147,35 @@ def test_invert_from_python_is_that_of_the_command(model_directory, tmp_path, ca
     result.show()
     assert capsys.readouterr().out
     assert Path(result.page(str(tmp_path / "page.html"))).read_text().startswith("<!")
+
+
+@pytest.mark.parametrize("kind", ["autocast", "float64", "meta"])
+def test_figures_do_not_depend_on_what_a_notebook_has_set(model_directory, kind):
+    """Of tensors of its own: under autocast a loss was another one, in silence."""
+    place = model_directory()
+
+    def ask():
+        model = evals.open_model(place)
+        loss = evals.loss(model, text="The dog ran.").rows[0]["nats_per_token"]
+        found = evals.invert(model, text="ab", layers=1, solvers="alternating", slices="[:, 1:, :]")
+        states = model("The dog ran.").streams[1][0]
+        return loss, found.rows[0]["residual"], evals.recover(model, states).tokens.tolist()
+
+    expected = ask()
+    try:
+        with contextlib.ExitStack() as stack:
+            if kind == "autocast":
+                stack.enter_context(torch.autocast("cpu", torch.bfloat16))
+            elif kind == "meta":
+                stack.enter_context(torch.device("meta"))
+            else:
+                torch.set_default_dtype(torch.float64)
+            assert ask() == expected
+            assert torch.get_default_dtype() == (
+                torch.float64 if kind == "float64" else torch.float32
+            )
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_rows_and_tables_are_of_the_call_alone(model_directory, tmp_path):

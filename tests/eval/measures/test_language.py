@@ -2,22 +2,24 @@
 
 import json
 import math
+import os
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, normalizers
 
-from arch import load_model
-from eval import RequestError
+from arch import LanguageModel, ModelConfig, load_model, save_model
+from eval import RequestError, open_model
 from eval import loss as eval_loss
 from eval.__main__ import main
 from eval.analysis.frame import frame
 from eval.analysis.statistics import clustered
 from eval.analysis.summary import summarise, summarise_rows
 from eval.measures.loss import PARTS, measure_documents, measure_loss
+from eval.models import corpora
 from eval.models.checkpoint import Checkpoint, open_checkpoint
 from eval.rows.store import read_rows
 from tests.arch.cases import byte_tokenizer
@@ -130,6 +132,83 @@ def test_a_corpus_written_anew_under_its_name_is_another(model_directory, tmp_pa
     assert names == pytest.approx(expected, abs=1e-4)
     alike = [{k: v for k, v in row.items() if k != "corpus_hash"} for row in rows[:1] * 2]
     assert [r["corpus"] for r in summarise_rows(alike, "loss")] == [str(corpus)]
+
+
+@pytest.mark.parametrize("change", ["config.json", "module", "tokenizer"])
+def test_rows_of_other_settings_beside_the_same_weights_are_refused(
+    change, model_directory, tmp_path
+):
+    """As where a config.json was corrected: the earlier figures were given as the model's own."""
+    path = model_directory()
+    asked: Any = {"text": "Tom had a ball.", "out": str(tmp_path / "out")}
+    settings = json.loads((path / "config.json").read_text()) | {"norm_eps": 0.1}
+    module, tokenizer = load_model(path).model, load_tokenizer(path)
+    state = module.state_dict()
+
+    def open_changed():
+        if change == "config.json":
+            return path
+        return open_model(module, tokenizer=tokenizer, name="flat")
+
+    before = open_model(path) if change == "config.json" else open_changed()
+    assert eval_loss(open_changed(), **asked).rows == eval_loss(open_changed(), **asked).rows
+    if change == "config.json":
+        (path / "config.json").write_text(json.dumps(settings))
+    elif change == "module":
+        module = LanguageModel(ModelConfig.from_json(json.dumps(settings)))
+        module.load_state_dict(state)
+    else:
+        tokenizer.normalizer = normalizers.Lowercase()
+    with pytest.raises(
+        RequestError, match=r"its rows of \S+ are of other settings \(config.json\)"
+    ):
+        eval_loss(open_changed(), **asked)
+    with pytest.raises(RequestError, match="has the name and weights of another model that is as"):
+        eval_loss([before, open_changed()], text="Tom had a ball.")
+
+
+def test_a_model_that_is_trained_again_while_it_is_open_is_refused(model_directory):
+    """Its rows had the hash of the weights that lay there by then."""
+    path = model_directory()
+    opened = open_model(path)
+    loaded = load_model(path)
+    with torch.no_grad():
+        loaded.model.head.weight.mul_(2)
+    save_model(path, loaded.model, loaded.tokenizer_json, loaded.meta)
+    with pytest.raises(RequestError, match=r"safetensors: was written anew since it was opened; o"):
+        eval_loss(opened, text="Tom had a ball.")
+    assert eval_loss(open_model(path), text="Tom had a ball.").rows
+
+
+def test_rows_of_a_module_with_a_hook_are_not_those_without(model_directory, tmp_path):
+    """Nor those of another hook: no hash tells what it does."""
+    path = model_directory()
+    module, tokenizer = load_model(path).model, load_tokenizer(path)
+    asked: Any = {"text": "Tom had a ball.", "out": str(tmp_path / "out")}
+    nats = []
+    for factor in (1.0, 2.0, 3.0, 1.0):
+        hooks = [module.norm.register_forward_hook(lambda *_, f=factor: _[2] * f)]
+        for hook in hooks if factor == 1.0 else ():
+            hook.remove()
+        opened = open_model(module, tokenizer=tokenizer, name="flat")
+        nats.append(eval_loss(opened, **asked).rows[0]["nats_per_token"])
+        hooks[0].remove()
+    assert nats[0] == nats[3]
+    assert len({*nats}) == 3
+
+
+@pytest.mark.parametrize("large", [1 << 26, 9])
+def test_a_folder_whose_files_have_the_sizes_of_before_is_another(tmp_path, monkeypatch, large):
+    """As where stories are shuffled; its earlier loss was given as its own."""
+    monkeypatch.setattr(corpora, "LARGE", large)
+    monkeypatch.setattr(corpora, "PIECE", 4)
+    (tmp_path / "train.txt").write_text("Some.")
+    found = set()
+    for time, words in enumerate((["One cat.", "Two cat."], ["Two cat.", "One cat."])):
+        (tmp_path / "valid.txt").write_text("<|endoftext|>".join(words))
+        os.utime(tmp_path / "valid.txt", (time, time))
+        found.add(corpora.corpus_hash(str(tmp_path)))
+    assert len(found) == 2
 
 
 def test_stories_are_joined_without_an_end_of_text_where_there_is_none(small_model, tmp_path):

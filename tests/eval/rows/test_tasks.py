@@ -130,9 +130,11 @@ def test_a_long_job_says_how_long_it_will_take(tmp_path, monkeypatch, capsys):
     clock = iter([0.0, 30.0])
     monkeypatch.setattr(tasks, "time", SimpleNamespace(monotonic=lambda: next(clock)))
 
+    model = SimpleNamespace(settings_sha256="")
+
     def work(*keys: str) -> Any:
         run = lambda results: [make_row(key=key) for key in keys]  # noqa: E731
-        return SimpleNamespace(checkpoint=None, keys=keys, run=run)
+        return SimpleNamespace(checkpoint=model, keys=keys, run=run)
 
     tasks.run_tasks([work("a", "b"), work("c"), work("d", "e", "f")], Results(tmp_path), "asking")
     assert "asking: about 1 min 0 s for 4 more rows" not in capsys.readouterr().err  # not above 60

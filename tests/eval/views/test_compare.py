@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -135,6 +136,51 @@ def test_settings_in_which_runs_differ_are_columns(tmp_path, capsys):
     lines = csv.DictReader(file.read_text().splitlines())
     assert [line["optimizer.lr"] for line in lines] == ["0.1", "0.01"]
     assert "lr" in capsys.readouterr().out.split()
+
+
+def test_validations_of_other_texts_are_said_and_no_seeds_of_each_other(
+    model_directory, tmp_path, capsys
+):
+    """Texts that runs had packed themselves were all called data, and stood side by side."""
+    runs = [make_run(tmp_path, f"flat-s{seed}", seed) for seed in (0, 1)]
+    for run, text in zip(runs, ("one.txt", "two.txt"), strict=True):
+        with (run / "config.yaml").open("a") as file:
+            file.write(f"data: {run / 'data'}\n")
+        meta = add_model(run, 100, model_directory("any", 100)) / "meta.json"
+        about = {"data_sha256": text[:3] * 5, "data_source": f"texts/{text}", "model_id": text}
+        meta.write_text(json.dumps(json.loads(meta.read_text()) | about))
+    found = [record["settings"]["data"] for record in compared(*runs)]
+    assert found == ["one.txt (oneoneon)", "two.txt (twotwotw)"]
+    said = (
+        "are of 2 sets of data, whose texts may differ, as those of flat-s0 and flat-s1; eval loss"
+    )
+    assert said in capsys.readouterr().err
+    compared(runs[0])
+    assert "texts may" not in capsys.readouterr().err
+    for number, (name, value) in enumerate((("data", "books"), ("dropout", 0.2))):
+        pair = [make_run(tmp_path / str(number), f"flat-s{seed}", seed) for seed in (0, 1)]
+        assert [record["seeds"] for record in compared(*pair)] == [2]
+        with (pair[1] / "config.yaml").open("a") as file:
+            file.write(f"{name}: {value}\n")
+        assert [record["seeds"] for record in compared(*pair)] == [1, 1]
+
+
+def test_a_folder_with_a_sign_of_steps_in_its_path_is_read_as_any_other(
+    model_directory, tmp_path, capsys
+):
+    """Of a run only its last model was found, and a folder of runs was refused."""
+    runs = [make_run(tmp_path / "jo@work", name) for name in ("flat", "flat@0")]
+    for run in runs:
+        for step in (0, 100):
+            add_model(run, step, model_directory("any", step))
+    for places, count in (
+        ([tmp_path / "jo@work"], 4),
+        (runs[:1], 2),
+        ([Path(f"{runs[1]}@100")], 1),
+    ):
+        assert len(compared(*places)) == count
+    assert run_compare(tmp_path / "jo@work", "--paired", "flat@0", "flat@0@100") == 2
+    assert "nothing was asked of both alike" in capsys.readouterr().err
 
 
 def test_the_best_model_of_a_run_has_the_settings_of_the_run(model_directory, tmp_path):
