@@ -1,10 +1,12 @@
 """How probable recovered tokens are whose outputs agree with nothing to rounding.
 
 Noise, a coarse quantisation or slightly other weights leave a captured output nearer to its own
-token's than to any other's, but at no rounding distance. The spread is estimated from the answer
-itself: its squared distance in each independent direction. Under a normal law of that spread each
-token that was run has a likelihood; and so has "none of them", of which the nearest token is no
-nearer than the nearest of as many tokens drawn at random would be.
+token's than to any other's, but at no rounding distance. What is compared is the direction, as rows
+may have been shrunk, normed or clipped. Under a normal law of a spread that is not known, the
+likelihood of a token falls with its output's distance, to the power of the independent directions.
+Where no token is right, the nearest is hardly nearer than the next ones, and shares with them. So
+it is from zeros and from the mean of all outputs, towards which an average of many lies. Where two
+outputs are mixed, as of averaged prompts, either may be the nearest: none of them is likely.
 """
 
 import math
@@ -12,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cosine_similarity
+from torch.nn.functional import cosine_similarity, normalize
 
 from arch import State
 from eval.models.memory import candidates_at_once
@@ -24,15 +26,7 @@ LIKELY = 0.99
 DOUBTFUL = 0.5
 """Probability of a token that something else speaks against, at most; above it one is probable."""
 WHOLE = 8192  # tokens of a vocabulary that is run whole; of a larger one as many are drawn
-CHANCE = 2.4, 0.45
-"""Location and scale of a Gumbel law: how many deviations below the mean of all log distances the
-least lies, of targets that are unrelated. Measured on rotated and permuted outputs and on normal
-draws of their mean and covariance, of a vocabulary of `MEASURED`; of a larger one the least lies
-further below, by the law's own rule for more draws."""
-MEASURED = 4096
-NEARER = 0.9  # of the squared distance from the target of all outputs' mean, or of zeros
-CENTRAL = 1 / 3  # of the others' distance from that mean, at least: a likely token's own output
-NARROW = 4  # numbers of an output: by fewer no token is likely, as some lies near to each
+DIRECTIONS = 32  # that count, at most: by more, what is no output is near to some token's
 LEAST = 3  # positions of a prompt: of fewer no token is called likely by its distance
 
 
@@ -100,41 +94,43 @@ def _run(circuit: Circuit, tokens: Tensor, state: State | None) -> Tensor:
 def probability(outputs: Tensor, target: Tensor, searched: int) -> float:
     """The probability that the first of `(N, C)` outputs, and none other, is behind a target.
 
-    It is no more than one half where the first is hardly nearer to the target than the mean of all
-    or an output of zeros is, or is itself far nearer to that mean than others are: such a token, as
-    one that only pads, is the nearest to whatever was shrunk, as logits at a temperature or normed
-    rows are. Nor where another output has more nearly the target's direction, as where numbers were
-    clipped, nor where outputs have fewer than `NARROW` numbers.
-
     Args:
         outputs: of the answered token, and of others, `(N, C)`.
         target: captured, `(C,)`.
-        searched: tokens of which the first is the nearest.
+        searched: tokens of which the first is the nearest; those that were not run count as others.
     """
     outputs, target = outputs.double(), target.double()
-    squares = (outputs - target).square().sum(dim=1).clamp(min=torch.finfo(torch.float64).tiny)
+    mean = outputs.mean(dim=0)
+    centred = outputs - mean, target - mean, searched
+    found = min(_share(outputs, target, searched), _share(*centred))
+    return DOUBTFUL if found > DOUBTFUL and _is_mixed(*centred) else found
+
+
+def _share(outputs: Tensor, target: Tensor, searched: int) -> float:
+    """The share of the first of `(N, C)` outputs in the likelihood of a target's direction."""
+    tiny = torch.finfo(outputs.dtype).tiny
+    outputs, target = normalize(outputs, dim=1), normalize(target, dim=0)
+    squares = (outputs - target).square().sum(dim=1).clamp(min=tiny)
     centred = outputs - outputs.mean(dim=0)
     gram = centred.T @ centred if len(centred) > centred.shape[1] else centred @ centred.T
-    directions = float(gram.trace() ** 2 / gram.square().sum())
-    ratio = squares / squares[0]
-    among = 1 / float((-directions / 2 * (ratio - 1)).exp().sum())
-    logs = squares[1:].log()
-    deviations = float((logs.mean() - squares[0].log()) / logs.std())
-    found = among * (1 - _by_chance(deviations, searched))
-    mean = outputs[1:].mean(dim=0)
-    apart = (outputs - mean).norm(dim=1)
-    nearest = torch.minimum((mean - target).square().sum(), target.square().sum())
-    far = bool(squares[0] > NEARER * nearest)
-    central = bool(apart[0] < CENTRAL * apart[1:].median())
-    aside = int(cosine_similarity(outputs, target[None]).argmax()) > 0
-    return min(found, DOUBTFUL) if far or central or aside or len(target) < NARROW else found
+    directions = float(gram.trace() ** 2 / gram.square().sum().clamp(min=tiny))
+    power = min(max(directions - 1, 0), DIRECTIONS) / 2  # on a sphere there is one less
+    others = (squares[0] / squares[1:]).pow(power)
+    return 1 / (1 + (searched - 1) * float(others.mean()))
 
 
-def _by_chance(deviations: float, searched: int) -> float:
-    """The probability that the nearest of many unrelated outputs lies as far below their mean."""
-    location, scale = CHANCE
-    location += scale * math.log(max(searched, MEASURED) / MEASURED)
-    return -math.expm1(-math.exp(-(deviations - location) / scale))
+def _is_mixed(outputs: Tensor, target: Tensor, searched: int) -> bool:
+    """Whether a target is the first of `(N, C)` outputs and another, of half its weight or more.
+
+    What the first leaves of the target has then the direction of what it leaves of the other.
+    """
+    first = outputs[0] / outputs[0].norm()
+    left, rest = (x - (x @ first)[..., None] * first for x in (outputs[1:], target))
+    second = int(cosine_similarity(left, rest[None]).argmax())
+    left[[0, second]] = left[[second, 0]]
+    weight = rest @ left[0] / left[0].square().sum()
+    own = (target - weight * outputs[1 + second]) @ first / outputs[0].norm()
+    return bool(weight > own / 2) and _share(left, rest, searched) > DOUBTFUL
 
 
 def _find_unexplained(probabilities: list[float], doubtful: list[bool]) -> int:

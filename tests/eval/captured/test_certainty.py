@@ -194,6 +194,9 @@ def test_small_rows_are_no_token_whose_output_is_the_smallest(size):
     outputs[0] *= 0.6
     assert probability(outputs, outputs[0] + 0.1 * noise, 4096) > LIKELY
     assert probability(outputs, size * outputs[1], 4096) <= 0.5
+    mean = outputs.mean(dim=0)
+    outputs[0] = mean + 0.01 * noise
+    assert probability(outputs, mean + 0.3 * (outputs[1] - mean), 4096) <= 0.5
 
 
 def test_a_token_is_not_likely_where_another_has_the_rows_direction():
@@ -204,6 +207,32 @@ def test_a_token_is_not_likely_where_another_has_the_rows_direction():
     assert probability(outputs, target, 4096) <= 0.5
     outputs[1] *= -1
     assert probability(outputs, target, 4096) > LIKELY
+
+
+@pytest.mark.parametrize("numbers", [1, 2, 4, 6, 512])
+def test_what_is_no_output_makes_no_token_likely(numbers):
+    """Some token of 4,096 came near to four numbers at one position of ten."""
+    draw = torch.Generator().manual_seed(0)
+    outputs, targets = (torch.randn(n, numbers, generator=draw) for n in (4096, 100))
+    outputs = nn.functional.normalize(outputs, dim=1)
+    nearest = [outputs[(outputs - x).square().sum(dim=1).argsort()] for x in targets]
+    found = [probability(of, x, 4096) for of, x in zip(nearest, targets, strict=True)]
+    assert sum(chance >= LIKELY for chance in found) <= 1
+
+
+def test_a_shorter_row_is_likely_by_its_direction():
+    """As behind a norm: it was not, where zeros lie as near."""
+    outputs = torch.randn(4096, 64, generator=torch.Generator().manual_seed(0))
+    assert probability(outputs, 0.3 * outputs[0] + 0.01 * outputs[1], 4096) > LIKELY
+
+
+@pytest.mark.parametrize(("weight", "likely"), [(0.2, True), (0.45, False)])
+def test_a_token_is_not_likely_where_another_output_is_mixed_in_by_half(weight, likely):
+    """As of averaged prompts: the nearer one was likely, and was that of the other prompt."""
+    draw = torch.Generator().manual_seed(0)
+    outputs, noise = torch.randn(4096, 64, generator=draw), torch.randn(64, generator=draw)
+    target = (1 - weight) * outputs[0] + weight * outputs[7] + 0.1 * noise
+    assert (probability(outputs, target, 4096) >= LIKELY) == likely
 
 
 @pytest.mark.slow
