@@ -26,7 +26,7 @@ LIKELY = 0.99
 DOUBTFUL = 0.5
 """Probability of a token that something else speaks against, at most; above it one is probable."""
 WHOLE = 8192  # tokens of a vocabulary that is run whole; of a larger one as many are drawn
-ERRORS = 32  # independent directions of what moves an output, at most, as where outputs are mixed
+DIRECTIONS = 32  # that count, at most: by more, what is no output is near to some token's
 LEAST = 3  # positions of a prompt: of fewer no token is called likely by its distance
 
 
@@ -114,7 +114,7 @@ def _share(outputs: Tensor, target: Tensor, searched: int) -> float:
     centred = outputs - outputs.mean(dim=0)
     gram = centred.T @ centred if len(centred) > centred.shape[1] else centred @ centred.T
     directions = float(gram.trace() ** 2 / gram.square().sum().clamp(min=tiny))
-    power = min(max(directions - 1, 0), ERRORS) / 2  # on a sphere there is one less
+    power = min(max(directions - 1, 0), DIRECTIONS) / 2  # on a sphere there is one less
     others = (squares[0] / squares[1:]).pow(power)
     return 1 / (1 + (searched - 1) * float(others.mean()))
 

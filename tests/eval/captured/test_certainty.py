@@ -209,14 +209,15 @@ def test_a_token_is_not_likely_where_another_has_the_rows_direction():
     assert probability(outputs, target, 4096) > LIKELY
 
 
-@pytest.mark.parametrize("numbers", [1, 2, 4, 6])
-def test_few_numbers_of_what_is_no_output_make_no_token_likely(numbers):
-    """Some token of 4,096 came near to four of them at one position of ten."""
+@pytest.mark.parametrize("numbers", [1, 2, 4, 6, 512])
+def test_what_is_no_output_makes_no_token_likely(numbers):
+    """Some token of 4,096 came near to four numbers at one position of ten."""
     draw = torch.Generator().manual_seed(0)
-    outputs, targets = (torch.randn(n, numbers, generator=draw) for n in (4096, 200))
+    outputs, targets = (torch.randn(n, numbers, generator=draw) for n in (4096, 100))
+    outputs = nn.functional.normalize(outputs, dim=1)
     nearest = [outputs[(outputs - x).square().sum(dim=1).argsort()] for x in targets]
     found = [probability(of, x, 4096) for of, x in zip(nearest, targets, strict=True)]
-    assert sum(chance >= LIKELY for chance in found) <= 2
+    assert sum(chance >= LIKELY for chance in found) <= 1
 
 
 def test_a_shorter_row_is_likely_by_its_direction():
