@@ -5,6 +5,7 @@ import json
 import math
 import re
 import sys
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +279,16 @@ def _plain(family: str) -> str:
 
 
 def _open(file: Path) -> Any:
+    """The reader of a file, which is parsed once until it is written anew."""
+    try:
+        about = file.stat()
+    except OSError as error:
+        raise ModelError(f"{file} cannot be loaded: {error.strerror}") from None
+    return _parse(file, about.st_ino, about.st_size, about.st_mtime_ns)
+
+
+@lru_cache(maxsize=1)
+def _parse(file: Path, *written: int) -> Any:
     from gguf import GGUFReader
 
     try:

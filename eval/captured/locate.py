@@ -127,8 +127,8 @@ def find_site(
     if lower and 2 * best.hits <= count:  # at the right site float32 would have hit
         best, name = lower[0]
     if not best.hits and (nearest := _far_nearest(tried)):
-        best, name = nearest
         tried.insert(0, tried.pop(tried.index(nearest)))
+        name = nearest[1]
     elif not best.hits:
         names = ", ".join(f"{circuit.part}.{circuit.depth}" for circuit in ranked)
         raise ArgumentError(

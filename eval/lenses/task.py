@@ -19,6 +19,7 @@ from eval.lenses.table import Table
 from eval.messages import RequestError, say_once
 from eval.models.checkpoint import Checkpoint
 from eval.models.corpora import corpus_hash
+from eval.models.identity import CHANGED
 from eval.rows.plugins import hash_source
 from eval.rows.schema import SCHEMA
 from eval.rows.store import Results, Row, row_key
@@ -81,7 +82,7 @@ class LensTask:
             document["checkpoint"].get("settings_sha256"),
             document.get("corpus_hash"),
         )
-        what = "other settings (config.json) or another tokenizer" * (settings not in (None, own))
+        what = CHANGED * (settings not in (None, own))
         if text and corpus_hash(corpus) not in (None, text):
             what = f"another text of {corpus}"
         if what:

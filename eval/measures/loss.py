@@ -164,9 +164,11 @@ def measure_documents(
     sizes = np.array([len(story.encode()) for story in held_out])
     _refuse_empty(held_out, sizes)
     _say_changes(checkpoint, held_out, bare)
+    adds = tokenizer.num_special_tokens_to_add(is_pair=False) > 0
     encoded = [
-        [begin, *encode_text(tokenizer, story, with_added=not story.startswith(named))]
-        for story in held_out
+        [begin, *(encode_text(tokenizer, story, with_added=True) if whole else ids)]
+        for story, ids in zip(held_out, bare, strict=True)
+        for whole in [adds and not story.startswith(named)]
     ]
     if more := sum(map(len, encoded)) - sum(map(len, bare)) - len(bare):
         say_once(

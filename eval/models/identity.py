@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 Key = TypeVar("Key", bound=Hashable)
+CHANGED = "other settings (config.json) or another tokenizer"
+"""How a model with another `settings_hash` is named."""
 
 
 def model_id(meta: Mapping[str, Any], weights_sha256: str) -> str:

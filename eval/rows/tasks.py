@@ -17,6 +17,7 @@ from tqdm import tqdm
 from eval.drawing.tables import duration_text
 from eval.messages import RequestError, say
 from eval.models.corpora import corpus_hash
+from eval.models.identity import CHANGED
 from eval.rows.progress import Progress, report_progress, watched
 from eval.rows.store import Results, Row
 
@@ -143,19 +144,19 @@ def _refuse_other_questions(tasks: Sequence[Task], results: Results) -> None:
     Raises:
         RequestError: naming it.
     """
-    asked: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for task in tasks:
         checkpoint = task.checkpoint
-        own, what = checkpoint.settings_sha256, "other settings (config.json) or another tokenizer"
+        own = checkpoint.settings_sha256
         if {results.settings.get(key) for key in task.keys} - {None, own}:
             raise RequestError(
-                f"--out {results.directory}: its rows of {checkpoint.path} are of {what} beside "
+                f"--out {results.directory}: its rows of {checkpoint.path} are of {CHANGED} beside "
                 "the same weights; give another directory"
             )
-        if {asked.setdefault(key, own) for key in task.keys} - {own}:
+        if {settings.setdefault(key, own) for key in task.keys} - {own}:
             raise RequestError(
                 f"{checkpoint.path}: has the name and weights of another model that is asked, and "
-                f"{what}; ask it alone"
+                f"{CHANGED}; ask it alone"
             )
     hashes: dict[str, str | None] = {}
     for task in tasks:

@@ -53,10 +53,11 @@ def prepare_data(recipe: Recipe) -> None:
     packed = data.meta["source"]
     if packed != source and not _is_same_file(packed, source):
         raise RunError(f"--data {source}: {out} was packed from {packed}; choose another --run")
-    size, asked = load_tokenizer(out).get_vocab_size(), recipe.model.vocab_size
-    if asked not in (size, before := _read_request(run).get(VOCABULARY, max(size, asked))):
+    size, wanted = load_tokenizer(out).get_vocab_size(), recipe.model.vocab_size
+    before = _read_request(run).get(VOCABULARY, max(size, wanted))  # a short text has fewer
+    if wanted not in (size, before):
         raise RunError(
-            f"--model.vocab_size {asked}: {out} was packed with {size:,} entries"
+            f"--model.vocab_size {wanted}: {out} was packed with {size:,} entries"
             + f", of {before} asked for" * (before != size)
             + "; choose another --run for other ones"
         )

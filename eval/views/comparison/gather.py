@@ -31,7 +31,7 @@ EVALUATED = "eval"
 """The folder of a run that holds the rows of its evaluations."""
 SIZES = ("d_model", "n_layers", "context", "init", "embedding_std")
 """What a record says of a model's configuration, beside its mixers."""
-ALONE = ("data", "dropout", "minutes", "init_from")
+RECIPE = ("data", "dropout", "minutes", "init_from")
 """Settings beside sections by which runs are of two models, and no training seeds of one."""
 UNSEARCHED = {"wandb", "checkpoints", "__pycache__"}
 
@@ -278,7 +278,7 @@ def _last(run: RunRecord) -> Saved | None:
     facts = {
         n: v
         for n, v in run.settings.items()
-        if (isinstance(v, dict) and n != "trainer") or (n in ALONE and v)
+        if (isinstance(v, dict) and n != "trainer") or (n in RECIPE and v)
     }
     facts |= {"data": Path(str(facts["data"])).name} if "data" in facts else {}
     recipe = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()

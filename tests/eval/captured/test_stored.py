@@ -190,19 +190,17 @@ def test_the_site_is_found(opened, site, kind):
     assert first.hits > max((other.hits for other in others), default=0)
 
 
-@pytest.mark.parametrize(
-    ("site", "share"), [("stream.1", 0.02), ("final.3", 0.002), ("block.1", 1)]
-)
+@pytest.mark.parametrize(("site", "size"), [("stream.1", 0.02), ("final.3", 0.002), ("block.1", 1)])
 def test_the_site_of_outputs_that_fit_nowhere_is_the_one_that_they_come_near(
-    opened, capsys, site, share
+    opened, capsys, site, size
 ):
     """As of another program, whose arithmetic is not this one's; where none is near, it is said."""
     checkpoint = opened["llama"]
     (batch,) = activations(checkpoint, SHORT, site)
     outputs = batch.outputs[site]
     noise = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0))
-    noisy = outputs + share * outputs.square().mean(dim=-1, keepdim=True).sqrt() * noise
-    if share == 1:
+    noisy = outputs + size * outputs.square().mean(dim=-1, keepdim=True).sqrt() * noise
+    if size == 1:
         with one_line(RequestError, "no token fits at the likeliest sites"):
             recover(checkpoint, noisy, corpus="toy:400")
         return

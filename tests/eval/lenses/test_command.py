@@ -107,18 +107,18 @@ def test_what_was_looked_at_is_not_looked_at_again(model_directory, tmp_path, mo
 def test_a_look_at_other_settings_or_another_text_is_refused(model_directory, tmp_path, capsys):
     """The look of before was shown as that of today."""
     out, corpus, path = tmp_path / "out", tmp_path / "book.jsonl", model_directory()
-    asked = ("--lens", "residual", "--text", "Tom sat.", "--corpus", corpus, "--out", out)
+    words = ("--lens", "residual", "--text", "Tom sat.", "--corpus", corpus, "--out", out)
     told, config = f"error: --out {out}: its look of residual at {path} is of", path / "config.json"
     corpus.write_text("".join(f'{{"text": "Tom had {n} balls."}}\n' for n in range(9)))
     before = config.read_text()
-    assert look(path, *asked) == 0
+    assert look(path, *words) == 0
     config.write_text(json.dumps(json.loads(before) | {"norm_eps": 0.1}))
-    assert look(path, *asked) == 2
+    assert look(path, *words) == 2
     assert (
         f"{told} other settings (config.json) or another tokenizer; giv" in capsys.readouterr().err
     )
     config.write_text(before)
-    assert look(path, *asked) == 0
+    assert look(path, *words) == 0
     corpus.write_text(corpus.read_text().replace("balls", "dogs"))
-    assert look(path, *asked) == 2
+    assert look(path, *words) == 2
     assert f"{told} another text of {corpus}; give another directory" in capsys.readouterr().err

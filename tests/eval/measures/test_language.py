@@ -140,7 +140,7 @@ def test_rows_of_other_settings_beside_the_same_weights_are_refused(
 ):
     """As where a config.json was corrected: the earlier figures were given as the model's own."""
     path = model_directory()
-    asked: Any = {"text": "Tom had a ball.", "out": str(tmp_path / "out")}
+    question: Any = {"text": "Tom had a ball.", "out": str(tmp_path / "out")}
     settings = json.loads((path / "config.json").read_text()) | {"norm_eps": 0.1}
     module, tokenizer = load_model(path).model, load_tokenizer(path)
     state = module.state_dict()
@@ -151,7 +151,7 @@ def test_rows_of_other_settings_beside_the_same_weights_are_refused(
         return open_model(module, tokenizer=tokenizer, name="flat")
 
     before = open_model(path) if change == "config.json" else open_changed()
-    assert eval_loss(open_changed(), **asked).rows == eval_loss(open_changed(), **asked).rows
+    assert eval_loss(open_changed(), **question).rows == eval_loss(open_changed(), **question).rows
     if change == "config.json":
         (path / "config.json").write_text(json.dumps(settings))
     elif change == "module":
@@ -162,7 +162,7 @@ def test_rows_of_other_settings_beside_the_same_weights_are_refused(
     with pytest.raises(
         RequestError, match=r"its rows of \S+ are of other settings \(config.json\)"
     ):
-        eval_loss(open_changed(), **asked)
+        eval_loss(open_changed(), **question)
     with pytest.raises(RequestError, match="has the name and weights of another model that is as"):
         eval_loss([before, open_changed()], text="Tom had a ball.")
 
@@ -184,14 +184,14 @@ def test_rows_of_a_module_with_a_hook_are_not_those_without(model_directory, tmp
     """Nor those of another hook: no hash tells what it does."""
     path = model_directory()
     module, tokenizer = load_model(path).model, load_tokenizer(path)
-    asked: Any = {"text": "Tom had a ball.", "out": str(tmp_path / "out")}
+    question: Any = {"text": "Tom had a ball.", "out": str(tmp_path / "out")}
     nats = []
     for factor in (1.0, 2.0, 3.0, 1.0):
         hooks = [module.norm.register_forward_hook(lambda *_, f=factor: _[2] * f)]
         for hook in hooks if factor == 1.0 else ():
             hook.remove()
         opened = open_model(module, tokenizer=tokenizer, name="flat")
-        nats.append(eval_loss(opened, **asked).rows[0]["nats_per_token"])
+        nats.append(eval_loss(opened, **question).rows[0]["nats_per_token"])
         hooks[0].remove()
     assert nats[0] == nats[3]
     assert len({*nats}) == 3

@@ -1,6 +1,7 @@
 """Prompt caches that mlx-lm saves: the keys and values of each layer, and how many rows count."""
 
 import re
+from collections.abc import Mapping
 from functools import partial
 
 from torch import Tensor
@@ -11,14 +12,15 @@ from eval.captured.files.tensors import Outputs, read_metadata
 
 NAME = re.compile(r"\d+(\.\d+)+")
 CLASSES = "1", "2"
-"""Where the header names the class of each layer's cache: today, and in mlx-lm before 0.30."""
+"""What the names begin with by which the header tells each layer's class: today, and in 0.26."""
 PLAIN = ("KVCache", "ConcatenateKVCache")
 WINDOW = "RotatingKVCache"
 
 
 def recognise(source: Source) -> bool:
     """Tensors that are named by numbers, and a class of cache for each first number."""
-    return all(map(NAME.fullmatch, source.entries)) and bool(_classes(source))
+    named = source.path.is_file() and all(map(NAME.fullmatch, source.entries))
+    return named and bool(_classes(read_metadata(source.path)))
 
 
 def read(source: Source) -> Capture:
@@ -31,11 +33,12 @@ def read(source: Source) -> Capture:
         RequestError: no layer whose rows are the prompt's from the first on, as floats.
     """
     outputs, others = dict[str, Outputs](), dict[str, list[int]]()
-    for layer, kind in sorted(_classes(source).items()):
+    header = read_metadata(source.path)
+    for layer, kind in sorted(_classes(header).items()):
         parts = {"rotated_key": f"{layer}.0", "value": f"{layer}.1"}
         held = [source.entries.get(name) for name in parts.values()]
         whole = all(part and len(part.shape) == 4 and part.kind in FLOATS for part in held)
-        rows = _count_rows(source, layer, kind) if whole else f"{kind}"
+        rows = _count_rows(source, header, layer, kind) if whole else kind
         if isinstance(rows, str):
             others.setdefault(rows, []).append(layer + 1)
             continue
@@ -58,46 +61,44 @@ def read(source: Source) -> Capture:
     )
 
 
-def _classes(source: Source) -> dict[int, str]:
-    """The class of each layer's cache, by the header of the file."""
-    if source.path.is_dir() or not source.entries:
-        return {}
-    said = read_metadata(source.path)
-    for place in CLASSES:
+def _classes(header: Mapping[str, str]) -> dict[int, str]:
+    """The class of each layer's cache."""
+    for first in CLASSES:
         found = {
             int(name.partition(".")[2]): kind
-            for name, kind in said.items()
-            if re.fullmatch(rf"{place}\.\d+", name) and kind.endswith("Cache")
+            for name, kind in header.items()
+            if re.fullmatch(rf"{first}\.\d+", name) and kind.endswith("Cache")
         }
         if found:
             return found
     return {}
 
 
-def _count_rows(source: Source, layer: int, kind: str) -> int | str:
+def _count_rows(source: Source, header: Mapping[str, str], layer: int, kind: str) -> int | str:
     """The rows of a layer that are its prompt's from the first on; or why there are none."""
     present = source.entries[f"{layer}.0"].shape[2]
     if source.entries[f"{layer}.1"].shape[2] != present:
         return f"{kind} with unlike keys and values"
     if kind not in (*PLAIN, WINDOW):
         return kind
-    said = read_metadata(source.path)
-    numbers = {
-        name: int(entry.read())
-        for name in (f"{layer}.2", f"{layer}.5")
-        if (entry := source.entries.get(name)) and entry.kind in INTEGERS and not entry.shape
-    }
-    count = numbers.get(f"{layer}.2", present)
-    if kind == WINDOW:  # in older files the header says where it is
-        old = [said.get(f"0.{layer}.{place}", "") for place in (3, 4)]
+    count = _number(source, f"{layer}.2")
+    if kind == WINDOW:  # in 0.26 the header has its numbers
         count, end = (
-            map(int, old)
-            if all(number.isdecimal() for number in old)
-            else (numbers.get(f"{layer}.2", -1), numbers.get(f"{layer}.5", -2))
+            _number(source, f"{layer}.{number}", header.get(f"0.{layer}.{old}"))
+            for number, old in ((2, 3), (5, 4))
         )
-        if count != end:
+        if count is None or count != end:
             return "a window that holds the last rows alone"
+    count = present if count is None else count
     return count if 0 < count <= present else f"{kind} of {count} rows"
+
+
+def _number(source: Source, name: str, otherwise: str | None = None) -> int | None:
+    """The whole number that stands under a name, or else in the header; None if there is none."""
+    entry = source.entries.get(name)
+    if entry and entry.kind in INTEGERS and not entry.shape:
+        return int(entry.read())
+    return int(otherwise) if otherwise and otherwise.isdecimal() else None
 
 
 def _cut(entry: Entry, rows: int) -> Tensor:

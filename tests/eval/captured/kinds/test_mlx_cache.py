@@ -21,13 +21,13 @@ def write(path, engine, kind="KVCache", old=False, stale=0, room=0, **more):
         numbers = [count, 4, 64, more.get("end", count)]  # of a window: kept, most, where it ends
         if old:
             header |= {f"2.{layer}": kind, f"0.{layer}": ""}
-            window = {f"0.{layer}.{place}": n for place, n in enumerate((4, 64, 256, count, count))}
+            window = {f"0.{layer}.{i}": n for i, n in enumerate((4, 64, 256, count, count))}
             header |= {} if kind == "KVCache" else {name: str(n) for name, n in window.items()}
         else:
             header |= {f"1.{layer}": kind, f"2.{layer + 1}.0": f"{layer}.2"}
             numbers = numbers if kind == "RotatingKVCache" else numbers[:1]
-            for place, n in enumerate(numbers, start=2):
-                held[f"{layer}.{place}"] = torch.tensor(n, dtype=torch.int32)
+            for i, n in enumerate(numbers, start=2):
+                held[f"{layer}.{i}"] = torch.tensor(n, dtype=torch.int32)
     save_file(held, path, header)
     return path
 
