@@ -33,6 +33,8 @@ else:  # a busy machine is no fault
     settings.register_profile("remnant", deadline=None)
     settings.load_profile("remnant")
 os.environ.setdefault("WANDB__SERVICE_WAIT", "300")  # seconds until its process is up
+for name in ("WANDB_MODE", "WANDB_PROJECT"):  # defaults of ours
+    os.environ.pop(name, None)
 
 
 LONGEST = ("test_docs.py", "train/steps/test_speed.py")

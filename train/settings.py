@@ -98,10 +98,11 @@ class RunSettings:
     loggers: list[Literal["csv", "tensorboard", "trackio"]] = field(default_factory=list)
     """Loggers that are given the figures too: csv and tensorboard write into the run directory,
     trackio into its local board (`pip install trackio`, then `trackio show`)."""
-    wandb: Literal["offline", "online", "disabled"] = "offline"
-    """Weights & Biases: offline writes into the run directory and needs no account."""
-    wandb_project: str = "remnant"
-    """Project that the run belongs to in Weights & Biases."""
+    wandb: Literal["offline", "online", "disabled"] = field(default_factory=lambda: _wandb_mode())
+    """Weights & Biases: offline writes into the run directory and needs no account. When not given,
+    it is WANDB_MODE of the environment, else offline."""
+    wandb_project: str = field(default_factory=lambda: os.environ.get("WANDB_PROJECT", "remnant"))
+    """Project that the run belongs to in Weights & Biases; WANDB_PROJECT when not given."""
     wandb_group: str | None = None
     """Group of runs in Weights & Biases; mixers, width and depth when not given."""
     wandb_tags: list[str] = field(default_factory=list)
@@ -117,6 +118,18 @@ class RunSettings:
         _check("", self, "at least 0", "dropout")
         _check("", self, "below 1", "dropout", "valid_fraction")
         _check("", self, f"at most {SEEDS}", "seed")
+
+
+def _wandb_mode() -> Any:
+    """What the environment says of W&B: a mode that `--wandb` may have.
+
+    Raises:
+        RunError: it says something else.
+    """
+    mode, allowed = os.environ.get("WANDB_MODE", "offline"), ("offline", "online", "disabled")
+    if mode not in allowed:
+        raise RunError(f"WANDB_MODE={mode}: allowed are {', '.join(allowed)}; set or unset it")
+    return mode
 
 
 @dataclass

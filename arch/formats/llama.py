@@ -28,7 +28,7 @@ from arch.formats.foreign import (
     read_settings,
 )
 from arch.formats.hub.reader import import_hub, is_hub_export
-from arch.formats.named_tokens import NAMING, say_left_out_tokens
+from arch.formats.named_tokens import ENDS, NAMING, read_ends, say_left_out_tokens
 from arch.mixers import Attention
 from arch.mixers.attention import QK_EPS
 from arch.model import LanguageModel, SwiGLU
@@ -147,7 +147,9 @@ def import_transformers(directory: str | Path) -> LoadedModel:
         files, _ = read_layout(config, directory)
         return {name: tensor for file in files for name, tensor in read_weights(file).items()}
 
-    return from_transformers(config, read_all, tokenizer_json, directory)
+    loaded = from_transformers(config, read_all, tokenizer_json, directory)
+    ends = read_ends(file for name in ENDS if (file := directory / name).is_file())
+    return dataclasses.replace(loaded, meta=loaded.meta | ends)
 
 
 def from_transformers(

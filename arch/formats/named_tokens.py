@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from arch.storage.files import read_json
 SETTINGS, ADDED_TOKENS = "tokenizer_config.json", "added_tokens.json"
 NAMING = (SETTINGS, "special_tokens_map.json", ADDED_TOKENS)
 """Files that may name tokens beside a tokenizer.json."""
+ENDS = (NAMING[1], SETTINGS)
+"""Those of them that say what begins and ends a text; the later one holds."""
 SPECIAL_TOKEN = re.compile(r"(?:bos|eos|unk|sep|pad|cls|mask)_token")
 SPECIAL_TOKENS = ("additional_special_tokens", "extra_special_tokens")
 
@@ -53,6 +55,28 @@ def named_roles(held: dict[str, Any]) -> dict[str, str]:
     found = {role: held.get(role) for role in ("bos_token", "eos_token")}
     named = {r: t.get("content") if isinstance(t, dict) else t for r, t in found.items()}
     return {role: token for role, token in named.items() if isinstance(token, str) and token}
+
+
+def read_ends(files: Iterable[Path]) -> dict[str, str]:
+    """The `ends_of_text` as files beside a tokenizer name them, the later files before the earlier.
+
+    Raises:
+        ModelError: one of them is no JSON.
+    """
+    roles: dict[str, str | None] = {}
+    for file in files:
+        roles |= named_roles(read_json(file))
+    return ends_of_text(roles)
+
+
+def ends_of_text(roles: Mapping[str, str | None]) -> dict[str, str]:
+    """The tokens around a text, where they are named: its `begin` and its `end`.
+
+    A text begins with the BOS, else with the EOS, as lm-evaluation-harness has it.
+    """
+    end = roles.get("eos_token")
+    ends = {"begin": roles.get("bos_token") or end, "end": end}
+    return {place: token for place, token in ends.items() if token}
 
 
 def _say_what_is_added(

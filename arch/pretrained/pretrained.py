@@ -60,9 +60,9 @@ from arch.pretrained.tokenizers import (
     check_ids,
     check_largest_id,
     check_pieces,
-    first_token,
     largest_id,
     open_pieces,
+    read_ends_of_text,
     read_tokenizer,
 )
 from arch.storage.directory import LoadedModel
@@ -117,7 +117,7 @@ def load_pretrained(
         return replace(loaded, model=loaded.model.to(device))
     model, tokenizer = _read(name, dtype)
     with refusals(name):
-        wrapped, begin = wrap_model(model), first_token(name, tokenizer)
+        wrapped, ends = wrap_model(model), read_ends_of_text(name, tokenizer)
     check_tokenizer(name, tokenizer, wrapped)
     # Ids may have gaps, but none is beyond the last token's.
     wrapped = drop_padding(wrapped, 1 + largest_id(tokenizer))
@@ -126,8 +126,7 @@ def load_pretrained(
         "source": "transformers",
         "family": model.config.model_type,
         "precision": str(dtype).removeprefix("torch."),
-        "begin": begin,
-    }
+    } | ends
     return LoadedModel(wrapped.to(device), wrapped.config, tokenizer.to_str(), meta, Path(name))
 
 
@@ -142,7 +141,8 @@ def import_gguf(file: Path) -> LoadedModel:
     source, tokenizer = _read(str(file), torch.float32)
     config = source.config.to_dict()
     config.pop("quantization_config", None)  # the weights are dequantised
-    return from_transformers(config, source.state_dict, tokenizer.to_str(), file)
+    loaded = from_transformers(config, source.state_dict, tokenizer.to_str(), file)
+    return replace(loaded, meta=loaded.meta | read_ends_of_text(str(file), tokenizer))
 
 
 def wrap_model(model: Any) -> LanguageModel:

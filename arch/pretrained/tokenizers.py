@@ -12,9 +12,8 @@ from tokenizers import Tokenizer
 
 from arch.config import MOST
 from arch.errors import ModelError, printable, show_value
-from arch.formats.named_tokens import NAMING, named_roles
+from arch.formats.named_tokens import ENDS, ends_of_text, read_ends
 from arch.pretrained.gguf import GGUF, read_roles
-from arch.storage.files import read_json
 
 PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 """Names of the files of SentencePiece."""
@@ -151,19 +150,12 @@ def largest_id(tokenizer: Tokenizer) -> int:
     return max(tokenizer.get_vocab().values())
 
 
-def first_token(name: str, tokenizer: Tokenizer) -> str | None:
-    """The token that lm-evaluation-harness begins a text with: the BOS, else the EOS.
-
-    As the files beside the tokenizer name them, or a GGUF file; None where none does.
-    """
+def read_ends_of_text(name: str, tokenizer: Tokenizer) -> dict[str, str]:
+    """The `begin` and `end` of a text (`ends_of_text`), as the tokenizer's files or a GGUF say."""
     from transformers.utils.hub import cached_file
 
     if name.lower().endswith(GGUF):
         ids = read_roles(Path(name))
-        roles = {role: tokenizer.id_to_token(token) for role, token in ids.items()}
-    else:
-        roles: dict[str, str | None] = {}
-        for file in reversed(NAMING[:2]):
-            found = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
-            roles |= named_roles(read_json(Path(found))) if found else {}
-    return roles.get("bos_token") or roles.get("eos_token")
+        return ends_of_text({role: tokenizer.id_to_token(token) for role, token in ids.items()})
+    found = (cached_file(name, n, _raise_exceptions_for_missing_entries=False) for n in ENDS)
+    return read_ends(Path(file) for file in found if file)

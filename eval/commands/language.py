@@ -103,7 +103,6 @@ def generate(
     import arch
     from eval.models.checkpoint import open_models
     from eval.models.pieces import encode_text
-    from tokenizer import END_OF_TEXT
 
     (checkpoint,) = open_models([model], device)
     tokenizer, target = checkpoint.tokenizer, checkpoint.model.embedding.weight.device
@@ -115,7 +114,7 @@ def generate(
         raise RequestError(
             f"--prompt has {len(tokens)} tokens, the model's context is {context}; shorten it"
         )
-    stop = tokenizer.token_to_id(END_OF_TEXT)
+    stop = checkpoint.end
     stories = arch.generate(
         checkpoint.model,
         torch.tensor([tokens] * count, device=target),

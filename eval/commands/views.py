@@ -1,5 +1,6 @@
 """The commands `summary`, `compare` and `report`: tables, files and pages of what was measured."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -218,7 +219,7 @@ def report(
     format: Literal["svg", "png"] = "svg",
     plugin: Plugins = (),
     wandb: Literal["offline", "online"] | None = None,
-    wandb_project: str = "remnant",
+    wandb_project: str | None = None,
 ) -> Result:
     """Writes one self-contained HTML page from results directories; sends it to W&B if asked.
 
@@ -229,7 +230,7 @@ def report(
         format: format of the files of --figures
         wandb: also log figures, table and page to W&B, one run for each model; offline: into the
             first results directory
-        wandb_project: project in W&B
+        wandb_project: project in W&B; that of WANDB_PROJECT, else remnant, when not given
     """
     from shlex import quote
 
@@ -266,7 +267,8 @@ def report(
     if wandb:
         first = Path(places[0])
         directory = first if first.is_dir() else first.parent
-        ids = track_results(directory, rows, out, wandb, wandb_project)
+        project = wandb_project or os.environ.get("WANDB_PROJECT", "remnant")
+        ids = track_results(directory, rows, out, wandb, project)
         runs = [f"{quote(str(directory / 'wandb'))}/offline-run-*-{run}" for run in ids]
         offline = f"W&B, offline: wandb sync {' '.join(runs)}"
         written.append(offline if wandb == "offline" else f"W&B: {', '.join(ids)}")

@@ -30,7 +30,6 @@ from eval.lenses.stories import (
 )
 from eval.lenses.trace import blocks_of, run_on, side_by_side, spaced_layers
 from eval.messages import RequestError
-from tokenizer import END_OF_TEXT
 
 CONTEXTS = 8  # stories of each word
 LAYERS = 3  # at most so many, evenly spaced
@@ -213,8 +212,9 @@ def samples(checkpoint: Checkpoint, directions: dict[str, Tensor], layer: int) -
         labels.append(f"{attribute}: {names[old]} to {names[following(known, old)]}")
         vectors.append(swap_vectors(directions[attribute][:, layer], known, [old]))
     prompt = torch.tensor([start.tokens] * len(labels), device=vectors[0].device)
-    end = tokenizer.token_to_id(END_OF_TEXT)
     with steered(checkpoint.model, layer, torch.cat(vectors)) as model:
-        texts = generate(model, prompt, NEW, temperature=0, stop=end)[:, len(start.tokens) :]
+        texts = generate(model, prompt, NEW, temperature=0, stop=checkpoint.end)[
+            :, len(start.tokens) :
+        ]
     stories = [tokenizer.decode(row) for row in texts.tolist()]
     return [[label, text] for label, text in zip(labels, stories, strict=True)]

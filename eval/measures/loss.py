@@ -280,7 +280,7 @@ def _tokens(
 
     from eval.models.pieces import encode_text
     from eval.models.text import held_out_text
-    from tokenizer import END_OF_TEXT, token_bytes
+    from tokenizer import token_bytes
 
     text, tokenizer = held_out_text(checkpoint, corpus), checkpoint.tokenizer
     if given is None:
@@ -289,7 +289,9 @@ def _tokens(
         packed = held_out and held_out[0].ids is not None
         lengths = np.array(list(map(len, token_bytes(tokenizer)))) if packed else None
         if lengths is None:
-            _say_changes(checkpoint, held_out, [ids[: len(ids) - len(text.end)] for ids in stories])
+            _say_changes(
+                checkpoint, held_out, [ids[: len(ids) - len(text.ends)] for ids in stories]
+            )
             sizes = [len(story.encode()) for story in held_out]
         else:
             sizes = [int(lengths[ids].sum()) for ids in stories]
@@ -299,11 +301,10 @@ def _tokens(
         sizes = [len(_without_special(story, tokenizer).encode()) for story in texts]
         _refuse_empty(texts, sizes)
         _say_changes(checkpoint, texts, bare)
-        stories = [[*ids, *text.end] for ids in bare]
-    if not text.end and len(stories) > 1:
-        say_once(
-            f"{checkpoint.path}: its tokenizer has no {END_OF_TEXT}; nothing parts the stories"
-        )
+        stories = [[*ids, *text.ends] for ids in bare]
+    if not text.ends and len(stories) > 1:
+        said = "no file of its tokenizer names a token that ends a text"
+        say_once(f"{checkpoint.path}: {said}; nothing parts the stories")
     owner = np.repeat(np.arange(len(stories)), [len(story) for story in stories])
     if len(owner) < 2:
         source = f"--corpus {corpus}: it has" if given is None else "--text: there is"

@@ -7,7 +7,6 @@ A result that depends on the model alone is kept with it, once for all its sites
 """
 
 import copy
-import hashlib
 import json
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 
 from arch import LanguageModel, ModelConfig, ModelError, check_causal, count_parameters, load_model
 from arch.errors import printable
+from arch.formats.named_tokens import ends_of_text
 from arch.kernels.arithmetic import plain_arithmetic
 from arch.pretrained.pretrained import check_tokenizer, load_pretrained, refusals, wrap_model
 from arch.pretrained.tokenizers import largest_id, read_tokenizer
@@ -34,6 +34,7 @@ from eval.models import TRUST_CODE, identity
 from eval.models.pieces import Pieces
 from eval.models.running.outputs import Outputs, run_model
 from eval.models.running.patches import Patch, patched_sites
+from tokenizer import END_OF_TEXT
 
 PRETRAINED = "hf:"
 PROBE = "The CAFÉ  ran"
@@ -128,12 +129,19 @@ class Checkpoint:
             if self.meta.get("written", written := identity.written(file)) != written:
                 raise RequestError(f"{file}: was written anew since it was opened; open it again")
             return file_sha256(file)
-        return weights_hash(self.model)
+        return identity.weights_hash(self.model)
 
     @cached_property
     def settings_sha256(self) -> str:
         """The hash of what no weight tells of it; see `eval.models.identity`."""
-        return identity.settings_hash(self.meta.get("settings", {}), self.tokenizer)
+        return identity.settings_hash(self.meta.get("settings", {}), self.tokenizer, self.end)
+
+    @cached_property
+    def end(self) -> int | None:
+        """The token that ends a text: `<|endoftext|>`, else the EOS that its files name."""
+        named = (END_OF_TEXT, self.meta.get("end", ""))
+        ids = (self.tokenizer.token_to_id(token) for token in named)
+        return next((token for token in ids if token is not None), None)
 
     @cached_property
     def model_id(self) -> str:
@@ -360,11 +368,11 @@ def _in_memory(module: nn.Module, tokenizer: Any, name: str) -> Checkpoint:
     say_how_text_is_read(backend, name)
     check_causal(model)
     model = drop_padding(model, 1 + largest_id(backend))
-    begin = getattr(tokenizer, "bos_token", None) or getattr(tokenizer, "eos_token", None)
+    ends = ends_of_text(getattr(tokenizer, "special_tokens_map", {}))
     theirs: Any = module.config
     settings = json.loads(model.config.to_json()) | (theirs.to_dict() if foreign else {})
-    meta = {"name": name, "source": "memory", "begin": begin, "settings": settings}
-    weights = uuid4().hex if identity.is_steered(module) else weights_hash(model)
+    meta = {"name": name, "source": "memory", **ends, "settings": settings}
+    weights = uuid4().hex if identity.is_steered(module) else identity.weights_hash(model)
     return Checkpoint(model, model.config, backend, meta, Path(name), weights=weights)
 
 
@@ -373,15 +381,6 @@ def draw(build: Callable[[], Built], seed: int) -> Built:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build().eval().requires_grad_(False)
-
-
-def weights_hash(model: nn.Module) -> str:
-    """The SHA-256 of a model's tensors and their names, in hexadecimal."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def device_of(name: str) -> torch.device:

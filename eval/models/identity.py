@@ -37,17 +37,30 @@ def model_id(meta: Mapping[str, Any], weights_sha256: str) -> str:
     return f"{without_seed(meta['name'])}-{known or weights_sha256[:10]}"  # earlier: the hash alone
 
 
-def settings_hash(settings: Mapping[str, Any], tokenizer: "Tokenizer") -> str:
+def weights_hash(model: "Module") -> str:
+    """The SHA-256 of a model's tensors and their names, in hexadecimal."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def settings_hash(settings: Mapping[str, Any], tokenizer: "Tokenizer", end: int | None) -> str:
     """The SHA-256 of what no weight tells of a model: its settings, and how a text is split.
 
     Args:
         settings: the content of its config.json, or of the like in memory.
+        end: the token that ends a text; where it is not `<|endoftext|>`, it counts, too.
     """
     from arch.formats.foreign import WITHOUT_EFFECT
-    from tokenizer import encoding_hash
+    from tokenizer import END_OF_TEXT, encoding_hash
 
     told = {name: value for name, value in settings.items() if name not in WITHOUT_EFFECT}
-    text = json.dumps([told, encoding_hash(tokenizer)], sort_keys=True, default=str)
+    ends = [] if end in (None, tokenizer.token_to_id(END_OF_TEXT)) else [end]
+    text = json.dumps([told, encoding_hash(tokenizer), *ends], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -29,7 +29,6 @@ from eval.messages import RequestError, say_once
 from eval.models.corpora import corpus_label
 from eval.models.pieces import encode_text, encoding_of
 from tokenizer import (
-    END_OF_TEXT,
     PAD,
     VALID_FRACTION,
     PackedData,
@@ -73,11 +72,13 @@ class HeldOutText:
         corpus: a source that `tokenizer.open_corpus` reads, packed data among them.
         tokenizer: the model's.
         fraction: of the stories is held out, if the corpus itself sets none aside.
+        ends: the token that stands between two stories; empty where the model has none.
     """
 
     corpus: str
     tokenizer: Tokenizer
     fraction: float = VALID_FRACTION
+    ends: tuple[int, ...] = ()
 
     def held_out(self) -> "Iterator[Story]":
         """All stories that are held out from training, in the order of the corpus."""
@@ -104,7 +105,7 @@ class HeldOutText:
             return given
         with encoding_of(f"--corpus {self.corpus}"):
             encoded = self._plain.encode_batch_fast(list(stories), add_special_tokens=False)
-        return [[*encoding.ids, *self.end] for encoding in encoded]
+        return [[*encoding.ids, *self.ends] for encoding in encoded]
 
     def stories(self, use: Use) -> "Iterator[Story]":
         """The stories of one use, in the order of the corpus; no story has two uses."""
@@ -151,12 +152,6 @@ class HeldOutText:
         """
         return self.windows("background", 64, 32, least=8)
 
-    @property
-    def end(self) -> list[int]:
-        """The end-of-text token, which stands between two stories; nothing where there is none."""
-        end = self.tokenizer.token_to_id(END_OF_TEXT)
-        return [] if end is None else [end]
-
     @cached_property
     def _plain(self) -> Tokenizer:
         """The tokenizer as packing uses it; the model's own stays as it is."""
@@ -187,8 +182,10 @@ def held_out_text(checkpoint: "Checkpoint", corpus: str) -> HeldOutText:
     models trained on a divided corpus) it is packing's default, 0.05.
     """
     fraction = checkpoint.meta.get("valid_fraction") or VALID_FRACTION
+    ends = () if checkpoint.end is None else (checkpoint.end,)
     return checkpoint.keep(
-        ("held-out text", corpus), lambda: HeldOutText(corpus, checkpoint.tokenizer, fraction)
+        ("held-out text", corpus),
+        lambda: HeldOutText(corpus, checkpoint.tokenizer, fraction, ends),
     )
 
 
@@ -279,10 +276,10 @@ def inside_stories(text: HeldOutText, length: int) -> Iterator[Prompt]:
 
 def _encoded(text: HeldOutText) -> Iterator[tuple[int, ...]]:
     """The tokens of each story for evaluation."""
-    end, stories = text.end, text.stories("evaluation")
+    stories = text.stories("evaluation")
     while batch := list(islice(stories, BATCH)):
         for ids in text.encode(batch):
-            yield tuple(ids[:-1] if end and ids[-1:] == end else ids)
+            yield tuple(ids[:-1] if ids and ids[-1] in text.ends else ids)
 
 
 def random_prompts(tokenizer: Tokenizer, count: int, length: int) -> list[Prompt]:

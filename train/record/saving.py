@@ -8,7 +8,10 @@ a kill cut off is done when the run goes on.
 import contextlib
 import io
 import math
+import os
 import signal
+import stat
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -284,11 +287,12 @@ class ModelDirectories(Callback):
 
 
 class StopOnSignal(Callback):
-    """SIGTERM, SIGUSR1 and Ctrl-C end the run after the current step, saved.
+    """SIGTERM, SIGUSR1, SIGHUP and Ctrl-C end the run after the current step, saved.
 
-    A second signal of any of these kinds ends it at once. Schedulers announce the end of a job's
-    time by SIGUSR1, or whatever they are configured for. Several devices stop after the same step:
-    the first at which they agree, every `every` steps. Asking at every step would have each of them
+    A second signal of these kinds ends it at once, but for SIGHUP, which a shell repeats when its
+    terminal is closed; a run under `nohup` goes on. Schedulers announce the end of a job's time by
+    SIGUSR1, or whatever they are configured for. Several devices stop after the same step: the
+    first at which they agree, every `every` steps. Asking at every step would have each of them
     wait for the others, and for its own work.
 
     Comes before `ModelDirectories` among the callbacks.
@@ -315,6 +319,8 @@ class StopOnSignal(Callback):
             return
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
             signal.signal(number, self._note)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(signal.SIGHUP, self._note)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -329,9 +335,20 @@ class StopOnSignal(Callback):
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = number
+        if number == signal.SIGHUP:
+            signal.signal(number, signal.SIG_IGN)
+            _leave_terminal()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _leave_terminal() -> None:
+    """Sends nowhere what is still printed to a terminal that was closed: it would be an error."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        with contextlib.suppress(OSError, ValueError):  # no file is behind the stream
+            if stat.S_ISCHR(os.fstat(stream.fileno()).st_mode):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def settings_of(start: ResumePoint) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from arch import ModelError, import_transformers, load_pretrained
+from arch import ModelError, import_transformers, load_pretrained, save_model
 from arch.__main__ import main as models_command
 from arch.pretrained.tokenizers import check_pieces
 from eval.messages import RequestError
@@ -67,7 +67,7 @@ def test_what_a_tokenizer_adds_and_changes_and_lacks_is_said(llama, capsys):
     model = open_model(f"hf:{llama(tokenizer=unknown)}")
     assert "changes text" in capsys.readouterr().err
     evals.loss(model, text=["1", "2"])
-    assert "no <|endoftext|>" in capsys.readouterr().err
+    assert "nothing parts the stories" in capsys.readouterr().err
 
 
 ADDED = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
@@ -304,3 +304,35 @@ def test_a_text_stands_behind_the_token_that_lm_eval_puts_before_it(files, begin
     for opened in (open_model(f"hf:{directory}"), open_model(model, tokenizer=own)):
         (row,) = evals.loss(opened, **question).rows
         assert row["nats_per_token"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_text_ends_with_the_token_that_the_models_files_name(llama, tmp_path):
+    """Stories ran into each other, and a continuation went on behind its end."""
+    import eval as evals
+
+    tokenizer = byte_tokenizer()
+    plain = json.loads(tokenizer.to_str())
+    plain["added_tokens"][0]["content"] = "</s>"
+    tokenizer = Tokenizer.from_str(json.dumps(plain))
+    directory = llama(initializer_range=0.5, tokenizer=tokenizer)
+    named = {"eos_token": {"content": "</s>"}}
+    (directory / "tokenizer_config.json").write_text(json.dumps(named))
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=False)
+    model.eval()
+    own = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
+    loaded = import_transformers(directory)
+    save_model(tmp_path / "ours", loaded.model, loaded.tokenizer_json, loaded.meta)
+    texts = ["Tom ran.", "He sat."]
+    ids = torch.tensor([tokenizer.encode("".join(f"{text}</s>" for text in texts)).ids])
+    with torch.no_grad():
+        expected = float(model(ids, labels=ids).loss)
+    for opened in (
+        open_model(f"hf:{directory}"),
+        open_model(tmp_path / "ours"),
+        open_model(model, tokenizer=own),
+    ):
+        (row,) = evals.loss(opened, text=texts).rows
+        assert row["nats_per_token"] == pytest.approx(expected, rel=1e-5)
+        told = evals.generate(opened, count=30, max_new_tokens=60, temperature=1).rows
+        assert all("</s>" not in row["text"] for row in told)
+        assert len({len(tokenizer.encode(row["text"]).ids) for row in told}) > 1

@@ -9,8 +9,9 @@ import transformers
 
 import eval as evals
 from arch import LanguageModel, ModelError
-from eval.models.checkpoint import model_directory, open_checkpoint, open_model, weights_hash
+from eval.models.checkpoint import model_directory, open_checkpoint, open_model
 from eval.models.controls import derive
+from eval.models.identity import weights_hash
 from eval.models.memory import candidates_at_once, host_memory, rows_at_once
 from eval.rows.fits import fitted
 from tests.arch.cases import byte_tokenizer

@@ -19,7 +19,7 @@ from eval.models.checkpoint import open_checkpoint
 from eval.models.text import HeldOutText, Use, drawn_prompts, held_out_text
 from tests.said import one_line
 from tests.train.cases import fit
-from tokenizer import open_corpus, pack
+from tokenizer import END_OF_TEXT, open_corpus, pack
 from tokenizer.pack import Layout
 
 SOURCES = ("stories.txt", "stories.jsonl", "directory", "toy:1000", "packed")
@@ -67,7 +67,8 @@ def make_source(tmp_path, tokenizer_file):
 def test_no_text_has_two_uses(name, make_source, tokenizer_file, small_tokenizer, tmp_path):
     source = make_source(name)
     training = pack(source, tokenizer_file, tmp_path / "data", valid_fraction=0.1)
-    text = HeldOutText(source, small_tokenizer, 0.1)
+    ends = (small_tokenizer.token_to_id(END_OF_TEXT),)
+    text = HeldOutText(source, small_tokenizer, 0.1, ends)
     groups = {"training": set(training.stories("train"))}
     groups |= {use: set(text.stories(use)) for use in get_args(Use)}
     assert all(groups.values())
@@ -91,7 +92,7 @@ def test_no_text_has_two_uses(name, make_source, tokenizer_file, small_tokenizer
         "background": text.background,
     }
     for use, tokens in windows.items():
-        joined = [token for ids in encoded(use) for token in (*ids, *text.end)]
+        joined = [token for ids in encoded(use) for token in (*ids, *ends)]
         assert tokens.flatten().tolist() == joined[: tokens.numel()]
 
 

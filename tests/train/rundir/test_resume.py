@@ -1,16 +1,19 @@
 """Runs that are interrupted, go on, or must not."""
 
+import fcntl
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
 import torch
 
 from arch import load_model
-from tests.train.cases import fail, fit, interrupt, names, pack_toy, rows, weights
+from tests.train.cases import TINY, fail, fit, interrupt, names, pack_toy, rows, weights
 from train.rundir.checkpoints import read_checkpoint
 from train.steps.module import LanguageModule
 
@@ -67,6 +70,29 @@ def test_after_one_signal_another_ends_the_run_at_once(data, tmp_path, at_step):
     at_step(3, act)
     assert fit(data, tmp_path / "run") == 128 + signal.SIGUSR1
     assert handlers == [signal.SIG_DFL, signal.SIG_DFL, signal.default_int_handler]
+
+
+@pytest.mark.slow
+def test_a_run_whose_terminal_is_closed_is_saved(data, tmp_path):
+    """It ended at once, and what it had learnt since the last checkpoint was lost."""
+    run, (ours, theirs) = tmp_path / "run", pty.openpty()
+    words = [sys.executable, "-m", "train", "fit", "--data", data, "--run", run, *TINY.split()]
+    words += ["--trainer.max_steps", "1000000"]
+
+    def own_terminal():
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+
+    with subprocess.Popen(
+        words, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+        preexec_fn=own_terminal,
+    ) as process:  # fmt: skip
+        os.close(theirs)
+        while os.read(ours, 4096) and not (run / "metrics.jsonl").is_file():
+            pass
+        os.close(ours)
+        assert process.wait(60) == 128 + signal.SIGHUP
+    assert len(names(run / "checkpoints")) == 1
 
 
 def test_a_killed_runs_later_figures_are_dropped_on_resume(data, tmp_path, at_step):
