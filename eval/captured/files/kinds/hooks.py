@@ -1,11 +1,12 @@
 """Activations named by the hooks of TransformerLens: a dictionary in one file, or SAELens' folder.
 
 SAELens keeps a `datasets` folder with a column for each hook; its rows are shuffled, the positions
-within a row are not.
+within a row are not. Of a model that transformers runs, a hook is named by its module.
 """
 
 import math
 import re
+from typing import NamedTuple
 
 import torch
 
@@ -24,12 +25,28 @@ PARTS = {
 }  # fmt: skip
 """What they are the outputs of: names of HookedTransformer, then those of TransformerBridge."""
 HOOK = re.compile(rf"blocks\.(\d+)\.({'|'.join(map(re.escape, PARTS))})")
+MODULE = re.compile(r"(?:\w+\.)+(?:layers|h|blocks)\.(\d+)(?:\.\w+\.([kv])_proj)?")
+"""A block of a model of transformers, or its projection to keys or values."""
 IDS = "token_ids"
 
 
+class Hook(NamedTuple):
+    """The part and layer of a hook, and whether its heads are an axis of their own."""
+
+    part: str
+    layer: int
+    headed: bool
+
+
 def recognise(source: Source) -> bool:
-    """A name as `blocks.3.hook_resid_post`; a folder of `datasets` with such a column."""
-    return any("hook_" in name and name.startswith("blocks.") for name in source.entries)
+    """A name as `blocks.3.hook_resid_post`; a folder of `datasets` with such a column.
+
+    Or a folder with a column for the tokens and one of a module, as `model.layers.3`.
+    """
+    if any("hook_" in name and name.startswith("blocks.") for name in source.entries):
+        return True
+    modules = any(map(MODULE.fullmatch, source.entries))
+    return modules and IDS in source.entries and source.path.is_dir()
 
 
 def read(source: Source) -> Capture:
@@ -43,23 +60,23 @@ def read(source: Source) -> Capture:
     """
     outputs, differing = dict[str, Outputs](), dict[str, None]()
     for name, entry in source.entries.items():
-        if match := HOOK.fullmatch(name):
-            layer, hook = int(match[1]), match[2]
-            site = f"{PARTS[hook]}.{layer + (hook not in BEFORE)}"
-            read = _read_hook(source, name, entry, PARTS[hook] in CACHED)
+        if hook := _find_hook(name):
+            site = f"{hook.part}.{hook.layer}"
+            read = _read_hook(source, name, entry, hook.headed)
             if (other := outputs.get(site)) and not _are_equal(other, read):
                 differing[site] = None  # as where a norm stands behind a mixer
             outputs[site] = read
     outputs = {site: read for site, read in outputs.items() if site not in differing}
     twofold = f"; two hooks of {', '.join(differing)} differ: neither is read" * bool(differing)
-    unread = [name for name in source.entries if not HOOK.fullmatch(name) and name != IDS]
+    unread = [name for name in source.entries if not _find_hook(name) and name != IDS]
     if not outputs:
         raise source.refuse(
             f"hooks {', '.join(unread)[:300]}{twofold}: known are blocks.N. and {', '.join(PARTS)};"
             " latents of an SAE, scores and outputs behind a norm are no sites"
         )
     ids = _read_ids(source)
-    kind = f"hooks of TransformerLens: {', '.join(outputs)}{twofold}"
+    by = "TransformerLens" if any(map(HOOK.fullmatch, source.entries)) else "a model's modules"
+    kind = f"hooks of {by}: {', '.join(outputs)}{twofold}"
     if unread:
         kind += f"; not read: {', '.join(unread)}"
     if ids is not None:
@@ -71,6 +88,17 @@ def read(source: Source) -> Capture:
             why = f"has outputs of {T} of its {held} tokens alone; leave --verify out"
             return Capture(kind[:900], {}, ids, refusal=why)
     return Capture(kind[:900], outputs, ids, named=True)
+
+
+def _find_hook(name: str) -> Hook | None:
+    """What a hook of this name gives; None where that is no site."""
+    if match := HOOK.fullmatch(name):
+        part = PARTS[match[2]]
+        return Hook(part, int(match[1]) + (match[2] not in BEFORE), part in CACHED)
+    if match := MODULE.fullmatch(name):
+        part = {None: "block", "k": "key", "v": "value"}[match[2]]
+        return Hook(part, int(match[1]) + 1, False)
+    return None
 
 
 def _read_ids(source: Source) -> list[list[int]] | None:

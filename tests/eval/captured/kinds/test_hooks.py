@@ -16,16 +16,16 @@ def write(path, held):
     return path
 
 
-def write_folder(path, engine, ids=True, ragged=False):
+def write_folder(path, engine, ids=True, ragged=False, hook=HOOK):
     """Rows of 10 tokens, those of the text's second half shuffled to the front."""
     import datasets
 
     rows = [engine.states[2][:10], engine.states[2][:8]]
-    held = {HOOK: [row.tolist() for row in (rows[::-1] if ragged else [rows[0]] * 2)]}
+    held = {hook: [row.tolist() for row in (rows[::-1] if ragged else [rows[0]] * 2)]}
     if ids:
         held["token_ids"] = [engine.ids[:10].tolist()] * 2
     shape = datasets.Array2D((None if ragged else 10, 32), "float32")
-    kinds = {HOOK: shape, "token_ids": datasets.List(datasets.Value("int32"))}
+    kinds = {hook: shape, "token_ids": datasets.List(datasets.Value("int32"))}
     features = datasets.Features({name: kinds[name] for name in held})
     datasets.Dataset.from_dict(held, features).save_to_disk(path)
     return path
@@ -69,15 +69,17 @@ def test_a_whole_cache_names_each_site_twice(engine, ask, tmp_path):
         read_capture(write(tmp_path / "c.safetensors", both))
 
 
-def test_a_folder_of_rows_gives_their_text(engine, ask, tmp_path):
-    folder = write_folder(tmp_path / "a", engine)
+@pytest.mark.parametrize("hook", [HOOK, "model.layers.1", "transformer.h.1"])
+def test_a_folder_of_rows_gives_their_text(engine, ask, tmp_path, hook):
+    """The tokens beside a module's outputs were passed over, and its site was searched for."""
+    folder = write_folder(tmp_path / "a", engine, hook=hook)
     assert [row["text"] for row in ask(folder)[1]] == [engine.text[:10]] * 2
     code, rows, _ = ask(folder, "--verify")
     assert code == 0
     assert [(row["site"], row["text"], row["differs"]) for row in rows] == [
         ("block.2", engine.text[:10], [])
     ] * 2
-    code, rows, _ = ask(write_folder(tmp_path / "b", engine, ids=False))
+    code, rows, _ = ask(write_folder(tmp_path / "b", engine, ids=False, hook=hook))
     assert [row["text"] for row in rows] == [engine.text[:10]] * 2
 
 
