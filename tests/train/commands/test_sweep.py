@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -249,6 +250,15 @@ def test_ctrl_c_lets_the_run_end_and_then_says_how_to_go_on(file, tmp_path, monk
     assert main(["sweep", str(file), "--out", str(tmp_path / "out")]) == 130
     assert "the same command goes on" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_sweep_runs_in_a_thread_that_is_not_the_main_one(file, tmp_path, commands):
+    codes = []
+    words = ["sweep", str(file), "--out", str(tmp_path / "out")]
+    thread = threading.Thread(target=lambda: codes.append(main(words)))
+    thread.start()
+    thread.join()
+    assert codes == [0]
 
 
 def test_seeds_stand_at_the_end_of_names():
