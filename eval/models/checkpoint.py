@@ -368,10 +368,10 @@ def _in_memory(module: nn.Module, tokenizer: Any, name: str) -> Checkpoint:
     say_how_text_is_read(backend, name)
     check_causal(model)
     model = drop_padding(model, 1 + largest_id(backend))
-    ends = ends_of_text(getattr(tokenizer, "special_tokens_map", {}))
+    roles = {role: getattr(tokenizer, role, None) for role in ("bos_token", "eos_token")}
     theirs: Any = module.config
     settings = json.loads(model.config.to_json()) | (theirs.to_dict() if foreign else {})
-    meta = {"name": name, "source": "memory", **ends, "settings": settings}
+    meta = {"name": name, "source": "memory", **ends_of_text(roles), "settings": settings}
     weights = uuid4().hex if identity.is_steered(module) else identity.weights_hash(model)
     return Checkpoint(model, model.config, backend, meta, Path(name), weights=weights)
 
