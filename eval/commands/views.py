@@ -267,7 +267,7 @@ def report(
     if wandb:
         first = Path(places[0])
         directory = first if first.is_dir() else first.parent
-        project = wandb_project or os.environ.get("WANDB_PROJECT", "remnant")
+        project = wandb_project or os.environ.get("WANDB_PROJECT") or "remnant"
         ids = track_results(directory, rows, out, wandb, project)
         runs = [f"{quote(str(directory / 'wandb'))}/offline-run-*-{run}" for run in ids]
         offline = f"W&B, offline: wandb sync {' '.join(runs)}"

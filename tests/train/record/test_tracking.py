@@ -121,6 +121,21 @@ def test_variables_of_wandb_end_nothing(tmp_path, variable, monkeypatch, capfd):
     assert "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("variable", "expected"),
+    [
+        ("WANDB_MODE=disabled", ("disabled", "remnant")),
+        ("WANDB_MODE=sometimes", ("offline", "remnant")),
+        ("WANDB_PROJECT=mine", ("offline", "mine")),
+    ],
+)
+def test_variables_of_wandb_hold_where_no_flag_says_otherwise(variable, expected, monkeypatch):
+    """They had no effect: a run that was to be disabled wrote its log."""
+    monkeypatch.setenv(*variable.split("="))
+    run = RunSettings()
+    assert (run.wandb, run.wandb_project) == expected
+
+
 class Online:
     """Stands for a W&B run that is online."""
 
