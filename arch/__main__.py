@@ -298,7 +298,7 @@ def _export(options: argparse.Namespace) -> None:
                    address=options.push, license=options.license,
                    recovered=recovered)  # fmt: skip
     else:
-        export_transformers(options.out, loaded.model, loaded.tokenizer_json)
+        export_transformers(options.out, loaded.model, loaded.tokenizer_json, loaded.meta)
     print(f"wrote {options.out}")
     if options.push:
         print(f"uploaded {push_directory(options.out, options.push)}")

@@ -8,8 +8,9 @@ its conventions, so only names differ. With norms of queries and keys the layout
 import dataclasses
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -79,18 +80,24 @@ _REQUIRED = (
 )
 
 
-def export_transformers(directory: str | Path, model: LanguageModel, tokenizer_json: str) -> Path:
+def export_transformers(
+    directory: str | Path,
+    model: LanguageModel,
+    tokenizer_json: str,
+    meta: Mapping[str, Any] = MappingProxyType({}),
+) -> Path:
     """Writes a Llama-style model in the layout of transformers, into `directory`; atomic.
 
     Its blocks have attention of one form, swiglu and rmsnorm, and a final norm. A model directory
-    that is there is replaced.
+    that is there is replaced. `meta` is the model's meta.json, of which the ends of a text are
+    used.
 
     Raises:
         ModelError: the model is not Llama-style, or something else is there.
         OSError: the disk is full or the place cannot be written; all is as it was.
     """
     directory = Path(directory)
-    ids, tokenizer_files = describe_tokenizer(tokenizer_json, model.config.context)
+    ids, tokenizer_files = describe_tokenizer(tokenizer_json, model.config.context, meta)
     config = {**_llama_config(model), **ids}
     weights = {renamed(name, _NAMES): tensor for name, tensor in weights_of(model).items()}
 
@@ -104,22 +111,28 @@ def export_transformers(directory: str | Path, model: LanguageModel, tokenizer_j
 
 
 def describe_tokenizer(
-    tokenizer_json: str, context: int
+    tokenizer_json: str, context: int, meta: Mapping[str, Any]
 ) -> tuple[dict[str, int | None], dict[str, bytes]]:
-    """The ids of special tokens as a configuration names them, and the tokenizer's two files."""
+    """The ids of special tokens as a configuration names them, and the tokenizer's two files.
+
+    An imported model's `meta` says what begins and ends a text (`ends_of_text`).
+    """
     added = {entry["content"]: entry["id"] for entry in json.loads(tokenizer_json)["added_tokens"]}
-    special = {role: token for role, token in SPECIAL.items() if token in added}
+    begin, end = meta.get("begin"), meta.get("end")
+    roles = SPECIAL | ({"eos_token": end} if end else {})
+    roles |= {"bos_token": begin} if begin != end else {}
+    special = {role: token for role, token in roles.items() if token in added}
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": context,
         **special,
     }
-    ids = {f"{role}_id": added.get(token) for role, token in SPECIAL.items()}
+    ids = {f"{role}_id": added.get(special.get(role)) for role in ("bos_token", *SPECIAL)}
     files = {
         "tokenizer.json": tokenizer_json.encode(),
         "tokenizer_config.json": as_json(config),
     }
-    return {"bos_token_id": None, **ids}, files
+    return ids, files
 
 
 def import_transformers(directory: str | Path) -> LoadedModel:

@@ -61,7 +61,7 @@ def export_hub(
                 f"--layout hub: mixer {name} is not built in, and its code does not go with the "
                 f"export; allowed: {', '.join(sorted(MIXERS))}"
             )
-    ids, tokenizer_files = describe_tokenizer(tokenizer_json, config.context)
+    ids, tokenizer_files = describe_tokenizer(tokenizer_json, config.context, meta)
     fields = json.loads(config.to_json()) | {"d_ff": config.hidden_width}
     provenance = {name: meta[name] for name in PUBLIC if meta.get(name) is not None}
     source = str(meta.get("data_source") or "")

@@ -9,7 +9,7 @@ import torch
 import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from arch import ModelError, import_transformers, load_pretrained, save_model
+from arch import ModelError, export_transformers, import_transformers, load_pretrained, save_model
 from arch.__main__ import main as models_command
 from arch.pretrained.tokenizers import check_pieces
 from eval.messages import RequestError
@@ -322,6 +322,7 @@ def test_a_text_ends_with_the_token_that_the_models_files_name(llama, tmp_path):
     own = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
     loaded = import_transformers(directory)
     save_model(tmp_path / "ours", loaded.model, loaded.tokenizer_json, loaded.meta)
+    export_transformers(tmp_path / "back", loaded.model, loaded.tokenizer_json, loaded.meta)
     texts = ["Tom ran.", "He sat."]
     ids = torch.tensor([tokenizer.encode("".join(f"{text}</s>" for text in texts)).ids])
     with torch.no_grad():
@@ -329,6 +330,7 @@ def test_a_text_ends_with_the_token_that_the_models_files_name(llama, tmp_path):
     for opened in (
         open_model(f"hf:{directory}"),
         open_model(tmp_path / "ours"),
+        open_model(f"hf:{tmp_path / 'back'}"),
         open_model(model, tokenizer=own),
     ):
         (row,) = evals.loss(opened, text=texts).rows
