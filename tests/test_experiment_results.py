@@ -208,22 +208,6 @@ def e12_decoders() -> str:
     )  # fmt: skip
 
 
-def e14_bits() -> Frame:
-    """Of each model and passage the mean bits over three distances, a column for each step."""
-    found = table("experiments/e14").query("kind == 'bits'")
-    alone = np.array(found["bits.noise 0.25 rms.alone"].tolist())[:, 1:]
-    passage = found.key.str.extract(r" (\d+)$", expand=False).astype(int)
-    found = found.assign(bits=alone.mean(axis=1), passage=passage)
-    return found.pivot_table("bits", ["name", "passage"], "step")
-
-
-def e14_fall(name: str) -> str:
-    """What the last step has less than that of the most bits, which the other passages choose."""
-    bits = e14_bits().loc[name]
-    odd = bits.index % 2 == 1
-    return student(bits[odd].iloc[:, -1] - bits[odd][bits[~odd].mean().idxmax()])
-
-
 CASES: dict[str, tuple[str, Callable[[], str]]] = {
     "E1, codes": ("bits.md", e1_single),
     "E2, SODA": ("states.md", lambda: e2_less("soda")),
@@ -243,9 +227,6 @@ CASES: dict[str, tuple[str, Callable[[], str]]] = {
     "E9": ("recovery.md", e9_source),
     "E10": ("recovery.md", e10_named),
     "E12, decoders": ("structured.md", e12_decoders),
-    "E14, flat": ("long-training.md", lambda: f"flat {e14_fall('flat')}, p < .001"),
-    "E14, Llama": ("long-training.md", lambda: f"Llama {e14_fall('llama')}, p .03"),
-    "E14, mixed": ("long-training.md", lambda: f"mixed {e14_fall('mixed')}, p .24"),
 }  # fmt: skip
 """Figures that take more than a query, by name: the page, and the text that it prints."""
 
@@ -327,24 +308,6 @@ def test_each_point_of_a_training_is_that_of_the_rows(said: str) -> None:
     for mixer, line in lines_after("training.md", said).items():
         means = CURVES[said](mixer.lower()).loc[:, :3125].mean()
         digits = 3 if "loss" in said else 2
-        assert line == [f"{value:.{digits}f}" for value in means], mixer
-
-
-LONG = {
-    "Means over the distances 4, 8 and 16": ("bits", 2),
-    "RankMe is the effective rank": ("rankme", 1),
-    "The held-out loss falls": ("nats", 3),
-}
-"""What long-training.md says before a table: the figure, and its decimals."""
-
-
-@pytest.mark.parametrize("said", LONG)
-def test_each_point_of_the_long_training_is_that_of_the_rows(said: str) -> None:
-    field, digits = LONG[said]
-    found = e14_bits() if field == "bits" else table("experiments/e14").pivot_table(
-        field, "name", "step")  # fmt: skip
-    for mixer, line in lines_after("long-training.md", said).items():
-        means = found.loc[[mixer.lower()]].mean()
         assert line == [f"{value:.{digits}f}" for value in means], mixer
 
 

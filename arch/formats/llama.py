@@ -119,9 +119,9 @@ def describe_tokenizer(
     """
     added = {entry["content"]: entry["id"] for entry in json.loads(tokenizer_json)["added_tokens"]}
     begin, end = meta.get("begin"), meta.get("end")
-    roles = SPECIAL | ({"eos_token": end} if end else {})
-    roles |= {"bos_token": begin} if begin != end else {}
-    special = {role: token for role, token in roles.items() if token in added}
+    named = {"bos_token": begin if begin != end else None, "eos_token": end}
+    roles = *SPECIAL.items(), *named.items()  # of which the later ones hold
+    special = {role: token for role, token in roles if token in added}
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": context,

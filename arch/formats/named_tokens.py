@@ -11,9 +11,10 @@ from arch.errors import printable
 from arch.storage.files import read_json
 
 SETTINGS, ADDED_TOKENS = "tokenizer_config.json", "added_tokens.json"
-NAMING = (SETTINGS, "special_tokens_map.json", ADDED_TOKENS)
+SPECIAL_TOKENS_MAP = "special_tokens_map.json"
+NAMING = (SETTINGS, SPECIAL_TOKENS_MAP, ADDED_TOKENS)
 """Files that may name tokens beside a tokenizer.json."""
-ENDS = (NAMING[1], SETTINGS)
+ENDS = (SPECIAL_TOKENS_MAP, SETTINGS)
 """Those of them that say what begins and ends a text; the later one holds."""
 SPECIAL_TOKEN = re.compile(r"(?:bos|eos|unk|sep|pad|cls|mask)_token")
 SPECIAL_TOKENS = ("additional_special_tokens", "extra_special_tokens")

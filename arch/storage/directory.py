@@ -39,6 +39,8 @@ META = {
     "val_loss": ((int, float), "a number"),
     "val_bits_per_byte": ((int, float), "a number"),
     "valid_fraction": ((int, float), "a number"),
+    "begin": ((str,), "a token"),
+    "end": ((str,), "a token"),
 }
 """Fields of meta.json that are read, and the types that they may have beside null."""
 REQUIRED, COUNTS = ("name",), ("step", "tokens_seen")

@@ -139,7 +139,7 @@ class Checkpoint:
     @cached_property
     def end(self) -> int | None:
         """The token that ends a text: `<|endoftext|>`, else the EOS that its files name."""
-        named = (END_OF_TEXT, self.meta.get("end", ""))
+        named = (END_OF_TEXT, self.meta.get("end") or "")
         ids = (self.tokenizer.token_to_id(token) for token in named)
         return next((token for token in ids if token is not None), None)
 

@@ -11,6 +11,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from arch import ModelError, export_transformers, import_transformers, load_pretrained, save_model
 from arch.__main__ import main as models_command
+from arch.formats.hub.export import export_hub
 from arch.pretrained.tokenizers import check_pieces
 from eval.messages import RequestError
 from eval.models.checkpoint import open_model
@@ -323,6 +324,7 @@ def test_a_text_ends_with_the_token_that_the_models_files_name(llama, tmp_path):
     loaded = import_transformers(directory)
     save_model(tmp_path / "ours", loaded.model, loaded.tokenizer_json, loaded.meta)
     export_transformers(tmp_path / "back", loaded.model, loaded.tokenizer_json, loaded.meta)
+    export_hub(tmp_path / "hub", loaded.model, loaded.tokenizer_json, loaded.meta)
     texts = ["Tom ran.", "He sat."]
     ids = torch.tensor([tokenizer.encode("".join(f"{text}</s>" for text in texts)).ids])
     with torch.no_grad():
@@ -331,6 +333,7 @@ def test_a_text_ends_with_the_token_that_the_models_files_name(llama, tmp_path):
         open_model(f"hf:{directory}"),
         open_model(tmp_path / "ours"),
         open_model(f"hf:{tmp_path / 'back'}"),
+        open_model(f"hf:{tmp_path / 'hub'}"),
         open_model(model, tokenizer=own),
     ):
         (row,) = evals.loss(opened, text=texts).rows
@@ -338,3 +341,10 @@ def test_a_text_ends_with_the_token_that_the_models_files_name(llama, tmp_path):
         told = evals.generate(opened, count=30, max_new_tokens=60, temperature=1).rows
         assert all("</s>" not in row["text"] for row in told)
         assert len({len(tokenizer.encode(row["text"]).ids) for row in told}) > 1
+    meta = tmp_path / "ours" / "meta.json"
+    known = json.loads(meta.read_text())
+    meta.write_text(json.dumps(known | {"end": 5}))
+    with one_line(ModelError, "end is 5; expected a token"):
+        open_model(tmp_path / "ours")
+    meta.write_text(json.dumps(known | {"end": None}))
+    assert open_model(tmp_path / "ours").end is None
