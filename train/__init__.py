@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from train.commands.cli import read_recipe
-    from train.settings import Recipe, RunError
+    from train.recipe import Recipe
+    from train.settings import RunError
 
 __all__ = ["Recipe", "RunError", "fit", "read_recipe"]
-MODULES = {"read_recipe": "commands.cli", "Recipe": "settings", "RunError": "settings"}
+MODULES = {"read_recipe": "commands.cli", "Recipe": "recipe", "RunError": "settings"}
 
 
 def __getattr__(name: str) -> Any:

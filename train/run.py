@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from arch.formats.llama import download, open_directory
 from arch.pretrained.tokenizers import read_tokenizer
 from arch.storage.files import read_json
 from tokenizer import PackedData, tokenizer_hash
+from train.recipe import WITHOUT, Recipe
 from train.record.evaluate import Evaluations, check_suite
 from train.record.log import Log
 from train.record.progress import Progress, StepBar, TimeBudget, epochs_advice, has_terminal
@@ -32,10 +34,11 @@ from train.rundir.identity import NOT_RECIPE, model_id
 from train.rundir.resume import changed_settings, choose_start, trained_alike
 from train.rundir.rundir import RunDirectory
 from train.rundir.verify import find_wrong_tensor
-from train.settings import HUB, WITHOUT, Recipe, RunError
+from train.settings import HUB, RunError
 from train.steps.data import PackedDataModule
 from train.steps.module import LanguageModule
 from train.steps.optim import build_optimizer
+from train.steps.pairs import PAIRS, start_from_pairs
 from train.steps.speed import advise_precision, choose_arithmetic, prepare, use_machine
 from train.trainer import build_trainer
 
@@ -92,7 +95,7 @@ class Run:
         if budget:
             self.total = budget.total(self.start.step, self.total)
             schedule = budget.schedule(self.total)
-        self._initial = self._load_initial(model, data.tokenizer_json)
+        self._initial = self._load_initial(model, data.tokenizer_json, budget)
         check_causal(model)
         self.module = LanguageModule(model, recipe.optimizer, schedule, self.total)
         record = {**fixed, **settings_of(self.start)}
@@ -119,15 +122,25 @@ class Run:
         every, spent = settings.log_every, self.start.spent
         return TimeBudget(settings.minutes, every, recipe.schedule, windows, spent, self.log.say)
 
-    def _load_initial(self, model: LanguageModel, tokenizer_json: str) -> str | None:
-        """Starts a new run from the weights of `--init_from`; a line about it, if it is given."""
+    def _load_initial(
+        self, model: LanguageModel, tokenizer_json: str, budget: TimeBudget | None
+    ) -> str | None:
+        """Starts a new run from what `--init_from` says; a line about it, if it is given."""
         settings, begun_from = self.recipe.run, self.start.recipe.get("init_from")
         if self.start.checkpoint and settings.init_from != begun_from:
             self.recipe.run = dataclasses.replace(settings, init_from=begun_from)
             return f"--init_from {settings.init_from} has no effect: the run has begun"
         if self.start.checkpoint or not settings.init_from:
             return None
-        return start_from_weights(model, settings.init_from, tokenizer_json, settings.trust_code)
+        if settings.init_from != PAIRS:
+            return start_from_weights(
+                model, settings.init_from, tokenizer_json, settings.trust_code
+            )
+        began = time.perf_counter()
+        line = start_from_pairs(model, self.datamodule.train_windows)
+        if budget:
+            budget.spend(time.perf_counter() - began)
+        return line
 
     def _callbacks(
         self, data: PackedData, identity: str, record: dict[str, Any], budget: TimeBudget | None

@@ -14,9 +14,10 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
 from train.processes.launcher import in_slurm
+from train.recipe import Recipe
 from train.record.saving import AtomicCheckpointIO
 from train.rundir.rundir import RunDirectory
-from train.settings import Recipe, RunError
+from train.settings import RunError
 
 REFUSALS = MisconfigurationException, TypeError, ValueError, ImportError, RuntimeError
 """What Lightning raises of devices that are not there, or not named as it names them."""

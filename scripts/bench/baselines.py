@@ -22,7 +22,7 @@ from scripts.bench.turns import Turns
 from tokenizer import PackedData
 
 if TYPE_CHECKING:
-    from train.settings import Recipe
+    from train.recipe import Recipe
 
 IGNORE = -100
 ENDLESS = 10**6  # steps; a race ends before

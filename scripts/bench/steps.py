@@ -24,7 +24,8 @@ from torch.profiler import ProfilerActivity, profile
 from arch import LanguageModel
 from scripts.bench import shared as bench
 from train.commands.cli import read_recipe
-from train.settings import Recipe, RunError
+from train.recipe import Recipe
+from train.settings import RunError
 from train.steps.module import LanguageModule
 from train.steps.speed import choose_arithmetic
 

@@ -18,7 +18,8 @@ from arch.errors import printable
 from arch.storage.values import ELSEWHERE
 from train.commands.yaml_file import read_yaml
 from train.processes.launcher import check_numbers, is_first
-from train.settings import Recipe, RunError, RunSettings
+from train.recipe import Recipe
+from train.settings import RunError, RunSettings
 
 FOLDER = Path(__file__).parents[1] / "configs"
 SECTIONS: dict[str, Any] = {

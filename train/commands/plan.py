@@ -22,10 +22,10 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 from arch import LanguageModel, describe
 from train.commands.prepare import is_text, prepare_data
+from train.recipe import Recipe
 from train.record.progress import clock, epochs_advice
 from train.record.saving import KEPT
 from train.rundir.rundir import RunDirectory
-from train.settings import Recipe
 from train.steps.data import Windows
 from train.steps.module import LanguageModule
 from train.steps.speed import choose_arithmetic, compiles, prepare

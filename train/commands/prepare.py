@@ -14,7 +14,8 @@ from tokenizer import VALID_FRACTION, PackedData, load_tokenizer, open_corpus, t
 from tokenizer import pack as pack_data
 from tokenizer.pack import Layout
 from train.processes.launcher import is_first
-from train.settings import Recipe, RunError
+from train.recipe import Recipe
+from train.settings import RunError
 
 LOCK = ".data.lock"
 """A file of the run that the first process locks while it packs; it says what is packed."""

@@ -23,7 +23,8 @@ from typing import Any, NoReturn
 
 from train.commands.cli import full_name, read_recipe
 from train.commands.yaml_file import read_yaml
-from train.settings import ELSEWHERE, Recipe, RunError, flat
+from train.recipe import ELSEWHERE, Recipe, flat
+from train.settings import RunError
 
 ARGUMENTS = "${args}"
 MACRO = "${"

@@ -262,6 +262,10 @@ class TimeBudget(Callback):
             + epochs_advice(total * batch / epoch)
         )
 
+    def spend(self, seconds: float) -> None:
+        """Counts so many seconds of work before the first step."""
+        self._spent += seconds
+
     def leave_out(self, seconds: float) -> None:
         """Does not count so many seconds that have passed: training stood still."""
         self._spent -= seconds

@@ -27,12 +27,12 @@ from lightning.pytorch.trainer.states import TrainerFn
 from arch import add_to_meta, save_model
 from arch.storage.files import write_file
 from tokenizer import PackedData
+from train.recipe import Recipe
 from train.record.log import Log
 from train.record.progress import Progress
 from train.rundir.checkpoints import RECORD, read_checkpoint
 from train.rundir.resume import ResumePoint
 from train.rundir.rundir import RunDirectory
-from train.settings import Recipe
 from train.steps.module import LanguageModule, ends_step
 
 KEPT = 2

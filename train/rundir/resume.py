@@ -5,11 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from train.recipe import flat
 from train.rundir.checkpoints import RECORD, Unreadable, read_checkpoint
 from train.rundir.identity import REPORTING
 from train.rundir.rundir import RunDirectory
 from train.rundir.verify import find_wrong_entry
-from train.settings import RunError, flat
+from train.settings import RunError
 
 FIXED = ("model.", "data_sha256", "seed", "optimizer.name", "optimizer.muon_mixing")
 """How the names begin of settings that no run changes on its way."""

@@ -15,7 +15,8 @@ from lightning.pytorch import Trainer
 from arch.kernels.masked_conv import chosen_kernels, implementation, missing_for_triton
 from arch.mixers import MIXERS
 from arch.patterns import find_foreign
-from train.settings import Recipe, RunError, RunSettings
+from train.recipe import Recipe
+from train.settings import RunError, RunSettings
 from train.steps.module import LanguageModule
 
 PEAKS: dict[str, tuple[float, float]] = {

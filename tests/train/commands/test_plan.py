@@ -14,8 +14,9 @@ from tests.train.cases import TINY, fit, names
 from tests.train.forked import measure_growth
 from train.__main__ import main
 from train.commands.plan import measured, memory
+from train.recipe import Recipe
 from train.rundir.rundir import RunDirectory
-from train.settings import BatchSettings, Recipe, TrainerSettings
+from train.settings import BatchSettings, TrainerSettings
 from train.steps.module import LanguageModule
 from train.trainer import build_trainer
 

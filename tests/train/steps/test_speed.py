@@ -13,9 +13,10 @@ from arch import LanguageModel, ModelConfig
 from arch.costs import describe
 from arch.kernels.masked_conv import implementation, missing_for_triton
 from tests.train.cases import fit, losses
+from train.recipe import Recipe
 from train.record import progress
 from train.rundir.rundir import RunDirectory
-from train.settings import OptimizerSettings, Recipe, RunError, RunSettings, ScheduleSettings
+from train.settings import OptimizerSettings, RunError, RunSettings, ScheduleSettings
 from train.steps import module as training
 from train.steps import speed
 from train.steps.data import IGNORE
