@@ -53,8 +53,8 @@ def test_rooms_import_only_what_they_may(room: str) -> None:
 
 
 FLOORS = {
-    "train": ("settings", "processes", "steps", "rundir", "record", "trainer", "run", "commands",
-              ""),
+    "train": ("settings", "recipe", "processes", "steps", "rundir", "record", "trainer", "run",
+              "commands", ""),
     "eval": ("messages", "drawing", "models", "sites", "rows", "analysis", "measures", "inversion",
              "lenses", "captured", "views", "commands", "explore", ""),
 }  # fmt: skip
