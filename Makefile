@@ -96,7 +96,7 @@ $(STAMP)-site: $(STAMP)
 
 # A row of docs/records.md: TRACK is 5min, 30min or any; hours on an idle machine.
 TRACK ?= 5min
-RECIPE ?= llama-small
+RECIPE ?= record
 record: $(USERS)
 	$(BIN)/python -m scripts.record $(TRACK) $(RECIPE) $(ARGS)
 

@@ -31,7 +31,8 @@ class RunSettings:
     init_from: str | None = None
     """Weights to start from: a model directory, or `hf:` and a Llama in transformers' layout (a
     directory, or a name on the hub). Weights that do not fit keep their initial values. Or `pairs`:
-    the embedding and the head start from the counts of pairs of tokens in the data."""
+    the embedding and the head start from the counts of pairs of tokens in the data (`./pairs` is a
+    directory)."""
     trust_code: bool = False
     """Whether the model of init_from may name mixers outside this project, whose code then runs."""
     recipe: str | None = None

@@ -1,6 +1,7 @@
 """Initial values by pairs of tokens: what they are, and that they predict before the first step."""
 
 import re
+import time
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from arch import load_model
-from tests.train.cases import fit, pack_toy
+from tests.train.cases import fit, names, pack_toy
 from tokenizer import PackedData
 from tokenizer.pack import Layout
 from train.steps.data import IGNORE, Windows
@@ -89,6 +90,18 @@ def test_a_run_goes_on_from_its_checkpoint_and_not_from_pairs_again(data, tmp_pa
     for start in (PAIRS, ["--init_from", "gone"]):
         assert fit(data, tmp_path / "run", *start, "--resume", "auto") == 0
         assert "pairs of tokens" not in capsys.readouterr().out
+
+
+def test_the_time_that_counting_takes_is_part_of_the_minutes(data, tmp_path, monkeypatch):
+    """A start longer than the whole budget leaves the three steps by which speed is measured."""
+
+    def count(*_: object) -> str:
+        time.sleep(0.7)
+        return "counted"
+
+    monkeypatch.setattr("train.run.start_from_pairs", count)
+    assert fit(data, tmp_path / "run", *PAIRS, "--minutes", "0.01") == 0
+    assert names(tmp_path / "run" / "models") == ["step-000000", "step-000003"]
 
 
 @pytest.mark.parametrize(
