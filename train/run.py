@@ -34,11 +34,11 @@ from train.rundir.identity import NOT_RECIPE, model_id
 from train.rundir.resume import changed_settings, choose_start, trained_alike
 from train.rundir.rundir import RunDirectory
 from train.rundir.verify import find_wrong_tensor
-from train.settings import HUB, RunError
+from train.settings import HUB, PAIRS, RunError
 from train.steps.data import PackedDataModule
 from train.steps.module import LanguageModule
 from train.steps.optim import build_optimizer
-from train.steps.pairs import PAIRS, start_from_pairs
+from train.steps.pairs import start_from_pairs
 from train.steps.speed import advise_precision, choose_arithmetic, prepare, use_machine
 from train.trainer import build_trainer
 

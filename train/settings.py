@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 SEEDS = 2**32 - 1
 """Largest seed: numpy takes no larger one."""
-HUB = "hf:"
+HUB, PAIRS = "hf:", "pairs"
+"""How an `--init_from` begins that names a model of the hub; and the one that names no model."""
 BOUNDS = {"at least": ge, "at most": le, "above": gt, "below": lt}
 
 

@@ -12,11 +12,10 @@ from scipy import sparse
 from scipy.sparse.linalg import LinearOperator, svds
 
 from arch import LanguageModel
+from arch.model import embedding_scale
 from train.settings import RunError
 from train.steps.data import IGNORE, Windows
 
-PAIRS = "pairs"
-"""What `--init_from` says for it."""
 TOKENS = 2**23
 """Tokens that are counted, at most."""
 UNSEEN = 100.0
@@ -34,8 +33,8 @@ RIDGE = 1e-3
 def start_from_pairs(model: LanguageModel, windows: Windows) -> str:
     """Sets the embedding and the head, in place, so that each token predicts the next one.
 
-    All rows of the embedding get one length, that of the mean row before: the norm before the head
-    would make them equal anyway.
+    All rows of the embedding get one length, by `embedding_scale`: the norm before the head would
+    make them equal anyway.
 
     Returns:
         A line about it.
@@ -56,7 +55,7 @@ def start_from_pairs(model: LanguageModel, windows: Windows) -> str:
     inputs, targets = (part.numpy() for part in batch)
     following = count_pairs(inputs, targets, V)
     embedding, head = factorise_pairs(following, count_pairs(inputs[:, :-1], targets[:, 1:], V), D)
-    model.embedding.weight[:V] = torch.from_numpy(embedding) * model.embedding.weight.std()
+    model.embedding.weight[:V] = torch.from_numpy(embedding) * embedding_scale(model)
     model.head.weight[:V] = torch.from_numpy(head)
     return f"the embedding and the head start from {int(following.sum()):,} pairs of tokens"
 

@@ -84,12 +84,11 @@ def loss_of_pairs(data: PackedData, run) -> tuple[float, float, int]:
 
 
 def test_a_run_goes_on_from_its_checkpoint_and_not_from_pairs_again(data, tmp_path, capsys):
-    assert fit(data, tmp_path / "whole", *PAIRS) == 0
-    assert fit(data, tmp_path / "run", *PAIRS, "--trainer.max_steps", "3") == 0
-    capsys.readouterr()
-    for start in (PAIRS, ["--init_from", "gone"]):
-        assert fit(data, tmp_path / "run", *start, "--resume", "auto") == 0
-        assert "pairs of tokens" not in capsys.readouterr().out
+    for steps, start in (("3", PAIRS), ("4", PAIRS), ("5", ["--init_from", "gone"])):
+        more = ["--trainer.max_steps", steps, "--resume", "auto"]
+        assert fit(data, tmp_path / "run", *start, *more) == 0
+        assert ("pairs of tokens" in capsys.readouterr().out) == (steps == "3")
+        assert f"step-00000{steps}" in names(tmp_path / "run" / "models")
 
 
 def test_the_time_that_counting_takes_is_part_of_the_minutes(data, tmp_path, monkeypatch):
