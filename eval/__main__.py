@@ -129,6 +129,8 @@ def _kept(words: Sequence[str]) -> str:
         flag, equals, written = word.partition("=")
         if flag == "--out":
             out = written if equals else value
+    if words[0] == "capture":
+        return "files that are written stay; delete them, or give another --out"
     if words[0] in VIEWS or not out:
         return "nothing is kept"
     if not Path(out).is_dir():
@@ -185,7 +187,7 @@ def run_command(name: str, words: list[str]) -> tuple[Result, str]:
         if not options.get("trust_code"):
             options.pop("trust_code", None)
         result = function(**options)
-        if options.get("out", "") is None and not options.get("plan"):
+        if options.get("out", "") is None and any("key" in row for row in result.rows):
             say("rows are not kept: --out DIR keeps them")
         return result, form
 

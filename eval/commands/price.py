@@ -90,9 +90,12 @@ def _priced(
     about = tasks[0].checkpoint.provenance
     rows = [key for task in tasks for key in task.keys]
     by_solver: dict[str, float] = defaultdict(float)
+    paid: set[Hashable] = set()  # what a site costs once, such as a fit that the model keeps
     for task, to_do in _left(tasks, there):
-        taken = times[_kind(task)]
-        by_solver[task.solver.name] += to_do * taken.row + len(task.sites) * taken.site
+        kind = _kind(task)
+        sites = {(kind, site) for site in task.sites} - paid
+        paid |= sites
+        by_solver[task.solver.name] += to_do * times[kind].row + len(sites) * times[kind].site
     return {
         "model": about["name"],
         "step": about["step"],

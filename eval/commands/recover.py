@@ -112,8 +112,14 @@ def recover_file(
             say(line)
         rows, note = results.rows(), results.note if out else ""
     texts = None if truth is None else listed(truth)
-    result = _describe(tasks, rows, texts, ids, checkpoint.tokenizer)
-    result.notes = "\n".join(filter(None, [note, f"page: {result.page(page)}" if page else ""]))
+    try:
+        result = _describe(tasks, rows, texts, ids, checkpoint.tokenizer)
+        paged = f"page: {result.page(page)}" if page else ""
+    except (RequestError, OSError):
+        if out is None:  # a wrong --truth or --page must not lose the answer
+            say(str(_describe(tasks, rows, None, ids, checkpoint.tokenizer)))
+        raise
+    result.notes = "\n".join(filter(None, [note, paged]))
     return result
 
 

@@ -5,6 +5,7 @@ import contextlib
 import functools
 import inspect
 import json
+import math
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
@@ -76,8 +77,8 @@ class Result:
         return frame(self.rows) if of_rows else pandas.DataFrame(self.rows)
 
     def json(self) -> str:
-        """The rows, as a JSON array."""
-        return json.dumps(self.rows, indent=1)
+        """The rows, as a JSON array; infinity is a word and NaN null, which JSON has no numbers for."""
+        return json.dumps(_strict(self.rows), indent=1, allow_nan=False)
 
     def html(self, title: str | None = None) -> str:
         """The rows as one HTML page; a `RequestError` where rows of these kinds have no page."""
@@ -100,6 +101,15 @@ class Result:
 
         write_text(path, self.html(title))
         return path
+
+
+def _strict(value: Any) -> Any:
+    """A value that JSON can hold."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    if isinstance(value, dict):
+        return {name: _strict(part) for name, part in value.items()}
+    return [_strict(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def next_step(results: "Results", out: str | None, more: str = "") -> str:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import eval as evals
 from arch.storage.directory import read_meta
 from arch.storage.runs import BEST, run_of
-from eval.analysis.verdicts import AMBIGUOUS
 from eval.drawing.markup import visible
+from eval.explore.answers import information, shown_answer
 from eval.inversion.solver import solvers
 from eval.lenses.lens import lenses
 from eval.messages import RequestError
@@ -181,7 +181,7 @@ class Question:
                 raise RequestError(f"hidden: {known_to}")
         if len(set(self.hidden)) > last:
             raise RequestError("hidden: all tokens are; show one at least")
-        _ = self.corpus  # models of different data are refused here
+        _ = self.corpus, self.pieces  # models of different data are refused here
 
     def _check_names(self) -> None:
         """Refuses names that are not here; each name counts once, and no model is the first."""
@@ -227,6 +227,11 @@ class Question:
         """The tokens of the sentence."""
         return self._tokens(self.checkpoints[0])
 
+    @cached_property
+    def pieces(self) -> list[str]:
+        """The texts of the sentence's tokens, as the page shows them."""
+        return [visible(piece) for piece in self.checkpoints[0].pieces(list(self.tokens))]
+
     def _tokens(self, checkpoint: Checkpoint) -> tuple[int, ...]:
         return text_prompts([self.text], checkpoint.tokenizer, checkpoint.config.context)[0].tokens
 
@@ -252,10 +257,9 @@ class Question:
 
     def look(self) -> dict[str, Any]:
         """What the page shows before anything is computed."""
-        checkpoints = self.checkpoints
         return {
-            "tokens": [visible(piece) for piece in checkpoints[0].pieces(list(self.tokens))],
-            "layers": min(checkpoint.config.n_layers for checkpoint in checkpoints),
+            "tokens": self.pieces,
+            "layers": min(checkpoint.config.n_layers for checkpoint in self.checkpoints),
             "slice": str(self.shown),
             "refusals": self.refusals,
             "asked": self.chosen_solvers,
@@ -291,12 +295,14 @@ class Question:
                 words.append(f"--{name}={values[0]}")
             else:
                 words += [f"--{name}", *values]
+        words += ["--trust-code"] * self.library.trust_code
         return shlex.join(["python", "-m", "eval", self.kind, *words])
 
     def python(self) -> str:
         """The question as a call in Python."""
         paths = [self.library.paths[name] for name in self.models]
-        lines = [f"    {name}={value!r}," for name, value in self.arguments().items()]
+        trust = {"trust_code": True} if self.library.trust_code else {}
+        lines = [f"    {name}={value!r}," for name, value in (self.arguments() | trust).items()]
         call = "\n".join([f"result = {self.kind}(", f"    {paths!r},", *lines, ")"])
         return f"from eval import {self.kind}\n\n{call}\nresult.show()\n"
 
@@ -372,28 +378,3 @@ def _by_run(sources: Iterable[str]) -> list[tuple[Path, list[Path]]]:
         return [*steps[:1], *best, *steps[1:]]
 
     return [(run, last_first(run)) for run in sorted(runs, key=newest, reverse=True)]
-
-
-def shown_answer(row: dict[str, Any]) -> dict[str, Any]:
-    """What the page shows of a row of recovery; it ends at the last position shown."""
-    shared = ("residual", "floor", "margin_bits", "at_floor", "certificate", "uncertified",
-              "seconds", "evaluations")  # fmt: skip
-    return {
-        "found": [visible(piece) for piece in row["found_text"]],
-        "right": [a == b for a, b in zip(row["found"], row["truth"], strict=True)],
-        "ambiguous": [verdict == AMBIGUOUS for verdict in row["verdict"]],
-        **{name: row[name] for name in shared},
-    }
-
-
-def information(row: dict[str, Any]) -> dict[str, Any]:
-    """What the page shows of a row of bits: of the token's own output, and of all later ones."""
-    later = len(row["distances"]) > 1
-    return {
-        "place": row["place"],
-        "prior": row["prior_bits"]["uniform"],
-        "bits": {
-            precision: [kinds["alone"][0], kinds["cumulative"][-1] if later else None]
-            for precision, kinds in row["bits"]["uniform"].items()
-        },
-    }

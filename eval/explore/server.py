@@ -247,6 +247,8 @@ class Explorer:
             "models": work.question.models,
             "asked": work.question.chosen_solvers,
             "name": name,
+            "tokens": work.question.pieces,
+            "hidden": work.question.hidden,
         }
         try:
             yield _line({"type": "question", **about})
@@ -256,7 +258,8 @@ class Explorer:
                     yield _line({"type": "waiting", "before": now})
                 await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
             if not now:
-                work.thread.start()
+                work.thread.start()  # the next question waits for its end, not for its reader
+                threading.Thread(target=self._leave, args=(work,), daemon=True).start()
             while not ended and not self.ending:
                 for event in work.news():
                     ended = event["type"] == "end"
@@ -266,12 +269,12 @@ class Explorer:
                 await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
         finally:
             work.stopping = work.stopping or "its page is gone"
-            threading.Thread(target=self._leave, args=(work,), daemon=True).start()
+            if work.thread.ident is None:
+                self.queue.remove(work)
 
     def _leave(self, work: Work) -> None:
         """Lets the next question begin, when this one's thread has ended."""
-        if work.thread.ident is not None:
-            work.thread.join()
+        work.thread.join()
         self.queue.remove(work)
 
     def _keep(self, name: str, result: "Result") -> None:

@@ -115,7 +115,9 @@ def run_tasks(tasks: Sequence[Task], results: Results, what: str, limit: int | N
     if remaining and results.refusal:
         raise RequestError(results.refusal)
     if not remaining:
-        say(f"{results.directory}: every row is there already")
+        whole = results.keys.issuperset(key for task in tasks for key in task.keys)
+        left = "every row is there already" if whole else "nothing is left for this --shard"
+        say(f"{results.directory}: {left}")
     seconds = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES
     bar = _Bar(remaining, what, disable=watched() or not remaining, mininterval=seconds,
                delay=seconds, dynamic_ncols=True)  # fmt: skip

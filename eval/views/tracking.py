@@ -89,7 +89,11 @@ def _told_apart(lines: Frame) -> Frame:
     """Lines whose recoveries name prompts as tables of all models do."""
     import pandas
 
+    if lines.empty:
+        raise RequestError("no figures: there is nothing to log; run `python -m eval invert` first")
     recovery = lines["kind"] == "recovery"
+    if not recovery.any():  # results of other commands have no sets of prompts
+        return lines
     return pandas.concat([tell_prompts_apart(lines[recovery]), lines[~recovery]])
 
 
@@ -249,9 +253,10 @@ def _log(
     for figures in steps:
         run.log(figures)
     files = wandb.Artifact(f"results-{run.id}", type="results")
-    columns: list[Any] = list(records[0])
-    data: list[Any] = [list(record.values()) for record in records]
-    run.log({"figures": wandb.Table(columns=columns, data=data, allow_mixed_types=True)})
+    if records:
+        columns: list[Any] = list(records[0])
+        data: list[Any] = [list(record.values()) for record in records]
+        run.log({"figures": wandb.Table(columns=columns, data=data, allow_mixed_types=True)})
     recoveries = lines[lines["kind"] == "recovery"]
     if len(recoveries):
         with files.new_file("summary.csv") as file:

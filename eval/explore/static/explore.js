@@ -10,7 +10,7 @@ const state = {
   text: "Once upon a time there was a little dog.", models: [], layer: null, hidden: [], solvers: [],
   noise: 0, kind: "invert", lens: "logit", precision: "noise 1 rms",
 };
-let known, seen = null, running = null, asking = 0, measured = [], expected = 0, began = 0;
+let known, seen = null, running = null, sentence = null, asking = 0, measured = [], expected = 0, began = 0;
 
 // ---- the address
 
@@ -166,20 +166,33 @@ const ask = async (kind) => {
   const started = performance.now();
   const seconds = () => `${((performance.now() - started) / 1000).toFixed(1)} s`;
   at("stop").disabled = false;
+  const refusals = [];
+  let begun = 0, ended = false;
   try {
     const response = await post("/ask", question(), mine.signal);
     for await (const event of lines(response.body)) {
       if (running !== mine) return;
-      if (event.type === "question") { at("results").replaceChildren(); show[kind].prepare(event); }
+      if (event.type === "question") {
+        sentence = event; // the form may hold another one by the time of the answer
+        at("results").replaceChildren();
+        show[kind].prepare(event);
+      }
       if (event.type === "waiting") say(event.before ? `waiting; ${event.before} before you` : "");
-      if (event.type === "begin") say("at work …");
-      if (event.type === "refused") refused(event);
-      show[kind][event.type]?.(event);
-      if (event.type === "end") say(event.error ?? (event.stopped ? `${event.stopped} after ${seconds()}` : `done in ${seconds()}`), Boolean(event.error));
+      if (event.type === "begin") { begun++; say("at work …"); }
+      if (event.type === "refused") { refusals.push(event.text); refused(event); }
+      ended = event.type === "end";
+      if (!ended || begun > refusals.length) show[kind][event.type]?.(event);
+      if (ended) {
+        const why = event.error ?? (kind === "invert" ? "" : refusals.join("; "));
+        say(why || (event.stopped ? `${event.stopped} after ${seconds()}` : `done in ${seconds()}`), Boolean(why));
+      }
     }
+    if (!ended) throw new Error("the server ended before the answer came");
   } catch (error) {
     if (running !== mine) return;
-    say(mine.signal.aborted ? `stopped after ${seconds()}` : error.message, !mine.signal.aborted);
+    const stopped = mine.signal.aborted;
+    mine.abort(); // so that the server does not work on
+    say(stopped ? `stopped after ${seconds()}` : error.message, !stopped);
   }
   if (running !== mine) return;
   running = null;
@@ -214,8 +227,8 @@ const refused = (event) => {
 const number = (value) => (value === null || value === undefined ? "unknown" : value && Math.abs(value) < 1e-3 ? value.toExponential(2) : Number(value.toPrecision(3)).toString());
 
 const cell = (piece, i, right, mark) => {
-  const marks = ["t", right ? "" : "wrong", isHidden(i) ? "hid" : "", mark].filter(Boolean).join(" ");
-  const title = right ? "" : `the sentence has ${seen.tokens[i]} here`;
+  const marks = ["t", right ? "" : "wrong", sentence.hidden.includes(i) ? "hid" : "", mark].filter(Boolean).join(" ");
+  const title = right ? "" : `the sentence has ${sentence.tokens[i]} here`;
   return made("b", { className: marks, textContent: piece.replaceAll("\ufffd", "▯"), title });
 };
 
@@ -245,7 +258,7 @@ const show = {
     answer(event) {
       const place = block(event);
       const { right, ambiguous, found } = event;
-      const lost = seen.tokens.length - found.length;
+      const lost = sentence.tokens.length - found.length;
       const cells = found.map((piece, i) => cell(piece, i, right[i] || ambiguous[i], ambiguous[i] ? "same" : ""));
       for (let i = 0; i < lost; i++) {
         cells.push(made("b", { className: "t lost", textContent: "?", title: "cannot be known: no output after it is kept" }));
@@ -272,7 +285,7 @@ const show = {
       const menu = made("select", { id: "precision" });
       menu.addEventListener("change", () => { state.precision = menu.value; write(); drawBits(); });
       const about = "One token at a time is asked about, with all others given: hidden ones as well. The upper bar is what its own output says of it, the lower one what the outputs after it say, up to eight.";
-      [measured, expected, began] = [[], models.length * seen.tokens.length, performance.now()];
+      [measured, expected, began] = [[], models.length * sentence.tokens.length, performance.now()];
       at("results").append(made("label", { className: "switch" }, "Outputs known as ", menu, made("span", { id: "most", textContent: about })));
       for (const card of sides(models, "bits")) card.append(made("p", { className: "strip found" }));
     },
@@ -308,7 +321,7 @@ const drawBits = () => {
       inside.style.width = `${Math.max(0, Math.min(100, (100 * (value ?? 0)) / event.prior))}%`;
       return [made("span", { className: "bar" }, inside), made("small", { textContent: value === null ? "–" : value.toFixed(1) })];
     });
-    const token = cell(seen.tokens[event.place], event.place, true, "");
+    const token = cell(sentence.tokens[event.place], event.place, true, "");
     document.querySelector(`#side-${event.model} .found`).append(made("span", { className: "token" }, token, ...bars));
   }
 };
@@ -358,7 +371,7 @@ const start = async () => {
   at("tokens").addEventListener("keydown", move);
   at("form").addEventListener("submit", (event) => { event.preventDefault(); ask("invert"); });
   at("text").addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); ask("invert"); }
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); ask("invert"); }
   });
   at("bits").addEventListener("click", () => ask("bits"));
   at("look").addEventListener("click", () => ask("lens"));

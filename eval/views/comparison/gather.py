@@ -33,6 +33,8 @@ SIZES = ("d_model", "n_layers", "context", "init", "embedding_std")
 """What a record says of a model's configuration, beside its mixers."""
 RECIPE = ("data", "dropout", "minutes", "init_from")
 """Settings beside sections by which runs are of two models, and no training seeds of one."""
+NUMBERS = ("val_loss", "val_bits_per_byte", "tokens_seen", "tokens_per_second", "seconds")
+"""Figures of a run's record that are compared."""
 UNSEARCHED = {"wandb", "checkpoints", "__pycache__"}
 
 
@@ -238,6 +240,8 @@ def _metrics(path: Path) -> Iterator[dict[str, Any]]:
         try:
             row = parse_json(line)
             row |= {"step": int(row["step"])}
+            if any(isinstance(row.get(name), str | list | dict) for name in NUMBERS):
+                raise ValueError
         except (KeyError, TypeError, ValueError, OverflowError):
             raise RequestError(f"{path}, line {number}: not a row of a run's figures") from None
         step, loss = row["step"], row.get("val_loss")

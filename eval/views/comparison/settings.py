@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from eval.messages import RequestError
 from eval.views.comparison.gather import Saved
 
 SECTIONS = ("model", "batch", "optimizer", "schedule", "trainer")
@@ -31,6 +32,10 @@ def settings_of(saved: Saved) -> Settings:
         given["model"] = json.loads(saved.config.to_json())
     elif "model" not in given:
         given["model"] = {name: saved.checkpoint.get(name) for name in SIZES}
+    for section in SECTIONS:
+        if not isinstance(given.get(section) or {}, dict):
+            where = saved.run.path / "config.yaml" if saved.run else saved.path
+            raise RequestError(f"{where}: {section} is {given[section]!r}; give settings by name")
     found = {
         f"{section}.{name}": value
         for section in SECTIONS
@@ -69,4 +74,7 @@ def _describe_data(path: Path, meta: Settings) -> str:
 
 
 def _written(value: Any) -> Any:
-    return " ".join(map(str, value)) if isinstance(value, list) else value
+    """A setting as a cell of a table; text of what is no plain value."""
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return value if isinstance(value, str | int | float) else str(value)

@@ -195,8 +195,9 @@ def _solvers(records: Sequence[Record]) -> list[str]:
 
 
 def _point(record: Record) -> Record:
-    ends = whole_percent(record["low"]), whole_percent(record["high"])
-    said = f"{whole_percent(record['value'])} % ({ends[0]}–{ends[1]}), {record['prompts']} prompts"
+    low, high = record["low"], record["high"]  # NaN where prompts are alike
+    ends = f" ({whole_percent(low)}–{whole_percent(high)})" if low == low else ""
+    said = f"{whole_percent(record['value'])} %{ends}, {record['prompts']} prompts"
     point = {name: record[name] for name in (*OVER, "value", "low", "high", "solver")}
     when = f"{record['phase']} training"
     return point | {"phase": when, "tip": f"{record['solver']}, {when}: {said}"}
