@@ -52,7 +52,7 @@ def invert(
     from eval.views.page.recoveries import terminal_text
 
     if plan and (shard or limit or not resume):
-        raise RequestError("--plan is of the whole request; leave out --shard, --limit, --no-resume")
+        raise RequestError("--plan prices a whole request; leave out --shard, --limit, --no-resume")
     run_plugins(plugin)
     given = {name: value for name, value in given.items() if value is not None}
     requests = read_entries(suite, given)

@@ -1,6 +1,7 @@
 """The command `recover`: the text behind tensors in a file, and how sure each token is."""
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -117,7 +118,7 @@ def recover_file(
         paged = f"page: {result.page(page)}" if page else ""
     except (RequestError, OSError):
         if out is None:  # a wrong --truth or --page must not lose the answer
-            say(str(_describe(tasks, rows, None, ids, checkpoint.tokenizer)))
+            print(_describe(tasks, rows, None, ids, checkpoint.tokenizer), file=sys.stderr)
         raise
     result.notes = "\n".join(filter(None, [note, paged]))
     return result

@@ -77,7 +77,7 @@ class Result:
         return frame(self.rows) if of_rows else pandas.DataFrame(self.rows)
 
     def json(self) -> str:
-        """The rows, as a JSON array; infinity is a word and NaN null, which JSON has no numbers for."""
+        """The rows, as a JSON array; infinity is the text `inf`, NaN is null."""
         return json.dumps(_strict(self.rows), indent=1, allow_nan=False)
 
     def html(self, title: str | None = None) -> str:

@@ -49,6 +49,15 @@ def test_what_is_there_is_not_searched_again(words, monkeypatch, capsys):
         main(["recover", *words, "--seed", "1"])
 
 
+@pytest.mark.parametrize("flags", [["--truth", "no"], ["--page", "."]])
+def test_a_wrong_truth_or_page_does_not_lose_the_answer(words, flags, capsys):
+    """Without `--out` the answer is nowhere else."""
+    assert main(["recover", *words[:-2], "--tensor", "block.2", *flags]) == 2
+    *answer, error = capsys.readouterr().err.splitlines()
+    assert any(TEXTS[0] in line for line in answer)
+    assert error.startswith(f"error: {flags[0]}")
+
+
 def test_an_interrupted_search_keeps_what_was_found(words, monkeypatch, capsys):
     search, calls = searching.recover, []
 

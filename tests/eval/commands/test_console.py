@@ -3,12 +3,14 @@
 import functools
 import io
 import json
+import math
 import shlex
 
 import pytest
 
 from eval.__main__ import main
 from eval.commands.language import loss
+from eval.commands.result import Result
 from eval.drawing.figures import inline
 from eval.drawing.tables import Table, markdown, terminal
 from eval.models.checkpoint import open_model
@@ -55,6 +57,22 @@ def test_an_end_before_the_answer_says_what_is_kept(
     (line,) = capsys.readouterr().err.splitlines()
     assert str(out) in line
     assert ("kept in" in line) == made
+
+
+def test_files_of_an_interrupted_capture_stay(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("eval.__main__.command_function", raising(KeyboardInterrupt()))
+    for words in ([], ["--out", str(tmp_path)]):
+        assert main(["capture", "model", *words]) == 130
+        assert "stay" in capsys.readouterr().err
+
+
+def test_json_has_no_number_that_json_does_not_know():
+    def refuse(word):
+        raise AssertionError(word)
+
+    rows = [{"key": "a", "condition": math.inf, "margins": [-math.inf, {"low": math.nan}]}]
+    (row,) = json.loads(Result(rows, "").json(), parse_constant=refuse)
+    assert row == {"key": "a", "condition": "inf", "margins": ["-inf", {"low": None}]}
 
 
 def test_nothing_of_a_model_or_an_error_steers_a_terminal(model_directory, capsys, tmp_path):

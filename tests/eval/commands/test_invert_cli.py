@@ -178,4 +178,6 @@ def test_a_shuffled_target_is_never_the_prompt_s_own(model_directory, tmp_path):
 def test_a_shard_without_tasks_is_no_failure(command, words, model_directory, tmp_path, capsys):
     asked = [command, str(model_directory()), "--out", str(tmp_path / "out"), "--shard", "2/2"]
     assert main([*asked, *words.split(), "--corpus", "toy:400"]) == 0
-    assert "no rows" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "no rows" in said.out
+    assert "nothing is left for this --shard" in said.err

@@ -102,6 +102,8 @@ REFUSED = {
     ],
     "compare": [
         ("nowhere", "nowhere: nothing to compare"),
+        ("worded", "worded/config.yaml: optimizer is 'adamw'; give settings by name"),
+        ("listed", "listed/metrics.jsonl, line 1: not a row of a run's figures"),
         ("runs/run --sort speed", "--sort speed: allowed are model, step, tokens, bits/byte"),
         ("runs/run --paired a", "--paired a: give two"),
         ("runs/run --paired a b", "--paired a: there is no such checkpoint"),
@@ -212,6 +214,9 @@ def place(tmp_path_factory, small_model, small_tokenizer):
         "odd/metrics.jsonl": "",
         "odd/config.yaml": "a: [",
         "silent/metrics.jsonl": "",
+        "worded/metrics.jsonl": '{"step": 1, "val_loss": 3}\n',
+        "worded/config.yaml": "optimizer: adamw",
+        "listed/metrics.jsonl": '{"step": 1, "val_loss": [3]}\n',
         "torn/rows.jsonl": "{}\n",
         "later/rows.jsonl": '{"schema": 99, "key": "a"}\n',
         "empty/notes.txt": "",

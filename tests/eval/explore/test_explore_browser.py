@@ -106,9 +106,17 @@ def test_bits_and_a_lens_on_a_telephone_in_the_dark(opened):
     typed(page, TEXT)
     page.click("#bits")
     expect(page.locator("#status")).to_have_text(DONE, timeout=WAIT)
-    count = page.locator("#tokens button").count()
-    expect(page.locator("#side-1 .token")).to_have_count(count)
+    truth = page.locator("#tokens button").all_inner_texts()
+    expect(page.locator("#side-1 .token")).to_have_count(len(truth))
+    typed(page, "a")  # the figures stay those of the sentence that was asked
     page.select_option("#precision", "int2")
+    assert pieces_of(page, 1) == truth
+    page.select_option("#lens", "circuits")  # which needs two tokens
+    page.click("#look")
+    expect(page.locator("#status")).to_have_class(re.compile("wrong"), timeout=WAIT)
+    assert page.locator("iframe").count() == 0
+    page.select_option("#lens", "logit")
+    typed(page, TEXT)
     page.click("#look")
     expect(page.locator("#status")).to_have_text(DONE, timeout=WAIT)
     frame = page.frame_locator("iframe")

@@ -263,6 +263,20 @@ def test_a_key_is_one_question_of_all_models_as_a_column_of_compare_is(monkeypat
     assert kinds == {f"story of {row['length']} tokens" for row in rows}
 
 
+@pytest.mark.parametrize("row", [*every_kind(about(0)), bits_row(about(0), 0, 2.0)],
+                         ids=lambda row: f"{row['key']}")  # fmt: skip
+def test_results_without_recoveries_are_logged_or_refused_in_a_line(row, monkeypatch, tmp_path):
+    run, tables = MagicMock(id="a"), []
+    monkeypatch.setattr(wandb, "init", lambda **_: run)
+    monkeypatch.setattr(wandb, "Table", lambda columns, data, **_: tables.append(data))
+    if frame([row]).empty:
+        with pytest.raises(RequestError, match="no figures: there is nothing to log"):
+            track_results(tmp_path, [row])
+    else:
+        assert track_results(tmp_path, [row]) == ["a"]
+        assert [len(data) > 0 for data in tables] == [True]
+
+
 def test_an_evaluation_has_the_config_of_the_training(tmp_path):
     path = tmp_path / "run" / "models" / "step-000100"
     path.mkdir(parents=True)

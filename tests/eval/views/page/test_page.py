@@ -133,6 +133,15 @@ def test_everything_from_rows_is_escaped_and_any_text_is_written(tmp_path):
     assert path.stat().st_size > 1000
 
 
+def test_an_interval_that_is_none_is_not_drawn():
+    """Two prompts of one fraction have none: the cell read `33 nan–nan`."""
+    rows = [make_row("flat", layer=layer, prompt=prompt) for layer in (2, 4) for prompt in (0, 1)]
+    for row, twin in ((rows[0], rows[1]), (rows[2], rows[3])):
+        for name in ("self", "nonself"):
+            twin[name] = row[name] = row[name] | {"top1": 1 / 3}
+    assert not re.search(r"\bnan\b", render_page(rows))
+
+
 def test_rows_of_which_there_is_nothing_to_say_are_one_clear_line():
     for function in (render_page, figures, terminal_text):
         with pytest.raises(RequestError, match=r"no rows: .* run `python -m eval invert` first"):
