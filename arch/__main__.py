@@ -41,6 +41,7 @@ from arch.storage.directory import (
     vocabulary_size,
 )
 from arch.storage.files import read_text
+from arch.storage.runs import SHIPPED
 from arch.storage.values import YamlLoader
 
 HUB = "hub:"
@@ -120,8 +121,8 @@ def _parser() -> Parser:
     about = "check what a model or a mixer promises: causality, prefix and step, gradients"
     add = command("check", _check, about)
     checked = (
-        "a model directory; a mixer's entry, such as module.Class, of which a small model is made; "
-        "or hf: and a model of transformers"
+        "a model directory, or remnant:NAME; a mixer's entry, such as module.Class, of which a "
+        "small model is made; or hf: and a model of transformers"
     )
     add("model", metavar="MODEL", help=checked)
     _add_exchange(command)
@@ -134,7 +135,8 @@ def _add_exchange(command: Callable[..., Callable]) -> None:
     add = command("import", _import, about)
     sources = (
         "a Llama in the layout of transformers or in a .gguf file, an export for the hub, or a "
-        "checkpoint of maskedmixers or of structured mixers; hub:NAME downloads one of these"
+        "checkpoint of maskedmixers or of structured mixers; hub:NAME downloads a directory whose "
+        "weights are safetensors (of a repository of GGUF files, download the file yourself)"
     )
     add("source", metavar="SOURCE", help=sources)
     add("out", metavar="DIR", type=Path, help=OUT)
@@ -230,9 +232,10 @@ def _read_fields(path: Path) -> dict[str, Any]:
 
 
 def _read_yaml(text: str, name: str) -> Any:
+    """Values as JSON has them; a date is a text."""
     try:
-        return yaml.load(text, YamlLoader)
-    except yaml.YAMLError as error:
+        return json.loads(json.dumps(yaml.load(text, YamlLoader), default=str))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ModelError(f"{name}: {' '.join(str(error).split())}") from None
 
 
@@ -243,7 +246,7 @@ def _check(options: argparse.Namespace) -> None:
     if name.startswith(PRETRAINED):
         loaded = load_pretrained(name.removeprefix(PRETRAINED))
         model, tokenizer_json = loaded.model, loaded.tokenizer_json
-    elif "/" in name or "@" in name or Path(name).is_dir():
+    elif name.startswith(SHIPPED) or "/" in name or "@" in name or Path(name).is_dir():
         loaded = load_model(name, trust_code=options.trust_code)
         model, tokenizer_json = loaded.model, loaded.tokenizer_json
     else:
@@ -261,6 +264,8 @@ def _import(options: argparse.Namespace) -> None:
     name = source.removeprefix(HUB).rstrip("/").split("/")[-1]
     if not path.exists():
         raise ModelError(f"{source}: no such file or directory; models of the hub are {HUB}NAME")
+    if options.out.resolve() == path.resolve():
+        raise ModelError(f"{options.out}: is the source itself; give another place to write")
     has_its_own = path.suffix.lower() == GGUF or (path / "config.json").is_file()
     for flag in "tokenizer", "mixer":
         if has_its_own and (given := getattr(options, flag)):

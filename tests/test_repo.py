@@ -145,6 +145,16 @@ def test_files_of_ours_that_a_page_names_are_there(page: Path) -> None:
     assert [file for file in named if not (ROOT / file).exists()] == []
 
 
+def test_a_function_stands_in_the_file_that_the_page_names_for_it() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([\w/]+\.py)`((?: `\w+`,?)+)", page)
+    assert named
+    for file, functions in named:
+        text = (ROOT / file).read_text(encoding="utf-8")
+        for name in re.findall(r"\w+", functions):
+            assert re.search(rf"^(?:def|class) {name}\b", text, re.MULTILINE), f"{file}: {name}"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_lines_of_a_table_have_the_cells_of_its_headings(page: Path) -> None:
     text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)

@@ -128,7 +128,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     It neither pads nor cuts nor leaves merges out at random, even if it was saved while it did.
 
     Raises:
-        CorpusError: There is no such file, it is not a tokenizer, or its ids are not kept.
+        CorpusError: There is no such file, it is not a tokenizer, or its ids are not kept, or too
+            large.
     """
     path = Path(path)
     file = path / "tokenizer.json" if path.is_dir() else path
@@ -147,6 +148,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     tokenizer.no_truncation()
     if getattr(tokenizer.model, "dropout", None):
         tokenizer.model.dropout = None
+    _count_ids(tokenizer, file)  # the library makes room for all where it writes a tokenizer
     tokens, added = tokenizer.get_vocab(), json.loads(text).get("added_tokens", ())
     changed = [e["content"] for e in added if tokens.get(e["content"], e["id"]) != e["id"]]
     if changed or len(set(tokens.values())) < len(tokens):
@@ -256,10 +258,7 @@ def token_bytes(tokenizer: Tokenizer, name: object = "the tokenizer") -> list[by
     byte_of = {chr(byte): byte for byte in printable}
     byte_of |= {chr(256 + rank): byte for rank, byte in enumerate(others)}
     added, vocabulary = tokenizer.get_added_tokens_decoder(), tokenizer.get_vocab()
-    size = max(vocabulary.values(), default=-1) + 1
-    if size > 1 << 24:
-        raise CorpusError(f"{name} names id {size - 1}; ids up to {(1 << 24) - 1} are read")
-    table = [b""] * size
+    table = [b""] * _count_ids(tokenizer, name)
     for symbols, index in vocabulary.items():
         if index in added:
             table[index] = b"" if added[index].special else added[index].content.encode()
@@ -271,3 +270,15 @@ def token_bytes(tokenizer: Tokenizer, name: object = "the tokenizer") -> list[by
             )
         table[index] = bytes(byte_of[symbol] for symbol in symbols)
     return table
+
+
+def _count_ids(tokenizer: Tokenizer, name: object) -> int:
+    """Return how many ids there are up to the largest that a token has.
+
+    Raises:
+        CorpusError: They are too many.
+    """
+    size = max(tokenizer.get_vocab().values(), default=-1) + 1
+    if size > 1 << 24:
+        raise CorpusError(f"{name} names id {size - 1}; ids up to {(1 << 24) - 1} are read")
+    return size

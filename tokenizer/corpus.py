@@ -3,7 +3,7 @@
     toy, toy:20000, toy:20000:7     the built-in generator: number of stories, seed
     stories.txt                     stories ended by <|endoftext|>; plain text without it, such as a
                                     book, is read by paragraphs, or by lines where no line is blank
-    stories.jsonl, .parquet, .csv   a field "text", or --field
+    *.jsonl, .json, .parquet, .csv  a field "text", or --field
     folder                          with files or folders that are named after train and valid (or
                                     validation, val, dev), a test split is not read; or with files
                                     of one kind, also in folders in it; or packed data
@@ -209,13 +209,12 @@ def _load(about: str, *arguments: Any, **options: Any) -> Any:
         CorpusError: It cannot be.
     """
     from datasets import load_dataset
-    from datasets.exceptions import DatasetsError
 
     logging.getLogger("datasets").setLevel(logging.CRITICAL)  # its errors are raised as well
     try:
         return load_dataset(*arguments, **options)
-    except (OSError, ValueError, DatasetsError) as error:
-        reason = str(error).strip().partition("\n")[0]
+    except Exception as error:  # of datasets, of files, or of the HTTP library
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise CorpusError(
             f"{about}: cannot be loaded ({reason}); check the name, and the network for the hub"
         ) from error

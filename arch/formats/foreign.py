@@ -127,8 +127,14 @@ def describe_other_layout(directory: Path) -> str:
         return "; it holds an adapter: merge it into its model, and save that"
     if (directory / "params.json").is_file():
         return "; params.json is of the layout before transformers': convert it"
-    inside = sorted(path.parent.name for path in directory.glob("*/config.json"))
-    return f"; give {directory / inside[-1]}, which has one" if inside else ""
+    inside = [path.parent.name for path in directory.glob("*/config.json")]
+    latest = max(inside, key=_split_numbers, default="")
+    return f"; give {directory / latest}, which has one" if inside else ""
+
+
+def _split_numbers(name: str) -> list[Any]:
+    """A name by its texts and numbers in turn, so that checkpoint-500 is before checkpoint-1000."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
 def read_layout(config: dict[str, Any], directory: Path) -> tuple[list[Path], Shapes]:
@@ -278,13 +284,25 @@ def check_frequencies(held: dict[str, Tensor], own: list[Tensor], source: object
 
 
 def check_turned(config: dict[str, Any], own: list[Tensor], made: Any, source: object) -> None:
-    """Refuses a rotation of a part of each head, where the model turns all of it.
+    """Refuses settings of a rotation that the model does not read, or reads otherwise.
 
-    `own` are its frequencies, `made` is the configuration that it was made by.
+    They are settings for all layers beside those for kinds of layers, of which a family reads one
+    form, and a part of each head, where the model turns all of it. `own` are its frequencies,
+    `made` is the configuration that it was made by.
 
     Raises:
-        ModelError: naming the part.
+        ModelError: naming them.
     """
+    rope = getattr(made, "rope_parameters", None) or {}
+    kinds = [name for name, part in rope.items() if isinstance(part, dict)]
+    others = [name for name, part in rope.items() if part is not None and name not in kinds]
+    if kinds and others:
+        raise ModelError(
+            f"{source}: in rope_parameters transformers' {made.model_type} finds "
+            f"{printable(', '.join(kinds), 120)}, of kinds of layers, beside "
+            f"{printable(', '.join(others), 120)}, of all layers, and does not read both; write "
+            "the one form that this family's own models have"
+        )
     whole = [config, *(config.get(name) or {} for name in ROTATION)]  # and not by kinds of layers
     parts = [part for s in whole if (part := s.get("partial_rotary_factor")) is not None]
     if not own or min(parts, default=1) >= 1:

@@ -88,9 +88,9 @@ def export_transformers(
 ) -> Path:
     """Writes a Llama-style model in the layout of transformers, into `directory`; atomic.
 
-    Its blocks have attention of one form, swiglu and rmsnorm, and a final norm. A model directory
-    that is there is replaced. `meta` is the model's meta.json, of which the ends of a text are
-    used.
+    Its blocks have attention of one form, swiglu and rmsnorm, and a final norm. An export in this
+    layout that is there is replaced. `meta` is the model's meta.json, of which the ends of a text
+    are used.
 
     Raises:
         ModelError: the model is not Llama-style, or something else is there.
@@ -154,13 +154,13 @@ def import_transformers(directory: str | Path) -> LoadedModel:
         raise ModelError(f"{directory} has no {', '.join(missing)}{hint}")
     tokenizer_json = read_text(directory / "tokenizer.json")
     config = read_settings(directory / "config.json")
-    say_left_out_tokens([directory / n for n in NAMING], tokenizer_json, directory)
 
     def read_all() -> dict[str, Tensor]:
         files, _ = read_layout(config, directory)
         return {name: tensor for file in files for name, tensor in read_weights(file).items()}
 
     loaded = from_transformers(config, read_all, tokenizer_json, directory)
+    say_left_out_tokens([directory / n for n in NAMING], tokenizer_json, directory)
     ends = read_ends(file for name in ENDS if (file := directory / name).is_file())
     return dataclasses.replace(loaded, meta=loaded.meta | ends)
 
@@ -226,7 +226,6 @@ def download(source: str) -> Path:
     """
     try:
         from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     except ImportError:
         raise ModelError(
             f"{source} needs huggingface_hub; fix: pip install huggingface_hub"
@@ -234,8 +233,9 @@ def download(source: str) -> Path:
     try:
         name = source.partition(":")[2]
         return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
-        raise ModelError(f"{source} cannot be had: {str(error).splitlines()[0]}") from None
+    except Exception as error:  # of the hub, of files, or of the HTTP library, one by version
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"{source} cannot be had: {said}") from None
 
 
 def _llama_config(model: LanguageModel) -> dict[str, Any]:

@@ -58,7 +58,6 @@ from arch.pretrained.gguf import (
 from arch.pretrained.tokenizers import (
     PIECES,
     check_ids,
-    check_largest_id,
     check_pieces,
     largest_id,
     open_pieces,
@@ -175,7 +174,6 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer]:
         raise ModelError(f"{name} is a model of remnant; fix: python -m arch import hub:{name} DIR")
     if config.get("is_encoder_decoder"):
         raise ModelError(f"{name} is an encoder and a decoder; give a decoder-only model")
-    check_largest_id(Path(directory) / TOKENIZER)
     with refusals(name):
         tokenizer = _tokenizer(directory, safe)
         options: dict[str, Any] = {"ignore_mismatched_sizes": True, "output_loading_info": True}

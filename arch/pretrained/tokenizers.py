@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import math
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -31,8 +30,7 @@ def read_tokenizer(text: str, source: object) -> Tokenizer:
         source: of the text, for errors.
 
     Raises:
-        ModelError: the library cannot read it, or gives a token another id than the file, or it has
-            no token.
+        ModelError: the library cannot read it, it has no token, or as `check_ids`.
     """
     try:
         tokenizer = Tokenizer.from_str(text)
@@ -51,14 +49,17 @@ def read_tokenizer(text: str, source: object) -> Tokenizer:
 
 
 def check_ids(tokenizer: Tokenizer, added: Iterable[dict[str, Any]], source: object) -> None:
-    """Refuses two tokens with one id, of which the library takes either, and an id that it changes.
+    """Refuses ids that no embedding has, that two tokens have, or that the library changes.
 
-    `added` are the entries of a file for added tokens.
+    Of two tokens with one id the library takes either, and where it writes a tokenizer it makes
+    room for all ids up to the largest. `added` are the entries of a file for added tokens.
 
     Raises:
         ModelError: naming the token.
     """
     read = tokenizer.get_vocab()
+    if (largest := max(read.values(), default=0)) >= MOST["vocab_size"]:
+        raise ModelError(f"{source}: a token has the id {largest}; give the model's own tokenizer")
     owners: dict[int, str] = {}
     for token, number in sorted(read.items()):
         if (other := owners.setdefault(number, token)) != token:
@@ -122,27 +123,6 @@ def check_pieces(file: str, pieces: Any, tokenizer: Tokenizer) -> None:
             f"{file}: of {show_value(differs[-1])} transformers makes other tokens than this file "
             "says; give the model's own tokenizer.json"
         )
-
-
-def check_largest_id(file: Path) -> None:
-    """Refuses a tokenizer.json with ids beyond what an embedding has, before the library reads it.
-
-    It makes room for all ids up to the largest.
-
-    Raises:
-        ModelError: naming the largest.
-    """
-    try:
-        known = json.loads(file.read_bytes())
-        vocabulary, added = known["model"]["vocab"], known.get("added_tokens") or []
-        ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
-        largest = max(map(int, [*ids, *(entry["id"] for entry in added)]), default=0)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return  # the library says what is wrong
-    except OverflowError:
-        largest = math.inf
-    if largest >= MOST["vocab_size"]:
-        raise ModelError(f"{file}: a token has the id {largest}; give the model's own tokenizer")
 
 
 def largest_id(tokenizer: Tokenizer) -> int:

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from arch.config import parse_object
-from arch.errors import ModelError
+from arch.errors import ModelError, printable
+
+UNWRITTEN = {"__pycache__", ".DS_Store"}
+"""What Python and macOS leave in a directory that they only read."""
 
 
 def write_file(path: Path, content: bytes | memoryview) -> None:
@@ -78,13 +81,16 @@ def write_directory(directory: Path, files: Mapping[str, bytes]) -> None:
     stay a hidden sibling that ends in `.tmp`. A directory that is replaced is called `.NAME.old`
     between two renames: see `remove_leftovers`.
 
+    A directory that is there is replaced if it has these files and no others, so that nothing is
+    lost but what was written the same way; an empty one is replaced too.
+
     Raises:
-        ModelError: what is there is not empty and not a model directory, ours or transformers'.
+        ModelError: what is there is something else.
         OSError: the disk is full or the place cannot be written; all is as it was.
     """
     directory = directory.resolve()
-    if os.path.lexists(directory) and not _replaceable(directory):
-        raise ModelError(f"{directory} is there and is not a model directory; give another place")
+    if os.path.lexists(directory):
+        _check_replaceable(directory, files)
     make_directory(directory.parent)
     temporary = Path(
         tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".tmp", dir=directory.parent)
@@ -134,9 +140,22 @@ def file_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _replaceable(directory: Path) -> bool:
-    return directory.is_dir() and (
-        (directory / "config.json").is_file() or not any(directory.iterdir())
+def _check_replaceable(directory: Path, files: Mapping[str, bytes]) -> None:
+    """Refuses to replace what has other files than those that are written.
+
+    Raises:
+        ModelError: naming one of them.
+    """
+    seen, written = "is a file", set(files)
+    if directory.is_dir():
+        held = {path.name for path in directory.iterdir()} - UNWRITTEN
+        if not held or held == written:
+            return
+        others = sorted(held - written)
+        seen = f"has {printable(others[0], 80)}" if others else f"lacks {min(written - held)}"
+    raise ModelError(
+        f"{directory} is there and is not a model directory with the files to be written and no "
+        f"others: it {seen}; give another place"
     )
 
 

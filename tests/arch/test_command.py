@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from arch import count_parameters, load_model, save_model
 from arch.__main__ import main
+from arch.storage.runs import shipped_models
 from scripts.bench.baselines import reference
 from tests.arch.cases import random_tokens, small_model, tokenizer_json
 from tests.said import complaint
@@ -56,12 +57,24 @@ def test_describe_of_what_is_no_model(llama, capsys):
 
 def test_export_and_import_are_inverse(llama, tmp_path, capsys):
     model, path = llama
-    assert main(["export", str(path), str(tmp_path / "hf")]) == 0
+    for _ in range(2):  # the second in the place of the first
+        assert main(["export", str(path), str(tmp_path / "hf")]) == 0
+        assert capsys.readouterr().out == f"wrote {tmp_path / 'hf'}\n"
     assert json.loads((tmp_path / "hf/config.json").read_text())["model_type"] == "llama"
     assert main(["import", str(tmp_path / "hf"), str(tmp_path / "back")]) == 0
-    assert capsys.readouterr().out == f"wrote {tmp_path / 'hf'}\nwrote {tmp_path / 'back'}\n"
+    assert capsys.readouterr().out == f"wrote {tmp_path / 'back'}\n"
     tokens = random_tokens(model)
     assert torch.equal(load_model(tmp_path / "back").model(tokens), model(tokens))
+
+
+def test_an_import_does_not_replace_its_source(llama, tmp_path, capsys):
+    source, linked = tmp_path / "hf", tmp_path / "linked"
+    assert main(["export", str(llama[1]), str(source)]) == 0
+    linked.symlink_to(source)
+    before = {path.name: path.read_bytes() for path in source.iterdir()}
+    for out in (source, linked):
+        assert str(out) in failed(capsys, "import", source, out)
+    assert {path.name: path.read_bytes() for path in source.iterdir()} == before
 
 
 def test_a_full_disk_is_named_by_the_place_asked_for(llama, monkeypatch, tmp_path, capsys):
@@ -107,25 +120,17 @@ def test_import_of_a_checkpoint_of_maskedmixers(tmp_path, capsys):
 
 @pytest.fixture
 def hub(monkeypatch):
-    """Puts a hub in the place of the real one: `hub({"a/b": path})`."""
-
-    class HfHubHTTPError(Exception):
-        pass
-
-    class HFValidationError(Exception):
-        pass
+    """Puts a hub in the place of the real one: `hub({"a/b": path})`, or an error for a path."""
 
     def pretend(models):
         def snapshot_download(name, allow_patterns):
-            if name not in models:
-                raise HfHubHTTPError(f"404: no {name}\nmore")
+            if isinstance(models[name], Exception):
+                raise models[name]
             return str(models[name])
 
-        package, errors = ModuleType("huggingface_hub"), ModuleType("huggingface_hub.errors")
+        package = ModuleType("huggingface_hub")
         vars(package).update(snapshot_download=snapshot_download)
-        vars(errors).update(HfHubHTTPError=HfHubHTTPError, HFValidationError=HFValidationError)
         monkeypatch.setitem(sys.modules, "huggingface_hub", package)
-        monkeypatch.setitem(sys.modules, "huggingface_hub.errors", errors)
 
     return pretend
 
@@ -133,15 +138,18 @@ def hub(monkeypatch):
 def test_import_from_the_hub(llama, hub, tmp_path, capsys):
     model, path = llama
     main(["export", str(path), str(tmp_path / "hf")])
-    hub({"me/ours": path, "me/llama": tmp_path / "hf"})
+    proxy = type("ProxyError", (Exception,), {})  # of the HTTP library, whichever it is
+    errors = {"me/none": proxy("404: no me/none\nmore"), "me/far": proxy()}
+    hub({"me/ours": path, "me/llama": tmp_path / "hf", **errors})
     tokens = random_tokens(model)
     for name in ("ours", "llama"):
         assert main(["import", f"hub:me/{name}", str(tmp_path / "new" / name)]) == 0
         loaded = load_model(tmp_path / "new" / name)
         assert loaded.meta["name"] == name
         assert torch.equal(loaded.model(tokens), model(tokens))
-    line = failed(capsys, "import", "hub:me/none", tmp_path / "none")
-    assert line == "error: hub:me/none cannot be had: 404: no me/none"
+    for name, said in (("none", "404: no me/none"), ("far", "ProxyError")):
+        line = failed(capsys, "import", f"hub:me/{name}", tmp_path / "none")
+        assert line == f"error: hub:me/{name} cannot be had: {said}"
 
 
 def test_import_of_what_is_not_there(tmp_path, capsys):
@@ -176,6 +184,10 @@ def test_init_writes_an_untrained_model_of_any_size(tmp_path, capsys):
         (["--set", "vocab_size=3"], "--set vocab_size=3: the vocabulary is that of --tokenizer"),
         (["--tokenizer", tmp_path / "none.json"], "none.json: no such file"),
         (["--set", "mixers=[flat"], "--set mixers"),
+        (["--set", "mixers=&a [*a]"], "--set mixers"),
+        (["--set", "norm=2001-01-01"], "norm is '2001-01-01'"),
+        (["--set", "norm=2001-13-45"], "--set norm"),
+        (["--set", "d_model=0x_"], "--set d_model"),
         (["--config", tmp_path / "none.yaml"], "none.yaml"),
         (["--config", tmp_path / "tokenizer.json"], "unknown fields"),
         (["--tokenizer", recipe], f"{recipe} is not a tokenizer file"),
@@ -184,6 +196,11 @@ def test_init_writes_an_untrained_model_of_any_size(tmp_path, capsys):
         assert not (tmp_path / "no").exists()
     assert "holds a model already" in failed(capsys, "init", first.path, *words)
     assert torch.equal(load_model(first.path).model(tokens), first.model(tokens))
+
+
+def test_check_takes_a_model_of_the_repository_by_its_name(capsys):
+    first = shipped_models()[0].name
+    assert f"allowed: remnant:{first}" in failed(capsys, "check", "remnant:none")
 
 
 def test_what_the_parser_refuses_is_one_line(capsys):

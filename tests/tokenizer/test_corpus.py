@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.said import one_line
 from tokenizer import CorpusError, open_corpus
 
 STORIES = [
@@ -178,6 +179,11 @@ def test_a_dataset_that_cannot_be_used_is_refused(hub):
         open_corpus(f"hub:{hub}", "train")
     with pytest.raises(CorpusError, match=r"hub:.*nowhere: cannot be loaded \(.*check the name"):
         open_corpus(f"hub:{hub}/nowhere", "train")
+    (hub.parent / "ptb").mkdir()
+    (hub.parent / "ptb" / "ptb.py").touch()
+    for name in ("", hub.parent / "ptb"):  # none, and one that is made by a script
+        with one_line(CorpusError, f"hub:{name}: cannot be loaded ("):
+            open_corpus(f"hub:{name}", "train")
     path.rename(hub / "data" / "test-00000-of-00001.parquet")
     write(hub / "data" / "test-00000-of-00001.parquet", STORIES)
     with pytest.raises(CorpusError, match="has no train or validation split, only test"):

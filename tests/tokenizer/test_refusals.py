@@ -30,6 +30,8 @@ FILES = {
     "two/train.jsonl": b'{"text": "a"}\n',
     "nothing/notes.md": b"",
     "broken.json": b"{}",
+    "far.json": b'{"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", '
+    b'"vocab": {"a": 4294967294}, "unk_token": "a"}}',
     "model/meta.json": b'{"step": 0}',
     "text/meta.json": b"{",
     "young/meta.json": b'{"schema": 9, "splits": {}}',
@@ -131,6 +133,7 @@ def test_what_the_parser_refuses_is_one_line(words, capsys):
         (lambda at: Layout("rows", 8, "top"), "--pad-side top"),
         (lambda at: load_tokenizer(at / "latin.txt"), "latin.txt: not a tokenizer file ("),
         (lambda at: load_tokenizer(at / "text"), "no such file"),
+        (lambda at: load_tokenizer(at / "far.json"), "far.json names id 4294967294"),
         (lambda at: token_bytes(Tokenizer(models.WordLevel({"a": 0, "wörld ": 1}))),
          "is not made of bytes"),
         (PackedData, "not a directory of packed data (no meta.json)"),

@@ -40,8 +40,8 @@ def export_hub(
 ) -> Path:
     """Writes a model for `AutoModelForCausalLM.from_pretrained(..., trust_remote_code=True)`.
 
-    Weights keep their precision; rows that no token has are left out. A model directory that is
-    there is replaced; atomic either way.
+    Weights keep their precision; rows that no token has are left out. An export in this layout
+    that is there is replaced; atomic either way.
 
     Args:
         model: of built-in mixers.

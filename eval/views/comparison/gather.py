@@ -228,7 +228,7 @@ def read_settings(run: Path) -> dict[str, Any]:
         settings = yaml.load(text, YamlLoader) or {}
         if isinstance(settings, dict):
             return settings
-    except (yaml.YAMLError, UnicodeDecodeError):
+    except (yaml.YAMLError, ValueError, RecursionError):
         pass
     raise RequestError(f"{file}: not YAML of settings; is it the config of a run?")
 

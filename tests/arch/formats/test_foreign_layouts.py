@@ -41,6 +41,22 @@ def test_a_part_of_a_head_that_is_turned_whole_is_refused(config, llama):
         load_pretrained(str(llama(config=config)))
 
 
+@pytest.mark.parametrize(
+    ("family", "rope"),
+    [
+        ("Llama", {"full_attention": ROPE | {"rope_theta": 5e5}}),
+        ("Gemma3Text", ROPE | {"rope_theta": 5e5}),
+        ("Gemma3Text", ROPE | {"rope_type": "linear", "factor": 8.0}),
+        ("Olmo3", ROPE | {"rope_type": "linear", "factor": 8.0}),
+    ],
+)
+def test_a_rotation_in_the_form_of_other_families_is_refused(family, rope, llama):
+    """By kinds of layers, or one for all: what a family does not look for had no effect."""
+    directory = llama(family=family, head_dim=8, config={"rope_parameters": rope})
+    with one_line(ModelError, f"{directory}: in rope_parameters"):
+        load_pretrained(str(directory))
+
+
 def hold_an_adapter(directory: Path) -> None:
     (directory / "config.json").unlink()
     (directory / "adapter_config.json").write_text("{}")
@@ -51,8 +67,11 @@ def hold_parameters(directory: Path) -> None:
 
 
 def stand_inside(directory: Path) -> None:
-    (directory / "checkpoint-500").mkdir()
-    (directory / "config.json").rename(directory / "checkpoint-500" / "config.json")
+    text = (directory / "config.json").read_text()
+    (directory / "config.json").unlink()
+    for step in (500, 1000):
+        (directory / f"checkpoint-{step}").mkdir()
+        (directory / f"checkpoint-{step}" / "config.json").write_text(text)
 
 
 def be_named_otherwise(directory: Path) -> None:
@@ -64,7 +83,7 @@ def be_named_otherwise(directory: Path) -> None:
     [
         (hold_an_adapter, "it holds an adapter: merge it"),
         (hold_parameters, "params.json is of the layout before transformers'"),
-        (stand_inside, "checkpoint-500, which has one"),
+        (stand_inside, "checkpoint-1000, which has one"),
         (
             be_named_otherwise,
             "has no model.safetensors, but model-00001-of-00002.safetensors; give",

@@ -258,6 +258,7 @@ def test_the_command_writes_a_card_and_uploads_when_asked(tmp_path, capsys, monk
     assert not [text for text in texts if b"/home" in text]
 
     (tmp_path / "tables.md").write_text("| self % |\n| ---: |\n| 87.5 |\n")
+    (tmp_path / "out/__pycache__").mkdir()  # of whoever has loaded it
     more = ["--push", "me/flat", "--license", "mit", "--recovered", str(tmp_path / "tables.md")]
     assert main([*words, *more]) == 0
     card = ModelCard.load(tmp_path / "out/README.md")

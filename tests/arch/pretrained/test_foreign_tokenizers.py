@@ -74,6 +74,10 @@ def test_what_a_tokenizer_adds_and_changes_and_lacks_is_said(llama, capsys):
 ADDED = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
          "special": True}  # fmt: skip
 IDS = {
+    "one that no embedding has": (
+        lambda f: f["model"]["vocab"].update(zz=2**32 - 2),
+        "tokenizer.json: a token has the id 4294967294",
+    ),
     "two entries of one": (lambda f: f["model"]["vocab"].update(zz=5), "have one id, 5"),
     "an added one of another": (
         lambda f: f["added_tokens"].append(ADDED | {"id": 5, "content": "new"}),
@@ -84,6 +88,22 @@ IDS = {
         "'new' is 299, the library tokenizers reads it as 258",
     ),
 }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        '{"added_tokens": ["<s>"], "model": {"vocab": {}}}',
+        '{"added_tokens": [], "model": {"vocab": [1, 2]}}',
+    ],
+)
+def test_a_damaged_tokenizer_is_refused_by_the_name_of_its_file(text, llama):
+    file = llama() / "tokenizer.json"
+    file.write_text(text)
+    for read in (import_transformers, load_pretrained):
+        with one_line(ModelError, f"{file} is not a tokenizer file"):
+            read(str(file.parent))
 
 
 @pytest.mark.parametrize("kind", IDS)

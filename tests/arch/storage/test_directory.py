@@ -16,7 +16,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from arch import ModelError, load_model, save_model
+from arch import ModelError, export_hub, load_model, save_model
 from arch.mixers import Triangle
 from arch.storage.files import remove_leftovers, write_directory, write_file
 from tests.arch.cases import MIXERS, random_tokens, scramble, small_model, tokenizer_json
@@ -97,21 +97,37 @@ def test_rows_that_no_token_has_are_trained_with_and_not_loaded(tmp_path, tied):
 
 
 def test_saving_again_replaces_the_directory(directory):
+    (directory / "__pycache__").mkdir()
+    (directory / ".DS_Store").touch()
     save_model(directory, small_model("parallel"), tokenizer_json(), {"step": 4})
     loaded = load_model(directory)
     assert (loaded.config.mixers, loaded.meta["step"]) == (("parallel",), 4)
     assert [path.name for path in directory.parent.iterdir()] == ["a"]
 
 
-def test_what_is_no_model_directory_is_not_replaced(tmp_path):
+@pytest.mark.parametrize(
+    "held",
+    [
+        ("chapter.txt",),
+        ("config.json", "index.html"),
+        ("README.md", "config.json"),
+        (*FILES, "notes.txt"),
+        ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
+         "tokenizer_config.json"),
+    ],
+)  # fmt: skip
+def test_what_is_no_model_directory_is_not_replaced(tmp_path, held):
     (tmp_path / "thesis").mkdir()
-    (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
-    (tmp_path / "file").write_text("too")
+    for name in held:
+        (tmp_path / "thesis" / name).write_text("years of work")
+    (tmp_path / "file").write_text("years of work")
     for name in ("thesis", "file"):
-        with pytest.raises(ModelError, match=f"{name} is there and is not a model directory; give"):
-            save_model(tmp_path / name, small_model("flat"), tokenizer_json(), {})
-    assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
-    assert {path.name for path in tmp_path.iterdir()} == {"thesis", "file"}
+        for write in (save_model, export_hub):
+            with one_line(ModelError, f"{tmp_path / name} is there and is not a model directory"):
+                write(tmp_path / name, small_model("flat"), tokenizer_json(), {})
+    assert names(tmp_path) == ["file", "thesis"]
+    assert names(tmp_path / "thesis") == sorted(held)
+    assert {file.read_text() for file in (tmp_path / "thesis").iterdir()} == {"years of work"}
 
 
 def _save_and_be_killed(directory, moment):
