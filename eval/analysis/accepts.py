@@ -21,9 +21,10 @@ def accepted(row: Row) -> bool:
 def is_false_accept(row: Row) -> bool:
     """Whether a wrong answer is at the floor and the true prompt is not, or is called ruled out.
 
-    Where the true prompt is at the floor too, the outputs do not tell the two apart. So it is in
-    rows without `truth_at_floor`: the target is its output, and the limit allows for noise. A
-    shuffled target is another prompt's.
+    Where the true prompt is at the floor too, the outputs do not tell the two apart. Rows without
+    `truth_at_floor` count the true prompt as at the floor: the target is that prompt's own output,
+    and the limit allows for noise. Rows of a shuffled target are left out, because their target
+    belongs to another prompt.
     """
     if not accepted(row) or row["exact"] or row["control"] == SHUFFLED:
         return False

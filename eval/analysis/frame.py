@@ -278,7 +278,7 @@ def prompt_of(row: Row) -> tuple[Hashable, ...]:
 
 
 def _margin_bits(row: Row) -> float | None:
-    """None where a token was not recovered; a shuffled target has no verdicts."""
+    """None where a token was not recovered; some stored rows of controls have no verdicts."""
     return row["margin_bits"] if row["verdict"] and "not found" not in row["verdict"] else None
 
 

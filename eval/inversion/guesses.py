@@ -26,7 +26,10 @@ from eval.sites.circuit import Circuit, join
 if TYPE_CHECKING:
     from eval.models.checkpoint import Checkpoint
 
-PREFIXES = 128  # after which tokens are run; half of them with half of their tokens drawn at random
+PREFIXES = 128
+"""Prefixes of text, after which candidates are run.
+
+In half of the prefixes, half of the tokens are replaced by random ones."""
 CANDIDATES = 64  # tokens after each: half of them drawn from text, half from the vocabulary
 ALONE = 4096  # tokens run at the first position
 TOGETHER = 1024  # of them at once

@@ -190,6 +190,7 @@ class Task:
         seen = [t for t in shown if t < real]
         hidden = [t for t in range(real) if t not in seen]
         floor = problem.tolerance.floor[p, : len(seen)]
+        judged = ((), False) if trial.shuffled else (found.collisions, found.within)
         runner_up = None if found.runner_up is None else found.runner_up[: len(seen)].to(floor)
         return {
             "key": self.key(site, trial),
@@ -223,7 +224,7 @@ class Task:
             "criterion": None,
             "certificate": found.certificate,
             "uncertified": uncertified(problem.circuit.model),
-            "verdict": verdicts(named, tokens, found.collisions, found.within),
+            "verdict": verdicts(named, tokens, *judged),
             "collisions": [
                 {"position": t, "tokens": checkpoint.words(same)}
                 for t, same in found.collisions.items()

@@ -32,7 +32,7 @@ from arch.mixers import (
 from eval.lenses.charts import Bars, Heat, Lines
 from eval.lenses.lens import Checkpoint, PromptBatch, Request, lens
 from eval.lenses.table import Record, Table
-from eval.lenses.trace import SUBLAYERS, blocks_of
+from eval.lenses.trace import SUBLAYERS, blocks_of, require_parts
 from eval.measures.ranks import effective_rank
 from eval.messages import RequestError
 
@@ -240,7 +240,8 @@ def separated(model: LanguageModel, streams: Tensor, seed: int) -> list[Record]:
 )  # fmt: skip
 def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table: Table) -> None:
     """Where every layer looks and how far, and what each head writes for what it reads."""
-    model, streams, shortest = checkpoint.model, batch.streams, int(batch.last.min()) + 1
+    require_parts(model := checkpoint.model)
+    streams, shortest = batch.streams, int(batch.last.min()) + 1
     if shortest < 2:
         raise RequestError("--text: a prompt has one token; where it looks takes two at least")
     if maps := maps_of(model, streams[:, :, :shortest]):

@@ -157,8 +157,9 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
         where: dict[str, Any] = {"group": group, "offset": o}
         story = (positions // valid.shape[1]).tolist()
         table.add("read", hits, layer=layers, story=story, **where)
-        change = hits[-1].float() - hits[len(layers) // 2].float()
-        table.add("read at the end less in the middle", change, story=story, **where)
+        if len(layers) > 2:  # a model of one block has no middle
+            change = hits[-1].float() - hits[len(layers) // 2].float()
+            table.add("read at the end less in the middle", change, story=story, **where)
     words = [  # each once, some of them
         tuple(valid[row, end + 1 - int(length[row, end]) : end + 1].tolist())
         for row, end in (last & (length > 1)).nonzero().tolist()

@@ -17,8 +17,8 @@ from eval.lenses.stories import retellings
 from eval.lenses.trace import blocks_of
 from eval.messages import RequestError
 
-OUTPUTS = ("down", "down_proj", "c_proj", "fc_out", "2")
-"""What the layer after the hidden units is called, ours first, then in four families."""
+OUTPUTS = ("down", "down_proj", "c_proj")
+"""What the layer after the hidden units is called: in ours, in Llama and Mistral, in GPT-2."""
 UNITS = "channel mixer units"
 SHARE = 1 / 64  # of the units may be active at a position
 

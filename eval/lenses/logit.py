@@ -21,6 +21,7 @@ from eval.drawing import figures, markup, plots
 from eval.lenses.charts import Lines, Tables
 from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens, word_tokens
 from eval.lenses.trace import readers
+from eval.sites.circuit import widened
 
 TOP = 5
 WIDEST = 1 << 25  # numbers of a distribution held at once
@@ -41,6 +42,7 @@ def token_energy(model: LanguageModel, x: Tensor) -> Tensor:
         RequestError: a final norm that is not known.
     """
     units = F.normalize(readers(model).double(), dim=-1)
+    x = widened(x)
     cosines = units.T @ units / len(units)
     squares = x.square().sum(-1).clamp(min=torch.finfo(x.dtype).tiny)
     seen = (x @ cosines.to(x.dtype) * x).sum(-1) / squares

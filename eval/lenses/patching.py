@@ -55,12 +55,14 @@ class Pair(NamedTuple):
 def prompt_pairs(checkpoint: Checkpoint, batch: PromptBatch, request: Request) -> list[Pair]:
     """Each two consecutive prompts that have as many tokens and differ.
 
+    The words asked for are the answers, in the order of the prompts.
+
     Raises:
         RequestError: a word of several tokens.
     """
     rows = [tokens[: last + 1] for tokens, last in zip(batch.tokens, batch.last, strict=True)]
     words = list(word_tokens(checkpoint, request.words).values())
-    answers = (words[0], words[1]) if len(words) > 1 else None
+    answers = (words[1], words[0]) if len(words) > 1 else None  # the second is the source
     named = list(zip(batch.labels, rows, strict=True))
     return [
         Pair(f"{other} in {label}", "prompts", source, target, answers)

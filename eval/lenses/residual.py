@@ -19,7 +19,16 @@ from torch import Tensor
 from arch import LanguageModel
 from eval.lenses.charts import Heat, Lines
 from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens
-from eval.lenses.trace import SUBLAYERS, Trace, blocks_of, constants, norm_scale, readers
+from eval.lenses.trace import (
+    SUBLAYERS,
+    Trace,
+    blocks_of,
+    constants,
+    norm_scale,
+    readers,
+    require_parts,
+)
+from eval.sites.circuit import widened
 
 STAYS = ("share still there", "share lost without it")
 
@@ -58,9 +67,10 @@ def survival(model: LanguageModel, traced: Trace) -> tuple[Tensor, Tensor]:
         squared lengths of the writes, `(W, B, T)`: means are weighted by them, since the shares of
         a tiny write can be anything.
     """
-    writes = torch.cat([traced.start["embedding"][None], traced.writes.flatten(0, 1)])
+    start = traced.start["embedding"][None]
+    writes = widened(torch.cat([start, traced.writes.flatten(0, 1)]))
     squares = writes.square().sum(-1).clamp(min=torch.finfo(writes.dtype).tiny)
-    without, fractions = traced.streams[:1] - writes[:1], []
+    without, fractions = traced.streams[:1] - start, []
     for layer, stream in enumerate(traced.streams):
         if layer:
             x, (mixed, _) = traced.streams[layer - 1], traced.writes[layer - 1]
@@ -149,7 +159,8 @@ def update_shares(traced: Trace) -> Tensor:
 )
 def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table: Table) -> None:
     """How alike the layers' streams are, what each part adds to them, and how long it stays."""
-    model, traced, streams = checkpoint.model, batch.trace, batch.streams
+    require_parts(model := checkpoint.model)
+    traced, streams = batch.trace, batch.streams
     layers, later = range(len(streams)), range(1, len(streams))
     pair: dict[str, Any] = {"layer": layers, "other layer": layers, "prompt": batch.labels}
     table.add("similarity", similarity(streams, batch), rows=False, **pair)

@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from arch import LanguageModel
+from arch.pretrained.decoder import WholeBlock
 from eval.messages import RequestError
 from eval.models.checkpoint import Checkpoint
 from eval.models.text import Prompt
+from eval.sites.circuit import widened
 
 SUBLAYERS = ("token mixer", "channel mixer")
 ALIKE = 0.9  # correlation of logits that a scale or a cap alone parts
@@ -148,6 +150,19 @@ def blocks_of(model: LanguageModel) -> list[Any]:
     return list(model.blocks)
 
 
+def require_parts(model: LanguageModel) -> None:
+    """Refuses a model whose blocks are whole layers of transformers.
+
+    Raises:
+        RequestError: naming lenses that can look at it.
+    """
+    if any(isinstance(block, WholeBlock) for block in model.blocks):
+        raise RequestError(
+            f"of a {model.config.mixers[0]} model whole blocks are known, not their parts; use "
+            "--lens logit, tuned, patching or another that reads whole blocks"
+        )
+
+
 def spaced_layers(depth: int, most: int) -> list[int]:
     """At most so many layers of 1 ... depth, evenly spaced, the last among them."""
     count = min(depth, most)
@@ -224,8 +239,10 @@ def norm_scale(norm: Any, x: Tensor) -> Tensor:
     """
     if isinstance(norm, nn.Identity):
         return torch.ones_like(x[..., :1])
+    wide = widened(x)  # a square of half precision is soon infinite
     if isinstance(norm, nn.LayerNorm):
-        return torch.rsqrt(x.var(-1, keepdim=True, unbiased=False) + norm.eps)
+        variance = wide.var(-1, keepdim=True, unbiased=False)
+        return torch.rsqrt(variance + norm.eps).to(x)
     if "RMSNorm" not in type(norm).__name__:
         raise RequestError(
             f"the final norm is a {type(norm).__name__}; only LayerNorm, RMSNorm and none can be "
@@ -233,7 +250,7 @@ def norm_scale(norm: Any, x: Tensor) -> Tensor:
         )
     eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
     eps = torch.finfo(x.dtype).eps if eps is None else eps
-    return torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    return torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps).to(x)
 
 
 def constants(model: LanguageModel) -> dict[str, Tensor]:

@@ -2,8 +2,9 @@
 
 Its singular values say how well each change can be seen, if the visible tokens stay as they are.
 Directions that no output can show are taken out first: a hidden token acts on others through a
-norm, which may remove its mean (LayerNorm) or its length (both kinds, in the first block). They are
-not assumed but tested on the Jacobian.
+norm, which may remove its mean (LayerNorm) or its length (both kinds, in the first block). Where
+positions are learnt, that is the length of embedding and position together. The directions are not
+assumed but tested on the Jacobian.
 """
 
 import time
@@ -54,7 +55,8 @@ def local_geometry(circuit: Circuit, tokens: Tensor, hidden: int) -> dict[str, A
         raise RequestError(f"layer {circuit.layers} gives numbers that are not finite")
     unit = float(exact.scale / outputs.square().mean().sqrt())
     J = jacobian(exact, embeddings, hidden) * unit
-    removed = _removed(J, embeddings[:hidden])
+    read = exact.model.with_positions(embeddings[None])[0]
+    removed = _removed(J, embeddings[:hidden], read[:hidden])
     J = J - (J @ removed) @ removed.T
     dimensions = J.shape[1] - removed.shape[1]
     values = torch.linalg.svdvals(J)[:dimensions]
@@ -97,13 +99,16 @@ def jacobian(circuit: Circuit, embeddings: Tensor, hidden: int) -> Tensor:
     return torch.cat(parts).T if inputs < outputs else torch.cat(parts)
 
 
-def _removed(J: Tensor, embeddings: Tensor) -> Tensor:
-    """Orthonormal directions of the hidden `(k, D)` embeddings that norms remove, `(k D, R)`."""
+def _removed(J: Tensor, embeddings: Tensor, read: Tensor) -> Tensor:
+    """Orthonormal directions of the hidden `(k, D)` embeddings that norms remove, `(k D, R)`.
+
+    The first block reads `(k, D)`: the same, or with positions.
+    """
     k, D = embeddings.shape
     bound = NULL * torch.linalg.matrix_norm(J, ord=2)
     columns = []
-    for i, e in enumerate(embeddings):
-        for direction in (torch.ones_like(e), e - e.mean(), e):
+    for i, (e, x) in enumerate(zip(embeddings, read, strict=True)):
+        for direction in (torch.ones_like(e), e - e.mean(), e, x - x.mean(), x):
             column = torch.zeros(k, D).to(J)
             column[i] = direction / direction.norm().clamp(min=1e-30)
             if (J @ column.flatten()).norm() <= bound:
@@ -111,7 +116,7 @@ def _removed(J: Tensor, embeddings: Tensor) -> Tensor:
     if not columns:
         return J.new_zeros(k * D, 0)
     basis, values, _ = torch.linalg.svd(torch.stack(columns, dim=1), full_matrices=False)
-    return basis[:, values > 1e-6]
+    return basis[:, values > NULL]  # directions that nearly agree count once
 
 
 @dataclass(frozen=True)

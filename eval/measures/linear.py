@@ -40,7 +40,8 @@ from eval.rows.store import Results, Row, row_key
 from eval.sites.circuit import Circuit
 
 KINDS = ("gaussian", "softmax")
-SCORED = 4096  # tokens scored together
+SCORED = 4096  # tokens scored together, at most
+LOGITS = 1 << 25  # held at once, at most
 HELD_BACK = 0.05  # of the training windows, for the factor of the Gaussian scores
 FACTOR_EXAMPLES = 512
 DECAY = 0.01  # of the weights, in AdamW
@@ -151,10 +152,10 @@ def score_probes(
 ) -> dict[str, dict[str, Any]]:
     """The figures of probes of a site and an offset on other stories, by kind."""
     read, of = (part.flatten(0, 1) for part in aligned(outputs, windows, offset))
-    parts = list(zip(read.split(SCORED), of.split(SCORED), strict=True))
+    V = len(next(iter(probes.values())).bias)
+    parts = list(zip(read.split(_scored(V)), of.split(_scored(V)), strict=True))
     return {
-        kind: token_figures(((probe(x), y) for x, y in parts), len(probe.bias))
-        for kind, probe in probes.items()
+        kind: token_figures(((probe(x), y) for x, y in parts), V) for kind, probe in probes.items()
     }
 
 
@@ -162,8 +163,13 @@ def score_unigram(train: Tensor, valid: Tensor, vocabulary: int) -> dict[str, An
     """The figures on `valid` of the tokens' frequencies in `train`, without any output."""
     counts = torch.bincount(train.flatten(), minlength=vocabulary).double() + SMOOTHING
     logits = (counts / counts.sum()).log().float()
-    parts = valid.flatten().split(SCORED)
+    parts = valid.flatten().split(_scored(vocabulary))
     return token_figures(((logits.expand(len(part), -1), part) for part in parts), vocabulary)
+
+
+def _scored(vocabulary: int) -> int:
+    """How many tokens are scored together."""
+    return max(1, min(SCORED, LOGITS // vocabulary))
 
 
 def aligned(outputs: Tensor, windows: Tensor, offset: int) -> tuple[Tensor, Tensor]:

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from torch import nn
 
-from arch import LanguageModel
+from arch import LanguageModel, embedding_scale
 from eval.messages import RequestError
 from eval.models.checkpoint import Checkpoint, draw, open_checkpoint
 
 _SCALE = re.compile(r"scale=(\d*\.?\d+(?:e-?\d+)?)")
+FRESH = 3_141_592_653  # seed of embeddings that no training starts from
 
 
 def derive(checkpoint: Checkpoint, control: str) -> Checkpoint:
@@ -19,7 +20,8 @@ def derive(checkpoint: Checkpoint, control: str) -> Checkpoint:
 
     Args:
         checkpoint: of a model of our own.
-        control: `identity` (token mixers that pass their input on, freshly initialised),
+        control: `identity` (token mixers that pass their input on, freshly initialised, the
+            embedding with the standard deviation that the model's has),
             `scale=S` (the model freshly initialised, its embedding with standard deviation S),
             `embedding=DIR` (the model with the embedding of another model directory) or
             `embedding=untrained` (with a freshly drawn one).
@@ -42,7 +44,9 @@ def derive(checkpoint: Checkpoint, control: str) -> Checkpoint:
             "leave it out"
         )
     else:
-        changed = {"embedding_std": float(scale[1])} if scale else {"mixers": ("identity",)}
+        own = {"mixers": ("identity",), "embedding_std": embedding_scale(checkpoint.model)}
+        changed = {"embedding_std": float(scale[1])} if scale else own
+        source = "" if scale else "own scale"  # of other keys than rows without it
         model = draw(lambda: LanguageModel(replace(checkpoint.config, **changed)), seed=0)
         model = model.to(checkpoint.model.embedding.weight.device)
         meta.pop("source", None)  # it is untrained, wherever the weights came from
@@ -55,11 +59,11 @@ def derive(checkpoint: Checkpoint, control: str) -> Checkpoint:
 
 
 def _with_embedding(checkpoint: Checkpoint, control: str) -> tuple[LanguageModel, str]:
-    """The model with another one's embedding, and the hash of that one's weights."""
+    """The model with another one's embedding, and that one's hash or seed."""
     weight, source = checkpoint.model.embedding.weight, control.removeprefix("embedding=")
     if source == "untrained" and type(checkpoint.model) is LanguageModel:
-        drawn = draw(lambda: LanguageModel(checkpoint.config), seed=0)
-        other, digest = drawn.embedding.weight.to(weight.device), ""
+        drawn = draw(lambda: LanguageModel(checkpoint.config), FRESH)
+        other, digest = drawn.embedding.weight.to(weight.device), str(FRESH)
     else:
         opened = open_checkpoint(source, weight.device)
         other, digest = opened.model.embedding.weight, opened.weights_sha256

@@ -116,7 +116,7 @@ class Circuit:
 
     def embed(self, tokens: Tensor) -> Tensor:
         """`(B, T)` token ids to their embeddings, `(B, T, D)`, in fp32 at least."""
-        return _widened(self.model.embed(tokens))
+        return widened(self.model.embed(tokens))
 
     def prefix(self, tokens: Tensor, state: State | None = None) -> State:
         """The state after P more rows of tokens, `(P, T)`; None is the state of nothing."""
@@ -159,7 +159,7 @@ class Circuit:
     @cached_property
     def vocabulary(self) -> Tensor:
         """The embedding matrix, `(V, D)`, in fp32 at least."""
-        return self.model.keep("vocabulary", lambda: _widened(self.model.embedding.weight.detach()))
+        return self.model.keep("vocabulary", lambda: widened(self.model.embedding.weight.detach()))
 
     @cached_property
     def scale(self) -> float:
@@ -357,7 +357,7 @@ def _walk(
         while first < len(circuits) and circuits[first].depth == depth:
             x = x[rows[first] :]
             first += 1
-    return [_widened(torch.cat(parts, dim=-1)) for parts in taken]
+    return [widened(torch.cat(parts, dim=-1)) for parts in taken]
 
 
 def precision(model: LanguageModel) -> torch.dtype:
@@ -377,7 +377,7 @@ def uncertified(model: LanguageModel) -> str | None:
     return f"weights in {str(kind).removeprefix('torch.')}: no certificate below float32"
 
 
-def _widened(x: Tensor) -> Tensor:
+def widened(x: Tensor) -> Tensor:
     """In fp32, or as it is if it is no less precise."""
     return x.float() if torch.finfo(x.dtype).bits < 32 else x
 

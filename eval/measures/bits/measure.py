@@ -11,7 +11,7 @@ the distance of the nearest wrong candidate over the rounding floor, as a base-2
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -110,12 +110,14 @@ def measure_bits(
     """
     tokens, reported = candidates.tokens, list(question.distances)
     number = _number_of_truth(passage, tokens, max(reported))
-    outputs = candidate_outputs(circuit, passage, tokens)
+    stop = passage.place + 1 + max(reported)  # later outputs are not asked about
+    outputs = candidate_outputs(circuit, replace(passage, tokens=passage.tokens[:stop]), tokens)
     truth, effect = outputs[number], spread(outputs)
     rms = truth.square().mean(dim=-1).sqrt()
     generator = torch.Generator().manual_seed(question.seed * 1_000_003 + passage.index)
     sample = torch.randperm(len(tokens), generator=generator)[: max(2, len(tokens) // SAMPLED)]
-    noise = torch.randn(question.draws, *truth.shape, generator=generator).to(outputs)
+    size = len(passage.tokens) - passage.place, circuit.width  # whatever the distances are
+    noise = torch.randn(question.draws, *size, generator=generator)[:, : len(truth)].to(outputs)
     priors = _priors(circuit, passage, candidates)
     probabilities = torch.stack([*priors.values()])
     bits: dict[str, Tensor] = {}
@@ -129,7 +131,8 @@ def measure_bits(
         codes = quantise(outputs, quantiser, largest)
         same = (codes == codes[number]).all(dim=-1)
         bits[quantiser] = information(fit_of_codes(same), probabilities, reported)
-    margins = (truth - outputs).norm(dim=-1) / rounding[passage.place :].norm(dim=-1).to(outputs)
+    floor = rounding[passage.place : stop]
+    margins = (truth - outputs).norm(dim=-1) / floor.norm(dim=-1).to(outputs)
     margins[number] = torch.inf
     together = joint(margins, lambda x: x.cummax(dim=1).values)
     return {

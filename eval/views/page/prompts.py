@@ -110,7 +110,7 @@ def _seed(row: Row) -> tuple[str, str, int]:
 
 def _strip(record: Record, row: Row, hidden: set[int]) -> Strip:
     right = [true == token for true, token in zip(row["truth"], row["found"], strict=True)]
-    verdicts = row["verdict"] or [""] * row["length"]  # a shuffled target has none
+    verdicts = row["verdict"] or [""] * row["length"]  # some stored rows of controls have none
     tokens = [
         (visible(text), ("a" if verdict == "ambiguous" else "w" * (not hit)) + " k" * (t in hidden))
         for t, (hit, text, verdict) in enumerate(

@@ -167,6 +167,8 @@ def test_a_shuffled_target_is_never_the_prompt_s_own(model_directory, tmp_path):
     shuffled = [row for row in read_rows([out]) if row["control"]]
     assert shuffled
     assert not any(row["exact"] for row in shuffled)
+    assert all(row["at_floor"] for row in shuffled)
+    assert not any("ambiguous" in row["verdict"] for row in shuffled)
 
 
 @pytest.mark.parametrize(

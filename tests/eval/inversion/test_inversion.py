@@ -94,10 +94,14 @@ def test_what_cannot_be_explained_is_not_certified(small_model):
 
 @pytest.mark.parametrize(
     ("name", "shown", "at"),
-    [("sweep", SHOWN, 0), ("alternating", ONE, 0), ("alternating", "[:, :3+4:6+7:, :]", 3)],
+    [
+        ("sweep", SHOWN, 0),
+        *(("alternating", ONE, at) for at in (0, 5)),
+        *(("alternating", "[:, :3+4:6+7:, :]", at) for at in (1, 3, 5)),
+    ],
 )
 def test_an_answer_that_is_not_alone_is_not_proved(small_model, name, shown, at):
-    """A token with a twin is ambiguous; where it is hidden, what follows is unproved."""
+    """A token with a twin is ambiguous, hidden or shown; the answer is unproved."""
     truth = prompts(3, 9)
     one = int(truth[0, at])
     model = with_twins(small_model(mixers=("flat",), d_model=64), one, 11)

@@ -7,10 +7,13 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models
 
-from eval import lens, open_model, probe
+from eval import RequestError, lens, open_model, probe
 from eval.__main__ import main
 from eval.lenses.lens import LENSES, Lens, read_documents
 from eval.rows.store import ROWS, read_rows
+from tests.arch.cases import byte_tokenizer
+from tests.arch.pretrained.test_decoder import their_model
+from tests.said import one_line
 
 FAST = ("--corpus", "toy:900", "--tokens", "400")
 
@@ -70,6 +73,18 @@ def test_models_of_other_precisions_are_looked_at(dtype, small_model, small_toke
     sizes: dict[str, Any] = {"layers": 1, "length": 8, "train_tokens": 160, "valid_tokens": 80}
     probed = probe(model, corpus="toy:900", steps=2, offsets=0, **sizes)
     assert [row["method"] for row in probed.rows] == ["gaussian", "softmax"]
+
+
+def test_lenses_of_parts_leave_out_a_model_of_whole_blocks():
+    """They took the whole block for its token mixer."""
+    model = open_model(their_model("qwen2"), tokenizer=byte_tokenizer())
+    asked: dict[str, Any] = {"text": "Tom had a red ball.", "corpus": "toy:900", "tokens": 400}
+    for name in ("residual", "circuits"):
+        with one_line(RequestError, "of a qwen2 model whole blocks are known"):
+            lens(model, lens=name, **asked)
+    seen = {row["lens"] for row in lens(model, **asked).rows}
+    assert {"logit", "tuned", "attribution"} <= seen
+    assert not seen & {"residual", "circuits", "features"}
 
 
 def test_a_text_given_twice_is_one_sample_and_one_token_has_no_rank(model_directory, tmp_path):

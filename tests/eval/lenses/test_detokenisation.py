@@ -89,6 +89,7 @@ def test_the_lens_reads_what_a_layer_has_and_nothing_else(model_directory):
     assert [o for o in (-2, -1, 0, 1) if read[0, o] > 0.6] == [0]
     assert [o for o in (-2, -1, 0, 1) if read[1, o] > 0.6] == [-1, 0]
     assert all(len(line[0]) > 1 for line in found.texts[0]["lines"])
+    assert not figures(found, "read at the end less in the middle")  # one block has no middle
 
 
 def test_hidden_units_make_the_channel_mixers_output(model):

@@ -1,12 +1,14 @@
 """What is written to the stream: the parts are the logits, and written directions stay or go."""
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 
+from eval.lenses.logit import token_energy
 from eval.lenses.residual import contributions, similarity, survival, update_shares
-from eval.lenses.trace import PromptBatch, readers, spaced_layers, trace
+from eval.lenses.trace import PromptBatch, norm_scale, readers, spaced_layers, trace
 from eval.models.checkpoint import open_checkpoint
 from tests.eval.lenses.cases import figures, look, of, some_tokens
 
@@ -71,6 +73,22 @@ def test_a_write_is_lost_whole_at_its_own_layer(model):
     change = traced.streams[2] - block(traced.streams[1] - own)
     expected = (change * own).sum(-1) / own.square().sum(-1)
     torch.testing.assert_close(lost[2, 2], expected, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
+def test_half_precision_has_the_figures_of_float32(norm, small_model):
+    """There a square of more than 255 is infinite."""
+    model = small_model(mixers=("attention",), norm=norm)
+    model.embedding.weight.mul_(600)
+    tokens, found = some_tokens(model), []
+    for run in (model, copy.deepcopy(model).half()):
+        traced = trace(run, tokens)
+        shares, squares = survival(run, traced)
+        last = traced.streams[-1]
+        figures = norm_scale(run.norm, last), token_energy(run, last), shares[:, 0], squares[0]
+        found.append([figure.float() for figure in figures])
+    for full, half in zip(*found, strict=True):
+        torch.testing.assert_close(half, full, rtol=1e-2, atol=1e-5)
 
 
 def test_what_is_found_fits_together(model_directory):

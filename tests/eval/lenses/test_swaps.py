@@ -15,6 +15,7 @@ from eval.lenses.steering import (
     swap_vectors,
 )
 from tests.eval.lenses.cases import (
+    look,
     some_tokens,
     story_checkpoint,
     story_tokenizer,
@@ -51,6 +52,15 @@ def test_the_sweep_is_what_hooks_do_one_after_the_other(model):
     assert effects[-1, -1] == pytest.approx(1, abs=1e-4)
     _, _, whole = causal_trace(model, source, target, rows=1) or traced
     torch.testing.assert_close(whole, torch.ones_like(whole), atol=1e-3, rtol=0)
+
+
+def test_words_are_answers_in_the_order_of_the_texts():
+    """They were said to be each other's."""
+    checkpoint = story_checkpoint(mixers=("attention",))
+    words = checkpoint.pieces([40]), checkpoint.pieces([41])
+    asked = {"words": tuple(word for (word,) in words)}
+    found = look("patching", checkpoint, range(60, 66), range(70, 76), **asked)
+    assert found.texts[0]["lines"][0][2] == checkpoint.words([40, 41])
 
 
 def test_stories_differ_in_one_token():

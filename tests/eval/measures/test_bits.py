@@ -14,6 +14,7 @@ from scipy.integrate import quad
 from scipy.stats import norm
 from tokenizers import Tokenizer
 
+from eval.measures.bits import measure
 from eval.measures.bits.measure import (
     Candidates,
     Passage,
@@ -54,9 +55,9 @@ def candidates() -> Candidates:
     return Candidates(torch.arange(V), unigram / unigram.sum())
 
 
-def figures(circuit: Circuit, passage: Passage, **settings) -> dict:
+def figures(circuit: Circuit, passage: Passage, distances=(0, 1, 2, 7), **settings) -> dict:
     tokens = torch.tensor([passage.tokens])
-    question = Question(distances=(0, 1, 2, 7), noise=(1 / 16, 1.0), **settings)
+    question = Question(distances=distances, noise=(1 / 16, 1.0), **settings)
     largest = circuit.of_tokens(tokens).abs().amax(dim=(0, 1))
     row = measure_bits(
         circuit, passage, candidates(), largest, capture([circuit], tokens)[0][1][0], question
@@ -203,6 +204,27 @@ def test_effects_and_margins_are_those_of_the_outputs(circuit, passage):
     others = [v for v in range(V) if v != passage.truth]
     nearest = ((outputs - truth).norm(dim=-1)[others].amin(dim=0) / floor).log2()
     assert margins["alone"] == pytest.approx(nearest[[0, 1, 2, 7]].tolist(), abs=0.05)
+
+
+def test_outputs_after_the_last_distance_are_not_computed(small_model, passage, monkeypatch):
+    """Of a long text they took gigabytes; the figures are those of the whole passage."""
+    circuit, seen = Circuit(small_model(vocab_size=V), 2), []
+    whole = figures(circuit, passage)
+
+    def outputs(*given: Any) -> torch.Tensor:
+        seen.append(candidate_outputs(*given))
+        return seen[-1]
+
+    monkeypatch.setattr(measure, "candidate_outputs", outputs)
+    row = figures(circuit, passage, distances=(0, 2))
+    assert seen[0].shape[1] == 3
+    assert row["tokens"] == list(passage.tokens)
+    for name in ("alone", "cumulative"):
+        margins = [whole["margin_bits"][name][place] for place in (0, 2)]
+        assert row["margin_bits"][name] == pytest.approx(margins, abs=0.1)
+        for precision, bits in whole["bits"]["uniform"].items():
+            expected = [bits[name][place] for place in (0, 2)]
+            assert row["bits"]["uniform"][precision][name] == pytest.approx(expected, abs=1e-3)
 
 
 def test_the_vocabulary_has_the_ids_of_tokens_alone():

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from arch.pretrained.pretrained import PretrainedModel
 from eval.commands.probe import _read_out
 from eval.measures import linear
 from eval.measures.classifiers import (
@@ -28,7 +29,9 @@ from eval.measures.linear import (
     score_unigram,
     token_figures,
 )
+from eval.measures.ranks import token_ranks
 from eval.sites.circuit import Circuit
+from tests.arch.pretrained.test_pretrained import their_model
 from tests.eval.views.page.cases import about, every_kind
 
 V, D = 12, 5
@@ -104,6 +107,29 @@ def test_unigram_knows_the_frequencies_alone():
     found = score_unigram(train, valid, 3)
     assert found["nats"] == pytest.approx(-np.mean(np.log(share[[0, 1, 0, 0]])))
     assert found["top1"] == 0.75
+
+
+def test_few_logits_are_held_at_once(examples, monkeypatch):
+    """Of a large vocabulary fewer tokens are scored together; the figures are the same."""
+    x, y, embedding = examples
+    windows, probes = y.view(20, 15), {"gaussian": gaussian(TokenMoments.of(x, y, V), embedding)}
+    seen = []
+
+    def ranks(logits: Tensor, tokens: Tensor) -> Tensor:
+        seen.append(logits.numel())
+        return token_ranks(logits, tokens)
+
+    def figures() -> dict[str, Any]:
+        found = score_probes(x.view(20, 15, D), windows, 0, probes)
+        return found["gaussian"] | {"unigram": score_unigram(windows, windows, V)["nats"]}
+
+    monkeypatch.setattr(linear, "token_ranks", ranks)
+    whole = figures()
+    assert max(seen) == 300 * V
+    monkeypatch.setattr(linear, "LOGITS", 7 * V)
+    seen.clear()
+    assert figures() == pytest.approx(whole)
+    assert max(seen) == 7 * V
 
 
 def random_windows(count: int, seed: int = 3) -> Tensor:
@@ -182,6 +208,16 @@ def test_what_norms_remove_is_found(small_model, norm, layer, each):
     assert (figures["inputs"], figures["removed"]) == (2 * 32, 2 * each)
     assert figures["sigma_min"] > 1e-4 * figures["sigma_max"]
     assert figures["condition"] == pytest.approx(figures["sigma_max"] / figures["sigma_min"])
+
+
+def test_a_norm_removes_what_embedding_and_position_make_together():
+    """The first norm reads both; at the second layer something is added to them."""
+    model = PretrainedModel(their_model("gpt2", dtype=torch.float32))
+    model.blocks[0].norm_token.eps = 1e-9  # pyright: ignore
+    for layer, each in ((1, 2), (2, 1)):
+        figures = local_geometry(Circuit(model, layer), prompt() % 258, 2)
+        assert figures["removed"] == 2 * each
+        assert figures["sigma_min"] > 1e-4 * figures["sigma_max"]
 
 
 def test_figures_are_those_of_the_singular_values(small_model):

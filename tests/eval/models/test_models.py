@@ -8,8 +8,8 @@ import torch
 import transformers
 
 import eval as evals
-from arch import LanguageModel, ModelError
-from eval.models.checkpoint import model_directory, open_checkpoint, open_model
+from arch import LanguageModel, ModelError, embedding_scale
+from eval.models.checkpoint import draw, model_directory, open_checkpoint, open_model
 from eval.models.controls import derive
 from eval.models.identity import weights_hash
 from eval.models.memory import candidates_at_once, host_memory, rows_at_once
@@ -200,6 +200,19 @@ def test_a_fresh_control_of_an_imported_model_is_untrained(small_model, small_to
     assert model.provenance["trained"]
     assert not derive(model, "identity").provenance["trained"]
     assert derive(model, "embedding=untrained").provenance["trained"]
+
+
+def test_controls_have_embeddings_of_their_own(small_model, small_tokenizer):
+    """One was what training with seed 0 starts from; an identity network's was 50 times shorter."""
+    config = small_model(embedding_std=None).config
+    model = draw(lambda: LanguageModel(config), seed=0)
+    opened = open_model(model, tokenizer=small_tokenizer)
+    drawn = derive(opened, "embedding=untrained").model.embedding.weight
+    assert not torch.allclose(drawn, model.embedding.weight, atol=0.1)
+    model.embedding.weight.mul_(3)
+    opened = open_model(model, tokenizer=small_tokenizer)
+    same = derive(opened, "identity").model
+    assert embedding_scale(same) == pytest.approx(embedding_scale(model), rel=0.05)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama 1"])

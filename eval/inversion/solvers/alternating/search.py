@@ -31,6 +31,7 @@ from eval.inversion.problem import Chance, Problem
 from eval.inversion.reading import Reading
 from eval.inversion.solver import ANY, COLLISIONS, Answer, solver
 from eval.inversion.solvers.alternating.turns import LIKELY, SCREENS, Turns
+from eval.inversion.solvers.sweep import find_collisions, try_tokens
 from eval.rows.progress import Progress, report_progress
 
 FINALLY = 16, 4  # tokens tried as `LIKELY` are, once the hidden ones are known, without noise
@@ -237,10 +238,10 @@ class _Search:
         return states
 
     def _finish(self) -> list[Answer]:
-        """All visible tokens under the final hidden ones, and how other hidden ones would fit.
+        """All visible tokens under the final hidden ones, and how other tokens would fit.
 
         A single hidden token's rivals are tried all, at every visible position that is needed to
-        tell them from it.
+        tell them from it. So are those of each visible token, where at most one token is hidden.
         """
         turns, problem, k = self.turns, self.turns.problem, self.turns.k
         V, rows = len(turns.vocabulary), list(range(len(self.ends)))
@@ -252,17 +253,22 @@ class _Search:
         turns.spent += turns.first + torch.tensor([end.evaluations for end in read])
         proved, collisions = one_hot(turns.hidden, V).to(turns.unit), [{} for _ in rows]
         scores = [proved[p] if end.proved else turns.fits[p] for p, end in enumerate(read)]
-        enumerated = not k or (k == 1 and V < LARGE)
+        enumerated = k < 2 and V < LARGE
         if k == 1 and enumerated:  # every other choice is run
             visible = torch.stack([end.tokens[turns.first :] for end in read])
             offsets = turns.rivals(rows, visible[:, : SCREENS[0]])
             scores = [-of_prompt.norm(dim=-1)[None] for of_prompt in offsets]
             collisions = self._collisions(offsets, visible)
+        tried = [p for p, end in enumerate(read) if enumerated and end.proved]
+        if tried:
+            shown = self._shown_collisions(tried, torch.stack([read[p].tokens for p in tried]))
+            for p, alike in zip(tried, shown, strict=True):
+                collisions[p] |= alike
         return [
             Answer(
                 tokens=end.tokens[turns.before.shape[1] :],
                 scores=torch.cat([scores[p], end.scores(problem, turns.readback)]),
-                enumerated=enumerated,
+                enumerated=p in tried,
                 collisions=collisions[p] if end.proved else {},
                 evaluations=spent,
             )
@@ -289,4 +295,22 @@ class _Search:
                 nearest = distances.topk(min(COLLISIONS, len(rivals)), largest=False).indices
                 if len(rivals) > 1:
                     collisions[p] = {0: sorted(rivals[nearest].tolist())}
+        return collisions
+
+    def _shown_collisions(self, rows: list[int], tokens: Tensor) -> list[dict[int, list[int]]]:
+        """Each prompt's shown positions at which several tokens lie within the limit.
+
+        The whole vocabulary is run at each of them, after the tokens found, `(A, T)`.
+        """
+        turns, problem = self.turns, self.turns.problem.of(rows)
+        state = problem.circuit.prefix(tokens[:, : turns.first]) if turns.first else None
+        collisions: list[dict[int, list[int]]] = [{} for _ in rows]
+        for s, token in enumerate(tokens[:, turns.first :].T):
+            distances = try_tokens(problem, s, state)[:, None]
+            found = find_collisions(distances, problem.tolerance.limit[:, s, None])
+            for alike, of_prompt in zip(found, collisions, strict=True):
+                if alike:
+                    of_prompt[turns.k + s] = alike[0]
+            state = problem.circuit.prefix(token[:, None], state)
+            turns.spent[rows] += len(turns.vocabulary)
         return collisions

@@ -71,12 +71,9 @@ class _Search:
     ) -> None:
         self.problem, self.decoder, self.metrics = problem, trained, metrics
         self.generator, self.circuit, self.spent = generator, problem.circuit, 0
-        self.T, self.target, V = problem.length, problem.target, len(problem.vocabulary)
+        self.T, self.target, self.V = problem.length, problem.target, len(problem.vocabulary)
         self.tokens = torch.empty(0, self.T, dtype=torch.long, device=self.target.device)
         self.outputs = self.target[:0]
-        self.barred = torch.zeros(V, dtype=torch.bool, device=self.target.device)
-        if problem.allowed:
-            self.barred.fill_(True)[list(problem.allowed)] = False
 
     def answer(self, budget: int) -> Answer:
         """The prompt that agrees, or the nearest when the budget is spent."""
@@ -132,12 +129,12 @@ class _Search:
         self.spent += tokens.numel()
         target = self.target[:, -1].expand(len(tokens), -1)
         logits = self.decoder(target, tokens if last else tokens[:, :-1], self.T, last)
-        return (logits[:, 0] if last else logits).masked_fill(self.barred, -torch.inf)
+        return logits[:, 0] if last else logits
 
     def _nats(self, tokens: Tensor) -> Tensor:
         """How unlikely the decoder thinks `(N, T)` tokens, `(N,)`."""
         parts = []
-        for part in tokens.split(max(1, LOGITS // (self.T * len(self.barred)))):
+        for part in tokens.split(max(1, LOGITS // (self.T * self.V))):
             chances = self._logits(part).log_softmax(dim=-1)
             parts.append(-chances.gather(2, part[..., None])[..., 0].sum(dim=1))
         return torch.cat(parts)
@@ -170,10 +167,9 @@ class _Search:
 
     def _substitute(self, chosen: Tensor, metric: Tensor) -> list[Tensor]:
         """Choices of several tokens at once, and of a token moved; single ones are run here."""
-        n, T, V = len(chosen), self.T, len(self.barred)
+        n, T, V = len(chosen), self.T, self.V
         logits = self._logits(chosen)
         random = self._draw(V, n, T, RANDOM)
-        random = torch.where(self.barred[random], chosen[..., None], random)
         likely = logits.topk(min(NAMED, V), dim=-1).indices
         named = [chosen[..., None], likely, self._by_gradient(chosen, metric), random]
         named = torch.cat(named, dim=2)  # (n, T, K), the present token first
@@ -194,7 +190,7 @@ class _Search:
         x = self.circuit.embed(chosen).detach().requires_grad_(True)
         offset = (self.problem.slice.select(self.circuit(x)) - self.target) @ metric
         (slope,) = torch.autograd.grad(offset.square().sum(), x)
-        fits = -(slope @ self.problem.vocabulary.T).masked_fill(self.barred, torch.inf)
+        fits = -(slope @ self.problem.vocabulary.T)
         return fits.topk(min(NAMED, fits.shape[-1]), dim=-1).indices
 
     def _shift(self, chosen: Tensor, likely: Tensor) -> Tensor:
