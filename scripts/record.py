@@ -2,10 +2,10 @@
 
     python -m scripts.record 5min llama-small [--stories DIR] [--seeds 5] [-- FLAGS OF fit]
 
-Each seed is a fresh process of two threads on an idle machine. It packs the fixed stories, trains
-for the minutes of its track, and `eval loss` gives bits per byte on all validation stories. A row
-becomes a record where its mean is lower than that of the record before, and p < 0.01 by Welch's t;
-else it stands among what was tried.
+The fixed stories are packed once. Each seed is a fresh process of two threads on an idle machine,
+which trains for the minutes of its track; `eval loss` gives bits per byte on all validation
+stories. A row becomes a record where its mean is lower than that of the record before, and p < 0.01
+by Welch's t; else it stands among what was tried. A seed that has ended is not trained again.
 """
 
 import argparse
@@ -130,12 +130,18 @@ def train_seed(
 ) -> dict[str, Any]:
     """Trains and validates one seed in fresh processes: bits, tokens and seconds.
 
+    A seed that was measured before is read again.
+
     Raises:
-        RecordError: the machine is busy, or a command fails.
+        RecordError: the machine is busy, a command fails, or the seed was measured before with
+            another recipe, other minutes, flags or code.
     """
-    run = out / f"{Path(options.recipe).stem}-s{seed}"
-    minutes = TRACKS[options.track]
-    if not (run / "loss.json").is_file():
+    recipe = Path(options.recipe)
+    run, minutes = out / f"{recipe.stem}-s{seed}", TRACKS[options.track]
+    known, loss = run / "made_of.json", run / "loss.json"
+    own = file_sha256(recipe) if recipe.is_file() else None
+    made_of = json.dumps([options.recipe, own, minutes, *flags, source_hash()])
+    if not loss.is_file():
         if (busy := busy_cores()) > IDLE:
             raise RecordError(
                 f"{busy:.1f} cores are busy with other work; wait until they are idle"
@@ -145,11 +151,16 @@ def train_seed(
                seed, "--wandb", "disabled", "--validate_tokens", 4096, *length, *flags)  # fmt: skip
         python("arch", "check", run)  # which fails of a model that leaks
         said = python("eval", "loss", run, "--corpus", data, "--format", "json")
-        write_text(run / "loss.json", said)
-    (loss,) = json.loads((run / "loss.json").read_text(encoding="utf-8"))
+        write_text(known, made_of)
+        write_text(loss, said)
+    elif not known.is_file() or known.read_text(encoding="utf-8") != made_of:
+        raise RecordError(
+            f"{run}: was trained with other flags or other code; give another --out, or remove it"
+        )
+    (figures,) = json.loads(loss.read_text(encoding="utf-8"))
     rows = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     seconds = max(json.loads(row).get("seconds", 0.0) for row in rows)
-    return {"bits": loss["bits_per_byte"], "tokens": loss["checkpoint"]["tokens_seen"],
+    return {"bits": figures["bits_per_byte"], "tokens": figures["checkpoint"]["tokens_seen"],
             "seconds": seconds}  # fmt: skip
 
 

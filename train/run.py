@@ -19,7 +19,7 @@ from arch.formats.llama import download, open_directory
 from arch.pretrained.tokenizers import read_tokenizer
 from arch.storage.files import read_json
 from tokenizer import PackedData, tokenizer_hash
-from train.recipe import WITHOUT, Recipe
+from train.recipe import ELSEWHERE, WITHOUT, Recipe, flat
 from train.record.evaluate import Evaluations, check_suite
 from train.record.log import Log
 from train.record.progress import Progress, StepBar, TimeBudget, epochs_advice, has_terminal
@@ -94,7 +94,7 @@ class Run:
         self.total, schedule, budget = recipe.trainer.max_steps, recipe.schedule, self._budget()
         if budget:
             self.total = budget.total(self.start.step, self.total)
-            schedule = budget.schedule(self.total)
+            schedule = schedule.within(self.total)
         self._initial = self._load_initial(model, data.tokenizer_json, budget)
         check_causal(model)
         self.module = LanguageModule(model, recipe.optimizer, schedule, self.total)
@@ -221,9 +221,13 @@ class Run:
         changes = changed_settings(start.history)
         comments = "".join(f"# {line}\n" for line in changes)
         config = yaml.safe_dump(self.recipe.plain(), sort_keys=False)
+        before, now = self.directory.last_settings(), flat(self.recipe.plain())
         self.directory.prepare(comments + config, start.unreadable)
         hidden = self.directory.hide_models(start.step, lambda meta: trained_alike(meta, start))
         changed = any(change["from_step"] == start.step for change in start.history)
+        if start.checkpoint is None:  # no history names what was changed
+            others = ELSEWHERE - {"data", "valid_fraction"}
+            changed = any(before.get(name) != now[name] for name in {*now} - others)
         self.log.start(self.trainer, start.step if start.checkpoint else -1, not changed)
         for path, reason in start.unreadable.items():
             self.log.say(
@@ -268,7 +272,8 @@ class Run:
                 f"--run {self.directory.path}: it is complete and had {differing}: {why} to go on "
                 "with that, or choose another --run"
             )
-        print(f"{self.directory.path} is complete: {why} to go on")
+        if self.main:
+            print(f"{self.directory.path} is complete: {why} to go on")
         return True
 
     def _describe(self) -> str:

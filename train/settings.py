@@ -23,8 +23,9 @@ class RunSettings:
     """What to train on, where to, and how often to look; these flags have no prefix."""
 
     data: str | None = None
-    """Directory of packed data, as written by `python -m tokenizer pack`; or a .txt, .jsonl or
-    .parquet file, for which a tokenizer of at most model.vocab_size entries is trained."""
+    """Directory of packed data, as written by `python -m tokenizer pack`; or stories, for which a
+    tokenizer of at most model.vocab_size entries is trained: a .txt, .jsonl, .json, .csv or
+    .parquet file, or `toy`."""
     run: str | None = None
     """Directory of the run: config, checkpoints, model directories, metrics."""
     resume: str = "never"
@@ -85,7 +86,7 @@ class RunSettings:
     """Whether training waits for an evaluation; if not, its figures come later."""
     loggers: list[Literal["csv", "tensorboard", "trackio"]] = field(default_factory=list)
     """Loggers that are given the figures too: csv and tensorboard write into the run directory,
-    trackio into its local board (`pip install trackio`, then `trackio show`)."""
+    trackio into its local board, which `trackio show` opens (`pip install -e '.[boards]'`)."""
     wandb: Literal["offline", "online", "disabled"] = field(default_factory=lambda: _wandb_mode())
     """Weights & Biases: offline writes into the run directory and needs no account. When not given,
     it is WANDB_MODE of the environment, else offline."""
@@ -237,7 +238,8 @@ class TrainerSettings:
     max_steps: int = 1000
     """Optimiser steps in all."""
     deterministic: bool | Literal["warn"] | None = None
-    """Whether only operations are used that give the same bits each time."""
+    """Whether only operations are used that give the same bits each time; when not given, only on a
+    CPU where the run is compiled."""
 
     def __post_init__(self) -> None:
         _check("trainer.", self, "at least 1", "max_steps", "num_nodes")

@@ -33,7 +33,7 @@ from scripts.bench.baselines import ReferenceMixer, llama, reference, trainer
 from scripts.bench.shared import BenchmarkError
 from tokenizer import CorpusError, PackedData
 from train.settings import RunError
-from train.steps.data import IGNORE, Windows
+from train.steps.data import IGNORE, Windows, bytes_per_token
 
 KINDS = ("trainer-llama", "reference-flat", "reference-expanded")
 
@@ -103,8 +103,7 @@ def train_model(options: argparse.Namespace) -> dict[str, Any]:
             logging_nan_inf_filter=False,
         )
         made.train()
-    nats, tokens = held_out_loss(model, data, options)
-    bits = nats / data.bytes_per_token("valid") / math.log(2)
+    nats, bits, tokens = held_out_loss(model, data, options)
     print(f"step {options.steps}  valid loss {nats:.3f}  bits/byte {bits:.3f}", flush=True)
     return {
         **{k: v for k, v in vars(options).items() if k not in ("out", "words")},
@@ -129,8 +128,8 @@ def train_model(options: argparse.Namespace) -> dict[str, Any]:
 @torch.no_grad()
 def held_out_loss(
     model: nn.Module, data: PackedData, options: argparse.Namespace
-) -> tuple[float, int]:
-    """Mean loss in nats per token, and over how many: what `python -m train` reports."""
+) -> tuple[float, float, int]:
+    """Mean loss in nats per token and in bits per byte, as training has it, and over how many."""
     windows, device = Windows(data, "valid", options.context), next(model.parameters()).device
     limit = options.validate_tokens and -(-options.validate_tokens // options.context)
     total, count = 0.0, 0
@@ -143,7 +142,9 @@ def held_out_loss(
         following = targets.to(device).flatten()
         total += F.cross_entropy(logits, following, ignore_index=IGNORE, reduction="sum").item()
         count += int((targets != IGNORE).sum())
-    return total / count, count
+    nats = total / count
+    bits = nats / bytes_per_token(data, "valid", windows, limit) / math.log(2)
+    return nats, bits, count
 
 
 class Steps(Dataset):

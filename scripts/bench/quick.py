@@ -6,10 +6,10 @@ Four parts: the masked convolution in bfloat16 against dense products in float64
 fit --config flat` on toy stories by Triton kernels, by compiled dense products and by eager ones;
 the test that a training step never waits for the device; one prompt that `eval.invert` recovers.
 
-The rule, written before anything was measured: Triton is the default for a device where it gives at
-least 3 % tokens/s of `fit` at T = 512, or 8 % at 2,048 (one of the two is enough); dense otherwise
-and on every device that was not measured. `fit` is compiled by default, so what Triton gives is
-over the faster dense way.
+The rule, written before anything was measured: Triton stays the default for a device where it gives
+at least 3 % tokens/s of `fit` at T = 512, or 8 % at 2,048 (one of the two is enough); dense becomes
+it otherwise. Until a device was measured, Triton is the default in half precision on every NVIDIA
+GPU from sm_80 on. `fit` is compiled by default, so what Triton gives is over the faster dense way.
 """
 
 import argparse

@@ -1,6 +1,8 @@
 """A record's rules: the stories, the idle machine, the test against the record before, the page."""
 
+import json
 from argparse import Namespace
+from pathlib import Path
 
 import pytest
 
@@ -68,3 +70,47 @@ def test_what_stands_against_a_record_is_said(measured, tmp_path):
     (tmp_path / "train.txt").write_text("Once.")
     with one_line(record.RecordError, "train.txt is not that of the rules"):
         record.check_stories(tmp_path)
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    """Measures seed 0 by stand-ins for the commands; what it came to, and which rooms they ran."""
+    rooms = []
+
+    def python(room, command, *words):
+        rooms.append(room)
+        if command == "fit":
+            run = Path(words[words.index("--run") + 1])
+            run.mkdir(parents=True)
+            (run / "metrics.jsonl").write_text('{"seconds": 3.0}\n')
+        return json.dumps([{"bits_per_byte": 0.8, "checkpoint": {"tokens_seen": 64}}])
+
+    monkeypatch.setattr(record, "busy_cores", lambda: 0.0)
+    monkeypatch.setattr(record, "python", python)
+
+    def measure(*flags, track="5min", recipe="llama", code="abc"):
+        monkeypatch.setattr(record, "git", lambda *_: code)
+        options = Namespace(track=track, recipe=recipe)
+        rooms.clear()
+        return record.train_seed(options, flags, tmp_path / "data", tmp_path, 0), [*rooms]
+
+    return measure
+
+
+def test_a_seed_is_read_again_only_where_it_was_made_alike(train, tmp_path):
+    """Flags and code had no part in the name of its folder: a row had another recipe's figures."""
+    figures = {"bits": 0.8, "tokens": 64, "seconds": 3.0}
+    assert train("--lr", "1") == (figures, ["train", "arch", "eval"])
+    assert train("--lr", "1") == (figures, [])
+    for rate, how in (("2", {}), ("1", {"code": "def"}), ("1", {"track": "30min"})):
+        with one_line(record.RecordError, "give another --out"):
+            train("--lr", rate, **how)
+    (tmp_path / "llama-s0" / "made_of.json").unlink()
+    with one_line(record.RecordError, f"{tmp_path / 'llama-s0'}: "):
+        train("--lr", "1")
+    file = tmp_path / "mine.yaml"
+    file.write_text("seed: 1\n")
+    train(recipe=str(file))
+    file.write_text("seed: 2\n")
+    with one_line(record.RecordError, "mine-s0"):
+        train(recipe=str(file))

@@ -21,13 +21,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from arch import LanguageModel, describe
+from tokenizer import PackedData
 from train.commands.prepare import is_text, prepare_data
 from train.recipe import Recipe
+from train.record.evaluate import check_suite
 from train.record.progress import clock, epochs_advice
 from train.record.saving import KEPT
 from train.rundir.rundir import RunDirectory
-from train.steps.data import Windows
+from train.settings import PAIRS
+from train.steps.data import PackedDataModule, Windows
 from train.steps.module import LanguageModule
+from train.steps.pairs import check_pairs
 from train.steps.speed import choose_arithmetic, compiles, prepare
 from train.trainer import build_trainer
 
@@ -80,7 +84,7 @@ def _print_plan(recipe: Recipe, source: str | None) -> None:
     trainer = build_trainer(recipe, RunDirectory(Path()), [], launcher=[Nobody()])
     settings, config, batch = recipe.run, recipe.model, recipe.batch
     micro, parts = batch.split(trainer.world_size)
-    data = None if settings.data is None else recipe.open_data()
+    data, windows = _open_data(recipe)
     cost, steps = describe(config).cost, recipe.trainer.max_steps
     speed, measure, held = measured(recipe, trainer, micro)
     if settings.minutes:
@@ -90,9 +94,8 @@ def _print_plan(recipe: Recipe, source: str | None) -> None:
         f"n {config.n_layers}, context {config.context}, vocabulary {config.vocab_size}"
     )
     tokens, epochs = steps * batch.size * config.context, ""
-    if data is not None:
-        windows = Windows(data, "train", config.context, settings.seed)
-        count = steps * batch.size / max(1, windows.count)
+    if windows is not None:
+        count = steps * batch.size / windows.count
         epochs = f", {count:.2f} epochs of {source}{epochs_advice(count)}"
     minutes = f" in {settings.minutes:g} minutes, by the speed below:" if settings.minutes else ""
     print(
@@ -123,6 +126,23 @@ def _print_plan(recipe: Recipe, source: str | None) -> None:
         f"model directories of {size(needs.weights)}, {KEPT} checkpoints of {size(checkpoint)} and "
         "one being written"
     )
+
+
+def _open_data(recipe: Recipe) -> tuple[PackedData, Windows] | tuple[None, None]:
+    """The data that a recipe names, and their windows; refuses what `fit` refuses at once.
+
+    Raises:
+        RunError, tokenizer.CorpusError: bad input, in one line.
+    """
+    settings, config = recipe.run, recipe.model
+    check_suite(settings)
+    if settings.init_from == PAIRS:
+        check_pairs(config)
+    if settings.data is None:
+        return None, None
+    data, tokens = recipe.open_data(), settings.validate_tokens
+    module = PackedDataModule(data, config.context, recipe.batch, settings.seed, tokens)
+    return data, module.train_windows
 
 
 def _print_memory(
@@ -223,7 +243,8 @@ def measured(recipe: Recipe, trainer: Trainer, micro: int) -> tuple[float, str, 
 
 def _module(recipe: Recipe) -> LanguageModule:
     model, total = LanguageModel(recipe.model), recipe.trainer.max_steps
-    return LanguageModule(model, recipe.optimizer, recipe.schedule, total)
+    schedule = recipe.schedule.within(total) if recipe.run.minutes else recipe.schedule
+    return LanguageModule(model, recipe.optimizer, schedule, total)
 
 
 def size(count: float) -> str:

@@ -15,6 +15,7 @@ from tokenizer import pack as pack_data
 from tokenizer.pack import Layout
 from train.processes.launcher import is_first
 from train.recipe import Recipe
+from train.rundir.rundir import RunDirectory
 from train.settings import RunError
 
 LOCK = ".data.lock"
@@ -32,8 +33,8 @@ def prepare_data(recipe: Recipe) -> None:
     is done where the data are a directory, or were packed by an earlier start.
 
     Raises:
-        RunError: the run's data are of another source or vocabulary, or the first process did not
-            pack them.
+        RunError: the run's data are of another source or vocabulary, the first process did not
+            pack them, or the run has begun without them.
         tokenizer.CorpusError: the stories cannot be read, or are too few.
     """
     source, run = recipe.given("data"), Path(recipe.given("run"))
@@ -106,7 +107,14 @@ def is_text(source: str) -> bool:
 
 
 def _pack(recipe: Recipe, source: str, run: Path) -> None:
-    """Trains a tokenizer and packs; other processes of the run see by a lock that it goes on."""
+    """Trains a tokenizer and packs; other processes of the run see by a lock that it goes on.
+
+    Raises:
+        RunError: the run has begun, and is not to be gone on with.
+        tokenizer.CorpusError: the stories cannot be read, or are too few.
+    """
+    if recipe.run.resume == "never":
+        RunDirectory(run).refuse_begun()
     print(f"{source}: training a tokenizer and packing into {run / 'data'}", flush=True)
     fraction = recipe.run.valid_fraction or VALID_FRACTION
     stories = open_corpus(source, "train", valid_fraction=fraction)

@@ -21,13 +21,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from train.commands.cli import full_name, read_recipe
+from train.commands.cli import CONFIG, full_name, read_recipe
 from train.commands.yaml_file import read_yaml
 from train.recipe import ELSEWHERE, Recipe, flat
 from train.settings import RunError
 
 ARGUMENTS = "${args}"
 MACRO = "${"
+INTERPRETER = re.compile(r"(.*/)?((ba|da|z)?sh|python[\d.]*)")
+"""Programs whose own -c takes a script, and no recipe."""
 KEYS = ("name", "method", "metric", "command", "parameters", "program", "project", "entity",
         "description")  # fmt: skip
 """Of a sweep file, that are followed here, or change no run."""
@@ -105,8 +107,11 @@ def read_sweep(path: Path) -> dict[str, Any]:
 def fixed_flags(content: dict[str, Any]) -> list[str]:
     """The words of a sweep's command from its first flag on: what each run is given alike."""
     words = [word for word in content["command"] if word != ARGUMENTS]
-    first = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
-    return words[first:]
+    for i, (before, word) in enumerate(zip(["", *words], words, strict=False)):
+        recipe = word.partition("=")[0] in CONFIG and not INTERPRETER.fullmatch(before)
+        if recipe or word.startswith("--"):
+            return words[i:]
+    return []
 
 
 def _check_parameters(path: Path, parameters: dict[str, Any]) -> None:
@@ -202,7 +207,9 @@ def _run_all(runs: dict[Path, Trial], flags: list[str], out: Path) -> int:
 
 
 def _finished(run: Path, words: list[str]) -> bool:
-    """Whether the run's last model is there.
+    """Whether the run has its last model and the validation of it.
+
+    Of a run of minutes only the run itself knows the last step, and says so when it is started.
 
     Raises:
         RunError: it ended with other settings than those of `words`, the flags that it has now.
@@ -212,11 +219,13 @@ def _finished(run: Path, words: list[str]) -> bool:
         return False
     from train.rundir.rundir import RunDirectory  # torch takes seconds
 
-    trainer = read_yaml(config).get("trainer")
+    content, directory = read_yaml(config), RunDirectory(run)
+    trainer = content.get("trainer")
     steps = trainer.get("max_steps") if isinstance(trainer, dict) else None
     if not isinstance(steps, int):
         raise RunError(f"{config}: trainer.max_steps is {steps}; remove {run}, or mend it")
-    if not RunDirectory(run).model(steps).is_dir():
+    ended = directory.model(steps).is_dir() and steps in directory.validations()
+    if content.get("minutes") or not ended:
         return False
     held, now = (_facts(read_recipe(*given), run) for given in (["--config", str(config)], words))
     for name in sorted({*held, *now}):
@@ -242,8 +251,6 @@ def _facts(recipe: Recipe, run: Path) -> dict[str, Any]:
     facts = flat(recipe.plain()) | {"data": where}
     left_out = (NOT_RECIPE | ELSEWHERE) - {"seed", "trainer.max_steps", "data", "valid_fraction"}
     left_out |= {"model.vocab_size"} if text else set()
-    if recipe.run.minutes:  # the run itself finds out
-        left_out |= {name for name in facts if name.startswith(("trainer.max", "schedule."))}
     return {name: value for name, value in facts.items() if name not in left_out}
 
 

@@ -110,7 +110,10 @@ class Evaluations(Callback):
         """Logs the figures of evaluations that have ended; of all, if it waits."""
         while self._waiting and (wait or self._waiting[0][1].done()):
             about, work = self._waiting.pop(0)
-            figures, said = work.result()
+            try:
+                figures, said = work.result()
+            except OSError as error:  # such as of a full disk for temporary files
+                figures, said = {}, f"eval failed: {error}"
             if figures:
                 self._log.add(about | {PREFIX + name: value for name, value in figures.items()})
             self._log.say(f"step {about['step']}  {said}")

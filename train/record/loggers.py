@@ -54,9 +54,12 @@ class TolerantWandbLogger(WandbLogger):
             return
         import wandb
 
-        artifact = wandb.Artifact(f"model-{self._run.id}", type="model", metadata=meta)
-        artifact.add_dir(str(path))
-        self._try(lambda: self._run.log_artifact(artifact, aliases=["latest", path.name]))
+        def add() -> None:
+            artifact = wandb.Artifact(f"model-{self._run.id}", type="model", metadata=meta)
+            artifact.add_dir(str(path))
+            self._run.log_artifact(artifact, aliases=["latest", path.name])
+
+        self._try(add)
 
     def close(self, failed: bool) -> None:
         """Ends the run in W&B; one that was offline can be uploaded later, which is said."""

@@ -222,10 +222,6 @@ class TimeBudget(Callback):
             return max(otherwise, 10 * self._schedule.warmup_steps)
         return step + max(0, math.floor((self._limit - self._seconds()) / self._pace))
 
-    def schedule(self, total: int) -> ScheduleSettings:
-        """The learning rate's schedule over so many steps."""
-        return self._schedule.within(total)
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts the clock."""
         self._first, self._began = trainer.global_step, time.perf_counter()
@@ -246,7 +242,7 @@ class TimeBudget(Callback):
             # One step more, at least: what is saved and validated is that of the last step.
             total = trainer.strategy.broadcast(max(self.total(step, 0), step + 1))
             pl_module.total_steps = trainer.fit_loop.epoch_loop.max_steps = total
-            pl_module.schedule = self.schedule(total)
+            pl_module.schedule = self._schedule.within(total)
             self._describe(total)
 
     def _describe(self, total: int) -> None:

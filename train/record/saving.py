@@ -173,10 +173,14 @@ class ModelDirectories(Callback):
         }
 
     def opens(self, total: int) -> bool:
-        """Whether the run begins with a validation: of step 0, or of a checkpoint that lacks it."""
+        """Whether the run begins with a validation: of step 0, or of a checkpoint that lacks it.
+
+        All processes of a run have one answer, whenever the first of them opens the record.
+        """
+        if self._start.checkpoint is None:
+            return True  # the record begins anew, whatever a killed run left in it
         step = self._start.step
-        due = self._start.checkpoint is None or self._due(step, total)[1]
-        return due and step not in self._directory.validations()
+        return self._due(step, total)[1] and step not in self._directory.validations()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int

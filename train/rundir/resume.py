@@ -61,11 +61,7 @@ def choose_start(
     """
     checkpoints, beginning = directory.checkpoints(), ResumePoint(None, 0, settings, [], None, {})
     if resume == "never":
-        if directory.begun():
-            raise RunError(
-                f"--run {directory.path}: exists already; go on with --resume auto, or choose "
-                "another --run"
-            )
+        directory.refuse_begun()
         return beginning
     if resume != "auto":
         chosen = Path(resume)

@@ -26,8 +26,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from arch.storage.files import make_directory, read_json, remove_leftovers, write_file
 from arch.storage.runs import saved_steps
+from train.recipe import flat
 from train.rundir.checkpoints import weights_are_good
 from train.settings import RunError
 
@@ -68,6 +71,14 @@ class RunDirectory:
                     rows += [row] if _is_row(row) else []
         return rows
 
+    def last_settings(self) -> dict[str, Any]:
+        """The settings of the last start, by their names as flags; none without a config."""
+        try:
+            content = yaml.safe_load((self.path / "config.yaml").read_text("utf-8"))
+            return flat(content) if isinstance(content, dict) else {}
+        except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError):  # edited by hand
+            return {}
+
     def validations(self) -> dict[int, float]:
         """The loss of every validation on record, in nats, by its step, oldest first."""
         return {row["step"]: row["val_loss"] for row in self.rows() if "val_loss" in row}
@@ -84,6 +95,18 @@ class RunDirectory:
         if not self.path.is_dir():
             return self.path.exists()
         return bool({path.name for path in self.path.iterdir()} - FAILED_START)
+
+    def refuse_begun(self) -> None:
+        """Refuses a directory in which a new run would join another.
+
+        Raises:
+            RunError: a run is there already.
+        """
+        if self.begun():
+            raise RunError(
+                f"--run {self.path}: exists already; go on with --resume auto, or choose "
+                "another --run"
+            )
 
     def prepare(self, config: str, unreadable: Iterable[Path]) -> None:
         """Locks the directory, clears what a killed process left, and writes the config.

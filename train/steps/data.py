@@ -149,8 +149,8 @@ class PackedDataModule(LightningDataModule):
         self.valid_windows = Windows(data, "valid", context)
         self.batch = batch
         self.validate_windows = None if validate_tokens is None else -(-validate_tokens // context)
-        self.train_bytes_per_token = _bytes_per_token(data, "train", self.train_windows)
-        self.valid_bytes_per_token = _bytes_per_token(
+        self.train_bytes_per_token = bytes_per_token(data, "train", self.train_windows)
+        self.valid_bytes_per_token = bytes_per_token(
             data, "valid", self.valid_windows, self.validate_windows
         )
         self.samples_seen, self._tokens = 0, 0.0
@@ -265,7 +265,7 @@ def validation_batches(
         yield inputs, torch.full_like(targets, IGNORE) if spare else targets, 1.0
 
 
-def _bytes_per_token(
+def bytes_per_token(
     data: PackedData, split: str, windows: Windows, limit: int | None = None
 ) -> float:
     """UTF-8 bytes per target of the first `limit` windows, or all.

@@ -11,7 +11,7 @@ import torch
 from scipy import sparse
 from scipy.sparse.linalg import LinearOperator, svds
 
-from arch import LanguageModel
+from arch import LanguageModel, ModelConfig
 from arch.model import embedding_scale
 from train.settings import RunError
 from train.steps.data import IGNORE, Windows
@@ -40,9 +40,25 @@ def start_from_pairs(model: LanguageModel, windows: Windows) -> str:
         A line about it.
 
     Raises:
+        RunError: as `check_pairs`.
+    """
+    check_pairs(model.config)
+    V, D = model.config.vocab_size, model.config.d_model
+    batch = windows.batch(0, max(1, min(windows.count, TOKENS // windows.stride)))
+    inputs, targets = (part.numpy() for part in batch)
+    following = count_pairs(inputs, targets, V)
+    embedding, head = factorise_pairs(following, count_pairs(inputs[:, :-1], targets[:, 1:], V), D)
+    model.embedding.weight[:V] = torch.from_numpy(embedding) * embedding_scale(model)
+    model.head.weight[:V] = torch.from_numpy(head)
+    return f"the embedding and the head start from {int(following.sum()):,} pairs of tokens"
+
+
+def check_pairs(config: ModelConfig) -> None:
+    """Refuses a model that cannot start from pairs.
+
+    Raises:
         RunError: a tied head, or an embedding that is not narrower than the vocabulary.
     """
-    config = model.config
     V, D = config.vocab_size, config.d_model
     if config.tied:
         raise RunError("--init_from pairs needs a head of its own; leave out --model.tied true")
@@ -51,13 +67,6 @@ def start_from_pairs(model: LanguageModel, windows: Windows) -> str:
             f"--init_from pairs: --model.d_model is {D}; it must be below {V - 1}, with a "
             f"vocabulary of {V}"
         )
-    batch = windows.batch(0, max(1, min(windows.count, TOKENS // windows.stride)))
-    inputs, targets = (part.numpy() for part in batch)
-    following = count_pairs(inputs, targets, V)
-    embedding, head = factorise_pairs(following, count_pairs(inputs[:, :-1], targets[:, 1:], V), D)
-    model.embedding.weight[:V] = torch.from_numpy(embedding) * embedding_scale(model)
-    model.head.weight[:V] = torch.from_numpy(head)
-    return f"the embedding and the head start from {int(following.sum()):,} pairs of tokens"
 
 
 def count_pairs(firsts: np.ndarray, seconds: np.ndarray, V: int) -> sparse.csr_array:

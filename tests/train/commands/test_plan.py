@@ -139,7 +139,9 @@ def test_a_plan_counts_every_model_that_a_run_saves(data, tmp_path, monkeypatch,
 def test_a_plan_takes_a_text_and_minutes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "book.txt").write_text("\n\n".join(f"Tom has {n} cats." for n in range(400)))
-    assert plan("--data", "book.txt", "--minutes", "1") == 0
+    fall = ["--schedule.decay", "wsd", "--schedule.decay_steps", "3000"]  # cut to what there is
+    fall += ["--schedule.warmup_steps", "0"]
+    assert plan("--data", "book.txt", "--minutes", "1", *fall) == 0
     shown, noted = capsys.readouterr()
     assert "--trainer.max_steps has no effect" in noted
     said = re.search(r"in 1 minutes, .*: ([\d,]+) steps of 4 x 16 .* epochs of book.txt; ", shown)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.train.cases import TINY
+from tests.train.cases import TINY, rows
 from train import read_recipe
 from train.__main__ import main
 from train.commands import sweep
@@ -123,6 +123,12 @@ def test_a_sweep_here_goes_on_and_compares(file, stories, tmp_path, capfd):
     printed = capfd.readouterr().out
     assert printed.count("finished before") == 1
     assert "lr=0.004" in printed.partition("bits/byte")[2]
+    validated = rows(out / "lr=0.004")
+    record = out / "lr=0.004" / "metrics.jsonl"  # of a run that is killed while it validates
+    record.write_text("".join(record.read_text().splitlines(keepends=True)[:-1]))
+    assert main(words) == 0
+    assert capfd.readouterr().out.count("finished before") == 1
+    assert rows(out / "lr=0.004") == validated
     for more, said in (
         (["--trainer.max_steps", "4"], "trainer.max_steps 3, this sweep gives it 4"),
         (["--model.n_layers=3"], "model.n_layers 2, this sweep gives it 3"),
@@ -135,7 +141,12 @@ def test_a_sweep_here_goes_on_and_compares(file, stories, tmp_path, capfd):
 
 @pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize(
-    "ended", ["--early_stopping=1 --validate_every=1 --lr=90", "--minutes=1e-9"]
+    "ended",
+    [
+        "--early_stopping=1 --validate_every=1 --lr=90",
+        "--minutes=1e-9",
+        "--minutes=1e-9 --save_every=1 --max_steps=2",  # whose model of step 2 is not the last
+    ],
 )
 def test_runs_that_ended_early_are_not_those_of_other_settings(
     file, stories, tmp_path, capfd, ended
@@ -266,10 +277,23 @@ def test_seeds_stand_at_the_end_of_names():
     assert trial_name(trial, list(trial)) == "mixers=attentionheads=4_lr=0.01235_seed=1"
 
 
-def test_a_flag_and_its_value_may_be_two_words_of_a_command(file, tmp_path, commands):
-    command = ["python", "-m", "train", "fit", "--save_best", "false", "--seed", "3", "${args}"]
-    file.write_text(yaml.safe_dump(TOY | {"command": command}))
+@pytest.mark.parametrize(
+    ("command", "recipe"),
+    [
+        ("python -m train fit", None),
+        ("python -m train fit -c flat-small", "flat-small"),
+        ("python -m train fit -c=flat-small", "flat-small"),
+        ("/bin/sh trial.sh -c flat-small", "flat-small"),
+        ("/bin/sh -c fit", None),
+    ],
+)
+def test_a_flag_and_its_value_may_be_two_words_of_a_command(
+    file, tmp_path, commands, command, recipe
+):
+    """A recipe by its short flag was left out in silence."""
+    words = [*command.split(), "--save_best", "false", "--seed", "3", "${args}"]
+    file.write_text(yaml.safe_dump(TOY | {"command": words}))
     assert main(["sweep", str(file), "--out", str(tmp_path)]) == 0
     flags = commands[0][commands[0].index("fit") + 1 : -2]
-    recipe = read_recipe(*flags)
-    assert (recipe.run.save_best, recipe.run.seed) == (False, 3)
+    run = read_recipe(*flags).run
+    assert (run.save_best, run.seed, run.recipe) == (False, 3, recipe)

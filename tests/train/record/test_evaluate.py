@@ -66,20 +66,24 @@ def test_saved_models_are_evaluated_as_by_hand_and_the_run_has_the_figures(
     assert len(in_this_process) == 8
 
 
-def test_an_evaluation_that_fails_is_a_line(data, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("error", [None, OSError("no space left")])
+def test_an_evaluation_that_fails_is_a_line(data, tmp_path, monkeypatch, capsys, error):
     """Training goes on; every third step and the last have an evaluation."""
     measured = []
 
     def fail(model, folder, suite):
         assert model.is_dir()
         measured.append((model.name, folder, suite))
+        if error:
+            raise error
         return {}, "eval gave no figures; 0 s; eval invert failed: no suite"
 
     monkeypatch.setattr("train.record.evaluate.measure", fail)
     run = tmp_path / "run"
     flags = ["--eval_every", "3", "--eval", "standard", "--trainer.max_steps", "7"]
     assert fit(data, run, *flags) == 0
-    said = [line for line in capsys.readouterr().out.splitlines() if "eval invert failed" in line]
+    reason = "eval failed: no space left" if error else "eval invert failed: no suite"
+    said = [line for line in capsys.readouterr().out.splitlines() if reason in line]
     assert [line.split()[1] for line in said] == ["0", "3", "6", "7"]
     assert measured == [(name, run / "eval", "standard") for name in _steps(run)]
     assert _steps(run) == [f"step-{step:06d}" for step in (0, 3, 6, 7)]

@@ -8,12 +8,13 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+import torch
 import wandb
 import wandb.errors
 
 from arch import load_model
 from tests.eval.views.test_tracking import logged, offline_records
-from tests.train.cases import fit
+from tests.train.cases import fail, fit
 from train.record.loggers import TolerantWandbLogger, open_wandb
 from train.settings import RunSettings
 
@@ -187,20 +188,21 @@ def test_online_model_directories_are_versions_of_one_artifact(data, tmp_path, o
 
 
 @pytest.mark.parametrize(
-    ("error", "mode"),
+    ("owner", "part", "error", "mode"),
     [
-        (wandb.errors.CommError("gone"), "online"),
-        (BrokenPipeError("gone"), "offline"),
-        (EOFError("gone"), "offline"),
+        (Online, "log", wandb.errors.CommError("gone"), "online"),
+        (Online, "log", BrokenPipeError("gone"), "offline"),
+        (Online, "log", EOFError("gone"), "offline"),
+        (wandb.Artifact, "add_dir", OSError("gone"), "online"),  # as of a full disk
     ],
 )
 def test_a_view_that_breaks_ends_no_training(
-    data, tmp_path, online, error, mode, monkeypatch, capsys
+    data, tmp_path, online, owner, part, error, mode, monkeypatch, capsys
 ):
-    def breaks(self, figures):
+    def breaks(*_):
         raise error
 
-    monkeypatch.setattr(Online, "log", breaks)
+    monkeypatch.setattr(owner, part, breaks)
     assert fit(data, tmp_path / "run", "--wandb", mode) == 0
     assert capsys.readouterr().out.count(f"--wandb {mode}: gone; going on without it") == 1
     assert (tmp_path / "run" / "models" / "step-000006").is_dir()
@@ -215,6 +217,23 @@ def test_counts_and_axes_have_no_panel(monkeypatch):
     TolerantWandbLogger(run, print, "--wandb online").log_metrics(figures, 1)
     undrawn = {"step_metric": "trainer/global_step", "hidden": True}
     assert defined == dict.fromkeys(("seconds", "val_tokens", "eval/shown_n"), undrawn)
+
+
+@pytest.mark.parametrize(("rate", "first"), [("1e-3", 3), ("1e-4", 1)])
+def test_a_run_that_begins_again_with_other_settings_logs_all_its_steps(
+    data, tmp_path, online, at_step, monkeypatch, rate, first
+):
+    """It had no checkpoint yet: the rows of its first steps were taken for those of before."""
+    rows = []
+    monkeypatch.setattr(Online, "log", lambda self, row: rows.append(row))
+    at_step(3, lambda loss: loss * torch.nan)
+    flags = ["--wandb", "online", "--resume", "auto", "--optimizer.lr"]
+    assert fit(data, tmp_path / "run", *flags, "1e-3") == 2
+    at_step(0, fail)
+    rows.clear()
+    assert fit(data, tmp_path / "run", *flags, rate) == 0
+    steps = [row["trainer/global_step"] for row in rows if "loss" in row]
+    assert steps == list(range(first, 7))
 
 
 def test_a_mistake_of_ours_is_not_taken_for_one_of_the_view(data, tmp_path, online, monkeypatch):

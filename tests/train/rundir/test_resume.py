@@ -3,6 +3,7 @@
 import fcntl
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,9 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from arch import load_model
 from tests.train.cases import TINY, fail, fit, interrupt, names, pack_toy, rows, weights
+from train import read_recipe
+from train.run import Run
 from train.rundir.checkpoints import read_checkpoint
 from train.steps.module import LanguageModule
 
@@ -108,7 +112,9 @@ def test_a_killed_runs_later_figures_are_dropped_on_resume(data, tmp_path, at_st
     assert [row["step"] for row in rows(run)] == [0, 1, 2, 3, 4, 5, 6, 6]
 
 
-def test_a_complete_run_stays_as_it_is_and_a_longer_one_goes_on_from_it(data, finished, capsys):
+def test_a_complete_run_stays_as_it_is_and_a_longer_one_goes_on_from_it(
+    data, finished, monkeypatch, capsys
+):
     run = finished()
     strays = ["step-000004 copy.ckpt", "step-000008.ckpt.ckpt", "step-x.ckpt"]
     for name in strays:
@@ -116,6 +122,10 @@ def test_a_complete_run_stays_as_it_is_and_a_longer_one_goes_on_from_it(data, fi
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     assert fit(data, run, "--resume", "auto") == 0
     assert "is complete: 6 of 6 steps; raise --trainer.max_steps" in capsys.readouterr().out
+    with monkeypatch.context() as patch:
+        patch.setattr(rank_zero_only, "rank", 1)  # another process of the run, which says nothing
+        assert fit(data, run, "--resume", "auto") == 0
+        assert capsys.readouterr().out == ""
     assert fit(data, run, "--resume", "auto", "--dropout", "0.5", "--log_every", "3") == 2
     said = f"error: --run {run}: it is complete and had dropout 0.0, now 0.5: 6 of 6 steps; raise"
     assert said in capsys.readouterr().err
@@ -227,6 +237,27 @@ def test_a_begun_run_records_no_weights_that_it_does_not_start_from(data, whole,
 def test_an_embedding_gets_no_rate_of_its_own_on_the_way(data, finished, refused):
     line = refused(fit(data, finished(), "--resume", "auto", "--optimizer.embedding_lr", "0.1"))
     assert "optimizer.embedding_lr is 0.1, the checkpoint has None" in line
+
+
+def test_processes_agree_how_a_run_begins_that_was_killed_before_its_first_checkpoint(
+    data, finished
+):
+    """The first may have opened the record anew by the time that another one reads it."""
+    run, answers = finished(), []
+    shutil.rmtree(run / "checkpoints")
+    words = [*TINY.split(), "--data", str(data), "--run", str(run), "--resume", "auto"]
+    for _ in range(2):
+        answers.append(Run(read_recipe(*words)).saving.opens(6))
+        (run / "metrics.jsonl").write_text("")
+    assert answers == [True, True]
+
+
+def test_a_text_is_not_packed_into_a_run_that_has_begun(finished, tmp_path, refused):
+    run, text = finished(), tmp_path / "book.txt"
+    text.write_text("\n\n".join(f"Tom has {n} cats." for n in range(400)))
+    before = sorted(run.rglob("*"))
+    assert f"--run {run}: exists already" in refused(fit(text, run))
+    assert sorted(run.rglob("*")) == before
 
 
 def test_a_run_that_another_process_trains_is_left_alone(data, tmp_path, capsys):
