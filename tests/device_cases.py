@@ -82,6 +82,20 @@ def of_model(path: Path, ask: Callable[..., Any]) -> Case:
     return case
 
 
+def recovered(path: Path, form: str, device: torch.device) -> Any:
+    """What `recover` finds behind outputs of a text, by a model on a device."""
+    checkpoint = opened(path, device)
+    tokens = torch.tensor([checkpoint.tokenizer.encode(TEXT).ids]).to(device)
+    given: dict[str, Any] = {"outputs": checkpoint.model(tokens).cpu(), "part": "logits"}
+    if form == "int8":
+        states = checkpoint.model.hidden(checkpoint.model.embed(tokens), 1).cpu()
+        scale = states.abs().amax(dim=-1, keepdim=True) / 127
+        codes = (states / scale).round().to(torch.int8)
+        given = {"outputs": codes, "scale": scale, "layer": 1}
+    found = evals.recover(checkpoint, corpus="toy:400", **given)
+    return [found.tokens.tolist(), found.grades]
+
+
 def trained(optimizer: str, device: torch.device) -> Any:
     """Losses of two steps, a validation, a sample, and the weights: each kind of mixer a layer."""
     torch.manual_seed(0)
@@ -132,6 +146,8 @@ def differences(folder: Path, answer: Connection) -> None:
         about = {"name": name, "step": 0}
         save_model(folder / name, saved.model, saved.tokenizer.to_str(), about)
     cases: dict[str, Case] = dict(asked_cases(folder))
+    for form in ("logits", "int8"):
+        cases[f"recover, {form}"] = partial(recovered, folder / "flat", form)
     cases |= {f"train by {name}": partial(trained, name) for name in ("adamw", "muon")}
     found = {}
     expected = {name: case(torch.device("cpu")) for name, case in cases.items()}

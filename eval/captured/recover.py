@@ -127,7 +127,8 @@ def recover(
             )
         if (visible.low, visible.high) != (0, None):
             raise ArgumentError("shown", "logits are solved from all channels; leave `:`")
-        stored, layer, part = solve_head(checkpoint.model, stored), last, "final"
+        solved = solve_head(checkpoint.model, stored)
+        stored, layer, part = solved.to(stored.values.device), last, "final"
     captured = identify(checkpoint, source, stored, visible, layer, part, computed)
     if shown is None and solver is None:
         captured = captured.without_first()

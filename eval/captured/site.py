@@ -127,7 +127,8 @@ def leave_out_empty(stored: Stored, visible: Slice) -> Slice:
     finite = (visible.select(stored.values).abs() < LARGEST).all(dim=-1).all(dim=0).tolist()
     if wrong := [t for t, good in zip(shown, finite, strict=True) if not good]:
         named = ", ".join(map(str, wrong[:10])) + ", ..." * (len(wrong) > 10)
-        why = ", or their scale is not above 0" if stored.scaled else ""
+        lacking = stored.values.isnan() & (stored.step == 0)
+        why = ", or their scale is not above 0" if bool(lacking.any()) else ""
         if bool((stored.values == -torch.inf).any()):
             why += ", or logits of tokens that a sampler left out (give those before it)"
         raise ArgumentError(
@@ -138,7 +139,7 @@ def leave_out_empty(stored: Stored, visible: Slice) -> Slice:
     filled, wanting = (~find_zeros(stored))[:, shown], dict[int, str]()
     for prompt, rows in enumerate(filled.tolist()):
         first = rows.index(True) if any(rows) else len(rows)
-        if first == len(rows) or (first and not stored.scaled):
+        if first == len(rows) or (first and not stored.coarse):
             give = f"the rows from {shown[first]} on alone" if first < len(rows) else "others"
             wanting[prompt] = (
                 f"{_span(shown[:first])} zeros only, which tell of no token; give {give}"
@@ -152,7 +153,7 @@ def leave_out_empty(stored: Stored, visible: Slice) -> Slice:
     empty = [
         t
         for t, good in zip(shown, some, strict=True)
-        if not good and (t > last or not stored.scaled)
+        if not good and (t > last or not stored.coarse)
     ]
     if not empty:
         return visible

@@ -3,7 +3,7 @@
 import hashlib
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from eval.captured.answer import Recovered
 from eval.captured.certainty.likelihood import LIKELY
-from eval.captured.files.axes import UNITS, JoinedOutputs, take_layer
+from eval.captured.files.axes import UNITS, JoinedOutputs, find_order, spread, take_layer
 from eval.captured.files.clear import describe
 from eval.captured.files.stored import view_bits
 from eval.captured.files.tensors import Outputs, Raw
@@ -64,10 +64,11 @@ class RecoverTask:
         solver = self.arguments["solver"]
         code = parse_solvers({solver: {}})[0].code if solver else None  # of a user's own file
         held = hashlib.sha256()
-        for part in self.entry.read():
-            if isinstance(part, Tensor):
-                held.update(repr((part.dtype, tuple(part.shape))).encode())
-                held.update(part.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        with suppress(RequestError):  # of a tensor that cannot be read, which `run` says
+            for part in self.entry.read():
+                if isinstance(part, Tensor):
+                    held.update(repr((part.dtype, tuple(part.shape))).encode())
+                    held.update(part.contiguous().flatten().view(torch.uint8).numpy().tobytes())
         about = self.checkpoint.identity
         return row_key(
             *about, "captured", held.hexdigest(), self.scale, self.name, self.arguments, code
@@ -110,9 +111,7 @@ class RecoverTask:
                     f"--scale {self.scale:g}: the file holds a scale of {self.name}; leave it out"
                 )
             raw = raw._replace(scale=self.scale)
-        if raw.mask is not None:  # of prompts, and not of layers
-            layer, part = self.arguments["layer"], self.arguments["part"]
-            raw = take_layer(self.checkpoint.model, raw, layer, part)
+        raw = self._of_prompts(raw)
         for prompts, rows in self._without_padding(raw):
             numbers = {name: getattr(raw, name) for name in UNITS}
             if rows:
@@ -129,6 +128,26 @@ class RecoverTask:
                     "-1) - 1, or each prompt alone"
                 )
             yield prompts, found
+
+    def _of_prompts(self, raw: Raw) -> Raw:
+        """Outputs that have a mask, of the layer asked for: `(B, T, C)` or `(B, heads, T, width)`.
+
+        A mask is of prompts, and not of layers. A scale and a zero point have a number for each.
+        """
+        if (mask := raw.mask) is None:
+            return raw
+        model = self.checkpoint.model
+        layer, part = self.arguments["layer"], self.arguments["part"]
+        raw = take_layer(model, raw, layer, part)
+        shape = raw.outputs.shape
+        order = find_order(model, shape, layer, part)
+        if order is None and len(shape) == 4 and mask.shape == shape[:2] != shape[::2]:
+            order = "BTHd"  # by the mask, where no site tells the width
+        raw = spread(raw, order)
+        if order != "BTHd":
+            return raw
+        units = {name: unit for name in UNITS if (unit := getattr(raw, name)) is not None}
+        return raw._replace(**{name: unit.transpose(1, 2) for name, unit in units.items()})
 
     def _recover_scores(self, values: Tensor, ids: Tensor) -> Recovered:
         """The prompt behind the scores of a few tokens at each position.
@@ -156,13 +175,10 @@ class RecoverTask:
                 f"{self.name}: attention_mask {tuple(raw.mask.shape)} of outputs {tuple(axes)}; "
                 "must be (B, T): give one of that shape, or leave it out of the file"
             )
-        others = [x for x in (raw.scale, raw.zero_point) if isinstance(x, Tensor) and x.numel() > 1]
-        if (
-            any(x.shape != axes for x in others)
-            or self.arguments["shown"] is not None
-            or self.arguments["first"] is not None
-        ):
-            say_once(f"{self.name}: its attention_mask is not used, as rows are given otherwise")
+        if self.arguments["shown"] is not None or self.arguments["first"] is not None:
+            say_once(
+                f"{self.name}: its attention_mask is not used, as --positions or --first is given"
+            )
             return [([], None)]
         spans: dict[tuple[int, int], list[int]] = {}
         for prompt, mask in enumerate(raw.mask.tolist()):

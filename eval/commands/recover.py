@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from eval.commands.flags import CapturedPart, File, Natural, Out, Plugins, Words, listed
 from eval.commands.result import Result, command
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from eval.models.checkpoint import Checkpoint
     from eval.rows.store import Row
 
+Format: TypeAlias = Literal[
+    "fp32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "fp8_e4m3fnuz", "fp8_e5m2fnuz", "int8", "uint8"
+]
+"""Of stored numbers: `eval.captured.files.stored.FORMATS`."""
+
 
 @command
 def recover_file(
@@ -29,7 +34,7 @@ def recover_file(
     part: CapturedPart | None = None,
     positions: Natural | Sequence[Natural] | None = None,
     first: Natural | None = None,
-    stored: Literal["fp32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8"] | None = None,
+    stored: Format | None = None,
     scale: str | None = None,
     computed: Literal["fp32", "bf16", "fp16"] | None = None,
     solver: str | None = None,
@@ -90,7 +95,7 @@ def recover_file(
     names = None if tensor is None else listed(tensor)
     scale_name = scale if number is None else None
     capture = read_capture(file, names, scale_name, layer, part, torch_file, stored)
-    if number is not None and not any(entry.scaled for entry in capture.outputs.values()):
+    if scale is not None and not any(entry.scaled for entry in capture.outputs.values()):
         raise RequestError(f"--scale {scale}: {file} has no numbers of 8 bits; leave it out")
     checkpoint, ids = open_model(model, device), capture.ids
     if ids is not None and not verify:

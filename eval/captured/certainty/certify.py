@@ -67,7 +67,10 @@ def certify(captured: Captured, found: Found) -> Certified:
         # where only now a token fits, no rival was run
         evidence = evidence & find_evidence(settled.fits, captured.positions, T)
     # Zeros are no evidence of a token, though that of an embedding of zeros fits them.
-    empty = shown & find_zeros(stored).to(shown) & (not stored.scaled)
+    zeros = find_zeros(stored).to(shown)
+    if stored.coarse:  # a row of small numbers may be zeros, a whole prompt may not
+        zeros &= (zeros | ~shown).all(dim=1, keepdim=True)
+    empty = shown & zeros
     evidence = evidence & ~empty
     by_chance = _log_chances(agreement).to(shown.device).masked_fill(~evidence, 0)
     told, alike = are_told(by_chance, len(circuit.vocabulary), CHANCE), settled.alike

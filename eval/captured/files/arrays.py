@@ -190,14 +190,14 @@ def list_columns(folder: Path) -> tuple[dict[str, Entry], dict[str, list[list[in
         table.validate(full=True)
         if not table.num_rows:
             raise ValueError("no rows")
-        columns = {name: _read_column(table[name]) for name in table.column_names}
+        columns = {name: _read_column(name, table[name]) for name in table.column_names}
     except Exception as error:  # of many kinds, by what is damaged
         raise RequestError(f"{folder}: not a folder of datasets ({first_line(error)})") from None
     entries = {name: entry for name, entry in columns.items() if isinstance(entry, Entry)}
     return entries, {name: ids for name, ids in columns.items() if isinstance(ids, list)}
 
 
-def _read_column(column: Any) -> Entry | list[list[int]] | None:
+def _read_column(name: str, column: Any) -> Entry | list[list[int]] | None:
     """A column of arrays, or of lists of whole numbers; None of any other.
 
     Raises:
@@ -210,20 +210,27 @@ def _read_column(column: Any) -> Entry | list[list[int]] | None:
     if isinstance(held, pyarrow.ChunkedArray):
         held = held.chunk(0)
     held = getattr(held, "storage", held)
-    whole = held
-    while pyarrow.types.is_list(held.type) or pyarrow.types.is_fixed_size_list(held.type):
+    whole, leaf, depth = held, held.type, 0
+    while pyarrow.types.is_list(leaf) or pyarrow.types.is_fixed_size_list(leaf):
+        leaf, depth = leaf.value_type, depth + 1
+    kind = WIDTHS.get(str(leaf))
+    if kind is None and not (pyarrow.types.is_integer(leaf) and depth == 1):
+        return None
+    while held.type != leaf:
         lengths = compute.call_function("list_value_length", [held]).unique().to_pylist()
-        if len(lengths) != 1 or not lengths[0]:
-            raise ValueError(f"rows of {lengths[:5]} entries; give them of one length")
+        if lengths in ([0], [None]):  # nothing stands in it
+            return None
+        if len(lengths) != 1:
+            raise ValueError(
+                f"{name}: rows of {lengths[:5]} entries; give them of one length, or leave it out"
+            )
         shape.append(lengths[0])
         held = held.flatten()
     if held.null_count or len(shape) < 2:
         return None
-    if pyarrow.types.is_integer(held.type) and len(shape) == 2:
-        return whole.to_pylist()
-    kind = WIDTHS.get(str(held.type))
     if kind is None:
-        return None
+        fits = compute.call_function("max", [held]).as_py() < 1 << 63  # in int64, as all ids do
+        return whole.to_pylist() if fits else None
     values = torch.from_numpy(held.to_numpy(zero_copy_only=False).copy()).view(shape)
     return Entry(tuple(shape), kind, lambda: values)
 

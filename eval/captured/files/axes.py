@@ -48,10 +48,10 @@ def take_layer(
     if len(shape) not in ORDERS or shape[-1] != D:
         return raw
     if raw.outputs.dtype in (torch.float64, *FLOATS.values()):
-        spread, numbers = raw, raw.outputs
+        full, numbers = raw, raw.outputs
     elif raw.outputs.dtype in (*BYTES.values(), *CODES.values()):
-        spread = _spread(raw)
-        numbers = _multiply(spread)
+        full = spread(raw)
+        numbers = _multiply(full)
     else:
         return raw
     for axis in range(len(shape) - 1):
@@ -77,7 +77,7 @@ def take_layer(
         entries = units.movedim(axis, 0)
         return torch.cat([entries[names.index(name)] for name in wanted], dim=-1)
 
-    whole = {name: getattr(spread, name) for name in UNITS}
+    whole = {name: getattr(full, name) for name in UNITS}
     return raw._replace(**{name: take(x) for name, x in whole.items() if x is not None})
 
 
@@ -151,11 +151,11 @@ class JoinedOutputs:
                     f"or {lacking[0]}.{companion}"
                 )
             order = ORDERS[first.outputs.dim()]
-            spread = [
+            full = [
                 spread_units(unit, first.outputs.shape, order, companion, first.outputs.device)
                 for unit in units.values()
             ]
-            return torch.cat(spread, dim=axis)
+            return torch.cat(full, dim=axis)
 
         joined = torch.cat([raw.outputs for raw in raws.values()], dim=axis)
         return Raw(joined, join("scale"), join("zero_point"), first.mask)
@@ -190,9 +190,14 @@ def choose_tensors(
     return {"+".join(names): JoinedOutputs({name: held[name] for name in names})}
 
 
-def _spread(raw: Raw) -> Raw:
-    """The same with a scale and a zero point for each number, where it has any."""
-    shape, order = raw.outputs.shape, ORDERS[raw.outputs.dim()]
+def spread(raw: Raw, order: str | None = None) -> Raw:
+    """The same with a scale and a zero point for each number, where it has any.
+
+    `order` is that of the axes, if not that of `ORDERS`; a tensor of more axes stays as it is.
+    """
+    shape, order = raw.outputs.shape, order or ORDERS.get(raw.outputs.dim())
+    if order is None:
+        return raw
     units = {
         name: spread_units(unit, shape, order, name, raw.outputs.device)
         for name in UNITS[1:]
@@ -201,12 +206,12 @@ def _spread(raw: Raw) -> Raw:
     return raw._replace(**units)
 
 
-def _multiply(spread: Raw) -> Tensor:
+def _multiply(raw: Raw) -> Tensor:
     """The numbers that codes of 8 bits stand for."""
-    codes: Any = spread.outputs.float()
-    if spread.zero_point is not None:
-        codes = codes - spread.zero_point
-    return codes if spread.scale is None else codes * spread.scale
+    codes: Any = raw.outputs.float()
+    if raw.zero_point is not None:
+        codes = codes - raw.zero_point
+    return codes if raw.scale is None else codes * raw.scale
 
 
 @torch.no_grad()

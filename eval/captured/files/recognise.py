@@ -172,13 +172,22 @@ def _list_torch(path: Path) -> Held:
         found = re.search(r"GLOBAL (\S+)", str(error))
         line = f"holds a {found[1]}" if found else first_line(error)
         raise RequestError(f"{path}: --torch-file: no tensors of torch.save ({line})") from None
-    tensors, facts = dict[str, Tensor](), dict[str, Any]()
+    tensors, facts, unread = dict[str, Tensor](), dict[str, Any](), list[str]()
     for name, value in held.items() if isinstance(held, dict) else [(path.stem, held)]:
         inside = list(_name_tensors(str(name), _join_steps(str(name), value)))
-        if twice := tensors.keys() & dict(inside).keys():
-            raise RequestError(f"{path}: --torch-file: {min(twice)} is the name of two tensors")
-        tensors |= dict(inside)
+        for inner, tensor in inside:
+            if inner in tensors:
+                raise RequestError(f"{path}: --torch-file: {inner} is the name of two tensors")
+            if tensor is None:
+                unread.append(inner)
+            else:
+                tensors[inner] = tensor
         facts |= {} if inside else {str(name): value}
+    if unread:
+        say_once(
+            f"{path}: not read, as its tensors lie in more than {DEEPEST} lists or dictionaries: "
+            + ", ".join(unread)
+        )
     if not tensors:
         raise RequestError(
             f"{path}: --torch-file: no tensors of torch.save ({type(held).__name__})"
@@ -186,7 +195,8 @@ def _list_torch(path: Path) -> Held:
     if odd := [name for name, tensor in tensors.items() if not is_plain(tensor)]:
         raise RequestError(f"{path}: --torch-file: {odd[0]}: {NOT_PLAIN}")
     check_size(path, sum(x.numel() * x.element_size() for x in tensors.values()))
-    return {name: make_entry(x.detach().resolve_neg()) for name, x in tensors.items()}, facts
+    plain = {name: x.detach().resolve_conj().resolve_neg() for name, x in tensors.items()}
+    return {name: make_entry(x) for name, x in plain.items()}, facts
 
 
 def _join_steps(name: str, value: Any) -> Any:
@@ -214,14 +224,32 @@ def _are_steps(layer: Sequence[Any]) -> bool:
     return T > 1 and len(kinds) == 1 and all(x.shape == (B, 1, D) for x in layer[1:])
 
 
-def _name_tensors(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Tensor]]:
-    """The tensors in a value of a file, with their names; lists may hold themselves."""
+def _name_tensors(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Tensor | None]]:
+    """The tensors in a value of a file, with their names; lists may hold themselves.
+
+    None stands for those in a list that lies in more than `DEEPEST` of them.
+    """
     if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, dict | list | tuple) and depth < DEEPEST:
         inner = value.items() if isinstance(value, dict) else enumerate(value)
         for key, part in inner:
             yield from _name_tensors(f"{name}.{key}", part, depth + 1)
+    elif _holds_tensors(value):
+        yield name, None
+
+
+def _holds_tensors(value: Any) -> bool:
+    """Whether a tensor lies anywhere in a value."""
+    seen, rest = set[int](), [value]
+    while rest:
+        part = rest.pop()
+        if isinstance(part, Tensor):
+            return True
+        if isinstance(part, dict | list | tuple) and id(part) not in seen:
+            seen.add(id(part))
+            rest += part.values() if isinstance(part, dict) else part
+    return False
 
 
 def _list_folder(path: Path) -> Held | None:

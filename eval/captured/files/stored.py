@@ -69,8 +69,13 @@ class Stored:
 
     @property
     def scaled(self) -> bool:
-        """Whether the format has 8 bits, which need a scale."""
+        """Whether the format has 8 bits or a few decimals, which no model computes in."""
         return self.format not in FLOATS
+
+    @property
+    def coarse(self) -> bool:
+        """Whether it has integers in units of a scale: a row of small numbers may be zeros."""
+        return self.format in CODES
 
     def to(self, device: torch.device) -> Stored:
         """The same on a device."""

@@ -134,9 +134,7 @@ def read_tensors(
     masks = {name: _mask_of(name, held) for name in known}
     found: dict[str, Outputs] = {}
     for name in names or known:
-        own = _companions_of(path, name, held, companions)
-        if scale is not None:
-            own["scale"] = scale
+        own = _companions_of(path, name, held, companions, scale)
         own |= masks[name]
         found[name] = Outputs(held[name], **{role: held[other] for role, other in own.items()})
     used = {*known, scale, *(mask for of in masks.values() for mask in of.values())}
@@ -214,7 +212,8 @@ def _split_companion(name: str) -> tuple[str, str] | None:
 
 def _may_be_outputs(name: str, entry: Entry, stored: str | None) -> bool:
     """Whether a tensor may be a site's outputs; ids, masks and texts may not."""
-    if len(entry.shape) < 2 or entry.kind in ("object", "str") or "mask" in name.lower():
+    is_mask = re.search(r"masks?(_\d+)?(\.|$)", name.lower())
+    if len(entry.shape) < 2 or entry.kind in ("object", "str") or is_mask:
         return False
     numbers = entry.kind in NUMBERS or not entry.kind.startswith(("int", "uint", "bool"))
     bits = stored in WORDS and entry.kind in ("int16", "uint16")
@@ -236,9 +235,15 @@ def _mask_of(name: str, held: dict[str, Entry]) -> dict[str, str]:
 
 
 def _companions_of(
-    path: Path, name: str, held: dict[str, Entry], companions: dict[str, tuple[str, str]]
+    path: Path,
+    name: str,
+    held: dict[str, Entry],
+    companions: dict[str, tuple[str, str]],
+    scale: str | None,
 ) -> dict[str, str]:
     """The names of the scale and the zero point that belong to a tensor, by role.
+
+    `scale` is the name of a tensor that is said to be the scale of all that have 8 bits.
 
     Raises:
         RequestError: two of one role, one beside numbers that need none, or one that is not known.
@@ -260,12 +265,19 @@ def _companions_of(
     for other, about in held.items():
         follows = eight_bits and other.startswith((f"{name}.", f"{name}_"))
         is_alike = len(about.shape) > 1 and about.shape[-1] == entry.shape[-1]  # a tensor itself
-        known = other in companions or other == f"{name}.{MASK}" or is_alike
+        known = other in companions or other in (scale, f"{name}.{MASK}") or is_alike
         if follows and not known:
             raise RequestError(
                 f"{path}: {other}: what it says of {name} is not known (known are {name}.scale and "
                 f"{name}.zero_point); apply it first"
             )
+    if scale is not None and eight_bits:
+        if own.get("scale", scale) != scale:
+            raise RequestError(
+                f"--scale {scale}: {path} holds {own['scale']} for {name}; leave it out, or name "
+                "others by --tensor"
+            )
+        own["scale"] = scale
     return own
 
 

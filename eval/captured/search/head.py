@@ -33,15 +33,22 @@ def solve_head(model: LanguageModel, stored: Stored) -> Stored:
     Steps are those that rounding in the logits leaves in the solution.
 
     Raises:
-        RequestError: a model whose logits are no linear map of the norm's outputs, another number
-            of logits than it has tokens, or logits that no outputs of its norm have.
+        RequestError: a model whose logits are no linear map of the norm's outputs or too few to
+            solve for them, another number of logits than it has tokens, or logits that no outputs
+            of its norm have.
     """
     cap = _find_cap(model)
     weight, bias = (x.double().cpu() for x in read_head(model, cap))
     values, step = stored.values.double().cpu(), stored.step.double().cpu()
-    V, count = len(weight), values.shape[-1]
+    (V, D), count = weight.shape, values.shape[-1]
     if count not in (V, V + model.padding_rows):
         raise ArgumentError("outputs", f"{count} logits; this model has {V} tokens")
+    if V <= D:  # they tell V - 1 numbers, as a constant is free
+        raise ArgumentError(
+            "outputs",
+            f"{V} logits are too few to solve for the {D} numbers behind the final norm; give "
+            "those numbers, as --part final",
+        )
     if count > V:
         say_once(f"logits: the last {count - V} of {count} are of no token, and left out")
     weight = weight - weight.mean(dim=0)

@@ -162,6 +162,32 @@ def test_a_cache_of_other_axes_is_told_by_the_width(llama, part, change, seen, c
     assert f"read as {seen}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["--layer", "2", "--part", "value"], ["--part", "value"]])
+@pytest.mark.parametrize("form", ["float", "int8"])
+def test_a_mask_is_of_tokens_also_before_an_axis_of_heads(
+    llama, words, form, tmp_path, monkeypatch, capsys
+):
+    """It was refused, as not of the tensor's third axis."""
+    checkpoint, _ = llama
+    monkeypatch.setattr("eval.models.checkpoint.open_model", lambda *_: checkpoint)
+    cache = their_model("llama")(tokens_of(*TEXTS)).past_key_values.layers[1]
+    x = cache.values.transpose(1, 2).contiguous()
+    held = {"x": x}
+    if form == "int8":
+        scale = x.abs().amax(-1, keepdim=True) / 127
+        held = {"x": (x / scale).round().to(torch.int8), "x.scale": scale}
+    mask = torch.ones(len(TEXTS), len(TEXT), dtype=torch.long)
+    mask[1, 6:] = 0
+    save_file(held | {"attention_mask": mask}, tmp_path / "c.safetensors")
+    command = ["recover", str(tmp_path / "c.safetensors"), "--model", "theirs", *words]
+    assert main([*command, "--corpus", "toy:400", "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["site"], row["text"]) for row in rows] == [
+        ("value.2", TEXTS[0]),
+        ("value.2", TEXTS[1][:6]),
+    ]
+
+
 def test_a_cache_of_as_many_positions_as_heads_is_refused(llama):
     checkpoint, _ = llama
     keys = their_model("llama")(tokens_of(*TEXTS)).past_key_values.layers[1].keys

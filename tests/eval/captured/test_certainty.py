@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -141,12 +142,28 @@ def test_a_tail_that_nothing_fits_takes_no_certificate_from_what_is_before(spoil
         assert len(text) > 8
 
 
+def stored_as(form, x) -> dict[str, Any]:
+    """The arguments of `recover` for states in a format."""
+    if form == "int8":
+        scale = float(x.abs().max()) / 127 or 1.0
+        return {"outputs": (x / scale).round().to(torch.int8), "scale": scale}
+    if form == "4 decimals":
+        return {"outputs": torch.tensor(x.double().numpy().round(4).tolist())}
+    return {"outputs": x.to(getattr(torch, form))}
+
+
+def begin_with_zeros(x):
+    return x * (torch.arange(19) > 2)[:, None]
+
+
 ZEROS = {
-    "everywhere": (lambda x: 0 * x, "positions 0 to 18 hold zeros only"),
-    "nearly": (lambda x: x / x.abs().max() * 1e-30, "positions 0 to 18 hold zeros only"),
-    "at first": (lambda x: x * (torch.arange(19) > 2)[:, None], "give the rows from 3 on alone"),
-    "of codes": (lambda x: 0 * x.to(torch.int8), "positions 0 to 18 hold zeros only"),
-}  # fmt: skip
+    "everywhere": ("float32", lambda x: 0 * x, "positions 0 to 18 hold zeros only"),
+    "nearly": ("float32", lambda x: x / x.abs().max() * 1e-30, "positions 0 to 18 hold zeros only"),
+    "at first": ("float32", begin_with_zeros, "give the rows from 3 on alone"),
+    "at first, of fp8": ("float8_e4m3fn", begin_with_zeros, "give the rows from 3 on alone"),
+    "at first, printed": ("4 decimals", begin_with_zeros, "give the rows from 3 on alone"),
+    "of codes": ("int8", lambda x: 0 * x, "positions 0 to 18 hold zeros only"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -164,9 +181,20 @@ def zero_embedded():
 def test_zeros_alone_are_refused(zero_embedded, kind, layer):
     """They were the padding token's outputs, certain."""
     model, _, _, states = zero_embedded
-    change, said = ZEROS[kind]
+    form, change, said = ZEROS[kind]
     with one_line(RequestError, said):
-        recover(model, change(states), layer=layer, scale=1.0 if kind == "of codes" else None)
+        recover(model, **stored_as(form, change(states)), layer=layer)
+
+
+@pytest.mark.parametrize("form", ["int8", "float8_e4m3fn", "4 decimals"])
+def test_a_prompt_of_zeros_beside_another_is_unknown_in_any_format(zero_embedded, form):
+    model, ids, _, states = zero_embedded
+    two = stored_as(form, torch.cat([states, 0 * states]))
+    found = recover(model, **two, layer=1, corpus="toy:400")
+    assert set(found.grades[1]) == {"unknown"}
+    certain = torch.tensor([grade == "certain" for grade in found.grades[0]])
+    assert torch.equal(found.tokens[0][certain], ids[0][certain])
+    assert bool(certain.any())
 
 
 @pytest.mark.parametrize("layer", [None, 1])

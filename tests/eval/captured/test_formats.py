@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from eval import RequestError, recover
 from eval.__main__ import main
 from eval.captured.files.recognise import read_capture
-from eval.captured.files.stored import BYTES, read_stored, view_bits
+from eval.captured.files.stored import BYTES, FORMATS, read_stored, view_bits
+from eval.commands.recover import Format
 from tests.said import one_line
 
 
@@ -273,3 +274,19 @@ def test_a_row_without_a_scale_is_left_out(captured):
     shown = list(range(11))
     found = recover(model, codes, scale=scale, layer=2, shown=shown, corpus="toy:400")
     assert found.tokens.tolist() == states["tokens"][:1, :11].tolist()
+
+
+@pytest.mark.parametrize("printed", [True, False])
+def test_a_scale_is_named_where_a_number_lacks_one(captured, printed):
+    """Of printed numbers it was named too."""
+    model, states = captured
+    given = stored_as("2 decimals" if printed else "fp8 by token", states["2"])
+    given["outputs" if printed else "scale"][:, 3] = torch.nan
+    with pytest.raises(RequestError) as caught:
+        recover(model, **given, layer=2, corpus="toy:400")
+    assert "not finite at positions 3" in str(caught.value)
+    assert ("scale" in str(caught.value)) != printed
+
+
+def test_the_flag_has_all_formats():
+    assert {*get_args(Format)} == {*FORMATS}

@@ -8,6 +8,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from eval import RequestError, open_model, recover
+from eval.captured.files.stored import read_stored
+from eval.captured.search.head import solve_head
 from eval.messages import say_once
 from tests.arch.cases import byte_tokenizer
 from tests.arch.pretrained.test_decoder import GROUPED
@@ -88,6 +90,14 @@ def test_other_numbers_are_refused(scored):
         recover(model, logits, part="logits", layer=1, corpus="toy:400")
     with one_line(RequestError, f"{logits.shape[-1] - 1} logits"):
         recover(model, logits[..., 1:], part="logits", corpus="toy:400")
+
+
+def test_logits_of_fewer_tokens_than_the_stream_has_numbers_are_refused(small_model):
+    """They were said to be no logits of the model."""
+    model = small_model(vocab_size=32)
+    logits = model(torch.arange(6)[None])
+    with one_line(RequestError, "--part final"):
+        solve_head(model, read_stored(logits))
 
 
 def test_certain_tokens_of_rounded_logits_are_right(scored):

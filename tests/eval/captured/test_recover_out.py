@@ -96,9 +96,9 @@ def test_another_tensor_of_one_name_is_another_question(words):
     assert [row["text"] for row in rows_of(words)] == list(TEXTS)
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_rows_that_a_mask_leaves_out_are_not_read(words, side, tmp_path, capsys):
-    checkpoint = open_model(words[2])
+def padded(model, side):
+    """Outputs of both texts in one tensor, whose other rows are drawn, and their mask."""
+    checkpoint = open_model(model)
     rows = [next(activations(checkpoint, [text], 1)).outputs["block.1"][0] for text in TEXTS]
     T = 3 + max(map(len, rows))
     outputs = torch.randn(
@@ -108,16 +108,34 @@ def test_rows_that_a_mask_leaves_out_are_not_read(words, side, tmp_path, capsys)
     for prompt, held in enumerate(rows):
         kept = slice(T - len(held), T) if side == "left" else slice(0, len(held))
         outputs[prompt, kept], mask[prompt, kept] = held, 1
+    return outputs, mask
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_rows_that_a_mask_leaves_out_are_not_read(words, side, tmp_path, capsys):
+    outputs, mask = padded(words[2], side)
     save_file({"block.1": outputs, "attention_mask": mask}, words[0])
     assert main(["recover", *words]) == 0
     assert [row["text"] for row in rows_of(words)] == list(TEXTS)
     hole = mask.clone()
-    hole[0, T // 2] = 0
+    hole[0, mask.shape[1] // 2] = 0
     added_to_scores = torch.where(mask == 1, 0.0, -torch.inf)
     for wrong in (hole, added_to_scores, 0 * mask):
         save_file({"block.1": outputs, "attention_mask": wrong}, words[0])
         assert main(["recover", *words]) == 2
         assert "attention_mask of prompt 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("axes", [(-1,), (0, 1), (0, 2)], ids=["token", "channel", "position"])
+def test_rows_of_codes_that_a_mask_leaves_out_are_not_read(words, axes):
+    """The mask was not used beside a scale that has not a number for each code."""
+    outputs, mask = padded(words[2], "left")
+    scale = outputs.abs().amax(axes, keepdim=True) / 127
+    held = {"block.1": (outputs / scale).round().to(torch.int8), "attention_mask": mask}
+    held["block.1.scale"] = scale if axes == (-1,) else scale.flatten()
+    save_file(held, words[0])
+    assert main(["recover", *words]) == 0
+    assert [row["text"] for row in rows_of(words)] == list(TEXTS)
 
 
 HILL = """
@@ -157,3 +175,6 @@ def test_a_scale_that_the_file_holds_is_not_overruled_in_silence(words, tmp_path
     save_file({"block.1": codes, "block.1.scale": torch.full((3, 1), 0.1)}, file)
     assert main(["recover", str(file), *words[1:], "--scale", "0.2"]) == 2
     assert "--scale 0.2: the file holds a scale of block.1" in capsys.readouterr().err
+    save_file({"block.1": 0.1 * codes.float(), "units": torch.ones(3, 1)}, file)
+    assert main(["recover", str(file), *words[1:], "--scale", "units"]) == 2
+    assert "--scale units: " in capsys.readouterr().err

@@ -58,6 +58,7 @@ SAVED = {
     "a cache": ({"cache": {"key": ((S,), (S[None],))}}, ["cache.key.0.0", "cache.key.1.0"]),
     "a tuple": ((S, S.bfloat16()), ["a.0", "a.1"]),
     "a tensor": (S.t().requires_grad_(), ["a"]),
+    "a conjugate": (torch.complex(S, S).conj(), ["a"]),
     "steps of generate": ({"h": ((S[None], S[None]), (S[None, :1], S[None, :1]))}, ["h.0", "h.1"]),
     "no steps": ((((S[None],), (S[None],))), ["a.0.0", "a.1.0"]),
     "lists of none": ({"h": ((), ()), "x": S}, ["x"]),
@@ -71,7 +72,10 @@ def test_tensors_of_torch_save_are_read_where_the_flag_says_so(tmp_path, kind):
     torch.save(held, tmp_path / "a.pt")
     outputs = read_capture(tmp_path / "a.pt", torch_file=True).outputs
     assert list(outputs) == names
-    assert all(entry.read().outputs.shape[-1] in X.shape for entry in outputs.values())
+    for entry in outputs.values():
+        held = entry.read().outputs
+        assert held.shape[-1] in X.shape
+        assert not held.is_conj()
 
 
 def test_the_steps_of_a_generation_are_one_text(tmp_path, capsys):
@@ -89,6 +93,8 @@ def test_the_steps_of_a_generation_are_one_text(tmp_path, capsys):
     ("held", "said"),
     [
         ({"a.0": S, "a": [S]}, "a.0 is the name of two tensors"),
+        ({"a": {1: S, "1": S}}, "a.1 is the name of two tensors"),
+        ({"a": [[[[S]]]]}, "no tensors of torch.save (dict)"),
         ({"text": "a"}, "no tensors of torch.save (dict)"),
         ({"model__layers__1": S, "more": S}, "beside captures of vLLM-Hook"),
         ({"a": ITSELF}, ""),
@@ -104,11 +110,21 @@ def test_what_torch_save_wrote_is_read_or_refused_in_one_line(tmp_path, held, sa
             read_capture(tmp_path / place, torch_file=True)
 
 
+def test_tensors_that_lie_too_deep_are_named(tmp_path, capsys):
+    torch.save({"a": [[{"b": [S]}, ["text"]], S], "c": [ITSELF]}, tmp_path / "a.pt")
+    outputs = read_capture(tmp_path / "a.pt", torch_file=True).outputs
+    assert list(outputs) == ["a.1", "c.0.0", "c.0.1.0"]
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "not read" in line]
+    assert line.endswith(": a.0.0.b, c.0.1.1")
+
+
 def test_columns_of_a_folder_of_datasets_are_tensors(tmp_path, capsys):
     import datasets
 
     held = {"states": X[None].repeat(2, 0), "input_ids": np.ones((2, 5), int),
-            "attention_mask": np.ones((2, 5), int), "text": ["a", "b"]}  # fmt: skip
+            "attention_mask": np.ones((2, 5), int), "text": ["a", "b"],
+            "words": [["a"], ["b", "c"]], "tags": [[], []], "boxes": [[[1]], [[1], [2]]],
+            "hashes": np.full((2, 3), 1 << 63, np.uint64)}  # fmt: skip
     datasets.Dataset.from_dict(held).save_to_disk(tmp_path)
     capsys.readouterr()
     ((name, outputs),) = read_capture(tmp_path).outputs.items()
@@ -117,6 +133,16 @@ def test_columns_of_a_folder_of_datasets_are_tensors(tmp_path, capsys):
     assert outputs.mask is not None
     assert outputs.mask.shape == (2, 5)
     assert "input_ids: by name the tokens themselves, in clear" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["input_ids", "scores"])
+def test_a_column_of_unlike_lengths_is_named(tmp_path, name):
+    import datasets
+
+    rows = [[1], [1, 2]] if name == "input_ids" else [[1.0], [1.0, 2.0]]
+    datasets.Dataset.from_dict({"states": X[None].repeat(2, 0), name: rows}).save_to_disk(tmp_path)
+    with one_line(RequestError, f"{name}: rows of [1, 2]"):
+        read_capture(tmp_path)
 
 
 def test_arrays_of_an_archive_are_read_by_name(tmp_path, capsys):
@@ -303,6 +329,44 @@ def test_a_companion_that_is_not_known_is_named(tmp_path, held, seen):
     save_file(held, tmp_path / "a.safetensors")
     with one_line(RequestError, seen):
         read_tensors(tmp_path / "a.safetensors")
+
+
+@pytest.mark.parametrize("scale", ["s", "a.scale_inv", "a.absmax", "a_scale"])
+def test_a_tensor_that_is_said_to_be_the_scale_is_that_of_numbers_of_8_bits(tmp_path, scale):
+    """Other tensors were left out, and names of the tensor's own were not known."""
+    units = torch.rand(5, 1)
+    save_file({"a": INTEGERS, "b": S.clone(), scale: units}, tmp_path / "a.safetensors")
+    outputs = read_capture(tmp_path / "a.safetensors", None, scale).outputs
+    held: dict[str, Any] = {name: entry.read() for name, entry in outputs.items()}
+    assert held.keys() == {"a", "b"}
+    assert torch.equal(held["a"].scale, units)
+    assert held["b"].scale is None
+
+
+@pytest.mark.parametrize("own", ["a.scale", "a_scales", "scale"])
+def test_a_tensor_that_is_said_to_be_the_scale_overrules_none_in_silence(tmp_path, own):
+    path, one = tmp_path / "a.safetensors", torch.ones(5, 1)
+    save_file({"a": INTEGERS, own: one, "other": 2 * one}, path)
+    with one_line(RequestError, f"--scale other: {path} holds {own} for a"):
+        read_tensors(path, scale="other")
+    held: Any = read_tensors(path, scale=own)["a"].read()
+    assert torch.equal(held.scale, one)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_mask"),
+    [
+        ("unmasked_states", False),
+        ("masked.block.3", False),
+        ("causal_mask", True),
+        ("attention_mask.full_attention", True),
+        ("Masks_0", True),
+    ],
+)
+def test_masks_are_no_outputs(tmp_path, name, is_mask):
+    """By a part of the name, outputs of others were passed over."""
+    save_file({name: S.clone(), "block.1": S.clone()}, tmp_path / "a.safetensors")
+    assert (name not in read_tensors(tmp_path / "a.safetensors")) == is_mask
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ within a row are not. Of a model that transformers runs, a hook is named by its 
 
 import math
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -56,7 +57,8 @@ def read(source: Source) -> Capture:
     width)`. SAELens: `(B, T, width)`, and in newer folders `token_ids`, `(B, T)`.
 
     Raises:
-        RequestError: no hook that is known, another shape or type, or ids of fewer positions.
+        RequestError: no hook that is known, another shape or type, or ids that are no rows of whole
+            numbers, or of fewer positions.
     """
     outputs, differing = dict[str, Outputs](), dict[str, None]()
     for name, entry in source.entries.items():
@@ -80,10 +82,7 @@ def read(source: Source) -> Capture:
     if unread:
         kind += f"; not read: {', '.join(unread)}"
     if ids is not None:
-        (*axes, T), held = next(iter(outputs.values())).outputs.shape[:-1], len(ids[0])
-        if math.prod(axes) != len(ids) or held < T:
-            said = f"{IDS} of {len(ids)} prompts of {held} tokens, hooks {(*axes, T)}"
-            raise source.refuse(f"{said}; give those of the same text")
+        T, held = _count_tokens(source, outputs, ids), len(ids[0])
         if held > T:
             why = f"has outputs of {T} of its {held} tokens alone; leave --verify out"
             return Capture(kind[:900], {}, ids, refusal=why)
@@ -102,12 +101,40 @@ def _find_hook(name: str) -> Hook | None:
 
 
 def _read_ids(source: Source) -> list[list[int]] | None:
-    """The tokens of each prompt; None where they do not stand in it."""
-    if (entry := source.entries.get(IDS)) is None:
-        return source.facts.get(IDS)
-    if entry.kind not in INTEGERS or len(entry.shape) not in (1, 2) or not min(entry.shape):
-        raise source.refuse(f"{IDS} {entry}: give int64, (B, T)")
-    return entry.read().view(-1, entry.shape[-1]).tolist()
+    """The tokens of each prompt; None where they do not stand in it.
+
+    Raises:
+        RequestError: they are no rows of whole numbers of one length.
+    """
+    if (entry := source.entries.get(IDS)) is not None:
+        if entry.kind not in INTEGERS or len(entry.shape) not in (1, 2) or not min(entry.shape):
+            raise source.refuse(f"{IDS} {entry}: give int64, (B, T)")
+        return entry.read().view(-1, entry.shape[-1]).tolist()
+    if (ids := source.facts.get(IDS)) is None:
+        return None
+    lists = (list, tuple)
+    is_nested = isinstance(ids, lists) and all(isinstance(row, lists) for row in ids)
+    rows = list(ids) if is_nested else [ids]
+    whole = all(isinstance(row, lists) and all(type(x) is int for x in row) for row in rows)
+    if not whole or not rows or not rows[0] or len({len(row) for row in rows}) > 1:
+        raise source.refuse(f"{IDS} {ids!r:.50}: give whole numbers, (B, T)")
+    return [list(row) for row in rows]
+
+
+def _count_tokens(source: Source, outputs: Mapping[str, Outputs], ids: list[list[int]]) -> int:
+    """The tokens of each prompt whose outputs all hooks hold.
+
+    Raises:
+        RequestError: a hook of another number of prompts than of ids, or of more tokens.
+    """
+    held, least = len(ids[0]), len(ids[0])
+    for site, read in outputs.items():
+        *axes, T = read.outputs.shape[:-1]
+        if math.prod(axes) != len(ids) or held < T:
+            said = f"{IDS} of {len(ids)} prompts of {held} tokens, hooks {site} {(*axes, T)}"
+            raise source.refuse(f"{said}; give those of the same text")
+        least = min(least, T)
+    return least
 
 
 def _are_equal(first: Outputs, second: Outputs) -> bool:

@@ -39,6 +39,8 @@ def read(source: Source) -> Capture:
             f"has states of {T} of its {ids.shape[0]} tokens alone, as vLLM writes them with "
             "prefix caching; capture with --no-enable-prefix-caching, or leave --verify out"
         )
+        if T == 1:
+            why += "; if its first axis is that of prompts, save (T, width)"
         return Capture(f"vLLM: {ids.shape[0]} token ids", {}, [ids.read().tolist()], refusal=why)
     if ids.shape != (T,) or not T * layers * width:
         raise source.refuse(f"{IDS} {ids}: {STATES} {states} has {T} tokens; give both whole")

@@ -1,5 +1,8 @@
 """Activations by the names of TransformerLens' hooks: a dictionary, and SAELens' folder."""
 
+import contextlib
+import json
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -103,6 +106,8 @@ def test_ids_beside_the_hooks_of_one_file_are_read(engine, ask, tmp_path):
     [
         ({HOOK: torch.ones(1, 4, 9), "token_ids": torch.ones(1, 3).long()}, "3 tokens"),
         ({HOOK: torch.ones(2, 4, 9), "token_ids": torch.ones(1, 4).long()}, "1 prompts"),
+        ({HOOK: torch.ones(1, 4, 9), "blocks.2.hook_resid_post": torch.ones(2, 4, 9),
+          "token_ids": torch.ones(1, 4).long()}, "block.3 (2, 4)"),
         ({HOOK: torch.ones(1, 4, 9), "token_ids": torch.ones(1, 4)}, "token_ids (1, 4) float32"),
         ({"blocks.1.hook_sae_acts_post": torch.ones(1, 4, 9)}, "latents"),
         ({HOOK: torch.ones(4)}, "(B, T, width)"),
@@ -110,10 +115,36 @@ def test_ids_beside_the_hooks_of_one_file_are_read(engine, ask, tmp_path):
         ({"blocks.1.attn.hook_v": torch.ones(1, 1, 4, 2, 3)}, "heads"),
         ({"activations": torch.ones(4), "locations": torch.ones(4, 3)}, "latents of an SAE"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_site_is_one_line(tmp_path, held, seen):
     with one_line(RequestError, seen):
         read_capture(write(tmp_path / "a.safetensors", held))
+
+
+@pytest.mark.parametrize("kind", ["torch", "JSON"])
+@pytest.mark.parametrize(
+    ("ids", "good"),
+    [
+        ([4, 5, 6], True),
+        ([[4, 5, 6]], True),
+        ([], False),
+        ([[]], False),
+        ([[4, 5], [6]], False),
+        ([4, [5, 6]], False),
+        ([4.0, 5.0, 6.0], False),
+        ("4 5 6", False),
+    ],
+)
+def test_ids_that_stand_as_lists_are_rows_of_whole_numbers(tmp_path, kind, ids, good):
+    """Of one row, they were a traceback."""
+    held, file = {HOOK: torch.ones(1, 3, 9)}, tmp_path / "a.pt"
+    if kind == "torch":
+        torch.save(held | {"token_ids": ids}, file)
+    else:
+        file = write(tmp_path / "a.safetensors", held)
+        file.with_suffix(".json").write_text(json.dumps({"token_ids": ids}))
+    with contextlib.nullcontext() if good else one_line(RequestError, "token_ids"):
+        assert read_capture(file, torch_file=kind == "torch").ids == [[4, 5, 6]]
 
 
 def test_rows_of_unlike_lengths_are_one_line(engine, tmp_path):

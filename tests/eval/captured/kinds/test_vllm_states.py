@@ -96,6 +96,7 @@ def test_a_file_that_is_being_written_is_refused(ask, file):
         ({}, ["--scale", "other"], "leave it out"),
         ({}, ["--tensor", "other"], "hidden_states.0"),
         ({}, ["--verify", "--layer", "9"], "9 is not among them"),
+        ({"hidden_states": torch.ones(1, 19, 32)}, ["--verify"], "save (T, width)"),
     ],
 )
 def test_what_cannot_be_read_is_one_line(engine, ask, tmp_path, changes, words, seen):
