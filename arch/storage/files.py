@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -11,8 +12,8 @@ from typing import Any
 from arch.config import parse_object
 from arch.errors import ModelError, printable
 
-UNWRITTEN = {"__pycache__", ".DS_Store"}
-"""What Python and macOS leave in a directory that they only read."""
+UNWRITTEN = re.compile(r"__pycache__|\.DS_Store|\..*\.tmp")
+"""What Python and macOS leave in a directory that they only read, and an interrupted write."""
 
 
 def write_file(path: Path, content: bytes | memoryview) -> None:
@@ -148,7 +149,8 @@ def _check_replaceable(directory: Path, files: Mapping[str, bytes]) -> None:
     """
     seen, written = "is a file", set(files)
     if directory.is_dir():
-        held = {path.name for path in directory.iterdir()} - UNWRITTEN
+        names = {path.name for path in directory.iterdir()}
+        held = {name for name in names if not UNWRITTEN.fullmatch(name)}
         if not held or held == written:
             return
         others = sorted(held - written)
