@@ -38,7 +38,7 @@ class Beside:
 @torch.no_grad()
 def choose_rivals(problem: Problem, tokens: Tensor) -> Tensor:
     """The rivals of `(B, T)` tokens, all of them shown in float32: `(B, T, N)`."""
-    known, near = _likeliest(problem, tokens, EXACT_RIVALS), _nearest_rows(problem.circuit, tokens)
+    known, near = _likeliest(problem, tokens, EXACT_RIVALS), nearest_rows(problem.circuit, tokens)
     rivals = [
         _join_rivals(problem.circuit, tokens, t, [known[t]], near[:, t])
         for t in range(problem.length)
@@ -70,7 +70,7 @@ def find_alike(
             fits = agreement.of_span(beside.outputs[:, t, :, None], t)
             _note(alike, t, beside.tokens[:, t], fits)
         return alike
-    near = _nearest_rows(circuit, tokens)
+    near = nearest_rows(circuit, tokens)
     count = EXACT_RIVALS if agreement.stored.format == "fp32" else RIVALS
     known, slopes = _likeliest(problem, tokens, count), None
     if not bool(counted.all()):
@@ -147,7 +147,7 @@ def _likeliest(problem: Problem, tokens: Tensor, count: int) -> dict[int, Tensor
     return found
 
 
-def _nearest_rows(circuit: Circuit, tokens: Tensor) -> Tensor:
+def nearest_rows(circuit: Circuit, tokens: Tensor) -> Tensor:
     """The tokens of rows and of directions nearest those of `(B, T)` tokens, `(B, T, N)`."""
     rows = circuit.vocabulary
     directions = nn.functional.normalize(rows - rows.mean(dim=1, keepdim=True), dim=1)

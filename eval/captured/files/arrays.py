@@ -211,7 +211,8 @@ def _read_column(name: str, column: Any) -> Entry | list[list[int]] | None:
         held = held.chunk(0)
     held = getattr(held, "storage", held)
     whole, leaf, depth = held, held.type, 0
-    while pyarrow.types.is_list(leaf) or pyarrow.types.is_fixed_size_list(leaf):
+    kinds = pyarrow.types
+    while kinds.is_list(leaf) or kinds.is_large_list(leaf) or kinds.is_fixed_size_list(leaf):
         leaf, depth = leaf.value_type, depth + 1
     kind = WIDTHS.get(str(leaf))
     if kind is None and not (pyarrow.types.is_integer(leaf) and depth == 1):

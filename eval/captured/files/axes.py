@@ -45,7 +45,7 @@ def take_layer(
     """
     D, n_layers = model.config.d_model, len(model.blocks)
     shape = tuple(raw.outputs.shape)
-    if len(shape) not in ORDERS or shape[-1] != D:
+    if len(shape) not in ORDERS or shape[-1] != D or not raw.outputs.numel():
         return raw
     if raw.outputs.dtype in (torch.float64, *FLOATS.values()):
         full, numbers = raw, raw.outputs
@@ -169,7 +169,7 @@ def choose_tensors(
     Those of several layers are joined. Where none is named so, all are what is asked for.
 
     Raises:
-        RequestError: it names sites, and not all of several layers are among them.
+        RequestError: it names sites, and not all of several layers are among them, or one twice.
     """
     sites = {name: site for name in held if (site := name_site(name))}
     if len(layers) < 2 or not sites:
@@ -185,6 +185,11 @@ def choose_tensors(
         raise RequestError(
             f"--layer: {missing[0]} is not among {', '.join(sites)}; layers are joined where each "
             "has a tensor; give others, or --part"
+        )
+    if twice := [n for n, site in sites.items() if site in wanted and by_site[site] != n]:
+        raise RequestError(
+            f"--layer: {twice[0]} and {by_site[sites[twice[0]]]} are of one site; layers of one "
+            "request are joined; give its tensors in a file of their own"
         )
     names = [by_site[site] for site in wanted]
     return {"+".join(names): JoinedOutputs({name: held[name] for name in names})}

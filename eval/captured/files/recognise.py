@@ -172,6 +172,11 @@ def _list_torch(path: Path) -> Held:
         found = re.search(r"GLOBAL (\S+)", str(error))
         line = f"holds a {found[1]}" if found else first_line(error)
         raise RequestError(f"{path}: --torch-file: no tensors of torch.save ({line})") from None
+    if isinstance(held, dict) and held.get("beam_indices") is not None:
+        raise RequestError(
+            f"{path}: --torch-file: of a beam search: rows of later steps are of other beams than "
+            "these rows before; order them by beam_indices, and leave that out of the file"
+        )
     tensors, facts, unread = dict[str, Tensor](), dict[str, Any](), list[str]()
     for name, value in held.items() if isinstance(held, dict) else [(path.stem, held)]:
         inside = list(_name_tensors(str(name), _join_steps(str(name), value)))

@@ -230,7 +230,10 @@ def spread_units(
             f"{name}: of {_kind(units)}, as exponents of powers of two (MX formats) or scales that "
             "are quantised themselves are kept; give what they stand for, as floats"
         )
-    units = units.detach().float()
+    try:
+        units = units.detach().float()
+    except RuntimeError:  # of 4 bits, which torch holds and does not convert
+        raise RequestError(f"{name}: of {_kind(units)}; give floats") from None
     if units.numel() == 1:
         return units.reshape(()).expand(shape)
     readings = [reading.expand(shape) for reading in _readings(units, shape, order)]

@@ -18,7 +18,7 @@ from arch.kernels.arithmetic import plain_arithmetic
 from eval.captured.answer import Recovered
 from eval.captured.certainty.certify import CHANCE
 from eval.captured.certainty.likelihood import WHOLE, limit_chances, probability
-from eval.captured.certainty.rivals import NAMED
+from eval.captured.certainty.rivals import NAMED, nearest_rows
 from eval.captured.files.stored import is_plain, read_stored
 from eval.captured.search.head import read_head
 from eval.inversion.guesses import open_readbacks
@@ -121,10 +121,9 @@ class _Search:
         if self.likely is not None:
             tokens, outputs = self._run(self.likely, tokens, outputs)
         guesses, size = self._guess(ids, values, outputs), min(SHORTLIST, V)
+        more = _best(guesses, tokens, size)
         while True:
-            guesses[tokens] = -torch.inf
-            best = guesses.topk(min(size, V - len(tokens))).indices
-            tokens, outputs = self._run(best, tokens, outputs)
+            tokens, outputs = self._run(more, tokens, outputs)
             scores = self._score(outputs, ids)
             errors, half = scores - values, step / 2
             if self.shifted:
@@ -133,11 +132,16 @@ class _Search:
             terms = float(outputs.norm(dim=1).max()) * self.longest + float(-values.min())
             slack = ROUNDING * torch.finfo(torch.float32).eps * terms
             agree = (errors <= half + slack).all(dim=1)
-            if bool(agree.any()) or len(tokens) >= min(V, WHOLE):
+            fits = int(agree.sum())
+            if fits == 1:  # one of an equal row agrees too, however unlikely it seemed
+                near = nearest_rows(self.circuit, tokens[agree][None]).flatten().unique()
+                more = near[~torch.isin(near, tokens)]
+            if fits > 1 or (fits and not len(more)) or len(tokens) >= min(V, WHOLE):
                 break
-            size *= 4
-        spread = scores.std(dim=0).clamp(min=torch.finfo(scores.dtype).tiny)
-        by_chance = float(torch.special.erf((half + slack) / (2 * spread)).log().sum())
+            if not fits:
+                size *= 4
+                more = _best(guesses, tokens, size)
+        by_chance = self._log_chance(scores, half + slack)
         distances = errors.norm(dim=1)
         order = torch.where(agree, distances, distances + distances.max() + 1).argsort()
         chance = 1.0
@@ -156,6 +160,20 @@ class _Search:
             len(tokens),
             by_chance < math.log(CHANCE / V),
         )
+
+    def _log_chance(self, scores: Tensor, tolerance: Tensor) -> float:
+        """The log of the chance that scores of another token agree within `(k,)` tolerances.
+
+        The scores of the tokens that were run, `(N, k)`, differ along their singular vectors. Along
+        some they differ by nothing: where rows of the head are equal, or where scores are compared
+        up to a constant.
+        """
+        apart = scores - scores.mean(dim=0)
+        if self.shifted:
+            apart = apart - apart.mean(dim=1, keepdim=True)
+        spread = torch.linalg.svdvals(apart) / len(apart) ** 0.5
+        spread = spread.clamp(min=torch.finfo(scores.dtype).tiny)
+        return float(torch.special.erf(tolerance.max() / (2 * spread)).log().sum())
 
     def _guess(self, ids: Tensor, values: Tensor, outputs: Tensor) -> Tensor:
         """How likely each token is by the read-back, `(V,)`; outputs of known ones are `(n, D)`."""
@@ -184,6 +202,12 @@ class _Search:
             logits = part @ self.weight.T + self.bias
             scores.append((logits[:, ids] - logits.logsumexp(dim=1, keepdim=True)).double())
         return torch.cat(scores)
+
+
+def _best(guesses: Tensor, known: Tensor, count: int) -> Tensor:
+    """The likeliest tokens by `(V,)` guesses that were not run yet."""
+    guesses[known] = -torch.inf
+    return guesses.topk(min(count, len(guesses) - len(known))).indices
 
 
 def _answer(checkpoint: "Checkpoint", found: list[Position], format: str) -> Recovered:

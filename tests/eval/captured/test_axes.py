@@ -366,6 +366,15 @@ def test_layers_of_different_requests_are_not_joined(theirs, tmp_path, monkeypat
     assert "block.2" in capsys.readouterr().err
 
 
+def test_two_requests_of_one_site_are_not_joined(tmp_path, capsys):
+    """The last one's tensors were taken, and the others left out in silence."""
+    file = tmp_path / "captured.safetensors"
+    names = [f"request_{n}.key_cache.{layer}" for n in (0, 1) for layer in (0, 1)]
+    save_file({name: torch.randn(5, 32) for name in names}, file)
+    with one_line(RequestError, "are of one site"):
+        choose_tensors(read_tensors(file), [1, 2], "rotated_key")
+
+
 @pytest.mark.parametrize("companion", ["scale", "zero_point"])
 def test_a_scale_that_one_of_several_layers_lacks_is_refused(companion, tmp_path):
     codes = torch.randint(-100, 100, (5, 32), dtype=torch.int8)

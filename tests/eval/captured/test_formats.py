@@ -59,6 +59,7 @@ def test_other_numbers_have_no_decimals(size):
     assert "decimals" not in read_stored(torch.arange(360.0).view(1, 40, 9)).format
 
 
+FP4 = torch.float4_e2m1fn_x2
 SHAPES = [
     # outputs, scale or zero point, as which it is laid along the outputs
     ((2, 5, 8), (), (1, 1, 1)),
@@ -120,6 +121,7 @@ def test_groups_of_channels_have_a_step_each():
         (torch.int8, {"scale": torch.ones(0)}, "no numbers"),
         (torch.int8, {"scale": torch.ones(8).to_sparse()}, "a sparse"),
         (torch.float8_e4m3fn, {"scale": torch.full((8, 1), 120, dtype=torch.uint8)}, "uint8"),
+        (torch.int8, {"scale": torch.zeros(8, dtype=torch.uint8).view(FP4)}, "float4"),
         (torch.int8, {"scale": 1.0, "format": "uint8"}, "int8"),
         (torch.int16, {"scale": 1.0}, "int16"),
         (torch.int32, {}, "int32"),

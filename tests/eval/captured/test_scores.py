@@ -69,6 +69,34 @@ def test_a_softmax_over_rows_of_no_token_only_shifts_the_scores(capsys):
     assert all(found.certificates[0])
 
 
+def test_two_scores_up_to_a_constant_prove_no_token():
+    """They are one number: of a softmax that counts rows of no token, wrong tokens were certain."""
+    theirs = their_model("llama 1", dtype=torch.float32, vocab_size=V + 14)
+    checkpoint = open_model(theirs, tokenizer=byte_tokenizer())
+    tokens = torch.tensor([byte_tokenizer().encode(TEXTS[0]).ids])
+    with torch.no_grad():
+        best = theirs(tokens).logits[0].log_softmax(dim=-1)[:, :V].topk(2)
+    found = recover_scores(checkpoint, best.indices, printed(best.values, 4), corpus="toy:400")
+    assert not any(found.certificates[0])
+
+
+@pytest.mark.parametrize(("k", "places"), [(2, 6), (5, 2)])
+def test_a_token_of_an_equal_row_is_certain_nowhere(k, places):
+    """The likely one of two such tokens was run, and the other was not."""
+    checkpoint = open_model("remnant:llama-small")
+    model, text = checkpoint.model, "Once upon a time there was a little girl."
+    tokens = checkpoint.tokenizer.encode(text).ids
+    assert len(set(tokens)) < len(tokens)
+    twins = {token: 4000 + number for number, token in enumerate(dict.fromkeys(tokens))}
+    true = [twins[token] for token in tokens]
+    with torch.no_grad():
+        model.embedding.weight[true] = model.embedding.weight[tokens]
+        best = model(torch.tensor([true]))[0].log_softmax(dim=-1).topk(k)
+    found = recover_scores(checkpoint, best.indices, printed(best.values, places), corpus="toy:400")
+    assert not any(found.certificates[0])
+    assert len(found.alike[0]) == len(true)
+
+
 @pytest.mark.parametrize("change", [lambda x: x / math.log(2), lambda x: x.roll(1, 0)])
 def test_scores_that_fit_nowhere_are_said(scored, change, capsys):
     say_once.cache_clear()
