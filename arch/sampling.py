@@ -1,5 +1,7 @@
 """Text from a model, one token at a time, on the remembered prefix."""
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
@@ -15,16 +17,16 @@ def generate(
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
-    stop: int | None = None,
+    stop: int | Collection[int] | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Continues each row of `tokens`, `(B, T)` to `(B, T + new)`.
 
-    Ends after max_new_tokens, at the model's context, or when every row has said `stop`, whichever
-    is first; a row that stopped is filled with `stop`. Logits are divided by the temperature; 0
-    takes the likeliest token. Only the `top_k` likeliest tokens may be drawn, or the smallest set
-    of likeliest tokens with the probability `top_p` (nucleus sampling, Holtzman et al.,
-    1904.09751).
+    Ends after max_new_tokens, at the model's context, or when every row has said `stop`, or any of
+    its tokens, whichever is first; a row that stopped is filled with the first of them. Logits are
+    divided by the temperature; 0 takes the likeliest token. Only the `top_k` likeliest tokens may
+    be drawn, or the smallest set of likeliest tokens with the probability `top_p` (nucleus
+    sampling, Holtzman et al., 1904.09751).
 
     Raises:
         ModelError: no prompt, a prompt longer than the context, settings out of range, or outputs
@@ -33,15 +35,16 @@ def generate(
     _check(tokens, max_new_tokens, temperature, top_k, top_p)
     room = min(max_new_tokens, model.config.context - tokens.shape[1])
     hidden, state = model.prefix(model.embed(tokens))
+    stops = [stop] if isinstance(stop, int) else list(stop or ())
     done = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
     for count in range(room):
         logits = model.logits(hidden[:, -1:])[:, 0]
         if not logits.isfinite().all():
             raise ModelError("the model gives numbers that are not finite; nothing can be drawn")
         new = _draw(logits.float(), temperature, top_k, top_p, generator)
-        if stop is not None:
-            new = torch.where(done, stop, new)
-            done |= new == stop
+        if stops:
+            new = torch.where(done, stops[0], new)
+            done |= torch.isin(new, new.new_tensor(stops))
         tokens = torch.cat([tokens, new[:, None]], dim=1)
         if done.all() or count == room - 1:
             break

@@ -5,16 +5,15 @@ weights' headers, and an index of shards with the shards. Imports and `hf:` both
 one file is one model whichever way it is opened.
 """
 
+import inspect
 import math
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from torch import Tensor
 
 from arch.errors import ModelError, printable, show_value
 from arch.storage.files import read_json
@@ -26,8 +25,6 @@ PREFIXES = ("_orig_mod.", "module.", "_fsdp_wrapped_module.", "base_model.model.
 """What compiling, training in parallel, a merged adapter or a model of pictures puts before."""
 HARMLESS = re.compile(r"rotary_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$|position_ids$")
 """Tensors of old files that can be computed, and that no model reads."""
-FREQUENCIES = re.compile(r"rotary_emb\.inv_freq$")
-ROUNDING: Any = {"rtol": 0.02, "atol": 1e-6}  # of frequencies that are kept in 16 bits
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 SIZES = (
     "hidden_size", "n_embd", "d_model", "intermediate_size", "ffn_dim", "n_inner", "vocab_size",
@@ -69,6 +66,10 @@ SCALING = re.compile(
 """Names of settings that change what a model computes, where its family has them."""
 ROTATION = ("rope_parameters", "rope_scaling")
 ADAPTER = "adapter_config.json"
+PARTS = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors$")
+"""Files by which transformers knows a checkpoint of several processes."""
+SCALES = "_scale_inv"
+ACTIVATIONS = ("hidden_act", "activation_function", "hidden_activation", "activation")
 GREATEST, LONGEST = 2**31, 2**24
 """Of a size, and of positions: some families hold a table of them."""
 
@@ -104,12 +105,18 @@ def check_settings(config: dict[str, Any], path: Path) -> None:
         _check_section(section, path)
 
 
-def say_unread_settings(config: dict[str, Any], known: Iterable[str], source: object) -> None:
-    """Says on stderr which settings that change what a model computes its family does not read."""
+def say_unread_settings(config: dict[str, Any], made: Any, source: object) -> None:
+    """Says on stderr which settings that change what a model computes its family does not read.
+
+    `made` is the configuration that the model was made by.
+    """
+    known = {*inspect.signature(type(made).__init__).parameters, *made.attribute_map}
+    activations = [getattr(made, name, None) for name in ACTIVATIONS if name in known]
+    other = [name for name in ACTIVATIONS if activations and config.get(name) not in activations]
     unread = [
         f"{name} {show_value(value)}"
         for name, value in config.items()
-        if SCALING.search(name)
+        if (SCALING.search(name) or name in other)
         and name not in (*known, *ROTATION)
         and (value is True or value not in (None, 0, 1))
     ]
@@ -149,10 +156,46 @@ def read_layout(config: dict[str, Any], directory: Path) -> tuple[list[Path], Sh
             f"{directory} has an adapter ({ADAPTER}); merge it into the weights and save those, or "
             "take the file away"
         )
+    if (named := config.get("transformers_weights")) not in (None, WEIGHTS, INDEX):
+        raise ModelError(
+            f"{directory / 'config.json'}: transformers_weights is {show_value(named)}; allowed: "
+            f"{WEIGHTS}; give the weights that are meant this name, and take the setting out"
+        )
+    if parts := sorted(path.name for path in directory.iterdir() if PARTS.match(path.name)):
+        raise ModelError(
+            f"{directory} has {printable(parts[0], 120)}, a part of a checkpoint of several "
+            f"processes, which transformers mixes with {WEIGHTS}; take away the weights that are "
+            "not meant"
+        )
     files = weight_files(directory)
     shapes = read_shapes(files, quantised=config.get("quantization_config") is not None)
     _check_sizes(config, shapes, directory / "config.json")
+    _check_blocks(config, shapes, directory)
     return files, shapes
+
+
+def _check_blocks(config: dict[str, Any], shapes: Shapes, directory: Path) -> None:
+    """Refuses weights in fp8 whose last block is cut short.
+
+    Transformers divides a weight evenly by the number of its scales.
+
+    Raises:
+        ModelError: naming such a weight's scales.
+    """
+    blocks = (config.get("quantization_config") or {}).get("weight_block_size")
+    if not isinstance(blocks, list) or not all(type(size) is int and size > 0 for size in blocks):
+        return
+    for name, scales in shapes.items():
+        weight = shapes.get(name.removesuffix(SCALES), ())
+        if not name.endswith(SCALES) or len(scales) < 2:
+            continue
+        sizes = zip(weight[-2:], scales[-2:], blocks, strict=False)
+        if any(count > 1 and n % size and count == -(-n // size) for n, count, size in sizes):
+            raise ModelError(
+                f"{directory}: {printable(name, 120)} is of blocks of {blocks}, which do not "
+                f"divide the weight's {weight}; transformers would scale other blocks; give the "
+                "weights as floats"
+            )
 
 
 def _check_sizes(config: dict[str, Any], shapes: Shapes, path: Path) -> None:
@@ -250,69 +293,6 @@ def read_shapes(files: list[Path], quantised: bool = True) -> Shapes:
             raise ModelError(f"{path} has {printable(min(twice), 120)}, which another file has too")
         shapes |= found
     return shapes
-
-
-def read_frequencies(files: list[Path]) -> dict[str, Tensor]:
-    """The frequencies of a rotation that weights' files hold beside the weights."""
-    held: dict[str, Tensor] = {}
-    for path in files:
-        with safe_open(path, "pt") as file:
-            names = [name for name in file.keys() if FREQUENCIES.search(name)]  # noqa: SIM118
-            held |= {name: file.get_tensor(name) for name in names}
-    return held
-
-
-def check_frequencies(held: dict[str, Tensor], own: list[Tensor], source: object) -> None:
-    """Compares frequencies of a rotation that a file holds with those of the model made of it.
-
-    Models read them once, and compute them now.
-
-    Raises:
-        ModelError: they differ.
-    """
-    for name, found in held.items():
-        if not FREQUENCIES.search(name) or not own:
-            continue
-        if not any(
-            found.shape == turn.shape and torch.allclose(found.float(), turn.float(), **ROUNDING)
-            for turn in own
-        ):
-            raise ModelError(
-                f"{source}: {printable(name, 120)} turns keys otherwise than the configuration "
-                "says, which alone is read; correct rope_theta, or take the tensor out"
-            )
-
-
-def check_turned(config: dict[str, Any], own: list[Tensor], made: Any, source: object) -> None:
-    """Refuses settings of a rotation that the model does not read, or reads otherwise.
-
-    They are settings for all layers beside those for kinds of layers, of which a family reads one
-    form, and a part of each head, where the model turns all of it. `own` are its frequencies,
-    `made` is the configuration that it was made by.
-
-    Raises:
-        ModelError: naming them.
-    """
-    rope = getattr(made, "rope_parameters", None) or {}
-    kinds = [name for name, part in rope.items() if isinstance(part, dict)]
-    others = [name for name, part in rope.items() if part is not None and name not in kinds]
-    if kinds and others:
-        raise ModelError(
-            f"{source}: in rope_parameters transformers' {made.model_type} finds "
-            f"{printable(', '.join(kinds), 120)}, of kinds of layers, beside "
-            f"{printable(', '.join(others), 120)}, of all layers, and does not read both; write "
-            "the one form that this family's own models have"
-        )
-    whole = [config, *(config.get(name) or {} for name in ROTATION)]  # and not by kinds of layers
-    parts = [part for s in whole if (part := s.get("partial_rotary_factor")) is not None]
-    if not own or min(parts, default=1) >= 1:
-        return
-    width = getattr(made, "head_dim", None) or made.hidden_size // made.num_attention_heads
-    if all(2 * int(frequencies.count_nonzero()) >= width for frequencies in own):
-        raise ModelError(
-            f"{source}: partial_rotary_factor is {min(parts)}, and transformers' "
-            f"{made.model_type} turns whole heads; take it out if it changes nothing"
-        )
 
 
 def common_prefix(names: Iterator[str] | list[str], source: object) -> str:

@@ -22,7 +22,6 @@ from arch.errors import ModelError, printable, show_value
 from arch.formats.foreign import (
     HARMLESS,
     WITHOUT_EFFECT,
-    check_frequencies,
     common_prefix,
     describe_other_layout,
     read_layout,
@@ -30,6 +29,7 @@ from arch.formats.foreign import (
 )
 from arch.formats.hub.reader import import_hub, is_hub_export
 from arch.formats.named_tokens import ENDS, NAMING, read_ends, say_left_out_tokens
+from arch.formats.rotations import check_frequencies
 from arch.mixers import Attention
 from arch.mixers.attention import QK_EPS
 from arch.model import LanguageModel, SwiGLU
@@ -161,7 +161,8 @@ def import_transformers(directory: str | Path) -> LoadedModel:
 
     loaded = from_transformers(config, read_all, tokenizer_json, directory)
     say_left_out_tokens([directory / n for n in NAMING], tokenizer_json, directory)
-    ends = read_ends(file for name in ENDS if (file := directory / name).is_file())
+    files = [file for name in ENDS if (file := directory / name).is_file()]
+    ends = read_ends(files, tokenizer_json)
     return dataclasses.replace(loaded, meta=loaded.meta | ends)
 
 

@@ -14,8 +14,8 @@ SETTINGS, ADDED_TOKENS = "tokenizer_config.json", "added_tokens.json"
 SPECIAL_TOKENS_MAP = "special_tokens_map.json"
 NAMING = (SETTINGS, SPECIAL_TOKENS_MAP, ADDED_TOKENS)
 """Files that may name tokens beside a tokenizer.json."""
-ENDS = (SPECIAL_TOKENS_MAP, SETTINGS)
-"""Those of them that say what begins and ends a text; the later one holds."""
+ENDS = ("config.json", "generation_config.json", SPECIAL_TOKENS_MAP, SETTINGS)
+"""Files that say what begins and ends a text; the later one holds."""
 SPECIAL_TOKEN = re.compile(r"(?:bos|eos|unk|sep|pad|cls|mask)_token")
 SPECIAL_TOKENS = ("additional_special_tokens", "extra_special_tokens")
 
@@ -58,16 +58,27 @@ def named_roles(held: dict[str, Any]) -> dict[str, str]:
     return {role: token for role, token in named.items() if isinstance(token, str) and token}
 
 
-def read_ends(files: Iterable[Path]) -> dict[str, str]:
+def read_ends(files: Iterable[Path], tokenizer_json: str) -> dict[str, Any]:
     """The `ends_of_text` as files beside a tokenizer name them, the later files before the earlier.
+
+    Of the ids that a configuration names as `eos_token_id`, those of special tokens are `stops`:
+    some configurations hold another tokenizer's default.
 
     Raises:
         ModelError: one of them is no JSON.
     """
     roles: dict[str, str | None] = {}
+    ids: Any = None
     for file in files:
-        roles |= named_roles(read_json(file))
-    return ends_of_text(roles)
+        held = read_json(file)
+        roles |= named_roles(held)
+        ids = held.get("eos_token_id", ids)
+    added = parse_object(tokenizer_json, "its tokenizer").get("added_tokens") or ()
+    special = {token["id"]: token["content"] for token in added if token.get("special")}
+    listed = ids if isinstance(ids, list) else [ids]
+    stops = [special[number] for number in listed if type(number) is int and number in special]
+    ends: dict[str, Any] = {"end": stops[0], "stops": stops} if stops else {}
+    return ends | ends_of_text(roles)
 
 
 def ends_of_text(roles: Mapping[str, str | None]) -> dict[str, str]:

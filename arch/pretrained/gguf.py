@@ -7,13 +7,15 @@ import re
 import sys
 from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, normalizers
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from torch import Tensor
 
 from arch.errors import ModelError, printable, show_value
+from arch.formats.rotations import turns_by
 
 GGUF = ".gguf"
 FREQUENCIES = "rope_freqs.weight"
@@ -33,12 +35,16 @@ NEEDED = {"context_length": "context_length", "attention.head_count_kv": "attent
           "attention.layer_norm_epsilon": "attention.layer_norm"}  # fmt: skip
 """Settings of families that have them, for which transformers has values of its own; how what may
 stand for them begins."""
-LIKE_GPT2 = ("gpt-2", "smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "mpt",
-             "olmo", "jais", "phi-2", "gigachat", "mellum", "a.x-4.0", "trillion")  # fmt: skip
-"""Ways to split a text that differ from GPT-2's in digits at most, as merges show."""
+DIGITS_FIRST = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
+"""Ways to split a text in which each digit is taken out before it is split as GPT-2's."""
+LIKE_GPT2 = (*DIGITS_FIRST, "gpt-2", "mpt", "olmo", "jais", "phi-2", "gigachat", "mellum",
+             "a.x-4.0", "trillion")  # fmt: skip
+"""Ways to split a text as GPT-2's, after that."""
 WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0",
                "lfm2", "jina-v5-nano", "tekken")  # fmt: skip
 """Ways to split a text after which llama.cpp takes a word that is a token, whatever merges say."""
+CONTROL, USER_DEFINED = 3, 4
+"""Kinds of tokens that llama.cpp takes whole from a text."""
 BLANK = "▁"
 """What SentencePiece writes for a blank."""
 
@@ -104,16 +110,30 @@ def scale_rotation(file: Path, model: Any) -> None:
         table /= factors.to(table)
 
 
-def read_as_written(file: Path, tokenizer: str) -> Tokenizer:
-    """The tokenizer of a file, where a tokenizer.json that transformers makes of it is another.
+def read_own_tokenizer(file: Path) -> Tokenizer:
+    """The tokenizer that a file holds, as llama.cpp reads it, whatever lies beside the file.
 
     A class of transformers adds an <|endoftext|> behind the tokens of a file, begins no text with a
-    blank that begins with one, and merges words that are tokens as they stand.
+    blank that begins with one, merges words that are tokens as they stand, leaves digits with the
+    blank before them, and passes over tokens that `_name_as_written` adds.
     """
-    held, fields = json.loads(tokenizer), _open(file).fields
+    from transformers import AutoTokenizer
+
+    with TemporaryDirectory() as alone:  # files beside it would be read in its place
+        theirs: Any = AutoTokenizer.from_pretrained(
+            alone, gguf_file=str(file.absolute()), trust_remote_code=False
+        )
+    held, fields = json.loads(theirs.backend_tokenizer.to_str()), _open(file).fields
     count = len(fields["tokenizer.ggml.tokens"].data)
     held["added_tokens"] = [token for token in held["added_tokens"] if token["id"] < count]
-    made, said = Tokenizer.from_str(json.dumps(held)), _describe_splits(fields)
+    said = _describe_splits(fields)
+    if said.get("model") == "gpt2" and "tokenizer.ggml.token_type" in fields:
+        _name_as_written(held, fields)
+    made = Tokenizer.from_str(json.dumps(held))
+    if said.get("pre") in DIGITS_FIRST:
+        made.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Split(Regex(r"\p{N}"), "isolated"), pre_tokenizers.ByteLevel(False)]
+        )
     if said.get("model") == "llama":  # SentencePiece: a blank more before a text, unless it says no
         first = said.get("add_space_prefix") is not False
         blank = normalizers.Replace(" ", BLANK)
@@ -126,6 +146,33 @@ def read_as_written(file: Path, tokenizer: str) -> Tokenizer:
     if said.get("pre") in WHOLE_WORDS:
         made.model.ignore_merges = True
     return made
+
+
+def _name_as_written(held: dict[str, Any], fields: Any) -> None:
+    """Names tokens that are taken whole by their own text, where a class spelt it in bytes.
+
+    That class takes no control token whole that has letters outside of the alphabet of bytes, and
+    no user-defined token that has a blank.
+    """
+    kinds = fields["tokenizer.ggml.token_type"].contents()
+    texts = fields["tokenizer.ggml.tokens"].contents()
+    model, added = held["model"], held["added_tokens"]
+    spelt = {number: token for token, number in model["vocab"].items()}
+    for number in {*range(len(texts))} - {token["id"] for token in added}:
+        if kinds[number] in (CONTROL, USER_DEFINED):
+            spelt[number] = texts[number]
+            added.append({"id": number, "content": texts[number], "single_word": False,
+                          "lstrip": False, "rstrip": False, "normalized": False,
+                          "special": kinds[number] == CONTROL})  # fmt: skip
+    spelt |= {number: texts[number] for number in range(len(texts)) if number not in spelt}
+    model["vocab"] = known = {token: number for number, token in spelt.items()}
+    # Merges of what is now taken whole meet no text.
+    model["merges"] = [
+        (left, right)
+        for left, right in model["merges"]
+        if left in known and right in known and left + right in known
+    ]
+    added.sort(key=lambda token: token["id"])
 
 
 def read_roles(file: Path) -> dict[str, int]:
@@ -220,7 +267,7 @@ def _refuse_ignored(file: Path, reader: Any, model: Any) -> None:
             off = value is True
         if name in BASES:
             known = isinstance(value, float)
-            off = known and any(_turns_by(table, value) for table in _frequencies(model))
+            off = known and any(turns_by(table, value) for table in _frequencies(model))
         if off or (numbers and math.isclose(value, made, rel_tol=1e-6)):
             continue
         raise ModelError(
@@ -258,12 +305,6 @@ def _check_rotation(file: Path, reader: Any, model: Any) -> None:
 def _frequencies(model: Any) -> list[Tensor]:
     """The tables of a model's rotations: by how much each pair of numbers is turned."""
     return [table for name, table in model.named_buffers() if name.endswith("inv_freq")]
-
-
-def _turns_by(table: Tensor, base: float) -> bool:
-    """Whether frequencies are the powers of one base, and nothing scales them."""
-    powers = base ** (-torch.arange(len(table), dtype=torch.float64) / len(table))
-    return torch.allclose(table.double().cpu(), powers, rtol=1e-5)
 
 
 def _factors(file: Path) -> Tensor | None:

@@ -12,7 +12,6 @@ other causal model a block is a whole layer (`arch.pretrained.decoder.Decoder`).
 """
 
 import importlib.util
-import inspect
 import io
 import re
 import sys
@@ -28,13 +27,11 @@ from torch import Tensor, nn
 
 from arch.errors import ModelError, is_out_of_memory, printable, show_value
 from arch.formats.foreign import (
+    ACTIVATIONS,
     HARMLESS,
-    check_frequencies,
     check_settings,
-    check_turned,
     common_prefix,
     describe_other_layout,
-    read_frequencies,
     read_layout,
     read_settings,
     say_unread_settings,
@@ -44,6 +41,13 @@ from arch.formats.foreign import (
 from arch.formats.hub.reader import MODEL_TYPE, import_hub, is_hub_export
 from arch.formats.llama import MULTIPLES, from_transformers
 from arch.formats.named_tokens import NAMING, SETTINGS, say_left_out_tokens
+from arch.formats.rotations import (
+    ROTATIONS,
+    check_frequencies,
+    check_turned,
+    is_plain,
+    read_frequencies,
+)
 from arch.model import LanguageModel
 from arch.pretrained.decoder import Decoder, describe_pretrained, is_whole
 from arch.pretrained.families import take_apart
@@ -51,7 +55,7 @@ from arch.pretrained.gguf import (
     GGUF,
     check_gguf,
     check_gguf_is_whole,
-    read_as_written,
+    read_own_tokenizer,
     refuse_factors,
     scale_rotation,
 )
@@ -68,8 +72,6 @@ from arch.storage.directory import LoadedModel
 from arch.storage.files import read_json, read_text
 from arch.storage.weights import check_finite, drop_padding
 
-ACTIVATIONS = ("hidden_act", "activation_function", "hidden_activation", "activation")
-ROTATIONS = ("rope_type", "type")
 QUANTISATION = "quantization_config: quant_method"
 BITS = ("load_in_8bit", "load_in_4bit")  # without which transformers takes codes for weights
 TOKENIZER = "tokenizer.json"
@@ -175,7 +177,11 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer]:
     if config.get("is_encoder_decoder"):
         raise ModelError(f"{name} is an encoder and a decoder; give a decoder-only model")
     with refusals(name):
-        tokenizer = _tokenizer(directory, safe)
+        if more:
+            held = read_own_tokenizer(Path(name))
+            tokenizer = read_tokenizer(held.to_str(), f"the tokenizer of {name}")
+        else:
+            tokenizer = _tokenizer(directory, safe)
         options: dict[str, Any] = {"ignore_mismatched_sizes": True, "output_loading_info": True}
         options |= {"dtype": dtype, "use_safetensors": True} if not more else {"dtype": dtype}
         options |= {"key_mapping": mapping} if mapping else {}
@@ -193,22 +199,16 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer]:
     _check_loaded(name, found)
     check_finite(dict(model.named_parameters()), name)
     turned = [x for part, x in model.named_buffers() if part.endswith("inv_freq")]
-    if Path(directory).is_dir() and not more and _is_plain(config):
+    if Path(directory).is_dir() and not more and is_plain(config):
         check_frequencies(read_frequencies(weight_files(Path(directory))), turned, name)
     if more:
         check_gguf_is_whole(Path(name), model)
         scale_rotation(Path(name), model)
         return model, tokenizer
-    check_turned(config, turned, model.config.get_text_config(), name)
-    known = {*inspect.signature(type(model.config).__init__).parameters}
-    say_unread_settings(config, known | {*model.config.attribute_map}, name)
+    with refusals(name):
+        check_turned(config, turned, model.config.get_text_config(), name)
+    say_unread_settings(config, model.config, name)
     return model, tokenizer
-
-
-def _is_plain(config: dict[str, Any]) -> bool:
-    """Whether nothing scales a rotation; files hold such frequencies with the scale or without."""
-    ropes = [section for section in [*sections(config)][1:] if "hidden_size" not in section]
-    return all(rope.get(name, "default") == "default" for rope in ropes for name in ROTATIONS)
 
 
 def _locate(name: str) -> tuple[str, dict[str, Any], dict[str, str] | None]:
@@ -219,7 +219,8 @@ def _locate(name: str) -> tuple[str, dict[str, Any], dict[str, str] | None]:
     path = Path(name)
     if path.suffix.lower() == GGUF:
         check_gguf(path)
-        return str(path.parent), {"gguf_file": path.name}, None
+        # Of a name alone transformers would take the file in the working directory.
+        return str(path.parent), {"gguf_file": str(path.absolute())}, None
     if not path.is_dir():
         if path.exists():
             raise ModelError(f"{name} is a file; give its directory, or a file ending in {GGUF}")
@@ -361,17 +362,15 @@ def _tokenizer(name: str, options: dict[str, Any]) -> Tokenizer:
     def find(file: str) -> str | None:
         return cached_file(name, file, _raise_exceptions_for_missing_entries=False)
 
-    if "gguf_file" not in options:
-        settings, file = find(SETTINGS), find(TOKENIZER)
-        if settings and read_json(Path(settings)).get("auto_map"):
-            raise ModelError(f"{name} cannot be loaded: its tokenizer {CODE}")
-        if file:
-            text = read_text(Path(file))
-            tokenizer = read_tokenizer(text, Path(file))
-            say_left_out_tokens([Path(found) for n in NAMING if (found := find(n))], text, name)
-            return tokenizer
-    held = () if "gguf_file" in options else map(find, PIECES)
-    pieces = {file: open_pieces(file) for file in held if file}
+    settings, file = find(SETTINGS), find(TOKENIZER)
+    if settings and read_json(Path(settings)).get("auto_map"):
+        raise ModelError(f"{name} cannot be loaded: its tokenizer {CODE}")
+    if file:
+        text = read_text(Path(file))
+        tokenizer = read_tokenizer(text, Path(file))
+        say_left_out_tokens([Path(found) for n in NAMING if (found := find(n))], text, name)
+        return tokenizer
+    pieces = {file: open_pieces(file) for file in map(find, PIECES) if file}
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
     except ValueError as error:
@@ -380,7 +379,7 @@ def _tokenizer(name: str, options: dict[str, Any]) -> Tokenizer:
     if not tokenizer.is_fast:
         raise ModelError(f"{name} has no fast tokenizer, a {TOKENIZER}")
     files = {"tokenizer.model", *tokenizer.vocab_files_names.values()} - {TOKENIZER}
-    if "gguf_file" not in options and not any(map(find, files)):  # its class makes up a vocabulary
+    if not any(map(find, files)):  # its class makes up a vocabulary
         raise ModelError(
             f"{name} has no {TOKENIZER}, nor {', '.join(sorted(files))} of its "
             f"{type(tokenizer).__name__}; save its tokenizer there"
@@ -388,7 +387,4 @@ def _tokenizer(name: str, options: dict[str, Any]) -> Tokenizer:
     check_ids(tokenizer.backend_tokenizer, (), name)
     for file, model in pieces.items():
         check_pieces(file, model, tokenizer.backend_tokenizer)
-    made = tokenizer.backend_tokenizer
-    if "gguf_file" in options:
-        made = read_as_written(Path(name) / options["gguf_file"], made.to_str())
-    return read_tokenizer(made.to_str(), f"the tokenizer of {name}")
+    return read_tokenizer(tokenizer.backend_tokenizer.to_str(), f"the tokenizer of {name}")

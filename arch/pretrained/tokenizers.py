@@ -130,12 +130,12 @@ def largest_id(tokenizer: Tokenizer) -> int:
     return max(tokenizer.get_vocab().values())
 
 
-def read_ends_of_text(name: str, tokenizer: Tokenizer) -> dict[str, str]:
-    """The `begin` and `end` of a text (`ends_of_text`), as the tokenizer's files or a GGUF say."""
+def read_ends_of_text(name: str, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The `begin` and `end` of a text (`ends_of_text`), as a model's files or a GGUF say."""
     from transformers.utils.hub import cached_file
 
     if name.lower().endswith(GGUF):
         ids = read_roles(Path(name))
         return ends_of_text({role: tokenizer.id_to_token(token) for role, token in ids.items()})
     found = (cached_file(name, n, _raise_exceptions_for_missing_entries=False) for n in ENDS)
-    return read_ends(Path(file) for file in found if file)
+    return read_ends([Path(file) for file in found if file], tokenizer.to_str())

@@ -41,6 +41,7 @@ META = {
     "valid_fraction": ((int, float), "a number"),
     "begin": ((str,), "a token"),
     "end": ((str,), "a token"),
+    "stops": ((list,), "a list of tokens"),
 }
 """Fields of meta.json that are read, and the types that they may have beside null."""
 REQUIRED, COUNTS = ("name",), ("step", "tokens_seen")

@@ -1,5 +1,7 @@
 """The commands `loss` and `generate`: how well models predict text, and what they write."""
 
+from typing import TYPE_CHECKING
+
 from eval.commands.flags import (
     Fraction,
     Model,
@@ -14,6 +16,9 @@ from eval.commands.flags import (
 from eval.commands.result import Result, command
 from eval.measures.loss import Measurement, Windows
 from eval.messages import RequestError
+
+if TYPE_CHECKING:
+    from eval.models.checkpoint import Checkpoint
 
 FIGURES = [
     ("tokens", "tokens", False),
@@ -114,7 +119,7 @@ def generate(
         raise RequestError(
             f"--prompt has {len(tokens)} tokens, the model's context is {context}; shorten it"
         )
-    stop = checkpoint.end
+    stops = _stops(checkpoint)
     stories = arch.generate(
         checkpoint.model,
         torch.tensor([tokens] * count, device=target),
@@ -122,16 +127,25 @@ def generate(
         temperature,
         top_k,
         top_p,
-        stop=stop,
+        stop=stops,
         generator=torch.Generator(target).manual_seed(seed),
     )
-    written = [_until(row.tolist(), len(tokens), stop) for row in stories]
+    written = [_until(row.tolist(), len(tokens), stops) for row in stories]
     texts = [tokenizer.decode(story, skip_special_tokens=False) for story in written]
     rows = [{"prompt": prompt, "text": text} for text in texts]
     return Result(rows, "\n\n---\n\n".join(texts))
 
 
-def _until(tokens: list[int], start: int, stop: int | None) -> list[int]:
+def _stops(checkpoint: "Checkpoint") -> list[int]:
+    """The tokens that end a text: `<|endoftext|>`, and each EOS that the model's files name."""
+    from tokenizer import END_OF_TEXT
+
+    named = [END_OF_TEXT, checkpoint.meta.get("end"), *(checkpoint.meta.get("stops") or ())]
+    ids = (checkpoint.tokenizer.token_to_id(token) for token in named if isinstance(token, str))
+    return [token for token in ids if token is not None]
+
+
+def _until(tokens: list[int], start: int, stops: list[int]) -> list[int]:
     """The tokens before the first stop that the model said."""
-    said = tokens[start:]
-    return tokens[: start + said.index(stop)] if stop in said else tokens
+    said = enumerate(tokens[start:], start)
+    return tokens[: next((place for place, token in said if token in stops), len(tokens))]

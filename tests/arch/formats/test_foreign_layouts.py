@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from arch import ModelError, import_transformers, load_pretrained
 from tests.said import one_line
@@ -23,6 +24,10 @@ ROPE = {"rope_type": "default", "rope_theta": 1e4}
         ("Granite", {"residual_multiplier": 0.2}, ""),
         ("Gemma2", {"final_logit_softcapping": 20.0}, ""),
         ("Phi", {"partial_rotary_factor": 0.5}, ""),
+        ("Gemma2", {"hidden_act": "silu"}, "says hidden_act 'silu', which transformers' gemma2"),
+        ("Gemma2", {"hidden_act": "gelu_pytorch_tanh"}, ""),
+        ("Llama", {"hidden_activation": "gelu"}, "says hidden_activation 'gelu', which"),
+        ("Llama", {"hidden_activation": None, "activation": "silu"}, ""),
     ],
 )
 def test_settings_that_a_family_does_not_read_are_said(family, config, said, llama, capsys):
@@ -57,6 +62,50 @@ def test_a_rotation_in_the_form_of_other_families_is_refused(family, rope, llama
         load_pretrained(str(directory))
 
 
+OTHER_NAMES = [
+    ("Llama", {"rotary_dim": 4}), ("Llama", {"rotary_pct": 0.5}), ("Phi", {"rope_pct": 0.25}),
+    ("Llama", {"rotary_percentage": 0.5}), ("Llama", {"rotary_emb_base": 777}),
+    ("Llama", {"rope_base": 777.0}), ("Llama", {"attn_config": {"rope_theta": 777}}),
+    ("Llama", {"rope_base": 777, "rope_parameters": {"rope_type": "linear", "factor": 2.0}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "config"), OTHER_NAMES, ids=str)
+def test_a_rotation_by_the_name_of_another_family_is_refused(family, config, llama):
+    """The setting had no effect: the rotation was of whole heads, or of the usual base."""
+    directory = llama(family=family, head_dim=8, config=config)
+    with one_line(ModelError, f"{directory}: {next(iter(config))}"):
+        load_pretrained(str(directory))
+
+
+@pytest.mark.parametrize(
+    ("family", "config"),
+    [
+        ("Llama", {"rotary_dim": 8, "rope_pct": 1.0, "rope_base": 10000, "rotary_emb_base": None}),
+        ("Phi", {"partial_rotary_factor": 0.5, "rotary_dim": 4}),
+        ("GPTNeoX", {"rope_parameters": KeyError, "rotary_pct": 0.5, "rotary_emb_base": 777}),
+    ],
+)
+def test_a_rotation_by_another_name_that_is_the_one_computed_is_read(family, config, llama):
+    load_pretrained(str(llama(family=family, head_dim=8, config=config)))
+
+
+@pytest.mark.parametrize("weight", ["up_proj", "down_proj"])
+def test_codes_in_blocks_of_which_the_last_is_cut_short_are_refused(weight, llama):
+    """A dimension of 40, in blocks of 12, was divided into four of 10."""
+    name = f"model.layers.0.mlp.{weight}.weight"
+
+    def quantise(held):
+        rows, columns = (-(-size // 12) for size in held[name].shape)
+        codes = held[name].to(torch.float8_e4m3fn)
+        return held | {name: codes, f"{name}_scale_inv": torch.ones(rows, columns)}
+
+    method = {"quant_method": "fp8", "weight_block_size": [12, 12]}
+    directory = llama(config={"quantization_config": method}, weights=quantise)
+    with one_line(ModelError, f"{name}_scale_inv is of blocks of [12, 12]"):
+        load_pretrained(str(directory))
+
+
 def hold_an_adapter(directory: Path) -> None:
     (directory / "config.json").unlink()
     (directory / "adapter_config.json").write_text("{}")
@@ -78,9 +127,23 @@ def be_named_otherwise(directory: Path) -> None:
     (directory / "model.safetensors").rename(directory / "model-00001-of-00002.safetensors")
 
 
+def hold_other_weights(directory: Path) -> None:
+    (directory / "other.safetensors").write_bytes((directory / "model.safetensors").read_bytes())
+    config = json.loads((directory / "config.json").read_text())
+    config["transformers_weights"] = "other.safetensors"
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+def hold_a_part_of_a_process(directory: Path) -> None:
+    part = directory / "shard-00001-model-00001-of-00001.safetensors"
+    part.write_bytes((directory / "model.safetensors").read_bytes())
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
+        (hold_other_weights, "config.json: transformers_weights is 'other.safetensors'"),
+        (hold_a_part_of_a_process, "has shard-00001-model-00001-of-00001.safetensors"),
         (hold_an_adapter, "it holds an adapter: merge it"),
         (hold_parameters, "params.json is of the layout before transformers'"),
         (stand_inside, "checkpoint-1000, which has one"),

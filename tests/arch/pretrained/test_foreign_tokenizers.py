@@ -368,3 +368,31 @@ def test_a_text_ends_with_the_token_that_the_models_files_name(llama, tmp_path):
         open_model(tmp_path / "ours")
     meta.write_text(json.dumps(known | {"end": None}))
     assert open_model(tmp_path / "ours").end is None
+
+
+@pytest.mark.parametrize(
+    ("file", "named"),
+    [("tokenizer_config.json", {"eos_token": "<|im_end|>"}), ("config.json", {"eos_token_id": 258}),
+     ("generation_config.json", {"eos_token_id": [0, 256, 258]})],
+)  # fmt: skip
+def test_a_continuation_ends_at_each_token_that_the_models_files_name(file, named, llama, tmp_path):
+    """It went on behind <|im_end|>, where <|endoftext|> is a token too, as for pads."""
+    import eval as evals
+
+    def say_the_end(held):
+        held["model.embed_tokens.weight"][:, 0] = 9
+        held["model.norm.weight"][:] = (torch.arange(16) == 0).float()
+        held["lm_head.weight"][:, 0] = (torch.arange(259) == 258).float()
+        return held
+
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens(["<|im_end|>"])
+    directory = llama(vocab_size=259, tokenizer=tokenizer, weights=say_the_end)
+    (directory / "generation_config.json").unlink()
+    known = json.loads((directory / file).read_text()) if (directory / file).exists() else {}
+    (directory / file).write_text(json.dumps(known | named))
+    loaded = import_transformers(directory)
+    save_model(tmp_path / "ours", loaded.model, loaded.tokenizer_json, loaded.meta)
+    for opened in (open_model(f"hf:{directory}"), open_model(tmp_path / "ours")):
+        (row,) = evals.generate(opened, prompt="Hi", max_new_tokens=4, temperature=0).rows
+        assert row["text"] == "Hi"

@@ -32,9 +32,11 @@ def write_gguf(file, lacks=(), extra=None, parts=1, settings=None, pre="gpt-2", 
     """A random Llama of transformers as a GGUF file, or a changed one; the model.
 
     `lacks` names tensors and settings; `words` stand in the place of tokens by their ids; `more`
-    are settings of its configuration, and `pieces`, by which its tokenizer is of SentencePiece.
+    are settings of its configuration, and `pieces`, by which its tokenizer is of SentencePiece, the
+    `merges` of another, and the `kinds` of tokens by their ids.
     """
-    pieces = more.pop("pieces", ())
+    pieces, merges = more.pop("pieces", ()), more.pop("merges", ["o n"])
+    kinds = more.pop("kinds", {})
     config = transformers.LlamaConfig(
         vocab_size=V,
         hidden_size=D,
@@ -74,11 +76,12 @@ def write_gguf(file, lacks=(), extra=None, parts=1, settings=None, pre="gpt-2", 
     for number, name in {**dict(words), **dict(pieces)}.items():
         names[number] = name
     writer.add_token_list(names)
-    writer.add_token_types([6 if name[:3] == "<0x" else 1 for name in names[:256]] + [3] * 2 + [1])
+    types = [6 if name[:3] == "<0x" else 1 for name in names[:256]] + [3] * 2 + [1]
+    writer.add_token_types([kinds.get(number, kind) for number, kind in enumerate(types)])
     if pieces:
         writer.add_token_scores([-float(n) for n in range(V)])
     else:
-        writer.add_token_merges(["o n"])
+        writer.add_token_merges(merges)
     writer.add_bos_token_id(256)
     writer.add_eos_token_id(256)
     tensors = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, L)
@@ -217,6 +220,69 @@ def test_a_vocabulary_has_the_tokens_of_its_file_alone(tmp_path):
 def test_a_word_that_is_a_token_is_merged_where_llama_cpp_merges_it(pre, pieces, tmp_path):
     write_gguf(tmp_path / "m.gguf", words={255: "run"}, pre=pre)
     assert read(tmp_path / "m.gguf").encode("run").tokens == pieces
+
+
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [("smollm", ["x", "ĠĠ", "1", "2"]), ("command-r", ["x", "ĠĠ", "1", "2"]),
+     ("gpt-2", ["x", "Ġ", "Ġ12"])],
+)  # fmt: skip
+def test_digits_are_taken_out_first_where_llama_cpp_takes_them_out(pre, pieces, tmp_path):
+    """A blank was left with the digit behind it, and two blanks were not merged."""
+    words = {254: "ĠĠ", 255: "12", 258: "Ġ12"}
+    merges = ["Ġ Ġ", "1 2", "Ġ 12"]
+    write_gguf(tmp_path / "m.gguf", pre=pre, words=words, merges=merges)
+    assert read(tmp_path / "m.gguf").encode("x  12").tokens == pieces
+
+
+CONTROL, USER_DEFINED = 3, 4
+
+
+@pytest.mark.parametrize(
+    ("token", "kind"),
+    [("<｜User｜>", CONTROL), ("<a b>", CONTROL), ("<think x>", USER_DEFINED),
+     ("  ", USER_DEFINED)],
+)  # fmt: skip
+def test_a_token_that_llama_cpp_takes_whole_is_whole(token, kind, tmp_path):
+    """The token's text was cut into bytes, and two blanks took the id of "ĠĠ" beside them."""
+    words = {254: "ĠĠ", 255: token, 258: "ĠĠĠ"}
+    merges = ["Ġ Ġ", "ĠĠ Ġ"]
+    write_gguf(tmp_path / "m.gguf", words=words, kinds={255: kind}, merges=merges)
+    tokenizer = read(tmp_path / "m.gguf")
+    a, b = tokenizer.encode("ab").ids
+    assert tokenizer.encode(f"a{token}b").ids == [a, 255, b]
+    assert tokenizer.decode([a, 255, b], skip_special_tokens=kind == USER_DEFINED) == f"a{token}b"
+    assert tokenizer.get_vocab_size() == V
+    assert tokenizer.id_to_token(254) == "ĠĠ"
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("tokenizer.json", byte_tokenizer().to_str().replace('"o":', '"ooo":')),
+        ("tokenizer_config.json", '{"tokenizer_class": "BertTokenizer"}'),
+        ("tokenizer.model", "no model"),
+    ],
+    ids=["tokenizer", "configuration", "pieces"],
+)
+def test_a_tokenizer_beside_a_file_is_not_the_files_own(file, content, tmp_path):
+    write_gguf(tmp_path / "m.gguf")
+    own = read(tmp_path / "m.gguf")
+    (tmp_path / file).write_text(content)
+    assert read(tmp_path / "m.gguf").to_str() == own.to_str()
+
+
+def test_a_file_is_read_rather_than_one_of_its_name_in_the_working_directory(tmp_path, monkeypatch):
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    write_gguf(tmp_path / "here" / "m.gguf")
+    model = write_gguf(tmp_path / "there" / "m.gguf", words={255: "there"})
+    monkeypatch.chdir(tmp_path / "here")
+    found = load_pretrained("../there/m.gguf")
+    tokens = torch.randint(V, (2, 9))
+    with torch.no_grad():
+        torch.testing.assert_close(found.model(tokens), model(tokens).logits)
+    assert Tokenizer.from_str(found.tokenizer_json).token_to_id("there") == 255
 
 
 @pytest.mark.parametrize(

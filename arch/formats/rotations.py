@@ -1,0 +1,144 @@
+"""Rotations of a model of transformers: what its files say of them, and what it computes.
+
+Frequencies that lie beside the weights, and settings of `config.json`, are compared with the tables
+of the model that was made of them.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from arch.errors import ModelError, printable, show_value
+from arch.formats.foreign import ROTATION, sections
+
+FREQUENCIES = re.compile(r"rotary_emb\.inv_freq$")
+ROUNDING: Any = {"rtol": 0.02, "atol": 1e-6}  # of frequencies that are kept in 16 bits
+ROTATIONS = ("rope_type", "type")
+FRACTIONS = ("rotary_pct", "rope_pct", "rotary_percentage")
+"""Names by which some families know partial_rotary_factor."""
+BASES = ("rotary_emb_base", "rope_base")
+"""Names by which some families know rope_theta."""
+
+
+def read_frequencies(files: list[Path]) -> dict[str, Tensor]:
+    """The frequencies of a rotation that weights' files hold beside the weights."""
+    held: dict[str, Tensor] = {}
+    for path in files:
+        with safe_open(path, "pt") as file:
+            names = [name for name in file.keys() if FREQUENCIES.search(name)]  # noqa: SIM118
+            held |= {name: file.get_tensor(name) for name in names}
+    return held
+
+
+def check_frequencies(held: dict[str, Tensor], own: list[Tensor], source: object) -> None:
+    """Compares frequencies of a rotation that a file holds with those of the model made of it.
+
+    Models read them once, and compute them now.
+
+    Raises:
+        ModelError: they differ.
+    """
+    for name, found in held.items():
+        if not FREQUENCIES.search(name) or not own:
+            continue
+        if not any(
+            found.shape == turn.shape and torch.allclose(found.float(), turn.float(), **ROUNDING)
+            for turn in own
+        ):
+            raise ModelError(
+                f"{source}: {printable(name, 120)} turns keys otherwise than the configuration "
+                "says, which alone is read; correct rope_theta, or take the tensor out"
+            )
+
+
+def check_turned(config: dict[str, Any], own: list[Tensor], made: Any, source: object) -> None:
+    """Refuses settings of a rotation that the model does not read, or reads otherwise.
+
+    They are settings for all layers beside those for kinds of layers, of which a family reads one
+    form; a part of each head, where the model turns all of it; and names of other families. `own`
+    are its frequencies, `made` is the configuration that it was made by.
+
+    Raises:
+        ModelError: naming them.
+    """
+    rope = getattr(made, "rope_parameters", None) or {}
+    kinds = [name for name, part in rope.items() if isinstance(part, dict)]
+    others = [name for name, part in rope.items() if part is not None and name not in kinds]
+    if kinds and others:
+        raise ModelError(
+            f"{source}: in rope_parameters transformers' {made.model_type} finds "
+            f"{printable(', '.join(kinds), 120)}, of kinds of layers, beside "
+            f"{printable(', '.join(others), 120)}, of all layers, and does not read both; write "
+            "the one form that this family's own models have"
+        )
+    if not own:
+        return
+    _check_other_names(config | (config.get("text_config") or {}), own, made, source)
+    whole = [config, *(config.get(name) or {} for name in ROTATION)]  # and not by kinds of layers
+    parts = [part for s in whole if (part := s.get("partial_rotary_factor")) is not None]
+    if min(parts, default=1) >= 1:
+        return
+    width = _head_width(made)
+    if all(2 * int(frequencies.count_nonzero()) >= width for frequencies in own):
+        raise ModelError(
+            f"{source}: partial_rotary_factor is {min(parts)}, and transformers' "
+            f"{made.model_type} turns whole heads; take it out if it changes nothing"
+        )
+
+
+def _check_other_names(
+    config: dict[str, Any], own: list[Tensor], made: Any, source: object
+) -> None:
+    """Compares settings by the names of other families with the rotation that is computed.
+
+    Raises:
+        ModelError: one of them says another part of a head, or another base.
+    """
+    width = _head_width(made)
+    pairs = [int(frequencies.count_nonzero()) for frequencies in own]
+    turned = {name: _number(config.get(name), width) for name in FRACTIONS}
+    turned["rotary_dim"] = _number(config.get("rotary_dim"))
+    for name, count in turned.items():
+        if count and not any(-1 <= count - 2 * found < 1 for found in pairs):  # rounded up to even
+            raise ModelError(
+                f"{source}: {name} is {show_value(config[name])}, and transformers' "
+                f"{made.model_type} turns {2 * max(pairs)} of the {width} numbers of a head; write "
+                "it as partial_rotary_factor if the family reads that, or take it out"
+            )
+    rope = getattr(made, "rope_parameters", None) or {}
+    read = [part.get("rope_theta") for part in (rope, *rope.values()) if isinstance(part, dict)]
+    inner = config.get("attn_config")
+    bases = {name: config.get(name) for name in BASES}
+    bases["attn_config: rope_theta"] = inner.get("rope_theta") if isinstance(inner, dict) else None
+    for name, value in bases.items():
+        base = _number(value)
+        if base and base not in read and not any(turns_by(table, base) for table in own):
+            raise ModelError(
+                f"{source}: {name} is {show_value(value)}, which transformers' {made.model_type} "
+                "does not read; write it as rope_theta"
+            )
+
+
+def turns_by(table: Tensor, base: float) -> bool:
+    """Whether frequencies are the powers of one base, and nothing scales them."""
+    powers = base ** (-torch.arange(len(table), dtype=torch.float64) / len(table))
+    return torch.allclose(table.double().cpu(), powers, rtol=1e-5)
+
+
+def is_plain(config: dict[str, Any]) -> bool:
+    """Whether nothing scales a rotation; files hold such frequencies with the scale or without."""
+    ropes = [section for section in [*sections(config)][1:] if "hidden_size" not in section]
+    return all(rope.get(name, "default") == "default" for rope in ropes for name in ROTATIONS)
+
+
+def _head_width(made: Any) -> int:
+    return getattr(made, "head_dim", None) or made.hidden_size // made.num_attention_heads
+
+
+def _number(value: object, unit: int = 1) -> float:
+    """A setting's number, in units; 0 where it is none."""
+    return value * unit if isinstance(value, int | float) and value is not True else 0
