@@ -70,7 +70,7 @@ def train_tokenizer(
         vocab_size=vocab_size,
         special_tokens=list(SPECIAL),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=sys.stderr is not None and sys.stderr.isatty(),
+        show_progress=sys.stderr.isatty(),
     )
     tokenizer.train_from_iterator(_cut_words(stories), trainer)
     learnt = tokenizer.get_vocab_size()

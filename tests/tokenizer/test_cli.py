@@ -80,6 +80,20 @@ def test_inspect_shows_what_was_learnt(file, tmp_path, capsys):
     assert "601 (3 special, 256 bytes, 342 merges)" in capsys.readouterr().out
 
 
+def test_closed_streams_are_no_error(file, tmp_path, monkeypatch):
+    for words in (
+        f"train toy:100 --vocab-size 300 --out {tmp_path}/t.json",
+        f"pack toy:40 --tokenizer {file} --out {tmp_path}/data",
+        f"inspect {file} --corpus toy:40",
+    ):
+        for name in ("stdout", "stderr"):
+            monkeypatch.setattr(sys, name, None)
+        assert main(words.split()) == 0
+        sys.stdout.close()
+        sys.stderr.close()
+    assert PackedData(tmp_path / "data").meta["source"] == "toy:40"
+
+
 def test_a_pipe_that_closes_early_is_no_error(file):
     words = f"{sys.executable} -m tokenizer inspect {file} --corpus toy:40"
     done = run(f"{words} | true; echo ${{PIPESTATUS[0]}}")
