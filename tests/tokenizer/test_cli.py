@@ -48,9 +48,12 @@ def test_pack_takes_a_layout_and_a_share_and_any_number_of_threads(file, tmp_pat
     words = f"{sys.executable} -m tokenizer {options} {tmp_path}/one"
     done = run(words, RAYON_NUM_THREADS="1")
     assert f"{tmp_path}/one/train: 50 stories, " in done.stdout
-    assert done.stderr == ""
     datas = [PackedData(tmp_path / name) for name in ("data", "one")]
     assert datas[0].meta == datas[1].meta
+    for split, line in zip(("train", "valid"), done.stderr.splitlines(), strict=True):
+        counts = datas[0].meta["splits"][split]
+        assert counts["cut"] > 0
+        assert f"{split}: {counts['cut']} of {counts['rows']} stories are longer" in line
     assert datas[0].tokens("train").shape == (50, 64)
     assert 10 < len(datas[0].tokens("valid")) < 50
     assert datas[0].meta["pad_side"] == "left"
