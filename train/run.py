@@ -194,7 +194,7 @@ class Run:
                 if start.step < self.total and not self.trainer.should_stop:
                     self.trainer.fit(self.module, **given)
             failed = False
-            if self.stop.received is None and (line := self._describe_best()):
+            if not self._cut_off() and (line := self._describe_best()):
                 self.log.say(line)
         except SystemExit:  # by which Lightning ends after a second Ctrl-C
             raise KeyboardInterrupt from None
@@ -210,10 +210,17 @@ class Run:
             self.log.close(failed)
             self.directory.release()
             torch.use_deterministic_algorithms(self._deterministic)  # as before this run
-        if self.stop.received is not None:
-            step = self.trainer.global_step
-            self.log.say(f"stopped at step {step} and saved; go on with --resume auto")
+        if not self._cut_off():
+            return None
+        step = self.trainer.global_step
+        self.log.say(f"stopped at step {step} and saved; go on with --resume auto")
         return self.stop.received
+
+    def _cut_off(self) -> bool:
+        """Whether a signal ended the run early; one that comes in its last step does not."""
+        step = max(self.start.step, self.trainer.global_step)
+        ended = self.saving.stopped_early or step >= self.trainer.max_steps
+        return self.stop.received is not None and not ended
 
     def _open(self) -> None:
         """Opens the directory, the log and the loggers, and says what is about to be trained."""

@@ -147,6 +147,7 @@ class ModelDirectories(Callback):
     Attributes:
         opening: whether a validation before the training is one of the run: that of step 0, or one
             that a kill cut off.
+        stopped_early: whether early stopping has ended the run.
     """
 
     def __init__(
@@ -159,7 +160,7 @@ class ModelDirectories(Callback):
         progress: Progress,
         log: Log,
     ) -> None:
-        self.opening, self._saved = False, 0
+        self.opening, self.stopped_early, self._saved = False, False, 0
         self._directory, self._settings, self._data = directory, recipe.run, data
         self._start, self._progress, self._log = start, progress, log
         self._provenance = {
@@ -265,7 +266,7 @@ class ModelDirectories(Callback):
             + (f"  -> {path}" if model or stop else "")
         )
         if stop:
-            trainer.should_stop = True
+            trainer.should_stop = self.stopped_early = True
             self._log.say(
                 f"step {step}  stopping early: {without} validations without a lower loss than "
                 f"{min(losses):.3f}"

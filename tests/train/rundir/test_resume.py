@@ -76,6 +76,29 @@ def test_after_one_signal_another_ends_the_run_at_once(data, tmp_path, at_step):
     assert handlers == [signal.SIG_DFL, signal.SIG_DFL, signal.default_int_handler]
 
 
+@pytest.mark.parametrize("flags", ["", "--lr 90 --validate_every 1 --early_stopping 1"])
+def test_a_signal_while_a_run_ends_is_no_interruption(
+    data, tmp_path, at_step, monkeypatch, flags, capsys
+):
+    """It ended with the signal's exit code, and said to go on with a run that is complete."""
+    run, original = tmp_path / "run", LanguageModule.validation_step
+    sent = []
+
+    def validation_step(self, batch, batch_idx):
+        if self.trainer.global_step and not sent:
+            sent.append(os.kill(os.getpid(), signal.SIGTERM))
+        return original(self, batch, batch_idx)
+
+    if flags:  # the first validation after that of step 0 is the last
+        monkeypatch.setattr(LanguageModule, "validation_step", validation_step)
+    else:
+        at_step(6, interrupt(signal.SIGTERM))
+    assert fit(data, run, *flags.split()) == 0
+    assert "go on with" not in capsys.readouterr().out
+    assert fit(data, run, *flags.split(), "--resume", "auto") == 0
+    assert f"{run} is complete" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_a_run_whose_terminal_is_closed_is_saved(data, tmp_path):
     """It ended at once, and what it had learnt since the last checkpoint was lost."""
