@@ -158,6 +158,19 @@ def test_a_complete_run_stays_as_it_is_and_a_longer_one_goes_on_from_it(
     assert names(run / "checkpoints") == sorted(["step-000006.ckpt", "step-000008.ckpt", *strays])
 
 
+@pytest.mark.parametrize("flags", ["", "--lr 90 --validate_every 1 --early_stopping 1"])
+def test_a_complete_run_without_checkpoints_stays_as_it_is(data, tmp_path, flags, capsys):
+    run = tmp_path / "run"
+    assert fit(data, run, *flags.split()) == 0
+    shutil.rmtree(run / "checkpoints")
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    capsys.readouterr()
+    assert fit(data, run, *flags.split(), "--resume", "auto") == 0
+    said = capsys.readouterr().out
+    assert f"{run} is complete: its checkpoints are gone; choose another --run" in said
+    assert before == {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_run_goes_on_with_the_optimisers_settings_that_it_is_given(data, tmp_path, optimizer):
     run, flags = tmp_path / "run", ["--optimizer.name", optimizer]
