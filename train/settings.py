@@ -60,7 +60,8 @@ class RunSettings:
     save_every: int | None = None
     """Steps between model directories, besides those of save_steps."""
     checkpoint_every: int = 500
-    """Steps between checkpoints, which are for resuming only."""
+    """Steps between checkpoints, which are for resuming only; there is one before each validation,
+    too."""
     validate_every: int = 500
     """Steps between validations; every saved model is validated too."""
     validate_tokens: int | None = None

@@ -74,7 +74,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class Checkpoints(ModelCheckpoint):
-    """Lightning's checkpoints of the steps that are asked for, of the last one, and of a stop.
+    """Lightning's checkpoints of the steps that are asked for or validated, of the last, of a stop.
 
     A checkpoint records the settings of `start`: those that the run began with, and how they were
     changed; and `fixed`, its model and its data.
@@ -116,6 +116,8 @@ class Checkpoints(ModelCheckpoint):
             self._save_now(trainer, step)
         elif _every(self._every, step):
             super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        elif trainer.val_check_batch == 1:  # a validation that is killed loses no step
+            self._save_now(trainer, step)
         else:
             return
         self._progress.restart(trainer)

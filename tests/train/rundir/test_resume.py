@@ -51,7 +51,7 @@ def test_an_interrupted_run_goes_on_to_the_bit(data, tmp_path, at_step, flags, n
     assert "stopped at step 7 and saved; go on with --resume auto" in capsys.readouterr().out
     assert signal.getsignal(signal.SIGINT) is before  # ignored, in the background
     at_step(7, lambda loss: loss)
-    assert names(parts / "checkpoints") == ["step-000007.ckpt"]
+    assert names(parts / "checkpoints") == ["step-000005.ckpt", "step-000007.ckpt"]
     assert fit(data, parts, *chosen, "--resume", "auto") == 0
     assert "resumed" not in capsys.readouterr().out  # as nothing was changed
     assert names(parts / "models") == names(whole / "models")
@@ -256,6 +256,26 @@ def test_a_model_is_saved_before_it_is_validated(data, whole, tmp_path, monkeypa
     assert rows(run, "val_loss")[-1] == rows(whole, "val_loss")[-1]
     assert fit(data, run, "--resume", "auto") == 0
     assert "is complete: 6 of 6 steps" in capsys.readouterr().out
+
+
+def test_a_run_that_is_killed_while_it_validates_loses_no_step(data, whole, tmp_path, monkeypatch):
+    """All steps since the last of `--checkpoint_every` were lost."""
+    original = LanguageModule.validation_step
+
+    def killed(self, batch, batch_idx):
+        if self.trainer.global_step:
+            raise ZeroDivisionError
+        return original(self, batch, batch_idx)
+
+    run = tmp_path / "run"
+    monkeypatch.setattr(LanguageModule, "validation_step", killed)
+    with pytest.raises(ZeroDivisionError):
+        fit(data, run, "--validate_every", "4")
+    assert names(run / "checkpoints") == ["step-000004.ckpt"]
+    monkeypatch.undo()
+    assert fit(data, run, "--validate_every", "4", "--resume", "auto") == 0
+    assert rows(run, "loss") == rows(whole, "loss")
+    assert weights(run) == weights(whole)
 
 
 def test_a_begun_run_records_no_weights_that_it_does_not_start_from(data, whole, finished, capsys):
