@@ -229,7 +229,8 @@ def _finished(run: Path, words: list[str]) -> bool:
     ended = directory.model(steps).is_dir() and steps in directory.validations()
     if content.get("minutes") or not ended:
         return False
-    held, now = (_facts(read_recipe(*given), run) for given in (["--config", str(config)], words))
+    own = ["--config", str(config), f"--run={run}"]
+    held, now = (_facts(read_recipe(*given), run) for given in (own, words))
     for name in sorted({*held, *now}):
         if held.get(name) != now.get(name):
             raise RunError(

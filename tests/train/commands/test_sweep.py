@@ -137,6 +137,10 @@ def test_a_sweep_here_goes_on_and_compares(file, stories, tmp_path, capfd):
         assert main([*words, *more]) == 2
         assert f"lr=0.001: it ended with {said}" in capfd.readouterr().err
     assert main([*words, "--log_every=3", "--compile=false"]) == 0
+    moved = out.rename(tmp_path / "moved")
+    capfd.readouterr()
+    assert main([str(moved) if word == str(out) else word for word in words]) == 0
+    assert capfd.readouterr().out.count("finished before") == 2
 
 
 @pytest.mark.usefixtures("in_this_process")

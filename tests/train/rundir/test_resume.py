@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from arch import load_model
 from tests.train.cases import TINY, fail, fit, interrupt, names, pack_toy, rows, weights
 from train import read_recipe
+from train.__main__ import main
 from train.run import Run
 from train.rundir.checkpoints import read_checkpoint
 from train.steps.module import LanguageModule
@@ -276,6 +278,26 @@ def test_a_run_that_is_killed_while_it_validates_loses_no_step(data, whole, tmp_
     assert fit(data, run, "--validate_every", "4", "--resume", "auto") == 0
     assert rows(run, "loss") == rows(whole, "loss")
     assert weights(run) == weights(whole)
+
+
+def test_the_config_of_a_copied_run_does_not_go_on_with_another(data, whole, finished, refused):
+    """The run that it was copied from was trained on, or one was begun anew where it had been."""
+    run, before = finished(), names(whole / "models")
+    config = run / "config.yaml"
+    settings = yaml.safe_load(config.read_text())
+    shutil.copytree(data, run / "data")  # as of a text, which is packed into its run
+    words = ["fit", "--config", str(config), "--resume", "auto", "--trainer.max_steps"]
+    for named in (whole, run.with_name("gone")):
+        moved = settings | {"run": str(named), "data": str(named / "data")}
+        config.write_text(yaml.safe_dump(moved))
+        line = refused(main([*words, "7"]))
+        assert f"--config {config}: names the run {named}" in line
+        assert f"add --run {run}, " in line
+        assert not run.with_name("gone").exists()
+    assert names(whole / "models") == before
+    assert main([*words, "7", "--run", str(run)]) == 0
+    assert main([*words, "8"]) == 0  # the config names its own run now
+    assert names(run / "models")[-2:] == ["step-000007", "step-000008"]
 
 
 def test_a_begun_run_records_no_weights_that_it_does_not_start_from(data, whole, finished, capsys):
