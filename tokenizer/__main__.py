@@ -49,6 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     0; 2 for bad input, reported in one line; 130 after Ctrl-C, with what is kept.
     """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # it was closed
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - to the end
     options = _parser().parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):  # what a console cannot show is shown by its code
         sys.stdout.reconfigure(errors="backslashreplace")

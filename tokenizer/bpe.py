@@ -170,6 +170,9 @@ def encode_stories(
     """
     tokenizer.encode_special_tokens = True  # a story that spells a special token is only text
     pieces = token_bytes(tokenizer, name)
+    for index, token in tokenizer.get_added_tokens_decoder().items():
+        if not token.special:  # the decoder may take its letters for names of bytes
+            _check_unchanged(name, token.content, tokenizer.decode([index]))
 
     def encode(batch: list[tuple[Key, str]]) -> list[tuple[Key, list[int]]]:
         texts = [story for _, story in batch]

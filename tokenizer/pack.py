@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -265,9 +266,17 @@ class _Writer:
         self.stories += len(stories)
 
     def finish(self) -> dict[str, Any]:
-        """Complete the last shard; return the counts of the split, as `meta.json` holds them."""
+        """Complete the last shard; return the counts of the split, as `meta.json` holds them.
+
+        A line says how many stories are longer than a row.
+        """
         if self._file is not None:
             self._complete()
+        if cut := self._total["cut"]:
+            logging.getLogger(__name__).warning(
+                f"{self._split}: {cut:,} of {self._total['rows']:,} stories are longer than a row "
+                f"of {self._context} tokens, and their ends are left out"
+            )
         return {**self._total, "sha256": self._hash.hexdigest(), "shards": self._shards}
 
     def close(self) -> None:

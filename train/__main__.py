@@ -41,6 +41,9 @@ KEPT = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code: 2 for bad input, 130 after Ctrl-C."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # it was closed
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - to the end
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help"):
         print(USAGE)
@@ -60,8 +63,7 @@ def _run(words: list[str]) -> int:
 
     try:
         code = _answer(words)
-        if sys.stdout:
-            sys.stdout.flush()
+        sys.stdout.flush()
         return code
     except BrokenPipeError:  # a reader such as `head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

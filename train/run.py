@@ -31,7 +31,7 @@ from train.record.saving import (
     since_best,
 )
 from train.rundir.identity import NOT_RECIPE, model_id
-from train.rundir.resume import changed_settings, choose_start, trained_alike
+from train.rundir.resume import changed_settings, choose_start, last_model, trained_alike
 from train.rundir.rundir import RunDirectory
 from train.rundir.verify import find_wrong_tensor
 from train.settings import HUB, PAIRS, RunError
@@ -194,7 +194,7 @@ class Run:
                 if start.step < self.total and not self.trainer.should_stop:
                     self.trainer.fit(self.module, **given)
             failed = False
-            if self.stop.received is None and (line := self._describe_best()):
+            if self._interruption() is None and (line := self._describe_best()):
                 self.log.say(line)
         except SystemExit:  # by which Lightning ends after a second Ctrl-C
             raise KeyboardInterrupt from None
@@ -210,10 +210,16 @@ class Run:
             self.log.close(failed)
             self.directory.release()
             torch.use_deterministic_algorithms(self._deterministic)  # as before this run
-        if self.stop.received is not None:
+        if self._interruption() is not None:
             step = self.trainer.global_step
             self.log.say(f"stopped at step {step} and saved; go on with --resume auto")
-        return self.stop.received
+        return self._interruption()
+
+    def _interruption(self) -> int | None:
+        """The signal that ended the run early; one that comes in its last step did not."""
+        step = max(self.start.step, self.trainer.global_step)
+        ended = self.saving.stopped_early or step >= self.trainer.max_steps
+        return None if ended else self.stop.received
 
     def _open(self) -> None:
         """Opens the directory, the log and the loggers, and says what is about to be trained."""
@@ -246,12 +252,14 @@ class Run:
             self.log.say(line)
 
     def _complete(self) -> bool:
-        """Whether the checkpoint is that of a finished run, which is then printed.
+        """Whether the run is finished, which is then printed, by its checkpoint or last model.
 
         Raises:
             RunError: it was trained with other settings than it is given now.
         """
-        step, total, patience = self.start.step, self.total, self.recipe.run.early_stopping
+        begun = self.start.checkpoint is not None
+        step = self.start.step if begun else last_model(self.directory, self.start)
+        total, patience = self.total, self.recipe.run.early_stopping
         until = [loss for at, loss in self.directory.comparable().items() if at <= step]
         if step > total or (step == total and step in self.directory.validations()):
             flag = "--minutes" if self.recipe.run.minutes else "--trainer.max_steps"
@@ -273,7 +281,8 @@ class Run:
                 "with that, or choose another --run"
             )
         if self.main:
-            print(f"{self.directory.path} is complete: {why} to go on")
+            why = f"{why} to go on" if begun else "its checkpoints are gone; choose another --run"
+            print(f"{self.directory.path} is complete: {why}")
         return True
 
     def _describe(self) -> str:

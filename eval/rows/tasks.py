@@ -118,8 +118,9 @@ def run_tasks(tasks: Sequence[Task], results: Results, what: str, limit: int | N
         whole = results.keys.issuperset(key for task in tasks for key in task.keys)
         left = "every row is there already" if whole else "nothing is left for this --shard"
         say(f"{results.directory}: {left}")
-    seconds = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES
-    bar = _Bar(remaining, what, disable=watched() or not remaining, mininterval=seconds,
+    closed = sys.stderr is None
+    seconds = SECONDS_BETWEEN_LINES if closed or not sys.stderr.isatty() else 0.1
+    bar = _Bar(remaining, what, disable=watched() or closed or not remaining, mininterval=seconds,
                delay=seconds, dynamic_ncols=True)  # fmt: skip
     started = time.monotonic()
     with _cleared(bar):
@@ -128,7 +129,7 @@ def run_tasks(tasks: Sequence[Task], results: Results, what: str, limit: int | N
             rows = task.run(results)
             for batch in [rows] if isinstance(rows, list) else ([row] for row in rows):
                 results.append(batch)
-            if task is remaining[0] and task.keys and not watched():
+            if task is remaining[0] and task.keys and not bar.disable:
                 rest = sum(len(task.keys) for task in remaining[1:])
                 expected = (time.monotonic() - started) * rest / len(task.keys)
                 if expected > LONG:

@@ -48,9 +48,12 @@ def test_pack_takes_a_layout_and_a_share_and_any_number_of_threads(file, tmp_pat
     words = f"{sys.executable} -m tokenizer {options} {tmp_path}/one"
     done = run(words, RAYON_NUM_THREADS="1")
     assert f"{tmp_path}/one/train: 50 stories, " in done.stdout
-    assert done.stderr == ""
     datas = [PackedData(tmp_path / name) for name in ("data", "one")]
     assert datas[0].meta == datas[1].meta
+    for split, line in zip(("train", "valid"), done.stderr.splitlines(), strict=True):
+        counts = datas[0].meta["splits"][split]
+        assert counts["cut"] > 0
+        assert f"{split}: {counts['cut']} of {counts['rows']} stories are longer" in line
     assert datas[0].tokens("train").shape == (50, 64)
     assert 10 < len(datas[0].tokens("valid")) < 50
     assert datas[0].meta["pad_side"] == "left"
@@ -78,6 +81,20 @@ def test_inspect_shows_what_was_learnt(file, tmp_path, capsys):
     other.save(str(tmp_path / "other.json"))
     assert main(["inspect", str(tmp_path / "other.json"), "--corpus", "toy:40"]) == 0
     assert "601 (3 special, 256 bytes, 342 merges)" in capsys.readouterr().out
+
+
+def test_closed_streams_are_no_error(file, tmp_path, monkeypatch):
+    for words in (
+        f"train toy:100 --vocab-size 300 --out {tmp_path}/t.json",
+        f"pack toy:40 --tokenizer {file} --out {tmp_path}/data",
+        f"inspect {file} --corpus toy:40",
+    ):
+        for name in ("stdout", "stderr"):
+            monkeypatch.setattr(sys, name, None)
+        assert main(words.split()) == 0
+        sys.stdout.close()
+        sys.stderr.close()
+    assert PackedData(tmp_path / "data").meta["source"] == "toy:40"
 
 
 def test_a_pipe_that_closes_early_is_no_error(file):

@@ -85,6 +85,7 @@ CHANGES = {
     ),
     "another decoder": ("decoder", decoders.WordPiece()),
     "an entry that takes blanks": ("added", AddedToken("ran", lstrip=True, rstrip=True)),
+    "an entry whose letters name bytes": ("added", AddedToken("Kätzchen")),
     "a byte that is missing": ("byte", None),
 }
 

@@ -88,6 +88,9 @@ def read_command(command: str, words: list[str]) -> Recipe:
         settings["recipe"] = Path(str(values["config"][-1])).stem
     _refuse_clock_times(words, values)
     minutes, given = settings["minutes"], [word.partition("=")[0] for word in words]
+    if command == "fit":
+        for config in values["config"] or ():
+            _follow_moved(Path(str(config)), settings, given)
     if minutes is not None and STEPS in given:
         check_numbers()
         if is_first():
@@ -99,6 +102,29 @@ def read_command(command: str, words: list[str]) -> Recipe:
         _refuse_nulls(section, given_by_section[name], f"{name}.")
     sections = {name: section(**given_by_section[name]) for name, section in SECTIONS.items()}
     return Recipe(run=RunSettings(**settings), **sections)
+
+
+def _follow_moved(config: Path, settings: dict[str, Any], given: list[str]) -> None:
+    """Takes the packed text of a run that was copied or moved from beside its config.
+
+    Raises:
+        RunError: nothing says which run is meant, that of the config's place or the one it names.
+    """
+    here, run = config.parent, read_yaml(config, "--config ").get("run")
+    begun = config.name == "config.yaml" and (here / "metrics.jsonl").is_file()
+    if not begun or not isinstance(run, str):
+        return
+    named = Path(run).expanduser()
+    if named.exists() and named.samefile(here):
+        return
+    if settings["run"] == run and "--run" not in given:
+        raise RunError(
+            f"--config {config}: names the run {run}, and lies in {here}; to go on with the run "
+            f"that lies there add --run {here}, for another one add another --run"
+        )
+    packed = here / "data"
+    if "--data" not in given and settings["data"] == str(named / "data") and packed.is_dir():
+        settings["data"] = str(packed)
 
 
 def _refuse_nulls(section: Any, values: dict[str, Any], prefix: str) -> None:

@@ -191,8 +191,10 @@ def _run_all(runs: dict[Path, Trial], flags: list[str], out: Path) -> int:
         if finished:
             continue
         command = [sys.executable, "-m", "train", "fit", *words, f"--run={run}", "--resume=auto"]
-        with _waiting():
+        with _waiting() as interrupts:
             code = subprocess.run(command).returncode
+        if interrupts and not code:
+            code = 128 + signal.SIGINT
         if code >= 128 or code < 0:
             print("stopped; the same command goes on from here", file=sys.stderr)
             return code if code > 0 else 128 - code
@@ -227,7 +229,8 @@ def _finished(run: Path, words: list[str]) -> bool:
     ended = directory.model(steps).is_dir() and steps in directory.validations()
     if content.get("minutes") or not ended:
         return False
-    held, now = (_facts(read_recipe(*given), run) for given in (["--config", str(config)], words))
+    own = ["--config", str(config), f"--run={run}"]
+    held, now = (_facts(read_recipe(*given), run) for given in (own, words))
     for name in sorted({*held, *now}):
         if held.get(name) != now.get(name):
             raise RunError(
@@ -255,14 +258,19 @@ def _facts(recipe: Recipe, run: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _waiting() -> Iterator[None]:
-    """Lets Ctrl-C end the run that is trained, which saves; this process then says what is next."""
+def _waiting() -> Iterator[list[int]]:
+    """Lets Ctrl-C end the run that is trained, which saves; this process then says what is next.
+
+    Yields:
+        The signals that come, of which a run in its last step says nothing.
+    """
+    interrupts: list[int] = []
     before = signal.getsignal(signal.SIGINT)
     if before is signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
-        yield
+        yield interrupts
         return
-    signal.signal(signal.SIGINT, lambda *_: None)
+    signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
     try:
-        yield
+        yield interrupts
     finally:
         signal.signal(signal.SIGINT, before)

@@ -74,7 +74,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class Checkpoints(ModelCheckpoint):
-    """Lightning's checkpoints of the steps that are asked for, of the last one, and of a stop.
+    """Lightning's checkpoints of the steps that are asked for or validated, of the last, of a stop.
 
     A checkpoint records the settings of `start`: those that the run began with, and how they were
     changed; and `fixed`, its model and its data.
@@ -116,6 +116,8 @@ class Checkpoints(ModelCheckpoint):
             self._save_now(trainer, step)
         elif _every(self._every, step):
             super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        elif trainer.val_check_batch == 1:  # a validation that is killed loses no step
+            self._save_now(trainer, step)
         else:
             return
         self._progress.restart(trainer)
@@ -147,6 +149,7 @@ class ModelDirectories(Callback):
     Attributes:
         opening: whether a validation before the training is one of the run: that of step 0, or one
             that a kill cut off.
+        stopped_early: whether early stopping has ended the run.
     """
 
     def __init__(
@@ -159,7 +162,7 @@ class ModelDirectories(Callback):
         progress: Progress,
         log: Log,
     ) -> None:
-        self.opening, self._saved = False, 0
+        self.opening, self.stopped_early, self._saved = False, False, 0
         self._directory, self._settings, self._data = directory, recipe.run, data
         self._start, self._progress, self._log = start, progress, log
         self._provenance = {
@@ -265,7 +268,7 @@ class ModelDirectories(Callback):
             + (f"  -> {path}" if model or stop else "")
         )
         if stop:
-            trainer.should_stop = True
+            trainer.should_stop = self.stopped_early = True
             self._log.say(
                 f"step {step}  stopping early: {without} validations without a lower loss than "
                 f"{min(losses):.3f}"

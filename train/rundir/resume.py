@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from arch.storage.files import read_json
+from arch.storage.runs import saved_steps
 from train.recipe import flat
 from train.rundir.checkpoints import RECORD, Unreadable, read_checkpoint
 from train.rundir.identity import REPORTING
@@ -145,6 +147,19 @@ def trained_alike(record: dict[str, Any], start: ResumePoint) -> bool:
         return False
     now = _last_settings(start.recipe, start.history)
     return all(saved.get(n) == now.get(n) for n in {**saved, **now} if n not in REPORTING)
+
+
+def last_model(directory: RunDirectory, start: ResumePoint) -> int:
+    """The step of a run's last model, if that was trained with a start's settings; else 0.
+
+    It is 0 for a run of minutes, of whose steps only a checkpoint says how many there will be.
+
+    Raises:
+        arch.ModelError: its meta.json cannot be read.
+    """
+    step = 0 if start.recipe.get("minutes") else max(saved_steps(directory.path), default=0)
+    meta = directory.model(step) / "meta.json"
+    return step if meta.is_file() and trained_alike(read_json(meta), start) else 0
 
 
 def _last_settings(recipe: dict[str, Any], history: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The run directory: its files, its lock, and who writes them.
 
 config.yaml     every setting of its last start: `--config RUN/config.yaml` repeats the run, or goes
-                on with it; settings that were changed on the way are named at its top
+                on with it; settings that were changed on the way are named at its top; of a run
+                that was copied or moved, give --run RUN as well
 metrics.jsonl   a row per line of progress and per validation
 checkpoints/    step-000500.ckpt ..., for resuming only
 models/         step-000000 ..., model directories

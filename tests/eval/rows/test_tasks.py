@@ -1,5 +1,6 @@
 """Every command's work goes on after an interruption, and is shared out over processes."""
 
+import sys
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -126,19 +127,33 @@ def test_shards_make_the_rows_of_one_process(ask, whole, tmp_path, name):
         assert files == {"rows.1-of-2.jsonl", "rows.2-of-2.jsonl"}
 
 
+MODEL = SimpleNamespace(settings_sha256="")
+
+
+def work(*keys: str) -> Any:
+    run = lambda results: [make_row(key=key) for key in keys]  # noqa: E731
+    return SimpleNamespace(checkpoint=MODEL, keys=keys, run=run)
+
+
 def test_a_long_job_says_how_long_it_will_take(tmp_path, monkeypatch, capsys):
     clock = iter([0.0, 30.0])
     monkeypatch.setattr(tasks, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-
-    model = SimpleNamespace(settings_sha256="")
-
-    def work(*keys: str) -> Any:
-        run = lambda results: [make_row(key=key) for key in keys]  # noqa: E731
-        return SimpleNamespace(checkpoint=model, keys=keys, run=run)
-
     tasks.run_tasks([work("a", "b"), work("c"), work("d", "e", "f")], Results(tmp_path), "asking")
     assert "asking: about 1 min 0 s for 4 more rows" not in capsys.readouterr().err  # not above 60
     clock = iter([0.0, 40.0])
     more = [work("g"), work("h", "i", "j")]
     tasks.run_tasks(more, Results(tmp_path), "asking")
     assert "asking: about 2 min 0 s for 3 more rows" in capsys.readouterr().err
+
+
+def test_a_closed_stderr_is_no_error_and_leaves_stdout_alone(tmp_path, monkeypatch, capsys):
+    """However long the work takes."""
+    clock = iter([0.0, 90.0])
+    monkeypatch.setattr(tasks, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(tasks, "SECONDS_BETWEEN_LINES", 0)
+    results = Results(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", None)
+        tasks.run_tasks([work("a"), work("b")], results, "asking")
+    assert results.keys == {"a", "b"}
+    assert capsys.readouterr().out == ""

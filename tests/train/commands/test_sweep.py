@@ -137,6 +137,10 @@ def test_a_sweep_here_goes_on_and_compares(file, stories, tmp_path, capfd):
         assert main([*words, *more]) == 2
         assert f"lr=0.001: it ended with {said}" in capfd.readouterr().err
     assert main([*words, "--log_every=3", "--compile=false"]) == 0
+    moved = out.rename(tmp_path / "moved")
+    capfd.readouterr()
+    assert main([str(moved) if word == str(out) else word for word in words]) == 0
+    assert capfd.readouterr().out.count("finished before") == 2
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -251,15 +255,22 @@ def test_values_reach_a_run_as_they_stand_in_the_file(file, tmp_path, commands):
     assert recipe.schedule.decay_steps is None
 
 
-def test_ctrl_c_lets_the_run_end_and_then_says_how_to_go_on(file, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("code", [130, 0])  # 0 of a run in its last step
+def test_ctrl_c_lets_the_run_end_and_then_says_how_to_go_on(
+    file, tmp_path, monkeypatch, capsys, code
+):
+    commands = []
+
     def run(command):
+        commands.append(command)
         os.kill(os.getpid(), signal.SIGINT)  # as a terminal does, to both
-        return subprocess.CompletedProcess(command, 130)
+        return subprocess.CompletedProcess(command, code)
 
     monkeypatch.setattr(sweep, "subprocess", SimpleNamespace(run=run))
     before = signal.getsignal(signal.SIGINT)
     assert main(["sweep", str(file), "--out", str(tmp_path / "out")]) == 130
     assert "the same command goes on" in capsys.readouterr().err
+    assert len(commands) == 1
     assert signal.getsignal(signal.SIGINT) is before
 
 

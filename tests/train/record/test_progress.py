@@ -5,7 +5,7 @@ import re
 import sys
 from types import SimpleNamespace
 
-from tests.train.cases import fit
+from tests.train.cases import fit, names
 from train.record import progress
 from train.steps.module import LanguageModule
 
@@ -50,3 +50,13 @@ def test_a_terminal_shows_a_bar_below_the_lines(data, tmp_path, monkeypatch, cap
     valid = r"step 6  valid loss \d\.\d{3}  bits/byte \d\.\d{3} over 320 tokens  -> "
     place = re.escape(f"{tmp_path}/run/models/")
     assert re.search(valid + place, shown)  # longer than the terminal is wide, and not cut
+
+
+def test_closed_streams_are_no_error(data, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        for name in ("stdout", "stderr"):
+            patch.setattr(sys, name, None)
+        assert fit(data, tmp_path / "run", "--trainer.max_steps", "1") == 0
+        sys.stdout.close()
+        sys.stderr.close()
+    assert names(tmp_path / "run" / "checkpoints") == ["step-000001.ckpt"]

@@ -62,21 +62,19 @@ def test_models_of_another_course_are_hidden(data, finished, capsys):
     A run that saves or validates at other steps takes no other course.
     """
     run = finished()
-    for step in (5, 6):
-        (run / "checkpoints" / f"step-{step:06d}.ckpt").unlink(missing_ok=True)
+    last = run / "checkpoints" / "step-000006.ckpt"
+    last.unlink()
     shutil.copytree(run / "models" / "step-000006", run / "best")
     assert fit(data, run, "--resume", "auto", "--validate_every", "2") == 0
     assert "hidden" not in capsys.readouterr().out
-    (run / "checkpoints" / "step-000006.ckpt").unlink()
-    changed = ("--optimizer.lr", "0.02", "--trainer.max_steps", "5")
-    assert fit(data, run, "--resume", "auto", *changed) == 0
-    hidden = f"3 models after step 4, trained with other settings, are hidden now: {run}/models/."
+    last.unlink()
+    assert fit(data, run, "--resume", "auto", "--optimizer.lr", "0.02") == 0
+    hidden = f"2 models after step 5, trained with other settings, are hidden now: {run}/models/."
     assert hidden in capsys.readouterr().out
-    names = ["step-000005", "step-000006"]
-    assert sorted(p.name for p in (run / "models").glob(".*")) == [f".{name}.1" for name in names]
+    assert [path.name for path in (run / "models").glob(".*")] == [".step-000006.1"]
     assert (run / ".best.1" / "meta.json").is_file()
     assert not (run / "best").exists()
-    assert find_model(run) == run / "models" / "step-000005"
+    assert find_model(run) == run / "models" / "step-000006"
     assert load_model(run).meta["history"][0]["changed"]["optimizer.lr"] == [0.001, 0.02]
 
 

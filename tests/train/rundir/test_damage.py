@@ -105,7 +105,7 @@ def test_a_checkpoint_that_was_edited_is_passed_over(data, finished, damage, rea
     said = capsys.readouterr().out
     assert f"{last.name} cannot be read (" in said
     assert reason in said
-    assert "; from step 4, " in said
+    assert "; from step 5, " in said
 
 
 def test_a_broken_checkpoint_is_not_called_good(data, finished, at_step, capsys):
@@ -119,7 +119,7 @@ def test_a_broken_checkpoint_is_not_called_good(data, finished, at_step, capsys)
 
     at_step(7, spoil_and_fail)
     assert fit(data, run, "--resume", "auto", "--trainer.max_steps", "8") == 2
-    assert f"last good checkpoint is {checkpoints / 'step-000004.ckpt'}" in capsys.readouterr().err
+    assert f"last good checkpoint is {checkpoints / 'step-000005.ckpt'}" in capsys.readouterr().err
 
 
 NO_ROWS = ["5", "null", "[1]", '{"step": "a"}', '{"val_loss": 1}', "[" * 100_000, '"x"',

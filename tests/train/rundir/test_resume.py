@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from arch import load_model
 from tests.train.cases import TINY, fail, fit, interrupt, names, pack_toy, rows, weights
 from train import read_recipe
+from train.__main__ import main
 from train.run import Run
 from train.rundir.checkpoints import read_checkpoint
 from train.steps.module import LanguageModule
@@ -51,7 +53,7 @@ def test_an_interrupted_run_goes_on_to_the_bit(data, tmp_path, at_step, flags, n
     assert "stopped at step 7 and saved; go on with --resume auto" in capsys.readouterr().out
     assert signal.getsignal(signal.SIGINT) is before  # ignored, in the background
     at_step(7, lambda loss: loss)
-    assert names(parts / "checkpoints") == ["step-000007.ckpt"]
+    assert names(parts / "checkpoints") == ["step-000005.ckpt", "step-000007.ckpt"]
     assert fit(data, parts, *chosen, "--resume", "auto") == 0
     assert "resumed" not in capsys.readouterr().out  # as nothing was changed
     assert names(parts / "models") == names(whole / "models")
@@ -74,6 +76,29 @@ def test_after_one_signal_another_ends_the_run_at_once(data, tmp_path, at_step):
     at_step(3, act)
     assert fit(data, tmp_path / "run") == 128 + signal.SIGUSR1
     assert handlers == [signal.SIG_DFL, signal.SIG_DFL, signal.default_int_handler]
+
+
+@pytest.mark.parametrize("flags", ["", "--lr 90 --validate_every 1 --early_stopping 1"])
+def test_a_signal_while_a_run_ends_is_no_interruption(
+    data, tmp_path, at_step, monkeypatch, flags, capsys
+):
+    """It ended with the signal's exit code, and said to go on with a run that is complete."""
+    run, original = tmp_path / "run", LanguageModule.validation_step
+    sent = []
+
+    def validation_step(self, batch, batch_idx):
+        if self.trainer.global_step and not sent:
+            sent.append(os.kill(os.getpid(), signal.SIGTERM))
+        return original(self, batch, batch_idx)
+
+    if flags:  # the first validation after that of step 0 is the last
+        monkeypatch.setattr(LanguageModule, "validation_step", validation_step)
+    else:
+        at_step(6, interrupt(signal.SIGTERM))
+    assert fit(data, run, *flags.split()) == 0
+    assert "go on with" not in capsys.readouterr().out
+    assert fit(data, run, *flags.split(), "--resume", "auto") == 0
+    assert f"{run} is complete" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -133,6 +158,19 @@ def test_a_complete_run_stays_as_it_is_and_a_longer_one_goes_on_from_it(
     assert fit(data, run, "--resume", "auto", "--trainer.max_steps", "8") == 0
     assert load_model(run / "models" / "step-000008").meta["tokens_seen"] == 8 * 4 * 16
     assert names(run / "checkpoints") == sorted(["step-000006.ckpt", "step-000008.ckpt", *strays])
+
+
+@pytest.mark.parametrize("flags", ["", "--lr 90 --validate_every 1 --early_stopping 1"])
+def test_a_complete_run_without_checkpoints_stays_as_it_is(data, tmp_path, flags, capsys):
+    run = tmp_path / "run"
+    assert fit(data, run, *flags.split()) == 0
+    shutil.rmtree(run / "checkpoints")
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    capsys.readouterr()
+    assert fit(data, run, *flags.split(), "--resume", "auto") == 0
+    said = capsys.readouterr().out
+    assert f"{run} is complete: its checkpoints are gone; choose another --run" in said
+    assert before == {path: path.stat().st_mtime_ns for path in run.rglob("*")}
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -220,6 +258,46 @@ def test_a_model_is_saved_before_it_is_validated(data, whole, tmp_path, monkeypa
     assert rows(run, "val_loss")[-1] == rows(whole, "val_loss")[-1]
     assert fit(data, run, "--resume", "auto") == 0
     assert "is complete: 6 of 6 steps" in capsys.readouterr().out
+
+
+def test_a_run_that_is_killed_while_it_validates_loses_no_step(data, whole, tmp_path, monkeypatch):
+    """All steps since the last of `--checkpoint_every` were lost."""
+    original = LanguageModule.validation_step
+
+    def killed(self, batch, batch_idx):
+        if self.trainer.global_step:
+            raise ZeroDivisionError
+        return original(self, batch, batch_idx)
+
+    run = tmp_path / "run"
+    monkeypatch.setattr(LanguageModule, "validation_step", killed)
+    with pytest.raises(ZeroDivisionError):
+        fit(data, run, "--validate_every", "4")
+    assert names(run / "checkpoints") == ["step-000004.ckpt"]
+    monkeypatch.undo()
+    assert fit(data, run, "--validate_every", "4", "--resume", "auto") == 0
+    assert rows(run, "loss") == rows(whole, "loss")
+    assert weights(run) == weights(whole)
+
+
+def test_the_config_of_a_copied_run_does_not_go_on_with_another(data, whole, finished, refused):
+    """The run that it was copied from was trained on, or one was begun anew where it had been."""
+    run, before = finished(), names(whole / "models")
+    config = run / "config.yaml"
+    settings = yaml.safe_load(config.read_text())
+    shutil.copytree(data, run / "data")  # as of a text, which is packed into its run
+    words = ["fit", "--config", str(config), "--resume", "auto", "--trainer.max_steps"]
+    for named in (whole, run.with_name("gone")):
+        moved = settings | {"run": str(named), "data": str(named / "data")}
+        config.write_text(yaml.safe_dump(moved))
+        line = refused(main([*words, "7"]))
+        assert f"--config {config}: names the run {named}" in line
+        assert f"add --run {run}, " in line
+        assert not run.with_name("gone").exists()
+    assert names(whole / "models") == before
+    assert main([*words, "7", "--run", str(run)]) == 0
+    assert main([*words, "8"]) == 0  # the config names its own run now
+    assert names(run / "models")[-2:] == ["step-000007", "step-000008"]
 
 
 def test_a_begun_run_records_no_weights_that_it_does_not_start_from(data, whole, finished, capsys):

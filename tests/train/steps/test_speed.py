@@ -162,6 +162,14 @@ def test_a_gpu_without_bfloat16_is_advised_of_fp16(monkeypatch):
     assert speed.advise_precision(auto, card) is None
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_weights_in_bfloat16_are_said_to_lose_small_steps(device):
+    line = speed.advise_precision(RunSettings(precision="bf16-true"), torch.device(device))
+    assert line
+    assert "bf16-mixed" in line
+    assert "1/500" in line
+
+
 def test_fit_prints_the_advice(data, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("train.run.advise_precision", lambda *_: "try another precision")
     assert fit(data, tmp_path / "run", "--trainer.max_steps", "1") == 0
