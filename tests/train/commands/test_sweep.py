@@ -255,9 +255,17 @@ def test_values_reach_a_run_as_they_stand_in_the_file(file, tmp_path, commands):
     assert recipe.schedule.decay_steps is None
 
 
+@pytest.fixture
+def interruptible():
+    """What Ctrl-C calls, also where the tests run in the background, in which it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield signal.default_int_handler
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("code", [130, 0])  # 0 of a run in its last step
 def test_ctrl_c_lets_the_run_end_and_then_says_how_to_go_on(
-    file, tmp_path, monkeypatch, capsys, code
+    file, tmp_path, monkeypatch, capsys, code, interruptible
 ):
     commands = []
 
@@ -267,11 +275,10 @@ def test_ctrl_c_lets_the_run_end_and_then_says_how_to_go_on(
         return subprocess.CompletedProcess(command, code)
 
     monkeypatch.setattr(sweep, "subprocess", SimpleNamespace(run=run))
-    before = signal.getsignal(signal.SIGINT)
     assert main(["sweep", str(file), "--out", str(tmp_path / "out")]) == 130
     assert "the same command goes on" in capsys.readouterr().err
     assert len(commands) == 1
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(signal.SIGINT) is interruptible
 
 
 def test_a_sweep_runs_in_a_thread_that_is_not_the_main_one(file, tmp_path, commands):
