@@ -148,4 +148,4 @@ def _stops(checkpoint: "Checkpoint") -> list[int]:
 def _until(tokens: list[int], start: int, stops: list[int]) -> list[int]:
     """The tokens before the first stop that the model said."""
     said = enumerate(tokens[start:], start)
-    return tokens[: next((place for place, token in said if token in stops), len(tokens))]
+    return tokens[: next((t for t, token in said if token in stops), len(tokens))]

@@ -134,8 +134,8 @@ class _Search:
             agree = (errors <= half + slack).all(dim=1)
             fits = int(agree.sum())
             if fits == 1:  # one of an equal row agrees too, however unlikely it seemed
-                near = nearest_rows(self.circuit, tokens[agree][None]).flatten().unique()
-                more = near[~torch.isin(near, tokens)]
+                neighbours = nearest_rows(self.circuit, tokens[agree][None]).flatten().unique()
+                more = neighbours[~torch.isin(neighbours, tokens)]
             if fits > 1 or (fits and not len(more)) or len(tokens) >= min(V, WHOLE):
                 break
             if not fits:
@@ -168,10 +168,10 @@ class _Search:
         some they differ by nothing: where rows of the head are equal, or where scores are compared
         up to a constant.
         """
-        apart = scores - scores.mean(dim=0)
+        centred = scores - scores.mean(dim=0)
         if self.shifted:
-            apart = apart - apart.mean(dim=1, keepdim=True)
-        spread = torch.linalg.svdvals(apart) / len(apart) ** 0.5
+            centred = centred - centred.mean(dim=1, keepdim=True)
+        spread = torch.linalg.svdvals(centred) / len(centred) ** 0.5
         spread = spread.clamp(min=torch.finfo(scores.dtype).tiny)
         return float(torch.special.erf(tolerance.max() / (2 * spread)).log().sum())
 
