@@ -52,6 +52,9 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 def main(words: Sequence[str] | None = None) -> int:
     """Runs a command; the exit code."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # it was closed
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - to the end
     options = _parser().parse_args(words)
     out: Path | None = getattr(options, "out", None)
     try:

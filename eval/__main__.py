@@ -80,15 +80,17 @@ def main(arguments: list[str] | None = None) -> int:
     What the console's encoding lacks is printed by its code, as `\\xe9`.
     """
     words = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # it was closed
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - to the end
+        elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
         try:
             _answer(words)
         finally:
-            if sys.stdout:
-                sys.stdout.flush()
+            sys.stdout.flush()
     except BrokenPipeError:  # a reader such as `head` has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:

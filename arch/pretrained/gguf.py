@@ -5,6 +5,7 @@ import json
 import math
 import re
 import sys
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -115,7 +116,8 @@ def read_own_tokenizer(file: Path) -> Tokenizer:
 
     A class of transformers adds an <|endoftext|> behind the tokens of a file, begins no text with a
     blank that begins with one, merges words that are tokens as they stand, leaves digits with the
-    blank before them, and passes over tokens that `_name_as_written` adds.
+    blank before them, and passes over tokens that `_name_as_written` adds. The last rows that a
+    converter has named `[PAD` and their number are no tokens.
     """
     from transformers import AutoTokenizer
 
@@ -124,11 +126,15 @@ def read_own_tokenizer(file: Path) -> Tokenizer:
             alone, gguf_file=str(file.absolute()), trust_remote_code=False
         )
     held, fields = json.loads(theirs.backend_tokenizer.to_str()), _open(file).fields
-    count = len(fields["tokenizer.ggml.tokens"].data)
-    held["added_tokens"] = [token for token in held["added_tokens"] if token["id"] < count]
+    texts = fields["tokenizer.ggml.tokens"].contents()
+    while texts and texts[-1] == f"[PAD{len(texts) - 1}]":
+        texts.pop()
+    held["added_tokens"] = [token for token in held["added_tokens"] if token["id"] < len(texts)]
+    known = held["model"]["vocab"]
+    held["model"]["vocab"] = {token: known[token] for token in known if known[token] < len(texts)}
     said = _describe_splits(fields)
     if said.get("model") == "gpt2" and "tokenizer.ggml.token_type" in fields:
-        _name_as_written(held, fields)
+        _name_as_written(held, texts, fields["tokenizer.ggml.token_type"].contents())
     made = Tokenizer.from_str(json.dumps(held))
     if said.get("pre") in DIGITS_FIRST:
         made.pre_tokenizer = pre_tokenizers.Sequence(
@@ -148,14 +154,12 @@ def read_own_tokenizer(file: Path) -> Tokenizer:
     return made
 
 
-def _name_as_written(held: dict[str, Any], fields: Any) -> None:
+def _name_as_written(held: dict[str, Any], texts: Sequence[str], kinds: Sequence[int]) -> None:
     """Names tokens that are taken whole by their own text, where a class spelt it in bytes.
 
     That class takes no control token whole that has letters outside of the alphabet of bytes, and
     no user-defined token that has a blank.
     """
-    kinds = fields["tokenizer.ggml.token_type"].contents()
-    texts = fields["tokenizer.ggml.tokens"].contents()
     model, added = held["model"], held["added_tokens"]
     spelt = {number: token for token, number in model["vocab"].items()}
     for number in {*range(len(texts))} - {token["id"] for token in added}:
@@ -176,9 +180,10 @@ def _name_as_written(held: dict[str, Any], fields: Any) -> None:
 
 
 def read_roles(file: Path) -> dict[str, int]:
-    """The ids of the tokens that begin and end a text, as far as a file names them."""
+    """The ids of the tokens that begin and end a text or a turn, as far as a file names them."""
     fields = _open(file).fields
-    keys = {f"{role}_token": f"tokenizer.ggml.{role}_token_id" for role in ("bos", "eos")}
+    roles = ("bos", "eos", "eot", "eom")  # of a text; the end of a turn, and of a message
+    keys = {f"{role}_token": f"tokenizer.ggml.{role}_token_id" for role in roles}
     return {role: int(fields[key].contents()) for role, key in keys.items() if key in fields}
 
 

@@ -131,11 +131,13 @@ def largest_id(tokenizer: Tokenizer) -> int:
 
 
 def read_ends_of_text(name: str, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The `begin` and `end` of a text (`ends_of_text`), as a model's files or a GGUF say."""
+    """What begins and ends a text (see `read_ends`), as a model's files or a GGUF say."""
     from transformers.utils.hub import cached_file
 
     if name.lower().endswith(GGUF):
         ids = read_roles(Path(name))
-        return ends_of_text({role: tokenizer.id_to_token(token) for role, token in ids.items()})
+        roles = {role: tokenizer.id_to_token(token) for role, token in ids.items()}
+        stops = [token for role, token in roles.items() if token and role != "bos_token"]
+        return {"stops": stops} | ends_of_text(roles)
     found = (cached_file(name, n, _raise_exceptions_for_missing_entries=False) for n in ENDS)
     return read_ends([Path(file) for file in found if file], tokenizer.to_str())

@@ -1,7 +1,5 @@
 """The commands `loss` and `generate`: how well models predict text, and what they write."""
 
-from typing import TYPE_CHECKING
-
 from eval.commands.flags import (
     Fraction,
     Model,
@@ -16,9 +14,6 @@ from eval.commands.flags import (
 from eval.commands.result import Result, command
 from eval.measures.loss import Measurement, Windows
 from eval.messages import RequestError
-
-if TYPE_CHECKING:
-    from eval.models.checkpoint import Checkpoint
 
 FIGURES = [
     ("tokens", "tokens", False),
@@ -119,7 +114,6 @@ def generate(
         raise RequestError(
             f"--prompt has {len(tokens)} tokens, the model's context is {context}; shorten it"
         )
-    stops = _stops(checkpoint)
     stories = arch.generate(
         checkpoint.model,
         torch.tensor([tokens] * count, device=target),
@@ -127,22 +121,13 @@ def generate(
         temperature,
         top_k,
         top_p,
-        stop=stops,
+        stop=checkpoint.stops,
         generator=torch.Generator(target).manual_seed(seed),
     )
-    written = [_until(row.tolist(), len(tokens), stops) for row in stories]
+    written = [_until(row.tolist(), len(tokens), checkpoint.stops) for row in stories]
     texts = [tokenizer.decode(story, skip_special_tokens=False) for story in written]
     rows = [{"prompt": prompt, "text": text} for text in texts]
     return Result(rows, "\n\n---\n\n".join(texts))
-
-
-def _stops(checkpoint: "Checkpoint") -> list[int]:
-    """The tokens that end a text: `<|endoftext|>`, and each EOS that the model's files name."""
-    from tokenizer import END_OF_TEXT
-
-    named = [END_OF_TEXT, checkpoint.meta.get("end"), *(checkpoint.meta.get("stops") or ())]
-    ids = (checkpoint.tokenizer.token_to_id(token) for token in named if isinstance(token, str))
-    return [token for token in ids if token is not None]
 
 
 def _until(tokens: list[int], start: int, stops: list[int]) -> list[int]:

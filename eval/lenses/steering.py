@@ -213,7 +213,7 @@ def samples(checkpoint: Checkpoint, directions: dict[str, Tensor], layer: int) -
         vectors.append(swap_vectors(directions[attribute][:, layer], known, [old]))
     prompt = torch.tensor([start.tokens] * len(labels), device=vectors[0].device)
     with steered(checkpoint.model, layer, torch.cat(vectors)) as model:
-        texts = generate(model, prompt, NEW, temperature=0, stop=checkpoint.end)[
+        texts = generate(model, prompt, NEW, temperature=0, stop=checkpoint.stops)[
             :, len(start.tokens) :
         ]
     stories = [tokenizer.decode(row) for row in texts.tolist()]

@@ -21,7 +21,6 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from arch import LanguageModel, ModelConfig, ModelError, check_causal, count_parameters, load_model
-from arch.errors import printable
 from arch.formats.named_tokens import ends_of_text
 from arch.kernels.arithmetic import plain_arithmetic
 from arch.pretrained.pretrained import check_tokenizer, load_pretrained, refusals, wrap_model
@@ -29,16 +28,14 @@ from arch.pretrained.tokenizers import largest_id, read_tokenizer
 from arch.storage.files import file_sha256, read_json
 from arch.storage.runs import SHIPPED, find_model
 from arch.storage.weights import check_finite, drop_padding
-from eval.messages import ArgumentError, RequestError, say_once
+from eval.messages import ArgumentError, RequestError
 from eval.models import TRUST_CODE, identity
-from eval.models.pieces import Pieces
+from eval.models.pieces import Pieces, say_how_text_is_read
 from eval.models.running.outputs import Outputs, run_model
 from eval.models.running.patches import Patch, patched_sites
 from tokenizer import END_OF_TEXT
 
 PRETRAINED = "hf:"
-PROBE = "The CAFÉ  ran"
-"""A text on which a tokenizer shows what it adds and changes: capitals, an accent, two blanks."""
 Kept = TypeVar("Kept")
 Built = TypeVar("Built", bound=nn.Module)
 
@@ -137,11 +134,16 @@ class Checkpoint:
         return identity.settings_hash(self.meta.get("settings", {}), self.tokenizer, self.end)
 
     @cached_property
+    def stops(self) -> list[int]:
+        """The tokens that end a text: `<|endoftext|>`, and each EOS that the model's files name."""
+        named = (END_OF_TEXT, self.meta.get("end"), *(self.meta.get("stops") or ()))
+        ids = (self.tokenizer.token_to_id(token) for token in named if isinstance(token, str))
+        return [token for token in ids if token is not None]
+
+    @property
     def end(self) -> int | None:
-        """The token that ends a text: `<|endoftext|>`, else the EOS that its files name."""
-        named = (END_OF_TEXT, self.meta.get("end") or "")
-        ids = (self.tokenizer.token_to_id(token) for token in named)
-        return next((token for token in ids if token is not None), None)
+        """The token that stands between texts: the first of `stops`."""
+        return next(iter(self.stops), None)
 
     @cached_property
     def model_id(self) -> str:
@@ -232,26 +234,6 @@ def open_checkpoint(
     say_how_text_is_read(tokenizer, loaded.meta["name"])
     meta = loaded.meta | identity.facts_of(loaded.path)
     return Checkpoint(loaded.model, loaded.config, tokenizer, meta, loaded.path)
-
-
-def say_how_text_is_read(tokenizer: Tokenizer, name: str) -> None:
-    """Says on stderr, once a model, what of a text its tokenizer adds or changes."""
-    try:
-        bare = tokenizer.encode(PROBE, add_special_tokens=False)
-    except Exception as error:  # the library has no class of its own
-        reads = f"{printable(PROBE)}: {printable(error, 160)}"
-        say_once(f"{name}: its tokenizer cannot read every text ({reads})")
-        return
-    added = [token for token in tokenizer.encode(PROBE).ids if token not in bare.ids]
-    if added:
-        words = " ".join(printable(tokenizer.id_to_token(token)) for token in added)
-        say_once(f"{name}: its tokenizer adds {words} to a text; texts are asked without it")
-    read = tokenizer.decode(bare.ids, skip_special_tokens=False)
-    if read.strip() != PROBE:  # a decoder may add or drop blanks at the ends
-        say_once(
-            f"{name}: its tokenizer changes text as it reads it ({printable(PROBE)} is "
-            f"{printable(read)}); answers are compared by their tokens"
-        )
 
 
 def model_directory(path: str | Path) -> Path:

@@ -9,8 +9,10 @@ from itertools import pairwise
 from tokenizers import Tokenizer
 
 from arch.errors import printable
-from eval.messages import RequestError
+from eval.messages import RequestError, say_once
 
+PROBE = "The CAFÉ  ran"
+"""A text on which a tokenizer shows what it adds and changes: capitals, an accent, two blanks."""
 BROKEN = "\ufffd"
 """What a decoder writes for bytes that make no character."""
 BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
@@ -150,3 +152,23 @@ def encoding_of(source: str) -> Iterator[None]:
             f"{source}: the model's tokenizer cannot read it ({printable(error, 160)}); give text "
             "of its own letters"
         ) from None
+
+
+def say_how_text_is_read(tokenizer: Tokenizer, name: str) -> None:
+    """Says on stderr, once a model, what of a text its tokenizer adds or changes."""
+    try:
+        bare = tokenizer.encode(PROBE, add_special_tokens=False)
+    except Exception as error:  # the library has no class of its own
+        reads = f"{printable(PROBE)}: {printable(error, 160)}"
+        say_once(f"{name}: its tokenizer cannot read every text ({reads})")
+        return
+    added = [token for token in tokenizer.encode(PROBE).ids if token not in bare.ids]
+    if added:
+        words = " ".join(printable(tokenizer.id_to_token(token)) for token in added)
+        say_once(f"{name}: its tokenizer adds {words} to a text; texts are asked without it")
+    read = tokenizer.decode(bare.ids, skip_special_tokens=False)
+    if read.strip() != PROBE:  # a decoder may add or drop blanks at the ends
+        say_once(
+            f"{name}: its tokenizer changes text as it reads it ({printable(PROBE)} is "
+            f"{printable(read)}); answers are compared by their tokens"
+        )

@@ -45,6 +45,15 @@ def test_describe_adds_up(llama, capsys):
     assert main(["describe", str(path / "config.json")]) == 0
 
 
+def test_closed_streams_are_no_error(llama, monkeypatch):
+    with monkeypatch.context() as patch:
+        for name in ("stdout", "stderr"):
+            patch.setattr(sys, name, None)
+        assert main(["describe", str(llama[1])]) == 0
+        sys.stdout.close()
+        sys.stderr.close()
+
+
 def test_describe_of_what_is_no_model(llama, capsys):
     _, path = llama
     (path / "model.safetensors").write_bytes(b"cut")

@@ -16,6 +16,7 @@ from arch.__main__ import main
 from arch.pretrained.gguf import check_gguf_is_whole
 from tests.arch.cases import byte_tokenizer
 from tests.said import complaint, one_line
+from tokenizer import END_OF_TEXT
 
 gguf = pytest.importorskip("gguf")
 transformers = pytest.importorskip("transformers")
@@ -214,6 +215,27 @@ def test_a_vocabulary_has_the_tokens_of_its_file_alone(tmp_path):
     assert tokenizer.get_vocab_size() == V
     assert tokenizer.token_to_id("<|begin|>") == 256
     assert tokenizer.token_to_id("<|endoftext|>") is None
+
+
+UNUSED = 5
+
+
+def test_rows_that_a_converter_named_as_padding_are_no_tokens(tmp_path):
+    """The last ones; a token in between has its id."""
+    words = {number: f"[PAD{number}]" for number in (254, 257, 258)}
+    kinds = dict.fromkeys(words, UNUSED)
+    write_gguf(tmp_path / "m.gguf", words=words | {253: "on"}, kinds=kinds)
+    loaded = load_pretrained(str(tmp_path / "m.gguf"))
+    assert loaded.model.embedding.num_embeddings == V - 2
+    assert Tokenizer.from_str(loaded.tokenizer_json).id_to_token(254) == "[PAD254]"
+
+
+def test_the_end_of_a_turn_stops_a_text(tmp_path):
+    settings = {"tokenizer.ggml.eot_token_id": 257, "tokenizer.ggml.eom_token_id": 300}
+    write_gguf(tmp_path / "m.gguf", words={257: "<|eot_id|>"}, settings=settings)
+    meta = load_pretrained(str(tmp_path / "m.gguf")).meta
+    assert meta["end"] == END_OF_TEXT
+    assert meta["stops"] == [END_OF_TEXT, "<|eot_id|>"]
 
 
 @pytest.mark.parametrize(("pre", "pieces"), [("llama-bpe", ["run"]), ("gpt-2", ["r", "u", "n"])])

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import shlex
+import sys
 
 import pytest
 
@@ -35,6 +36,21 @@ def test_a_console_of_ascii_shows_the_answer(model_directory, monkeypatch):
     asked = ["--solvers", "propose", "--slices", "[:, 0:, :]", "--layers", "1"]
     assert main(["invert", str(model_directory()), "--text", "Tom ran", *asked]) == 0
     assert rb"Tom\xb7ran" in raw.getvalue()
+
+
+def test_closed_streams_are_no_error(model_directory, tmp_path, monkeypatch, capfd):
+    """Nothing meant for a closed stderr lands on stdout, and no bar fails on it."""
+    model, out = str(model_directory()), tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", None)
+        asked = ["--count", "1", "--solvers", "decoder", "--layers", "1", "--out", str(out)]
+        assert main(["invert", model, *asked]) == 0
+        sys.stderr.close()
+    assert "corpus" not in capfd.readouterr().out
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", None)
+        assert main(["summary", str(out)]) == 0
+        sys.stdout.close()
 
 
 @pytest.mark.parametrize("made", [True, False])
