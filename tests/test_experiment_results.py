@@ -389,7 +389,8 @@ def test_the_verdicts_on_the_defences_are_those_of_the_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["e1", "e2b", "e3b", "e4b", "e5b", "e6", "e7b", "e8b", "e9", "e10", "e11", "e12", "e14"]
+    "name",
+    ["e1", "e2b", "e3b", "e4b", "e5b", "e6", "e7b", "e8b", "e9", "e10", "e11", "e12", "e13", "e14"],
 )
 def test_rows_are_of_the_registration_beside_them(name: str) -> None:
     content = (RESULTS / "experiments" / f"{name}.yaml").read_bytes()

@@ -85,6 +85,9 @@ def imported(room: str) -> dict[str, set[str]]:
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == room:
                 whole = [f"{node.module}.{alias.name}" for alias in node.names]
                 found[name] |= {each if each in files else str(node.module) for each in whole}
+            elif isinstance(node, ast.Import):
+                whole = [alias.name for alias in node.names]
+                found[name] |= {each for each in whole if each.split(".")[0] == room}
     return found
 
 

@@ -12,9 +12,11 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import eval as evals
 from arch.storage.directory import read_meta
 from arch.storage.runs import BEST, run_of
+from eval.commands.bits import bits
+from eval.commands.invert import invert
+from eval.commands.lens import lens
 from eval.drawing.markup import visible
 from eval.explore.answers import information, shown_answer
 from eval.inversion.solver import solvers
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 LETTERS, TOKENS, NOISE = 2000, 256, 16.0
 """Of a sentence, and added to outputs, at most."""
+COMMANDS: dict[str, Callable[..., "Result"]] = {"invert": invert, "bits": bits, "lens": lens}
 OPEN, MODELS = 4, 2
 """Models in memory at once, and asked side by side."""
 SUGGESTED = ("propose", "sweep", "alternating", "adam")
@@ -322,7 +325,7 @@ class Question:
                 arguments = self.arguments() | ({"solvers": solver} if solver else {})
                 try:
                     with watching(partial(self._seen, coordinates, checkpoint, emit, check)):
-                        result = getattr(evals, self.kind)(checkpoint, **arguments)
+                        result = COMMANDS[self.kind](checkpoint, **arguments)
                 except RequestError as error:
                     emit({"type": "refused", **coordinates, "text": str(error)})
                     continue

@@ -32,7 +32,7 @@ def reference() -> str:
     for room in ROOMS:
         module = importlib.import_module(room)
         lines += ["", f"## {room}", ""]
-        for name in sorted(getattr(module, "__all__", None) or vars(module)["_MODULES"]):
+        for name in sorted(module.__all__):
             thing = getattr(module, name)
             where = getattr(thing, "__module__", "")
             if callable(thing) and where.partition(".")[0] == room:
