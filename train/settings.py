@@ -168,7 +168,7 @@ class OptimizerSettings:
     eps: float = 1e-8
     """Added to the root of the running square."""
     weight_decay: float = 0.1
-    """Decoupled decay of the linear layers' matrices; nothing else decays."""
+    """Decoupled decay of the linear layers' matrices and of a mixer's own; nothing else decays."""
     clip: float = 1.0
     """Largest norm of the gradient; 0 does not clip."""
 

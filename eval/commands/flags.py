@@ -97,13 +97,13 @@ HELP = {
     "results": "results directories",
     "out": "results directory; what is there already is not redone",
     "corpus": "source of the held-out stories: packed data, hub:NAME, toy (the built-in "
-    "generator), a directory with valid.*, or a .txt, .jsonl or .parquet file, of which the "
-    "held-out part is read; default: the data that the models were trained on",
+    "generator), a directory with valid.*, or a .txt, .csv, .json, .jsonl or .parquet file, of "
+    "which the held-out part is read; default: the data that the models were trained on, or toy",
     "plugin": "a Python file of yours that registers more (docs/extending.md); may be given "
     "several times. It is run as your own code, with all your rights: give only files that you "
     "trust",
     "device": "cpu, cuda, or auto: a GPU if there is one",
-    "shard": "this process is the I-th of N that share the work, each with a rows file of its own",
+    "shard": "do the I-th of N parts of the work, into a rows file of its own",
 }
 """The help of flags that several commands have, where a command's docstring has none."""
 
