@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from arch.config import ModelConfig
 from arch.errors import ModelError, is_out_of_memory, printable
+from arch.kernels.arithmetic import shortens_float32
 from arch.mixers.base import SideBySide
 from arch.model import Block, LanguageModel
 from arch.pretrained.decoder import WholeLayer
@@ -227,7 +228,7 @@ def _spread(values: list[int], most: int) -> list[int]:
 
 def _rounding(dtype: torch.dtype) -> float:
     """The unit of rounding of what is computed in a dtype."""
-    if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
+    if dtype == torch.float32 and shortens_float32():
         dtype = torch.bfloat16
     return torch.finfo(dtype).eps
 

@@ -59,8 +59,11 @@ class ModelConfig:
         for name, most in MOST.items():
             if (value := getattr(self, name)) is not None or name != "d_ff":
                 check_count(name, value, most)
-        if len(self.mixers) > MOST["n_layers"]:
-            raise ModelError(f"mixers has {len(self.mixers)} entries; {self.n_layers} are used")
+        if len(self.mixers) > self.n_layers:
+            raise ModelError(
+                f"mixers has {len(self.mixers)} entries for n_layers={self.n_layers}; give one for "
+                "each block, or fewer, which are repeated"
+            )
         for entry in self.mixers:
             _text("mixers", entry)
         object.__setattr__(self, "mixers", tuple(_join_arguments(self.mixers)))

@@ -275,8 +275,7 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def _recomputed(block: Block, x: Tensor) -> Any:
-    # Without dropout nothing in a block is random: there is no generator's state to put back.
-    return checkpoint(block, x, use_reentrant=False, preserve_rng_state=block.dropout > 0)
+    return checkpoint(block, x, use_reentrant=False)
 
 
 def _norm(config: ModelConfig) -> nn.Module:
@@ -358,7 +357,7 @@ def matrices(module: nn.Module) -> list[nn.Parameter]:
     parts = [part for part in module.modules() if not isinstance(part, kinds)]
     weights = [p for part in parts for p in part.parameters(recurse=False) if p.dim() == 2]
     embeddings = {m.weight for m in module.modules() if isinstance(m, nn.Embedding)}
-    return [parameter for parameter in weights if parameter not in embeddings]
+    return [parameter for parameter in dict.fromkeys(weights) if parameter not in embeddings]
 
 
 def _embedding_std(config: ModelConfig, small: bool) -> float:

@@ -128,7 +128,7 @@ def _read_term(node: ast.expr) -> tuple[str, dict[str, Any]]:
     """A name and its arguments; bare words are strings.
 
     Raises:
-        ValueError: it is no name and no call.
+        ValueError: it is no name and no call, or gives an argument twice.
     """
     keywords: list[ast.keyword] = []
     if isinstance(node, ast.Call) and not node.args:
@@ -136,6 +136,8 @@ def _read_term(node: ast.expr) -> tuple[str, dict[str, Any]]:
     if not isinstance(node, ast.Name | ast.Attribute):
         raise ValueError(ast.unparse(node))
     values = {str(k.arg): k.value for k in keywords}
+    if len(values) < len(keywords):
+        raise ValueError("an argument twice")
     return ast.unparse(node), {
         key: value.id if isinstance(value, ast.Name) else ast.literal_eval(value)
         for key, value in values.items()

@@ -2,17 +2,28 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
+
+_OF_PRODUCTS: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+_OF_CONVOLUTIONS: tuple[Any, ...] = (torch.backends.cudnn.conv, torch.backends.mkldnn.conv)
 
 
 @contextmanager
 def plain_arithmetic() -> Iterator[None]:
-    """Computes as in a process of its own: float32 by default, without autocast, on a CPU."""
+    """Computes as in a process of its own: whole float32 by default, without autocast, on a CPU.
+
+    Inside `torch.inference_mode()` as inside `torch.no_grad()`, where a solver may take gradients.
+    """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
         with ExitStack() as stack:
+            stack.enter_context(_whole_float32())
+            if torch.is_inference_mode_enabled():
+                stack.enter_context(torch.inference_mode(False))
+                stack.enter_context(torch.no_grad())  # as before
             for kind in ("cpu", "cuda"):
                 if torch.is_autocast_enabled(kind):
                     stack.enter_context(torch.autocast(kind, enabled=False))
@@ -21,3 +32,29 @@ def plain_arithmetic() -> Iterator[None]:
             yield
     finally:
         torch.set_default_dtype(before)
+
+
+def shortens_float32() -> bool:
+    """Whether products of float32 are computed in TF32 or bfloat16, on a GPU or a CPU."""
+    return any(part.fp32_precision not in ("ieee", "none") for part in _OF_PRODUCTS)
+
+
+@contextmanager
+def _whole_float32() -> Iterator[None]:
+    """Neither TF32 nor bfloat16 in products and convolutions of float32."""
+    parts = _OF_PRODUCTS + _OF_CONVOLUTIONS
+    kept = [part.fp32_precision for part in parts]
+    try:
+        named = torch.get_float32_matmul_precision()
+    except RuntimeError:  # the parts were set one by one
+        named = None
+    torch.set_float32_matmul_precision("highest")
+    for part in parts:
+        part.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        if named:
+            torch.set_float32_matmul_precision(named)
+        for part, precision in zip(parts, kept, strict=True):
+            part.fp32_precision = precision

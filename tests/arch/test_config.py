@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from arch import LanguageModel, ModelConfig, ModelError, load_model, save_model
 from arch.mixers import Attention, Flat, Parallel
@@ -67,7 +68,9 @@ def test_a_pattern_may_be_one_name_and_its_arguments_are_the_mixers():
         ("tests.arch.leaks.LEAKS", "tests.arch.leaks has no TokenMixer called LEAKS"),
         ("nowhere.Mixer", "nowhere cannot be imported (No module named 'nowhere'); run where nowh"),
         *((t, f"mixer {t!r} cannot be read; write name, name(key=value, ...), or several")
-          for t in ("", "flat(2)", "flat-flat", "flat(", "flat(bias=-x)", "flat(bias=not)", "+")),
+          for t in ("", "flat(2)", "flat-flat", "flat(", "flat(bias=-x)", "flat(bias=not)", "+",
+                    "attention(heads=4, heads=2)")),
+        ("toeplitz(heads=4, size=3)", "toeplitz: size is 3"),
     ],
 )  # fmt: skip
 def test_a_pattern_that_does_not_fit_says_so(entry, message):
@@ -85,6 +88,7 @@ def test_a_pattern_that_does_not_fit_says_so(entry, message):
         ({"n_layers": True}, "n_layers is True; it must be a whole number of at least 1"),
         ({"d_ff": 0}, "d_ff is 0; it must be a whole number of at least 1"),
         ({"mixers": ()}, "mixers is (); give a list, for example [flat]"),
+        ({"mixers": ("flat", "identity")}, "mixers has 2 entries for n_layers=1"),
         ({"mixers": 3}, "mixers is 3; give a list, for example [flat]"),
         ({"mixers": (3,)}, "mixers holds 3; write a name, for example flat or gelu"),
         ({"channel_mixer": "relu"}, "channel_mixer 'relu': there is no 'relu'; did you mean"),
@@ -113,6 +117,8 @@ def test_parameters_of_a_mixers_own_start_decay_and_load_by_rule(tmp_path):
     found = {id(p) for p in matrices(model)}
     assert id(mixer.matrix) in found
     assert id(mixer.scale) not in found
+    shared = [nn.Linear(8, 8, bias=False)] * 2
+    assert matrices(nn.Sequential(*shared)) == [shared[0].weight]
     with torch.no_grad():
         mixer.matrix.fill_(3)
     save_model(tmp_path / "m", model, tokenizer_json(), {})

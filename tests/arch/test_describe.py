@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from arch import LanguageModel, ModelConfig, count_parameters, describe
 from arch.kernels import masked_conv
+from arch.mixers.structured import LONG
 from tests.arch.cases import MIXERS, random_tokens, small_model
 
 
@@ -46,6 +47,17 @@ def counted(run):
     with FlopCounterMode(display=False, custom_mapping=COUNTED) as counter:
         run()
     return counter.get_total_flops()
+
+
+def test_the_work_of_a_long_context_is_that_of_whole_products():
+    """Not of transforms, which a CPU takes for it."""
+    config = ModelConfig(11, 4 * LONG, 8, 1, mixers=("toeplitz",))
+
+    def work(length: int) -> int:
+        (part,) = (p for p in describe(config, length).parts if p.name.endswith("token_mixer"))
+        return part.cost.flops
+
+    assert work(4 * LONG) == pytest.approx(4 * work(LONG), rel=0.01)
 
 
 @pytest.mark.first(4)

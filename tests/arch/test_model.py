@@ -108,6 +108,18 @@ def test_checkpointed_activations_take_less_memory_and_give_the_same_gradients(c
         assert less < whole / 2
 
 
+def test_a_mixers_own_draws_are_the_same_where_activations_are_computed_again():
+    model = small_model("tests.arch.leaks.Dropout").train()
+    found = []
+    for again in (False, True):
+        model.checkpoint_activations = again
+        model.zero_grad()
+        torch.manual_seed(0)
+        model(random_tokens(model)).square().sum().backward()
+        found.append([parameter.grad.clone() for parameter in model.parameters()])
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
 def test_what_is_kept_of_the_weights_goes_with_them():
     model, other, asked = small_model("flat"), scramble(small_model("flat")), []
 

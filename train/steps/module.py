@@ -70,12 +70,11 @@ class LanguageModule(LightningModule):
         self._compiled = torch.compile(self._nats, dynamic=False, fullgraph=True)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """Seeds the dropout of a part of a step by its number, so that a resumed run is exact."""
-        if any(block.dropout for block in self.model.blocks):
-            trainer = self.trainer
-            part = batch_idx % trainer.accumulate_grad_batches
-            coordinates = [self.seed, trainer.global_step, part, trainer.global_rank]
-            torch.manual_seed(int(np.random.SeedSequence(coordinates).generate_state(1)[0]))
+        """Seeds the draws of a part of a step by its number, so that a resumed run is exact."""
+        trainer = self.trainer
+        part = batch_idx % trainer.accumulate_grad_batches
+        coordinates = [self.seed, trainer.global_step, part, trainer.global_rank]
+        torch.manual_seed(int(np.random.SeedSequence(coordinates).generate_state(1)[0]))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Mean cross entropy over the targets that count, nats per token.

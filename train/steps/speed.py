@@ -12,6 +12,7 @@ import torch
 import torch.compiler.config
 from lightning.pytorch import Trainer
 
+from arch.kernels.arithmetic import shortens_float32
 from arch.kernels.masked_conv import chosen_kernels, implementation, missing_for_triton
 from arch.mixers import MIXERS
 from arch.patterns import find_foreign
@@ -171,7 +172,7 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
         if f" {part} " in f" {name.replace('-', ' ')} ":
             if precision.startswith(("bf16", "16")):
                 return bfloat16
-            if torch.get_float32_matmul_precision() != "highest":  # TF32 has half of bfloat16's
+            if shortens_float32():  # TF32 has half of bfloat16's
                 float32 = bfloat16 / 2
             return float32 if precision.startswith("32") else None
     return None

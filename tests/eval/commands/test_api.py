@@ -149,7 +149,7 @@ def test_invert_from_python_is_that_of_the_command(model_directory, tmp_path, ca
     assert Path(result.page(str(tmp_path / "page.html"))).read_text().startswith("<!")
 
 
-@pytest.mark.parametrize("kind", ["autocast", "float64", "meta"])
+@pytest.mark.parametrize("kind", ["autocast", "float64", "meta", "inference", "medium", "tf32"])
 def test_figures_do_not_depend_on_what_a_notebook_has_set(model_directory, kind):
     """Of tensors of its own: under autocast a loss was another one, in silence."""
     place = model_directory()
@@ -168,6 +168,12 @@ def test_figures_do_not_depend_on_what_a_notebook_has_set(model_directory, kind)
                 stack.enter_context(torch.autocast("cpu", torch.bfloat16))
             elif kind == "meta":
                 stack.enter_context(torch.device("meta"))
+            elif kind == "inference":
+                stack.enter_context(torch.inference_mode())
+            elif kind == "medium":  # bfloat16, on a CPU that has units for it
+                torch.set_float32_matmul_precision("medium")
+            elif kind == "tf32":  # as transformers sets it, by the newer name
+                torch.backends.cuda.matmul.fp32_precision = "tf32"
             else:
                 torch.set_default_dtype(torch.float64)
             assert ask() == expected
@@ -176,6 +182,7 @@ def test_figures_do_not_depend_on_what_a_notebook_has_set(model_directory, kind)
             )
     finally:
         torch.set_default_dtype(torch.float32)
+        torch.set_float32_matmul_precision("highest")
 
 
 def test_rows_and_tables_are_of_the_call_alone(model_directory, tmp_path):
