@@ -5,7 +5,9 @@ and the name of a trained model of the repository.
 """
 
 import math
+import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +112,19 @@ def _validation_loss(meta: dict[str, Any]) -> float:
     """The validation loss of a model by its meta.json; infinite where none is on record."""
     loss = meta.get("val_loss")
     return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else math.inf
+
+
+def walk_folders(top: str | Path) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """As `os.walk`, through links to folders that lie elsewhere, too.
+
+    Of each folder its path, the names of folders in it, which may be changed, and those of files.
+    """
+    whole, followed = Path(top).resolve(), set[Path]()
+    for folder, names, files in os.walk(top, followlinks=True):
+        for name in [name for name in names if Path(folder, name).is_symlink()]:
+            target = Path(folder, name).resolve()
+            known = target in followed or target.is_relative_to(whole)
+            if known or whole.is_relative_to(target):  # it is walked anyway, or leads back here
+                names.remove(name)
+            followed.add(target)
+        yield Path(folder), names, files

@@ -311,8 +311,9 @@ def _channel(
     bright = {"scheme": alt.SchemeParams(name="viridis", extent=[0.25, 0.9])}
     scale = alt.Scale(domain=list(names), **(bright if ordered else used))
     listed = [n for n in names if n in known or len(names) <= LISTED]
-    if ordered:
-        listed = names[:: 1 + len(names) // LISTED]
+    if ordered:  # evenly chosen, the first and the last among them
+        last, steps = len(names) - 1, max(1, min(LISTED, len(names)) - 1)
+        listed = [names[round(i * last / steps)] for i in range(steps + 1)] if last else names
     legend = alt.Legend(title=field if ordered else None, values=listed)
     return channel(
         field=field, type=kind, sort=list(names), scale=scale,

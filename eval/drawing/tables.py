@@ -157,7 +157,9 @@ def terminal(*parts: Table | str, width: int | None = None, most: int = LINES) -
     """
     from rich.console import Console
 
-    console = Console(markup=False, highlight=False, width=width)
+    console = Console(
+        markup=False, highlight=False, width=width, color_system=None, force_jupyter=False
+    )
     if width is None and not console.is_terminal:
         console.width = PIPE
     texts = []
@@ -193,7 +195,7 @@ def _rich(table: Table, most: int) -> list[Any]:
     from rich import table as rich
 
     table = _legible(table)
-    drawn = rich.Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    drawn = rich.Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, heading in enumerate(table.headings):
         justify = "right" if table.numeric(i) else "left"
         drawn.add_column(heading, justify=justify, overflow="fold")

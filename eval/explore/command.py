@@ -56,7 +56,8 @@ def explore(
             "model directories, as in: python -m eval explore runs"
         )
     for place in places:
-        if not place.startswith((PRETRAINED, SHIPPED)) and not Path(place).exists():
+        named = place.startswith((PRETRAINED, SHIPPED)) or "@" in place
+        if not named and not Path(place).exists():
             raise RequestError(f"{place}: no such directory; give model directories or runs")
     library = Library(places, corpus, device, TRUST_CODE.get())
     with listen(host, port) as at:

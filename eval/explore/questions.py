@@ -5,7 +5,7 @@ The page names models, solvers and lenses by names that the server gave it, neve
 
 import shlex
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
@@ -66,13 +66,16 @@ class Library:
         self.paths: dict[str, str] = {}
         self.runs: dict[str, list[str]] = {}
         pretrained = [source for source in sources if source.startswith(PRETRAINED)]
+        found = list[tuple[Path, Path, str]]()
         for run, paths in _by_run(source for source in sources if source not in pretrained):
             for path in paths:
                 meta = read_meta(path / "meta.json")
-                name = f"{meta['name']}, step {meta.get('step', 0)}"
-                name = f"{name} ({path})" if name in self.paths else name
-                self.paths[name] = str(path)
-                self.runs.setdefault(str(run), []).append(name)
+                found.append((run, path, f"{meta['name']}, step {meta.get('step', 0)}"))
+        count = Counter(name for _, _, name in found)
+        for run, path, name in found:
+            name = f"{name} ({path})" if count[name] > 1 else name
+            self.paths[name] = str(path)
+            self.runs.setdefault(str(run), []).append(name)
         self.paths |= {name: name for name in pretrained}
         self.runs |= {"pretrained": pretrained} if pretrained else {}
         if not self.paths:

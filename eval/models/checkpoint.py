@@ -26,7 +26,7 @@ from arch.kernels.arithmetic import plain_arithmetic
 from arch.pretrained.pretrained import check_tokenizer, load_pretrained, refusals, wrap_model
 from arch.pretrained.tokenizers import largest_id, read_tokenizer
 from arch.storage.files import file_sha256, read_json
-from arch.storage.runs import SHIPPED, find_model
+from arch.storage.runs import SHIPPED, find_model, walk_folders
 from arch.storage.weights import check_finite, drop_padding
 from eval.messages import ArgumentError, RequestError
 from eval.models import TRUST_CODE, identity
@@ -261,8 +261,8 @@ def find_models(folder: str | Path) -> list[Path]:
     named = "@" in str(folder) or str(folder).startswith(SHIPPED)
     if named and not Path(folder).exists():
         return [model_directory(folder)]
-    found = (path.parent for path in Path(folder).rglob("model.safetensors"))
-    return sorted(path for path in found if (path / "meta.json").is_file())
+    held = {"model.safetensors", "meta.json"}
+    return sorted(path for path, _, files in walk_folders(folder) if held.issubset(files))
 
 
 @plain_arithmetic()

@@ -8,6 +8,7 @@ declares the fields of each kind of row.
 
 import codecs
 import fcntl
+import fnmatch
 import hashlib
 import json
 import math
@@ -16,6 +17,7 @@ import weakref
 from collections.abc import Iterable
 from pathlib import Path
 
+from arch.storage.runs import walk_folders
 from eval.messages import RequestError, say_once
 from eval.rows.misfits import find_fault, parse_json
 from eval.rows.schema import KINDS, SCHEMA, Row
@@ -148,7 +150,8 @@ def _differ(first: Row, second: Row) -> bool:
 
 def results_in(directory: Path) -> list[Path]:
     """The results directories in a directory, itself among them, in the order of their paths."""
-    return sorted({file.parent for file in directory.rglob(SHARDS)})
+    found = walk_folders(directory)
+    return sorted(folder for folder, _, files in found if fnmatch.filter(files, SHARDS))
 
 
 def _files(source: Path) -> list[Path]:

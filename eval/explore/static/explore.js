@@ -10,7 +10,7 @@ const state = {
   text: "Once upon a time there was a little dog.", models: [], layer: null, hidden: [], solvers: [],
   noise: 0, kind: "invert", lens: "logit", precision: "noise 1 rms",
 };
-let known, seen = null, running = null, sentence = null, asking = 0, measured = [], expected = 0, began = 0;
+let known, missing = [], seen = null, running = null, sentence = null, asking = 0, measured = [], expected = 0, began = 0;
 
 // ---- the address
 
@@ -20,6 +20,7 @@ const read = () => {
   const given = new URLSearchParams(location.hash.slice(1));
   for (const name of ["text", "kind", "lens", "precision"]) state[name] = given.get(name) ?? state[name];
   for (const [word, name] of Object.entries(LISTS)) state[name] = given.getAll(word);
+  missing = state.models.filter((name) => !names().includes(name));
   state.models = state.models.filter((name) => names().includes(name)).slice(0, 2);
   state.solvers = state.solvers.filter((name) => known.solvers.some((one) => one.name === name));
   state.hidden = state.hidden.map(Number);
@@ -348,6 +349,7 @@ const again = async () => { // an address fills the form; work begins by a press
   read();
   fill();
   await look();
+  if (missing.length) say(`the link names ${missing.join(" and ")}, which is not here`, true);
 };
 
 const start = async () => {

@@ -4,7 +4,6 @@ import fnmatch
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -15,7 +14,7 @@ import yaml
 
 from arch import ModelConfig
 from arch.storage.files import file_sha256, read_json
-from arch.storage.runs import SHIPPED, find_model, run_of
+from arch.storage.runs import SHIPPED, find_model, run_of, walk_folders
 from arch.storage.values import YamlLoader
 from eval.messages import RequestError, say_once
 from eval.models import TRUST_CODE
@@ -198,13 +197,13 @@ def _files(sources: Iterable[str | Path]) -> Iterator[Path]:
 def _walk(path: Path) -> Iterator[Path]:
     if path.is_file() and path.suffix in (".jsonl", ".parquet"):
         yield path
-    for folder, names, files in os.walk(path):
+    for folder, names, files in walk_folders(path):
         if "config.json" in files and "meta.json" in files:
-            yield Path(folder, "config.json")
+            yield folder / "config.json"
             names.clear()
             continue
         found = (METRICS, *sorted(fnmatch.filter(files, SHARDS)))
-        yield from (Path(folder, file) for file in found if file in files)
+        yield from (folder / file for file in found if file in files)
         names[:] = sorted(n for n in names if n not in UNSEARCHED and not n.startswith("."))
 
 

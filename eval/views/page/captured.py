@@ -30,14 +30,15 @@ def render_captured(rows: Sequence[dict[str, Any]], title: str | None = None) ->
     Args:
         title: the page's; a sentence of its own when not given.
     """
-    tensors: dict[str, list[dict[str, Any]]] = {}
+    tensors: dict[str, list[dict[str, Any]]] = {}  # by what was asked: two may have one name
     for row in rows:
-        tensors.setdefault(row["tensor"], []).append(row | {"lines": read_lines(row)})
+        asked = row["key"].rpartition("-")[0]
+        tensors.setdefault(asked, []).append(row | {"lines": read_lines(row)})
     return template("captured.html").render(
         title=title or "What captured tensors give away",
         colours=figures.colours(),
         lens_style="",
-        tensors=tensors,
+        tensors=list(tensors.values()),
     )
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from eval import activations, open_model
 from eval.__main__ import main
@@ -47,6 +47,20 @@ def test_what_is_there_is_not_searched_again(words, monkeypatch, capsys):
     assert [row["text"] for row in rows_of(words)] == [TEXTS[0]] * 2
     with pytest.raises(AssertionError, match="searched again"):
         main(["recover", *words, "--seed", "1"])
+
+
+def test_two_files_have_sections_of_their_own_on_a_page(words, tmp_path):
+    file, *flags = words
+    held = load_file(file)
+    save_file({"block.1": held["block.1"]}, file)
+    other = tmp_path / "other.safetensors"
+    save_file({"block.1": held["block.1"].bfloat16()}, other)
+    for path in (file, str(other)):
+        assert main(["recover", path, *flags]) == 0
+    assert main(["report", words[-1], "--out", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "stored as fp32" in page
+    assert "stored as bf16" in page
 
 
 @pytest.mark.parametrize("flags", [["--truth", "no"], ["--page", "."]])

@@ -110,11 +110,14 @@ def test_nothing_of_a_model_or_an_error_steers_a_terminal(model_directory, capsy
     assert shlex.split(line)[5] == out
 
 
-def test_a_cell_is_of_one_line():
+def test_a_cell_is_of_one_line(monkeypatch):
+    """Also on a terminal of colours, where headings showed the codes of bold letters."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
     table = Table(["a\nb"], [[f"x\ny{STEERING}"]], "t\x1b")
     for text in (terminal(table), markdown(table)):
         assert "x\\ny\\x1b]0;owned" in text
         assert "\x1b" not in text
+        assert "[1m" not in text
 
 
 def test_every_one_of_many_tables_shows_lines_of_its_own():

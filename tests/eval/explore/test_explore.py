@@ -176,5 +176,6 @@ def test_the_newest_run_stands_first_and_its_ends_are_suggested(
             os.utime(meta, (year, year))
     library = Library([str(tmp_path)], "toy", "cpu")
     assert [Path(run).name for run in library.runs] == ["new", "middle", "old"]
+    assert all(path in name for name, path in library.paths.items())  # their names are alike
     paths = [library.paths[name] for name in library.suggested]
     assert paths == [str(tmp_path / "new" / "models" / f"step-0000{n}0") for n in (0, 1)]

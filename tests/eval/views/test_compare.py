@@ -14,8 +14,8 @@ from scipy import stats
 from eval.analysis.frame import frame
 from eval.analysis.summary import summarise_rows
 from eval.messages import RequestError
-from eval.models.checkpoint import open_checkpoint
-from eval.rows.store import Results
+from eval.models.checkpoint import find_models, open_checkpoint
+from eval.rows.store import Results, read_rows
 from eval.views.comparison.gather import RunRecord, gather_models
 from eval.views.comparison.table import paired_records
 from tests.eval.views.compare_cases import add_model, compared, make_run, run_compare
@@ -65,6 +65,21 @@ def test_validations_over_other_numbers_of_tokens_are_not_pooled(tmp_path, capsy
     assert said in capsys.readouterr().err
     (alone,) = compared(runs[2])
     assert alone["bits_per_byte"] == 9.0
+
+
+def test_linked_folders_are_searched_too(model_directory, tmp_path):
+    run, runs, results = make_run(tmp_path / "far", "flat"), tmp_path / "runs", tmp_path / "results"
+    model = add_model(run, 100, model_directory("any", 100))
+    Results(tmp_path / "far" / "out").append([make_row("flat", 100)])
+    for place, target in ((runs / "flat", run), (results / "a", tmp_path / "far" / "out")):
+        place.parent.mkdir()
+        place.symlink_to(target)
+    (runs / "back").symlink_to(tmp_path)  # leads in a circle
+    assert [record["step"] for record in compared(runs)] == [
+        record["step"] for record in compared(run)
+    ]
+    assert find_models(runs) == [runs / "flat" / model.relative_to(run)]
+    assert [row["step"] for row in (r["checkpoint"] for r in read_rows([results]))] == [100]
 
 
 def test_a_copy_of_a_run_is_no_training_seed(model_directory, tmp_path):

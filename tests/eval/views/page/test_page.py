@@ -10,6 +10,7 @@ from arch.storage.files import write_text
 from eval import RequestError
 from eval.__main__ import main
 from eval.analysis.frame import frame
+from eval.drawing import plots
 from eval.drawing.tables import percent_text, whole_percent
 from eval.rows.store import read_rows
 from eval.views.page.numbers import number_tables
@@ -216,6 +217,16 @@ def test_layers_noise_and_channels_are_curves_and_count_in_nothing_else():
         assert "sweep, after training: 100 % (34–100), 2 prompts" in panel.svg
         assert all(f">{value}</text>" in panel.svg for value in values)
     assert curves(figures([make_row()]), "layer") == []
+
+
+@pytest.mark.parametrize("count", [1, 2, 6, 7, 30])
+def test_the_legend_of_ordered_lines_has_both_ends(count):
+    records = [{"x": x, "step": step, "value": x * step} for x in (0, 1) for step in range(count)]
+    spec = plots.lines(records, "x", "y", "step", ordered=True).to_dict()
+    legend = spec["layer"][0]["encoding"]["color"].get("legend")
+    if count > 1:
+        assert legend["values"] == sorted({*legend["values"], 0, count - 1})
+        assert len(legend["values"]) == min(count, plots.LISTED)
 
 
 def drawn(rows):
