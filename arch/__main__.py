@@ -22,6 +22,7 @@ from arch.config import ModelConfig
 from arch.costs import describe
 from arch.errors import ModelError, is_out_of_memory, printable
 from arch.formats.checkpoints import import_reference
+from arch.formats.foreign import refuse_dangling
 from arch.formats.hub.card import push_directory
 from arch.formats.hub.export import export_hub
 from arch.formats.llama import download, export_transformers, open_directory
@@ -264,7 +265,7 @@ def _check(options: argparse.Namespace) -> None:
 def _import(options: argparse.Namespace) -> None:
     source = options.source
     path = download(source) if source.startswith(HUB) else Path(source)
-    name = source.removeprefix(HUB).rstrip("/").split("/")[-1]
+    name = Path(os.path.abspath(source.removeprefix(HUB))).name
     if not path.exists():
         raise ModelError(f"{source}: no such file or directory; models of the hub are {HUB}NAME")
     if options.out.resolve() == path.resolve():
@@ -278,6 +279,7 @@ def _import(options: argparse.Namespace) -> None:
     elif (path / "config.json").is_file():
         loaded = open_directory(path, trust_code=options.trust_code)
     elif options.tokenizer is None:
+        refuse_dangling(path)
         for file in path.iterdir() if path.is_dir() else ():
             if file.suffix.lower() == GGUF:
                 raise ModelError(f"{path}: has no config.json; give the file {file}")

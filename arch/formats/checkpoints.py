@@ -14,6 +14,7 @@ from arch.formats.foreign import common_prefix
 from arch.formats.maskedmixers import from_reference
 from arch.formats.structured import EMBEDDING, from_structured
 from arch.model import LanguageModel
+from arch.storage.files import refuse_pointer
 from arch.storage.weights import FLOATS, read_weights
 
 _FILES = ("model.safetensors", "pytorch_model.bin")
@@ -35,6 +36,7 @@ def import_reference(path: str | Path, mixer: str | None = None) -> LanguageMode
         path = files[0]
     if path.suffix == ".safetensors":
         return _from_names(read_weights(path), mixer, str(path))
+    refuse_pointer(path)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of many kinds, by what is damaged

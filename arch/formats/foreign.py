@@ -1,8 +1,8 @@
 """A model directory in the layout of transformers, checked before anything is built of it.
 
-What is compared: the configuration's values with their types, its sizes with the shapes in the
-weights' headers, and an index of shards with the shards. Imports and `hf:` both read by it, so that
-one file is one model whichever way it is opened.
+What is compared: the configuration's values with their types, and its sizes with the shapes in the
+weights' headers. Imports and `hf:` both read by it, so that one file is one model whichever way it
+is opened.
 """
 
 import inspect
@@ -57,7 +57,6 @@ WITHOUT_EFFECT = {
     "unsloth_version", "_name_or_path", "name_or_path", "_model_name_or_path",
     "_attn_implementation", "_commit_hash",
     "attn_implementation", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop",
-    "original_max_position_embeddings",
 }  # fmt: skip
 """Settings that change nothing of what a model computes in evaluation."""
 SCALING = re.compile(
@@ -134,14 +133,29 @@ def describe_other_layout(directory: Path) -> str:
         return "; it holds an adapter: merge it into its model, and save that"
     if (directory / "params.json").is_file():
         return "; params.json is of the layout before transformers': convert it"
-    inside = [path.parent.name for path in directory.glob("*/config.json")]
-    latest = max(inside, key=_split_numbers, default="")
-    return f"; give {directory / latest}, which has one" if inside else ""
+    deep = "snapshots/*/config.json"  # of a model in the cache of the hub
+    inside = [path.parent for path in (*directory.glob("*/config.json"), *directory.glob(deep))]
+    latest = max(inside, key=lambda path: _split_numbers(path.name), default=None)
+    return f"; give {latest}, which has one" if latest else ""
 
 
 def _split_numbers(name: str) -> list[Any]:
     """A name by its texts and numbers in turn, so that checkpoint-500 is before checkpoint-1000."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+
+
+def refuse_dangling(directory: Path) -> None:
+    """Refuses links to files that are not there, as in a copy of the cache of the hub.
+
+    Raises:
+        ModelError: naming one.
+    """
+    for path in sorted(directory.glob("*")):
+        if path.suffix in (".json", ".safetensors", ".model") and not path.exists():
+            raise ModelError(
+                f"{path} is a link to {path.readlink()}, which is not there; copy the directory "
+                "with the files that its links name (cp -L)"
+            )
 
 
 def read_layout(config: dict[str, Any], directory: Path) -> tuple[list[Path], Shapes]:
@@ -259,15 +273,10 @@ def weight_files(directory: Path) -> list[Path]:
         if "/" in name or "\\" in name or not path.is_file():
             raise ModelError(f"{index} lists {printable(name, 120)}, which is not there")
         files.append(path)
-    held = read_shapes(files)
-    if wrong := sorted(map(str, held.keys() ^ names.keys())):
-        raise ModelError(
-            f"{index} does not list the tensors of its files: {printable(', '.join(wrong[:3]))}"
-        )
     return files
 
 
-def read_shapes(files: list[Path], quantised: bool = True) -> Shapes:
+def read_shapes(files: list[Path], quantised: bool) -> Shapes:
     """The shapes of the tensors of safetensors files, from their headers alone.
 
     Raises:

@@ -26,6 +26,7 @@ from arch.formats.foreign import (
     describe_other_layout,
     read_layout,
     read_settings,
+    refuse_dangling,
 )
 from arch.formats.hub.reader import import_hub, is_hub_export
 from arch.formats.named_tokens import ENDS, NAMING, read_ends, say_left_out_tokens
@@ -47,8 +48,11 @@ from arch.storage.weights import (
 
 SPECIAL = {"eos_token": "<|endoftext|>", "pad_token": "<|pad|>"}  # where a tokenizer has them
 
-MULTIPLES = (1, 64, 128, 256, 512)
+MULTIPLES = (1, 8, 16, 32, 64, 128, 256, 512)
 """What the rows of an embedding are commonly padded to."""
+
+_FILES, _OTHERS = ["*.json", "*.safetensors", "*.model", "*.txt"], ["*/*", "consolidated*"]
+"""What is downloaded, and what of it is not: the same weights in layouts that are not read."""
 
 _NAMES = {  # ours and theirs, see renamed
     "embedding": "model.embed_tokens",
@@ -148,6 +152,7 @@ def import_transformers(directory: str | Path) -> LoadedModel:
     directory = Path(directory)
     if not directory.is_dir():
         raise ModelError(f"{directory}: no such model directory")
+    refuse_dangling(directory)
     if missing := [f for f in ("config.json", "tokenizer.json") if not (directory / f).is_file()]:
         hint = describe_other_layout(directory) if missing[0] == "config.json" else ""
         hint = hint or "; save model and tokenizer there"
@@ -202,7 +207,7 @@ def from_transformers(
     attention: Any = model.blocks[0].token_mixer
     turned = torch.arange(0, attention.head_width, 2) / attention.head_width
     check_frequencies(held, [attention.rope_base**-turned], source)
-    meta = {"name": source.name, "source": "transformers"}
+    meta = {"name": source.absolute().name, "source": "transformers"}
     return LoadedModel(model, model.config, tokenizer_json, meta, source)
 
 
@@ -233,8 +238,10 @@ def download(source: str) -> Path:
         ) from None
     try:
         name = source.partition(":")[2]
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
+        return Path(snapshot_download(name, allow_patterns=_FILES, ignore_patterns=_OTHERS))
     except Exception as error:  # of the hub, of files, or of the HTTP library, one by version
+        if held := getattr(error, "snapshot_path", None):  # offline, a part of it
+            return Path(held)
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(f"{source} cannot be had: {said}") from None
 
@@ -362,6 +369,7 @@ def _refuse_unknown(given: dict[str, Any], rope: dict[str, Any], path: Path) -> 
     A Llama of transformers has no windows, whatever its configuration says of them; a Qwen3 has.
     """
     known = {*_REQUIRED, *_HONOURED, *WITHOUT_EFFECT}
+    known.add("original_max_position_embeddings")  # of a scaled rotation, which is refused
     windows = given["model_type"] == "qwen3" and given.get("use_sliding_window")
     known |= set() if windows else {"sliding_window", "max_window_layers", "use_sliding_window"}
     unknown = {name: value for name, value in given.items() if name not in known}

@@ -61,8 +61,7 @@ def named_roles(held: dict[str, Any]) -> dict[str, str]:
 def read_ends(files: Iterable[Path], tokenizer_json: str) -> dict[str, Any]:
     """The `ends_of_text` as files beside a tokenizer name them, the later files before the earlier.
 
-    Of the ids that a configuration names as `eos_token_id`, those of special tokens are `stops`:
-    some configurations hold another tokenizer's default.
+    The ids that a configuration names as `eos_token_id` are read by `read_stops`.
 
     Raises:
         ModelError: one of them is no JSON.
@@ -73,12 +72,19 @@ def read_ends(files: Iterable[Path], tokenizer_json: str) -> dict[str, Any]:
         held = read_json(file)
         roles |= named_roles(held)
         ids = held.get("eos_token_id", ids)
+    return read_stops(ids, tokenizer_json) | ends_of_text(roles)
+
+
+def read_stops(ids: object, tokenizer_json: str) -> dict[str, Any]:
+    """The `stops` among the ids of a configuration, which are special tokens, and the `end`.
+
+    Some configurations hold another tokenizer's default.
+    """
     added = parse_object(tokenizer_json, "its tokenizer").get("added_tokens") or ()
     special = {token["id"]: token["content"] for token in added if token.get("special")}
     listed = ids if isinstance(ids, list) else [ids]
     stops = [special[number] for number in listed if type(number) is int and number in special]
-    ends: dict[str, Any] = {"end": stops[0], "stops": stops} if stops else {}
-    return ends | ends_of_text(roles)
+    return {"end": stops[0], "stops": stops} if stops else {}
 
 
 def ends_of_text(roles: Mapping[str, str | None]) -> dict[str, str]:

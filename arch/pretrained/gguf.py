@@ -17,6 +17,7 @@ from torch import Tensor
 
 from arch.errors import ModelError, printable, show_value
 from arch.formats.rotations import turns_by
+from arch.storage.files import refuse_pointer
 
 GGUF = ".gguf"
 FREQUENCIES = "rope_freqs.weight"
@@ -201,8 +202,8 @@ def check_gguf_is_whole(file: Path, model: Any) -> None:
     held = {t.name: int(t.n_elements) for t in reader.tensors if t.name != FREQUENCIES}
     tensors = {id(tensor): tensor.numel() for tensor in model.parameters()}
     made = sum(tensors.values())
-    if "output.weight" in held and model.config.tie_word_embeddings:
-        held.pop("output.weight")
+    if model.get_output_embeddings().weight is model.get_input_embeddings().weight:
+        held.pop("output.weight", None)
     if sum(held.values()) == made:
         _say_how_text_is_split(file, reader)
         return
@@ -328,6 +329,7 @@ def _open(file: Path) -> Any:
     """The reader of a file, which is parsed once until it is written anew."""
     try:
         about = file.stat()
+        refuse_pointer(file)
     except OSError as error:
         raise ModelError(f"{file} cannot be loaded: {error.strerror}") from None
     return _parse(file, about.st_ino, about.st_size, about.st_mtime_ns)

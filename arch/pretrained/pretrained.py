@@ -13,6 +13,7 @@ other causal model a block is a whole layer (`arch.pretrained.decoder.Decoder`).
 
 import importlib.util
 import io
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -34,13 +35,13 @@ from arch.formats.foreign import (
     describe_other_layout,
     read_layout,
     read_settings,
+    refuse_dangling,
     say_unread_settings,
     sections,
     weight_files,
 )
 from arch.formats.hub.reader import MODEL_TYPE, import_hub, is_hub_export
-from arch.formats.llama import MULTIPLES, from_transformers
-from arch.formats.named_tokens import NAMING, SETTINGS, say_left_out_tokens
+from arch.formats.llama import MULTIPLES, download, from_transformers
 from arch.formats.rotations import (
     ROTATIONS,
     check_frequencies,
@@ -60,22 +61,18 @@ from arch.pretrained.gguf import (
     scale_rotation,
 )
 from arch.pretrained.tokenizers import (
-    PIECES,
-    check_ids,
-    check_pieces,
+    CODE,
     largest_id,
-    open_pieces,
+    open_tokenizer,
     read_ends_of_text,
     read_tokenizer,
+    say_wrong_split,
 )
 from arch.storage.directory import LoadedModel
-from arch.storage.files import read_json, read_text
-from arch.storage.weights import check_finite, drop_padding
+from arch.storage.weights import check_finite, drop_padding, say_zeros
 
 QUANTISATION = "quantization_config: quant_method"
 BITS = ("load_in_8bit", "load_in_4bit")  # without which transformers takes codes for weights
-TOKENIZER = "tokenizer.json"
-CODE = "brings code of its own (auto_map), which is not run"
 
 
 class PretrainedModel(LanguageModel):
@@ -106,24 +103,25 @@ def load_pretrained(
 ) -> LoadedModel:
     """Loads a model of the hub, or a directory in transformers' layout, with its tokenizer.
 
-    `name` is a directory, a name on the hub, which transformers downloads or has in its cache, or a
-    GGUF file, whose weights are dequantised (needs the package gguf). A directory that
-    `export_hub` wrote is opened as the model that it is, in the precision of its weights.
+    `name` is a directory, a name on the hub, which is downloaded or lies in its cache, or a GGUF
+    file, whose weights are dequantised (needs the package gguf). A directory that `export_hub`
+    wrote is opened as the model that it is, in the precision of its weights.
 
     Raises:
         ModelError: transformers is missing, the model cannot be found, or it is no causal decoder.
     """
+    name = os.path.expanduser(name)
     if is_hub_export(name):
         loaded = import_hub(name)
         return replace(loaded, model=loaded.model.to(device))
-    model, tokenizer = _read(name, dtype)
+    model, tokenizer, ends = _read(name, dtype)
     with refusals(name):
-        wrapped, ends = wrap_model(model), read_ends_of_text(name, tokenizer)
+        wrapped = wrap_model(model)
     check_tokenizer(name, tokenizer, wrapped)
     # Ids may have gaps, but none is beyond the last token's.
     wrapped = drop_padding(wrapped, 1 + largest_id(tokenizer))
     meta = {
-        "name": Path(name).name,
+        "name": Path(os.path.abspath(name)).name,
         "source": "transformers",
         "family": model.config.model_type,
         "precision": str(dtype).removeprefix("torch."),
@@ -139,19 +137,28 @@ def import_gguf(file: Path) -> LoadedModel:
     """
     check_gguf(file)
     refuse_factors(file)
-    source, tokenizer = _read(str(file), torch.float32)
+    source, tokenizer, ends = _read(str(file), torch.float32)
     config = source.config.to_dict()
     config.pop("quantization_config", None)  # the weights are dequantised
     loaded = from_transformers(config, source.state_dict, tokenizer.to_str(), file)
-    return replace(loaded, meta=loaded.meta | read_ends_of_text(str(file), tokenizer))
+    return replace(loaded, meta=loaded.meta | ends)
 
 
 def wrap_model(model: Any) -> LanguageModel:
     """A transformers causal model in memory as a `LanguageModel`, around the same weights.
 
+    An rwkv no longer divides its weights, and its stream, where it is evaluated.
+
     Raises:
-        ModelError: it is no causal decoder.
+        ModelError: it is no causal decoder, or an rwkv whose weights are divided already.
     """
+    if every := getattr(model.config, "rescale_every", 0):  # against overflow in half precision
+        if any(getattr(part, "layers_are_rescaled", False) for part in model.modules()):
+            raise ModelError(
+                f"its weights are divided, as a run leaves them where rescale_every is {every}; "
+                "load it anew, and open it before it runs"
+            )
+        model.config.rescale_every = 0
     try:
         parts = PretrainedModel(model)
     except (ModelError, AttributeError):  # a family, or a variant of one, of unknown parts
@@ -159,8 +166,8 @@ def wrap_model(model: Any) -> LanguageModel:
     return parts if is_whole(parts, model) else Decoder(model)  # as if a setting turns off the mask
 
 
-def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer]:
-    """A model of transformers and its tokenizer; no code that they bring is run."""
+def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer, dict[str, Any]]:
+    """A model of transformers, its tokenizer and the ends of its texts; no code of it is run."""
     if importlib.util.find_spec("transformers") is None:
         raise ModelError("pretrained models need transformers; fix: pip install '.[pretrained]'")
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
@@ -181,7 +188,9 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer]:
             held = read_own_tokenizer(Path(name))
             tokenizer = read_tokenizer(held.to_str(), f"the tokenizer of {name}")
         else:
-            tokenizer = _tokenizer(directory, safe)
+            tokenizer = open_tokenizer(Path(directory), safe)
+            say_wrong_split(config, tokenizer, name)
+        ends = read_ends_of_text(Path(name if more else directory), tokenizer)
         options: dict[str, Any] = {"ignore_mismatched_sizes": True, "output_loading_info": True}
         options |= {"dtype": dtype, "use_safetensors": True} if not more else {"dtype": dtype}
         options |= {"key_mapping": mapping} if mapping else {}
@@ -190,31 +199,41 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer]:
             options["config"] = settings = AutoConfig.from_pretrained(directory, **safe)
             settings._attn_implementation = settings._experts_implementation = None
             settings.return_dict = True  # outputs are read by their names
-            if getattr(settings, "rescale_every", 0):  # between layers, for half precision alone
-                settings.rescale_every = 0
         # The reader of GGUF files has a progress bar that no setting turns off.
         with redirect_stderr(io.StringIO()) if more else nullcontext():
             loaded: Any = AutoModelForCausalLM.from_pretrained(directory, **options, **safe)
     model, found = loaded
     _check_loaded(name, found)
-    check_finite(dict(model.named_parameters()), name)
-    turned = [x for part, x in model.named_buffers() if part.endswith("inv_freq")]
-    if Path(directory).is_dir() and not more and is_plain(config):
-        check_frequencies(read_frequencies(weight_files(Path(directory))), turned, name)
-    if more:
+    _check_computed(name, model, config, None if more else Path(directory))
+    return model, tokenizer, ends
+
+
+def _check_computed(name: str, model: Any, config: dict[str, Any], directory: Path | None) -> None:
+    """Compares what a model computes with what its directory says, or its GGUF file.
+
+    Raises:
+        ModelError: they differ, or a weight is no finite number.
+    """
+    weights = dict(model.named_parameters())
+    check_finite(weights, name)
+    say_zeros(weights, name)
+    if directory is None:
         check_gguf_is_whole(Path(name), model)
         scale_rotation(Path(name), model)
-        return model, tokenizer
+        return
+    turned = [x for part, x in model.named_buffers() if part.endswith("inv_freq")]
+    if is_plain(config):
+        check_frequencies(read_frequencies(weight_files(directory)), turned, name)
     with refusals(name):
         check_turned(config, turned, model.config.get_text_config(), name)
     say_unread_settings(config, model.config, name)
-    return model, tokenizer
 
 
 def _locate(name: str) -> tuple[str, dict[str, Any], dict[str, str] | None]:
-    """Where transformers finds a model, with the name of a GGUF file and of names to be changed.
+    """The directory of a model, with the name of a GGUF file and of names to be changed.
 
-    What lies on this disk is checked before transformers looks at it.
+    That of a model of the hub is in its cache. What lies there is checked before transformers looks
+    at it.
     """
     path = Path(name)
     if path.suffix.lower() == GGUF:
@@ -226,16 +245,17 @@ def _locate(name: str) -> tuple[str, dict[str, Any], dict[str, str] | None]:
             raise ModelError(f"{name} is a file; give its directory, or a file ending in {GGUF}")
         if name.startswith((".", "/", "~")):  # no name of the hub
             raise ModelError(f"{name} cannot be loaded: there is no such directory")
-        return name, {}, None
+        path = download(f"hf:{name}")
+    refuse_dangling(path)
     if not (path / "config.json").is_file():
-        inside = [file.name for file in path.iterdir() if file.suffix.lower() == GGUF]
+        inside = [file.name for file in path.glob("*") if file.suffix.lower() == GGUF]
         hint = f"; give the file, {path / inside[0]}" if len(inside) == 1 else ""
         hint = hint or describe_other_layout(path)
         raise ModelError(f"{name} cannot be loaded: it has no config.json{hint}")
     config = read_settings(path / "config.json")
     _, shapes = read_layout(config, path)
     prefix = common_prefix(list(shapes), name)
-    return name, {}, {f"^{re.escape(prefix)}": ""} if prefix else None
+    return str(path), {}, {f"^{re.escape(prefix)}": ""} if prefix else None
 
 
 @contextmanager
@@ -348,43 +368,3 @@ def check_tokenizer(name: str, tokenizer: Tokenizer, model: LanguageModel) -> No
             f"{name}: its tokenizer has ids up to {largest}, its embedding {rows} rows; give the "
             "tokenizer that the model was trained with"
         )
-
-
-def _tokenizer(name: str, options: dict[str, Any]) -> Tokenizer:
-    """A tokenizer that neither pads nor cuts, whatever was on when it was saved.
-
-    It is what its `tokenizer.json` says, if there is one: a class of transformers may set another
-    normalizer or pre-tokenizer in place of those that the model was trained with.
-    """
-    from transformers import AutoTokenizer
-    from transformers.utils.hub import cached_file
-
-    def find(file: str) -> str | None:
-        return cached_file(name, file, _raise_exceptions_for_missing_entries=False)
-
-    settings, file = find(SETTINGS), find(TOKENIZER)
-    if settings and read_json(Path(settings)).get("auto_map"):
-        raise ModelError(f"{name} cannot be loaded: its tokenizer {CODE}")
-    if file:
-        text = read_text(Path(file))
-        tokenizer = read_tokenizer(text, Path(file))
-        say_left_out_tokens([Path(found) for n in NAMING if (found := find(n))], text, name)
-        return tokenizer
-    pieces = {file: open_pieces(file) for file in map(find, PIECES) if file}
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, **options)
-    except ValueError as error:
-        said = printable(" ".join(str(error).split()), 100)
-        raise ModelError(f"{name} has no {TOKENIZER}; save its tokenizer there ({said})") from None
-    if not tokenizer.is_fast:
-        raise ModelError(f"{name} has no fast tokenizer, a {TOKENIZER}")
-    files = {"tokenizer.model", *tokenizer.vocab_files_names.values()} - {TOKENIZER}
-    if not any(map(find, files)):  # its class makes up a vocabulary
-        raise ModelError(
-            f"{name} has no {TOKENIZER}, nor {', '.join(sorted(files))} of its "
-            f"{type(tokenizer).__name__}; save its tokenizer there"
-        )
-    check_ids(tokenizer.backend_tokenizer, (), name)
-    for file, model in pieces.items():
-        check_pieces(file, model, tokenizer.backend_tokenizer)
-    return read_tokenizer(tokenizer.backend_tokenizer.to_str(), f"the tokenizer of {name}")

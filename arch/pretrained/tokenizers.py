@@ -11,13 +11,29 @@ from tokenizers import Tokenizer
 
 from arch.config import MOST
 from arch.errors import ModelError, printable, show_value
-from arch.formats.named_tokens import ENDS, ends_of_text, read_ends
+from arch.formats.named_tokens import (
+    ENDS,
+    NAMING,
+    SETTINGS,
+    ends_of_text,
+    read_ends,
+    say_left_out_tokens,
+)
 from arch.pretrained.gguf import GGUF, read_roles
+from arch.storage.files import read_json, read_text, refuse_pointer
 
+TOKENIZER = "tokenizer.json"
+CODE = "brings code of its own (auto_map), which is not run"
+TEKKEN = "tekken.json"
 PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 """Names of the files of SentencePiece."""
 PLAIN, LED = "The 12  CAFÉs,\n\tﬁne 中文 🙂 ran.", "  a"
 """Texts that show how a tokenizer treats blanks, cases, signs and bytes; one led by blanks."""
+MISTRALS = ("mistral", "mistral3", "ministral", "pixtral", "voxtral")
+MISTRALS_TOKENS = 100_000
+"""Of a tokenizer of theirs that is none of SentencePiece, more than these."""
+GROUPED_DIGITS = "N}{1,3}"
+"""What stands in the pattern of Llama 3, and not in theirs, which parts each digit."""
 
 
 def read_tokenizer(text: str, source: object) -> Tokenizer:
@@ -48,6 +64,55 @@ def read_tokenizer(text: str, source: object) -> Tokenizer:
     return tokenizer
 
 
+def open_tokenizer(directory: Path, options: dict[str, Any]) -> Tokenizer:
+    """A tokenizer that neither pads nor cuts, whatever was on when it was saved.
+
+    It is what its `tokenizer.json` says, if there is one: a class of transformers may set another
+    normalizer or pre-tokenizer in place of those that the model was trained with.
+
+    Raises:
+        ModelError: there is none, it cannot be read, or it has code of its own.
+    """
+    from transformers import AutoTokenizer
+
+    settings, file = directory / SETTINGS, directory / TOKENIZER
+    if settings.is_file() and read_json(settings).get("auto_map"):
+        raise ModelError(f"{directory} cannot be loaded: its tokenizer {CODE}")
+    if file.is_file():
+        text = read_text(file)
+        tokenizer = read_tokenizer(text, file)
+        say_left_out_tokens([directory / name for name in NAMING], text, directory)
+        return tokenizer
+    pieces = {file: open_pieces(file) for name in PIECES if (file := directory / name).is_file()}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(directory), **options)
+    except ValueError as error:
+        said = printable(" ".join(str(error).split()), 100)
+        raise ModelError(
+            f"{directory} has no {TOKENIZER}; save its tokenizer there ({said})"
+        ) from None
+    if not tokenizer.is_fast:
+        raise ModelError(f"{directory} has no fast tokenizer, a {TOKENIZER}")
+    files = {"tokenizer.model", *tokenizer.vocab_files_names.values()} - {TOKENIZER}
+    made = tokenizer.backend_tokenizer
+    if not any((directory / name).is_file() for name in files) and not _is_tekken(directory, made):
+        raise ModelError(  # its class makes up a vocabulary
+            f"{directory} has no {TOKENIZER}, nor {', '.join(sorted(files))} of its "
+            f"{type(tokenizer).__name__}; save its tokenizer there"
+        )
+    check_ids(made, (), directory)
+    for file, model in pieces.items():
+        check_pieces(file, model, made)
+    return read_tokenizer(made.to_str(), f"the tokenizer of {directory}")
+
+
+def _is_tekken(directory: Path, made: Tokenizer) -> bool:
+    """Whether a tokenizer was made of Mistral's own file, by where its special tokens are."""
+    file = directory / TEKKEN
+    special = file.is_file() and read_json(file).get("special_tokens")
+    return bool(special) and all(made.token_to_id(t["token_str"]) == t["rank"] for t in special)
+
+
 def check_ids(tokenizer: Tokenizer, added: Iterable[dict[str, Any]], source: object) -> None:
     """Refuses ids that no embedding has, that two tokens have, or that the library changes.
 
@@ -75,14 +140,16 @@ def check_ids(tokenizer: Tokenizer, added: Iterable[dict[str, Any]], source: obj
             )
 
 
-def open_pieces(file: str) -> Any:
+def open_pieces(file: Path) -> Any:
     """The SentencePiece model in a file, as its own library reads it.
 
     Raises:
         ModelError: the library is missing, or the file is none of its.
     """
+    refuse_pointer(file)
     try:
-        return importlib.import_module("sentencepiece").SentencePieceProcessor(model_file=file)
+        sentencepiece = importlib.import_module("sentencepiece")
+        return sentencepiece.SentencePieceProcessor(model_file=str(file))
     except ImportError:
         raise ModelError(
             f"{file} needs the package sentencepiece, as no tokenizer.json is beside it; fix: pip "
@@ -94,7 +161,7 @@ def open_pieces(file: str) -> Any:
         ) from None
 
 
-def check_pieces(file: str, pieces: Any, tokenizer: Tokenizer) -> None:
+def check_pieces(file: object, pieces: Any, tokenizer: Tokenizer) -> None:
     """Compares a tokenizer that transformers made of a SentencePiece model with the model itself.
 
     On a text and each piece of it. What differs where blanks lead a text is said on stderr.
@@ -130,14 +197,33 @@ def largest_id(tokenizer: Tokenizer) -> int:
     return max(tokenizer.get_vocab().values())
 
 
-def read_ends_of_text(name: str, tokenizer: Tokenizer) -> dict[str, Any]:
-    """What begins and ends a text (see `read_ends`), as a model's files or a GGUF say."""
-    from transformers.utils.hub import cached_file
+def say_wrong_split(config: dict[str, Any], tokenizer: Tokenizer, source: object) -> None:
+    """Says on stderr that a Mistral's tokenizer splits texts by the pattern of another model.
 
-    if name.lower().endswith(GGUF):
-        ids = read_roles(Path(name))
+    So it was written by transformers before 5, for models of `MISTRALS_TOKENS` and more.
+    """
+    version = str(config.get("transformers_version") or "4").partition(".")[0]
+    if (
+        config.get("model_type") in MISTRALS
+        and version.isdecimal()
+        and int(version) < 5
+        and tokenizer.get_vocab_size() > MISTRALS_TOKENS
+        and GROUPED_DIGITS in repr(tokenizer.pre_tokenizer)
+    ):
+        print(
+            f"{source}: its tokenizer splits texts by the pattern of Llama 3, as transformers "
+            f"before 5 wrote it for a {config['model_type']}; tokens are others than in training; "
+            f"put a {TOKENIZER} there that was written since",
+            file=sys.stderr,
+        )
+
+
+def read_ends_of_text(path: Path, tokenizer: Tokenizer) -> dict[str, Any]:
+    """What begins and ends a text (see `read_ends`), as a model's directory or a GGUF says."""
+    if path.suffix.lower() == GGUF:
+        ids = read_roles(path)
         roles = {role: tokenizer.id_to_token(token) for role, token in ids.items()}
         stops = [token for role, token in roles.items() if token and role != "bos_token"]
         return {"stops": stops} | ends_of_text(roles)
-    found = (cached_file(name, n, _raise_exceptions_for_missing_entries=False) for n in ENDS)
-    return read_ends([Path(file) for file in found if file], tokenizer.to_str())
+    files = [file for name in ENDS if (file := path / name).is_file()]
+    return read_ends(files, tokenizer.to_str())

@@ -14,6 +14,7 @@ from arch.errors import ModelError, printable
 
 UNWRITTEN = re.compile(r"__pycache__|\.DS_Store|\..*\.tmp")
 """What Python and macOS leave in a directory that they only read, and an interrupted write."""
+POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def write_file(path: Path, content: bytes | memoryview) -> None:
@@ -111,12 +112,27 @@ def write_directory(directory: Path, files: Mapping[str, bytes]) -> None:
         shutil.rmtree(temporary, ignore_errors=True)  # the failed attempt
 
 
+def refuse_pointer(path: Path) -> None:
+    """Refuses the few lines that git keeps of a large file, and leaves where its LFS is missing.
+
+    Raises:
+        ModelError: the file holds them.
+    """
+    if path.is_file():  # a pipe can be read once
+        with path.open("rb") as file:
+            if file.read(len(POINTER)) == POINTER:
+                raise ModelError(
+                    f"{path} is a pointer of Git LFS, not the file itself; fetch it: git lfs pull"
+                )
+
+
 def read_text(path: Path) -> str:
     """The text of a file.
 
     Raises:
-        ModelError: not UTF-8.
+        ModelError: not UTF-8, or as `refuse_pointer`.
     """
+    refuse_pointer(path)
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -127,7 +143,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object that a JSON file holds.
 
     Raises:
-        ModelError: not UTF-8, or as `parse_object`.
+        ModelError: as `read_text` and `parse_object`.
     """
     return parse_object(read_text(path), str(path))
 

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import struct
+import sys
 import threading
 from collections.abc import Mapping
 from functools import reduce
@@ -22,6 +23,7 @@ from arch.errors import ModelError, is_out_of_memory, printable
 from arch.mixers import MIXERS, Triangle
 from arch.model import LanguageModel
 from arch.patterns import find_foreign
+from arch.storage.files import refuse_pointer
 
 Shapes = dict[str, tuple[int, ...]]
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -178,6 +180,18 @@ def check_finite(weights: Mapping[str, Tensor], source: object) -> None:
             raise ModelError(f"{source}: {name} has numbers that are not finite")
 
 
+def say_zeros(weights: Mapping[str, Tensor], source: object) -> None:
+    """Says on stderr which matrices are zeros alone, as where a file was not downloaded whole."""
+    zero = [name for name, tensor in weights.items() if tensor.dim() > 1 and not tensor.any()]
+    if zero:
+        print(
+            f"{source}: {len(zero)} of {len(weights)} weights are all zeros "
+            f"({printable(', '.join(zero[:3]))}); unless they were pruned, the file is damaged: "
+            "download it again",
+            file=sys.stderr,
+        )
+
+
 def drop_padding(model: LanguageModel, size: int) -> LanguageModel:
     """Takes the rows beyond `size`, that no token has, from the embedding and the head, in place.
 
@@ -224,6 +238,7 @@ def read_header(path: Path) -> tuple[Shapes, dict[str, str]]:
         ModelError: missing, cut short or another kind of file.
     """
     try:
+        refuse_pointer(path)
         with safe_open(path, "pt") as file:
             slices = {name: file.get_slice(name) for name in file.offset_keys()}
             shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
@@ -239,6 +254,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         ModelError: missing, truncated or another kind of file.
     """
     try:
+        refuse_pointer(path)
         return load_file(path)
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{path} cannot be read: {printable(error, 160)}") from None

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from arch import LanguageModel, ModelConfig, ModelError, check_causal, count_parameters, load_model
-from arch.formats.named_tokens import ends_of_text
+from arch.formats.named_tokens import ends_of_text, read_stops
 from arch.kernels.arithmetic import plain_arithmetic
 from arch.pretrained.pretrained import check_tokenizer, load_pretrained, refusals, wrap_model
 from arch.pretrained.tokenizers import largest_id, read_tokenizer
@@ -281,8 +281,8 @@ def open_model(
             lowest validation loss; `remnant:` and a name in models/; `hf:` and a name of the
             hub, a directory in transformers' layout or a GGUF file; or a module in memory, a causal
             model of transformers or of ours. The module stays as it is and where it is: the
-            checkpoint is a copy in evaluation mode that shares its weights. Open it anew when they
-            have changed.
+            checkpoint is a copy in evaluation mode that shares its weights (an rwkv, which changes
+            its own as it runs, has copies). Open it anew when they have changed.
         device: cpu, cuda, or auto: a GPU that is in reach. Not of a module in memory.
         tokenizer: of a module in memory: of the library tokenizers, or a fast one of transformers.
         name: of a module in memory, in rows and pages; its class when not given.
@@ -336,8 +336,11 @@ def _in_memory(module: nn.Module, tokenizer: Any, name: str) -> Checkpoint:
             "transformers, or an arch.LanguageModel"
         )
     check_finite(dict(module.named_parameters()), name)
+    theirs: Any = module.config
+    alone = getattr(theirs, "rescale_every", 0)  # an rwkv divides its weights as it runs
+    held = {p: p.detach().clone() if alone else p.detach() for p in module.parameters()}
     shared = {
-        id(p): nn.Parameter(p.detach(), requires_grad=False) if p.is_floating_point() else p
+        id(p): nn.Parameter(held[p], requires_grad=False) if p.is_floating_point() else p
         for p in module.parameters()
     } | {id(buffer): buffer for buffer in module.buffers()}
     copied = copy.deepcopy(module, shared).eval()
@@ -351,9 +354,11 @@ def _in_memory(module: nn.Module, tokenizer: Any, name: str) -> Checkpoint:
     check_causal(model)
     model = drop_padding(model, 1 + largest_id(backend))
     roles = {role: getattr(tokenizer, role, None) for role in ("bos_token", "eos_token")}
-    theirs: Any = module.config
+    named = getattr(module, "generation_config", None), theirs
+    ids = [found for about in named if (found := getattr(about, "eos_token_id", None)) is not None]
+    ends = read_stops(ids[0] if ids else None, backend.to_str()) | ends_of_text(roles)
     settings = json.loads(model.config.to_json()) | (theirs.to_dict() if foreign else {})
-    meta = {"name": name, "source": "memory", **ends_of_text(roles), "settings": settings}
+    meta = {"name": name, "source": "memory", **ends, "settings": settings}
     weights = uuid4().hex if identity.is_steered(module) else identity.weights_hash(model)
     return Checkpoint(model, model.config, backend, meta, Path(name), weights=weights)
 

@@ -36,3 +36,20 @@ def llama(tmp_path):
         return place
 
     return make
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """Puts a directory in a cache of the hub, whose network is off; the model's name there."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+    def keep(directory):
+        place, commit = tmp_path / "hub" / "models--me--m", "a" * 40
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(directory, place / "snapshots" / commit, symlinks=True)
+        (place / "refs").mkdir()
+        (place / "refs" / "main").write_text(commit)
+        return "me/m"
+
+    return keep

@@ -132,7 +132,7 @@ def hub(monkeypatch):
     """Puts a hub in the place of the real one: `hub({"a/b": path})`, or an error for a path."""
 
     def pretend(models):
-        def snapshot_download(name, allow_patterns):
+        def snapshot_download(name, **patterns):
             if isinstance(models[name], Exception):
                 raise models[name]
             return str(models[name])
@@ -148,10 +148,12 @@ def test_import_from_the_hub(llama, hub, tmp_path, capsys):
     model, path = llama
     main(["export", str(path), str(tmp_path / "hf")])
     proxy = type("ProxyError", (Exception,), {})  # of the HTTP library, whichever it is
-    errors = {"me/none": proxy("404: no me/none\nmore"), "me/far": proxy()}
+    part = OSError("offline")
+    part.snapshot_path = str(tmp_path / "hf")  # pyright: ignore
+    errors = {"me/part": part, "me/none": proxy("404: no me/none\nmore"), "me/far": proxy()}
     hub({"me/ours": path, "me/llama": tmp_path / "hf", **errors})
     tokens = random_tokens(model)
-    for name in ("ours", "llama"):
+    for name in ("ours", "llama", "part"):
         assert main(["import", f"hub:me/{name}", str(tmp_path / "new" / name)]) == 0
         loaded = load_model(tmp_path / "new" / name)
         assert loaded.meta["name"] == name
@@ -164,6 +166,9 @@ def test_import_from_the_hub(llama, hub, tmp_path, capsys):
 def test_import_of_what_is_not_there(tmp_path, capsys):
     line = failed(capsys, "import", tmp_path / "none", tmp_path / "out")
     assert line.endswith("no such file or directory; models of the hub are hub:NAME")
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").symlink_to("none")
+    assert "config.json is a link to none" in failed(capsys, "import", tmp_path / "m", "out")
 
 
 def test_init_writes_an_untrained_model_of_any_size(tmp_path, capsys):

@@ -55,7 +55,7 @@ def import_hub(directory: str | Path) -> LoadedModel:
     provenance = given.get(PROVENANCE) or {}
     if not isinstance(provenance, dict):
         raise ModelError(f"{path}: {PROVENANCE} is {show_value(provenance)}; expected an object")
-    meta = {"name": directory.name, **{n: v for n, v in provenance.items() if n in META}}
+    meta = {"name": directory.absolute().name, **{n: v for n, v in provenance.items() if n in META}}
     check_meta(meta, path)
     tokenizer_json = read_text(file)
     check_vocabulary(file, tokenizer_json, config.vocab_size)

@@ -1,12 +1,19 @@
 """What a directory of transformers says of a model that transformers does not read, and layouts."""
 
+import base64
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Regex, Tokenizer, pre_tokenizers
 
-from arch import ModelError, import_transformers, load_pretrained
+from arch import ModelError, import_transformers, load_model, load_pretrained
+from arch.__main__ import main
+from arch.storage.files import POINTER
+from tests.arch.cases import byte_tokenizer
 from tests.said import one_line
 
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
@@ -123,6 +130,27 @@ def stand_inside(directory: Path) -> None:
         (directory / f"checkpoint-{step}" / "config.json").write_text(text)
 
 
+def stand_in_a_cache(directory: Path) -> None:
+    inside = directory / "snapshots" / "4a0b"
+    inside.mkdir(parents=True)
+    (directory / "config.json").rename(inside / "config.json")
+
+
+def lead_nowhere(name: str) -> Callable[[Path], None]:
+    """As a file of a cache of the hub does, where its links are copied as links."""
+
+    def change(directory: Path) -> None:
+        (directory / name).unlink()
+        (directory / name).symlink_to("../../blobs/4a0b")
+
+    return change
+
+
+def be_a_pointer(name: str) -> Callable[[Path], object]:
+    """As of a clone of a repository of the hub without Git LFS."""
+    return lambda directory: (directory / name).write_bytes(POINTER + b"v1\noid sha256:4a0b")
+
+
 def be_named_otherwise(directory: Path) -> None:
     (directory / "model.safetensors").rename(directory / "model-00001-of-00002.safetensors")
 
@@ -151,14 +179,110 @@ def hold_a_part_of_a_process(directory: Path) -> None:
             be_named_otherwise,
             "has no model.safetensors, but model-00001-of-00002.safetensors; give",
         ),
+        (stand_in_a_cache, "snapshots/4a0b, which has one"),
+        *(
+            (change(file), f"{file} is a {said}")
+            for file in ("config.json", "tokenizer.json", "model.safetensors")
+            for change, said in ((lead_nowhere, "link to"), (be_a_pointer, "pointer of Git LFS"))
+        ),
     ],
 )
-def test_another_layout_is_named(change, said, llama):
+def test_another_layout_is_named(change, said, llama, cache):
     directory = llama()
     change(directory)
-    for read in (import_transformers, load_pretrained):
+    for read in (import_transformers, load_pretrained, lambda place: load_pretrained(cache(place))):
         with one_line(ModelError, said):
             read(str(directory))
+
+
+def test_a_model_of_the_hub_is_read_as_its_directory(llama, cache, capsys):
+    """It was handed to transformers by its name, and nothing of it was checked."""
+    parallel = {"weights": lambda held: {f"module.{name}": held[name] for name in held}}
+    directory = llama(config={"rope_theta": 9.0}, **parallel)
+    loaded, expected = (load_pretrained(name) for name in (cache(directory), str(directory)))
+    assert loaded.meta == expected.meta
+    weights = expected.model.state_dict()
+    assert all(torch.equal(held, weights[n]) for n, held in loaded.model.state_dict().items())
+    assert capsys.readouterr().err.count("which alone is read") == 2
+
+
+def test_a_directory_is_found_and_named_however_it_is_given(llama, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(llama())
+    for name in (".", "../m/", "~/m"):
+        assert load_pretrained(name).meta["name"] == "m"
+    for number, name in enumerate((".", "../m/")):
+        out = str(tmp_path / f"out-{number}")
+        assert main(["import", name, out]) == 0
+        assert load_model(out).meta["name"] == "m"
+
+
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+def test_what_no_shard_has_is_missed_and_what_two_have_is_refused(llama):
+    """An index says which files are read, and need not name all that is in them."""
+    directory = llama()
+    held = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+
+    def write(*shards: dict[str, torch.Tensor]) -> None:
+        for number, shard in enumerate(shards):
+            save_file(shard, directory / f"model-{number}.safetensors")
+        index = {
+            name: f"model-{number}.safetensors"
+            for number, shard in enumerate(shards[:2])
+            for name in shard
+        }
+        text = json.dumps({"metadata": {}, "weight_map": index})
+        (directory / "model.safetensors.index.json").write_text(text)
+
+    first = {name: tensor for name, tensor in held.items() if "layers" not in name}
+    second = {name: tensor for name, tensor in held.items() if "layers" in name}
+    alone = {UP: second.pop(UP)}
+    for shards, said in (
+        ((first, second, alone), r"no .*\.up"),
+        ((first, second | alone | {"lm_head.weight": first["lm_head.weight"]}), "lm_head"),
+    ):
+        write(*shards)
+        for read in (import_transformers, load_pretrained):
+            with pytest.raises(ModelError, match=said):
+                read(str(directory))
+
+
+def test_weights_that_are_all_zeros_are_said(llama, capsys):
+    """As where a file has its size, and was not downloaded whole."""
+    load_pretrained(str(llama()))
+    assert UP not in capsys.readouterr().err
+    load_pretrained(str(llama(weights=lambda held: held | {UP: held[UP] * 0})))
+    assert UP in capsys.readouterr().err
+
+
+GROUPED = r"\p{L}+|\p{N}{1,3}"
+
+
+@pytest.mark.parametrize(
+    ("family", "version", "pattern", "size", "said"),
+    [
+        ("Mistral", "4.50.0", GROUPED, 200, True),
+        ("Mistral", KeyError, GROUPED, 200, True),
+        ("Mistral", "4.50.0", GROUPED, 300, False),
+        ("Mistral", "4.50.0", r"\p{L}+|\p{N}", 200, False),
+        ("Mistral", "5.1.0", GROUPED, 200, False),
+        ("Llama", "4.50.0", GROUPED, 200, False),
+    ],
+)
+def test_a_pattern_that_transformers_once_gave_a_mistral_is_said(
+    family, version, pattern, size, said, llama, capsys, monkeypatch
+):
+    """Texts were split into other tokens than those that the model was trained with."""
+    monkeypatch.setattr("arch.pretrained.tokenizers.MISTRALS_TOKENS", size)
+    tokenizer = byte_tokenizer()
+    parts = [pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(False)]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(parts)
+    config = {"transformers_version": version}
+    load_pretrained(str(llama(family=family, config=config, tokenizer=tokenizer)))
+    assert ("tokenizer" in capsys.readouterr().err) == said
 
 
 def test_what_a_tokenizer_once_added_is_said(llama, capsys):
@@ -174,3 +298,23 @@ def test_what_a_tokenizer_once_added_is_said(llama, capsys):
         read(str(directory))
         said = "says add_bos_token, tokenizer.json adds no <|endoftext|> to a text"
         assert capsys.readouterr().err.count(said) == 1
+
+
+@pytest.mark.parametrize("kind", ["LlamaTokenizer", "PreTrainedTokenizerFast"])
+def test_a_tokenizer_of_mistrals_own_file_is_read(kind, llama):
+    pytest.importorskip("transformers.integrations.mistral.tokenizer")
+    directory = llama(vocab_size=260)
+    (directory / "tokenizer.json").unlink()
+    (directory / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind}))
+    spelt = [bytes([n]) for n in range(256)] + [b"20"]
+    held = {
+        "config": {"pattern": r"\p{L}+|\p{N}+", "default_num_special_tokens": 3},
+        "vocab": [{"token_bytes": base64.b64encode(token).decode()} for token in spelt],
+        "special_tokens": [
+            {"rank": rank, "token_str": token}
+            for rank, token in enumerate(("<unk>", "<s>", "</s>"))
+        ],
+    }
+    (directory / "tekken.json").write_text(json.dumps(held))
+    read = Tokenizer.from_str(load_pretrained(str(directory)).tokenizer_json)
+    assert read.encode("a202").ids == [ord("a") + 3, 259, ord("2") + 3]

@@ -125,7 +125,9 @@ def test_transformers_gives_an_exported_models_logits(tmp_path, settings):
     assert torch.equal(back(tokens), ours(tokens))
 
 
-@pytest.mark.parametrize(("rows", "tied"), [(320, False), (384, True), (512, False)])
+@pytest.mark.parametrize(
+    ("rows", "tied"), [(264, False), (288, True), (320, False), (384, True), (512, False)]
+)
 def test_a_padded_llama_is_imported_without_its_padding(tmp_path, rows, tied):
     theirs = their_model(**SHAPES["plain"], tie_word_embeddings=tied, vocab_size=rows)
     loaded = import_transformers(saved(theirs, tmp_path / "theirs"))

@@ -366,7 +366,7 @@ def test_a_text_ends_with_the_token_that_the_models_files_name(llama, tmp_path):
     meta.write_text(json.dumps(known | {"end": 5}))
     with one_line(ModelError, "end is 5; expected a token"):
         open_model(tmp_path / "ours")
-    meta.write_text(json.dumps(known | {"end": None}))
+    meta.write_text(json.dumps(known | {"end": None, "stops": []}))
     assert open_model(tmp_path / "ours").end is None
 
 

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from arch import ModelError, load_model, load_pretrained
 from arch.__main__ import main
 from arch.pretrained.gguf import check_gguf_is_whole
+from arch.storage.files import POINTER
 from tests.arch.cases import byte_tokenizer
 from tests.said import complaint, one_line
 from tokenizer import END_OF_TEXT
@@ -347,10 +348,22 @@ def test_what_transformers_takes_of_its_own_for_a_family_is_compared(family, wid
         )
 
 
-def test_a_file_that_is_no_gguf_is_refused(tmp_path, capsys):
-    (tmp_path / "no.gguf").write_text("no")
+def test_a_head_that_a_file_has_is_the_models_whatever_its_configuration_says(tmp_path):
+    """As of a Falcon: a head that is quantised apart is not tied, though the configuration is."""
+    model = write_gguf(tmp_path / "m.gguf")
+    head = model.lm_head.weight.detach() + 1
+    write_gguf(tmp_path / "m.gguf", extra={"output.weight": head.numpy()})
+    model.lm_head.weight = torch.nn.Parameter(head)
+    check_gguf_is_whole(tmp_path / "m.gguf", model)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("no", "no.gguf"), (POINTER.decode(), "no.gguf is a pointer of Git LFS")]
+)
+def test_a_file_that_is_no_gguf_is_refused(text, said, tmp_path, capsys):
+    (tmp_path / "no.gguf").write_text(text)
     assert main(["import", str(tmp_path / "no.gguf"), str(tmp_path / "tiny")]) == 2
-    assert "no.gguf" in complaint(capsys)
+    assert said in complaint(capsys)
     assert not (tmp_path / "tiny").exists()
 
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from arch import ModelError, export_hub, load_model, save_model
 from arch.mixers import Triangle
-from arch.storage.files import remove_leftovers, write_directory, write_file
+from arch.storage.files import POINTER, remove_leftovers, write_directory, write_file
 from tests.arch.cases import MIXERS, random_tokens, scramble, small_model, tokenizer_json
 from tests.said import one_line
 
@@ -224,6 +224,8 @@ OTHER = {size: tokenizer_json(size).encode() for size in (11, 12)}
         (spoil("meta.json", b"[]"), "meta.json is not a JSON object"),
         (spoil("meta.json", {"schema": 2}), "meta.json has schema 2"),
         (spoil("model.safetensors", b"cut"), "model.safetensors cannot be read: "),
+        *((spoil(file, POINTER + b"v1\noid"), f"{file} is a pointer of Git LFS")
+          for file in ("model.safetensors", "config.json", "tokenizer.json")),
     ],
 )  # fmt: skip
 def test_what_is_no_whole_model_is_refused(directory, change, message):

@@ -15,7 +15,8 @@ from eval.models.identity import weights_hash
 from eval.models.memory import candidates_at_once, host_memory, rows_at_once
 from eval.rows.fits import fitted
 from tests.arch.cases import byte_tokenizer
-from tests.arch.pretrained.test_pretrained import their_model
+from tests.arch.pretrained import test_decoder
+from tests.arch.pretrained.test_pretrained import random_model, their_model
 from tests.said import one_line
 
 ASKED: dict[str, Any] = {"text": "Tom sat.", "layers": 2, "solvers": "sweep"}
@@ -241,3 +242,39 @@ def xlnet():
 def test_a_module_that_cannot_be_run_is_refused(make, said):
     with one_line(ModelError, said):
         open_model(make(), tokenizer=byte_tokenizer())
+
+
+def test_an_rwkv_in_memory_stays_as_it_is():
+    """Its weights were halved: transformers divides them where it evaluates, here in a copy."""
+    module = test_decoder.their_model("rwkv", rescale_every=1)
+    before = {name: weight.clone() for name, weight in module.named_parameters()}
+    opened, tokens = open_model(module, tokenizer=byte_tokenizer()), torch.arange(8)[None]
+    found = opened.model(tokens)
+    assert all(torch.equal(weight, before[n]) for n, weight in module.named_parameters())
+    torch.testing.assert_close(found, module(tokens).logits, atol=1e-3, rtol=1e-3)
+    assert torch.equal(opened.model(tokens), found)
+    with one_line(ModelError, "rescale_every is 1"):
+        open_model(module, tokenizer=byte_tokenizer())
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "stops"),
+    [([256, 257, 5], 256, {256, 257}), (None, 257, {256, 257}), (256, 257, {256})],
+)
+def test_a_module_stops_where_its_configuration_says(generation, config, stops):
+    """As its directory does: at each end that is a special token."""
+    module = their_model("gpt2", dtype=torch.float32)
+    module.generation_config.eos_token_id, module.config.eos_token_id = generation, config
+    assert set(open_model(module, tokenizer=fast_tokenizer()).stops) == stops
+
+
+def test_the_length_at_which_a_rotation_changes_tells_models_apart():
+    """Phi-3's factors of long texts hold from there on."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
+             "num_attention_heads": 4}  # fmt: skip
+    module = random_model("Phi3", torch.float32, sizes)
+    hashes = set()
+    for length in (16, 32):
+        module.config.original_max_position_embeddings = length
+        hashes.add(open_model(module, tokenizer=byte_tokenizer()).settings_sha256)
+    assert len(hashes) == 2
