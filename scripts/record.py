@@ -74,8 +74,8 @@ def add_row(options: argparse.Namespace) -> str:
     """Measures all seeds, adds a row to the page, and says whether it is a record.
 
     Raises:
-        RecordError: other stories, a busy machine, uncommitted code, too few seeds, a command that
-            fails, or a model that leaks.
+        RecordError: other stories, a busy machine, uncommitted code, no history of the code, too
+            few seeds, a command that fails, or a model that leaks.
     """
     if options.seeds < 5:
         raise RecordError(f"--seeds {options.seeds}: a record needs 5 or more")
@@ -84,18 +84,19 @@ def add_row(options: argparse.Namespace) -> str:
             f"{changed.split()[-1]}: not committed; commit it, so that the row names it"
         )
     made_by = git("rev-parse", "--short", "HEAD"), source_hash()
+    before = last_record(PAGE.read_text(encoding="utf-8"), options.track)
+    lines = lines_since(before["commit"]) if before else ""
     out = options.out or Path("runs/records") / options.track
     data, flags = pack_stories(options.stories, out), options.flags
     seeds = [train_seed(options, flags, data, out, seed) for seed in range(options.seeds)]
-    page = PAGE.read_text(encoding="utf-8")
-    before = last_record(page, options.track)
     bits = [seed["bits"] for seed in seeds]
     p, record = None, True
     if before:
         tested: Any = stats.ttest_ind(bits, before["bits"], equal_var=False)
         p = float(tested.pvalue)
         record = p < LEVEL and fmean(bits) < fmean(before["bits"])
-    line = row_text(options, flags, seeds, p, before, made_by)
+    line = row_text(options, flags, seeds, p, lines, made_by)
+    page = PAGE.read_text(encoding="utf-8")
     write_text(PAGE, with_row(page, options.track if record else "Tried", line))
     return f"{'record' if record else 'no record'}: {line}"
 
@@ -166,12 +167,11 @@ def train_seed(
 
 def row_text(
     options: argparse.Namespace, flags: Sequence[str], seeds: Sequence[dict[str, Any]],
-    p: float | None, before: dict[str, Any] | None, made_by: tuple[str, str],
+    p: float | None, lines: str, made_by: tuple[str, str],
 ) -> str:  # fmt: skip
     """The line of the table."""
     bits = [seed["bits"] for seed in seeds]
     low, high = stats.t.interval(0.95, len(bits) - 1, fmean(bits), stats.sem(bits))
-    lines = "" if before is None else lines_since(before["commit"])
     cells = (
         time.strftime("%Y-%m-%d"),
         " ".join([options.recipe, *flags]),
@@ -238,8 +238,18 @@ def busy_cores() -> float:
 
 
 def git(*words: str) -> str:
-    """What git says of the checkout."""
-    run = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+    """What git says of the checkout.
+
+    Raises:
+        RecordError: it refuses.
+    """
+    run = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+    if run.returncode:
+        said, *_ = [*run.stderr.splitlines(), "failed"]
+        raise RecordError(
+            f"git {' '.join(words[:3])}: {said}; a record needs a clone with its whole history "
+            "(git fetch --unshallow)"
+        )
     return run.stdout.strip()
 
 

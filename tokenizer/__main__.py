@@ -84,8 +84,12 @@ def _train(options: argparse.Namespace) -> None:
         tokenizer = train_tokenizer(stories, options.vocab_size)
         written = tokenizer.to_str(pretty=True)
         if options.out.is_file() and options.out.read_bytes() != written.encode():
+            beside = options.out.with_name(f"{options.out.name}.new")
+            with whole_file(beside) as other:
+                other.write_text(written, encoding="utf-8")
             raise CorpusError(
-                f"--out {options.out}: another file is there already; remove it, or choose another"
+                f"--out {options.out}: another file is there already; the new tokenizer is in "
+                f"{beside}: rename it, or remove one of the two"
             )
         temporary.write_text(written, encoding="utf-8")
     size = tokenizer.get_vocab_size()

@@ -129,6 +129,7 @@ def _parts(source: str, field: str, stream: bool) -> dict[str, Read]:
         parts = _hub_parts(source, field, stream)
     elif path.is_dir() and PackedData.stands_in(path):
         data = PackedData(path)
+        _say_cut(data)
         parts = {split: partial(data.stories, split) for split in SPLITS}
     elif path.is_dir():
         parts = _directory_parts(path, field)
@@ -148,6 +149,17 @@ def _parts(source: str, field: str, stream: bool) -> dict[str, Read]:
         return (story for story in _stories(train) if digest(story) not in held)
 
     return parts | {"train": read}
+
+
+def _say_cut(data: PackedData) -> None:
+    """Say which stories of packed data are no whole ones."""
+    counts = [data.meta["splits"][split] for split in SPLITS]
+    if cut := sum(about.get("cut", 0) for about in counts):
+        say_once(
+            f"{data.path}: {cut:,} of its {sum(about['rows'] for about in counts):,} stories were "
+            f"cut at {data.meta['context']} tokens when they were packed, and are read without "
+            "their ends"
+        )
 
 
 def _toy_parts(source: str) -> dict[str, Read]:

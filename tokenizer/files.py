@@ -71,6 +71,8 @@ def whole_directory(out: Path, request: dict[str, Any]) -> Iterator[Path]:
         raise CorpusError(
             f"--out {out}: another packing is writing it; wait for it, or choose another"
         ) from None
+    except OSError:  # a file system without locks
+        pass
     try:
         if out.exists():
             raise CorpusError(f"--out {out}: already exists; remove it, or choose another")
@@ -101,12 +103,13 @@ def complete_shards(out: Path) -> int:
     return len(list(_partial(out).glob("*.bin")))
 
 
-def describe_files(source: Path) -> str | None:
+def describe_files(source: str) -> str | None:
     """Return how many files a source has, their size, and when the last was written; or nothing.
 
-    A source that is no file or directory has none.
+    A source that is no file or directory has none, `hub:FOLDER` those of the folder.
     """
-    paths = source.rglob("*") if source.is_dir() else [source]
+    place = Path(source.split(":")[1] if source.startswith("hub:") else source)
+    paths = place.rglob("*") if place.is_dir() else [place]
     found = [path for path in paths if path.is_file()]
     if not found:
         return None
@@ -121,6 +124,9 @@ def sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:  # file systems of networks and clouds know none of directories
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
+            raise
     finally:
         os.close(handle)
 

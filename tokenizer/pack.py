@@ -128,7 +128,7 @@ def pack(
     options: Any = {"valid_fraction": valid_fraction, "limit": limit, "field": field}
     given = {"shard-tokens": shard_tokens, "story-tokens": story_tokens}
     given |= {name.replace("_", "-"): value for name, value in options.items()}
-    given["files"] = describe_files(Path(source))
+    given["files"] = describe_files(source)
     with whole_directory(out, meta | given) as folder, ExitStack() as files:
         corpora = {split: open_corpus(source, split, **options, stream=True) for split in SPLITS}
         writers = {split: _Writer(folder, split, loaded, layout, shard_tokens) for split in SPLITS}

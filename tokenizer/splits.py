@@ -27,6 +27,7 @@ SPLIT_WORDS = {
 ALONE = ("training", "testing", "evaluation")  # they say something else beside other words
 BESIDE = ("data", "set", "split", "text", "txt", "of", "part", "shard", "file", "tokens", "raw")
 PLAIN = re.compile(r"(train|valid|validation)([-.].*)?")
+NUMBERED = re.compile(r"(.*?)(\d{5})-of-(\d{5})(?:-[0-9a-f]+)?")
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".lz4")
 SHOWN = 6  # names in a line
 
@@ -39,9 +40,8 @@ def divide_folder(folder: Path, endings: tuple[str, ...]) -> dict[str, list[Path
         endings: Of files that can be read, in small letters.
 
     Raises:
-        CorpusError: No file can be read, a name tells of two splits, files are compressed or
-            Arrow's, or files without a split in their names stand beside others and none is for
-            training.
+        CorpusError: No file can be read, or one is compressed, Arrow's or missing; or the names do
+            not tell which are for training.
     """
     files, others = _list_files(folder, endings)
     known = ", ".join(endings)
@@ -65,6 +65,8 @@ def divide_folder(folder: Path, endings: tuple[str, ...]) -> dict[str, list[Path
             seen.add(file)
             found.setdefault(split, []).append(path)
     unnamed, test = found.pop("", []), found.pop("test", [])
+    for paths in found.values() or [unnamed]:
+        _refuse_missing(paths)
     if not found and not test:
         if len(unnamed) > 1 or others:
             _say(folder, {"read as one text, whose stories are divided": unnamed}, others)
@@ -98,6 +100,29 @@ def _list_files(folder: Path, endings: tuple[str, ...]) -> tuple[list[Path], lis
         else:
             others[path] = None
     return files, list(others)
+
+
+def _refuse_missing(paths: list[Path]) -> None:
+    """Refuse files such as `train-00000-of-00004.parquet` of which some are not there.
+
+    Raises:
+        CorpusError: It names those that are missing.
+    """
+    numbers: dict[tuple[Path, str, int, str], set[int]] = {}
+    for path in paths:
+        if match := NUMBERED.fullmatch(path.stem):
+            name, number, count = match.groups()
+            alike = path.parent, name, int(count), path.suffix
+            numbers.setdefault(alike, set()).add(int(number))
+    for (place, name, count, ending), found in numbers.items():
+        first = int(count in found)  # some count from 1
+        if missing := sorted({*range(first, first + count)} - found):
+            listed = ", ".join(f"{number:05d}" for number in missing[:SHOWN])
+            more = f" and {len(missing) - SHOWN} more" * (len(missing) > SHOWN)
+            raise CorpusError(
+                f"{place / name}*-of-{count:05d}{ending}: {listed}{more} missing; fetch the whole "
+                f"dataset, or take -of-{count:05d} out of the names to read what is there"
+            )
 
 
 def _split_of(path: Path) -> str:

@@ -24,7 +24,7 @@ ELSEWHERE |= {"eval", "eval_every", "eval_wait"}
 WITHOUT = {"dropout": 0.0}
 """Values at which a setting is not recorded: it came later, and earlier models had no other."""
 NEEDED = {
-    "data": "a directory of packed data, from python -m tokenizer pack, or a text file",
+    "data": "a directory of packed data, from python -m tokenizer pack, or a text file or folder",
     "run": "a directory for the run, for example runs/first",
 }
 """Flags that a run cannot do without."""

@@ -25,7 +25,7 @@ class RunSettings:
     data: str | None = None
     """Directory of packed data, as written by `python -m tokenizer pack`; or stories, for which a
     tokenizer of at most model.vocab_size entries is trained: a .txt, .jsonl, .json, .csv or
-    .parquet file, or `toy`."""
+    .parquet file, a folder of them, or `toy`."""
     run: str | None = None
     """Directory of the run: config, checkpoints, model directories, metrics."""
     resume: str = "never"

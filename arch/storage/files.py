@@ -1,11 +1,13 @@
 """Files and directories that are written completely or not at all."""
 
+import errno
 import hashlib
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,8 @@ def write_file(path: Path, content: bytes | memoryview) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())
+        with suppress(OSError):  # a file system without permissions
+            os.chmod(name, 0o666 & ~_umask())
         os.replace(name, path)
         name = None
         _flush(path.parent)
@@ -101,7 +104,8 @@ def write_directory(directory: Path, files: Mapping[str, bytes]) -> None:
     try:
         for name, content in files.items():
             write_file(temporary / name, content)
-        temporary.chmod(0o777 & ~_umask())
+        with suppress(OSError):
+            temporary.chmod(0o777 & ~_umask())
         if directory.exists():
             shutil.rmtree(aside, ignore_errors=True)
             os.rename(directory, aside)
@@ -178,9 +182,13 @@ def _check_replaceable(directory: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _flush(path: Path) -> None:
+    """Forces the names in a directory to the disk, where its file system can."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
     finally:
         os.close(descriptor)
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from arch.storage.files import read_json
-from arch.storage.runs import without_seed
+from arch.storage.runs import BEST, MODELS_IN_RUN, run_of, without_seed
+from eval.messages import RequestError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -35,6 +36,13 @@ def model_id(meta: Mapping[str, Any], weights_sha256: str) -> str:
     if known and "-" in known:
         return known
     return f"{without_seed(meta['name'])}-{known or weights_sha256[:10]}"  # earlier: the hash alone
+
+
+def training_seed(meta: Mapping[str, Any]) -> int | None:
+    """The seed of a model's training, where its meta.json records it."""
+    recipe = meta.get("recipe")
+    seed = recipe.get("seed") if isinstance(recipe, dict) else None
+    return seed if type(seed) is int else None
 
 
 def weights_hash(model: "Module") -> str:
@@ -94,8 +102,12 @@ def seed_labels(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], str]
     """A label for every training seed of the rows, by `model_id` and name; no two are alike.
 
     It is the name; where two models have one name, with the hash of the id.
+
+    Raises:
+        RequestError: as `labels`.
     """
     known = [row["checkpoint"] for row in rows]
+    _refuse_two_trainings(known)
     names = {(about["model_id"], about["name"]): about["name"] for about in known}
     return _tell_apart(names, lambda pair: pair[0])
 
@@ -105,11 +117,15 @@ def labels(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
     It is the name that its checkpoints share, else theirs without the seed; where two models have
     one label, with the hash of the id.
+
+    Raises:
+        RequestError: two trainings of one seed would be two seeds of one model.
     """
+    known = [row["checkpoint"] for row in rows]
+    _refuse_two_trainings(known)
     names: dict[str, set[str]] = {}
     mixers: dict[str, str] = {}
-    for row in rows:
-        about = row["checkpoint"]
+    for about in known:
         names.setdefault(about["model_id"], set()).add(about["name"])
         mixers[about["model_id"]] = ", ".join(map(str, about["mixers"]))
     plain = {
@@ -117,6 +133,32 @@ def labels(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
         for key, alike in names.items()
     }
     return _tell_apart(plain, lambda key: key)
+
+
+def _refuse_two_trainings(known: Iterable[Mapping[str, Any]]) -> None:
+    """Refuses two losses of one model, name, training seed and step, in two places.
+
+    Runs of two lengths, or of one that went on in two places, have one `model_id`, and are no seeds
+    of it. A copy has the loss of the first.
+    """
+    first: dict[Hashable, Mapping[str, Any]] = {}
+    for about in known:
+        if None in (about.get("path"), about.get("seed"), about.get("val_loss")):
+            continue
+        which = about["model_id"], about["name"], about["seed"], about["step"]
+        other = first.setdefault(which, about)
+        places = [_place(Path(checkpoint["path"])) for checkpoint in (other, about)]
+        if other["val_loss"] != about["val_loss"] and places[0].resolve() != places[1].resolve():
+            raise RequestError(
+                f"{places[0]} and {places[1]}: {about['name']} of seed {about['seed']} was trained "
+                f"twice, with other weights at step {about['step']}, and would count as two seeds; "
+                "give one of the two, or train one of them in a --run of another name"
+            )
+
+
+def _place(model: Path) -> Path:
+    """The run of a model directory, or the directory itself where it lies in no run."""
+    return run_of(model) if model.name == BEST or model.parent.name == MODELS_IN_RUN else model
 
 
 def _tell_apart(names: dict[Key, str], id_of: Callable[[Key], str]) -> dict[Key, str]:

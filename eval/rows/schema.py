@@ -20,6 +20,7 @@ class OfDirectory(TypedDict, total=False):
     parameters: int
     tokens_seen: int | None
     settings_sha256: str
+    seed: int | None
 
 
 class About(OfDirectory):

@@ -1,6 +1,9 @@
 """The commands: what they write and say, and one line for what they cannot do."""
 
+import errno
+import fcntl
 import os
+import stat
 import subprocess
 import sys
 
@@ -36,6 +39,31 @@ def test_train_writes_a_whole_file_or_leaves_the_old_one(file, capsys, full_disk
     assert file.read_bytes() == before
     assert [path.name for path in file.parent.iterdir()] == ["tokenizer.json"]
     assert file.stat().st_mode & 0o777 == 0o644
+
+
+def test_train_leaves_another_file_alone_and_its_own_beside_it(file, tmp_path, capsys):
+    """What it had learnt, perhaps for hours, was lost."""
+    out = tmp_path / "t.json"
+    out.write_text("mine")
+    assert main(["train", "toy:100", "--out", str(out), "--vocab-size", "600"]) == 2
+    assert f"--out {out}: another file is there already; the new" in capsys.readouterr().err
+    assert out.read_text() == "mine"
+    assert (tmp_path / "t.json.new").read_bytes() == file.read_bytes()
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
+def test_a_file_system_that_flushes_no_directory_is_written(file, tmp_path, monkeypatch, code):
+    """As those of networks and clouds; and one without locks."""
+
+    def refuse(handle, *_):
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    expected = 2 if code == errno.EIO else 0
+    for words in ("train toy:60 --vocab-size 300", f"pack toy:20 --tokenizer {file}"):
+        assert main([*words.split(), "--out", str(tmp_path / words[:4])]) == expected
 
 
 def test_pack_takes_a_layout_and_a_share_and_any_number_of_threads(file, tmp_path):

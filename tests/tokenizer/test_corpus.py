@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.said import one_line
-from tokenizer import CorpusError, open_corpus
+from tokenizer import CorpusError, open_corpus, pack
+from tokenizer.pack import Layout
 
 STORIES = [
     "One.\nTwo lines, and a  gap.\n\nThe end.",
@@ -135,6 +136,18 @@ def test_a_folder_called_toy_is_not_the_generator(tmp_path, monkeypatch, caplog)
     assert list(open_corpus("./toy", "train")) == STORIES
 
 
+def test_stories_of_packed_data_that_were_cut_are_counted(tokenizer, tmp_path, caplog):
+    """They were measured and packed again as whole ones."""
+    for length in (16, 900):
+        data = pack("toy:20", tokenizer, tmp_path / str(length), Layout("rows", length))
+        caplog.clear()
+        for split in ("train", "valid"):
+            open_corpus(str(data.path), split)
+        said = f"{data.path}: 22 of its 22 stories were cut at 16 tokens when they were packed, "
+        said += "and are read without their ends"
+        assert caplog.messages == [said] * (length == 16)
+
+
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     """Lay out a directory as the hub lays out TinyStories, with a cache of its own."""
@@ -188,6 +201,20 @@ def test_a_dataset_that_cannot_be_used_is_refused(hub):
     write(hub / "data" / "test-00000-of-00001.parquet", STORIES)
     with pytest.raises(CorpusError, match="has no train or validation split, only test"):
         open_corpus(f"hub:{hub}", "train")
+
+
+def test_a_packing_of_a_folder_of_the_hubs_shape_goes_on_with_the_same_files_alone(
+    hub, tokenizer, tmp_path, monkeypatch
+):
+    path, out = hub / "data" / "train-00000-of-00001.parquet", tmp_path / "out"
+    texts, report = [f"Paragraph {i} of a book." for i in range(90)], iter([None] * 7)
+    write(path, texts)
+    monkeypatch.setattr("tokenizer.bpe.BATCH", 8)
+    with pytest.raises(StopIteration):
+        pack(f"hub:{hub}", tokenizer, out, shard_tokens=150, report=lambda *_: next(report))
+    write(path, texts[30:])
+    with one_line(CorpusError, "had files 1 of "):
+        pack(f"hub:{hub}", tokenizer, out, shard_tokens=150)
 
 
 @pytest.mark.network

@@ -87,7 +87,6 @@ def train(name: str, message: str) -> tuple[str, str]:
         ("train toy:10 --limit 1 --out {new}", "--limit 1: must be 2 or more"),
         ("train toy:10 --out {t}/t.json", "tokenizer.json/t.json: cannot be written ("),
         ("train toy:10 --out {at}", "is a directory"),
-        ("train toy:60 --out {at}/broken.json --vocab-size 300", "broken.json: another file"),
         ("train toy:10 --out {new} --vocab-size 9999", "--vocab-size 9999"),
         ("train toy:10 --out {new} --vocab-size 257", "--vocab-size 257: must be 258"),
         ("inspect {t} --corpus {at}/one", "has no valid split"),

@@ -86,6 +86,7 @@ def test_numbered_files_are_one_split(tmp_path):
     for number in range(3):
         write(tmp_path, f"part-train-{number:05d}-of-00003.jsonl", "training", 10)
     write(tmp_path, "part-valid.jsonl", "held")
+    write(tmp_path, "test-00001-of-00002.jsonl", "not read")
     assert read(tmp_path) == {"train": ["training"] * 30, "valid": ["held"] * 30}
 
 
@@ -145,6 +146,23 @@ def test_what_is_not_read_is_named(tmp_path, caplog, name):
     ],
 )
 def test_what_cannot_be_told_is_refused(tmp_path, names, told):
+    for name in names:
+        write(tmp_path, name, "x")
+    with one_line(CorpusError, told):
+        open_corpus(str(tmp_path), "train")
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["train-00000-of-00004.jsonl", "train-00002-of-00004.jsonl"], "00001, 00003 missing"),
+        (["data/a-train-00000-of-00002-0af3.jsonl"], "a-train-*-of-00002.jsonl: 00001 missing"),
+        (["00001-of-00003.txt", "00003-of-00003.txt"], "00002 missing"),
+        ([f"train-{n:05d}-of-00009.txt" for n in (1, 2)], "00007 and 1 more missing"),
+    ],
+)
+def test_files_that_are_missing_are_named(tmp_path, names, told):
+    """A download that was cut off was packed without a word."""
     for name in names:
         write(tmp_path, name, "x")
     with one_line(CorpusError, told):

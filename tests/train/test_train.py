@@ -185,10 +185,41 @@ def test_a_text_file_becomes_a_model_by_one_command(tmp_path, capsys):
     assert "--valid_fraction 0.2: " in capsys.readouterr().err
     assert fit(text, tmp_path / "fifth", *flags, "--valid_fraction", "0.2") == 0
     assert PackedData(tmp_path / "fifth" / "data").meta["valid_fraction"] == 0.2
-    other = tmp_path / "other.jsonl"
-    shutil.copy(text, other)
-    assert fit(other, run, *flags, *more) == 2
-    assert f"run/data was packed from {text}; choose" in capsys.readouterr().err
+    copy = shutil.copy(text, tmp_path / "copy.jsonl")
+    assert fit(copy, run, *flags, *more) == 0
+    for name, content in (("other.jsonl", held[::-1]), ("copy.json", held)):
+        (tmp_path / name).write_bytes(content)
+        assert fit(tmp_path / name, run, *flags, *more) == 2
+        assert f"run/data was packed from {text}; choose" in capsys.readouterr().err
+
+
+def test_a_folder_of_text_is_packed_as_its_names_divide_it(tmp_path, monkeypatch, capsys):
+    """A relative path of it is another one in another folder."""
+    folder, run = tmp_path / "texts", tmp_path / "run"
+    (folder / "train").mkdir(parents=True)
+    for name, number in (("train/a.txt", 400), ("valid.txt", 40)):
+        stories = (f"Once upon a time there were {n} cats." for n in range(number, 2 * number))
+        (folder / name).write_text("\n\n".join(stories))
+    monkeypatch.chdir(tmp_path)
+    flags = ["--model.vocab_size", "400", "--resume", "auto"]
+    assert fit(Path("texts"), run, *flags) == 0
+    counts = PackedData(run / "data").meta["splits"]
+    assert [counts[split]["stories"] for split in ("train", "valid")] == [400, 40]
+    monkeypatch.chdir(folder)
+    capsys.readouterr()
+    assert fit(Path("../texts"), run, *flags) == 0
+    assert "has changed" not in capsys.readouterr().err
+    (folder / "valid.txt").write_text("Once.\n\nTwice.")
+    assert fit(Path("../texts"), run, *flags) == 2
+    assert "run/data was packed from texts; choose" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    assert fit(Path("texts"), run, *flags) == 0
+    assert "--data texts: has changed" in capsys.readouterr().err
+    (run / "data" / "meta.json").unlink()
+    for place in (run, run / "data", run / "models"):  # which have text, too
+        assert fit(place, tmp_path / "other") == 2
+        said = capsys.readouterr().err
+        assert f"{place}: not a directory of packed data (no meta.json)" in said
 
 
 def test_rows_of_a_text_have_a_target_for_the_last_position(tmp_path, caplog):

@@ -72,7 +72,7 @@ def read_command(command: str, words: list[str]) -> Recipe:
     """
     parser = _parser(command, described=not {"-h", "--help"}.isdisjoint(words))
     words = list(_full_names(words))
-    values = parser.parse_args([*_with_paths(words)])
+    values = parser.parse_args(_recipes_first(words))
     for name in SECTIONS:
         if not isinstance(values[name], Namespace):
             raise RunError(
@@ -158,7 +158,7 @@ def _parser(command: str, described: bool) -> Parser:
     set_parsing_settings(docstring_parse_attribute_docstrings=described)
     parser = Parser(prog=f"python -m train {command}", description=COMMANDS[command])
     parser.add_argument(
-        *CONFIG, action="config", help="a recipe's name, or a YAML file of settings"
+        *CONFIG, action="config", help="a recipe's name, or a YAML file of settings; flags win"
     )
     parser.add_class_arguments(RunSettings, None, as_group=True)
     for name, section in SECTIONS.items():
@@ -228,16 +228,18 @@ def _full_names(words: list[str]) -> Iterator[str]:
         yield f"--{name}{equals}{value}" if word.startswith("--") else word
 
 
-def _with_paths(words: list[str]) -> Iterator[str]:
-    """The words, with the file of a recipe in the place of its name."""
+def _recipes_first(words: list[str]) -> list[str]:
+    """The words, recipes by their files and before all flags, which win wherever they stand."""
+    recipes, others = [], []
     for before, word in zip(["", *words], words, strict=False):
         flag, equals, value = word.partition("=")
         if before in CONFIG:
-            yield str(find_recipe(word))
-        elif flag in CONFIG and equals:
-            yield f"{flag}={find_recipe(value)}"
+            recipes.append(str(find_recipe(word)))
+        elif flag in CONFIG:
+            recipes.append(f"{flag}={find_recipe(value)}" if equals else word)
         else:
-            yield word
+            others.append(word)
+    return [*recipes, *others]
 
 
 def _one_line(message: str) -> str:

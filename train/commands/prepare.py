@@ -1,4 +1,4 @@
-"""From a text file to packed data: what `fit --data FILE.txt` does first."""
+"""From text to packed data: what `fit --data FILE.txt` does first."""
 
 import dataclasses
 import fcntl
@@ -12,7 +12,9 @@ from typing import Any
 from arch.storage.files import file_sha256, make_directory, write_text
 from tokenizer import VALID_FRACTION, PackedData, load_tokenizer, open_corpus, train_tokenizer
 from tokenizer import pack as pack_data
+from tokenizer.files import describe_files
 from tokenizer.pack import Layout
+from tokenizer.readers import READERS
 from train.processes.launcher import is_first
 from train.recipe import Recipe
 from train.rundir.rundir import RunDirectory
@@ -21,6 +23,8 @@ from train.settings import RunError
 LOCK = ".data.lock"
 """A file of the run that the first process locks while it packs; it says what is packed."""
 VOCABULARY = "vocab_size"
+BINARY = (".bin", ".safetensors", ".ckpt")
+"""Of files in packed data, a model or a run, which have files of text as well."""
 PATIENCE = 120.0
 """Seconds that a process waits for the first one to begin with packing."""
 
@@ -45,16 +49,17 @@ def prepare_data(recipe: Recipe) -> None:
         _wait_for(out)
     elif not out.exists():
         _pack(recipe, source, run)
-    elif _has_changed(Path(source), run):
+    data = PackedData(out)
+    packed, alike = data.meta["source"], was_packed(source, run)
+    moved = alike and Path(packed).suffix == Path(source).suffix  # by which a file is read
+    if packed != source and not moved and not _is_same_file(packed, source):
+        raise RunError(f"--data {source}: {out} was packed from {packed}; choose another --run")
+    if main and alike is False:
         print(
             f"--data {source}: has changed since {out} was packed from it; the run has the earlier "
             "text: choose another --run for this one",
             file=sys.stderr,
         )
-    data = PackedData(out)
-    packed = data.meta["source"]
-    if packed != source and not _is_same_file(packed, source):
-        raise RunError(f"--data {source}: {out} was packed from {packed}; choose another --run")
     size, wanted = load_tokenizer(out).get_vocab_size(), recipe.model.vocab_size
     before = _read_request(run).get(VOCABULARY, max(size, wanted))  # a short text has fewer
     if wanted not in (size, before):
@@ -70,21 +75,22 @@ def prepare_data(recipe: Recipe) -> None:
     recipe.model = dataclasses.replace(recipe.model, vocab_size=size)
 
 
-def _has_changed(source: Path, run: Path) -> bool:
-    """Whether a source that is a file holds something else than was packed into a run."""
+def was_packed(source: str, run: Path) -> bool | None:
+    """Whether a text is what was packed into a run, wherever it lies; None if nothing says so."""
     packed, now = _read_request(run), _describe(source)
     if not now or not packed:
-        return False
-    unwritten = all(packed.get(name) == value for name, value in now.items())
-    return not unwritten and packed.get("sha256") != file_sha256(source)
+        return None
+    if all(packed.get(name) == value for name, value in now.items()):
+        return True
+    return Path(source).is_file() and packed.get("sha256") == file_sha256(Path(source))
 
 
-def _describe(source: Path) -> dict[str, int]:
-    """When a source that is a file was written, and its size; of any other nothing."""
-    if not source.is_file():
-        return {}
-    about = source.stat()
-    return {"size": about.st_size, "changed": about.st_mtime_ns}
+def _describe(source: str) -> dict[str, Any]:
+    """When a file or those of a folder were written, and their size; of other sources nothing."""
+    path = Path(source)
+    if path.is_file():
+        return {"size": path.stat().st_size, "changed": path.stat().st_mtime_ns}
+    return {"files": describe_files(source)} if path.is_dir() else {}
 
 
 def _read_request(run: Path) -> dict[str, Any]:
@@ -97,13 +103,17 @@ def _read_request(run: Path) -> dict[str, Any]:
 
 
 def _is_same_file(first: str, second: str) -> bool:
-    """Whether two sources are paths of one file that is there."""
-    return Path(first).is_file() and Path(second).is_file() and Path(first).samefile(second)
+    """Whether two sources are paths of one file or folder that is there."""
+    return Path(first).exists() and Path(second).exists() and Path(first).samefile(second)
 
 
 def is_text(source: str) -> bool:
     """Whether a source of data is stories, which are packed first, and no packed data."""
-    return Path(source).is_file() or source.partition(":")[0] == "toy"
+    path = Path(source)
+    if path.is_file() or source.partition(":")[0] == "toy":
+        return True
+    found = {file.suffix.lower() for file in path.rglob("*")}  # nothing where no folder is
+    return not found.isdisjoint(READERS) and found.isdisjoint(BINARY)
 
 
 def _pack(recipe: Recipe, source: str, run: Path) -> None:
@@ -122,7 +132,7 @@ def _pack(recipe: Recipe, source: str, run: Path) -> None:
     with (run / LOCK).open("w") as lock:
         with suppress(OSError):  # a file system without locks
             fcntl.lockf(lock, fcntl.LOCK_EX)
-        request: dict[str, Any] = {VOCABULARY: recipe.model.vocab_size, **_describe(Path(source))}
+        request: dict[str, Any] = {VOCABULARY: recipe.model.vocab_size, **_describe(source)}
         if "size" in request:
             request["sha256"] = file_sha256(Path(source))
         lock.write(json.dumps(request))

@@ -195,7 +195,10 @@ def _run_all(runs: dict[Path, Trial], flags: list[str], out: Path) -> int:
             code = subprocess.run(command).returncode
         if interrupts and not code:
             code = 128 + signal.SIGINT
-        if code >= 128 or code < 0:
+        killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL) and not interrupts
+        if killed:
+            print(f"{run}: was killed, as by a system that has no memory left", file=sys.stderr)
+        elif code >= 128 or code < 0:
             print("stopped; the same command goes on from here", file=sys.stderr)
             return code if code > 0 else 128 - code
         if code:
@@ -214,12 +217,16 @@ def _finished(run: Path, words: list[str]) -> bool:
     Of a run of minutes only the run itself knows the last step, and says so when it is started.
 
     Raises:
-        RunError: it ended with other settings than those of `words`, the flags that it has now.
+        RunError: it ended with other settings than those of `words`, the flags that it has now, or
+            other data than lie there now.
     """
     config = run / "config.yaml"
     if not config.is_file():
         return False
-    from train.rundir.rundir import RunDirectory  # torch takes seconds
+    from arch.storage.files import read_json  # torch takes seconds
+    from tokenizer import PackedData
+    from train.commands.prepare import was_packed
+    from train.rundir.rundir import RunDirectory
 
     content, directory = read_yaml(config), RunDirectory(run)
     trainer = content.get("trainer")
@@ -237,6 +244,13 @@ def _finished(run: Path, words: list[str]) -> bool:
                 f"{run}: it ended with {name} {held.get(name)}, this sweep gives it "
                 f"{now.get(name)}; give another --out, or remove that run"
             )
+    data, packed = str(now["data"]), PackedData.stands_in(str(now["data"]))
+    known = read_json(directory.model(steps) / "meta.json").get("data_sha256")
+    if (PackedData(data).hash != known) if packed else (was_packed(data, run) is False):
+        raise RunError(
+            f"{run}: it ended with other data than {data} has now; give another --out, or remove "
+            "that run"
+        )
     return True
 
 

@@ -33,6 +33,7 @@ from train.record.progress import Progress
 from train.rundir.checkpoints import RECORD, read_checkpoint
 from train.rundir.resume import ResumePoint
 from train.rundir.rundir import RunDirectory
+from train.settings import RunError
 from train.steps.module import LanguageModule, ends_step
 
 KEPT = 2
@@ -184,6 +185,23 @@ class ModelDirectories(Callback):
             return True  # the record begins anew, whatever a killed run left in it
         step = self._start.step
         return self._due(step, total)[1] and step not in self._directory.validations()
+
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        """Compares where the processes of a run begin: each has read the directory by itself.
+
+        Raises:
+            RunError: this one begins elsewhere than the first, as where a file system shows it an
+                earlier state of the directory.
+        """
+        own = self._start.step, self.opening
+        first = trainer.strategy.broadcast(own)
+        if own != first:
+            told = [f"step {step}" + ", validated first" * opens for step, opens in (own, first)]
+            raise RunError(
+                f"--run {self._directory.path}: process {trainer.global_rank} would go on from "
+                f"{told[0]}, the first from {told[1]}; wait until all machines see the same files "
+                "there, then start again with --resume auto"
+            )
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int

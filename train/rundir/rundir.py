@@ -6,7 +6,7 @@ config.yaml     every setting of its last start: `--config RUN/config.yaml` repe
 metrics.jsonl   a row per line of progress and per validation
 checkpoints/    step-000500.ckpt ..., for resuming only
 models/         step-000000 ..., model directories
-data/           of a text file that was given as --data: packed, by tokenizer.json beside it
+data/           of a text that was given as --data: packed, by tokenizer.json beside it
 eval/           with --eval_every, the results of `python -m eval` on the saved models
 best/           with --save_best true, the model directory of the lowest validation loss
 models/.step-000900.1, .best.1  models of later steps than the run went on from, with other settings

@@ -198,7 +198,8 @@ class PackedDataModule(LightningDataModule):
         Raises:
             tokenizer.CorpusError: the data were overwritten meanwhile: no checkpoint goes on.
         """
-        self.train_windows.verify()
+        for windows in (self.train_windows, self.valid_windows):
+            windows.verify()
         return {"samples_seen": self.samples_seen, "tokens_seen": self.tokens_seen}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from arch.storage.runs import SHIPPED, find_model, run_of, walk_folders
 from arch.storage.values import YamlLoader
 from eval.messages import RequestError, say_once
 from eval.models import TRUST_CODE
-from eval.models.identity import model_id
+from eval.models.identity import model_id, training_seed
 from eval.rows.misfits import parse_json
 from eval.rows.store import SHARDS, Row, read_rows, whole_lines
 
@@ -267,8 +267,8 @@ def _of_directory(path: Path, runs: dict[Path, RunRecord]) -> Saved:
     meta = {"name": path.name, "step": 0} | meta
     check_meta(meta, path / "meta.json")
     known = meta.get("model_id") or not weights.is_file()
-    return Saved(_checkpoint(meta, config, "" if known else file_sha256(weights)), meta, path,
-                 config, run)  # fmt: skip
+    about = _checkpoint(meta, config, "" if known else file_sha256(weights), path)
+    return Saved(about, meta, path, config, run)
 
 
 def _last(run: RunRecord) -> Saved | None:
@@ -286,7 +286,8 @@ def _last(run: RunRecord) -> Saved | None:
     facts |= {"data": Path(str(facts["data"])).name} if "data" in facts else {}
     recipe = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
     about = {"name": run.path.resolve().name, "step": last["step"]}
-    return Saved(_checkpoint(about, config, recipe), last, None, config, run)
+    about |= {"val_loss": last.get("val_loss"), "recipe": run.settings}
+    return Saved(_checkpoint(about, config, recipe, run.path), last, None, config, run)
 
 
 def _config_of_run(settings: Any, file: Path) -> ModelConfig:
@@ -297,8 +298,11 @@ def _config_of_run(settings: Any, file: Path) -> ModelConfig:
     return config
 
 
-def _checkpoint(meta: dict[str, Any], config: ModelConfig | None, digest: str) -> dict[str, Any]:
+def _checkpoint(
+    meta: dict[str, Any], config: ModelConfig | None, digest: str, path: Path
+) -> dict[str, Any]:
     about = {"name": meta["name"], "step": int(meta["step"]), "model_id": model_id(meta, digest)}
+    about |= {"path": str(path), "seed": training_seed(meta), "val_loss": meta.get("val_loss")}
     about |= {"mixers": list(config.mixers) if config else []}
     about |= {n: getattr(config, n, None) for n in SIZES}
     return about | ({"parameters": _cost(config.to_json()).parameters} if config else {})

@@ -182,8 +182,9 @@ def _labeller(
 def reported(saved: Sequence[Saved]) -> list[Saved]:
     """Each validation that the runs reported, as a checkpoint of its step."""
     runs = {id(run.run): run for run in saved if run.run}.values()
+    about = "step", "val_loss"
     return [
-        Saved(run.checkpoint | {"step": row["step"]}, row, None, run.config, run.run)
+        Saved(run.checkpoint | {n: row.get(n) for n in about}, row, None, run.config, run.run)
         for run in runs
         for row in (run.run.metrics if run.run else ())
         if finite(row.get("val_bits_per_byte"))

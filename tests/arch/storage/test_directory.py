@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 import signal
+import stat
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -94,6 +95,22 @@ def test_rows_that_no_token_has_are_trained_with_and_not_loaded(tmp_path, tied):
     torch.testing.assert_close(loaded.model(tokens), model(tokens))
     save_model(tmp_path / "again", loaded.model, tokenizer_json(), {})
     assert torch.equal(load_model(tmp_path / "again").model(tokens), loaded.model(tokens))
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
+def test_a_file_system_without_permissions_that_flushes_no_directory_is_written(
+    directory, monkeypatch, code
+):
+    """As those of networks and clouds, on which no run could begin."""
+
+    def refuse(path, *_, **__):
+        if isinstance(path, str | Path) or stat.S_ISDIR(os.fstat(path).st_mode):
+            raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "chmod", refuse)
+    monkeypatch.setattr(os, "fsync", refuse)
+    save_model(directory, small_model("flat"), tokenizer_json(), {"step": 4})
+    assert load_model(directory).meta["step"] == 4
 
 
 def test_saving_again_replaces_the_directory(directory):

@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from arch import save_model
+from eval.__main__ import main
 from eval.analysis.summary import summarise_rows
 from eval.models.checkpoint import open_checkpoint
 from eval.models.controls import derive
@@ -21,6 +22,7 @@ from tests.arch.cases import byte_tokenizer
 from tests.arch.pretrained.test_pretrained import their_model
 from tests.eval.views.compare_cases import compared
 from tests.eval.views.page.cases import Page, checkpoint_of, make_row
+from tests.said import complaint
 from tests.train.cases import fit, pack_toy
 
 
@@ -29,11 +31,11 @@ def save(tmp_path, small_model, small_tokenizer):
     """Saves a model as a run does, each time other weights: `save("a/flat-s0", model_id="b")`."""
     drawn = itertools.count(1)
 
-    def make(run, step=10, model_id="a"):
+    def make(run, step=10, model_id="a", **about):
         model = small_model()
         torch.manual_seed(next(drawn))
         torch.nn.init.normal_(model.embedding.weight)
-        meta = {"name": Path(run).name, "step": step, "model_id": model_id}
+        meta = {"name": Path(run).name, "step": step, "model_id": model_id} | about
         path = tmp_path / run / "models" / f"step-{step:06d}"
         return save_model(path, model, small_tokenizer.to_str(), meta)
 
@@ -83,6 +85,29 @@ def seeds_of(rows: list[Row], out: Path) -> list[int]:
 def test_seeds_of_one_recipe_are_pooled_and_others_apart(save, tmp_path, second, expected):
     models = [save("a/flat-s0"), save(**second)]
     assert seeds_of(rows_about(*models), tmp_path / "out") == expected
+
+
+def test_two_trainings_of_one_seed_are_no_seeds_of_one_model(save, tmp_path, capsys):
+    """Such as a short and a long one; they were averaged, or the last step hid one of them."""
+    losses = {"a/flat": (0, 3.0), "b/flat": (0, 3.5), "c/flat": (1, 3.7)}
+    models = [save(run, recipe={"seed": seed}, val_loss=loss)
+              for run, (seed, loss) in losses.items()]  # fmt: skip
+    told = f"{tmp_path / 'a' / 'flat'} and {tmp_path / 'b' / 'flat'}: "
+    rows = rows_about(*models[:2])
+    Results(tmp_path / "out").append(rows)
+    for words in (
+        ["compare", *models[:2], "--last"],
+        ["compare", *models[:2], "--every_seed"],
+        ["compare", tmp_path / "out"],
+        ["summary", tmp_path / "out"],
+    ):
+        capsys.readouterr()
+        assert main(list(map(str, words))) == 2
+        assert told in complaint(capsys)
+    shutil.copytree(tmp_path / "a", tmp_path / "copy")
+    for place, seeds in (("copy", 1), ("c", 2)):
+        assert [r["seeds"] for r in compared(tmp_path / "a", tmp_path / place)] == [seeds]
+    assert seeds_of(rows_about(models[0], models[2]), tmp_path / "two") == [2]
 
 
 def test_models_of_transformers_are_known_by_their_weights(tmp_path):

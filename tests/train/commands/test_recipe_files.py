@@ -100,3 +100,22 @@ def test_settings_that_are_assigned_are_read_as_flags_are(name, value, read):
     else:
         recipe.check()
         assert getattr(getattr(recipe, section), key) == read
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--seed 3 --lr 0.5 --config {0}/a.yaml",
+        "--config {0}/a.yaml --seed 3 --lr 0.5",
+        "--seed=3 -c {0}/a.yaml --optimizer.lr=0.5",
+        "-c={0}/b.yaml --seed 3 --lr 0.5 --config={0}/a.yaml",
+    ],
+)
+def test_a_flag_wins_over_a_recipe_wherever_it_stands(tmp_path, words):
+    """Flags before --config were lost in silence."""
+    (tmp_path / "a.yaml").write_text("seed: 1\noptimizer: {lr: 0.1, weight_decay: 0.2}\n")
+    (tmp_path / "b.yaml").write_text("optimizer: {weight_decay: 0.3}\n")
+    recipe = read_recipe(*words.format(tmp_path).split())
+    optimizer = recipe.optimizer
+    assert (recipe.run.seed, optimizer.lr, optimizer.weight_decay) == (3, 0.5, 0.2)
+    assert recipe.run.recipe == "a"

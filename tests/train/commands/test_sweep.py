@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.train.cases import TINY, rows
+from tests.train.cases import TINY, pack_toy, rows
 from train import read_recipe
 from train.__main__ import main
 from train.commands import sweep
@@ -108,9 +108,9 @@ def in_this_process(monkeypatch):
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_a_sweep_here_goes_on_and_compares(file, stories, tmp_path, capfd):
-    out = tmp_path / "out"
-    words = ["sweep", str(file), "--data", str(stories.path), "--out", str(out)]
+def test_a_sweep_here_goes_on_and_compares(file, stories, small_tokenizer, tmp_path, capfd):
+    out, data = tmp_path / "out", shutil.copytree(stories.path, tmp_path / "data")
+    words = ["sweep", str(file), "--data", str(data), "--out", str(out)]
     words += ["--", *TINY.split(), "--trainer.max_steps", "3"]
     assert main(words) == 0
     assert sorted(path.name for path in out.iterdir()) == ["lr=0.001", "lr=0.004"]
@@ -132,7 +132,7 @@ def test_a_sweep_here_goes_on_and_compares(file, stories, tmp_path, capfd):
     for more, said in (
         (["--trainer.max_steps", "4"], "trainer.max_steps 3, this sweep gives it 4"),
         (["--model.n_layers=3"], "model.n_layers 2, this sweep gives it 3"),
-        (["--data=toy:50"], f"data {stories.path.resolve()}, this sweep gives it toy:50"),
+        (["--data=toy:50"], f"data {data}, this sweep gives it toy:50"),
     ):
         assert main([*words, *more]) == 2
         assert f"lr=0.001: it ended with {said}" in capfd.readouterr().err
@@ -141,6 +141,10 @@ def test_a_sweep_here_goes_on_and_compares(file, stories, tmp_path, capfd):
     capfd.readouterr()
     assert main([str(moved) if word == str(out) else word for word in words]) == 0
     assert capfd.readouterr().out.count("finished before") == 2
+    shutil.rmtree(data)
+    pack_toy(small_tokenizer, tmp_path / "other", 41).path.rename(data)
+    assert main([str(moved) if word == str(out) else word for word in words]) == 2
+    assert f"lr=0.001: it ended with other data than {data} has now" in capfd.readouterr().err
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -173,6 +177,24 @@ def test_runs_that_fail_do_not_end_the_sweep(file, tmp_path, capfd):
     said = capfd.readouterr().err
     assert said.count("--precision") == 2
     assert said.count("did not end well") == 2
+
+
+@pytest.mark.parametrize("code", [-signal.SIGKILL, 128 + signal.SIGKILL])
+def test_a_run_that_the_system_kills_does_not_end_the_sweep(
+    file, tmp_path, monkeypatch, capsys, code
+):
+    """As where memory runs out."""
+    codes = iter([code, 0, 0])  # the last is of the comparison
+
+    def run(command):
+        return subprocess.CompletedProcess(command, next(codes))
+
+    monkeypatch.setattr(sweep, "subprocess", SimpleNamespace(run=run))
+    assert main(["sweep", str(file), "--out", str(tmp_path / "out")]) == 1
+    said = capsys.readouterr().err
+    assert "lr=0.001: was killed" in said
+    assert said.count("did not end well") == 1
+    assert next(codes, None) is None
 
 
 @pytest.mark.parametrize(

@@ -124,12 +124,28 @@ def interrupt_recorded() -> None:
     LanguageModule.training_step = training_step
 
 
+def show_the_second_an_earlier_state() -> None:
+    """Hide a run's last checkpoint from the second process."""
+    import math
+
+    from train.rundir.rundir import RunDirectory
+
+    original = RunDirectory.checkpoints
+
+    def checkpoints(self: Any, until: float = math.inf) -> list[Path]:
+        return original(self, until)[:-1]
+
+    if os.environ["RANK"] == "1":
+        RunDirectory.checkpoints = checkpoints
+
+
 PREPARATIONS = {
     function.__name__: function
     for function in (
         compile_by_tracing,
         announce_decisions,
         interrupt_recorded,
+        show_the_second_an_earlier_state,
         terminate_one_at_step_2,
     )
 }

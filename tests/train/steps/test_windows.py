@@ -159,12 +159,13 @@ def test_all_parts_of_a_step_are_consecutive_samples_and_share_its_targets_evenl
         assert sum(part[2] for part in found) == pytest.approx(whole, rel=1e-12)
 
 
-def test_data_that_are_overwritten_meanwhile_get_no_checkpoint(small_tokenizer, tmp_path):
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_data_that_are_overwritten_meanwhile_get_no_checkpoint(small_tokenizer, tmp_path, split):
     """Their ids fit the vocabulary. A file that another took the place of is still read."""
     data = pack_toy(small_tokenizer, tmp_path / "toy", 8)
     module = PackedDataModule(data, CONTEXT, BatchSettings(2), 0, None)
     assert module.state_dict() == {"samples_seen": 0, "tokens_seen": 0}
-    path = data.path / "train-00000.bin"
+    path = data.path / f"{split}-00000.bin"
     content, later = path.read_bytes(), path.stat().st_mtime + 9
     os.utime(path, (later, later))  # touched, and the same
     module.state_dict()
@@ -172,7 +173,7 @@ def test_data_that_are_overwritten_meanwhile_get_no_checkpoint(small_tokenizer, 
     other.write_bytes(content[::-1])
     path.write_bytes(content[2:] + content[:2])
     os.utime(path, (later + 9, later + 9))
-    with pytest.raises(CorpusError, match=r"train-00000\.bin: not the bytes that were packed"):
+    with pytest.raises(CorpusError, match=rf"{split}-00000\.bin: not the bytes that were"):
         module.state_dict()
     other.rename(path)
     module.state_dict()

@@ -78,7 +78,7 @@ def make_row(
             "trained": trained, "mixers": ["flat" if model == "flat" else "attention(heads=4)"],
             "d_model": 128, "n_layers": 4, "context": 64, "parameters": 1_234_567,
             "val_loss": 3.1 if trained else 8.4, "init": "default", "embedding_std": None,
-            "settings_sha256": "c", "weights_sha256": f"{model}{step}" * 8,
+            "settings_sha256": "c", "seed": None, "weights_sha256": f"{model}{step}" * 8,
         }),
         "site": {"layer": layer, "part": "block", "without": []},
         "slice": f"[:, {hidden}:, :]",
