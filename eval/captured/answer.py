@@ -46,6 +46,8 @@ class Recovered:
         computed: the precision of the computation.
         solver: that was asked.
         evaluations: tokens sent through the model for each prompt.
+        elsewhere: where rows fit better at another site, in another precision or behind other
+            rows: which, as a line; else empty.
     """
 
     tokens: Tensor
@@ -66,6 +68,7 @@ class Recovered:
     computed: str
     solver: str
     evaluations: list[int]
+    elsewhere: str = ""
 
     @classmethod
     def of(cls, captured: Captured, found: Found, certified: Certified, solver: str) -> "Recovered":
@@ -109,6 +112,11 @@ class Recovered:
         """Whether any token is certain or likely, or any output as near as rounding lets it be."""
         graded = any(grade != "unknown" for grades in self.grades for grade in grades)
         return graded or bool((self.residual <= self.floor).any())
+
+    @property
+    def proven(self) -> bool:
+        """Whether any token is certain."""
+        return any(proof for proofs in self.certificates for proof in proofs)
 
     @property
     def grades(self) -> list[list[str]]:

@@ -27,29 +27,36 @@ def look_elsewhere(captured: Captured, computed: str | None) -> str:
     unknown += describe_change(captured.checkpoint.model, seen)
     if captured.positions[0]:
         return unknown
-    if other := find_other_site(captured, computed):
-        return other
+    return find_other_site(captured, computed) or find_first_row(captured, 0) or unknown
+
+
+def find_first_row(captured: Captured, prompt: int) -> str:
+    """The row from which on most of the first tokens of a prompt fit, as a line; empty if none."""
     for row in range(1, min(ROWS, captured.length - 2) + 1):
-        hits, count = count_alone(captured, 0, row)
-        if 2 * hits > count:
+        hits, count = count_alone(captured, prompt, row)
+        if 2 * hits > count and captured.stored.values[prompt, row].any():
             return (
                 f"from row {row} on {hits} of {count} tokens fit; are the rows before padding? "
-                f"give the rows from {row} on alone"
+                f"give the rows from {row} on alone, or a tensor attention_mask (B, T)"
             )
-    return unknown
+    return ""
 
 
 def find_other_site(captured: Captured, computed: str | None) -> str:
-    """The site at which most of the first tokens fit, as a line; empty if it is the one given."""
+    """The site or precision in which most of the first tokens fit, as a line.
+
+    Empty if there is none, or if it is that of the answer.
+    """
     if captured.positions[0]:
         return ""
     for name in [computed] if computed else sorted(FLOATS, key=lambda name: name != EXACT):
         if match := _best_site(captured, name):
+            fits = f"{match.hits} of the first {match.tried} tokens fit there"
             if (match.part, (match.layer,)) == (captured.circuit.part, captured.circuit.sites):
-                return ""
+                same = name == captured.arithmetic.name
+                return "" if same else f"{fits} as computed in {name}; give --computed {name}"
             where = f"{match.part}.{match.layer}"
             how = "" if name in (computed, EXACT) else f", computed in {name} (--computed {name})"
-            fits = f"{match.hits} of the first {match.tried} tokens fit there"
             return f"{where}: {fits}{how}; give --layer {match.layer} --part {match.part}"
     return ""
 

@@ -10,8 +10,8 @@ they come nearest is the likeliest.
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, product
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 TOGETHER = 6  # of the likeliest sites, at which tokens are searched for at once
 MOST = 2 * TOGETHER  # sites that are tried, one group after another, until most tokens fit
 FIRST = 6  # tokens searched for
+PROMPTS = 3  # that are searched, one after another, until most of the first tokens of one fit
 TRIED = 16, 256  # tokens run at each position: the likeliest by the text, and by the read-back
 WINDOWS = 16, 64  # of background text, and tokens of each
 CENTRED, LEAST = 1e-3, 4  # of the root mean square, a mean that is none; positions that tell
@@ -74,7 +75,7 @@ def find_site(
     part: str | None = None,
     computed: str | None = None,
 ) -> tuple[list[Match], str]:
-    """The sites that fit a tensor best, the best first; of one prompt, as all are of one site.
+    """The sites that fit a tensor best, the best first; by few of its prompts, as all are of one.
 
     Args:
         stored: the tensor, `(B, T, width)`.
@@ -112,16 +113,14 @@ def find_site(
     ranked = [circuit for group in groups for circuit in group]
     if not count:
         return [Match(circuit.part, circuit.depth, 0, 0) for circuit in ranked], computed or EXACT
+    choices = [Arithmetic(checkpoint, name, corpus) for name in _precisions(stored, computed)]
     tried: list[tuple[Match, str]] = []
-    for group in groups:
-        for name in _precisions(stored, computed):
-            found = _match(Arithmetic(checkpoint, name, corpus), group, stored, count)
-            tried += [(match, name) for match in found]
-            if 2 * max(match.hits for match in found) > count:
-                break
-        if 2 * max(match.hits for match, _ in tried) > count:
+    for prompt in _first_prompts(stored, count):
+        found = _try_sites(choices, groups, prompt)
+        if not tried or found[0][0].hits > tried[0][0].hits:
+            tried = found
+        if 2 * tried[0][0].hits > count:
             break
-    tried.sort(key=lambda entry: (-entry[0].hits, entry[0].distance))
     best, name = tried[0]
     lower = [entry for entry in tried if entry[1] != EXACT]
     if lower and 2 * best.hits <= count:  # at the right site float32 would have hit
@@ -138,6 +137,30 @@ def find_site(
             + describe_change(checkpoint.model, seen),
         )
     return [match for match, of_match in tried if of_match == name], name
+
+
+def _first_prompts(stored: Stored, count: int) -> Iterator[Stored]:
+    """The first `count` rows of a few prompts, each alone.
+
+    Prompts with rows of zeros among them come last: zeros are padding, or fit at every site.
+    """
+    empty = (stored.values[:, :count] == 0).all(dim=-1).sum(dim=-1).tolist()
+    for prompt in sorted(range(len(empty)), key=empty.__getitem__)[:PROMPTS]:
+        values, step = (x[prompt : prompt + 1, :count] for x in (stored.values, stored.step))
+        yield Stored(values, step, stored.format)
+
+
+def _try_sites(
+    choices: Sequence[Arithmetic], groups: Sequence[list[Circuit]], prompt: Stored
+) -> list[tuple[Match, str]]:
+    """How one prompt fits at sites in each precision, the best first; until most tokens do."""
+    tried = list[tuple[Match, str]]()
+    for group, arithmetic in product(groups, choices):
+        found = _match(arithmetic, group, prompt)
+        tried += [(match, arithmetic.name) for match in found]
+        if any(2 * match.hits > match.tried for match in found):
+            break
+    return sorted(tried, key=lambda entry: (-entry[0].hits, entry[0].distance))
 
 
 def _far_nearest(tried: list[tuple[Match, str]]) -> tuple[Match, str] | None:
@@ -203,17 +226,15 @@ def _group(ranked: list[Circuit]) -> list[list[Circuit]]:
     return groups
 
 
-def _match(
-    arithmetic: Arithmetic, circuits: list[Circuit], stored: Stored, count: int
-) -> list[Match]:
-    """How the first `count` tokens fit at each of some sites, in one precision."""
-    matches = []
+def _match(arithmetic: Arithmetic, circuits: list[Circuit], prompt: Stored) -> list[Match]:
+    """How the tokens of a prompt fit at each of some sites, in one precision."""
+    matches, count = [], prompt.values.shape[1]
     circuits = sorted(
         circuits, key=lambda circuit: (list(PARTS).index(circuit.part), circuit.depth)
     )
     for part, of_part in groupby(circuits, lambda circuit: circuit.part):
         sites = list(of_part)
-        found = _hits(arithmetic, sites, stored, count)
+        found = _hits(arithmetic, sites, prompt)
         matches += [
             Match(part, circuit.depth, hits, count, distance)
             for circuit, (hits, distance) in zip(sites, found, strict=True)
@@ -224,9 +245,10 @@ def _match(
 def count_hits(
     arithmetic: Arithmetic, circuit: Circuit, stored: Stored, positions: Sequence[int]
 ) -> tuple[int, int]:
-    """How many of the first tokens shown are found at a site, and of how many."""
-    count = _first_shown(positions)
-    return int(_hits(arithmetic, [circuit], stored, count)[0][0]) if count else 0, count
+    """How many of the first tokens shown of one prompt are found at a site, and of how many."""
+    if not (count := _first_shown(positions)):
+        return 0, 0
+    return _hits(arithmetic, [circuit], next(_first_prompts(stored, count)))[0][0], count
 
 
 def find_precision(
@@ -243,11 +265,12 @@ def find_precision(
     count, names = _first_shown(positions), _precisions(stored)
     if not count or len(names) == 1:
         return EXACT
-    hits = {}
-    for name in names:
-        ((hits[name], _),) = _hits(Arithmetic(checkpoint, name, corpus), [circuit], stored, count)
-        if 2 * hits[name] > count:
+    hits = dict.fromkeys(names, 0)
+    for prompt, name in product(_first_prompts(stored, count), names):
+        ((fitting, _),) = _hits(Arithmetic(checkpoint, name, corpus), [circuit], prompt)
+        if 2 * fitting > count:
             return name
+        hits[name] += fitting
     return max(names[1:], key=lambda name: hits[name])
 
 
@@ -306,15 +329,14 @@ def _unlikelihoods(
 
 
 def _hits(
-    arithmetic: Arithmetic, circuits: list[Circuit], stored: Stored, count: int
+    arithmetic: Arithmetic, circuits: list[Circuit], prompt: Stored
 ) -> list[tuple[int, float]]:
-    """How many of the first tokens are found at each of some sites of one part, and how near."""
-    whole, problems = Slice(), []
+    """How many tokens of a prompt are found at each of some sites of one part, and how near."""
+    whole, problems, count = Slice(), [], prompt.values.shape[1]
     checkpoint, corpus = arithmetic.checkpoint, arithmetic.corpus
-    values, steps = stored.values[:1, :count], stored.step[:1, :count]
-    searched = [circuit.unrotated(values) for circuit in circuits]
+    searched = [circuit.unrotated(prompt.values) for circuit in circuits]
     for circuit, target in searched:
-        tolerance = arithmetic.tolerance(circuit, whole, target, steps, most=0.5)
+        tolerance = arithmetic.tolerance(circuit, whole, target, prompt.step, most=0.5)
         problems.append(Problem(circuit, whole, count, target, tolerance, 0 * tolerance.floor))
     readbacks = open_readbacks(checkpoint, corpus, [circuit for circuit, _ in searched])
     paths = Reading(problems, readbacks, *TRIED).search_together()

@@ -10,6 +10,7 @@ which decides.
 
 import operator
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -19,7 +20,13 @@ from eval.captured.answer import Recovered
 from eval.captured.arithmetic import EXACT
 from eval.captured.certainty.certify import Certified, certify
 from eval.captured.certainty.verified import Found
-from eval.captured.elsewhere import count_alone, describe_swapped, find_other_site, look_elsewhere
+from eval.captured.elsewhere import (
+    count_alone,
+    describe_swapped,
+    find_first_row,
+    find_other_site,
+    look_elsewhere,
+)
 from eval.captured.files.axes import find_order, take_layer
 from eval.captured.files.caches import Cache, read_cache
 from eval.captured.files.stored import FLOATS, read_stored, view_bits
@@ -139,18 +146,12 @@ def recover(
         captured, found = try_exact(captured, found)
     found, certified = _certify(captured, found)
     answer = Recovered.of(captured, found, certified, chosen.name)
-    if layer is not None and not answer.fits:
-        say_once(f"nothing fits at {answer.site}; {look_elsewhere(captured, computed)}")
-    elif (  # as of keys, of which the first is not turned
-        layer is not None
-        and all(2 * len(tail) > captured.length for tail in answer.left_out)
-        and (other := find_other_site(captured, computed))
-    ):
-        say_once(f"most rows fit nothing at {answer.site}; {other}")
+    if elsewhere := _look_elsewhere(captured, answer, layer, computed):
+        answer = replace(answer, elsewhere=elsewhere)
     grades = [grade for prompt in answer.grades for grade in prompt]
     if 2 * grades.count("certain") < len(grades) and (swapped := describe_swapped(captured)):
         say_once(swapped)
-    _say_what_misses(answer, tuple(raw.outputs.shape))
+    _say_what_misses(captured, answer, tuple(raw.outputs.shape))
     _say_what_may_pad(answer)
     _say_what_repeats(captured, answer)
     _say_what_is_packed(captured, answer)
@@ -182,15 +183,41 @@ def _read_whole(name: str, given: Any) -> Any:
     return numbers if is_list or name == "shown" else numbers[0]
 
 
-def _say_what_misses(answer: Recovered, shape: tuple[int, ...]) -> None:
+def _look_elsewhere(
+    captured: Captured,
+    answer: Recovered,
+    layer: int | Sequence[int] | None,
+    computed: str | None,
+) -> str:
+    """Says where else, or in which precision, an answer's rows fit; empty where nothing is said."""
+    seen, other = "", ""
+    if layer is not None and not answer.fits:
+        seen, other = "nothing fits", look_elsewhere(captured, computed)
+    elif not answer.proven:
+        seen, other = "no token is certain", find_other_site(captured, computed)
+    elif layer is not None and all(2 * len(tail) > captured.length for tail in answer.left_out):
+        # as of keys, of which the first is not turned
+        seen, other = "most rows fit nothing", find_other_site(captured, computed)
+    if other:
+        say_once(f"{seen} at {answer.site}; {other}")
+    return other
+
+
+def _say_what_misses(captured: Captured, answer: Recovered, shape: tuple[int, ...]) -> None:
     """Says which prompts no token fits, where tokens of others fit: they may be no prompts."""
     fitting = [any(grade != "unknown" for grade in grades) for grades in answer.grades]
     missing = [prompt for prompt, fits in enumerate(fitting) if not fits]
     if any(fitting) and missing:
         named = ", ".join(map(str, missing[:10])) + ", ..." * (len(missing) > 10)
+        first_row = find_first_row(captured, missing[0])
         say_once(
-            f"no token fits in {named} of the {len(fitting)} prompts of outputs {shape}: does their"
-            " first axis hold tokens, layers, or keys and values? give (B, T, width) of one of them"
+            f"no token fits in prompt {named} (of {len(fitting)}, outputs {shape}): "
+            + (
+                f"in prompt {missing[0]} {first_row}"
+                if first_row
+                else "does their first axis hold tokens, layers, or keys and values? give "
+                "(B, T, width) of one of them"
+            )
         )
 
 

@@ -124,18 +124,9 @@ def leave_out_empty(stored: Stored, visible: Slice) -> Slice:
     """
     T = stored.values.shape[1]
     shown = visible.positions(T)
-    finite = (visible.select(stored.values).abs() < LARGEST).all(dim=-1).all(dim=0).tolist()
-    if wrong := [t for t, good in zip(shown, finite, strict=True) if not good]:
-        named = ", ".join(map(str, wrong[:10])) + ", ..." * (len(wrong) > 10)
-        lacking = stored.values.isnan() & (stored.step == 0)
-        why = ", or their scale is not above 0" if bool(lacking.any()) else ""
-        if bool((stored.values == -torch.inf).any()):
-            why += ", or logits of tokens that a sampler left out (give those before it)"
-        raise ArgumentError(
-            "outputs",
-            f"not finite at positions {named}, or beyond {LARGEST:g}{why}; leave them out of "
-            "`shown` (--positions)",
-        )
+    finite = (visible.select(stored.values).abs() < LARGEST).all(dim=-1)
+    if not finite.all():
+        raise ArgumentError("outputs", _say_what_is_not_finite(stored, shown, finite.tolist()))
     filled, wanting = (~find_zeros(stored))[:, shown], dict[int, str]()
     for prompt, rows in enumerate(filled.tolist()):
         first = rows.index(True) if any(rows) else len(rows)
@@ -159,6 +150,24 @@ def leave_out_empty(stored: Stored, visible: Slice) -> Slice:
         return visible
     say_once(f"{_span(empty)} zeros only; left out")
     return Slice.of([t for t in shown if t not in empty], T, visible.low, visible.high)
+
+
+def _say_what_is_not_finite(
+    stored: Stored, shown: Sequence[int], finite: Sequence[Sequence[bool]]
+) -> str:
+    """Where the first prompt with such numbers has them, and what to do about it, as a line."""
+    prompt, rows = next(entry for entry in enumerate(finite) if not all(entry[1]))
+    wrong = [t for t, good in zip(shown, rows, strict=True) if not good]
+    named = ", ".join(map(str, wrong[:10])) + ", ..." * (len(wrong) > 10)
+    of = f" of prompt {prompt}" * (len(finite) > 1)
+    lacking = stored.values.isnan() & (stored.step == 0)
+    why = ", or their scale is not above 0" if bool(lacking.any()) else ""
+    if bool((stored.values == -torch.inf).any()):
+        why += ", or logits of tokens that a sampler left out (give those before it)"
+    fix = "leave them out of `shown` (--positions)"
+    if len(wrong) < len(shown) and wrong == list(shown[: len(wrong)]):  # as padding
+        fix = f"give a tensor attention_mask (B, T), or the rows from {shown[len(wrong)]} on alone"
+    return f"not finite at positions {named}{of}, or beyond {LARGEST:g}{why}; {fix}"
 
 
 def find_zeros(stored: Stored) -> Tensor:

@@ -4,7 +4,7 @@ import hashlib
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,7 @@ from eval.captured.files.axes import UNITS, JoinedOutputs, find_order, spread, t
 from eval.captured.files.clear import describe
 from eval.captured.files.stored import view_bits
 from eval.captured.files.tensors import Outputs, Raw
+from eval.captured.locate import Match
 from eval.captured.recover import recover
 from eval.captured.search.scores import recover_scores
 from eval.inversion.solver import parse_solvers
@@ -85,10 +86,11 @@ class RecoverTask:
         try:
             with _named(self.name, "; --tensor takes others alone" * self.aloud):
                 rows = [
-                    {"key": f"{self.key}-{number}", **about, **_row(self.name, number, found, i)}
-                    for prompts, found in self._answers(self.entry.read())
+                    {"key": f"{self.key}-{number}", **about, **_row(self.name, number, found, i),
+                     "padding": padding}
+                    for prompts, padding, found in self._answers(self.entry.read())
                     for i, number in enumerate(prompts or range(len(found.tokens)))
-                ]
+                ]  # fmt: skip
         except RequestError as error:
             if not self.optional:
                 raise
@@ -99,10 +101,14 @@ class RecoverTask:
             tqdm.write(legible(describe_rows(self.name, rows)), file=sys.stderr)
         return rows
 
-    def _answers(self, raw: Raw) -> Iterator[tuple[list[int], Recovered]]:
-        """The answers, each with the numbers of its prompts; none where it is of all."""
+    def _answers(self, raw: Raw) -> Iterator[tuple[list[int], list[int], Recovered]]:
+        """The answers, each with the numbers of its prompts, and those of its rows of padding.
+
+        None of prompts where the answer is of all. Prompts with certain tokens tell the site and
+        the precision of those that follow.
+        """
         if raw.ids is not None:
-            yield [], self._recover_scores(raw.outputs, raw.ids)
+            yield [], [], self._recover_scores(raw.outputs, raw.ids)
             return
         raw = raw._replace(outputs=view_bits(raw.outputs, self.arguments["format"]))
         if self.scale is not None and self.entry.scaled:
@@ -112,22 +118,48 @@ class RecoverTask:
                 )
             raw = raw._replace(scale=self.scale)
         raw = self._of_prompts(raw)
-        for prompts, rows in self._without_padding(raw):
-            numbers = {name: getattr(raw, name) for name in UNITS}
-            if rows:
-                numbers |= {
-                    name: held[prompts][..., rows, :]
-                    for name, held in numbers.items()
-                    if isinstance(held, Tensor) and held.shape == raw.outputs.shape
-                }
-            found = recover(self.checkpoint, **numbers, **self.arguments)
-            if rows and rows.start and not found.fits:
-                say_once(
-                    f"{self.name}: no token fits behind {rows.start} rows of padding: did the "
-                    "positions count them? give the model position_ids, as attention_mask.cumsum("
-                    "-1) - 1, or each prompt alone"
-                )
-            yield prompts, found
+        groups, told, matches = self._without_padding(raw), dict[str, Any](), list[Match]()
+        count = len(groups)
+        for number, (prompts, rows) in enumerate(groups):
+            try:
+                found = self._recover_group(raw, prompts, rows, told)
+            except RequestError:
+                if told or number + 1 >= count:
+                    raise
+                groups.append((prompts, rows))  # once more, when others have told the site
+                continue
+            if found.proven and not told:
+                told, matches = {"computed": found.computed}, found.matches
+                told |= {"layer": matches[0].layer, "part": matches[0].part} if matches else {}
+            T = raw.outputs.shape[-2]
+            padding = sorted({*range(T)} - {*range(T)[rows]}) if rows else []
+            yield prompts, padding, replace(found, matches=found.matches or matches)
+
+    def _recover_group(
+        self, raw: Raw, prompts: list[int], rows: slice | None, told: dict[str, Any]
+    ) -> Recovered:
+        """The answer for prompts that a mask leaves the same rows of; all, where it does not say.
+
+        `told` are arguments of `recover` that others of the tensor have told.
+        """
+        numbers = {name: getattr(raw, name) for name in UNITS}
+        if rows is None:
+            return recover(self.checkpoint, **numbers, **self.arguments)
+        numbers |= {
+            name: held[prompts][..., rows, :]
+            for name, held in numbers.items()
+            if isinstance(held, Tensor) and held.shape == raw.outputs.shape
+        }
+        name = f"{self.name}: of prompts {_list(prompts)}" + ", counted from 0" * (len(prompts) > 1)
+        with _named(self.name if len(prompts) == len(raw.outputs) else name, ""):
+            found = recover(self.checkpoint, **numbers, **self.arguments | told)
+        if rows.start and not found.fits:
+            say_once(
+                f"{self.name}: no token fits behind {rows.start} rows of padding: did the "
+                "positions count them? give the model position_ids, as attention_mask.cumsum("
+                "-1) - 1, or each prompt alone"
+            )
+        return found
 
     def _of_prompts(self, raw: Raw) -> Raw:
         """Outputs that have a mask, of the layer asked for: `(B, T, C)` or `(B, heads, T, width)`.
@@ -161,7 +193,9 @@ class RecoverTask:
         return recover_scores(self.checkpoint, ids, values, corpus=self.arguments["corpus"])
 
     def _without_padding(self, raw: Raw) -> list[tuple[list[int], slice | None]]:
-        """The prompts that a mask leaves the same rows of, and these rows; else all at once.
+        """The prompts that a mask leaves the same rows of, and these rows, the most rows first.
+
+        All at once where no mask is used.
 
         Raises:
             RequestError: a mask of other values than 0 and 1, or one that does not leave one row
@@ -193,9 +227,10 @@ class RecoverTask:
         T = raw.mask.shape[1]
         for (start, end), prompts in spans.items():
             if (start, end) != (0, T):
-                named = ", ".join(map(str, prompts[:10])) + ", ..." * (len(prompts) > 10)
-                say_once(f"{self.name}: by attention_mask rows {start} to {end - 1} of {named}")
-        return [(prompts, slice(*span)) for span, prompts in spans.items()]
+                said = f"by attention_mask rows {start} to {end - 1} of {_list(prompts)}"
+                say_once(f"{self.name}: {said}")
+        longest = sorted(spans, key=lambda span: span[0] - span[1])
+        return [(spans[span], slice(*span)) for span in longest]
 
 
 @contextmanager
@@ -232,6 +267,7 @@ def _row(name: str, prompt: int, found: Recovered, number: int) -> dict[str, Any
         "probabilities": found.probabilities[number],
         "left_out": found.left_out[number],
         "residual_over_floor": dict(zip(map(str, found.positions), ratio, strict=True)),
+        "elsewhere": found.elsewhere,
         "relative_residual": finite_or_none(float(found.relative_residual[number].median())),
         "alike": {str(t): tokens for t, tokens in alike.items()},
         "alike_pieces": {str(t): read for t, read in found.alike_pieces[number].items()},
@@ -241,7 +277,8 @@ def _row(name: str, prompt: int, found: Recovered, number: int) -> dict[str, Any
 
 def describe_rows(name: str, rows: list[dict[str, Any]]) -> str:
     """The answers of one tensor, as a terminal shows them."""
-    where = f"{name}: {rows[0]['site']}, {rows[0]['format']}, by {rows[0]['solver']}"
+    sites = ", ".join(dict.fromkeys(row["site"] for row in rows))
+    where = f"{name}: {sites}, {rows[0]['format']}, by {rows[0]['solver']}"
     if rows[0]["sites_tried"]:
         best, *others = rows[0]["sites_tried"]
         count = f"{best['hits']} of its first {best['tried']} tokens fit"
@@ -259,7 +296,8 @@ def describe_rows(name: str, rows: list[dict[str, Any]]) -> str:
         if "certain" not in grades[:count] or grades.count("likely"):
             said += f", {grades.count('likely')} likely (p {LIKELY} or more)"
         said += f"; residual at most {worst:.3g} floors"
-        if "certain" not in grades[:count] and row["relative_residual"] and grades.count("likely"):
+        is_noisy = row["relative_residual"] and grades.count("likely")
+        if "certain" not in grades[:count] and is_noisy and not row.get("elsewhere"):
             said += (
                 f", half of the outputs {row['relative_residual']:.1%} or more of their length off:"
                 " noise, a coarse format, or other weights"
@@ -289,6 +327,11 @@ def _why(row: dict[str, Any], t: int) -> str:
     if (chance := row["probabilities"][t]) is not None:
         return f"no token that was run fits to rounding; p {chance:.2g}"
     return "no output from here on fits to rounding"
+
+
+def _list(prompts: Sequence[int]) -> str:
+    """The first numbers of some prompts."""
+    return ", ".join(map(str, prompts[:10])) + ", ..." * (len(prompts) > 10)
 
 
 def _span(positions: Sequence[int]) -> str:

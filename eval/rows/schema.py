@@ -273,7 +273,14 @@ class Tried(TypedDict):
     tried: int
 
 
-class CapturedRow(OfModel):
+class OfTensor(OfModel, total=False):
+    """Rows of a tensor that its mask leaves out, and where it fits better; older rows lack them."""
+
+    padding: list[int]
+    elsewhere: str
+
+
+class CapturedRow(OfTensor):
     """The prompt behind a captured tensor; lists go by position, and `alike` by its text.
 
     `site` is the part and the layer, as `block.3`; `left_out` are positions at the end that no

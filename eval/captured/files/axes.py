@@ -6,8 +6,9 @@ one layer of a stack into the next, and never one prompt into another.
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import torch
@@ -89,16 +90,22 @@ def find_order(
 ) -> str | None:
     """The order of a cache's axes, where the site's width tells it; None: that of `ORDERS`.
 
+    Of four axes without a site, the widths of all keys and values tell it.
+
     Raises:
         RequestError: two orders give that width, or the model has no such site.
     """
-    if part not in CACHED or not isinstance(layer, int):
+    if layer is None and len(shape) == 4:
+        widths = _find_cached_widths(model, CACHED if part is None else (part,))
+    elif part in CACHED and isinstance(layer, int):
+        widths = {Circuit(model, layer, part).width}
+    else:
         return None
-    width, known = Circuit(model, layer, part).width, CACHE_ORDERS.get(len(shape), ())
+    known = CACHE_ORDERS.get(len(shape), ())
     fits = [
         order
         for order in known
-        if math.prod(n for n, axis in zip(shape, order, strict=True) if axis not in "BT") == width
+        if math.prod(n for n, axis in zip(shape, order, strict=True) if axis not in "BT") in widths
     ]
     if not fits or fits[0] == known[0]:
         return None
@@ -109,6 +116,15 @@ def find_order(
     names = {"B": "B", "T": "T", "H": "heads", "d": "width"}
     say_once(f"outputs: {tuple(shape)}: read as ({', '.join(names[axis] for axis in fits[0])})")
     return fits[0]
+
+
+def _find_cached_widths(model: LanguageModel, parts: Sequence[str]) -> set[int]:
+    """The widths of keys and values of all layers that have them."""
+    widths = set[int]()
+    for part, layer in product({*parts} & {*CACHED}, range(1, len(model.blocks) + 1)):
+        with suppress(RequestError):  # another mixer
+            widths.add(Circuit(model, layer, part).width)
+    return widths
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,12 @@ def read_texts(path: str, ids: Sequence[Sequence[int]], tokenizer: "Tokenizer") 
 def compare_ids(rows: Sequence[dict[str, Any]], ids: Sequence[Sequence[int]]) -> None:
     """Notes in each row, as `differs`, at which of its positions it has not the file's ids.
 
-    And, as `uncaptured`, how many more ids there are than positions.
+    And, as `uncaptured`, how many more ids there are than positions. Ids of padding do not count.
     """
     for row in rows:
-        true, answer = list(ids[row["prompt"]]), row["tokens"][: min(row["left_out"], default=None)]
+        answer = row["tokens"][: min(row["left_out"], default=None)]
+        padding = row.get("padding", [])
+        true = [token for t, token in enumerate(ids[row["prompt"]]) if t not in padding]
         T = len(row["tokens"])
         row["uncaptured"] = max(0, len(true) - T)
         row["differs"] = [t for t in range(T) if answer[t : t + 1] != true[t : t + 1]]

@@ -3,7 +3,7 @@
 import codecs
 import re
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +32,7 @@ from eval.captured.files.kinds import (
 )
 from eval.captured.files.kinds.kind import Capture, Source, make_entry
 from eval.captured.files.stored import NOT_PLAIN, is_plain
-from eval.captured.files.tensors import list_tensors, read_tensors
+from eval.captured.files.tensors import MASK, list_tensors, read_tensors
 from eval.messages import RequestError, say_once
 from eval.rows.misfits import parse_json
 
@@ -47,6 +47,7 @@ LARGEST_SIDECAR = 1 << 24
 """Bytes."""
 DEEPEST = 3
 """Lists inside of one another, of tensors in a file of torch.save."""
+PLAIN = "save a plain dict of tensors, as {name: x.cpu()}, and no other objects"
 Held = tuple[dict[str, Entry], dict[str, Any]]
 """Tensors by name, and what else a file holds."""
 
@@ -170,7 +171,7 @@ def _list_torch(path: Path) -> Held:
         held = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of many kinds, by what is damaged
         found = re.search(r"GLOBAL (\S+)", str(error))
-        line = f"holds a {found[1]}" if found else first_line(error)
+        line = f"holds a {found[1]}; {PLAIN}" if found else first_line(error)
         raise RequestError(f"{path}: --torch-file: no tensors of torch.save ({line})") from None
     if isinstance(held, dict) and held.get("beam_indices") is not None:
         raise RequestError(
@@ -178,8 +179,11 @@ def _list_torch(path: Path) -> Held:
             "these rows before; order them by beam_indices, and leave that out of the file"
         )
     tensors, facts, unread = dict[str, Tensor](), dict[str, Any](), list[str]()
+    added = dict[str, int]()  # rows behind those of the prompt, where steps are joined
     for name, value in held.items() if isinstance(held, dict) else [(path.stem, held)]:
-        inside = list(_name_tensors(str(name), _join_steps(str(name), value)))
+        joined = _join_steps(str(name), value)
+        inside = list(_name_tensors(str(name), joined))
+        added |= {inner: len(value) - 1 for inner, _ in inside if joined is not value}
         for inner, tensor in inside:
             if inner in tensors:
                 raise RequestError(f"{path}: --torch-file: {inner} is the name of two tensors")
@@ -195,34 +199,60 @@ def _list_torch(path: Path) -> Held:
         )
     if not tensors:
         raise RequestError(
-            f"{path}: --torch-file: no tensors of torch.save ({type(held).__name__})"
+            f"{path}: --torch-file: no tensors of torch.save ({type(held).__name__}); {PLAIN}"
         )
     if odd := [name for name, tensor in tensors.items() if not is_plain(tensor)]:
         raise RequestError(f"{path}: --torch-file: {odd[0]}: {NOT_PLAIN}")
     check_size(path, sum(x.numel() * x.element_size() for x in tensors.values()))
     plain = {name: x.detach().resolve_conj().resolve_neg() for name, x in tensors.items()}
+    _extend_mask(plain, added)
     return {name: make_entry(x) for name, x in plain.items()}, facts
 
 
 def _join_steps(name: str, value: Any) -> Any:
     """The hidden states of `generate`, (steps, layers), as one tensor a layer; else the value.
 
-    The first step holds the rows of the prompt, each later one a row.
+    The first step holds the rows of the prompt, each later one a row. Also those of one layer, as a
+    hook collects them, as one tensor.
     """
     kinds = (list, tuple)
-    steps = list(value) if isinstance(value, kinds) else []
-    if len(steps) < 2 or not all(isinstance(x, kinds) and len(x) == len(steps[0]) for x in steps):
+    steps = list(value) if isinstance(value, kinds) and len(value) > 1 else []
+    said = f"{name}: the rows of {len(steps)} steps of generation are joined"
+    if _are_steps(steps):
+        say_once(said)
+        return torch.cat(steps, dim=1)
+    if not all(isinstance(x, kinds) and len(x) == len(steps[0]) for x in steps):
         return value
     layers = list(zip(*steps, strict=True))
     if not layers or not all(_are_steps(layer) for layer in layers):
         return value
-    say_once(f"{name}: the rows of {len(steps)} steps of generation are joined, layer by layer")
+    say_once(f"{said}, layer by layer")
     return [torch.cat(layer, dim=1) for layer in layers]
+
+
+def _extend_mask(tensors: dict[str, Tensor], added: Mapping[str, int]) -> None:
+    """Gives tensors whose steps are joined the mask of their prompts, with 1 at each added row.
+
+    Of these `added` says how many there are. The mask itself remains where others have its axes.
+    """
+    mask = tensors.get(MASK)
+    fits = {
+        name: count
+        for name, count in added.items()
+        if mask is not None and mask.shape == (len(tensors[name]), tensors[name].shape[1] - count)
+    }
+    if mask is None or not fits:
+        return
+    if not any(x.dim() > 2 and x.shape[:2] == mask.shape for x in tensors.values()):
+        del tensors[MASK]
+    for name, count in fits.items():
+        more = mask.new_ones(len(mask), count)
+        tensors[f"{name}.{MASK}"] = torch.cat([mask, more], dim=1)
 
 
 def _are_steps(layer: Sequence[Any]) -> bool:
     """Whether these are `(B, T, D)` of a prompt and `(B, 1, D)` of each token behind it."""
-    if not all(isinstance(x, Tensor) and is_plain(x) and x.dim() == 3 for x in layer):
+    if not layer or not all(isinstance(x, Tensor) and is_plain(x) and x.dim() == 3 for x in layer):
         return False
     B, T, D = layer[0].shape
     kinds = {x.dtype for x in layer}

@@ -28,6 +28,7 @@ ORDERS = {2: "TC", 3: "BTC", 4: "BHTd"}
 """Axes of a tensor, by how many it has: prompts B, tokens T, channels C, heads H and those of d."""
 ENOUGH = 16  # numbers that are no chance where all of them are also numbers of 8 bits
 MOST_DECIMALS = 8
+MOST_DIGITS = 6  # of which float32 keeps each
 CLEAR = 8  # times the rounding of float32, from which a step of decimals is seen
 SHAPES = (
     "one number, (T,) or (T, 1) for tokens, (width,) for channels, (T, groups) for groups of "
@@ -60,7 +61,7 @@ class Stored:
         values: the numbers that are stored, `(B, T, C)`, in float32; NaN where their scale is none.
         step: distance between neighbouring numbers of the format at each, `(B, T, C)`; 0 of an
             integer whose scale is 0, which is known exactly.
-        format: one of `FORMATS`, or as `2 decimals`, to which numbers were printed.
+        format: one of `FORMATS`, or as `2 decimals` or `6 digits`, to which numbers were printed.
     """
 
     values: Tensor
@@ -69,7 +70,7 @@ class Stored:
 
     @property
     def scaled(self) -> bool:
-        """Whether the format has 8 bits or a few decimals, which no model computes in."""
+        """Whether the format has 8 bits or few decimals or digits, which no model computes in."""
         return self.format not in FLOATS
 
     @property
@@ -155,8 +156,13 @@ def _of_floats(values: Tensor, format: str | None) -> Stored:
     known = format or _shortest(values)
     if known in CODES:
         raise ArgumentError("format", "give the integers themselves, and their scale", known)
-    if format is None and known == "fp32" and (places := _count_decimals(values)):
-        return Stored(values, torch.full_like(values, 10.0**-places), f"{places} decimals")
+    if format is None and known == "fp32":
+        places, printed = _count_decimals(values), _read_digits(values)
+        # numbers of few decimals have few digits too, the small ones fewer, and the reverse
+        if places and (printed is None or float(printed.step.mean()) < 1.01 * 10.0**-places):
+            return Stored(values, torch.full_like(values, 10.0**-places), f"{places} decimals")
+        if printed:
+            return printed
     return Stored(values, _steps(values, (FLOATS | BYTES)[known]), known)
 
 
@@ -311,6 +317,22 @@ def _count_decimals(values: Tensor) -> int | None:
             return None
         if bool(((finite / step - (finite / step).round()).abs() * step <= rounding).all()):
             return places
+    return None
+
+
+def _read_digits(values: Tensor) -> Stored | None:
+    """Numbers printed with so many significant digits, as by `%.6g`; None: with none in sight."""
+    numbers, eps = values.double(), torch.finfo(torch.float32).eps
+    known = values.isfinite() & (values != 0)
+    if values[known].unique().numel() < ENOUGH or bool((values == values.round())[known].all()):
+        return None
+    largest = 10.0 ** (numbers.abs() * (1 + eps)).log10().floor()  # power of ten up to a number
+    for digits in range(1, MOST_DIGITS + 1):
+        step = largest * 10.0 ** (1 - digits)
+        off = (numbers / step - (numbers / step).round()).abs() * step
+        if bool((off <= eps * numbers.abs())[known].all()):
+            steps = step.where(known, 0).float().clamp(min=torch.finfo(torch.float32).tiny)
+            return Stored(values, steps, f"{digits} digits")
     return None
 
 

@@ -52,8 +52,9 @@ CACHES = (
     r"(?:.*[._])?(?P<kind>key|value|k|v)_cache[._](?P<layer>\d+)",
     r"(?:.*[._])?(?:layers?|cache|past_key_values|past)[._](?P<layer>\d+)[._]"
     r"(?P<kind>keys?|values?|k|v)(?:_cache)?",
+    r"(?:.*[._])?past_key_values[._](?P<layer>\d+)[._](?P<kind>[01])",
 )
-"""Names of a cache's tensors, whose layers count from 0."""
+"""Names of a cache's tensors, whose layers count from 0; the last of pairs of keys and values."""
 
 
 class Raw(NamedTuple):
@@ -195,7 +196,7 @@ def name_site(name: str) -> tuple[int, str] | None:
         return int(layer), part
     for pattern in CACHES:
         if match := re.fullmatch(pattern, name):
-            part = "rotated_key" if match["kind"].startswith("k") else "value"
+            part = "rotated_key" if match["kind"][0] in "k0" else "value"
             layer = int(match["layer"]) + 1
             say_once(f"{name}: read as {part}.{layer}, as layers of a cache count from 0")
             return layer, part

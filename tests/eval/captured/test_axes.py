@@ -139,7 +139,7 @@ def test_what_may_be_no_prompts_is_said(llama, capsys):
     pair = torch.stack([states[2, 0], -states[2, 0]])
     found = recover(checkpoint, pair, layer=2, corpus="toy:400")
     assert found.texts[0] == TEXT
-    assert "in 1 of the 2 prompts" in capsys.readouterr().err
+    assert "in prompt 1 (of 2, " in capsys.readouterr().err
 
 
 @pytest.mark.first(3)

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from eval import RequestError, open_model, recover
+from eval.captured.files.axes import choose_tensors
+from eval.captured.files.recognise import read_capture
 from eval.models.checkpoint import Checkpoint
 from tests.arch.cases import byte_tokenizer
 from tests.arch.pretrained.test_pretrained import GROUPED, random_model
@@ -91,6 +93,26 @@ def test_a_short_cache_is_read_whole(opened, form, capsys):
     )
     assert found.texts == [text]
     assert all(found.certificates[0])
+
+
+def test_pairs_of_a_file_are_chosen_by_their_layer(opened, tmp_path, capsys):
+    """All were taken for the site that was given."""
+    _, theirs = opened
+    pairs = as_pairs(fill(theirs, TEXT[:6], transformers.DynamicCache()))
+    torch.save(pairs, tmp_path / "past_key_values.pt")
+    held = read_capture(tmp_path / "past_key_values.pt", torch_file=True).outputs
+    assert [*choose_tensors(held, [2], "value")] == ["past_key_values.1.1"]
+    assert [*choose_tensors(held, [], "rotated_key")] == [
+        f"past_key_values.{layer}.0" for layer in range(len(pairs))
+    ]
+
+
+def test_keys_with_heads_behind_positions_are_read_without_a_site(opened, capsys):
+    checkpoint, theirs = opened
+    keys = fill(theirs, TEXT[:6], transformers.DynamicCache()).layers[1].keys
+    found = recover(checkpoint, keys.transpose(1, 2), corpus="toy:400")
+    assert (found.site, found.texts) == ("rotated_key.2", [TEXT[:6]])
+    assert "read as (B, T, heads, width)" in capsys.readouterr().err
 
 
 def make_quantised(theirs):

@@ -53,10 +53,26 @@ def test_numbers_that_were_printed_with_a_few_decimals_are_known(places):
     assert bool(((stored.values - numbers).abs() <= 0.51 * stored.step).all())
 
 
+@pytest.mark.parametrize("digits", [3, 6])
+@pytest.mark.parametrize("size", [1e-6, 1.0, 100.0])
+def test_numbers_that_were_printed_with_a_few_digits_are_known(digits, size):
+    """Those of three digits were taken for five decimals."""
+    drawn = torch.Generator().manual_seed(0)
+    numbers = size * torch.randn(360, dtype=torch.float64, generator=drawn)
+    numbers[:2] = torch.tensor([0.0, 0.999999 * size])
+    printed = torch.tensor([[float(f"{x:.{digits}g}") for x in numbers.tolist()]])
+    stored = read_stored(printed)
+    assert stored.format == f"{digits} digits"
+    assert bool(((stored.values - numbers).abs() <= 0.52 * stored.step).all())
+    assert bool((stored.step <= 1.01 * 10.0 ** (1 - digits) * printed.abs().clamp(min=1e-30)).all())
+
+
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
 def test_other_numbers_have_no_decimals(size):
     assert read_stored(size * torch.randn(1, 40, 9)).format == "fp32"
-    assert "decimals" not in read_stored(torch.arange(360.0).view(1, 40, 9)).format
+    whole = read_stored(torch.arange(36_000.0).view(1, 4000, 9)).format
+    assert "decimals" not in whole
+    assert "digits" not in whole
 
 
 FP4 = torch.float4_e2m1fn_x2
@@ -219,6 +235,9 @@ def stored_as(kind: str, x: torch.Tensor) -> dict[str, Any]:
         return {"outputs": x.double()}
     if kind == "2 decimals":
         return {"outputs": torch.tensor(x.double().numpy().round(2).tolist())}
+    if kind == "6 digits":
+        printed = [float(f"{number:.6g}") for number in x.flatten().tolist()]
+        return {"outputs": torch.tensor(printed).view_as(x)}
     if kind == "fp8":
         return {"outputs": x.to(torch.float8_e4m3fn)}
     if kind == "fp8 by token":
@@ -236,7 +255,7 @@ def stored_as(kind: str, x: torch.Tensor) -> dict[str, Any]:
             "scale": scale}  # fmt: skip
 
 
-KINDS = ["fp64", "2 decimals", "fp8", "fp8 by token", "uint8", "int4 by group"]
+KINDS = ["fp64", "2 decimals", "6 digits", "fp8", "fp8 by token", "uint8", "int4 by group"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

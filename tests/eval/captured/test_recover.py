@@ -1,6 +1,7 @@
 """Tokens from tensors that others captured: plain transformers is the oracle."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -296,6 +297,11 @@ def test_what_cannot_be_read_is_one_line(asked, change, words, seen):
     assert seen in last
 
 
+def rows_of_second(count: int) -> torch.Tensor:
+    """The first rows of the second of two prompts."""
+    return torch.tensor([0, count])[:, None, None] > torch.arange(12)[:, None]
+
+
 @pytest.mark.parametrize(
     ("change", "given", "seen"),
     [
@@ -308,6 +314,9 @@ def test_what_cannot_be_read_is_one_line(asked, change, words, seen):
         (lambda x: torch.cat([x, x], -1), {"layer": [1, 1]}, "each once"),
         (lambda x: torch.cat([x, x], -1), {"layer": [2, 1]}, "in order"),
         (lambda x: x, {"first": 1.0}, "first 1.0"),
+        (lambda x: x.masked_fill(rows_of_second(2), torch.nan), {}, "0, 1 of prompt 1"),
+        (lambda x: x.masked_fill(rows_of_second(2), torch.nan), {}, "attention_mask"),
+        (lambda x: x.masked_fill(rows_of_second(12), torch.nan), {}, "(--positions)"),
         (lambda x: x * 1e20, {}, "beyond 1e+16"),  # squares overflow: every token fits infinity
         (lambda x: x * 1e30, {"layer": None}, "beyond 1e+16"),
     ],
@@ -322,6 +331,45 @@ def test_numbers_of_other_libraries_are_whole_ones(directories, opened):
     states = load_file(f"{directories['llama']}/states.safetensors")["1"]
     given = {"layer": np.int64(1), "shown": torch.arange(12), "first": np.int32(0)}
     assert recover(opened["llama"], states, corpus="toy:400", **given).texts == list(SHORT)
+
+
+def under_autocast(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    """The states of layer 2, which autocast keeps in float32."""
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        return model.model.hidden(model.model.embed(tokens), 2)
+
+
+def with_noise(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    states = model.model.hidden(model.model.embed(tokens), 2).detach()
+    noise = torch.randn(states.shape, generator=torch.Generator().manual_seed(0))
+    return states + 0.03 * states.square().mean(dim=-1, keepdim=True).sqrt() * noise
+
+
+LIKELY = {
+    "another layer": (1, lambda model, tokens: model.model.hidden(model.model.embed(tokens), 2),
+                      "block.2: 6 of the first 6 tokens fit there; give --layer 2 --part block"),
+    "autocast": (2, under_autocast, "as computed in bf16; give --computed bf16"),
+    "noise": (2, with_noise, "noise, a coarse format, or other weights"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", LIKELY)
+def test_why_no_token_is_certain_is_said(kind, tmp_path, capsys):
+    """What another layer or precision gave was taken for noise."""
+    say_once.cache_clear()
+    golden = Path(__file__).parents[2] / "golden"
+    path, file = golden / "models" / "llama" / "step-000400", tmp_path / "c.safetensors"
+    layer, capture, seen = LIKELY[kind]
+    model = open_model(path)
+    tokens = torch.tensor([model.tokenizer.encode("The dog was sad and ran home.").ids])
+    save_file({"x": capture(model, tokens).detach().contiguous()}, file)
+    words = ["--model", str(path), "--corpus", str(golden / "stories"), "--layer", str(layer)]
+    assert main(["recover", str(file), *words]) == 0
+    said = capsys.readouterr()
+    assert seen in said.out + said.err
+    assert " 0 of " in said.out
+    assert ", 0 likely" not in said.out
+    assert ("noise" in said.out) == (kind == "noise")
 
 
 @pytest.mark.parametrize("first", [3, 4])

@@ -140,6 +140,26 @@ def test_rows_that_a_mask_leaves_out_are_not_read(words, side, tmp_path, capsys)
         assert "attention_mask of prompt 0" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("noisy", [0, 1])
+def test_a_masked_prompt_that_fits_nowhere_leaves_the_others(words, noisy, capsys):
+    """The longest is searched first; of a file without a site all were refused for one prompt."""
+    outputs, mask = padded(words[2], "left")
+    outputs[noisy] = torch.randn(outputs[0].shape, generator=torch.Generator().manual_seed(1))
+    save_file({"x": outputs, "attention_mask": mask}, words[0])
+    assert main(["recover", *words]) == 0
+    rows = rows_of(words)
+    assert [row["site"] for row in rows] == ["block.1"] * 2
+    assert [row["sites_tried"] for row in rows] == [rows[0]["sites_tried"]] * 2
+    assert rows[1 - noisy]["text"] == TEXTS[1 - noisy]
+    assert "certain" not in rows[noisy]["grades"]
+    assert [len(row["padding"]) for row in rows] == (mask == 0).sum(dim=1).tolist()
+    assert "x: block.1, fp32, by propose; found: 6 of" in capsys.readouterr().out
+    outputs[noisy, -1] = torch.nan
+    save_file({"x": outputs, "attention_mask": mask}, words[0])
+    assert main(["recover", *words]) == 2
+    assert f"x: of prompts {noisy}: not finite at positions" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("axes", [(-1,), (0, 1), (0, 2)], ids=["token", "channel", "position"])
 def test_rows_of_codes_that_a_mask_leaves_out_are_not_read(words, axes):
     """The mask was not used beside a scale that has not a number for each code."""

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from eval import activations, recover
 from eval.captured.files.stored import read_stored
 from eval.captured.locate import find_precision, find_site
-from eval.messages import RequestError
+from eval.messages import RequestError, say_once
 from eval.sites.site import open_site
 from tests.eval.inversion.search_cases import SHORT
 from tests.said import one_line
@@ -188,6 +188,26 @@ def test_the_site_is_found(opened, site, kind):
     assert found.texts == SHORT
     first, *others = found.matches
     assert first.hits > max((other.hits for other in others), default=0)
+
+
+@pytest.mark.parametrize("layer", [None, 2])
+@pytest.mark.parametrize("padding", [0.0, 1.0])
+def test_padding_before_the_first_prompt_hides_neither_site_nor_precision(
+    opened, padding, layer, capsys
+):
+    """The first prompt alone was searched for them: all were refused, or taken for bfloat16."""
+    say_once.cache_clear()
+    checkpoint = opened["llama"]
+    (batch,) = activations(checkpoint, SHORT, "block.2")
+    outputs = batch.outputs["block.2"].bfloat16()
+    noise = torch.randn(outputs[0].shape, generator=torch.Generator().manual_seed(0))
+    outputs[0] = torch.cat([padding * noise[:5], outputs[0, :7]])
+    found = recover(checkpoint, outputs, layer=layer, corpus="toy:400")
+    assert (found.site, found.computed, found.texts[1]) == ("block.2", "fp32", SHORT[1])
+    assert set(found.grades[0]) == {"unknown"}
+    said = capsys.readouterr().err
+    assert "prompt 0 (of 2, " in said
+    assert "from row 5 on" in said
 
 
 @pytest.mark.parametrize(("site", "size"), [("stream.1", 0.02), ("final.3", 0.002), ("block.1", 1)])

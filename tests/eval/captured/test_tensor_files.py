@@ -60,6 +60,8 @@ SAVED = {
     "a tensor": (S.t().requires_grad_(), ["a"]),
     "a conjugate": (torch.complex(S, S).conj(), ["a"]),
     "steps of generate": ({"h": ((S[None], S[None]), (S[None, :1], S[None, :1]))}, ["h.0", "h.1"]),
+    "steps of a hook": ([S[None], S[None, :1], S[None, :1]], ["a"]),
+    "rows of prompts": ([S[None, :1], S[None, :1]], ["a.0", "a.1"]),
     "no steps": ((((S[None],), (S[None],))), ["a.0.0", "a.1.0"]),
     "lists of none": ({"h": ((), ()), "x": S}, ["x"]),
     "hooks": ({"blocks.0.hook_out": S[None], "blocks.0.attn.hook_pattern": S}, ["block.1"]),
@@ -80,10 +82,15 @@ def test_tensors_of_torch_save_are_read_where_the_flag_says_so(tmp_path, kind):
 
 def test_the_steps_of_a_generation_are_one_text(tmp_path, capsys):
     states = [torch.randn(2, rows, 8).split(4, dim=-1) for rows in (5, 1, 1)]
-    torch.save({"a": states, "sequences": torch.arange(16).view(2, 8)}, tmp_path / "a.pt")
+    held = {"a": states, "b": [a for a, _ in states], "sequences": torch.arange(16).view(2, 8)}
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1] * 5])
+    torch.save(held | {"attention_mask": mask}, tmp_path / "a.pt")
     outputs = read_capture(tmp_path / "a.pt", torch_file=True).outputs
     joined = torch.cat([outputs[f"a.{layer}"].read().outputs for layer in (0, 1)], dim=-1)
     assert torch.equal(joined, torch.cat([torch.cat(step, dim=-1) for step in states], dim=1))
+    assert torch.equal(outputs["b"].read().outputs, outputs["a.0"].read().outputs)
+    masks: list[Any] = [entry.read().mask for entry in outputs.values()]
+    assert all(x.tolist() == [[0, 0] + [1] * 5, [1] * 7] for x in masks)
     said = capsys.readouterr().err
     assert "a: the rows of 3 steps of generation are joined" in said
     assert "sequences: by name the tokens themselves, in clear" in said
@@ -96,7 +103,8 @@ def test_the_steps_of_a_generation_are_one_text(tmp_path, capsys):
         ({"a": {1: S, "1": S}}, "a.1 is the name of two tensors"),
         ({"a": [[[[S]]]]}, "no tensors of torch.save (dict)"),
         ({"hidden_states": (S,), "beam_indices": torch.zeros(2, 3)}, "of a beam search"),
-        ({"text": "a"}, "no tensors of torch.save (dict)"),
+        ({"text": "a"}, "no tensors of torch.save (dict); save a plain dict"),
+        ({"a": S, "loss": np.float64(1)}, "multiarray.scalar; save a plain dict"),
         ({"model__layers__1": S, "more": S}, "beside captures of vLLM-Hook"),
         ({"a": ITSELF}, ""),
     ],

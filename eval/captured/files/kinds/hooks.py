@@ -13,7 +13,7 @@ import torch
 
 from eval.captured.files.arrays import Entry
 from eval.captured.files.kinds.kind import FLOATS, INTEGERS, Capture, Source
-from eval.captured.files.tensors import Outputs
+from eval.captured.files.tensors import MASK, Outputs
 from eval.sites.circuit import CACHED
 
 BEFORE = ("hook_resid_pre", "hook_in")
@@ -54,7 +54,8 @@ def read(source: Source) -> Capture:
     """The parts of each block N, as `block.N` and `key.N`, `(B, T, width)`.
 
     Layout: hook L of TransformerLens counts blocks from 0; keys and values are `(B, T, heads,
-    width)`. SAELens: `(B, T, width)`, and in newer folders `token_ids`, `(B, T)`.
+    width)`. SAELens: `(B, T, width)`, and in newer folders `token_ids`, `(B, T)`. A mask beside
+    them is of the tokens, too.
 
     Raises:
         RequestError: no hook that is known, another shape or type, or ids that are no rows of whole
@@ -70,7 +71,9 @@ def read(source: Source) -> Capture:
             outputs[site] = read
     outputs = {site: read for site, read in outputs.items() if site not in differing}
     twofold = f"; two hooks of {', '.join(differing)} differ: neither is read" * bool(differing)
-    unread = [name for name in source.entries if not _find_hook(name) and name != IDS]
+    masked = any(read.mask for read in outputs.values())
+    known = {IDS, MASK} if masked else {IDS}
+    unread = [name for name in source.entries if not _find_hook(name) and name not in known]
     if not outputs:
         raise source.refuse(
             f"hooks {', '.join(unread)[:300]}{twofold}: known are blocks.N. and {', '.join(PARTS)};"
@@ -153,7 +156,10 @@ def _read_hook(source: Source, name: str, entry: Entry, headed: bool) -> Outputs
     shape = entry.shape
     if len(shape) not in (count - 1, count) or min(shape) < 1 or entry.kind not in FLOATS:
         raise source.refuse(f"{name} {entry}: give floats {axes}, or without B")
+    mask = source.entries.get(MASK)
+    if mask and (len(shape) < count or mask.shape != shape[:2]):
+        mask = None
     if not headed:
-        return Outputs(entry)
+        return Outputs(entry, mask=mask)
     joined = (*shape[:-2], shape[-2] * shape[-1])
-    return Outputs(Entry(joined, entry.kind, lambda: entry.read().flatten(-2)))
+    return Outputs(Entry(joined, entry.kind, lambda: entry.read().flatten(-2)), mask=mask)

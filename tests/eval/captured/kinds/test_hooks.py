@@ -101,6 +101,33 @@ def test_ids_beside_the_hooks_of_one_file_are_read(engine, ask, tmp_path):
     assert "15 of its 20 tokens" in said
 
 
+@pytest.mark.parametrize("kind", ["file", "heads", "folder"])
+def test_a_mask_beside_hooks_leaves_padding_out(engine, ask, tmp_path, kind):
+    """It was not read: the rows of padding were searched, and the ids shifted."""
+    import datasets
+
+    part, name = engine.states[2], HOOK
+    if kind == "heads":
+        part, name = engine.values[1], "blocks.1.attn.hook_v"
+    noise = torch.randn(part.shape, generator=torch.Generator().manual_seed(0))
+    held = {
+        name: torch.stack([part, torch.cat([noise[:8], part[:12]])]),
+        "attention_mask": torch.ones(2, 20, dtype=torch.long),
+        "token_ids": torch.stack([engine.ids, torch.cat([engine.ids[12:], engine.ids[:12]])]),
+    }
+    held["attention_mask"][1, :8] = 0
+    path = tmp_path / "a"
+    if kind == "folder":
+        datasets.Dataset.from_dict({n: x.tolist() for n, x in held.items()}).save_to_disk(path)
+    else:
+        write(path, held)
+    code, rows, said = ask(path, "--verify")
+    assert code == 0
+    assert [row["text"] for row in rows] == [engine.text, engine.text[:12]]
+    assert [(row["differs"], row["uncaptured"]) for row in rows] == [([], 0)] * 2
+    assert "not read" not in said
+
+
 @pytest.mark.parametrize(
     ("held", "seen"),
     [
