@@ -24,7 +24,8 @@ from torch import Tensor
 from eval.inversion.gradient.objectives import OBJECTIVES, VARIABLES, restrict
 from eval.inversion.problem import Chance, Problem
 from eval.messages import ArgumentError, RequestError, nearest
-from eval.rows.plugins import Registry, hash_source
+from eval.models.identity import hash_source
+from eval.rows.plugins import Registry
 from eval.sites.circuit import uncertified
 from eval.sites.slices import Slice
 
