@@ -149,7 +149,7 @@ class ProbeFit:
             if not self.training:
                 return {"gaussian": start}
             softmax = _train(x, y, moments.covariance, start, self.training)
-        except torch.linalg.LinAlgError:
+        except torch.linalg.LinAlgError:  # pyright: ignore
             raise RequestError(
                 f"--train-tokens: {y.numel()} examples are left for offset {offset}, too few or "
                 "all alike; give more"
