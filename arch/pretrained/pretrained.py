@@ -125,6 +125,7 @@ def load_pretrained(
         "source": "transformers",
         "family": model.config.model_type,
         "precision": str(dtype).removeprefix("torch."),
+        "settings": model.config.to_dict(),
     } | ends
     return LoadedModel(wrapped.to(device), wrapped.config, tokenizer.to_str(), meta, Path(name))
 

@@ -8,13 +8,14 @@ of the same size, but for tokens here and there, and not the same.
 
 import copy
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from eval.captured.files.stored import FLOATS, rounding_spread
-from eval.models.text import held_out_text
+from eval.models.text import HeldOutText, held_out_text
 from eval.sites.circuit import Circuit
 from eval.sites.rounding import Tolerance, capture
 from eval.sites.slices import Slice
@@ -41,6 +42,10 @@ class Arithmetic:
     name: str = EXACT
     corpus: str = ""
 
+    @cached_property
+    def _text(self) -> HeldOutText:
+        return held_out_text(self.checkpoint, self.corpus)
+
     def tolerance(
         self, circuit: Circuit, visible: Slice, values: Tensor, steps: Tensor, most: float = 1.0
     ) -> Tolerance:
@@ -62,13 +67,12 @@ class Arithmetic:
         """The largest rounding floor of background text's outputs, as a share of their length."""
 
         def largest() -> float:
-            text = held_out_text(self.checkpoint, self.corpus)
-            window = text.windows("background", 1, length, least=1)
+            window = self._text.windows("background", 1, length, least=1)
             ((outputs, rounding),) = capture([circuit], window.to(circuit.vocabulary.device))
             outputs, rounding = visible.select(outputs), visible.select(rounding)
             return float((rounding.norm(dim=-1) / outputs.norm(dim=-1)).max())
 
-        key = "floor share", circuit.sites, circuit.part, self.corpus, str(visible), length
+        key = "floor share", circuit.sites, circuit.part, self._text, str(visible), length
         return self.checkpoint.keep(key, largest)
 
     def share(self, circuit: Circuit, quantile: float = 1.0) -> float:
@@ -100,8 +104,7 @@ class Arithmetic:
         def measure() -> tuple[Tensor, Tensor]:
             count, length = WINDOWS
             length = min(length, self.checkpoint.config.context)
-            text = held_out_text(self.checkpoint, self.corpus)
-            windows = text.windows("background", count, length, least=1)
+            windows = self._text.windows("background", count, length, least=1)
             windows = windows.to(circuit.vocabulary.device)
             outputs = circuit.of_tokens(windows)
             change = self._changed(circuit, windows) - outputs
@@ -110,4 +113,4 @@ class Arithmetic:
             return (size[..., 0] / outputs.norm(dim=-1)).flatten(), usual
 
         site = circuit.sites, circuit.part
-        return self.checkpoint.keep(("arithmetic", self.name, site, self.corpus), measure)
+        return self.checkpoint.keep(("arithmetic", self.name, site, self._text), measure)

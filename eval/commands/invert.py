@@ -48,7 +48,7 @@ def invert(
             and end
     """
     from eval.models.checkpoint import open_models
-    from eval.rows.tasks import NO_ROWS, open_results, rows_of, run_tasks
+    from eval.rows.tasks import NO_ROWS, open_results, read_shard, rows_of, run_tasks
     from eval.views.page.recoveries import terminal_text
 
     if plan and (shard or limit or not resume):
@@ -58,20 +58,21 @@ def invert(
     requests = read_entries(suite, given)
     drawn = any(request.draws for request in requests.values())
     opened = OpenModels(open_models(models, device), corpus, drawn)
+    shards = read_shard(shard)[1]
     least = None if "count" in given else 1  # prompts of a suite's count that will do
     tasks, left_out = [], []
     for name, request in requests.items():
         try:
-            planned, lengths = opened.plan(request, least, batch)
+            planned, lengths = opened.plan(request, least, batch, shards)
         except RequestError as error:  # this model has no such site, or cannot be changed so
             left_out.append(f"{name} ({error})")
             if len(left_out) == len(requests):
                 raise
             continue
         tasks += planned
-        refused = request.refusals(lengths)
-        if refused and given.keys() >= {"solvers", "slices"}:
-            say(f"left out: {'; '.join(refused)}")  # of what was asked for; a suite is meant so
+        chosen = given.keys() >= {"solvers", "slices"}  # a suite means what does not fit
+        if refused := request.refusals(lengths, unfit=chosen):
+            say(f"left out: {'; '.join(refused)}")
     for line in left_out:
         say(f"left out: {line}")
     order: dict[int, int] = {}  # what is computed of a model is dropped when another's turn comes
@@ -104,7 +105,7 @@ class OpenModels:
         self._controls: dict[tuple[int, str], Checkpoint] = {}
 
     def plan(
-        self, request: Inversion, least: int | None, batch: int | None
+        self, request: Inversion, least: int | None, batch: int | None, shards: int
     ) -> "tuple[list[Task], list[int]]":
         """The work of one request, and the lengths of its prompts.
 
@@ -115,6 +116,7 @@ class OpenModels:
         from eval.inversion.task import plan
 
         tasks: list[Task] = []
+        shards = -(-shards // len(self.models))  # for which one model must have work
         by_name: dict[str, list[Prompt]] = {}
         for checkpoint, corpus in self._with_controls(request.controls):
             prompts = request.draw_prompts(checkpoint, corpus, least)
@@ -124,7 +126,7 @@ class OpenModels:
                     f"{checkpoint.path}: another model is named {name} too, and reads text "
                     "otherwise; ask them apart"
                 )
-            tasks += plan(checkpoint, request, prompts, corpus, batch)
+            tasks += plan(checkpoint, request, prompts, corpus, batch, shards)
         return tasks, sorted({len(p.tokens) for drawn in by_name.values() for p in drawn})
 
     def _with_controls(self, controls: tuple[str, ...]) -> "Iterator[tuple[Checkpoint, str]]":

@@ -110,9 +110,10 @@ def generate(
     if not tokens:
         raise RequestError(f"--prompt {prompt!r}: there is no token in it; give some text")
     context = checkpoint.config.context
-    if len(tokens) > context:
+    if len(tokens) >= context:
         raise RequestError(
-            f"--prompt has {len(tokens)} tokens, the model's context is {context}; shorten it"
+            f"--prompt has {len(tokens)} tokens, the model's context is {context}: no room is left "
+            "to go on; shorten it"
         )
     stories = arch.generate(
         checkpoint.model,

@@ -213,15 +213,15 @@ def open_readbacks(
     Those not fitted yet are fitted in one pass, on background text, and kept in a results
     directory if one is given.
     """
-    readbacks: dict[Circuit, ReadBack] = checkpoint.keep(("readbacks", corpus), dict)
+    text = held_out_text(checkpoint, corpus)
+    readbacks: dict[Circuit, ReadBack] = checkpoint.keep(("readbacks", text), dict)
     missing = [circuit for circuit in circuits if circuit not in readbacks]
     if missing:
-        text = held_out_text(checkpoint, corpus).background
-        text = text.to(checkpoint.model.embedding.weight.device)
-        fits = cache(lambda: fit_readbacks(missing, text))
+        windows = text.background.to(checkpoint.model.embedding.weight.device)
+        fits = cache(lambda: fit_readbacks(missing, windows))
         for i, circuit in enumerate(missing):
             site = {"layers": circuit.sites, "part": circuit.part}
             about = {"fit": "readback", **site, "without": sorted(circuit.without)}
-            tensors = fitted(directory, checkpoint, about, [text], lambda i=i: fits()[i])
+            tensors = fitted(directory, checkpoint, about, [windows], lambda i=i: fits()[i])
             readbacks[circuit] = ReadBack(circuit.vocabulary, tensors)
     return [readbacks[circuit] for circuit in circuits]

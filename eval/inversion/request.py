@@ -176,14 +176,20 @@ class Inversion:
             raise RequestError(f"--allowed {self.allowed!r}: there is no token in it; give text")
         return tuple(sorted(tokens))
 
-    def refusals(self, lengths: Sequence[int]) -> list[str]:
-        """Which solvers are not asked about which slices of prompts of these lengths, and why."""
+    def refusals(self, lengths: Sequence[int], unfit: bool = True) -> list[str]:
+        """What is not asked of prompts of these lengths, and why.
+
+        Args:
+            unfit: solvers, too, that do not fit a slice; else slices that show nothing, alone.
+        """
         causal = "mask" not in self.without
-        found = dict.fromkeys(
-            f"{solver.name} at {shown} ({refusal.partition(', as in')[0]})"
-            for solver, shown, length in product(self.configured, self.shown, lengths)
-            if (refusal := solver.refusal(shown, length, causal))
-        )
+        found = dict[str, None]()
+        for solver, shown, length in product(self.configured, self.shown, lengths):
+            refusal = solver.refusal(shown, length, causal)
+            if refusal and not shown.shows(length):
+                found[refusal] = None
+            elif refusal and unfit:
+                found[f"{solver.name} at {shown} ({refusal.partition(', as in')[0]})"] = None
         return list(found)
 
 

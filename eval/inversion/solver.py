@@ -24,7 +24,8 @@ from torch import Tensor
 from eval.inversion.gradient.objectives import OBJECTIVES, VARIABLES, restrict
 from eval.inversion.problem import Chance, Problem
 from eval.messages import ArgumentError, RequestError, nearest
-from eval.rows.plugins import Registry, hash_source
+from eval.models.identity import hash_source
+from eval.rows.plugins import Registry
 from eval.sites.circuit import uncertified
 from eval.sites.slices import Slice
 
@@ -149,11 +150,15 @@ class Solver:
 
     def refusal(self, shown: Slice, length: int, causal: bool) -> str | None:
         """Why it cannot be asked this, or None."""
+        try:
+            hidden = shown.hidden(length)
+        except RequestError as error:  # nothing of it is shown
+            return str(error)
         if self.hidden is None:
             return None
         if not causal:
             return "searches left to right, which needs a causal model, not one without mask"
-        return None if shown.hidden(length) in self.hidden else f"needs {self.slices}"
+        return None if hidden in self.hidden else f"needs {self.slices}"
 
     def configured(self, settings: dict[str, Any]) -> "Solver":
         """With other settings; one that weighs a prior is of the family "prior".

@@ -59,6 +59,7 @@ class Task:
             target belongs to the next of them.
         corpus: whose background text the searches guess from.
         allowed: the only tokens that answers may hold; None for all.
+        part: of a problem's trials, where several processes share them.
     """
 
     checkpoint: Checkpoint
@@ -70,6 +71,12 @@ class Task:
     prompts: tuple[Prompt, ...]
     corpus: str
     allowed: tuple[int, ...] | None = None
+    part: int = 0
+
+    @property
+    def lot(self) -> "Task":
+        """What tasks have in common that batches alone tell apart: one process answers all."""
+        return replace(self, trials=())
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -260,6 +267,7 @@ def plan(
     prompts: list[Prompt],
     corpus: str,
     batch: int | None = None,
+    shards: int = 1,
 ) -> list[Task]:
     """The work that a request makes.
 
@@ -267,11 +275,12 @@ def plan(
         corpus: whose background text the searches guess from.
         batch: rows that are answered at once; None: as many as the device's memory bears. Where
             layers share a pass, a batch is of whole prompts, one at least.
+        shards: processes that share the work, whatever batches the memory of each bears.
 
     Raises:
-        RequestError: a site that does not exist, a slice that shows nothing, a prompt that stands
-            alone and cannot be shuffled, no solver that can answer any slice, or a corpus with too
-            little text.
+        RequestError: a site that does not exist, a prompt that stands alone and cannot be shuffled,
+            no slice that shows anything and that a solver can answer, or a corpus with too little
+            text.
     """
     lengths = Counter(len(prompt.tokens) for prompt in prompts)
     batch = batch or rows_at_once(checkpoint.model, max(lengths))
@@ -291,15 +300,18 @@ def plan(
         seeds = request.seeds if solver.random or noise else request.seeds[:1]
         trials = [Trial(*coordinates) for coordinates in product(alike, seeds, shuffled)]
         allowed = allowed_tokens if solver.family == "gradient" else None
-        for group in _grouped(sites, together=solver.layers):
+        groups = list(_grouped(sites, together=solver.layers))
+        parts = -(-shards // len(groups))
+        for group, part in product(groups, range(parts)):
             for site in group:
                 shown.channels(site.circuit(checkpoint).width)
             if solver.refusal(shown, length, causal):
                 continue
-            size = max(1, batch // len(group))
+            size, own = max(1, batch // len(group)), trials[part::parts]
+            about = alike, corpus, allowed, part
             tasks += [
-                Task(checkpoint, solver, group, shown, noise, tuple(rows), alike, corpus, allowed)
-                for rows in (trials[i : i + size] for i in range(0, len(trials), size))
+                Task(checkpoint, solver, group, shown, noise, tuple(own[i : i + size]), *about)
+                for i in range(0, len(own), size)
             ]
     if not tasks:
         raise RequestError(
@@ -312,6 +324,8 @@ def plan(
 def _check_shuffled(prompts: list[Prompt], slices: tuple[Slice, ...]) -> None:
     """Refuses prompts of one length that are alike in all that is shown of them."""
     for length, shown in product({len(prompt.tokens): None for prompt in prompts}, slices):
+        if not shown.shows(length):
+            continue
         stop = shown.stop_of(length)
         if len({prompt.tokens[:stop] for prompt in prompts if len(prompt.tokens) == length}) < 2:
             raise RequestError(

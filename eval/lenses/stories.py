@@ -47,13 +47,13 @@ def stories(checkpoint: Checkpoint, request: Request, use: Use, count: int) -> T
         RequestError: there are fewer, or a directory packed by another tokenizer.
         CorpusError: the corpus cannot be read.
     """
+    text = held_out_text(checkpoint, request.corpus)
 
     def cut() -> Tensor:
-        length = min(WINDOW, checkpoint.config.context)
-        windows = held_out_text(checkpoint, request.corpus).windows(use, count, length)
+        windows = text.windows(use, count, min(WINDOW, checkpoint.config.context))
         return windows.to(checkpoint.model.embedding.weight.device)
 
-    return checkpoint.keep(("stories", request.corpus, use, count), cut)
+    return checkpoint.keep(("stories", text, use, count), cut)
 
 
 def whole_windows(checkpoint: Checkpoint, request: Request, least: int, what: str) -> int:

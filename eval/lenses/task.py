@@ -19,8 +19,7 @@ from eval.lenses.table import Table
 from eval.messages import RequestError, say_once
 from eval.models.checkpoint import Checkpoint
 from eval.models.corpora import corpus_hash
-from eval.models.identity import CHANGED
-from eval.rows.plugins import hash_source
+from eval.models.identity import CHANGED, hash_source
 from eval.rows.schema import SCHEMA
 from eval.rows.store import Results, Row, row_key
 

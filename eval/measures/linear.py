@@ -63,14 +63,14 @@ class ProbeText:
             RequestError: too long for the model, or not enough text.
         """
         checkpoint.check_length(self.length)
+        text = held_out_text(checkpoint, self.corpus)
 
         def make() -> tuple[Tensor, Tensor]:
             device = checkpoint.model.embedding.weight.device
-            text = held_out_text(checkpoint, self.corpus)
             train = text.windows("fitting", self.train, self.length)
             return train.to(device), text.windows("evaluation", self.valid, self.length).to(device)
 
-        return checkpoint.keep(self, make)
+        return checkpoint.keep((self, text), make)
 
 
 @dataclass(frozen=True)
@@ -131,18 +131,29 @@ class ProbeFit:
         self.training, self.second = training, second_moment(outputs[self.held :])
 
     def fit(self, offset: int) -> dict[str, Classifier]:
-        """Classifiers that give logits of the token at t + offset, by kind."""
+        """Classifiers that give logits of the token at t + offset, by kind.
+
+        Raises:
+            RequestError: too few examples.
+        """
         x, y = aligned(self.outputs, self.windows, offset)
         known = x[: self.held].flatten(0, 1)[:FACTOR_EXAMPLES], y[: self.held].flatten()
         x, y, T, rest = x[self.held :], y[self.held :], x.shape[1], self.outputs[self.held :]
         edge = rest[:, T:] if offset > 0 else rest[:, : rest.shape[1] - T]
         second = self.second - second_moment(edge)
         moments = TokenMoments.of(x, y, len(self.embedding), second)
-        scores, log_shares = gaussian(moments, self.embedding), moments.log_share().float()
-        start = calibrated(scores, log_shares, known[0], known[1][:FACTOR_EXAMPLES])
-        if not self.training:
-            return {"gaussian": start}
-        softmax = _train(x, y, moments.covariance, start, self.training)
+        log_shares = moments.log_share().float()
+        try:
+            scores = gaussian(moments, self.embedding)
+            start = calibrated(scores, log_shares, known[0], known[1][:FACTOR_EXAMPLES])
+            if not self.training:
+                return {"gaussian": start}
+            softmax = _train(x, y, moments.covariance, start, self.training)
+        except torch.linalg.LinAlgError:  # pyright: ignore
+            raise RequestError(
+                f"--train-tokens: {y.numel()} examples are left for offset {offset}, too few or "
+                "all alike; give more"
+            ) from None
         return {"gaussian": start, "softmax": softmax}
 
 

@@ -131,7 +131,8 @@ class Checkpoint:
     @cached_property
     def settings_sha256(self) -> str:
         """The hash of what no weight tells of it; see `eval.models.identity`."""
-        return identity.settings_hash(self.meta.get("settings", {}), self.tokenizer, self.end)
+        settings = self.meta.get("settings", {})
+        return identity.settings_hash(settings, self.tokenizer, self.end, self.model)
 
     @cached_property
     def stops(self) -> list[int]:

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 from torch import nn
 
-from arch import LanguageModel, embedding_scale
+from arch import LanguageModel, ModelConfig, embedding_scale
 from eval.messages import RequestError
 from eval.models.checkpoint import Checkpoint, draw, open_checkpoint
 
 _SCALE = re.compile(r"scale=(\d*\.?\d+(?:e-?\d+)?)")
-FRESH = 3_141_592_653  # seed of embeddings that no training starts from
+OWN_DRAW = "own draw"
+"""In the hashes of what is drawn by the model's: rows of earlier draws have other keys."""
 
 
 def derive(checkpoint: Checkpoint, control: str) -> Checkpoint:
@@ -29,7 +30,7 @@ def derive(checkpoint: Checkpoint, control: str) -> Checkpoint:
     Raises:
         RequestError: another word, or a model that cannot be built anew.
     """
-    scale, step, source, meta = _SCALE.fullmatch(control), 0, "", dict(checkpoint.meta)
+    scale, step, source, meta = _SCALE.fullmatch(control), 0, OWN_DRAW, dict(checkpoint.meta)
     if control.startswith("embedding="):
         model, source = _with_embedding(checkpoint, control)
         step = int(checkpoint.meta.get("step", 0))
@@ -46,8 +47,7 @@ def derive(checkpoint: Checkpoint, control: str) -> Checkpoint:
     else:
         own = {"mixers": ("identity",), "embedding_std": embedding_scale(checkpoint.model)}
         changed = {"embedding_std": float(scale[1])} if scale else own
-        source = "" if scale else "own scale"  # of other keys than rows without it
-        model = draw(lambda: LanguageModel(replace(checkpoint.config, **changed)), seed=0)
+        model = _draw(checkpoint, replace(checkpoint.config, **changed))
         model = model.to(checkpoint.model.embedding.weight.device)
         meta.pop("source", None)  # it is untrained, wherever the weights came from
     name = f"{checkpoint.meta['name']} [{control}]"
@@ -58,12 +58,17 @@ def derive(checkpoint: Checkpoint, control: str) -> Checkpoint:
     )
 
 
+def _draw(checkpoint: Checkpoint, config: ModelConfig) -> LanguageModel:
+    """An untrained model, another one for each checkpoint."""
+    return draw(lambda: LanguageModel(config), int(checkpoint.weights_sha256[:15], 16))
+
+
 def _with_embedding(checkpoint: Checkpoint, control: str) -> tuple[LanguageModel, str]:
-    """The model with another one's embedding, and that one's hash or seed."""
+    """The model with another one's embedding, and that one's hash."""
     weight, source = checkpoint.model.embedding.weight, control.removeprefix("embedding=")
     if source == "untrained" and type(checkpoint.model) is LanguageModel:
-        drawn = draw(lambda: LanguageModel(checkpoint.config), FRESH)
-        other, digest = drawn.embedding.weight.to(weight.device), str(FRESH)
+        drawn = _draw(checkpoint, checkpoint.config)
+        other, digest = drawn.embedding.weight.to(weight.device), OWN_DRAW
     else:
         opened = open_checkpoint(source, weight.device)
         other, digest = opened.model.embedding.weight, opened.weights_sha256

@@ -75,7 +75,6 @@ def own_corpus(checkpoint: "Checkpoint") -> tuple[str, str]:
     return "toy", "as no training data is recorded"
 
 
-@cache
 def corpus_label(corpus: str) -> str:
     """A corpus as `name (hash)`, equal on every machine: the last part of its path, 8 hex digits.
 

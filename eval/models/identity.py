@@ -6,13 +6,14 @@ one `model_id` are steps and seeds of one model, and may be pooled; all others a
 """
 
 import hashlib
+import inspect
 import json
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from arch.storage.files import read_json
+from arch.storage.files import file_sha256, read_json
 from arch.storage.runs import BEST, MODELS_IN_RUN, run_of, without_seed
 from eval.messages import RequestError
 
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 Key = TypeVar("Key", bound=Hashable)
-CHANGED = "other settings (config.json) or another tokenizer"
+CHANGED = "other settings (config.json, or the GGUF file), other code or another tokenizer"
 """How a model with another `settings_hash` is named."""
+KNOWN = ("arch", "eval", "torch", "transformers")
+"""Packages whose code stands in no hash."""
 
 
 def model_id(meta: Mapping[str, Any], weights_sha256: str) -> str:
@@ -56,24 +59,48 @@ def weights_hash(model: "Module") -> str:
     return digest.hexdigest()
 
 
-def settings_hash(settings: Mapping[str, Any], tokenizer: "Tokenizer", end: int | None) -> str:
-    """The SHA-256 of what no weight tells of a model: its settings, and how a text is split.
+def settings_hash(
+    settings: Mapping[str, Any], tokenizer: "Tokenizer", end: int | None, model: "Module"
+) -> str:
+    """The SHA-256 of what no weight tells of a model: settings, code, and how a text is split.
 
     Args:
         settings: the content of its config.json, or of the like in memory.
         end: the token that ends a text; where it is not `<|endoftext|>`, it counts, too.
+        model: of whose classes the files count that `hash_source` hashes.
     """
     from arch.formats.foreign import WITHOUT_EFFECT
     from tokenizer import END_OF_TEXT, encoding_hash
 
     told = {name: value for name, value in settings.items() if name not in WITHOUT_EFFECT}
     ends = [] if end in (None, tokenizer.token_to_id(END_OF_TEXT)) else [end]
-    text = json.dumps([told, encoding_hash(tokenizer), *ends], sort_keys=True, default=str)
+    files = {hash_source(kind) for kind in {type(part) for part in model.modules()}}
+    about = [told, encoding_hash(tokenizer), *ends, *sorted(filter(None, files))]
+    text = json.dumps(about, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def hash_source(source: Callable[..., Any]) -> str | None:
+    """The SHA-256 of the file that a function or a class of a user's own stands in.
+
+    None for those of this project, torch and transformers, and for those of a notebook.
+    """
+    if source.__module__.partition(".")[0] in KNOWN:
+        return None
+    try:
+        file = Path(inspect.getsourcefile(inspect.unwrap(source)) or "")
+    except (OSError, TypeError):  # by which inspect says that a class stands in no file
+        return None
+    return file_sha256(file) if file.is_file() else None
+
+
 def facts_of(path: Path) -> dict[str, Any]:
-    """What lies beside a model's weights when it is opened, and when they were written."""
+    """What lies beside a model's weights when it is opened, and when they were written.
+
+    Of a GGUF file its hash: factors of its rotation stand in no setting.
+    """
+    if path.is_file():
+        return {"settings": {"file_sha256": file_sha256(path)}}
     config, weights = path / "config.json", path / "model.safetensors"
     facts: dict[str, Any] = {"settings": read_json(config)} if config.is_file() else {}
     return facts | ({"written": written(weights)} if weights.is_file() else {})

@@ -26,7 +26,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from eval.messages import RequestError, say_once
-from eval.models.corpora import corpus_label
+from eval.models.corpora import corpus_hash, corpus_label
 from eval.models.pieces import encode_text, encoding_of
 from tokenizer import (
     PAD,
@@ -61,7 +61,7 @@ class Story(str):
         return story
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class HeldOutText:
     """The held-out stories of a corpus, as one model reads them.
 
@@ -176,6 +176,8 @@ class HeldOutText:
 def held_out_text(checkpoint: "Checkpoint", corpus: str) -> HeldOutText:
     """The stories of a corpus that a model was not trained on, kept until the model's release.
 
+    What is computed of them may be kept under them: a corpus whose text changed has others.
+
     A corpus with a validation split is used as it is divided. Of any other the stories are divided
     by their hashes, as packing does it, with the fraction that the model directory records
     (`valid_fraction` in its meta.json). Where it records none (pretrained and untrained models,
@@ -184,7 +186,7 @@ def held_out_text(checkpoint: "Checkpoint", corpus: str) -> HeldOutText:
     fraction = checkpoint.meta.get("valid_fraction") or VALID_FRACTION
     ends = () if checkpoint.end is None else (checkpoint.end,)
     return checkpoint.keep(
-        ("held-out text", corpus),
+        ("held-out text", corpus, corpus_hash(corpus)),
         lambda: HeldOutText(corpus, checkpoint.tokenizer, fraction, ends),
     )
 

@@ -36,7 +36,7 @@ class Registry(Generic[Entry]):
         Raises:
             RequestError: another file has an entry of that name.
         """
-        if not _is_ours(function):
+        if not function.__module__.startswith("eval."):
             self.load()  # so that no name of ours is taken
         file = inspect.getsourcefile(inspect.unwrap(function)) or ""
         if name in self.entries and self._files[name] != file:
@@ -89,15 +89,3 @@ def run_plugins(files: str | Sequence[str] | None) -> None:
             raise RequestError(
                 f"--plugin {file}: line {line}: {type(error).__name__}: {error}"
             ) from error
-
-
-def hash_source(function: Callable[..., Any]) -> str | None:
-    """The SHA-256 of the file that a function stands in; None if it is in none, or is our own."""
-    if _is_ours(function):
-        return None
-    file = Path(inspect.getsourcefile(inspect.unwrap(function)) or "")
-    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
-
-
-def _is_ours(function: Callable[..., Any]) -> bool:
-    return function.__module__.startswith("eval.")

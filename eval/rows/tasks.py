@@ -1,13 +1,16 @@
 """Work that gives rows, and the one runner of it: resumed by key, shared out, watched.
 
 A task's rows are on the disk before the next task begins. Several processes may share the work: of
-N shards, shard I takes every N-th task from the I-th on, and appends to a rows file of its own.
+N shards, shard I takes every N-th lot of tasks from the I-th on, and appends to a rows file of its
+own. A task is a lot, unless tasks beside each other name one (`lot`), as those that were cut by the
+memory that there was.
 """
 
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from itertools import chain, groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Protocol
@@ -67,11 +70,8 @@ def open_results(
         RequestError: it cannot be written, it holds rows and may not, or there is no such shard.
     """
     missing = [] if out is None else [p for p in (Path(out), *Path(out).parents) if not p.exists()]
-    number, _, count = (shard or "1/1").partition("/")
-    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
-        raise RequestError(f"--shard {shard}: give I/N with I from 1 to N, as in 1/2")
     with TemporaryDirectory(prefix="eval-") if out is None else nullcontext(out) as directory:
-        results = Results(directory, (int(number), int(count)))
+        results = Results(directory, read_shard(shard))
         if results.keys and not resume:
             raise RequestError(
                 f"--no-resume: {out} holds {len(results.keys)} rows; give another directory"
@@ -85,6 +85,18 @@ def open_results(
                     for path in missing:
                         path.rmdir()
             raise
+
+
+def read_shard(shard: str | None) -> tuple[int, int]:
+    """The number of a shard, from 1, and how many there are.
+
+    Raises:
+        RequestError: there is no such shard.
+    """
+    number, _, count = (shard or "1/1").partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise RequestError(f"--shard {shard}: give I/N with I from 1 to N, as in 1/2")
+    return int(number), int(count)
 
 
 def answered(
@@ -208,8 +220,9 @@ def _cleared(bar: _Bar) -> Iterator[None]:
 def _remaining(tasks: Sequence[Task], results: Results, limit: int | None) -> list[Task]:
     """This shard's tasks whose rows are not all there, as many as give `limit` rows."""
     number, count = results.shard
+    lots = [[*lot] for _, lot in groupby(tasks, lambda task: getattr(task, "lot", id(task)))]
     remaining, rows = [], 0
-    for task in tasks[number - 1 :: count]:
+    for task in chain.from_iterable(lots[number - 1 :: count]):
         if task.keys and results.keys.issuperset(task.keys):
             continue
         if limit is None or rows < limit:

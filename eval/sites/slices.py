@@ -71,6 +71,11 @@ class Slice:
             )
         return shown
 
+    def shows(self, length: int) -> bool:
+        """Whether it shows a position of a prompt of that length."""
+        ranges = ((self.start, self.stop), *self.more)
+        return any(range(length)[start:stop] for start, stop in ranges)
+
     def channels(self, width: int) -> int:
         """How many channels are shown, of a site that is so wide.
 

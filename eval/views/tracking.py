@@ -146,7 +146,7 @@ def _plain(name: str, value: Any) -> Any:
         return None
     if isinstance(value, float) and math.isinf(value):
         return str(value)
-    return corpus_label(value) if name == "corpus" else value
+    return corpus_label(str(value)) if name == "corpus" else value
 
 
 def training_config(rows: Sequence[Row]) -> dict[str, Any]:

@@ -57,8 +57,7 @@ class Design:
 
         Raises:
             RequestError: the corpus has too little text; more candidates than tokens are asked for;
-                or the given text is empty, too short, longer than the model's context, or has a
-                token that is no candidate.
+                or the given text is empty, too short, or has a token that is no candidate.
         """
         text = held_out_text(checkpoint, self.corpus)
         key = tokenizer_hash(text.tokenizer), text.fraction
@@ -109,10 +108,9 @@ class Design:
         """Each token of a text in its place, if enough tokens stand after it."""
         (prompt,) = text_prompts([text], checkpoint.tokenizer, checkpoint.config.context)
         count, least = len(prompt.tokens), min(self.question.distances)
-        if not least < count <= checkpoint.config.context:
+        if count <= least:
             raise RequestError(
-                f"--text: it has {count} tokens; with --distances {least} and this model's "
-                f"context, give {least + 1} to {checkpoint.config.context}"
+                f"--text: it has {count} tokens; with --distances {least} give {least + 1} or more"
             )
         known, asked = set(candidates.tokens.tolist()), prompt.tokens[: count - least]
         if other := [token for token in asked if token not in known]:
@@ -189,11 +187,18 @@ def plan_bits(
     """The tasks of a checkpoint: one for each layer, as `choose_layers` reads them.
 
     Raises:
-        RequestError: a layer or part that does not exist, or passages longer than the model's
-            context.
+        RequestError: a layer or part that does not exist, or passages or a text longer than the
+            model's context.
     """
     context = checkpoint.config.context
-    if design.text is None and design.length > context:
+    if design.text is not None:
+        (prompt,) = text_prompts([design.text], checkpoint.tokenizer, context)
+        if len(prompt.tokens) > context:
+            raise RequestError(
+                f"--text: it has {len(prompt.tokens)} tokens, the context of {checkpoint.path} is "
+                f"{context}; shorten it, or ask that model apart"
+            )
+    elif design.length > context:
         raise RequestError(
             f"--before {design.before} --distances {max(design.question.distances)}: passages of "
             f"{design.length} tokens, the context of {checkpoint.path} is {context}; give less"

@@ -15,6 +15,8 @@ FILE = re.compile(r"samples_(.+)_\d{4}-\d\d-\d\dT[\d.-]+\.jsonl")
 """The name of a file of samples: of a task, at a time."""
 BITS = "bits_per_byte"
 """The one metric that is a ratio: a sample has the log-likelihood of a text, and its bytes."""
+NAMES = {"perplexity": "log-likelihood (nats)"}
+"""What lm-eval stores of a document under the name of the figure that it makes of all."""
 
 
 class Score(NamedTuple):
@@ -71,7 +73,7 @@ def paired_samples(first: dict[str, Path], second: dict[str, Path], margin: floa
         for key in scores[0].keys() & scores[1].keys():
             pairs = _pair(scores[0][key], scores[1][key], files)
             percent = key[0] != BITS and all(0 <= s.hits <= 1 for pair in pairs for s in pair)
-            heading = " ".join([task, *(word for word in key if word != "none")])
+            heading = " ".join([task, *(NAMES.get(word, word) for word in key if word != "none")])
             hits = [[pair[side].hits for pair in pairs] for side in (0, 1)]
             records.append(
                 paired_record(heading, hits[0], hits[1], [sample.n for sample, _ in pairs], percent,

@@ -58,14 +58,14 @@ def test_one_factor_agrees_with_scipy():
     theirs = bootstrap(
         (hits, counts), ratio, paired=True, n_resamples=20_000, method="percentile", rng=rng
     ).confidence_interval
-    ours = clustered(hits.tolist(), counts.tolist(), range(40), [0] * 40, resamples=20_000)
+    ours = clustered(hits.tolist(), counts.tolist(), range(40), [0] * 40)
     assert ours.estimate == pytest.approx(hits.sum() / counts.sum())
-    assert ours[1:] == pytest.approx((theirs.low, theirs.high), abs=0.004)
-    turned = clustered(hits.tolist(), counts.tolist(), [0] * 40, range(40), resamples=20_000)
-    assert turned == pytest.approx(ours, abs=0.004)
+    assert ours[1:] == pytest.approx((theirs.low, theirs.high), abs=0.01)
+    turned = clustered(hits.tolist(), counts.tolist(), [0] * 40, range(40))
+    assert turned == pytest.approx(ours)
 
 
-def coverage(P, M, of_prompts, of_models, dealt=False):
+def coverage(P, M, of_prompts, of_models, dealt=False, tokens=3):
     """How often the interval of shares holds the truth of prompts and models drawn at random.
 
     Every model is asked every prompt, or each prompt is dealt out to one model.
@@ -75,8 +75,8 @@ def coverage(P, M, of_prompts, of_models, dealt=False):
     models = prompts % M if dealt else np.tile(np.arange(M), P)
     for _ in range(rounds):
         chance = 0.5 + rng.normal(0, of_models, M)[models] + rng.normal(0, of_prompts, P)[prompts]
-        hits = rng.binomial(3, chance.clip(0, 1)).tolist()
-        interval = token_fraction(hits, [3] * len(hits), prompts.tolist(), models.tolist())
+        hits = rng.binomial(tokens, chance.clip(0, 1)).tolist()
+        interval = token_fraction(hits, [tokens] * len(hits), prompts.tolist(), models.tolist())
         held += interval.low <= 0.5 <= interval.high
     return held / rounds
 
@@ -85,6 +85,13 @@ def coverage(P, M, of_prompts, of_models, dealt=False):
 @pytest.mark.parametrize("dealt", [True, False])
 def test_coverage_of_prompts_and_models(P, M, spread, dealt):
     assert 0.9 < coverage(P, M, 0.15, spread, dealt) < 0.999
+
+
+@pytest.mark.parametrize("n", [3, 4, 8])
+def test_coverage_of_few_prompts_or_seeds(n):
+    """By a bootstrap it was 69 to 87 in 100."""
+    assert 0.9 < coverage(n, 1, 0.15, 0.0, tokens=64) < 0.999
+    assert 0.9 < coverage(1, n, 0.0, 0.15, tokens=64) < 0.999
 
 
 def test_an_interval_over_models_alike_is_that_over_prompts():

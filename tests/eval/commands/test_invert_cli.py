@@ -108,6 +108,17 @@ def test_what_is_left_out_is_said_where_it_was_asked_for(model_directory, capsys
     assert "left out: sweep at [:, 2:, :]" in capsys.readouterr().err
 
 
+def test_a_text_too_short_for_a_slice_is_asked_about_the_others(model_directory, tmp_path, capsys):
+    """No text at all was, and the user had typed no slice."""
+    asked = [model_directory(), "--layers", 1, "--solvers", "chance", "--out", tmp_path / "out"]
+    texts = ["a", "b", "a b c d e", "a c b d e"]
+    assert invert(*asked, "--controls", "shuffled", "--text", *texts) == 0
+    assert "left out: slice [:, 1:, :]" in (said := capsys.readouterr().err)
+    assert said.count("left out") == 1
+    slices = {(row["length"] == 1, row["slice"]) for row in read_rows([tmp_path / "out"])}
+    assert slices == {(True, "[:, 0:, :]"), *((False, f"[:, {n}:, :]") for n in (0, 1, 3))}
+
+
 def test_a_suite_of_ones_own(model_directory, tmp_path, capsys):
     """Its entries are calls; flags replace what all of them say; what fits no model is left out."""
     path, out = tmp_path / "mine.yaml", tmp_path / "out"

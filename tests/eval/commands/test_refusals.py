@@ -70,7 +70,7 @@ REFUSED = {
         ("--controls shuffled --text 'a b' 'a c' --slices '[:, :1, :]'", "--controls shuffled"),
         ("--text '" + "word " * 40 + "'", "longer than the context * 32"),
         ("--text ''", "--text ''"),
-        ("--text a", "[:, 1:, :] shows nothing of a prompt of 1 tokens; give a longer text"),
+        ("--text a --slices '[:, 1:, :]'", "[:, 1:, :] shows nothing of a prompt of 1 tokens"),
         ("--text 'a b' --count 2", "--count: is of prompts that are drawn"),
         ("--minutes 3", "--minutes: there is no such flag; see --help"),
     ],
@@ -78,6 +78,7 @@ REFUSED = {
         ("--offsets 16", "--offsets 16: windows have 16"),
         ("--train-tokens 20", "--train-tokens 20: 2 windows"),
         ("--train-tokens 10000000", "10,000,000"),
+        ("--train-tokens 32 --offsets 15 --steps 0 --layers 1", "--train-tokens: 1 examples"),
     ],
     "geometry model --out out --corpus toy:200 --count 2 --length 6": [
         ("--layers 0", "--layers 0"),
@@ -92,6 +93,9 @@ REFUSED = {
         ("--text a --count 2", "--count: is of passages"),
         ("--candidates 9999", "--candidates 9999: the vocabulary has"),
         ("--text Zq --candidates 1 --distances 0", "--candidates 1: * --text is none of"),
+    ],
+    "bits": [
+        ("model short --out out --distances 1 --text '" + "Tom sat. " * 3 + "'", "short is 16"),
     ],
     "lens model --out out": [
         ("--words ''", "--words ''"),
@@ -197,6 +201,7 @@ def place(tmp_path_factory, small_model, small_tokenizer):
     meta = {"name": "flat", "step": 0}
     save_model(place / "model", small_model(), small_tokenizer.to_str(), meta)
     other = train_tokenizer(open_corpus("toy:60:9", "train"), vocab_size=390).to_str()
+    save_model(place / "short", small_model(context=16), small_tokenizer.to_str(), meta)
     save_model(place / "namesake", small_model(vocab_size=390), other, meta)
     for name in ("cut", "foreign", "smaller"):
         shutil.copytree(place / "model", place / name)
@@ -288,6 +293,11 @@ def broken(model: Any) -> Any:
     return model
 
 
+def in_memory(model: Any) -> Any:
+    """Opened, with a token for each byte."""
+    return API.open_model(model, tokenizer=byte_tokenizer(), name="m")
+
+
 CALLS = [
     (lambda new: Circuit(new(), 3), "layer 3"),
     (lambda new: Circuit(new(mixers=("attention+flat",)), 1, without=frozenset({"mask"})),
@@ -307,6 +317,7 @@ CALLS = [
     (lambda new: API.open_model("hf:x", name="y"), "hf:x"),
     (lambda new: API.loss("model", stories=0), "--stories: '0'"),
     (lambda new: API.invert("model", prompts="stories"), "--prompts: 'stories'"),
+    (lambda new: API.generate(in_memory(new(context=3)), prompt="abc"), "the model's context is 3"),
 ]  # fmt: skip
 """Of Python callers: a call that is given a maker of small models, and what is said of it."""
 

@@ -19,7 +19,7 @@ from eval.analysis.frame import frame
 from eval.analysis.statistics import clustered
 from eval.analysis.summary import summarise, summarise_rows
 from eval.measures.loss import PARTS, measure_documents, measure_loss
-from eval.models import corpora
+from eval.models import corpora, identity
 from eval.models.checkpoint import Checkpoint, open_checkpoint
 from eval.rows.store import read_rows
 from tests.arch.cases import byte_tokenizer
@@ -159,12 +159,38 @@ def test_rows_of_other_settings_beside_the_same_weights_are_refused(
         module.load_state_dict(state)
     else:
         tokenizer.normalizer = normalizers.Lowercase()
-    with pytest.raises(
-        RequestError, match=r"its rows of \S+ are of other settings \(config.json\)"
-    ):
+    with pytest.raises(RequestError, match=r"its rows of \S+ are of other settings \(config.json"):
         eval_loss(open_changed(), **question)
     with pytest.raises(RequestError, match="has the name and weights of another model that is as"):
         eval_loss([before, open_changed()], text="Tom had a ball.")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("change", ["base", "factors", "hub"])
+def test_rows_of_other_settings_of_a_pretrained_model_are_refused(change, tmp_path, monkeypatch):
+    """Of a GGUF file, whose factors stand in no setting, or of a name on the hub."""
+    pytest.importorskip("gguf")
+    from tests.arch.pretrained.test_gguf import write_gguf
+
+    file, theirs = tmp_path / "m.gguf", tmp_path / "theirs"
+    question: Any = {"text": "Tom had a ball.", "out": str(tmp_path / "out")}
+    model = write_gguf(file)
+    changed: Any = {"settings": {"rope.freq_base": 500.0}}
+    if change == "factors":
+        changed = {"extra": {"rope_freqs.weight": np.array([1, 1, 2, 4], np.float32)}}
+    if change == "hub":
+        model.save_pretrained(theirs)
+        (theirs / "tokenizer.json").write_text(byte_tokenizer().to_str())
+        monkeypatch.setattr(identity, "facts_of", lambda path: {})  # nothing lies beside a name
+    name = f"hf:{theirs if change == 'hub' else file}"
+    assert eval_loss(name, **question).rows == eval_loss(name, **question).rows
+    torch.manual_seed(0)  # the same tensors
+    write_gguf(file, **changed)
+    config = theirs / "config.json"
+    if change == "hub":
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"rms_norm_eps": 0.1}))
+    with pytest.raises(RequestError, match=r"its rows of \S+ are of other settings"):
+        eval_loss(name, **question)
 
 
 def test_a_model_that_is_trained_again_while_it_is_open_is_refused(model_directory):

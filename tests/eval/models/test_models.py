@@ -216,6 +216,21 @@ def test_controls_have_embeddings_of_their_own(small_model, small_tokenizer):
     assert embedding_scale(same) == pytest.approx(embedding_scale(model), rel=0.05)
 
 
+@pytest.mark.parametrize("control", ["identity", "scale=0.02", "embedding=untrained"])
+def test_controls_of_two_training_seeds_are_two_networks(control, small_model, small_tokenizer):
+    """One was counted as two."""
+    config, drawn, keys = small_model().config, [], set()
+    for seed in (0, 1):
+        model = draw(lambda: LanguageModel(config), seed)
+        opened = open_model(model, tokenizer=small_tokenizer)
+        first, again = (derive(opened, control) for _ in range(2))
+        assert torch.equal(first.model.embedding.weight, again.model.embedding.weight)
+        drawn.append(first.model.embedding.weight)
+        keys.add(first.weights_sha256)
+    assert len(keys) == 2
+    assert torch.corrcoef(torch.stack(drawn).flatten(1))[0, 1].abs() < 0.1
+
+
 @pytest.mark.parametrize("family", ["gpt2", "llama 1"])
 def test_a_hook_on_an_attention_of_theirs_counts(family):
     theirs, tokens = their_model(family, dtype=torch.float32), torch.arange(20)[None]

@@ -2,7 +2,7 @@
 
 import json
 import re
-from itertools import combinations
+from itertools import combinations, islice
 from pathlib import Path
 from typing import Any, get_args
 
@@ -261,3 +261,31 @@ def test_data_fit_a_tokenizer_that_transformers_saved(small_tokenizer, tokenizer
     other["model"]["merges"] = other["model"]["merges"][:-1]
     with one_line(RequestError, r"packed from: toy:60"):
         list(HeldOutText(str(tmp_path / "data"), Tokenizer.from_str(json.dumps(other))).held_out())
+
+
+@pytest.mark.parametrize(
+    ("command", "asked"),
+    [
+        ("invert", {"layers": 1, "count": 2, "length": 6, "solvers": "propose"}),
+        ("bits", ASKED["bits"]),
+        ("probe", ASKED["probe"]),
+        ("lens", {"lens": "tuned", "count": 1, "length": 6, "tokens": 512}),
+    ],
+)
+def test_an_open_model_reads_a_corpus_that_was_written_anew(
+    command, asked, model_directory, tmp_path
+):
+    """Its old text was asked about, and named by the new hash."""
+
+    def figures(model):
+        rows = getattr(evals, command)(model, corpus=str(tmp_path / "text"), **asked).rows
+        return [{name: row[name] for name in row.keys() - {"seconds"}} for row in rows]
+
+    opened, found = evals.open_model(path := model_directory()), []
+    (tmp_path / "text").mkdir()
+    for seed in (1, 2):
+        stories = islice(open_corpus(f"toy:400:{seed}", "train"), 200)
+        (tmp_path / "text" / "valid.txt").write_text("<|endoftext|>".join(stories))
+        found.append(figures(opened))
+        assert found[-1] == figures(evals.open_model(path))
+    assert found[0] != found[1]

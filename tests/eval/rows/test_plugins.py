@@ -1,11 +1,14 @@
-"""A user's own file of lenses: as `docs/extending.md` shows it, and every way in which it fails."""
+"""A user's own files: as `docs/extending.md` shows them, and every way in which they fail."""
 
 import json
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
+from eval import loss, open_model
 from eval.__main__ import main
 from eval.inversion.solver import FAMILIES, SOLVERS, solvers
 from eval.lenses.lens import LENSES, lenses
@@ -140,3 +143,39 @@ def test_a_lens_whose_file_changed_is_asked_anew(plugin, model_directory, tmp_pa
     after = {row["value"] for row in read_rows([out])} - before
     assert len(after) == len(before)
     assert min(after) > 100
+
+
+MIXER = """
+from arch.mixers import TokenMixer
+
+class Halved(TokenMixer):
+    def __init__(self, d_model, context):
+        super().__init__()
+
+    def forward(self, x):
+        return x / 2
+"""
+
+
+def test_rows_of_a_mixer_whose_file_changed_are_refused(
+    model_directory, tmp_path, monkeypatch, capsys
+):
+    """The figures of the earlier code were given as its own."""
+    file = tmp_path / "halved_mixer.py"
+    file.write_text(MIXER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    model = str(model_directory(mixers=("halved_mixer.Halved",)))
+    words = ["loss", model, "--text", "Tom sat.", "--out", str(tmp_path / "out"), "--trust_code"]
+    assert main(words) == main(words) == 0
+    assert "every row is there already" in capsys.readouterr().err
+    file.write_text(MIXER.replace("x / 2", "x / 3"))
+    assert main(words) == 2
+    assert "are of other settings" in capsys.readouterr().err
+
+
+def test_a_model_of_a_class_in_a_notebook_is_asked(small_model, small_tokenizer, monkeypatch):
+    """It stands in no file that could be hashed."""
+    module = small_model()
+    module.__class__ = type("Mine", (type(module),), {"__module__": "notebook"})
+    monkeypatch.setitem(sys.modules, "notebook", ModuleType("notebook"))
+    assert loss(open_model(module, tokenizer=small_tokenizer), text="Tom sat.").rows

@@ -127,6 +127,23 @@ def test_shards_make_the_rows_of_one_process(ask, whole, tmp_path, name):
         assert files == {"rows.1-of-2.jsonl", "rows.2-of-2.jsonl"}
 
 
+def test_shards_that_find_other_memory_lose_no_rows(ask, whole, tmp_path, monkeypatch):
+    """Batches were dealt out as each process cut them."""
+    two, (expected, _) = tmp_path / "two", whole("invert")
+    for shard, rows in (("1/2", 1), ("2/2", 64)):
+        monkeypatch.setattr("eval.inversion.task.rows_at_once", lambda *_, rows=rows: rows)
+        assert main([*ask("invert", two), "--shard", shard]) == 0
+    assert content(two) == expected
+
+
+def test_shards_share_the_prompts_of_one_site(model_directory, tmp_path):
+    words = ["invert", str(model_directory()), *FEW, "--layers", "1", *SLICE, "--solvers", "chance"]
+    for shard in ("1/2", "2/2"):
+        assert main([*words, "--out", str(tmp_path / "out"), "--shard", shard]) == 0
+    files = sorted((tmp_path / "out").glob("*.jsonl"))
+    assert [len(path.read_text().splitlines()) for path in files] == [1, 1]
+
+
 MODEL = SimpleNamespace(settings_sha256="")
 
 

@@ -43,7 +43,7 @@ def two(tmp_path, scores):
     for name, logs, hits in zip("ab", likelihoods, right, strict=True):
         write_samples(tmp_path / name, [
             sample(i, bits_per_byte=[float(logs[i]), int(sizes[i])], acc=float(hits[i]),
-                   byte_perplexity=[float(logs[i]), int(sizes[i])])
+                   byte_perplexity=[float(logs[i]), int(sizes[i])], perplexity=float(logs[i]))
             for i in range(12)
         ])  # fmt: skip
     return tmp_path / "a", tmp_path / "b"
@@ -52,7 +52,9 @@ def two(tmp_path, scores):
 def test_two_models_are_paired_document_by_document(two, scores):
     sizes, likelihoods, right = scores
     rows = {row["figure"]: row for row in compare(list(two)).rows}
-    assert set(rows) == {"stories bits_per_byte", "stories acc"}
+    (logs,) = (row for figure, row in rows.items() if "nats" in figure)  # lm-eval: "perplexity"
+    assert [logs["first"], logs["second"]] == pytest.approx(list(likelihoods.mean(1)))
+    assert rows.keys() - {logs["figure"]} == {"stories bits_per_byte", "stories acc"}
     bits, accuracy = rows["stories bits_per_byte"], rows["stories acc"]
     expected = -likelihoods.sum(1) / np.log(2) / sizes.sum()
     assert [bits["first"], bits["second"]] == pytest.approx(list(expected))
