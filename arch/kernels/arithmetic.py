@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-_OF_PRODUCTS: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
-_OF_CONVOLUTIONS: tuple[Any, ...] = (torch.backends.cudnn.conv, torch.backends.mkldnn.conv)
+_BACKENDS: Any = torch.backends
+_OF_PRODUCTS = _BACKENDS.cuda.matmul, _BACKENDS.mkldnn.matmul
+_OF_CONVOLUTIONS = _BACKENDS.cudnn.conv, _BACKENDS.mkldnn.conv
 
 
 @contextmanager

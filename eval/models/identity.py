@@ -83,15 +83,19 @@ def settings_hash(
 def hash_source(source: Callable[..., Any]) -> str | None:
     """The SHA-256 of the file that a function or a class of a user's own stands in.
 
-    None for those of this project, torch and transformers, and for those of a notebook.
+    Of a function in a notebook, of its lines. None for those of this project, torch and
+    transformers, and for what has no source.
     """
     if source.__module__.partition(".")[0] in KNOWN:
         return None
+    own = inspect.unwrap(source)
     try:
-        file = Path(inspect.getsourcefile(inspect.unwrap(source)) or "")
-    except (OSError, TypeError):  # by which inspect says that a class stands in no file
+        file = Path(inspect.getsourcefile(own) or "")
+        if file.is_file():
+            return file_sha256(file)
+        return hashlib.sha256(inspect.getsource(own).encode()).hexdigest()
+    except (OSError, TypeError):  # by which inspect says that there is none
         return None
-    return file_sha256(file) if file.is_file() else None
 
 
 def facts_of(path: Path) -> dict[str, Any]:

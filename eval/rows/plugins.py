@@ -31,7 +31,7 @@ class Registry(Generic[Entry]):
         self._files: dict[str, str] = {}
 
     def enter(self, name: str, entry: Entry, function: Callable[..., Any]) -> None:
-        """Adds an entry, or puts it in the place of an earlier one of the same file.
+        """Adds an entry, or puts it in the place of an earlier one of the same file or a notebook.
 
         Raises:
             RequestError: another file has an entry of that name.
@@ -39,10 +39,9 @@ class Registry(Generic[Entry]):
         if not function.__module__.startswith("eval."):
             self.load()  # so that no name of ours is taken
         file = inspect.getsourcefile(inspect.unwrap(function)) or ""
-        if name in self.entries and self._files[name] != file:
-            raise RequestError(
-                f"{self.kind} {name}: the name is taken by {self._files[name]}; choose another"
-            )
+        before = self._files[name] if name in self.entries else file
+        if before != file and Path(before).is_file():
+            raise RequestError(f"{self.kind} {name}: the name is taken by {before}; choose another")
         self.entries[name], self._files[name] = entry, file
 
     def load(self) -> dict[str, Entry]:

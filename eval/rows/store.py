@@ -14,7 +14,7 @@ import json
 import math
 import os
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from arch.storage.runs import walk_folders
@@ -55,6 +55,7 @@ class Results:
         self.shard = number, count = shard
         self.path = self.directory / (ROWS if count == 1 else f"rows.{number}-of-{count}.jsonl")
         self.refusal: str | None = None
+        self.close: Callable[[], object] = lambda: None
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
@@ -66,7 +67,7 @@ class Results:
             if not (self.path.is_file() and os.access(self.path, os.R_OK)):
                 raise RequestError(self.refusal) from None
         else:
-            weakref.finalize(self, os.close, file)  # which lets the lock go
+            self.close = weakref.finalize(self, os.close, file)  # which lets the lock go
             _lock(file, directory)
             _cut_torn_line(self.path)
         known = self.rows()

@@ -72,11 +72,11 @@ def open_results(
     missing = [] if out is None else [p for p in (Path(out), *Path(out).parents) if not p.exists()]
     with TemporaryDirectory(prefix="eval-") if out is None else nullcontext(out) as directory:
         results = Results(directory, read_shard(shard))
-        if results.keys and not resume:
-            raise RequestError(
-                f"--no-resume: {out} holds {len(results.keys)} rows; give another directory"
-            )
         try:
+            if results.keys and not resume:
+                raise RequestError(
+                    f"--no-resume: {out} holds {len(results.keys)} rows; give another directory"
+                )
             yield results
         except Exception:  # where nothing was measured, no directory is left that was made here
             if missing and not results.keys:
@@ -85,6 +85,8 @@ def open_results(
                     for path in missing:
                         path.rmdir()
             raise
+        finally:  # a notebook keeps an error, and with it what the error has seen
+            results.close()
 
 
 def read_shard(shard: str | None) -> tuple[int, int]:

@@ -1,9 +1,11 @@
 """A user's own files: as `docs/extending.md` shows them, and every way in which they fail."""
 
 import json
+import linecache
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +13,9 @@ import torch
 from eval import loss, open_model
 from eval.__main__ import main
 from eval.inversion.solver import FAMILIES, SOLVERS, solvers
-from eval.lenses.lens import LENSES, lenses
+from eval.lenses.lens import LENSES, lens, lenses
 from eval.models.checkpoint import open_checkpoint
+from eval.models.identity import hash_source
 from eval.rows.store import read_rows
 from eval.views.page.page import render_page
 from tests.docs_cases import ROOT, blocks
@@ -179,3 +182,17 @@ def test_a_model_of_a_class_in_a_notebook_is_asked(small_model, small_tokenizer,
     module.__class__ = type("Mine", (type(module),), {"__module__": "notebook"})
     monkeypatch.setitem(sys.modules, "notebook", ModuleType("notebook"))
     assert loss(open_model(module, tokenizer=small_tokenizer), text="Tom sat.").rows
+
+
+def test_a_lens_of_a_notebook_may_be_written_anew_and_is_asked_anew():
+    """Each cell has a file name of its own, and no file."""
+    hashes = set()
+    for number in (1, 2):
+        cell, lines = f"<cell {number}>", f"def measure(question):\n    return {number}\n"
+        linecache.cache[cell] = (len(lines), None, lines.splitlines(keepends=True), cell)
+        space: dict[str, Any] = {"__name__": "__main__"}
+        exec(compile(lines, cell, "exec"), space)
+        lens("mine")(space["measure"])
+        hashes.add(hash_source(lenses()["mine"].measure))
+    assert len(hashes) == 2
+    assert None not in hashes

@@ -16,6 +16,7 @@ from eval.analysis.frame import frame
 from eval.analysis.summary import summary_records
 from eval.lenses.lens import read_document
 from eval.rows.store import Results, read_rows
+from eval.rows.tasks import open_results
 from tests.eval.views.page.cases import SIZES, bits_row, checkpoint_of, every_kind, make_row
 from tests.said import complaint, one_line
 
@@ -231,6 +232,18 @@ def test_a_damaged_document_of_a_lens_is_refused_by_its_path(content, tmp_path):
     path.write_bytes(content)
     with pytest.raises(RequestError, match=str(path)):
         read_document(path)
+
+
+def test_a_call_that_failed_keeps_no_directory_though_its_error_is_kept(tmp_path):
+    """As a notebook does, and loops that collect errors."""
+    kept = []
+    for _ in range(2):
+        try:
+            with open_results(str(tmp_path)):
+                raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            kept.append(error)
+    assert len(kept) == 2
 
 
 def test_a_directory_is_written_by_one_at_a_time_and_read_by_all(tmp_path):
