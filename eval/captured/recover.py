@@ -71,7 +71,8 @@ def recover(
     """Recovers the tokens behind the outputs of one site.
 
     Args:
-        model: a model directory, `hf:` and a pretrained model's name, or an open model.
+        model: a model directory, a run (RUN, RUN@STEP, RUN@best), `remnant:NAME`, `hf:NAME`, or an
+            open model.
         outputs: of the site, `(T, width)`, or `(B, T, width)` for prompts of one length; what
             stands at positions that are not shown is not looked at. For keys and values also
             `(B, heads, T, width)`, or the cache itself, of one of the classes of transformers that

@@ -57,7 +57,8 @@ def recover_file(
         file: safetensors, npy or npz, of tensors (T, width) or (B, T, width); of keys and values
             also (B, heads, T, width); or what an engine wrote, a file or a folder (docs/audit.md).
             Pickles are refused, but for --torch-file
-        model: the model directory or hf:NAME whose outputs they are
+        model: whose outputs they are: a model directory, or a run (RUN, RUN@STEP, RUN@best),
+            remnant:NAME or hf:NAME
         tensor: names of the tensors to recover; default: all of the file
         layer: layer of the tensor; 0 is the embedding; more than one: layers of a stack, or of
             tensors that name them, recovered together; default: by the tensor's name, as in

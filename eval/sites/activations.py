@@ -56,7 +56,8 @@ def activations(
     """Yields the outputs of sites for texts, in the order of the texts.
 
     Args:
-        model: a model directory, `hf:` and a pretrained model's name, or an open model.
+        model: a model directory, a run (RUN, RUN@STEP, RUN@best), `remnant:NAME`, `hf:NAME`, or an
+            open model.
         texts: may be without end.
         sites: names as "block.3", "mixer.2", "stream.1" (part and layer; layer 0 is the
             embedding), "block.1+4" (two layers joined), or a layer's number for its block; all
