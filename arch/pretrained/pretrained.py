@@ -154,7 +154,8 @@ def wrap_model(model: Any) -> LanguageModel:
         ModelError: it is no causal decoder, or an rwkv whose weights are divided already.
     """
     if every := getattr(model.config, "rescale_every", 0):  # against overflow in half precision
-        if any(getattr(part, "layers_are_rescaled", False) for part in model.modules()):
+        ran = any(getattr(part, "layers_are_rescaled", False) for part in model.modules())
+        if ran and model.config.num_hidden_layers > every:
             raise ModelError(
                 f"its weights are divided, as a run leaves them where rescale_every is {every}; "
                 "load it anew, and open it before it runs"
