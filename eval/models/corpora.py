@@ -92,6 +92,8 @@ def corpus_hash(corpus: str) -> str | None:
     a folder; of a large file there, of its size and pieces.
     """
     path = Path(corpus)
+    if not corpus:  # of a text of one's own, not the working directory
+        return None
     if PackedData.stands_in(corpus):
         return PackedData(corpus).hash
     if path.is_file():

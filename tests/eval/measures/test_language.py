@@ -235,6 +235,7 @@ def test_a_folder_whose_files_have_the_sizes_of_before_is_another(tmp_path, monk
         os.utime(tmp_path / "valid.txt", (time, time))
         found.add(corpora.corpus_hash(str(tmp_path)))
     assert len(found) == 2
+    assert corpora.corpus_hash("") is None  # of a text of one's own, not of the working directory
 
 
 def test_stories_are_joined_without_an_end_of_text_where_there_is_none(small_model, tmp_path):
