@@ -108,8 +108,8 @@ def describe_files(source: str) -> str | None:
 
     A source that is no file or directory has none, `hub:FOLDER` those of the folder.
     """
-    place = Path(source.split(":")[1] if source.startswith("hub:") else source)
-    paths = place.rglob("*") if place.is_dir() else [place]
+    root = Path(source.split(":")[1] if source.startswith("hub:") else source)
+    paths = root.rglob("*") if root.is_dir() else [root]
     found = [path for path in paths if path.is_file()]
     if not found:
         return None

@@ -114,13 +114,13 @@ def _refuse_missing(paths: list[Path]) -> None:
             name, number, count = match.groups()
             alike = path.parent, name, int(count), path.suffix
             numbers.setdefault(alike, set()).add(int(number))
-    for (place, name, count, ending), found in numbers.items():
+    for (folder, name, count, ending), found in numbers.items():
         first = int(count in found)  # some count from 1
         if missing := sorted({*range(first, first + count)} - found):
             listed = ", ".join(f"{number:05d}" for number in missing[:SHOWN])
             more = f" and {len(missing) - SHOWN} more" * (len(missing) > SHOWN)
             raise CorpusError(
-                f"{place / name}*-of-{count:05d}{ending}: {listed}{more} missing; fetch the whole "
+                f"{folder / name}*-of-{count:05d}{ending}: {listed}{more} missing; fetch the whole "
                 f"dataset, or take -of-{count:05d} out of the names to read what is there"
             )
 

@@ -44,7 +44,7 @@ def shortens_float32() -> bool:
 def _whole_float32() -> Iterator[None]:
     """Neither TF32 nor bfloat16 in products and convolutions of float32."""
     parts = _OF_PRODUCTS + _OF_CONVOLUTIONS
-    kept = [part.fp32_precision for part in parts]
+    precisions = [part.fp32_precision for part in parts]
     try:
         named = torch.get_float32_matmul_precision()
     except RuntimeError:  # the parts were set one by one
@@ -57,5 +57,5 @@ def _whole_float32() -> Iterator[None]:
     finally:
         if named:
             torch.set_float32_matmul_precision(named)
-        for part, precision in zip(parts, kept, strict=True):
+        for part, precision in zip(parts, precisions, strict=True):
             part.fp32_precision = precision

@@ -190,7 +190,7 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer, dict[str, Any]
             held = read_own_tokenizer(Path(name))
             tokenizer = read_tokenizer(held.to_str(), f"the tokenizer of {name}")
         else:
-            tokenizer = open_tokenizer(Path(directory), safe)
+            tokenizer = open_tokenizer(Path(directory))
             say_wrong_split(config, tokenizer, name)
         ends = read_ends_of_text(Path(name if more else directory), tokenizer)
         options: dict[str, Any] = {"ignore_mismatched_sizes": True, "output_loading_info": True}

@@ -64,7 +64,7 @@ def read_tokenizer(text: str, source: object) -> Tokenizer:
     return tokenizer
 
 
-def open_tokenizer(directory: Path, options: dict[str, Any]) -> Tokenizer:
+def open_tokenizer(directory: Path) -> Tokenizer:
     """A tokenizer that neither pads nor cuts, whatever was on when it was saved.
 
     It is what its `tokenizer.json` says, if there is one: a class of transformers may set another
@@ -85,7 +85,7 @@ def open_tokenizer(directory: Path, options: dict[str, Any]) -> Tokenizer:
         return tokenizer
     pieces = {file: open_pieces(file) for name in PIECES if (file := directory / name).is_file()}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(directory), **options)
+        tokenizer = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
     except ValueError as error:
         said = printable(" ".join(str(error).split()), 100)
         raise ModelError(

@@ -339,8 +339,8 @@ def _in_memory(module: nn.Module, tokenizer: Any, name: str) -> Checkpoint:
         )
     check_finite(dict(module.named_parameters()), name)
     theirs: Any = module.config
-    alone = getattr(theirs, "rescale_every", 0)  # an rwkv divides its weights as it runs
-    held = {p: p.detach().clone() if alone else p.detach() for p in module.parameters()}
+    divides = getattr(theirs, "rescale_every", 0)  # an rwkv: its weights, as it runs
+    held = {p: p.detach().clone() if divides else p.detach() for p in module.parameters()}
     shared = {
         id(p): nn.Parameter(held[p], requires_grad=False) if p.is_floating_point() else p
         for p in module.parameters()

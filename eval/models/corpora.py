@@ -95,7 +95,8 @@ def corpus_hash(corpus: str) -> str | None:
     if not corpus:  # of a text of one's own, not the working directory
         return None
     if PackedData.stands_in(corpus):
-        return PackedData(corpus).hash
+        about = (path / "meta.json").stat()
+        return _hash_packed(path, about.st_size, about.st_mtime_ns)
     if path.is_file():
         about = path.stat()
         return _hash_file(path, about.st_size, about.st_mtime_ns)
@@ -107,6 +108,12 @@ def corpus_hash(corpus: str) -> str | None:
         digest = read(file, about.st_size, about.st_mtime_ns)
         hashes.append([str(file.relative_to(path)), digest])
     return hashlib.sha256(json.dumps(hashes).encode()).hexdigest() if hashes else None
+
+
+@cache
+def _hash_packed(path: Path, size: int, changed_ns: int) -> str:
+    """The hash of packed data, which are opened again where their meta.json is another."""
+    return PackedData(path).hash
 
 
 @cache

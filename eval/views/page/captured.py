@@ -32,8 +32,8 @@ def render_captured(rows: Sequence[dict[str, Any]], title: str | None = None) ->
     """
     tensors: dict[str, list[dict[str, Any]]] = {}  # by what was asked: two may have one name
     for row in rows:
-        asked = row["key"].rpartition("-")[0]
-        tensors.setdefault(asked, []).append(row | {"lines": read_lines(row)})
+        task = row["key"].rpartition("-")[0]
+        tensors.setdefault(task, []).append(row | {"lines": read_lines(row)})
     return template("captured.html").render(
         title=title or "What captured tensors give away",
         colours=figures.colours(),

@@ -43,9 +43,9 @@ def test_closed_streams_are_no_error(model_directory, tmp_path, monkeypatch, cap
     model, out = str(model_directory()), tmp_path / "out"
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", None)
-        asked = ["--count", "1", "--solvers", "decoder", "--layers", "1", "--out", str(out)]
-        asked += ["--slices", "[:, 1:, :]", "--set", "decoder.steps=2", "decoder.budget=64"]
-        assert main(["invert", model, *asked]) == 0
+        words = ["--count", "1", "--solvers", "decoder", "--layers", "1", "--out", str(out)]
+        words += ["--slices", "[:, 1:, :]", "--set", "decoder.steps=2", "decoder.budget=64"]
+        assert main(["invert", model, *words]) == 0
         sys.stderr.close()
     assert "corpus" not in capfd.readouterr().out
     with monkeypatch.context() as patch:

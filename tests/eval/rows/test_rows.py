@@ -236,14 +236,14 @@ def test_a_damaged_document_of_a_lens_is_refused_by_its_path(content, tmp_path):
 
 def test_a_call_that_failed_keeps_no_directory_though_its_error_is_kept(tmp_path):
     """As a notebook does, and loops that collect errors."""
-    kept = []
+    errors = []
     for _ in range(2):
         try:
             with open_results(str(tmp_path)):
                 raise KeyboardInterrupt
         except KeyboardInterrupt as error:
-            kept.append(error)
-    assert len(kept) == 2
+            errors.append(error)
+    assert len(errors) == 2
 
 
 def test_a_directory_is_written_by_one_at_a_time_and_read_by_all(tmp_path):

@@ -71,9 +71,9 @@ def test_linked_folders_are_searched_too(model_directory, tmp_path):
     run, runs, results = make_run(tmp_path / "far", "flat"), tmp_path / "runs", tmp_path / "results"
     model = add_model(run, 100, model_directory("any", 100))
     Results(tmp_path / "far" / "out").append([make_row("flat", 100)])
-    for place, target in ((runs / "flat", run), (results / "a", tmp_path / "far" / "out")):
-        place.parent.mkdir()
-        place.symlink_to(target)
+    for link, target in ((runs / "flat", run), (results / "a", tmp_path / "far" / "out")):
+        link.parent.mkdir()
+        link.symlink_to(target)
     (runs / "back").symlink_to(tmp_path)  # leads in a circle
     assert [record["step"] for record in compared(runs)] == [
         record["step"] for record in compared(run)
