@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from arch.config import ModelConfig
 from arch.errors import ModelError, check_count
+from arch.mixers import has_foreign
 from arch.model import LanguageModel
 
 
@@ -53,7 +54,7 @@ class Description(NamedTuple):
 
 
 def describe(config: ModelConfig, length: int | None = None) -> Description:
-    """Describes the model that `config` builds, without allocating a weight.
+    """Describes the model that `config` builds; of known mixers no weight is allocated.
 
     FLOPs are per token of sequences of `length` tokens, of the model's context when not given.
 
@@ -96,7 +97,8 @@ def _parts(config: ModelConfig, length: int) -> Iterator[ModelPart]:
     """All parts in their order; of blocks with the same mixer one is built."""
     mixers = [config.mixers[i % len(config.mixers)] for i in range(config.n_layers)]
     built = {mixer: i for i, mixer in enumerate(dict.fromkeys(mixers))}
-    with FakeTensorMode():
+    foreign = has_foreign(built)
+    with torch.random.fork_rng(devices=[]) if foreign else FakeTensorMode():
         model = LanguageModel(replace(config, n_layers=len(built), mixers=tuple(built)))
         flops, modules = _flops(model, length), dict(model.named_modules())
 

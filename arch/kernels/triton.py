@@ -71,11 +71,12 @@ def product_kernel(
     k = tl.arange(0, BLOCK_K)
     feature = (column_tile % num_n) * BLOCK_N + tl.arange(0, BLOCK_N)
     column = head * width + feature
-    w_ptr += head.to(tl.int64) * w_head + top.to(tl.int64) * w_out
-    x_ptr += batch * x_batch
     # Bases move and offsets stay: a tile of moving pointers would cost two registers an entry.
-    a_ptr = w_ptr + first * w_in
-    b_ptr = x_ptr + first * x_row
+    a_ptr = w_ptr + head.to(tl.int64) * w_head + top.to(tl.int64) * w_out
+    b_ptr = x_ptr + batch * x_batch
+    if TRANSPOSED:
+        a_ptr += top.to(tl.int64) * w_in
+        b_ptr += top.to(tl.int64) * x_row
     a_offsets = m[:, None] * w_out + k[None, :] * w_in
     b_offsets = k[:, None] * x_row + column[None, :]
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)

@@ -22,7 +22,7 @@ from arch.patterns import find_foreign, locate_module, parse
 
 __all__ = [
     "MIXERS", "CausalAttention", "Depthwise", "Structured", "TokenMixer", "Triangle", "build_mixer",
-    "refuse_foreign", "rotate", "share_rotary",
+    "has_foreign", "refuse_foreign", "rotate", "share_rotary",
 ]  # fmt: skip
 MIXERS: dict[str, type[TokenMixer]] = {
     "attention": Attention,
@@ -52,6 +52,14 @@ def build_mixer(entry: str, d_model: int, context: int) -> TokenMixer:
     terms = parse(entry, MIXERS, "mixer", TokenMixer)
     built = [_build(cls, d_model, context, arguments) for cls, arguments in terms]
     return built[0] if len(built) == 1 else SideBySide(built)
+
+
+def has_foreign(entries: Iterable[str]) -> bool:
+    """Whether a pattern names classes of somebody else's, which may read the numbers they hold.
+
+    Tensors without numbers, of the meta device or fake, serve the family alone.
+    """
+    return any(find_foreign(entry, MIXERS, "mixer") for entry in entries)
 
 
 def _build(

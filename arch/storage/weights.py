@@ -20,9 +20,8 @@ from torch.overrides import TorchFunctionMode
 
 from arch.config import ModelConfig
 from arch.errors import ModelError, is_out_of_memory, printable
-from arch.mixers import MIXERS, Triangle
+from arch.mixers import Triangle, has_foreign
 from arch.model import LanguageModel
-from arch.patterns import find_foreign
 from arch.storage.files import refuse_pointer
 
 Shapes = dict[str, tuple[int, ...]]
@@ -76,13 +75,15 @@ def build_model(config: ModelConfig, weights: dict[str, Tensor], source: str) ->
             are not finite.
     """
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    kinds = {name: tensor.dtype for name, tensor in weights.items()}
     _check_sizes(config, shapes, source)
-    with torch.device("meta"), _Undrawn():  # its weights are replaced
-        model = _build_like(config, shapes, source)
-    _check_shapes(model, shapes, {name: tensor.dtype for name, tensor in weights.items()}, source)
-    if any(buffer.is_meta for buffer in model.buffers()):  # a mixer's own, not in the weights
+    model = None
+    if not has_foreign(config.mixers):
+        with torch.device("meta"), _Undrawn():  # its weights are replaced
+            model = _build_like(config, shapes, kinds, source)
+    if model is None or any(buffer.is_meta for buffer in model.buffers()):
         with torch.random.fork_rng(devices=[]):
-            model = _build_like(config, shapes, source)
+            model = _build_like(config, shapes, kinds, source)
     if config.tied:
         if not is_tied(weights):
             raise ModelError(
@@ -104,7 +105,7 @@ def _alike(weights: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]
     A mixer of somebody else's may compute in a type of its own.
     """
     kinds = {weight.dtype for weight in weights.values() if weight.is_floating_point()}
-    if len(kinds) < 2 or any(find_foreign(entry, MIXERS, "mixer") for entry in config.mixers):
+    if len(kinds) < 2 or has_foreign(config.mixers):
         return weights
     widest = reduce(torch.promote_types, kinds)
     return {name: tensor.to(widest) for name, tensor in weights.items()}
@@ -130,11 +131,13 @@ def _check_sizes(config: ModelConfig, shapes: Shapes, source: str) -> None:
             )
 
 
-def _build_like(config: ModelConfig, shapes: Shapes, source: str) -> LanguageModel:
+def _build_like(
+    config: ModelConfig, shapes: Shapes, kinds: Mapping[str, torch.dtype | None], source: str
+) -> LanguageModel:
     """The model of a configuration; building ends at more tensors than there are weights.
 
     Raises:
-        ModelError: it cannot be built.
+        ModelError: it cannot be built, or has other names, shapes or types than the weights.
     """
     count, most, thread = 0, 2 * len(shapes) + 64, threading.get_ident()
 
@@ -149,7 +152,7 @@ def _build_like(config: ModelConfig, shapes: Shapes, source: str) -> LanguageMod
 
     hook = register_module_parameter_registration_hook(count_parameters)
     try:
-        return LanguageModel(config)
+        model = LanguageModel(config)
     except ModelError as error:
         said = str(error)
         raise ModelError(said if said.startswith(source) else f"{source}: {said}") from error
@@ -160,6 +163,8 @@ def _build_like(config: ModelConfig, shapes: Shapes, source: str) -> LanguageMod
         raise ModelError(f"{source}: its model cannot be built ({said})") from error
     finally:
         hook.remove()
+    _check_shapes(model, shapes, kinds, source)
+    return model
 
 
 def check_finite(weights: Mapping[str, Tensor], source: object) -> None:
@@ -226,9 +231,9 @@ def check_weights(path: Path, config: ModelConfig, source: str) -> None:
     """
     shapes, kinds = read_header(path)
     _check_sizes(config, shapes, source)
-    with FakeTensorMode():
-        model = _build_like(config, shapes, source)
-    _check_shapes(model, shapes, {name: FLOATS.get(kind) for name, kind in kinds.items()}, source)
+    foreign = has_foreign(config.mixers)
+    with torch.random.fork_rng(devices=[]) if foreign else FakeTensorMode():
+        _build_like(config, shapes, {n: FLOATS.get(kind) for n, kind in kinds.items()}, source)
 
 
 def read_header(path: Path) -> tuple[Shapes, dict[str, str]]:

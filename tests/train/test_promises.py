@@ -5,7 +5,8 @@ import pytest
 from eval.__main__ import main
 from tests.arch import leaks
 from tests.said import complaint
-from tests.train.cases import fit
+from tests.train.cases import TINY, fit
+from train.__main__ import main as train
 
 
 def mixer(kind: type) -> tuple[str, str]:
@@ -45,6 +46,7 @@ def test_a_mixer_with_forward_alone_is_inverted_and_a_half_one_refused(
     kind, data, tmp_path, capsys
 ):
     assert fit(data, tmp_path / "run", *mixer(kind)) == 0
+    assert train(["plan", "--data", str(data), *TINY.split(), *mixer(kind)]) == 0
     model, out = str(tmp_path / "run" / "models" / "step-000006"), str(tmp_path / "out")
     search = ["--solvers", "sweep", "--slices"]
     for words in (

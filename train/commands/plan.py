@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from arch import LanguageModel, describe
+from arch.mixers import has_foreign
 from tokenizer import PackedData
 from train.commands.prepare import is_text, prepare_data
 from train.recipe import Recipe
@@ -167,13 +168,15 @@ def _print_memory(
 
 
 def memory(recipe: Recipe, trainer: Trainer, micro: int, parts: int, again: bool) -> Needs:
-    """What training holds on one device, from two steps of at most two parts, on shapes alone.
+    """What training holds on one device, from two steps of at most two parts.
 
+    They run on shapes alone, but for mixers of somebody else's, which may read their numbers.
     `again` says whether activations are computed again rather than kept.
     """
     mixed = MIXED.get(str(trainer.precision))
     lower = torch.autocast("cpu", mixed) if mixed else contextlib.nullcontext()
-    with FakeTensorMode():
+    foreign = has_foreign(recipe.model.mixers)
+    with torch.random.fork_rng(devices=[]) if foreign else FakeTensorMode():
         with trainer.precision_plugin.module_init_context():
             module = _module(recipe)
         module.model.checkpoint_activations = again
