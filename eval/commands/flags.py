@@ -95,15 +95,14 @@ TRUST_HELP = "let a model directory name mixers outside this project, whose code
 HELP = {
     "models": "model directories, or runs (RUN, RUN@STEP, RUN@best), remnant:NAME or hf:NAME",
     "results": "results directories",
-    "out": "results directory; what is there already is not redone",
+    "out": "results directory; rows that it already has are not computed again",
     "corpus": "source of the held-out stories: packed data, hub:NAME, toy (the built-in "
-    "generator), a directory with valid.*, or a .txt, .csv, .json, .jsonl or .parquet file, of "
-    "which the held-out part is read; default: the data that the models were trained on, or toy",
-    "plugin": "a Python file of yours that registers more (docs/extending.md); may be given "
-    "several times. It is run as your own code, with all your rights: give only files that you "
-    "trust",
+    "generator), a directory with valid.*, or a .txt, .csv, .json, .jsonl or .parquet file, whose "
+    "held-out part is read; default: the models' training data, or toy",
+    "plugin": "your Python file that registers more (docs/extending.md); you can give this flag "
+    "several times. The file runs with all your rights: give only files that you trust",
     "device": "cpu, cuda, or auto: a GPU if there is one",
-    "shard": "do the I-th of N parts of the work, into a rows file of its own",
+    "shard": "do part I of N of the work; each part writes its own rows file",
 }
 """The help of flags that several commands have, where a command's docstring has none."""
 
