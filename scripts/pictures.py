@@ -13,7 +13,6 @@ import os
 import shutil
 import sys
 import textwrap
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -355,25 +354,21 @@ def photograph_explorer(demo: Path) -> None:
     from playwright.sync_api import expect, sync_playwright
 
     from eval.explore.questions import Library
-    from eval.explore.server import Explorer, listen, server
+    from eval.explore.server import Explorer, serve_beside
 
     library = Library([str(demo / "flat")], "toy", "cpu")
-    with listen("127.0.0.1", 0) as at:
-        works = server(Explorer(library))
-        threading.Thread(target=works.run, kwargs={"sockets": [at]}, daemon=True).start()
-        with sync_playwright() as playwright:
-            program = os.environ.get("CHROMIUM") or shutil.which("chromium")
-            browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-            for light in ("light", "dark"):
-                page = browser.new_page(viewport={"width": 1000, "height": 900}, color_scheme=light)
-                page.goto(f"http://127.0.0.1:{at.getsockname()[1]}/")
-                for token in (3, 4):
-                    page.locator("#tokens button").nth(token).click()
-                expect(page.locator("#shown")).to_contain_text("2 of", timeout=60_000)
-                page.click("#invert")
-                expect(page.locator("#status")).to_contain_text("done", timeout=120_000)
-                page.screenshot(path=PICTURES / f"explorer-{light}.png")
-        works.should_exit = True
+    with serve_beside(Explorer(library)) as port, sync_playwright() as playwright:
+        program = os.environ.get("CHROMIUM") or shutil.which("chromium")
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        for light in ("light", "dark"):
+            page = browser.new_page(viewport={"width": 1000, "height": 900}, color_scheme=light)
+            page.goto(f"http://127.0.0.1:{port}/")
+            for token in (3, 4):
+                page.locator("#tokens button").nth(token).click()
+            expect(page.locator("#shown")).to_contain_text("2 of", timeout=60_000)
+            page.click("#invert")
+            expect(page.locator("#status")).to_contain_text("done", timeout=120_000)
+            page.screenshot(path=PICTURES / f"explorer-{light}.png")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -15,7 +15,8 @@ import threading
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -373,3 +374,17 @@ def server(site: Explorer) -> uvicorn.Server:
     quiet["http"] = _Connection
     site.server = uvicorn.Server(uvicorn.Config(site.app(), timeout_graceful_shutdown=1, **quiet))
     return site.server
+
+
+@contextmanager
+def serve_beside(site: Explorer) -> Iterator[int]:
+    """Serves in another thread for the time of the block; the value is the port on this machine."""
+    with listen(LOOPBACK[1], 0) as at:
+        works = server(site)
+        thread = threading.Thread(target=works.run, kwargs={"sockets": [at]}, daemon=True)
+        thread.start()
+        while not works.started:
+            time.sleep(0.01)
+        yield at.getsockname()[1]
+        works.should_exit = True
+        thread.join(SECONDS_TO_STOP)

@@ -13,7 +13,6 @@ found.
 """
 
 import argparse
-import json
 import resource
 import sys
 import time
@@ -106,6 +105,7 @@ def main() -> None:
     if sys.argv[1] == "capture":
         return capture(*sys.argv[2:])
     from eval import open_model
+    from scripts.experiments.shared import add_rows, read_rows
 
     parser = argparse.ArgumentParser(prog="recover")
     for name in ("model", "states", "corpus", "out"):
@@ -114,8 +114,7 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, help="sentences in one call")
     options = parser.parse_args(sys.argv[2:])
     states, file = load_file(options.states), Path(options.out)
-    lines = file.read_text().splitlines() if file.is_file() else []
-    known = {(row["case"], row["first"]) for row in map(json.loads, lines)}
+    known = {(row["case"], row["first"]) for row in read_rows(file)}
     model, B = open_model(options.model), len(states["tokens"])
     for case in options.case:
         alone = case.startswith("?")  # a site is found for one sentence at a time
@@ -125,8 +124,7 @@ def main() -> None:
             if (name, first) in known:
                 continue
             row = recover_case(model, states, name, slice(first, first + size), options.corpus)
-            with file.open("a") as rows:
-                rows.write(json.dumps(row) + "\n")
+            add_rows(file, row)
             print(row, flush=True)
     return None
 

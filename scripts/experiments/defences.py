@@ -1,14 +1,13 @@
 """E11: what a defence of a captured stream costs, and what it leaves to an attacker.
 
     python -m scripts.experiments.defences ask NAME MODEL CORPUS OUT.jsonl
-    python -m scripts.experiments.defences table ROWS.parquet FIGURE.svg
+    python -m scripts.experiments.defences draw ROWS.parquet FIGURE.svg
 
 A defence changes the stream `(T, D)` between two blocks; its undoing is what a receiver with the
 secret reads. docs/results/experiments/e11.yaml says what is asked, and docs/results/defences.md
 what was found.
 """
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +24,8 @@ from eval.drawing.figures import write_chart
 from eval.drawing.plots import LIGHT, lines, open_altair
 from eval.models.checkpoint import Checkpoint, open_model
 from eval.models.text import held_out_text
-from scripts.experiments.likely import quantise, read_rows
+from scripts.experiments.likely import quantise
+from scripts.experiments.shared import add_rows, read_rows, read_stored
 
 LAYER, PASSAGES, LENGTH = 2, 10, 24
 NOISE, BITS, DROPPED = (0.1, 0.3, 1.0, 3.0), (8, 4, 3, 2), (0.25, 0.5, 0.75)
@@ -196,8 +196,7 @@ def ask(
                     kind, strength, defended.seen, candidates, stream, root, tokens
                 )
             row |= attack_by_recover(checkpoint, corpus, defended, tokens)
-            with file.open("a") as out:
-                print(json.dumps(row), file=out)
+            add_rows(file, row)
         print(name, i, flush=True)
 
 
@@ -279,28 +278,14 @@ KINDS = [
 ]
 
 
-def print_means(rows: Any) -> Any:
-    """A line for each defence and strength, means over models of a kind, and the verdicts.
-
-    Returns:
-        The means over passages, a row for each model, defence and strength.
-    """
-    graded = rows[["certain", "certain_wrong", "likely", "likely_wrong"]].sum().to_dict()
+def average(rows: Any) -> Any:
+    """Means over passages, a row for each model, defence and strength; tokens in per cent."""
     rows["of"] = rows.model.str.split("-s").str[0]
-    for name in ("exact", "right", "certain", "likely"):
+    for name in ("exact", "right"):
         rows[name] = 100 * rows[name] / rows.tokens
-    wanted = ["kl", "exact", "bits", "right", "certain", "likely"]
+    wanted = ["kl", "exact", "bits", "right"]
     means = rows.groupby(["defence", "strength", "model", "of"])[wanted].mean().reset_index()
-    print(means.groupby(["of", "defence", "strength"])[wanted].mean().round(3).to_string())
     means["named"] = means[["exact", "right"]].max(axis=1)
-    secret = means.defence.isin(list(SECRETS))
-    moderate = means[~secret & (means.kl <= MODERATE[0]) & (means.named < MODERATE[1])]
-    print(f"H1: {len(moderate)} of {(~secret).sum()} combinations are moderate", moderate)
-    print(f"H2: exact at least {means[secret].exact.min():.1f} % in {secret.sum()} combinations")
-    for model, of in means[means.defence.isin(["noise", "shaped"])].groupby("model"):
-        bits = {kind: _bits_at(part, 0.1) for kind, part in of.groupby("defence")}
-        print(f"H3: {model}: {bits}")
-    print("H4:", graded)
     return means
 
 
@@ -337,18 +322,10 @@ def draw(means: Any) -> Any:
     return alt.vconcat(*rows)
 
 
-def _bits_at(part: Any, kl: float) -> float:
-    import numpy as np
-
-    part = part.sort_values("kl")
-    return float(np.interp(math.log(kl), np.log(part.kl), part.bits))
-
-
-def print_table(rows: Positional[Path], figure: Positional[Path]) -> None:
-    """Prints the tables of stored rows, and draws the figure."""
-    found = pandas.read_parquet(rows).row.map(json.loads)
-    write_chart(figure, draw(print_means(pandas.DataFrame(found.tolist()))))
+def draw_stored(rows: Positional[Path], figure: Positional[Path]) -> None:
+    """Draws the figure of stored rows."""
+    write_chart(figure, draw(average(pandas.DataFrame(read_stored(rows)))))
 
 
 if __name__ == "__main__":
-    subcommand_cli_from_dict({"ask": ask, "table": print_table})
+    subcommand_cli_from_dict({"ask": ask, "draw": draw_stored})

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from tyro import cli
 from tyro.conf import Positional
 
@@ -27,7 +26,7 @@ from eval.models.text import (
     random_prompts,
 )
 from eval.rows.store import Results
-from scripts.experiments.forgetting import FOLDER
+from scripts.experiments.shared import read_design
 
 
 def filled(prompts: list[Prompt], text: HeldOutText, length: int) -> dict[str, list[Prompt]]:
@@ -59,7 +58,7 @@ def measure(path: str, data: str, design: dict[str, Any], results: Results) -> N
 
 def ask(data: Positional[str], out: Positional[str], models: Positional[list[str]]) -> None:
     """Measures the models."""
-    design = yaml.safe_load((FOLDER / "e9.yaml").read_text())["design"]
+    design = read_design("e9")
     for path in models:
         measure(path, data, design, Results(out))
         print(path, flush=True)

@@ -6,13 +6,11 @@ NAME is `trained` or `untrained`. A line for each passage and layer; passages th
 measured again, so that the command may be stopped. All layers share a passage's pass.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor
 from tyro import cli
 from tyro.conf import Positional
@@ -29,14 +27,7 @@ from eval.measures.bits.posterior import (
 from eval.models.checkpoint import open_model
 from eval.models.text import HeldOutText, held_out_text
 from eval.sites.circuit import Circuit, join
-
-FOLDER = Path(__file__).parents[2] / "docs" / "results" / "experiments"
-
-
-def commonest(text: HeldOutText, count: int) -> Tensor:
-    """The commonest tokens of 65,536 for fitting, `(count,)`."""
-    counts = torch.bincount(text.windows("fitting", 65_536, 1, least=1).flatten())
-    return counts.argsort(descending=True, stable=True)[:count].sort().values
+from scripts.experiments.shared import add_rows, commonest, read_design, read_rows, rounded
 
 
 def passages(text: HeldOutText, tokens: Tensor, design: dict[str, Any]) -> list[Passage]:
@@ -77,11 +68,6 @@ def bits_of(
     return {"effect": rounded((spread(outputs) / rms)[reported]), "bits": found}
 
 
-def rounded(values: Tensor) -> list[float]:
-    """Figures as a row has them."""
-    return [round(value, 5) for value in values.tolist()]
-
-
 @torch.no_grad()
 def measure(
     path: str, name: str, corpus: str, design: dict[str, Any], known: set[str]
@@ -110,14 +96,10 @@ def ask(
     path: Positional[str], name: Positional[str], corpus: Positional[str], out: Positional[Path]
 ) -> None:
     """Measures a model."""
-    design = yaml.safe_load((FOLDER / "e8b.yaml").read_text())["design"]
-    lines = out.read_text().splitlines() if out.is_file() else []
-    known = {json.loads(line)["key"] for line in lines}
-    with out.open("a") as rows:
-        for row in measure(path, name, corpus, design, known):
-            rows.write(json.dumps(row) + "\n")
-            rows.flush()
-            print(row["key"], flush=True)
+    known = {row["key"] for row in read_rows(out)}
+    for row in measure(path, name, corpus, read_design("e8b"), known):
+        add_rows(out, row)
+        print(row["key"], flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ layer, and `eval recover` is asked for each file in another process of one threa
 format and choice of layers. What is in OUT is not asked again.
 """
 
-import json
 import re
 import tempfile
 import time
@@ -27,7 +26,7 @@ from tyro.extras import subcommand_cli_from_dict
 from eval.models.checkpoint import Checkpoint, open_model
 from eval.models.text import held_out_text
 from scripts.experiments import audit
-from scripts.experiments.likely import read_rows
+from scripts.experiments.shared import add_rows, read_rows
 
 PASSAGES, LENGTH = 20, 24
 LAYERS = 1, 2, 4
@@ -94,8 +93,7 @@ def ask(
             row = {"key": key, "model": name, "stored": form, "layers": list(layers)}
             row |= count(rows, tokens) | {"peak_gib": memory}
             row |= {"cpu_seconds": median(seconds), "most_cpu_seconds": max(seconds)}
-            with out.open("a") as file_of_rows:
-                print(json.dumps(row), file=file_of_rows)
+            add_rows(out, row)
             print(row, flush=True)
 
 

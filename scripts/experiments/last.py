@@ -12,7 +12,6 @@ passages of 10 tokens; what is asked are the fifty after the first fifty. What i
 asked again.
 """
 
-import json
 import time
 from pathlib import Path
 from typing import Any, cast
@@ -29,7 +28,7 @@ from eval import recover
 from eval.models.checkpoint import Checkpoint, open_model
 from eval.models.text import held_out_text
 from scripts.experiments.formats import count
-from scripts.experiments.likely import read_rows
+from scripts.experiments.shared import add_rows, read_rows
 
 LENGTHS, PASSAGES, BUDGET = (5, 10, 15, 24), 50, 1 << 19  # tokens, prompts, tokens run
 
@@ -65,8 +64,7 @@ def ask(
                       "evaluations": found.evaluations[0]}  # fmt: skip
             row |= count([answer], passage[None])
             row |= {"cpu_seconds": round(time.process_time() - started, 2)}
-            with out.open("a") as file_of_rows:
-                print(json.dumps(row), file=file_of_rows)
+            add_rows(out, row)
 
 
 def tabulate(rows: pandas.DataFrame) -> pandas.DataFrame:

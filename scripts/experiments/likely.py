@@ -16,7 +16,6 @@ for the tokens with the site given. What is in OUT is not asked again. Fixed bef
 """
 
 import copy
-import json
 from collections import defaultdict
 from collections.abc import Callable
 from functools import cache, partial
@@ -33,6 +32,7 @@ from arch import LanguageModel
 from eval.models.checkpoint import Checkpoint, open_model
 from eval.models.text import held_out_text
 from eval.sites.circuit import Circuit
+from scripts.experiments.shared import add_rows, read_rows
 
 PROMPTS, LENGTH = 10, 20
 NOISE = 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0
@@ -188,11 +188,6 @@ def ask(
     }  # fmt: skip
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file of JSON lines; none where there is no file."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-
-
 def ask_all(
     model: Positional[str], corpus: Positional[str], out: Positional[Path],
     case: Positional[tuple[str, ...]] = (), name: str = "model", other: str | None = None,
@@ -219,8 +214,7 @@ def ask_all(
             if key in known or (case and kind not in case):
                 continue
             row = ask(checkpoint, corpus, tokens, site, kind, make())
-            with out.open("a") as rows:
-                print(json.dumps({"model": name, **row}), file=rows)
+            add_rows(out, {"model": name, **row})
             print(*key, summarise([row]), flush=True)
 
 

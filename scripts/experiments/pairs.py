@@ -6,7 +6,6 @@
 NAME is `flat` or `llama`. A line for each passage; one that is there is not measured again.
 """
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import numpy as np
 import pandas
 import torch
-import yaml
 from torch import Tensor
 from tyro.conf import Positional
 from tyro.extras import subcommand_cli_from_dict
@@ -23,10 +21,17 @@ import arch.kernels.process  # noqa: F401 - before the first product
 from eval.measures.bits.posterior import entropy, fit_under_noise, noise_evidence
 from eval.models.checkpoint import open_model
 from eval.models.memory import tokens_at_once
-from eval.models.text import HeldOutText, held_out_text, inside_stories
+from eval.models.text import held_out_text
 from eval.sites.circuit import Circuit
-from scripts.experiments.forgetting import FOLDER, commonest, rounded
-from scripts.experiments.likely import read_rows
+from scripts.experiments.shared import (
+    add_rows,
+    choose_passages,
+    commonest,
+    read_design,
+    read_rows,
+    read_stored,
+    rounded,
+)
 from scripts.experiments.structured.table import Verdict
 
 pd: Any = pandas
@@ -37,28 +42,6 @@ JUDGED_NOISE = "noise 0.25 rms"
 MATTERS = 0.8
 """Of H1: from this ratio on, an unknown neighbour matters little."""
 ENDS = "", " low", " high"
-
-
-def choose_pairs(
-    text: HeldOutText, candidates: Tensor, positions: tuple[int, int], count: int, after: int
-) -> list[tuple[tuple[int, ...], int]]:
-    """Passages from inside stories, with the position of the first of two candidates in each.
-
-    Args:
-        positions: of the first passage and of the last one; the others lie evenly between.
-        after: tokens behind the second candidate.
-    """
-    allowed, chosen, seen = set(candidates.tolist()), list[tuple[tuple[int, ...], int]](), set()
-    first, last = positions
-    for prompt in inside_stories(text, last + 2 + after):
-        a, b = prompt.tokens[last : last + 2]
-        if {a, b} <= allowed and a not in seen:
-            position = round(first + (last - first) * len(chosen) / (count - 1))
-            chosen.append((tuple(prompt.tokens[last - position :]), position))
-            seen.add(a)
-        if len(chosen) == count:
-            return chosen
-    raise SystemExit(f"only {len(chosen)} passages; {count} are asked for")
 
 
 @torch.no_grad()
@@ -131,23 +114,24 @@ def measure_pair(
 
 def ask(name: Positional[str], corpus: Positional[str], out: Positional[Path]) -> None:
     """Adds a line for each passage that has none."""
-    design = yaml.safe_load((FOLDER / "e13.yaml").read_text(encoding="utf-8"))["design"]
+    design = read_design("e13")
     torch.set_num_threads(1)
     checkpoint = open_model(design["models"][name])
     text = held_out_text(checkpoint, corpus)
     circuit = Circuit(checkpoint.model, checkpoint.config.n_layers)
     candidates, wanted = commonest(text, design["candidates"]), design["passages"]
-    after = max(design["distances"])
-    chosen = choose_pairs(text, candidates, tuple(wanted["places"]), wanted["count"], after)
+    positions, after = tuple(wanted["places"]), max(design["distances"])
+    chosen = choose_passages(text, candidates, positions, wanted["count"], after, size=2)
     known = {row["key"] for row in read_rows(out)}
-    for number, (tokens, position) in enumerate(chosen):
+    for number, passage in enumerate(chosen):
         if (key := f"{name} {number}") in known:
             continue
-        found = measure_pair(circuit, torch.tensor(tokens), position, candidates, design, number)
-        row = {"key": key, "kind": "pairs", "model": name, "prompt": number, "place": position,
-               "tokens": list(tokens), "distances": design["distances"], "bits": found}  # fmt: skip
-        with out.open("a") as rows:
-            print(json.dumps(row), file=rows)
+        tokens, place = torch.tensor(passage.tokens), passage.place
+        found = measure_pair(circuit, tokens, place, candidates, design, number)
+        row = {"key": key, "kind": "pairs", "model": name, "prompt": number, "place": place,
+               "tokens": [*passage.tokens], "distances": design["distances"],
+               "bits": found}  # fmt: skip
+        add_rows(out, row)
         print(key, flush=True)
 
 
@@ -227,7 +211,7 @@ def say_cells(cells: list[tuple[Any, ...]]) -> str:
 
 def print_table(rows: Positional[Path]) -> None:
     """Prints the verdicts and the table of stored rows."""
-    table = tabulate([json.loads(row) for row in pd.read_parquet(rows).row])
+    table = tabulate(read_stored(rows))
     print("H1:", *judge_neighbour(table))
     print("H2:", *judge_order(table))
     print(table.round(2).T.to_string())

@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas
 
-from scripts.experiments.forgetting import FOLDER
+from scripts.experiments.shared import FOLDER
 
 pd: Any = pandas
 

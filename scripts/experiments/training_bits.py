@@ -7,50 +7,31 @@ site; a line that is there is not measured again, so that the command may be sto
 the last block's output, and what the head reads: its norm.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
-from torch import Tensor
 from tyro import cli
 from tyro.conf import Positional
 
 import arch.kernels.process  # noqa: F401 - before the first product
-from eval.measures.bits.measure import Passage, candidate_outputs
+from eval.measures.bits.measure import candidate_outputs
 from eval.models.checkpoint import open_model
-from eval.models.text import HeldOutText, held_out_text, inside_stories
+from eval.models.text import held_out_text
 from eval.sites.circuit import Circuit
-from scripts.experiments.forgetting import FOLDER, bits_of, commonest
-from scripts.experiments.likely import read_rows
+from scripts.experiments.forgetting import bits_of
+from scripts.experiments.shared import (
+    add_rows,
+    choose_passages,
+    commonest,
+    held_out_nats,
+    read_design,
+    read_rows,
+)
 
 POSITIONS = 12, 100
 """Of the first passage's token that is asked about, and of the last one's."""
-WINDOWS = 200, 128  # of held-out text, whose loss stands beside
-
-
-def choose_passages(
-    text: HeldOutText, candidates: Tensor, positions: tuple[int, int], count: int, after: int
-) -> list[Passage]:
-    """Passages from inside stories, whose tokens asked about differ.
-
-    Args:
-        candidates: the tokens that may be asked about.
-        positions: of the first passage's token and of the last one's; the others lie between.
-        after: tokens behind the one asked about.
-    """
-    first, last = positions
-    allowed, chosen = set(candidates.tolist()), list[Passage]()
-    for prompt in inside_stories(text, last + 1 + after):
-        token = prompt.tokens[last]
-        if token in allowed and all(token != passage.truth for passage in chosen):
-            position = round(first + (last - first) * len(chosen) / (count - 1))
-            chosen.append(Passage(prompt.index, prompt.tokens[last - position :], position))
-        if len(chosen) == count:
-            return chosen
-    raise SystemExit(f"only {len(chosen)} passages; {count} are asked for")
 
 
 @torch.no_grad()
@@ -81,22 +62,17 @@ def measure(
                    "place": passage.place, "truth": passage.truth, "tokens": list(passage.tokens),
                    "distances": measured["distances"], **found}  # fmt: skip
     if (key := f"{about['model']} {about['step']} loss") not in known:
-        windows = text.windows("evaluation", *WINDOWS)
-        logits = torch.cat([model(part[:, :-1]) for part in windows.split(20)])
-        nats = torch.nn.functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
-        yield {"key": key, "kind": "loss", **about, "nats": float(nats)}
+        yield {"key": key, "kind": "loss", **about, "nats": held_out_nats(model, text)}
 
 
 def ask(runs: Positional[Path], data: Positional[str], out: Positional[Path]) -> None:
     """Measures every model of every run."""
-    design = yaml.safe_load((FOLDER / "e6.yaml").read_text())["design"]
+    design = read_design("e6")
     known = {row["key"] for row in read_rows(out)}
     for path in sorted(runs.glob("*/models/step-*/meta.json")):
-        with out.open("a") as rows:
-            for row in measure(path.parent, data, design, known):
-                if row["key"] not in known:
-                    rows.write(json.dumps(row) + "\n")
-                    rows.flush()
+        for row in measure(path.parent, data, design, known):
+            if row["key"] not in known:
+                add_rows(out, row)
         print(path.parent, flush=True)
 
 

@@ -24,6 +24,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from importlib import import_module
 from itertools import count
 from pathlib import Path
@@ -107,7 +108,7 @@ def _peak(reset: bool = False) -> int:
         return 0
 
 
-_PORT: list[int] = []
+_UNTIL_EXIT = contextlib.ExitStack()
 _FAILED: list[str] = []  # what the explorer's server says of a request that fails
 
 
@@ -122,10 +123,9 @@ def _send(request: bytes, bases: Path) -> tuple[str, str]:
     """How the explorer ends a request: 2xx or 4xx, or a connection that it closes."""
     import socket
 
-    if not _PORT:
-        _PORT.append(_explorer(bases))
+    port = _explorer(bases)
     _FAILED.clear()
-    with socket.create_connection(("127.0.0.1", _PORT[0]), SECONDS) as at:
+    with socket.create_connection(("127.0.0.1", port), SECONDS) as at:
         at.settimeout(SECONDS)
         at.sendall(request)
         with contextlib.suppress(OSError):
@@ -146,20 +146,16 @@ def _send(request: bytes, bases: Path) -> tuple[str, str]:
     return "message", repr(received[:500])
 
 
+@cache
 def _explorer(bases: Path) -> int:
     """The port of an explorer that runs beside, to the end of this process."""
-    import threading
-
     from eval.explore.questions import Library
-    from eval.explore.server import Explorer, listen, server
+    from eval.explore.server import Explorer, serve_beside
 
-    at = listen("127.0.0.1", 0)
-    works = server(Explorer(Library([str(bases / "own")], "toy:60", "cpu"), seconds=2))
+    site = Explorer(Library([str(bases / "own")], "toy:60", "cpu"), seconds=2)
+    port = _UNTIL_EXIT.enter_context(serve_beside(site))
     logging.getLogger("uvicorn.error").handlers = [_Failures(logging.ERROR)]
-    threading.Thread(target=works.run, kwargs={"sockets": [at]}, daemon=True).start()
-    while not works.started:
-        time.sleep(0.01)
-    return at.getsockname()[1]
+    return port
 
 
 def _work(names: list[str], bases: Path, first: int) -> None:

@@ -105,7 +105,6 @@ def make_bases(folder: Path) -> None:
     save_file({"block.1": outputs[0].contiguous()}, captured / "c.safetensors")
     np.save(captured / "c.npy", outputs[0].numpy())
     np.savez(captured / "c.npz", states=outputs[0].numpy())
-    (folder / "packed").parent.mkdir(exist_ok=True)
     (folder / "tokenizer.json").write_text(tokenizer)
     pack("toy:60", folder / "tokenizer.json", folder / "packed")
     _make_texts(folder)

@@ -7,8 +7,11 @@ import pytest
 import torch
 
 from eval.measures.bits.posterior import fit_under_noise, information, noise_evidence
+from eval.models.checkpoint import open_model
+from eval.models.text import held_out_text
 from eval.sites.circuit import Circuit
 from scripts.experiments import pairs
+from scripts.experiments.shared import choose_passages, commonest
 
 V, POSITION = 12, 3
 DESIGN = {"distances": [1, 2], "noise": [0.5], "draws": 3}
@@ -22,6 +25,19 @@ def circuit(request, small_model):
 @pytest.fixture
 def tokens():
     return torch.randint(V, (POSITION + 4,))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_tokens_asked_about_are_candidates_and_the_first_ones_differ(model_directory, size):
+    text = held_out_text(open_model(model_directory("flat")), "toy:400")
+    candidates = commonest(text, 64)
+    chosen = choose_passages(text, candidates, (3, 9), 4, after=2, size=size)
+    assert [passage.place for passage in chosen] == [3, 5, 7, 9]
+    assert len({passage.truth for passage in chosen}) == 4
+    for passage in chosen:
+        behind = passage.tokens[passage.place :]
+        assert {*behind[:size]} <= {*candidates.tolist()}
+        assert len(behind) == size + 2
 
 
 def test_every_pair_has_the_outputs_that_the_model_gives_it(circuit, tokens, monkeypatch):

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts.experiments.likely import read_rows
+from scripts.experiments import shared
 from scripts.experiments.structured import asking, fall, table
 from scripts.experiments.structured.__main__ import run_models
-from scripts.experiments.structured.training import read_design
 
 TOY = {
     "seeds": [80],
@@ -48,10 +47,10 @@ COUNTS = {"geometry": 4, "inverse": 1, "bits": 8, "order": 8, "recovery": 8, "de
 @pytest.fixture
 def asked(model_directory, tmp_path, monkeypatch):
     """Asks two toy models at two steps every part, and gives the rows."""
-    monkeypatch.setattr(asking, "LOSS_WINDOWS", (4, 16))
+    monkeypatch.setattr(shared, "LOSS_WINDOWS", (4, 16))
     monkeypatch.setattr(asking, "NEIGHBOURS", (4, 16))
     monkeypatch.setattr(asking, "PARTS", {name: asking.PARTS[name] for name in COUNTS})
-    design = read_design()
+    design = shared.read_design("e12")
     design |= TOY | {name: design[name] | changes for name, changes in SMALL.items()}
     for family in TOY["models"]:
         models = tmp_path / "runs" / f"{family}-s80" / "models"
@@ -62,13 +61,13 @@ def asked(model_directory, tmp_path, monkeypatch):
 
     def ask():
         assert not run_models(Path("toy:400"), tmp_path, design, [])
-        return [row for file in sorted(tmp_path.glob("*.jsonl")) for row in read_rows(file)]
+        return [row for file in sorted(tmp_path.glob("*.jsonl")) for row in shared.read_rows(file)]
 
     return ask
 
 
 @pytest.mark.slow
-def test_every_part_answers_and_nothing_is_asked_twice(asked, capsys):
+def test_every_part_answers_and_nothing_is_asked_twice(asked):
     all_rows = asked()
     rows = {name: [row for row in all_rows if row["kind"] == name] for name in COUNTS}
     assert {name: len(of) for name, of in rows.items()} == COUNTS
@@ -78,12 +77,7 @@ def test_every_part_answers_and_nothing_is_asked_twice(asked, capsys):
     assert all(0 <= bits <= 6 for row in rows["bits"] for bits in row["bits"]["int8"]["alone"])
     trained = {row["step"]: set(row["decoder"]) for row in rows["decoder"]}
     assert trained[0] < trained[3]
-    table.print_tables(table.read_frame(all_rows))
-    said = capsys.readouterr().out
-    assert "H7: confirmed" in said
-    assert "H3: not complete" in said
-    assert "H10: not complete" in said
-    assert "H5: not asked yet" in said
+    assert table.judge_inverse(table.read_frame(all_rows)).verdict == "confirmed"
 
 
 def of_models(kind, values, **fields):
@@ -147,19 +141,21 @@ def test_two_dips_are_one_where_they_are_a_saved_step_apart(shift, verdict):
 
 
 @pytest.mark.parametrize(
-    ("seeds", "winding", "ratio", "verdict"),
+    ("winding", "ratio", "verdict"),
     [
-        (5, 0, 10.0, "confirmed"),
-        (5, 0, 1e4, "refuted"),  # the ratio rises
-        (3, 4, 10.0, "refuted"),
-        (2, 4, 10.0, "open"),  # of the layers that are left, twelve may be without zeros inside
+        (0, 10.0, "confirmed"),
+        (0, 1e4, "refuted"),  # the ratio rises
+        (0, 1500.0, "open"),
+        (4, 10.0, "refuted"),
     ],
 )
-def test_layers_that_are_not_asked_yet_may_fall_either_way(seeds, winding, ratio, verdict):
+def test_layers_are_invertible_where_no_zero_lies_inside_and_the_ratio_falls(
+    winding, ratio, verdict
+):
     rows = [
         {"kind": "toeplitz", "model": f"toeplitz-s{seed}", "step": step, "winding": winding,
          "least": 1.0, "largest": ratio if step else 1e3 * 10 ** (seed / 10)}
-        for seed in range(seeds) for _ in range(4) for step in (0, table.LAST)
+        for seed in range(5) for _ in range(4) for step in (0, table.LAST)
     ]  # fmt: skip
     assert table.judge_invertibility(table.read_frame(rows)).verdict == verdict
 

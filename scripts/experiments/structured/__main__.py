@@ -12,23 +12,20 @@ and `fall` print verdicts and tables of the stored rows.
 """
 
 import fcntl
-import json
 import sys
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-import pandas
 from tyro.conf import Positional
 from tyro.extras import subcommand_cli_from_dict
 
 import arch.kernels.process  # noqa: F401 - before the first product
-from scripts.experiments.forgetting import FOLDER
-from scripts.experiments.likely import read_rows
+from scripts.experiments.shared import FOLDER, add_rows, read_design, read_rows, read_stored
 from scripts.experiments.structured import asking
 from scripts.experiments.structured.fall import show_falls
 from scripts.experiments.structured.table import show
-from scripts.experiments.structured.training import read_design, train
+from scripts.experiments.structured.training import train
 
 
 def run_models(
@@ -51,9 +48,8 @@ def run_models(
                 failed.append(name)
                 continue
             for question in left:
-                found = [*asking.ask(question, run, str(data), design)]
-                with file.open("a") as rows:  # of a question at once, so that no answer is half
-                    rows.write("".join(json.dumps(row) + "\n" for row in found))
+                found = asking.ask(question, run, str(data), design)
+                add_rows(file, *found)  # of a question at once, so that no answer is half
                 print(question.key, flush=True)
     return failed
 
@@ -64,7 +60,7 @@ def run(data: Positional[Path], out: Positional[Path], name: Literal["e12", "e14
         print(f"error: {data}: not packed data; give what `tokenizer pack` wrote", file=sys.stderr)
         return 2
     file = FOLDER / f"{name}.parquet"
-    stored = pandas.read_parquet(file).row.map(json.loads).to_list() if file.is_file() else []
+    stored = read_stored(file) if file.is_file() else []
     failed = run_models(data, out, read_design(name), stored)
     if failed:
         print(f"failed: {', '.join(failed)}; their logs are in {out / 'runs'}")

@@ -7,15 +7,16 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from eval.inversion.request import Inversion
 from eval.inversion.task import plan
 from eval.measures.bits.measure import Passage, candidate_outputs
+from eval.measures.ranks import effective_rank
 from eval.models.checkpoint import Checkpoint, open_model
 from eval.models.text import HeldOutText, drawn_prompts, held_out_text
 from eval.sites.circuit import Circuit
-from scripts.experiments.forgetting import bits_of, commonest, rounded
+from scripts.experiments.forgetting import bits_of
+from scripts.experiments.shared import choose_passages, commonest, held_out_nats, rounded
 from scripts.experiments.structured.copying import learn_copying
 from scripts.experiments.structured.decoder import (
     Examples,
@@ -24,17 +25,14 @@ from scripts.experiments.structured.decoder import (
     train_decoder,
 )
 from scripts.experiments.structured.measures import (
-    effective_rank,
     read_neighbours,
     spectrum_slope,
     toeplitz_figures,
 )
-from scripts.experiments.training_bits import choose_passages
 from train.settings import OptimizerSettings
 
 CALIBRATION = 16, 64
 """Windows of background text whose outputs scale codes, and their tokens."""
-LOSS_WINDOWS = 200, 128
 NEIGHBOURS = 20, 64
 """Windows whose tokens are read from neighbouring outputs, and their tokens."""
 COPIED = 256
@@ -74,12 +72,9 @@ def measure_geometry(model: Model) -> Rows:
     count, length = model.design["geometry"]["windows"]
     outputs = model.last.of_tokens(model.text.windows("evaluation", count, length)).flatten(0, 1)
     outputs = outputs - outputs.mean(0)
-    windows = model.text.windows("evaluation", *LOSS_WINDOWS)
-    logits = torch.cat([model.checkpoint.model(part[:, :-1]) for part in windows.split(20)])
-    nats = cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
-    yield {
-        "rankme": effective_rank(outputs), "alpha": spectrum_slope(outputs), "nats": float(nats)
-    }  # fmt: skip
+    rank = effective_rank(torch.linalg.svdvals(outputs.double()))  # RankMe (2210.02885)
+    yield {"rankme": float(rank), "alpha": spectrum_slope(outputs),
+           "nats": held_out_nats(model.checkpoint.model, model.text)}  # fmt: skip
 
 
 def measure_toeplitz(model: Model) -> Rows:

@@ -1,12 +1,11 @@
 """E14: whether bits fall again in a long training, from its stored rows."""
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pandas
 from tyro.conf import Positional
 
+from scripts.experiments.shared import read_stored
 from scripts.experiments.structured.table import (
     LEVEL,
     NOISE,
@@ -76,8 +75,7 @@ def judge_rank(falls: dict[str, Fall], ranks: Frame) -> Verdict:
 
 def show_falls(rows: Positional[Path]) -> None:
     """Prints E14's verdicts, and its figures by step."""
-    found: Any = pandas.read_parquet(rows)
-    frame = read_frame(found.row.map(json.loads))
+    frame = read_frame(read_stored(rows))
     falls, ranks = measure_falls(frame), figure_of(frame, "geometry", "rankme")
     print("H1:", *judge_fall(falls, int(frame.step.max())))
     print("H2:", *judge_rank(falls, ranks))

@@ -16,13 +16,6 @@ RANKS = 3, 64
 """Of eigenvalues, from the largest, on which a spectrum's slope is fitted."""
 
 
-def effective_rank(outputs: Tensor) -> float:
-    """RankMe (2210.02885): exp of the entropy of `(N, D)` outputs' singular values, 1 to D."""
-    values = torch.linalg.svdvals(outputs.double())
-    fractions = values / values.sum()
-    return float(torch.special.entr(fractions).sum().exp())
-
-
 def spectrum_slope(outputs: Tensor) -> float:
     """alpha-ReQ: minus the slope of log eigenvalue on log rank of `(N, D)` outputs' covariance."""
     first, last = RANKS

@@ -1,6 +1,5 @@
 """Verdicts, tables and the figure of E12, from its stored rows."""
 
-import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,14 +11,13 @@ from tyro.conf import Positional
 
 from eval.drawing.figures import write_chart
 from eval.drawing.plots import lines, open_altair
+from scripts.experiments.shared import read_stored
 
 pd: Any = pandas
 Frame = Any
 NOISE, CODES = "noise 0.25 rms", "int8"
 DISTANCES = 1, 4, 16, 64
 DIPPED = "flat", "headed", "llama"
-MODELS, LAYERS = 15, 20
-"""Of H1 and H5 in all: those that are not asked yet may still fall either way."""
 TOKENS, LAST = 2048, 3125
 """Of a step; the last step."""
 LEVEL = 0.05
@@ -128,8 +126,7 @@ def judge_dip(frame: Frame) -> Verdict:
              for model in both}  # fmt: skip
     count = sum(abs(steps) <= 1 for steps in apart.values())
     by_family = {family: [n for (of, _), n in apart.items() if of == family] for family in DIPPED}
-    missing = MODELS - len(both)
-    verdict = "confirmed" if count >= 12 else "refuted" if count + missing <= 7 else "open"
+    verdict = "confirmed" if count >= 12 else "refuted" if count <= 7 else "open"
     return Verdict(verdict, f"{count} of {len(both)}; saved steps from RankMe's to bits': "
                             f"{by_family}")  # fmt: skip
 
@@ -176,10 +173,7 @@ def judge_invertibility(frame: Frame) -> Verdict:
     ratio = found.pivot_table("log10", "seed", "step")
     change = of_seeds(ratio[LAST] - ratio[0])
     down, up = change.p < LEVEL and change.mean < 0, change.p < LEVEL and change.mean > 0
-    if zero + LAYERS - layers < 10 or up:
-        verdict = "refuted"
-    else:
-        verdict = "confirmed" if zero >= 18 and down else "open"
+    verdict = "refuted" if zero < 10 or up else "confirmed" if zero >= 18 and down else "open"
     return Verdict(verdict, f"winding number 0 in {zero} of {layers} layers; log10 of the ratio "
                             f"{change}, p {change.p:.3f}")  # fmt: skip
 
@@ -247,47 +241,30 @@ def judge_loss(frame: Frame) -> Verdict:
     })  # fmt: skip
 
 
-HYPOTHESES: dict[str, tuple[str, Callable[[Frame], Verdict]]] = {
-    "H1": ("geometry bits", judge_dip),
-    "H2": ("bits", judge_information),
-    "H3": ("decoder", lambda frame: judge_decoder(frame, "blind clean", 0.3)),
-    "H4": ("decoder", lambda frame: judge_decoder(frame, "informed clean", 0.6)),
-    "H5": ("toeplitz", judge_invertibility),
-    "H6": ("recovery", judge_recovery),
-    "H7": ("inverse", judge_inverse),
-    "H8": ("order", judge_order),
-    "H9": ("copying", judge_copying),
-    "H10": ("geometry", judge_loss),
+HYPOTHESES: dict[str, Callable[[Frame], Verdict]] = {
+    "H1": judge_dip,
+    "H2": judge_information,
+    "H3": lambda frame: judge_decoder(frame, "blind clean", 0.3),
+    "H4": lambda frame: judge_decoder(frame, "informed clean", 0.6),
+    "H5": judge_invertibility,
+    "H6": judge_recovery,
+    "H7": judge_inverse,
+    "H8": judge_order,
+    "H9": judge_copying,
+    "H10": judge_loss,
 }
-"""The kinds of rows that each needs, and how it is judged."""
+Tables = Iterable[tuple[str, Frame]]
 
 
 def print_tables(frame: Frame) -> None:
     """Verdicts, then means over seeds of every figure that was measured."""
-    kinds = set(frame.kind)
-    for name, (needed, judge) in HYPOTHESES.items():
-        if missing := set(needed.split()) - kinds:
-            print(f"{name}: not asked yet: {', '.join(missing)}")
-            continue
-        try:
-            verdict, found = judge(frame)
-        except KeyError as missing:  # a family or a step that has no rows yet
-            print(f"{name}: not complete: {missing} has no rows")
-            continue
+    for name, judge in HYPOTHESES.items():
+        verdict, found = judge(frame)
         print(f"{name}: {verdict}: {found}")
     print(frame.groupby(["kind", "family"]).model.nunique().unstack("family").to_string())
-    for title, table in tables(frame, kinds):
-        print(f"\n{title}\n{table.round(3).to_string()}")
-
-
-Tables = Iterable[tuple[str, Frame]]
-
-
-def tables(frame: Frame, kinds: set[str]) -> Tables:
-    """Means over seeds, by title, of the kinds that are there."""
-    for kind, tabulate in TABLES.items():
-        if kind in kinds:
-            yield from tabulate(frame)
+    for tabulate in TABLES:
+        for title, table in tabulate(frame):
+            print(f"\n{title}\n{table.round(3).to_string()}")
 
 
 def bits_tables(frame: Frame) -> Tables:
@@ -350,16 +327,10 @@ def copying_tables(frame: Frame) -> Tables:
     yield "copying", found.groupby(["copy_step", "family"]).right.mean().unstack("family")
 
 
-TABLES: dict[str, Callable[[Frame], Tables]] = {
-    "bits": bits_tables,
-    "geometry": geometry_tables,
-    "toeplitz": toeplitz_tables,
-    "inverse": inverse_tables,
-    "decoder": decoder_tables,
-    "recovery": recovery_tables,
-    "order": order_tables,
-    "copying": copying_tables,
-}
+TABLES: tuple[Callable[[Frame], Tables], ...] = (
+    bits_tables, geometry_tables, toeplitz_tables, inverse_tables, decoder_tables,
+    recovery_tables, order_tables, copying_tables,
+)  # fmt: skip
 
 
 def draw(frame: Frame) -> Any:
@@ -382,8 +353,7 @@ def draw(frame: Frame) -> Any:
 
 
 def show(rows: Positional[Path], figure: Positional[Path]) -> None:
-    """Prints the tables of stored rows, and draws the figure where its rows are there."""
-    frame = read_frame(pd.read_parquet(rows).row.map(json.loads))
+    """Prints the tables of stored rows, and draws the figure."""
+    frame = read_frame(read_stored(rows))
     print_tables(frame)
-    if {"bits", "geometry"} <= set(frame.kind):
-        write_chart(figure, draw(frame))
+    write_chart(figure, draw(frame))

@@ -8,18 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
-
-from scripts.experiments.forgetting import FOLDER
 
 ROOT = Path(__file__).resolve().parents[3]
 QUIET = ("--wandb", "disabled", "--validate_every", "1000000", "--validate_tokens", "4096")
 """Flags that change no weight: losses are measured afterwards."""
-
-
-def read_design(name: str = "e12") -> dict[str, Any]:
-    """What an experiment's registration says of its models and measures."""
-    return yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))["design"]
 
 
 def fit_flags(design: dict[str, Any], family: str) -> list[str]:

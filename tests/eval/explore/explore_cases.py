@@ -2,10 +2,8 @@
 
 import http.client
 import json
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ from tokenizers import Tokenizer
 
 from arch import LanguageModel, save_model
 from eval.explore.questions import Library
-from eval.explore.server import Explorer, listen, server
+from eval.explore.server import Explorer, serve_beside
 
 
 def two_steps(place: Path, model: Callable[[], LanguageModel], tokenizer: Tokenizer) -> Path:
@@ -24,18 +22,9 @@ def two_steps(place: Path, model: Callable[[], LanguageModel], tokenizer: Tokeni
     return place
 
 
-@contextmanager
-def running(places: list[str], **limits: Any) -> Iterator[int]:
-    """The port of an explorer that is there for the time of the block."""
-    with listen("127.0.0.1", 0) as at:
-        works = server(Explorer(Library(places, "toy", "cpu"), **limits))
-        thread = threading.Thread(target=works.run, kwargs={"sockets": [at]}, daemon=True)
-        thread.start()
-        while not works.started:
-            time.sleep(0.01)
-        yield at.getsockname()[1]
-        works.should_exit = True
-        thread.join(10)
+def running(places: list[str], **limits: Any) -> AbstractContextManager[int]:
+    """The port of an explorer of models that is there for the time of the block."""
+    return serve_beside(Explorer(Library(places, "toy", "cpu"), **limits))
 
 
 def begin(
