@@ -25,7 +25,7 @@ if __name__ == "__main__":
 
 import arch.kernels.process  # noqa: F401 - before torch
 from arch.errors import is_out_of_memory
-from eval.messages import ArgumentError, RequestError, say
+from eval.messages import ArgumentError, RequestError, nearest, say
 
 if TYPE_CHECKING:  # libraries are loaded where an interruption is one line
     from collections.abc import Callable, Container, Iterator, Sequence
@@ -146,8 +146,6 @@ def command_function(name: str) -> Callable[..., Result]:
     Raises:
         RequestError: there is no such command.
     """
-    from eval.messages import nearest
-
     if name not in COMMANDS:
         raise RequestError(f"{name}: there is no such command; {nearest(name, COMMANDS)}")
     module, _, function = COMMANDS[name].partition(":")

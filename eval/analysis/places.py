@@ -22,16 +22,17 @@ def fields(row: Row, names: Sequence[str]) -> dict[str, Hashable]:
 
 def of_lens(row: Row) -> dict[str, Hashable]:
     """Every short field of a lens's row, but for those of every row."""
-    names = [n for n, v in row.items() if isinstance(v, str | int | float) and n not in _NO_PLACE]
+    names = [n for n, v in row.items() if isinstance(v, str | int | float) and n not in NO_PLACE]
     return fields(row, ["layer", "part", *(n for n in names if n not in ("layer", "part"))])
 
 
 BITS = ("layer", "part", "corpus", "place", "candidates", "prior", "precision", "shown", "distance")
 OF_LOSS = ("key", "kind", "checkpoint", "corpus", "texts", "stories", "windows", "bytes")
-_NO_PLACE = {
+NO_PLACE = {
     "schema", "key", "kind", "checkpoint", "site", "settings", "family", "figure", "value", "low",
-    "high", "n", "text", "truth", "prompt", "seed", "seconds", "device", "look",
+    "high", "n", "reason", "text", "truth", "prompt", "seed", "seconds", "device", "look",
 }  # fmt: skip
+"""Fields of rows that are no coordinates."""
 
 
 def of_recovery(row: Row) -> dict[str, Hashable]:

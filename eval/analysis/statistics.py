@@ -168,7 +168,8 @@ def paired_difference(
     test, which swaps the two of each pair in every way. Of more pairs: a bootstrap that draws whole
     pairs; its p is the share of draws that lie as far from the estimate as the estimate from 0.
     Shares that differ alike in all pairs, as those that agree, may differ otherwise in as many
-    pairs as `at_most` leaves possible. None for one pair.
+    pairs as `at_most` leaves possible. None for one pair, or where other ratios differ alike in all
+    pairs, which would make any difference a certain one.
 
     Args:
         first: hits, or bits, of one model in each pair, `(pairs,)`.
@@ -181,7 +182,9 @@ def paired_difference(
     if n < 2:
         return None
     estimate = float(differences.sum()) / whole
-    if fractions and np.allclose(differences, estimate * sizes, rtol=0, atol=1e-9):
+    if np.allclose(differences, estimate * sizes, rtol=0, atol=1e-9):
+        if not fractions:
+            return None
         room, p = at_most(0, n), 0.5 ** (n - 1) if differences.any() else 1.0
         low, high = estimate - room * (1 + estimate), estimate + room * (1 - estimate)
         return Difference(estimate, low, high, p, n)

@@ -177,8 +177,8 @@ def summarise_rows(
     """The figures of rows of one kind, a record for each model, step and set of coordinates.
 
     It holds the columns of `MODEL`, the coordinates, each figure with `_low` and `_high` if its
-    quantity has intervals (None where it is not known), and the counts `rows`, `prompts` and
-    `models`. They come in the order of reading.
+    quantity has intervals (None where it is not known), and the counts `rows`, `prompts` (as rows
+    of lenses say it) and `models`. They come in the order of reading.
 
     Args:
         every_seed: keep checkpoints apart that differ in their training seed only.
@@ -214,6 +214,8 @@ def summary_records(
         values = dict(zip(by, _without_nan(group), strict=True))
         given = {name: values[name] for name in coordinates if values[name] is not None}
         numbered = dict(zip(COUNTS, map(int, numbers), strict=True))
+        if "prompts" in given:  # rows of lenses say it
+            numbered["prompts"] = given["prompts"]
         records[tuple(values.values())] = empty[0] | given | empty[1] | numbered
     figures = summarise(lines, by, pool=["kind"])
     for *group, quantity, value, low, high, _, _ in figures.itertuples(index=False):

@@ -182,7 +182,7 @@ def _describe(
             compare_ids(of_task, ids)
         lines.append(describe_rows(task.name, of_task))
         rows += of_task
-    return Result(rows, "\n\n".join(lines), render=_page)
+    return Result(rows, "\n\n".join(lines))
 
 
 def _clear(file: str, ids: list[list[int]], tokenizer: "Tokenizer", flags: Sequence[str]) -> Result:
@@ -198,12 +198,6 @@ def _clear(file: str, ids: list[list[int]], tokenizer: "Tokenizer", flags: Seque
             for prompt, text in enumerate(texts)]  # fmt: skip
     said = "it holds token ids, which --model's tokenizer spells; --verify inverts its tensors, too"
     return Result(rows, "\n".join([f"{file}: {said}", *(f"  {text!r}" for text in texts)]))
-
-
-def _page(rows: Sequence[dict[str, Any]], title: str | None) -> str:
-    from eval.views.page.captured import render_captured
-
-    return render_captured(rows, title)
 
 
 def _site(name: str, layer: Any, part: str | None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import inspect
 import json
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ParamSpec, get_type_hints
 
@@ -33,14 +33,12 @@ class Result:
         text: the tables, as a terminal shows them.
         notes: lines that a terminal shows below them.
         documents: the lenses' documents, for the page.
-        render: makes the page from rows and a title; the page of measurements when not given.
     """
 
     rows: list[dict[str, Any]]
     text: str
     notes: str = ""
     documents: list[dict[str, Any]] = field(default_factory=list)
-    render: Callable[[Sequence[dict[str, Any]], str | None], str] | None = None
 
     def __repr__(self) -> str:
         return legible(self.text)
@@ -82,8 +80,6 @@ class Result:
 
     def html(self, title: str | None = None) -> str:
         """The rows as one HTML page; a `RequestError` where rows of these kinds have no page."""
-        if self.render:
-            return self.render(self.rows, title)
         if any("checkpoint" not in row for row in self.rows):
             raise RequestError("these are lines of a table and no rows, and have no page")
         from eval.views.page.page import draw_lenses, render_page

@@ -253,14 +253,10 @@ def report(
         every = [figure for section in sections for figure in section.figures]
         if not every:
             raise RequestError(
-                f"--figures {figures}: no lens has looked yet; run `python -m eval lens` first"
+                f"--figures {figures}: no lens's document is here; run `python -m eval lens` "
+                "first, or give the directory that it wrote"
             )
-    if rows and not documents and all(row["kind"] == "captured" for row in rows):
-        from eval.views.page.captured import render_captured
-
-        write_text(out, render_captured(rows, title))
-    else:
-        write_text(out, render_page(rows, title, sections))
+    write_text(out, render_page(rows, title, sections))
     written = [out]
     if figures:
         written += map(str, write_figures(figures, every, format))

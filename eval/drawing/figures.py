@@ -143,11 +143,15 @@ def write_figures(directory: str | Path, figures: Sequence[Figure], kind: str) -
     """
     if kind not in FORMATS:
         raise RequestError(f"figures as {kind}: allowed are {' and '.join(FORMATS)}")
-    paths = []
+    paths = list[Path]()
     for figure in figures:
         name = re.sub(r"[^a-z0-9]+", "-", figure.name.lower()).strip("-")
-        paths.append(Path(directory, f"{name}.{kind}"))
-        write_chart(paths[-1], figure.chart)
+        path, number = Path(directory, f"{name}.{kind}"), 1
+        while path in paths:  # of another figure of that name
+            number += 1
+            path = Path(directory, f"{name}-{number}.{kind}")
+        write_chart(path, figure.chart)
+        paths.append(path)
     return paths
 
 

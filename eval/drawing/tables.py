@@ -61,7 +61,7 @@ def number_text(value: float) -> str:
         return str(value)
     if abs(value) >= 1e9:
         return f"{value:.3g}"
-    if abs(value) >= 1000 or value == round(value):
+    if abs(value) >= 999.5 or value == round(value):
         return f"{value:,.0f}"
     return f"{value:.4g}" if abs(value) < 100 else f"{value:.3g}"
 
@@ -95,9 +95,13 @@ def duration_text(seconds: float) -> str:
 
 
 def cell(record: Record, name: str, percent: bool = False) -> str:
-    """A record's figure, between its limits where it has any; those of one prompt say nothing."""
+    """A record's figure, between its limits where it has any.
+
+    Those of one prompt say nothing, unless they are over training seeds.
+    """
     low, high = record.get(f"{name}_low"), record.get(f"{name}_high")
-    if record.get(f"{name}_n", record.get("prompts")) == 1:
+    seeds = record.get("models", record.get("seeds", 1))
+    if record.get(f"{name}_n", record.get("prompts")) == seeds == 1:
         low = high = None
     return interval_text(record.get(name), low, high, percent)
 
@@ -158,8 +162,9 @@ def terminal(*parts: Table | str, width: int | None = None, most: int = LINES) -
     from rich.console import Console
 
     console = Console(
-        markup=False, highlight=False, width=width, color_system=None, force_jupyter=False
-    )
+        markup=False, emoji=False, highlight=False, width=width, color_system=None,
+        force_jupyter=False,
+    )  # fmt: skip
     if width is None and not console.is_terminal:
         console.width = PIPE
     texts = []

@@ -26,6 +26,7 @@ from eval.models.checkpoint import PRETRAINED, Checkpoint, find_models, open_mod
 from eval.models.corpora import common_corpus
 from eval.models.text import text_prompts
 from eval.rows.progress import Progress, watching
+from eval.rows.store import finite_or_none
 from eval.sites.slices import Slice
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ class Question:
         self.models = list(dict.fromkeys(map(str, self.models))) or known[:1]
         self.solvers = list(dict.fromkeys(map(str, self.solvers)))
         for name, values, allowed in (
-            ("kind", [self.kind], ("invert", "bits", "lens")),
+            ("kind", [self.kind], COMMANDS),
             ("models", self.models, known),
             ("solvers", self.solvers, solvers()),
             ("lens", [self.lens], lenses()),
@@ -354,11 +355,12 @@ class Question:
             emit({"type": "bits", **coordinates} | information(progress.row))
         elif progress.tokens is not None:
             tokens, settled = progress.tokens[0].tolist(), progress.settled
+            margins = progress.margins
             found = {
                 "found": [visible(piece) for piece in checkpoint.pieces(tokens)],
                 "right": [a == b for a, b in zip(tokens, self.tokens, strict=False)],
                 "settled": None if settled is None else settled[0].tolist(),
-                "margin": None if progress.margins is None else float(progress.margins[0]),
+                "margin": None if margins is None else finite_or_none(float(margins[0])),
             }
             emit({"type": "tokens", **coordinates} | found)
 

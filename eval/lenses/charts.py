@@ -44,11 +44,12 @@ class Chart:
     y: str = ""
     each: bool = False
     name: str = ""
+    AXES = "x", "y"
 
     @property
     def fields(self) -> tuple[str, ...]:
         """The axes that it names."""
-        return (self.x, self.y)
+        return tuple(getattr(self, name) for name in self.AXES)
 
     def draw(self, lens: str, tables: Tables) -> figures.Figure | None:
         """The figure of all checkpoints; None without numbers."""
@@ -91,11 +92,7 @@ class Lines(Chart):
     dash: str = ""
     ordered: bool = False
     x_scale: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The axes that it names."""
-        return (self.x, self.colour, self.dash)
+    AXES = "x", "colour", "dash"
 
     def chart(self, rows: list[Record], every: list[Record]) -> plots.Chart:
         """A panel."""
@@ -118,11 +115,7 @@ class Heat(Chart):
     diverging: bool = False
     up: bool = False
     facet: str = ""
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The axes that it names."""
-        return (self.x, self.y, self.facet)
+    AXES = "x", "y", "facet"
 
     def chart(self, rows: list[Record], every: list[Record]) -> plots.Chart:
         """A panel."""
@@ -143,11 +136,7 @@ class Bars(Chart):
     """Bars of x; those of a label of `column` stand together."""
 
     column: str = ""
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The axes that it names."""
-        return (self.x, self.column)
+    AXES = "x", "column"
 
     def chart(self, rows: list[Record], every: list[Record]) -> plots.Chart:
         """A panel."""
@@ -160,11 +149,7 @@ class Histogram(Chart):
     """Counts over the middles of bins, steps of the labels of `colour`."""
 
     colour: str
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The axes that it names."""
-        return (self.x, self.colour)
+    AXES = "x", "colour"
 
     def chart(self, rows: list[Record], every: list[Record]) -> plots.Chart:
         """A panel."""

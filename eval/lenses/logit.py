@@ -86,11 +86,6 @@ def _describe(logs: Tensor, output: Tensor, chosen: list[int]) -> dict[str, Tens
     }
 
 
-def plain_read(checkpoint: Checkpoint) -> Read:
-    """The model's own final norm and head, at every layer."""
-    return lambda _, stream: checkpoint.model.logits(stream)
-
-
 def charts(lens: str) -> list[Lines]:
     """The charts of a lens that reads every layer as a distribution."""
     curves = Lines(
@@ -155,7 +150,9 @@ def draw_words(lens: str, tables: Tables) -> list[figures.Figure]:
 )
 def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table: Table) -> None:
     """What each layer's stream says if it is read as the output, and its token energy."""
-    add_readings(checkpoint, batch, request, table, plain_read(checkpoint))
+    add_readings(
+        checkpoint, batch, request, table, lambda _, stream: checkpoint.model.logits(stream)
+    )
     layers, energy = range(len(batch.streams)), token_energy(checkpoint.model, batch.streams)
     table.add("token energy", batch.masked(energy), layer=layers, **batch.axes)
 

@@ -19,11 +19,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from eval.analysis.statistics import student_t, wilson
+from eval.analysis.places import NO_PLACE
+from eval.analysis.statistics import clustered, wilson
+from eval.analysis.summary import COUNTS, MODEL, SAMPLED
 from eval.messages import RequestError
 
 CLUSTERS = ("story", "prompt", "pair", "token")
 SAMPLES = (*CLUSTERS, "position")
+ROW = {*NO_PLACE, *MODEL, *SAMPLED, *COUNTS, "lens", "prompt_kind"} - {*SAMPLES}
+"""Fields of every row, or of what sums rows up: an axis of such a name would replace them."""
 Label = str | int | float
 Record = dict[str, Any]
 Cell = str | list[str]
@@ -87,25 +91,18 @@ class Numbers:
 
 
 def mean_interval(sums: np.ndarray, counts: np.ndarray, share: bool) -> dict[str, float]:
-    """The mean of G clusters' samples, from sums and counts `(G,)`, with limits where they vary.
-
-    By the ratio's linearised variance between clusters, with G - 1 degrees of freedom.
-    """
+    """The mean of G clusters' samples, from sums and counts `(G,)`, with limits where they vary."""
     G, mean = len(sums), float(sums.sum() / counts.sum())
     if G == 1 or not math.isfinite(mean):
         return {"value": mean}
     if share and mean in (0.0, 1.0):
         limits = wilson(round(mean * G), G)
-        return {"value": mean, "low": limits.low, "high": limits.high}
-    deviations = (sums - mean * counts) / counts.sum()
-    if np.allclose(deviations, 0, rtol=0, atol=1e-9 * abs(mean)):
+    else:
+        limits = clustered(sums.tolist(), counts.tolist(), range(G), [0] * G)
+    if limits.high - limits.low <= 1e-9 * abs(mean):
         return {"value": mean}
-    error = math.sqrt(G / (G - 1) * float(np.square(deviations).sum()))
-    half = student_t(G - 1) * error
-    low, high = mean - half, mean + half
-    return {"value": mean} | (
-        {"low": max(low, 0.0), "high": min(high, 1.0)} if share else {"low": low, "high": high}
-    )
+    low, high = (max(limits.low, 0.0), min(limits.high, 1.0)) if share else limits[1:]
+    return {"value": mean, "low": low, "high": high}
 
 
 @dataclass
@@ -137,8 +134,13 @@ class Table:
 
         Raises:
             ValueError: axes that do not fit the values.
-            RequestError: there are values, and none is a number.
+            RequestError: there are values, and none is a number; an axis of rows has a
+                name of `ROW`.
         """
+        if rows and (taken := ROW & axes.keys()):
+            raise RequestError(
+                f"{name}: axis {min(taken)}: rows have a field of this name; choose another name"
+            )
         tensor = torch.as_tensor(values).detach().cpu()
         single = {axis for axis, labels in axes.items() if isinstance(labels, Label)}
         shape = [len(labels) for axis, labels in axes.items() if axis not in single]

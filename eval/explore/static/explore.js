@@ -8,7 +8,7 @@ const made = (tag, set = {}, ...inside) => {
 };
 const state = {
   text: "Once upon a time there was a little dog.", models: [], layer: null, hidden: [], solvers: [],
-  noise: 0, kind: "invert", lens: "logit", precision: "noise 1 rms",
+  noise: 0, kind: "invert", lens: "logit", precision: "noise 1 rms", cut: null, // tokens by the models before
 };
 let known, missing = [], seen = null, running = null, sentence = null, asking = 0, measured = [], expected = 0, began = 0;
 
@@ -23,7 +23,7 @@ const read = () => {
   missing = state.models.filter((name) => !names().includes(name));
   state.models = state.models.filter((name) => names().includes(name)).slice(0, 2);
   state.solvers = state.solvers.filter((name) => known.solvers.some((one) => one.name === name));
-  state.hidden = state.hidden.map(Number);
+  [state.hidden, state.cut] = [state.hidden.map(Number), null];
   state.layer = given.has("layer") ? Number(given.get("layer")) : null;
   state.noise = Number(given.get("noise") ?? 0);
   if (!state.models.length) state.models = [...known.suggested];
@@ -40,8 +40,8 @@ const write = () => {
   history.replaceState(null, "", `#${new URLSearchParams(lines)}`);
 };
 
-const question = () => {
-  const { text, models, layer, hidden, solvers, noise, kind, lens } = state;
+const question = (changes = {}) => {
+  const { text, models, layer, hidden, solvers, noise, kind, lens } = { ...state, ...changes };
   return JSON.stringify({ text, models, layer, hidden, solvers, noise, kind, lens });
 };
 
@@ -79,9 +79,14 @@ const changed = () => {
 const look = async () => {
   const asked = question();
   try {
+    if (state.cut && state.hidden.length) { // positions stay where another model cuts the sentence alike
+      const { tokens } = await (await post("/look", question({ hidden: [] }))).json();
+      if (asked !== question()) return;
+      if (tokens.join("\n") !== state.cut.join("\n")) { state.hidden = []; return changed(); }
+    }
     const answer = await (await post("/look", asked)).json();
     if (asked !== question()) return;
-    seen = answer;
+    [seen, state.cut] = [answer, null];
     if (!running) say("");
     draw();
   } catch (error) {
@@ -365,7 +370,7 @@ const start = async () => {
   at("noise").max = known.limits.noise;
   const set = (id, event, change) => at(id).addEventListener(event, () => { Object.assign(state, change()); changed(); });
   set("text", "input", () => ({ text: at("text").value, hidden: [] }));
-  const models = () => ({ models: [...new Set([at("first").value, at("second").value])].filter(Boolean) });
+  const models = () => ({ cut: state.cut ?? seen?.tokens, models: [...new Set([at("first").value, at("second").value])].filter(Boolean) });
   for (const id of ["first", "second"]) set(id, "change", models);
   for (const id of ["layer", "noise"]) set(id, "input", () => ({ [id]: Number(at(id).value) || 0 }));
   set("lens", "change", () => ({ lens: at("lens").value }));

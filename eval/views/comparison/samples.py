@@ -1,5 +1,6 @@
 """Samples of lm-evaluation-harness (`--log_samples`), paired: two models on the same documents."""
 
+import json
 import math
 import re
 from collections.abc import Sequence
@@ -8,7 +9,6 @@ from typing import Any, NamedTuple
 
 from eval.analysis.summary import Record
 from eval.messages import RequestError, say_once
-from eval.rows.misfits import parse_json
 from eval.views.comparison.pairs import paired_record
 
 FILE = re.compile(r"samples_(.+)_\d{4}-\d\d-\d\dT[\d.-]+\.jsonl")
@@ -102,24 +102,28 @@ def _read(file: Path) -> Scores:
     """The scores in a file of samples.
 
     Raises:
-        RequestError: a line that is no sample, or a document twice.
+        RequestError: a line that is no sample, a score that is no number, or a document twice.
     """
     scores: Scores = {}
     for number, line in enumerate(file.read_bytes().splitlines(), start=1):
         try:
-            sample = parse_json(line)
+            sample = json.loads(line)
             document, digest = int(sample["doc_id"]), str(sample["doc_hash"])
             target, prompt = (str(sample.get(f"{name}_hash")) for name in ("target", "prompt"))
-            found = {
-                name: _score(name, digest, target, prompt, sample[name])
-                for name in sample["metrics"]
-            }
-        except (KeyError, TypeError, ValueError, OverflowError):
+            values = {name: sample[name] for name in sample["metrics"]}
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
             raise RequestError(
                 f"{file}, line {number}: not a sample of lm-eval, which has doc_id, doc_hash and "
                 "metrics; run lm_eval again with --log_samples"
             ) from None
-        for name, score in found.items():
+        for name, value in values.items():
+            try:
+                score = _score(name, digest, target, prompt, value)
+            except (TypeError, ValueError, OverflowError):
+                raise RequestError(
+                    f"{file}, line {number}: {name} of document {document} is {str(value)[:80]}; "
+                    "numbers must be finite, and texts have bytes: check the model's outputs"
+                ) from None
             of_metric = scores.setdefault((name, str(sample.get("filter", "none"))), {})
             if document in of_metric:
                 raise RequestError(f"{file}, line {number}: document {document} stands there twice")

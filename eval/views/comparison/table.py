@@ -54,7 +54,7 @@ FIGURES = (
 where the first or the first three are not; bits about a token in the output four positions later,
 under noise of a quarter of the output's RMS."""
 SEARCHES = {"self": ("sweep", "propose"), "nonself": ("alternating", "sweep", "propose")}
-"""The searches that a column may be of, the one made for its question first."""
+"""The searches that a column may be of; of those that as many have, the first."""
 ALIKE = {"loss": ("corpus", "stories", "windows"), "recovery": ("solver", "settings"),
          "bits": ("corpus", "place", "candidates")}  # fmt: skip
 """Coordinates that a column has in common: those that most of its checkpoints were asked at."""
@@ -101,9 +101,9 @@ def select(
     if figure.kind != "loss":
         lines = lines[lines["layer"] == lines["n_layers"]]
     if figure.kind == "recovery":
-        known = set(lines["solver"])
-        wanted = [solver] if solver else [m for m in SEARCHES[figure.quantity] if m in known]
-        lines = lines[(lines["prompt_kind"] == prompts) & (lines["solver"].isin(wanted[:1]))]
+        wanted = [solver] if solver else SEARCHES[figure.quantity]
+        lines = lines[(lines["prompt_kind"] == prompts) & (lines["solver"].isin(wanted))]
+        lines = lines.sort_values("solver", key=lambda s: s.map(wanted.index), kind="stable")
     drawn = figure.kind == "recovery" and prompts != "text"
     return _commonest(lines, [*ALIKE[figure.kind], *["length", "drawn_from"] * drawn])
 
@@ -330,6 +330,9 @@ def paired_records(
         solver: of which of recoveries; a search when not given.
         prompts: the set of prompts of recoveries.
     """
+    if len(lines):
+        named = zip(lines["model"], lines["step"], strict=True)
+        lines = lines[[checkpoint in (first, second) for checkpoint in named]]
     records = []
     for figure in FIGURES:
         selected = select(lines, figure, solver, prompts)

@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from eval.drawing import figures
 from eval.drawing.markup import visible
-from eval.views.page.page import template
 
 
 class Line(NamedTuple):
@@ -24,22 +22,13 @@ class Line(NamedTuple):
     others: list[str]
 
 
-def render_captured(rows: Sequence[dict[str, Any]], title: str | None = None) -> str:
-    """The page for rows of `eval recover`, as HTML.
-
-    Args:
-        title: the page's; a sentence of its own when not given.
-    """
+def read_captured(rows: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The rows of each tensor, with their `lines`."""
     tensors: dict[str, list[dict[str, Any]]] = {}  # by what was asked: two may have one name
     for row in rows:
         task = row["key"].rpartition("-")[0]
         tensors.setdefault(task, []).append(row | {"lines": read_lines(row)})
-    return template("captured.html").render(
-        title=title or "What captured tensors give away",
-        colours=figures.colours(),
-        lens_style="",
-        tensors=list(tensors.values()),
-    )
+    return list(tensors.values())
 
 
 def read_lines(row: dict[str, Any]) -> list[Line]:

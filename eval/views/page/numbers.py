@@ -60,11 +60,12 @@ def of_kind(lines: Frame, title: str, known: Sequence[Quantity] = ()) -> Numbers
         if len({tuple(record.get(name) for name in fields) for record in records}) < len(records):
             others = [n for n in present if n not in (*fields, *MODEL)]
             fields += [n for n in others if len({record.get(n) for record in records}) > 1]
-    units = "prompts" if kind in ("recovery", "captured") else "n"
+    unit = {"recovery": "prompts", "captured": "prompts", "probe": "models"}.get(kind, "n")
+    count = ("models" if kind == "probe" else "prompts", unit, False)  # a probe names no prompts
     brief, full = (
         lay_out(shown, fields, [*((q.name, q.words, q.percent) for q in chosen), *counts], title)
         for chosen, counts in (
-            (main, [("prompts", units, False)]),
+            (main, [count]),
             (known, [(name, name, False) for name in COUNTS]),
         )
     )

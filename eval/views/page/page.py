@@ -12,12 +12,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from eval.analysis.frame import Frame, frame
+from eval.analysis.places import last_looks
 from eval.drawing import figures, plots
 from eval.drawing.markup import EMPTY, STYLE
 from eval.drawing.tables import Record, text, whole_percent
-from eval.messages import legible
+from eval.messages import legible, say_once
 from eval.rows.schema import Row
 from eval.views.page.bits import Panel, draw_bits
+from eval.views.page.captured import read_captured
 from eval.views.page.numbers import number_tables
 from eval.views.page.prompts import choose_example, draw_prompts
 from eval.views.page.recoveries import (
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 LENSES_TITLE = "Inside a language model"
 TITLE = "What is left of a prompt inside a language model"
+CAPTURED_TITLE = "What captured tensors give away"
 OVER = {"layer": "layer", "noise": "noise / RMS", "channels": "channels shown"}
 """What the panels of the third section are over, and the titles of their axes."""
 FAMILY = {
@@ -51,7 +54,17 @@ LINES = 300
 
 
 def draw_lenses(documents: Sequence[dict[str, Any]], rows: Sequence[Row]) -> list["LensSection"]:
-    """What lenses drew of their documents (`eval.lenses.lens.read_documents`), for the page."""
+    """What lenses drew of their documents (`eval.lenses.lens.read_documents`), for the page.
+
+    A line names the lenses that rows are of and whose documents are not there.
+    """
+    known = {document.get("key") for document in documents}
+    looked = last_looks(row for row in rows if "look" in row)
+    if lost := sorted({row["lens"] for row in looked if row["look"] not in known}):
+        say_once(
+            f"left out: figures of {', '.join(lost)}, whose documents are not here; give the "
+            "directory that `lens` wrote, with its folder lenses/"
+        )
     if not documents:
         return []
     from eval.views.page.inside import lens_sections  # which imports torch
@@ -65,13 +78,20 @@ def render_page(
     """The page for rows of evidence, as HTML.
 
     Args:
-        rows: of any kinds; of equal keys the last counts.
+        rows: of any kinds; of equal keys the last counts. Captured ones alone have their own page.
         title: the page's; a sentence of its own when not given.
         lenses: as `draw_lenses` gives them.
 
     Raises:
         RequestError: there is nothing to show.
     """
+    if rows and not lenses and all(row["kind"] == "captured" for row in rows):
+        return template("captured.html").render(
+            title=title or CAPTURED_TITLE,
+            colours=figures.colours(),
+            lens_style="",
+            tensors=read_captured(rows),
+        )
     rows = list({row["key"]: row for row in rows}.values())
     lines = frame(rows)
     context: dict[str, Any] = dict.fromkeys(

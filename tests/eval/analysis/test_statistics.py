@@ -254,6 +254,8 @@ def test_a_permutation_test_tries_every_sign():
         stats.t.interval(0.95, 3, (apart / 10).mean(), stats.sem(apart / 10))
     )
     assert paired_difference([1.0], [2.0], [3.0]) is None
+    for n in (2, 30):  # nothing varies, and no share says how much it might
+        assert paired_difference([12.0] * n, [12.0] * n, [1.0] * n) is None
     alike = paired_difference([9.0] * 30, [9.0] * 30, [9.0] * 30, fractions=True)
     assert alike == (0, -at_most(0, 30), at_most(0, 30), 1, 30)
     five = paired_difference([2.0] * 5, [0.0] * 5, [2.0] * 5, fractions=True)

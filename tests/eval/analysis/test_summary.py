@@ -221,8 +221,8 @@ def test_words_for_shares_and_numbers():
     assert interval_text(0.5, 0.25, 1.0, percent=True) == "50.0 (25.0–100)"
     assert interval_text(-9.5, -10.8, -8.7) == "-9.5 (-10.8 to -8.7)"
     assert interval_text(None, None, None) == "–"
-    assert [number_text(n) for n in (0, 3, 3.14159, 12345.6, float("inf"))] == [
-        "0", "3", "3.142", "12,346", "inf",
+    assert [number_text(n) for n in (0, 3, 3.14159, 999.6, 12345.6, float("inf"))] == [
+        "0", "3", "3.142", "1,000", "12,346", "inf",
     ]  # fmt: skip
 
 

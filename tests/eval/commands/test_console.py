@@ -121,6 +121,12 @@ def test_a_cell_is_of_one_line(monkeypatch):
         assert "[1m" not in text
 
 
+def test_words_between_colons_stay():
+    """Texts and cells had an emoji for each that has the name of one."""
+    shown = terminal("std::map·:dog:", Table(["a:m:b"], [[":key:"]], ":x:"))
+    assert all(word in shown for word in ("std::map·:dog:", "a:m:b", ":key:", ":x:"))
+
+
 def test_every_one_of_many_tables_shows_lines_of_its_own():
     tables = [Table(["n"], [[f"{name}{n}"] for n in range(40)], name) for name in "abcdef"]
     shown = terminal(*tables)

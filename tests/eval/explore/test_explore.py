@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from arch import ModelError
+from arch import ModelError, save_model
 from eval.__main__ import main
 from eval.explore import server
 from eval.explore.questions import Library
@@ -33,6 +33,19 @@ def test_solvers_are_watched_until_they_are_right(port, hidden, solver):
     assert answer["certificate"]
     assert between[-1]["found"] == answer["found"][: len(between[-1]["found"])]
     assert said[-1] == {"type": "end"}
+
+
+def test_two_tokens_of_one_vector_have_a_margin_that_json_can_hold(
+    tmp_path, small_model, small_tokenizer
+):
+    model, (first, *_) = small_model(), small_tokenizer.encode(TEXT).ids
+    model.embedding.weight[first + 1] = model.embedding.weight[first]
+    path = save_model(tmp_path / "twins", model, small_tokenizer.to_str(), {"name": "a", "step": 0})
+    library, said = Library([str(path)], "toy", "cpu"), list[dict]()
+    question = {"text": TEXT, "layer": 0, "solvers": ["sweep"]}
+    library.question(question).run(said.append, lambda: None)
+    assert [event["margin"] for event in said if event["type"] == "tokens"].count(None)
+    assert json.dumps(said, allow_nan=False)
 
 
 @pytest.mark.slow

@@ -6,6 +6,10 @@ import time
 import pytest
 from playwright.sync_api import expect
 
+from arch import save_model
+from tests.arch.cases import byte_tokenizer
+from tests.eval.explore.explore_cases import running
+
 TEXT = "Once upon a time there was a dog."
 EVIL = "<img src=x onerror=boom()>"
 DONE = re.compile("^done")
@@ -80,6 +84,30 @@ def test_hide_any_tokens_solve_and_reload_the_link(opened):
     page.evaluate("() => { window.boom = () => { throw new Error('run') } }")
     expect(typed(page, EVIL).first).to_contain_text("<")
     assert page.locator("main img").count() == 0
+
+
+def test_hidden_tokens_are_those_of_the_sentence_as_the_model_cuts_it(
+    opened, explored, tmp_path, small_model
+):
+    """Of a model that cuts it into fewer no token could be pressed any more."""
+    letters = byte_tokenizer()
+    model = small_model(vocab_size=letters.get_vocab_size(), context=64)
+    save_model(tmp_path / "letters", model, letters.to_str(), {"name": "letters", "step": 0})
+    with running([str(tmp_path), str(explored)]) as port:
+        page = opened(f"http://127.0.0.1:{port}/")
+        said = page.locator("#shown")
+        page.select_option("#second", "")
+        page.select_option("#first", "letters, step 0")
+        typed(page, TEXT).nth(len(TEXT) - 1).click()
+        expect(said).to_contain_text(f"1 of {len(TEXT)} tokens", timeout=WAIT)
+        page.select_option("#first", "flat, step 10")
+        expect(said).to_contain_text("All ", timeout=WAIT)
+        page.locator("#tokens button").first.click()
+        expect(said).to_contain_text("1 of ", timeout=WAIT)
+        with page.expect_response(lambda r: '"hidden":[0]' in (r.request.post_data or "")):
+            page.select_option("#first", "flat, step 0")  # which cuts it alike
+        expect(said).to_contain_text("1 of ")
+        expect(page.locator("#invert")).to_be_enabled()
 
 
 def test_a_long_solve_is_stopped_and_another_user_is_served(opened):

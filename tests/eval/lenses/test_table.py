@@ -16,6 +16,7 @@ from eval.lenses.charts import Bars, Heat, Histogram, Lines
 from eval.lenses.lens import lenses
 from eval.lenses.table import Table
 from tests.eval.lenses.cases import look, story_checkpoint, wrapped_checkpoint
+from tests.said import one_line
 
 
 def only(table: Table, name: str) -> dict:
@@ -85,6 +86,15 @@ def test_places_are_kept_apart_and_numbers_without_samples_are_alone():
         table.add("norm", torch.full((2,), nan), layer=[0, 1])
 
 
+@pytest.mark.parametrize("axis", ["step", "length", "n", "seed", "text", "reason", "models"])
+def test_an_axis_that_has_the_name_of_a_field_of_rows_is_refused(axis):
+    """Its labels stood for the training step, or were pooled, or all but one got lost."""
+    labels: dict[str, Any] = {axis: [1, 2]}
+    with one_line(RequestError, f"size: axis {axis}: "):
+        Table().add("size", torch.rand(2), **labels)
+    Table().add("size", torch.rand(2), rows=False, **labels)  # of charts alone
+
+
 def drawn(chart: Any, **tables: Table) -> Any:
     figure = chart.draw("some", tables)
     return figure, list(figure.panels), json.dumps(figure.chart.to_dict())
@@ -94,7 +104,7 @@ def test_a_chart_has_a_panel_for_each_model_and_says_what_it_shows():
     table = Table(pieces={"text 0": [" a", "b"]})
     place = {"layer": [0, 1], "prompt": ["text 0"], "position": [0, 1]}
     table.add("size of it", torch.rand(2, 2, 1, 2), part=["x", "y"], **place)
-    table.add("bars", torch.rand(2, 2), row=[0, 1], part=["x", "y"])
+    table.add("bars", torch.rand(2, 2), head=[0, 1], part=["x", "y"])
     words: Any = {"title": "Why?", "about": "About it."}
     figure, panels, _ = drawn(Lines(of="size of it", y="length", **words), a=table, b=table)
     assert (figure.name, figure.title, panels) == ("some-size-of-it", "Why?", ["y"])
@@ -103,8 +113,8 @@ def test_a_chart_has_a_panel_for_each_model_and_says_what_it_shows():
         (Lines(of="size of it", y="length", colour="part", **words), ["one"]),
         (Lines(of="size of it", each=True, **words), ["y, text 0, position 1"]),
         (heat, ["one: y, text 0"]),
-        (Bars(of="bars", x="part", column="row", **words), ["one"]),
-        (Histogram(of="bars", x="row", colour="part", **words), ["one"]),
+        (Bars(of="bars", x="part", column="head", **words), ["one"]),
+        (Histogram(of="bars", x="head", colour="part", **words), ["one"]),
     ):
         assert drawn(chart, one=table)[1] == expected
     assert "0 \\u00b7a" in drawn(heat, one=table)[2]

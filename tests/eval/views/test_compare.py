@@ -255,6 +255,17 @@ def test_losses_and_bits_are_at_what_most_checkpoints_were_asked(tmp_path):
     assert records[0]["bits_per_byte_of"] == "loss"
 
 
+def test_a_column_is_of_the_search_that_most_checkpoints_were_asked_with(tmp_path):
+    """One that another search was asked of stood alone, beside "not measured"."""
+    rows = [make_row(model, solver="sweep", hidden=0) for model in ("flat", "llama")]
+    own = {"solver": "propose", "self": rows[0]["self"] | {"top1": 0.0}}
+    half = [row | own | {"key": f"propose {row['key']}"} for row in rows]
+    for asked, expected in (([*half, rows[0]], [0, 0]), ([*half, *rows], [1, 1])):
+        Results(tmp_path / str(len(asked))).append(asked)
+        records = compared(tmp_path / str(len(asked)))
+        assert [record["shown"] for record in records] == expected
+
+
 def test_command_prints_and_writes(tmp_path, capsys):
     runs = [
         make_run(tmp_path, "conv-s0", 0, 1.2),
@@ -320,6 +331,13 @@ def test_two_checkpoints_are_compared_on_what_both_were_asked():
     bits = found["bits/byte"]
     assert bits["difference"] == pytest.approx(-4 / 6 / np.log(2))
     assert (bits["n"], bits["p"]) == (3, 0.25)  # of the 8 ways to sign three differences, 2
+
+
+def test_two_checkpoints_are_paired_at_what_they_were_asked_whatever_others_were():
+    rows = [make_row(model, step, solver="alternating", prompt=p, length=24 if step == 300 else 16)
+            for model in ("flat", "llama") for step in (0, 100, 300) for p in range(4)]  # fmt: skip
+    (record,) = paired_records(frame(rows), ("flat", 300), ("llama", 300), margin=5)
+    assert (record["figure"], record["n"]) == ("hidden 3", 4)
 
 
 def test_alike_checkpoints_are_equivalent_and_seeds_are_the_unit():

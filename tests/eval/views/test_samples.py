@@ -1,6 +1,7 @@
 """`eval compare` pairs two models by what lm-eval logged of them."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,9 @@ DATE = "2026-11-25T12-00-00.123456"
 def sample(number: int, **metrics: object) -> dict[str, object]:
     """A line as lm-eval 0.4.13 writes it, without its resps."""
     return {
-        "doc_id": number, "doc": {"text": "…"}, "target": "…", "arguments": {}, "filter": "none",
-        "metrics": list(metrics), "doc_hash": f"hash-{number}", "prompt_hash": "p",
-        "target_hash": "t", **metrics,
+        "doc_id": number, "doc": {"text": "…", "score": math.nan}, "target": "…", "arguments": {},
+        "filter": "none", "metrics": list(metrics), "doc_hash": f"hash-{number}",
+        "prompt_hash": "p", "target_hash": "t", **metrics,
     }  # fmt: skip
 
 
@@ -91,10 +92,11 @@ def test_what_cannot_be_paired_is_refused(two, tmp_path):
         "line 12: document 0 stands there twice": [*lines[:11], lines[0]],
         "line 2: not a sample of lm-eval": [lines[0], '{"key": "a", "schema": 3}'],
         "line 1: not a sample of lm-eval": ["{"],
-        "line 3: not a sample of lm-eval": [
+        "line 3: bits_per_byte of document 2 is [-3.0, 0]": [
             *lines[:2],
             json.dumps(sample(2, bits_per_byte=[-3.0, 0])),
         ],
+        "line 1: acc of document 0 is nan": [json.dumps(sample(0, acc=math.nan))],
         "no task and metric stands in both": [json.dumps(sample(0, em="yes"))],
     }
     for message, written in wrong.items():

@@ -16,6 +16,7 @@ from eval.lenses.lens import lenses, read_documents
 from eval.lenses.table import Table
 from eval.rows.store import Results
 from eval.views.page.inside import LensSection, lens_sections
+from eval.views.page.page import draw_lenses
 from tests.browser_cases import opened
 from tests.eval.lenses.cases import story_tokenizer
 from tests.eval.views.page.cases import Page, checkpoint_of, lens, make_row, make_rows, tick_labels
@@ -47,6 +48,18 @@ def test_the_look_asked_last_is_shown(order):
     """Whatever the names of their files, by which documents are read; one without rows yields."""
     (section,) = lens_sections([look("A"), look("B")], [row(key) for key in order])
     assert section.about == f"{order[-1]}."
+
+
+def test_looks_whose_documents_are_not_there_are_said(tmp_path, capsys):
+    """The page of rows that were copied alone had no section of a lens, and no line."""
+    Results(tmp_path).append([row("A")])
+    words = ["report", str(tmp_path), "--out", str(tmp_path / "page.html")]
+    assert main(words) == 0
+    assert "figures of residual" in capsys.readouterr().err
+    assert main([*words, "--figures", str(tmp_path / "figures")]) == 2
+    assert "--figures" in capsys.readouterr().err
+    assert draw_lenses([look("A")], [row("A")])
+    assert not capsys.readouterr().err
 
 
 PIECES = ["<script>", "alert('\"", " &amp;", "\n", " dog"]
@@ -121,8 +134,9 @@ def test_every_figure_is_a_file_too_and_no_tick_is_written_twice(results, page_o
     assert ["0", "1", "2"] in axes["residual-norm.svg"]
     assert ["1", "2"] in axes["residual-updates.svg"]
     (section,) = lens_sections([d for d in read_documents(results) if d["lens"] == "residual"])
-    (png,) = write_figures(tmp_path, section.figures[:1], "png")
-    assert png.read_bytes().startswith(b"\x89PNG")
+    first, second = write_figures(tmp_path, section.figures[:1] * 2, "png")  # of one name
+    assert first != second
+    assert first.read_bytes()[:4] == second.read_bytes()[:4] == b"\x89PNG"
 
 
 COLOURS = """() => {

@@ -11,7 +11,7 @@ from eval import RequestError
 from eval.__main__ import main
 from eval.analysis.frame import frame
 from eval.drawing import plots
-from eval.drawing.tables import percent_text, whole_percent
+from eval.drawing.tables import cell, percent_text, whole_percent
 from eval.rows.store import read_rows
 from eval.views.page.numbers import number_tables
 from eval.views.page.page import curves, render_page
@@ -21,7 +21,9 @@ from tests.eval.views.page.cases import (
     Page,
     about,
     bits_row,
+    every_kind,
     expected_share,
+    lens,
     make_row,
     make_rows,
     renamed,
@@ -68,6 +70,33 @@ def test_the_page_says_what_solvers_do_and_which_steps_it_shows():
     assert head[2:] == ["before, %step 0", "after, %step 300"]
     for said in ("Steps between these two: 100.", "descent, adam: gradient methods, which follow"):
         assert said in page.words
+
+
+@pytest.mark.parametrize(
+    ("counts", "shown"),
+    [
+        ({"prompts": 1, "models": 1}, False),
+        ({"prompts": 1, "models": 3}, True),
+        ({"prompts": 2, "models": 1}, True),
+        ({"top_n": 1, "seeds": 1}, False),  # as `compare` has them
+        ({"top_n": 1, "seeds": 3}, True),
+    ],
+)
+def test_limits_of_one_prompt_are_shown_where_they_are_over_training_seeds(counts, shown):
+    limits = {"top": 0.5, "top_low": 0.25, "top_high": 0.75}
+    assert ("(" in cell(limits | counts, "top")) == shown
+
+
+def test_rows_that_are_no_prompts_have_the_limits_and_the_n_of_their_figures():
+    """Every probe and every lens was said to be of one prompt, and had no limits."""
+    known = [about(0, weights, f"flat-s{weights}") for weights in "012"]
+    probes = [next(row for row in every_kind(own) if row["kind"] == "probe") for own in known]
+    probes = [row | {"top1": n / 4} for n, row in enumerate(probes)]
+    looked = lens(known[0], 2.0) | {"low": 1.0, "high": 3.0, "n": 8}
+    of_lens, of_probes = (table.brief for table in number_tables(frame([*probes, looked])))
+    assert of_probes.lines[0][-1] == "3"
+    assert "(" in " ".join(of_probes.lines[0])
+    assert of_lens.lines[0][-2:] == ["2 (1–3)", "4"]
 
 
 def test_bits_are_drawn_by_distance_for_each_step():
