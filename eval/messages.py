@@ -3,7 +3,7 @@
 import difflib
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 from arch.errors import printable
@@ -58,3 +58,15 @@ def nearest(word: str, known: Iterable[str], otherwise: str = "") -> str:
     known = list(known)
     matches = difflib.get_close_matches(word, known, 1)
     return f"did you mean {matches[0]}?" if matches else otherwise or f"use {', '.join(known)}"
+
+
+def first_of(numbers: Sequence[int], most: int = 10) -> str:
+    """The first of some numbers: `1, 3, 4, ...`."""
+    return ", ".join(map(str, numbers[:most])) + ", ..." * (len(numbers) > most)
+
+
+def span(positions: Sequence[int]) -> str:
+    """Positions in words: `29 to 34` where each follows the one before, else the first of them."""
+    first, last = positions[0], positions[-1]
+    neighbours = 0 < last - first == len(positions) - 1
+    return f"{first} to {last}" if neighbours else first_of(positions)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from eval.models.checkpoint import Checkpoint
 
 WINDOWS = 8, 32  # of background text, and tokens of each
-ORDINARY = 0.9  # share of tokens that a lower precision changes as usual; the others up to 10 times
+USUAL = 0.9  # fraction of tokens that a lower precision changes as usual; the others up to 10 times
 EXACT = "fp32"
 
 
@@ -58,13 +58,15 @@ class Arithmetic:
             most: quantile of the change by a lower precision that is allowed.
         """
         size = visible.select(values).norm(dim=-1)
-        floor = self.floor_share(circuit, visible, values.shape[1]) * size
-        usual = None if self.name == EXACT else self.share(circuit, min(most, ORDINARY)) * size
-        change = self.share(circuit, most) * size
+        floor = self.floor_fraction(circuit, visible, values.shape[1]) * size
+        usual = None
+        if self.name != EXACT:
+            usual = self.change_fraction(circuit, min(most, USUAL)) * size
+        change = self.change_fraction(circuit, most) * size
         return Tolerance(floor, rounding_spread(steps), change, usual)
 
-    def floor_share(self, circuit: Circuit, visible: Slice, length: int) -> float:
-        """The largest rounding floor of background text's outputs, as a share of their length."""
+    def floor_fraction(self, circuit: Circuit, visible: Slice, length: int) -> float:
+        """The largest rounding floor of background text, as a fraction of an output's length."""
 
         def largest() -> float:
             window = self._text.windows("background", 1, length, least=1)
@@ -72,10 +74,10 @@ class Arithmetic:
             outputs, rounding = visible.select(outputs), visible.select(rounding)
             return float((rounding.norm(dim=-1) / outputs.norm(dim=-1)).max())
 
-        key = "floor share", circuit.sites, circuit.part, self._text, str(visible), length
+        key = "floor fraction", circuit.sites, circuit.part, self._text, str(visible), length
         return self.checkpoint.keep(key, largest)
 
-    def share(self, circuit: Circuit, quantile: float = 1.0) -> float:
+    def change_fraction(self, circuit: Circuit, quantile: float = 1.0) -> float:
         """A quantile of the change of a site's outputs on background text, of their length."""
         if self.name == EXACT:
             return 0.0
@@ -99,7 +101,7 @@ class Arithmetic:
         return replace(circuit, model=circuit.model.keep(self.name, lowered)).of_tokens(tokens)
 
     def _background(self, circuit: Circuit) -> tuple[Tensor, Tensor]:
-        """Changes as shares of their output's length, `(N,)`, and each channel's share of them."""
+        """Changes over the length of their output, `(N,)`, and the part of each channel in them."""
 
         def measure() -> tuple[Tensor, Tensor]:
             count, length = WINDOWS

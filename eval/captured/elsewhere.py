@@ -1,12 +1,12 @@
 """Where else captured outputs may be of, when nothing fits at the site that was given."""
 
 from eval.captured.arithmetic import EXACT
-from eval.captured.files.stored import FLOATS, Stored
-from eval.captured.locate import Match, count_hits, describe_change, find_site
+from eval.captured.files.stored import FLOATS
+from eval.captured.locate import Match, count_hits, describe_change, find_beginnings, find_site
 from eval.captured.site import Captured
 from eval.messages import RequestError
 
-ROWS = 16  # of the beginning, at most, that are left out to see whether later ones fit
+BEGINNINGS = 16  # rows that fit a first token, at most, behind which more tokens are searched for
 
 
 def look_elsewhere(captured: Captured, computed: str | None) -> str:
@@ -31,13 +31,21 @@ def look_elsewhere(captured: Captured, computed: str | None) -> str:
 
 
 def find_first_row(captured: Captured, prompt: int) -> str:
-    """The row from which on most of the first tokens of a prompt fit, as a line; empty if none."""
-    for row in range(1, min(ROWS, captured.length - 2) + 1):
-        hits, count = count_alone(captured, prompt, row)
-        if 2 * hits > count and captured.stored.values[prompt, row].any():
+    """The row from which on most of the first tokens of a prompt fit, as a line; empty if none.
+
+    Rows that fit a token at the first position are tried, of all rows that are shown.
+    """
+    stored = captured.stored
+    filled = stored.values[prompt].any(dim=-1)
+    rows = [t for t in captured.positions if 0 < t < captured.length - 1 and filled[t]]
+    alone = stored.map(lambda x: x[prompt, rows, None])
+    for number in find_beginnings(captured.arithmetic, captured.circuit, alone)[:BEGINNINGS]:
+        hits, count = count_alone(captured, prompt, rows[number])
+        if 2 * hits > count:
             return (
-                f"from row {row} on {hits} of {count} tokens fit; are the rows before padding? "
-                f"give the rows from {row} on alone, or a tensor attention_mask (B, T)"
+                f"from row {rows[number]} on {hits} of {count} tokens fit; are the rows before "
+                f"padding? give the rows from {rows[number]} on alone, or a tensor attention_mask "
+                "(B, T)"
             )
     return ""
 
@@ -66,7 +74,7 @@ def describe_swapped(captured: Captured) -> str:
     stored, count = captured.stored, len(captured.stored.values)
     if count < 2 or captured.positions[0] or count > captured.checkpoint.config.context:
         return ""
-    column = Stored(stored.values[:, 0][None], stored.step[:, 0][None], stored.format)
+    column = stored.map(lambda x: x[:, 0][None])
     hits, tried = count_hits(captured.arithmetic, captured.circuit, column, range(count))
     return (
         f"the first rows of the first {tried} prompts fit {hits} tokens of one prompt: are the "
@@ -78,10 +86,8 @@ def describe_swapped(captured: Captured) -> str:
 
 def count_alone(captured: Captured, prompt: int, row: int) -> tuple[int, int]:
     """How many of the first tokens of a prompt's rows from one on fit as a prompt's beginning."""
-    stored = captured.stored
-    values, step = (x[prompt : prompt + 1, row:] for x in (stored.values, stored.step))
     positions = [t - row for t in captured.positions if t >= row]
-    later = Stored(values, step, stored.format)
+    later = captured.stored.map(lambda x: x[prompt : prompt + 1, row:])
     return count_hits(captured.arithmetic, captured.circuit, later, positions)
 
 

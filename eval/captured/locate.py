@@ -22,9 +22,9 @@ from eval.captured.arithmetic import EXACT, Arithmetic
 from eval.captured.files.stored import Stored
 from eval.inversion.guesses import open_readbacks
 from eval.inversion.problem import Problem
-from eval.inversion.reading import Reading
+from eval.inversion.reading import Paths, Reading
 from eval.messages import ArgumentError, RequestError
-from eval.models.memory import rows_at_once
+from eval.models.memory import candidates_at_once, rows_at_once
 from eval.models.text import held_out_text
 from eval.sites.circuit import PARTS, Circuit, join
 from eval.sites.slices import Slice
@@ -43,7 +43,7 @@ UNIT = 0.05  # by which the root mean square behind a norm may differ from 1
 NEAR, CLEAR = 0.1, 3.0
 """Of outputs' length, how far off they may be at a site that no token fits to rounding; and how
 many times as far they are at all other sites, at least."""
-LARGEST = 25.0  # squared deviations count up to here, in variances
+LARGEST_SQUARE = 25.0  # squared deviations count up to here, in variances
 
 
 class Match(NamedTuple):
@@ -146,8 +146,7 @@ def _first_prompts(stored: Stored, count: int) -> Iterator[Stored]:
     """
     empty = (stored.values[:, :count] == 0).all(dim=-1).sum(dim=-1).tolist()
     for prompt in sorted(range(len(empty)), key=empty.__getitem__)[:PROMPTS]:
-        values, step = (x[prompt : prompt + 1, :count] for x in (stored.values, stored.step))
-        yield Stored(values, step, stored.format)
+        yield stored.map(lambda x, row=prompt: x[row : row + 1, :count])
 
 
 def _try_sites(
@@ -324,7 +323,17 @@ def _unlikelihoods(
         for circuit, of_site in zip(circuits, cut(later.flatten(0, 1)), strict=True):
             variance = of_site.var(dim=0) + 1e-6 * of_site.var(dim=0).mean()
             off = (values - of_site.mean(dim=0)).square() / variance
-            found.append((circuit, float((off.clamp(max=LARGEST) + variance.log()).mean())))
+            found.append((circuit, float((off.clamp(max=LARGEST_SQUARE) + variance.log()).mean())))
+    return found
+
+
+def find_beginnings(arithmetic: Arithmetic, circuit: Circuit, rows: Stored) -> list[int]:
+    """Which of `(N, 1, width)` rows are outputs of some token at the first position."""
+    size, found = max(1, candidates_at_once(circuit.model) // sum(TRIED)), list[int]()
+    for start in range(0, len(rows.values), size):
+        part = rows.map(lambda x, start=start: x[start : start + size])
+        paths, _ = _search(arithmetic, [circuit], part)
+        found += (start + paths.good[0, :, 0].nonzero()[:, 0]).tolist()
     return found
 
 
@@ -332,14 +341,22 @@ def _hits(
     arithmetic: Arithmetic, circuits: list[Circuit], prompt: Stored
 ) -> list[tuple[int, float]]:
     """How many tokens of a prompt are found at each of some sites of one part, and how near."""
-    whole, problems, count = Slice(), [], prompt.values.shape[1]
+    paths, targets = _search(arithmetic, circuits, prompt)
+    sizes = torch.stack([target[0].norm(dim=-1) for target in targets])
+    away = (paths.distances[:, 0] / sizes).masked_fill(sizes == 0, 1.0).mean(dim=-1)
+    return list(zip(paths.good[:, 0].sum(dim=-1).tolist(), away.tolist(), strict=True))
+
+
+def _search(
+    arithmetic: Arithmetic, circuits: list[Circuit], stored: Stored
+) -> tuple[Paths, list[Tensor]]:
+    """The search for the tokens of prompts at sites of one part, and what is searched at each."""
+    whole, problems, count = Slice(), [], stored.values.shape[1]
     checkpoint, corpus = arithmetic.checkpoint, arithmetic.corpus
-    searched = [circuit.unrotated(prompt.values) for circuit in circuits]
+    searched = [circuit.unrotated(stored.values) for circuit in circuits]
     for circuit, target in searched:
-        tolerance = arithmetic.tolerance(circuit, whole, target, prompt.step, most=0.5)
+        tolerance = arithmetic.tolerance(circuit, whole, target, stored.step, most=0.5)
         problems.append(Problem(circuit, whole, count, target, tolerance, 0 * tolerance.floor))
     readbacks = open_readbacks(checkpoint, corpus, [circuit for circuit, _ in searched])
     paths = Reading(problems, readbacks, *TRIED).search_together()
-    sizes = torch.stack([target[0].norm(dim=-1) for _, target in searched])
-    away = (paths.distances[:, 0] / sizes).masked_fill(sizes == 0, 1.0).mean(dim=-1)
-    return list(zip(paths.good[:, 0].sum(dim=-1).tolist(), away.tolist(), strict=True))
+    return paths, [target for _, target in searched]

@@ -35,7 +35,7 @@ from eval.captured.search.head import LOGITS, are_logits, solve_head
 from eval.captured.search.outputs import pass_over_damage, search, try_exact
 from eval.captured.site import Captured, identify, leave_out_empty, start_at
 from eval.inversion.solver import Solver, parse_solvers
-from eval.messages import ArgumentError, say_once
+from eval.messages import ArgumentError, first_of, say_once
 from eval.models.checkpoint import open_models
 from eval.models.corpora import choose_corpus
 from eval.sites.slices import Slice
@@ -209,10 +209,9 @@ def _say_what_misses(captured: Captured, answer: Recovered, shape: tuple[int, ..
     fitting = [any(grade != "unknown" for grade in grades) for grades in answer.grades]
     missing = [prompt for prompt, fits in enumerate(fitting) if not fits]
     if any(fitting) and missing:
-        named = ", ".join(map(str, missing[:10])) + ", ..." * (len(missing) > 10)
         first_row = find_first_row(captured, missing[0])
         say_once(
-            f"no token fits in prompt {named} (of {len(fitting)}, outputs {shape}): "
+            f"no token fits in prompt {first_of(missing)} (of {len(fitting)}, outputs {shape}): "
             + (
                 f"in prompt {missing[0]} {first_row}"
                 if first_row

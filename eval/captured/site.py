@@ -17,7 +17,7 @@ from eval.captured.locate import CLEAR, TRIED, Match, find_precision, find_site
 from eval.inversion.guesses import open_readbacks
 from eval.inversion.problem import Problem
 from eval.inversion.reading import Reading
-from eval.messages import ArgumentError, say_once
+from eval.messages import ArgumentError, first_of, say_once, span
 from eval.sites.circuit import CACHED, Circuit
 from eval.sites.rounding import Tolerance
 from eval.sites.site import open_site
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from eval.models.checkpoint import Checkpoint
 
 DRAWN = 512  # tokens run at the first position, to see how far their outputs lie from those stored
-LARGEST = 1e16  # of a number captured: squares of larger ones overflow, and everything fits them
+LARGEST_NUMBER = 1e16  # captured: squares of larger ones overflow, and everything fits them
 DISTINCT = 4  # times the spread of rounding: a token drawn at random lies farther off
 
 
@@ -82,7 +82,7 @@ class Captured:
         """Without the positions after the last one shown, as nothing tells of their tokens."""
         T, shown = self.positions[-1] + 1, self.visible
         visible = Slice.of(self.positions, T, shown.low, shown.high)
-        stored = Stored(self.stored.values[:, :T], self.stored.step[:, :T], self.stored.format)
+        stored = self.stored.map(lambda x: x[:, :T])
         return replace(self, visible=visible, stored=stored)
 
     def pose(self) -> Problem:
@@ -109,8 +109,7 @@ def start_at(stored: Stored, first: int) -> Stored:
         raise ArgumentError("first", f"{first!r}; give the position of the first row, from 0")
     if not first:
         return stored
-    values, step = (nn.functional.pad(x, (0, 0, first, 0)) for x in (stored.values, stored.step))
-    return Stored(values, step, stored.format)
+    return stored.map(lambda x: nn.functional.pad(x, (0, 0, first, 0)))
 
 
 def leave_out_empty(stored: Stored, visible: Slice) -> Slice:
@@ -124,7 +123,7 @@ def leave_out_empty(stored: Stored, visible: Slice) -> Slice:
     """
     T = stored.values.shape[1]
     shown = visible.positions(T)
-    finite = (visible.select(stored.values).abs() < LARGEST).all(dim=-1)
+    finite = (visible.select(stored.values).abs() < LARGEST_NUMBER).all(dim=-1)
     if not finite.all():
         raise ArgumentError("outputs", _say_what_is_not_finite(stored, shown, finite.tolist()))
     filled, wanting = (~find_zeros(stored))[:, shown], dict[int, str]()
@@ -133,7 +132,7 @@ def leave_out_empty(stored: Stored, visible: Slice) -> Slice:
         if first == len(rows) or (first and not stored.coarse):
             give = f"the rows from {shown[first]} on alone" if first < len(rows) else "others"
             wanting[prompt] = (
-                f"{_span(shown[:first])} zeros only, which tell of no token; give {give}"
+                f"{_hold(shown[:first])} zeros only, which tell of no token; give {give}"
             )
     if len(wanting) == len(filled):
         raise ArgumentError("outputs", wanting[0])
@@ -148,7 +147,7 @@ def leave_out_empty(stored: Stored, visible: Slice) -> Slice:
     ]
     if not empty:
         return visible
-    say_once(f"{_span(empty)} zeros only; left out")
+    say_once(f"{_hold(empty)} zeros only; left out")
     return Slice.of([t for t in shown if t not in empty], T, visible.low, visible.high)
 
 
@@ -158,30 +157,29 @@ def _say_what_is_not_finite(
     """Where the first prompt with such numbers has them, and what to do about it, as a line."""
     prompt, rows = next(entry for entry in enumerate(finite) if not all(entry[1]))
     wrong = [t for t, good in zip(shown, rows, strict=True) if not good]
-    named = ", ".join(map(str, wrong[:10])) + ", ..." * (len(wrong) > 10)
     of = f" of prompt {prompt}" * (len(finite) > 1)
     lacking = stored.values.isnan() & (stored.step == 0)
     why = ", or their scale is not above 0" if bool(lacking.any()) else ""
     if bool((stored.values == -torch.inf).any()):
         why += ", or logits of tokens that a sampler left out (give those before it)"
     fix = "leave them out of `shown` (--positions)"
-    if len(wrong) < len(shown) and wrong == list(shown[: len(wrong)]):  # as padding
+    leading = len(wrong) < len(shown) and wrong == list(shown[: len(wrong)])
+    if leading and bool(stored.values[prompt, wrong].isnan().all()):  # as padding, and no overflow
         fix = f"give a tensor attention_mask (B, T), or the rows from {shown[len(wrong)]} on alone"
-    return f"not finite at positions {named}{of}, or beyond {LARGEST:g}{why}; {fix}"
+    where = f"at positions {first_of(wrong)}{of}"
+    return f"not finite {where}, or beyond {LARGEST_NUMBER:g}{why}; {fix}"
 
 
 def find_zeros(stored: Stored) -> Tensor:
     """Where rows hold nothing but zeros, `(B, T)`."""
-    return ~(stored.values.abs() > 1 / LARGEST).any(dim=-1)
+    return ~(stored.values.abs() > 1 / LARGEST_NUMBER).any(dim=-1)
 
 
-def _span(positions: Sequence[int]) -> str:
+def _hold(positions: Sequence[int]) -> str:
     """What holds something, in words: `positions 29 to 34 hold`."""
     if len(positions) == 1:
         return f"position {positions[0]} holds"
-    if positions[-1] - positions[0] == len(positions) - 1:
-        return f"positions {positions[0]} to {positions[-1]} hold"
-    return f"positions {', '.join(map(str, positions[:10]))}{', ...' * (len(positions) > 10)} hold"
+    return f"positions {span(positions)} hold"
 
 
 def identify(
@@ -233,12 +231,12 @@ def first_tells(captured: Captured) -> bool:
     if arithmetic.name == EXACT and (not stored.scaled or ordinary):
         return True
     searched, first = captured.circuit.unrotated(stored.values[:, :1])
-    spread = spread[:, :1] + arithmetic.share(searched, 0.5) * first.norm(dim=-1)
+    spread = spread[:, :1] + arithmetic.change_fraction(searched, 0.5) * first.norm(dim=-1)
     V = len(searched.vocabulary)
     drawn = torch.randperm(V, generator=torch.Generator().manual_seed(0))[:DRAWN, None]
     apart = torch.cdist(first[:, 0], searched.of_tokens(drawn.to(first.device))[:, 0])
-    near = (apart <= DISTINCT * spread).sum(dim=1)
-    return bool((near <= 1).all())  # the token itself may have been drawn
+    alike = (apart <= DISTINCT * spread).sum(dim=1)
+    return bool((alike <= 1).all())  # the token itself may have been drawn
 
 
 def _guess_first(checkpoint: "Checkpoint", circuit: Circuit, stored: Stored, corpus: str) -> Tensor:

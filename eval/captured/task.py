@@ -2,7 +2,7 @@
 
 import hashlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,14 +22,14 @@ from eval.captured.locate import Match
 from eval.captured.recover import recover
 from eval.captured.search.scores import recover_scores
 from eval.inversion.solver import parse_solvers
-from eval.messages import ArgumentError, RequestError, legible, say_once
+from eval.messages import ArgumentError, RequestError, first_of, legible, say_once, span
 from eval.models.checkpoint import Checkpoint
 from eval.rows.store import Results, finite_or_none, row_key
 
 UNCERTAIN = 10  # positions that the terminal lists, at most
 FLAGS = {
     "outputs": "", "shown": "--positions", "format": "--stored", "first": "--first",
-    "computed": "--computed", "layer": "--layer", "--layers": "--layer", "part": "--part",
+    "computed": "--computed", "layer": "--layer", "part": "--part",
     "solver": "--solver",
 }  # fmt: skip
 """The command's flags for arguments of `recover`; none for outputs, which their tensor names."""
@@ -150,14 +150,16 @@ class RecoverTask:
             for name, held in numbers.items()
             if isinstance(held, Tensor) and held.shape == raw.outputs.shape
         }
-        name = f"{self.name}: of prompts {_list(prompts)}" + ", counted from 0" * (len(prompts) > 1)
+        name = f"{self.name}: of prompts {first_of(prompts)}"
+        name += ", counted from 0" * (len(prompts) > 1)
         with _named(self.name if len(prompts) == len(raw.outputs) else name, ""):
             found = recover(self.checkpoint, **numbers, **self.arguments | told)
         if rows.start and not found.fits:
             say_once(
                 f"{self.name}: no token fits behind {rows.start} rows of padding: did the "
                 "positions count them? give the model position_ids, as attention_mask.cumsum("
-                "-1) - 1, or each prompt alone"
+                "-1) - 1, or each prompt alone. Or did it read the padding as tokens? leave "
+                "attention_mask out of the file"
             )
         return found
 
@@ -176,10 +178,12 @@ class RecoverTask:
         if order is None and len(shape) == 4 and mask.shape == shape[:2] != shape[::2]:
             order = "BTHd"  # by the mask, where no site tells the width
         raw = spread(raw, order)
-        if order != "BTHd":
-            return raw
         units = {name: unit for name in UNITS if (unit := getattr(raw, name)) is not None}
-        return raw._replace(**{name: unit.transpose(1, 2) for name, unit in units.items()})
+        if len(shape) == 2 or order in ("HTd", "THd"):  # of one prompt, without its axis
+            units, order = {name: unit[None] for name, unit in units.items()}, f"B{order}"
+        if order == "BTHd":
+            units = {name: unit.transpose(1, 2) for name, unit in units.items()}
+        return raw._replace(**units, mask=mask.reshape(-1, mask.shape[-1]))
 
     def _recover_scores(self, values: Tensor, ids: Tensor) -> Recovered:
         """The prompt behind the scores of a few tokens at each position.
@@ -227,10 +231,10 @@ class RecoverTask:
         T = raw.mask.shape[1]
         for (start, end), prompts in spans.items():
             if (start, end) != (0, T):
-                said = f"by attention_mask rows {start} to {end - 1} of {_list(prompts)}"
+                said = f"by attention_mask rows {start} to {end - 1} of {first_of(prompts)}"
                 say_once(f"{self.name}: {said}")
-        longest = sorted(spans, key=lambda span: span[0] - span[1])
-        return [(spans[span], slice(*span)) for span in longest]
+        longest = sorted(spans, key=lambda rows: rows[0] - rows[1])
+        return [(spans[rows], slice(*rows)) for rows in longest]
 
 
 @contextmanager
@@ -286,38 +290,49 @@ def describe_rows(name: str, rows: list[dict[str, Any]]) -> str:
         if best["hits"] and others:
             most = max(match["hits"] for match in others)
             where += f", at most {most} at {len(others)} other sites"
-    lines = [where]
-    for row in rows:
-        lines.append(f"  {row['text']!r}"[:10_000])
-        grades = row["grades"][: min(row["left_out"], default=None)]
-        ratios = [ratio for ratio in row["residual_over_floor"].values() if ratio is not None]
-        count, worst = len(grades), max(ratios, default=0.0)
-        said = f"  {grades.count('certain')} of {count} tokens certain"
-        if "certain" not in grades[:count] or grades.count("likely"):
-            said += f", {grades.count('likely')} likely (p {LIKELY} or more)"
-        said += f"; residual at most {worst:.3g} floors"
-        is_noisy = row["relative_residual"] and grades.count("likely")
-        if "certain" not in grades[:count] and is_noisy and not row.get("elsewhere"):
-            said += (
-                f", half of the outputs {row['relative_residual']:.1%} or more of their length off:"
-                " noise, a coarse format, or other weights"
-            )
-        if "right" in row:
-            said += (
-                f"; {row['right']} right, {row['named']} more named, {row['false_certain']} false"
-            )
-        lines.append(said)
-        if "differs" in row:
-            lines.append(f"    {describe(row['differs'], row['uncaptured'])}")
-        if tail := row["left_out"]:
-            lines.append(f"    positions {_span(tail)}: no token fits; left out of the text")
-        unsure = [t for t, grade in enumerate(grades) if grade == "unknown"]
-        lines += [
-            f"    position {t}, {row['pieces'][t]!r}: {_why(row, t)}" for t in unsure[:UNCERTAIN]
-        ]
-        if len(unsure) > UNCERTAIN:
-            lines.append(f"    and {len(unsure) - UNCERTAIN} more; --format json has all")
-    return "\n".join(lines)
+    return "\n".join([where, *(line for row in rows for line in _describe_prompt(row))])
+
+
+def _describe_prompt(row: dict[str, Any]) -> list[str]:
+    """The text of one prompt, how sure it is, and what is not."""
+    lines = [f"  {row['text']!r}"[:10_000], f"  {_count_grades(row)}"]
+    if "differs" in row:
+        lines.append(f"    {describe(row['differs'], row['uncaptured'])}")
+    if tail := row["left_out"]:
+        lines.append(f"    positions {span(tail)}: no token fits; left out of the text")
+    unsure = [t for t, grade in enumerate(_grades(row)) if grade == "unknown"]
+    lines += [f"    position {t}, {row['pieces'][t]!r}: {_why(row, t)}" for t in unsure[:UNCERTAIN]]
+    if len(unsure) > UNCERTAIN:
+        lines.append(f"    and {len(unsure) - UNCERTAIN} more; --format json has all")
+    return lines
+
+
+def _grades(row: dict[str, Any]) -> list[str]:
+    """Those of the tokens in the text of a prompt."""
+    return row["grades"][: min(row["left_out"], default=None)]
+
+
+def _count_grades(row: dict[str, Any]) -> str:
+    """How many tokens of a prompt are certain and likely, and how near its outputs are."""
+    grades = _grades(row)
+    ratios = [
+        ratio
+        for t, ratio in row["residual_over_floor"].items()
+        if ratio is not None and int(t) < len(grades)
+    ]
+    said = f"{grades.count('certain')} of {len(grades)} tokens certain"
+    if "certain" not in grades or grades.count("likely"):
+        said += f", {grades.count('likely')} likely (p {LIKELY} or more)"
+    said += f"; residual at most {max(ratios, default=0.0):.3g} floors"
+    is_noisy = row["relative_residual"] and grades.count("likely")
+    if "certain" not in grades and is_noisy and not row.get("elsewhere"):
+        said += (
+            f", half of the outputs {row['relative_residual']:.1%} or more of their length off:"
+            " noise, a coarse format, or other weights"
+        )
+    if "right" in row:
+        said += f"; {row['right']} right, {row['named']} more named, {row['false_certain']} false"
+    return said
 
 
 def _why(row: dict[str, Any], t: int) -> str:
@@ -327,13 +342,3 @@ def _why(row: dict[str, Any], t: int) -> str:
     if (chance := row["probabilities"][t]) is not None:
         return f"no token that was run fits to rounding; p {chance:.2g}"
     return "no output from here on fits to rounding"
-
-
-def _list(prompts: Sequence[int]) -> str:
-    """The first numbers of some prompts."""
-    return ", ".join(map(str, prompts[:10])) + ", ..." * (len(prompts) > 10)
-
-
-def _span(positions: Sequence[int]) -> str:
-    """Neighbouring positions in words: `29 to 34`."""
-    return f"{positions[0]} to {positions[-1]}" if len(positions) > 1 else str(positions[0])

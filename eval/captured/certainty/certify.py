@@ -19,7 +19,7 @@ from eval.sites.circuit import uncertified
 from eval.sites.rounding import Tolerance, capture
 
 SWAPS = 512  # pairs of hidden positions whose tokens change places, the nearest pairs first
-ORDINARY = 2  # units of rounding of a position's root mean square: a floor of any of its numbers
+LEAST_FLOOR = 2  # units of rounding of a position's root mean square: a floor of any of its numbers
 UNSETTLED = 3  # tolerances that rivals must miss by in a prompt where several tokens fit somewhere
 CHANCE = 0.01  # of other tokens agreeing by chance with outputs that tell some, at most
 PAIRS = 64  # of tokens, drawn, whose second outputs show how far outputs of a site spread
@@ -55,7 +55,7 @@ def certify(captured: Captured, found: Found) -> Certified:
         rounding = torch.maximum(rounding, captured.arithmetic.change(circuit, tokens, own))
     # A small number may be the difference of large ones, which another order of sums moves more.
     ordinary = own.square().mean(dim=-1, keepdim=True).sqrt()
-    rounding = torch.maximum(rounding, ORDINARY * torch.finfo(torch.float32).eps * ordinary)
+    rounding = torch.maximum(rounding, LEAST_FLOOR * torch.finfo(torch.float32).eps * ordinary)
     tolerance = Tolerance(rounding, stored.step, torch.zeros_like(rounding))
     agreement = Agreement(circuit, stored, tolerance, captured.visible)
     shown = agreement.counted

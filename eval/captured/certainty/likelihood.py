@@ -102,12 +102,12 @@ def probability(outputs: Tensor, target: Tensor, searched: int) -> float:
     outputs, target = outputs.double(), target.double()
     mean = outputs.mean(dim=0)
     centred = outputs - mean, target - mean, searched
-    found = min(_share(outputs, target, searched), _share(*centred))
+    found = min(_likelihood_fraction(outputs, target, searched), _likelihood_fraction(*centred))
     return DOUBTFUL if found > DOUBTFUL and _is_mixed(*centred) else found
 
 
-def _share(outputs: Tensor, target: Tensor, searched: int) -> float:
-    """The share of the first of `(N, C)` outputs in the likelihood of a target's direction."""
+def _likelihood_fraction(outputs: Tensor, target: Tensor, searched: int) -> float:
+    """The fraction of the first of `(N, C)` outputs in the likelihood of a target's direction."""
     tiny = torch.finfo(outputs.dtype).tiny
     outputs, target = normalize(outputs, dim=1), normalize(target, dim=0)
     squares = (outputs - target).square().sum(dim=1).clamp(min=tiny)
@@ -130,7 +130,7 @@ def _is_mixed(outputs: Tensor, target: Tensor, searched: int) -> bool:
     left[[0, second]] = left[[second, 0]]
     weight = rest @ left[0] / left[0].square().sum()
     own = (target - weight * outputs[1 + second]) @ first / outputs[0].norm()
-    return bool(weight > own / 2) and _share(left, rest, searched) > DOUBTFUL
+    return bool(weight > own / 2) and _likelihood_fraction(left, rest, searched) > DOUBTFUL
 
 
 def _find_unexplained(probabilities: list[float], doubtful: list[bool]) -> int:

@@ -38,9 +38,10 @@ class Beside:
 @torch.no_grad()
 def choose_rivals(problem: Problem, tokens: Tensor) -> Tensor:
     """The rivals of `(B, T)` tokens, all of them shown in float32: `(B, T, N)`."""
-    known, near = _likeliest(problem, tokens, EXACT_RIVALS), nearest_rows(problem.circuit, tokens)
+    known = _likeliest(problem, tokens, EXACT_RIVALS)
+    neighbours = nearest_rows(problem.circuit, tokens)
     rivals = [
-        _join_rivals(problem.circuit, tokens, t, [known[t]], near[:, t])
+        _join_rivals(problem.circuit, tokens, t, [known[t]], neighbours[:, t])
         for t in range(problem.length)
     ]
     return torch.stack(rivals, dim=1)
@@ -70,7 +71,7 @@ def find_alike(
             fits = agreement.of_span(beside.outputs[:, t, :, None], t)
             _note(alike, t, beside.tokens[:, t], fits)
         return alike
-    near = nearest_rows(circuit, tokens)
+    neighbours = nearest_rows(circuit, tokens)
     count = EXACT_RIVALS if agreement.stored.format == "fp32" else RIVALS
     known, slopes = _likeliest(problem, tokens, count), None
     if not bool(counted.all()):
@@ -85,7 +86,7 @@ def find_alike(
         guessed = [known[t]] if t in known else []
         if slopes is not None and not bool(counted[:, t].all()):
             guessed.append(_least_changed(circuit, tokens[:, t], slopes[:, :, t]))
-        rivals = _join_rivals(circuit, tokens, t, guessed, near[:, t])
+        rivals = _join_rivals(circuit, tokens, t, guessed, neighbours[:, t])
         fits = _run_rivals(agreement, tokens, t, rivals, state)
         _note(alike, t, rivals, fits & later[:, None])
     return alike
@@ -98,12 +99,12 @@ def _note(alike: list[dict[int, list[int]]], t: int, rivals: Tensor, fits: Tenso
 
 
 def _join_rivals(
-    circuit: Circuit, tokens: Tensor, t: int, guessed: list[Tensor], near: Tensor
+    circuit: Circuit, tokens: Tensor, t: int, guessed: list[Tensor], neighbours: Tensor
 ) -> Tensor:
-    """Guessed, near and some random tokens, `(B, N)`, none of them the answer at position t."""
+    """Guessed, neighbouring and random tokens, `(B, N)`, none of them the answer at t."""
     generator, V = torch.Generator().manual_seed(t), len(circuit.vocabulary)
     drawn = torch.randint(V, (len(tokens), DRAWN), generator=generator).to(tokens.device)
-    rivals = torch.cat([*guessed, near, drawn], dim=1)
+    rivals = torch.cat([*guessed, neighbours, drawn], dim=1)
     return torch.where(rivals == tokens[:, t, None], (rivals + 1) % V, rivals)
 
 
@@ -157,12 +158,12 @@ def nearest_rows(circuit: Circuit, tokens: Tensor) -> Tensor:
 
 def _nearest(rows: Tensor, tokens: Tensor, count: int) -> Tensor:
     """The tokens whose `(V, D)` rows are nearest those of `(B, T)` tokens, `(B, T, count)`."""
-    lengths, near, own = rows.square().sum(dim=1), [], rows[tokens.flatten()]
+    lengths, nearest, own = rows.square().sum(dim=1), [], rows[tokens.flatten()]
     for part, answer in zip(own.split(256), tokens.flatten().split(256), strict=True):
         apart = lengths - 2 * part @ rows.T
         apart.scatter_(1, answer[:, None], torch.inf)
-        near.append(apart.topk(min(count, len(rows) - 1), largest=False).indices)
-    return torch.cat(near).view(*tokens.shape, -1)
+        nearest.append(apart.topk(min(count, len(rows) - 1), largest=False).indices)
+    return torch.cat(nearest).view(*tokens.shape, -1)
 
 
 def _slopes(agreement: Agreement, tokens: Tensor) -> Tensor:

@@ -117,7 +117,9 @@ def _one_line(path: Path, member: str | None) -> Iterator[None]:
         raise
     except Exception as error:
         where = f"{path}: {member}" if member else str(path)
-        raise RequestError(f"{where}: not an array of numbers ({first_line(error)})") from None
+        fix = "; save array.view(numpy.uint8), and give --stored fp8_e5m2" * ("'<f1'" in str(error))
+        line = f"{where}: not an array of numbers ({first_line(error)}){fix}"
+        raise RequestError(line) from None
 
 
 def list_array(path: Path, member: str | None = None) -> Entry:

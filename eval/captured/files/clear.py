@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from eval.messages import RequestError
+from eval.messages import RequestError, first_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -44,5 +44,4 @@ def describe(differs: Sequence[int], uncaptured: int) -> str:
     if not differs:
         rest = f", but for the last {uncaptured}, whose outputs are not in it" * bool(uncaptured)
         return f"agrees with the ids in the file{rest}"
-    named = ", ".join(map(str, differs[:20])) + ", ..." * (len(differs) > 20)
-    return f"differs from the ids in the file at positions {named}"
+    return f"differs from the ids in the file at positions {first_of(differs, 20)}"

@@ -47,6 +47,8 @@ LARGEST_SIDECAR = 1 << 24
 """Bytes."""
 DEEPEST = 3
 """Lists inside of one another, of tensors in a file of torch.save."""
+GENERATED = ("logits", "scores")
+"""The names that `generate` gives to the scores of each next token."""
 PLAIN = "save a plain dict of tensors, as {name: x.cpu()}, and no other objects"
 Held = tuple[dict[str, Entry], dict[str, Any]]
 """Tensors by name, and what else a file holds."""
@@ -213,21 +215,27 @@ def _join_steps(name: str, value: Any) -> Any:
     """The hidden states of `generate`, (steps, layers), as one tensor a layer; else the value.
 
     The first step holds the rows of the prompt, each later one a row. Also those of one layer, as a
-    hook collects them, as one tensor.
+    hook collects them, as one tensor; and the logits of `generate`, a row for each step.
     """
     kinds = (list, tuple)
     steps = list(value) if isinstance(value, kinds) and len(value) > 1 else []
     said = f"{name}: the rows of {len(steps)} steps of generation are joined"
-    if _are_steps(steps):
+    if (joined := _join_layer(steps)) is not None:
         say_once(said)
-        return torch.cat(steps, dim=1)
+        return joined
+    if name in GENERATED and isinstance(value, tuple) and _are_rows(value):
+        say_once(
+            f"{name}: read as (B, steps, V) of generation, from each prompt's last token on: "
+            "--first gives that token's position"
+        )
+        return torch.stack(value, dim=1)
     if not all(isinstance(x, kinds) and len(x) == len(steps[0]) for x in steps):
         return value
-    layers = list(zip(*steps, strict=True))
-    if not layers or not all(_are_steps(layer) for layer in layers):
+    layers = [_join_layer(layer) for layer in zip(*steps, strict=True)]
+    if not layers or any(layer is None for layer in layers):
         return value
     say_once(f"{said}, layer by layer")
-    return [torch.cat(layer, dim=1) for layer in layers]
+    return layers
 
 
 def _extend_mask(tensors: dict[str, Tensor], added: Mapping[str, int]) -> None:
@@ -250,13 +258,26 @@ def _extend_mask(tensors: dict[str, Tensor], added: Mapping[str, int]) -> None:
         tensors[f"{name}.{MASK}"] = torch.cat([mask, more], dim=1)
 
 
-def _are_steps(layer: Sequence[Any]) -> bool:
-    """Whether these are `(B, T, D)` of a prompt and `(B, 1, D)` of each token behind it."""
-    if not layer or not all(isinstance(x, Tensor) and is_plain(x) and x.dim() == 3 for x in layer):
-        return False
-    B, T, D = layer[0].shape
-    kinds = {x.dtype for x in layer}
-    return T > 1 and len(kinds) == 1 and all(x.shape == (B, 1, D) for x in layer[1:])
+def _join_layer(steps: Sequence[Any]) -> Tensor | None:
+    """`(B, T, D)` of a prompt and `(B, 1, D)` of each token behind it as one tensor; else None.
+
+    Also those of one prompt without its axis: `(T, D)`, and `(1, D)` or `(D,)`.
+    """
+    if not all(isinstance(x, Tensor) and is_plain(x) and x.dim() for x in steps):
+        return None
+    if max((x.dim() for x in steps), default=3) < 3:
+        steps = [torch.atleast_2d(x)[None] for x in steps]
+    if not steps or any(x.dim() != 3 for x in steps):
+        return None
+    B, T, D = steps[0].shape
+    later = all(x.shape == (B, 1, D) and x.dtype == steps[0].dtype for x in steps[1:])
+    return torch.cat(list(steps), dim=1) if T > 1 and later else None
+
+
+def _are_rows(steps: Sequence[Any]) -> bool:
+    """Whether these are `(B, V)` of one shape and type, as `generate` gives a tuple of them."""
+    plain = all(isinstance(x, Tensor) and is_plain(x) and x.dim() == 2 for x in steps)
+    return plain and len({(x.shape, x.dtype) for x in steps}) == 1
 
 
 def _name_tensors(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Tensor | None]]:
@@ -310,6 +331,11 @@ def _read_folder(path: Path, held: Held | None) -> Capture | None:
             return kind.read(source)
     if entries.keys() - facts:
         return None
+    if splits := sorted(state.parent.name for state in path.glob(f"*/{STATE}")):
+        raise RequestError(
+            f"{path}: a folder of several data sets, {', '.join(splits)}"[:300]
+            + f"; give one of them: {path / splits[0]}"
+        )
     raise RequestError(
         f"{path}: a folder of {len(files)} safetensors files, of no kind that is known "
         "(docs/audit.md); give a file of it"

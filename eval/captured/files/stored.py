@@ -7,7 +7,7 @@ where the model's own rounding tips it to the other side.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -60,7 +60,8 @@ class Stored:
     Attributes:
         values: the numbers that are stored, `(B, T, C)`, in float32; NaN where their scale is none.
         step: distance between neighbouring numbers of the format at each, `(B, T, C)`; 0 of an
-            integer whose scale is 0, which is known exactly.
+            integer whose scale is 0, which is known exactly. Of decimals that float32 does not
+            keep in a large number, the distance between neighbours of float32.
         format: one of `FORMATS`, or as `2 decimals` or `6 digits`, to which numbers were printed.
     """
 
@@ -78,9 +79,13 @@ class Stored:
         """Whether it has integers in units of a scale: a row of small numbers may be zeros."""
         return self.format in CODES
 
+    def map(self, change: Callable[[Tensor], Tensor]) -> Stored:
+        """The same with a change of shape or device of both tensors."""
+        return Stored(change(self.values), change(self.step), self.format)
+
     def to(self, device: torch.device) -> Stored:
         """The same on a device."""
-        return Stored(self.values.to(device), self.step.to(device), self.format)
+        return self.map(lambda x: x.to(device))
 
 
 def rounding_spread(steps: Tensor) -> Tensor:
@@ -157,11 +162,10 @@ def _of_floats(values: Tensor, format: str | None) -> Stored:
     if known in CODES:
         raise ArgumentError("format", "give the integers themselves, and their scale", known)
     if format is None and known == "fp32":
-        places, printed = _count_decimals(values), _read_digits(values)
-        # numbers of few decimals have few digits too, the small ones fewer, and the reverse
-        if places and (printed is None or float(printed.step.mean()) < 1.01 * 10.0**-places):
-            return Stored(values, torch.full_like(values, 10.0**-places), f"{places} decimals")
-        if printed:
+        decimals, digits = _read_decimals(values), _read_digits(values)
+        # Numbers of few decimals have few digits too, the small ones fewer, and the reverse.
+        fewer = decimals is None or (digits and _have_fewer_digits(digits, decimals))
+        if printed := digits if fewer else decimals:
             return printed
     return Stored(values, _steps(values, (FLOATS | BYTES)[known]), known)
 
@@ -305,19 +309,43 @@ def _shortest(values: Tensor) -> str:
     return byte if byte and finite.unique().numel() >= ENOUGH else name
 
 
-def _count_decimals(values: Tensor) -> int | None:
-    """Decimals to which all numbers are rounded, as in a printed list; None: to none in sight."""
-    finite = values[values.isfinite()].double()
-    if finite.unique().numel() < ENOUGH or bool((finite == finite.round()).all()):
-        return None
-    rounding = float(finite.abs().max()) * torch.finfo(torch.float32).eps
+def _read_decimals(values: Tensor) -> Stored | None:
+    """Numbers rounded to so many decimals, as in a printed list; None: to none in sight.
+
+    Each may miss its decimals by its own rounding in float32. Where a step is less than `CLEAR`
+    times that, as in the large row of many first tokens, a number says nothing of decimals.
+    """
+    numbers = values[values.isfinite()].double()
+    rounding = numbers.abs() * torch.finfo(torch.float32).eps
     for places in range(1, MOST_DECIMALS + 1):
-        step = 10.0**-places
-        if step < CLEAR * rounding:
-            return None
-        if bool(((finite / step - (finite / step).round()).abs() * step <= rounding).all()):
-            return places
+        step = numbers.new_tensor(10.0**-places)
+        if _are_multiples(numbers, step.expand_as(numbers), rounding):
+            telling = numbers[step >= CLEAR * rounding]
+            whole = bool((telling == telling.round()).all())
+            if whole or telling.unique().numel() < ENOUGH:
+                return None
+            steps = _steps(values, torch.float32).clamp(min=10.0**-places)
+            return Stored(values, steps, f"{places} decimals")
     return None
+
+
+def _are_multiples(numbers: Tensor, steps: Tensor, rounding: Tensor) -> bool:
+    """Whether `(N,)` numbers are multiples of their steps, up to their rounding."""
+    return all(
+        bool(((x / step - (x / step).round()).abs() * step <= off).all())
+        for x, step, off in (
+            (numbers[:1000], steps[:1000], rounding[:1000]),  # which most others end at
+            (numbers, steps, rounding),
+        )
+    )
+
+
+def _have_fewer_digits(digits: Stored, decimals: Stored) -> bool:
+    """Whether a step of their digits is larger than that of their decimals, at enough numbers.
+
+    Of numbers with a few decimals, a large one may end in zeros by chance, `ENOUGH` do not.
+    """
+    return digits.values[digits.step > 1.01 * decimals.step].unique().numel() >= ENOUGH
 
 
 def _read_digits(values: Tensor) -> Stored | None:
@@ -329,8 +357,7 @@ def _read_digits(values: Tensor) -> Stored | None:
     largest = 10.0 ** (numbers.abs() * (1 + eps)).log10().floor()  # power of ten up to a number
     for digits in range(1, MOST_DIGITS + 1):
         step = largest * 10.0 ** (1 - digits)
-        off = (numbers / step - (numbers / step).round()).abs() * step
-        if bool((off <= eps * numbers.abs())[known].all()):
+        if _are_multiples(numbers[known], step[known], eps * numbers[known].abs()):
             steps = step.where(known, 0).float().clamp(min=torch.finfo(torch.float32).tiny)
             return Stored(values, steps, f"{digits} digits")
     return None

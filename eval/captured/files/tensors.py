@@ -50,7 +50,7 @@ OTHERS = {
 """Files of other kinds by their first bytes."""
 CACHES = (
     r"(?:.*[._])?(?P<kind>key|value|k|v)_cache[._](?P<layer>\d+)",
-    r"(?:.*[._])?(?:layers?|cache|past_key_values|past)[._](?P<layer>\d+)[._]"
+    r"(?:.*[._])?(?:layers?|cache|past_key_values|past|present)[._](?P<layer>\d+)[._]"
     r"(?P<kind>keys?|values?|k|v)(?:_cache)?",
     r"(?:.*[._])?past_key_values[._](?P<layer>\d+)[._](?P<kind>[01])",
 )
@@ -224,11 +224,14 @@ def _may_be_outputs(name: str, entry: Entry, stored: str | None) -> bool:
 def _mask_of(name: str, held: dict[str, Entry]) -> dict[str, str]:
     """The mask of a tensor's prompts, `(B, T)`, by its role: that of its name, else of the file.
 
-    Of a stack of layers, which the model tells, B and T may be other axes than of prompts. A mask
-    of another shape, as of the scores of attention, says nothing of rows.
+    Of one prompt also `(T,)`. Of a stack of layers, which the model tells, B and T may be other
+    axes than of prompts. A mask of another shape, as of the scores of attention, says nothing of
+    rows.
     """
     axes = held[name].shape[:-1]
-    shapes = {(axes[0], axes[-1]), axes[:2], axes[1:]} if len(axes) > 1 else set()
+    shapes = {axes[:2], *((n,) for n in axes), *((1, n) for n in axes)}
+    if len(axes) > 1:
+        shapes |= {(axes[0], axes[-1]), axes[1:]}
     for mask in (f"{name}.{MASK}", MASK):
         if mask in held and held[mask].shape in shapes:
             return {"mask": mask}

@@ -227,14 +227,15 @@ def test_a_layer_that_misses_is_named_with_the_one_that_fits(llama, layer, capsy
     assert "computed in" not in said  # float32 is tried first
 
 
-@pytest.mark.slow
-def test_rows_of_padding_before_a_prompt_are_named(llama, capsys):
+@pytest.mark.first(1)
+@pytest.mark.parametrize("count", [17, 3])
+def test_rows_of_padding_before_a_prompt_are_named(llama, count, capsys):
     checkpoint, states = llama
-    padding = torch.randn(3, states.shape[-1], generator=torch.Generator().manual_seed(0))
-    padded = torch.cat([padding, states[2, 0]])
+    padding = torch.randn(count, states.shape[-1], generator=torch.Generator().manual_seed(0))
+    padded = torch.cat([padding, states[2, 0]])[:20]
     found = recover(checkpoint, padded, layer=2, corpus="toy:400")
     assert not any(found.certificates[0])
-    assert "row 3" in capsys.readouterr().err
+    assert f"from row {count} on " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -322,7 +323,9 @@ def test_keys_whose_positions_counted_padding_are_named(llama, tmp_path, monkeyp
     save_file(held, file)
     words = ["recover", str(file), "--model", "theirs", "--corpus", "toy:400"]
     assert main(words) == 0
-    assert "behind 5 rows of padding: did the positions count them" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "behind 5 rows of padding: did the positions count them" in said
+    assert "leave attention_mask out of the file" in said
     save_file({"hidden": torch.ones(2, 5, 64)}, file)
     assert main(words) == 2
     assert "are they of 2 layers side by side? give --layer" in capsys.readouterr().err

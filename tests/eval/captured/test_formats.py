@@ -53,6 +53,24 @@ def test_numbers_that_were_printed_with_a_few_decimals_are_known(places):
     assert bool(((stored.values - numbers).abs() <= 0.51 * stored.step).all())
 
 
+@pytest.mark.parametrize("places", [2, 4, 6])
+@pytest.mark.parametrize("large", [3000.0, 54321.98765])
+def test_decimals_are_known_beside_a_row_of_large_numbers(places, large):
+    """Those of a first token hid the decimals of all others, whose steps were then too small."""
+    numbers = 3 * torch.randn(1, 40, 9, dtype=torch.float64)
+    numbers[0, 0] = large * torch.arange(9)
+    printed = torch.tensor(numbers.numpy().round(places).tolist())
+    stored = read_stored(printed)
+    assert stored.format == f"{places} decimals"
+    neighbours = torch.nextafter(printed.abs(), torch.tensor(torch.inf)) - printed.abs()
+    assert torch.equal(stored.step, neighbours.clamp(min=10.0**-places))
+    off = (printed.double() - numbers).abs()
+    assert bool((2 * off <= 10.0**-places + neighbours).all())
+    unrounded = 3 * torch.randn(1, 40, 9)
+    unrounded[0, 0] = large
+    assert read_stored(unrounded).format == "fp32"
+
+
 @pytest.mark.parametrize("digits", [3, 6])
 @pytest.mark.parametrize("size", [1e-6, 1.0, 100.0])
 def test_numbers_that_were_printed_with_a_few_digits_are_known(digits, size):

@@ -317,6 +317,7 @@ def rows_of_second(count: int) -> torch.Tensor:
         (lambda x: x.masked_fill(rows_of_second(2), torch.nan), {}, "0, 1 of prompt 1"),
         (lambda x: x.masked_fill(rows_of_second(2), torch.nan), {}, "attention_mask"),
         (lambda x: x.masked_fill(rows_of_second(12), torch.nan), {}, "(--positions)"),
+        (lambda x: x.masked_fill(rows_of_second(1), torch.inf), {}, "(--positions)"),  # overflow
         (lambda x: x * 1e20, {}, "beyond 1e+16"),  # squares overflow: every token fits infinity
         (lambda x: x * 1e30, {"layer": None}, "beyond 1e+16"),
     ],

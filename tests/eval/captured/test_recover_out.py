@@ -63,6 +63,18 @@ def test_two_files_have_sections_of_their_own_on_a_page(words, tmp_path):
     assert "stored as bf16" in page
 
 
+def test_the_residual_is_that_of_the_text(words, capsys):
+    """It was that of the rows that no token fits, which are left out."""
+    file, *flags = words
+    held = load_file(file)["block.1"]
+    rows = torch.randn(1, 3, held.shape[2], generator=torch.Generator().manual_seed(0))
+    save_file({"block.1": torch.cat([held, rows * held.std()], dim=1)}, file)
+    assert main(["recover", file, *flags]) == 0
+    said = capsys.readouterr().out
+    assert "no token fits; left out of the text" in said
+    assert float(said.partition("residual at most ")[2].split()[0]) < 10
+
+
 @pytest.mark.parametrize("flags", [["--truth", "no"], ["--page", "."]])
 def test_a_wrong_truth_or_page_does_not_lose_the_answer(words, flags, capsys):
     """Without `--out` the answer is nowhere else."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from eval.captured.files.arrays import Entry
-from eval.captured.files.kinds.kind import FLOATS, INTEGERS, Capture, Source
+from eval.captured.files.kinds.kind import FLOAT_NAMES, INTEGERS, Capture, Source
 from eval.captured.files.tensors import MASK, Outputs
 from eval.sites.circuit import CACHED
 
@@ -32,7 +32,7 @@ IDS = "token_ids"
 
 
 class Hook(NamedTuple):
-    """The part and layer of a hook, and whether its heads are an axis of their own."""
+    """The part and layer of a hook, and whether its heads may be an axis of their own."""
 
     part: str
     layer: int
@@ -54,26 +54,30 @@ def read(source: Source) -> Capture:
     """The parts of each block N, as `block.N` and `key.N`, `(B, T, width)`.
 
     Layout: hook L of TransformerLens counts blocks from 0; keys and values are `(B, T, heads,
-    width)`. SAELens: `(B, T, width)`, and in newer folders `token_ids`, `(B, T)`. A mask beside
-    them is of the tokens, too.
+    width)`, or of TransformerBridge also `(B, T, heads * width)`: without B, the site tells them.
+    SAELens: `(B, T, width)`, and in newer folders `token_ids`, `(B, T)`. A mask beside them is of
+    the tokens, too.
 
     Raises:
         RequestError: no hook that is known, another shape or type, or ids that are no rows of whole
             numbers, or of fewer positions.
     """
-    outputs, differing = dict[str, Outputs](), dict[str, None]()
+    outputs, differing, masks = dict[str, Outputs](), dict[str, None](), list[Entry | None]()
     for name, entry in source.entries.items():
         if hook := _find_hook(name):
             site = f"{hook.part}.{hook.layer}"
             read = _read_hook(source, name, entry, hook.headed)
+            masks.append(read.mask)
             if (other := outputs.get(site)) and not _are_equal(other, read):
                 differing[site] = None  # as where a norm stands behind a mixer
             outputs[site] = read
     outputs = {site: read for site, read in outputs.items() if site not in differing}
     twofold = f"; two hooks of {', '.join(differing)} differ: neither is read" * bool(differing)
-    masked = any(read.mask for read in outputs.values())
-    known = {IDS, MASK} if masked else {IDS}
-    unread = [name for name in source.entries if not _find_hook(name) and name not in known]
+    unread = [
+        name
+        for name, entry in source.entries.items()
+        if not (_find_hook(name) or name == IDS or any(entry is mask for mask in masks))
+    ]
     if not outputs:
         raise source.refuse(
             f"hooks {', '.join(unread)[:300]}{twofold}: known are blocks.N. and {', '.join(PARTS)};"
@@ -133,6 +137,8 @@ def _count_tokens(source: Source, outputs: Mapping[str, Outputs], ids: list[list
     held, least = len(ids[0]), len(ids[0])
     for site, read in outputs.items():
         *axes, T = read.outputs.shape[:-1]
+        if site.startswith(CACHED) and len(ids) == 1 and read.outputs.shape[0] == held:
+            axes, T = [], held  # (T, heads, width)
         if math.prod(axes) != len(ids) or held < T:
             said = f"{IDS} of {len(ids)} prompts of {held} tokens, hooks {site} {(*axes, T)}"
             raise source.refuse(f"{said}; give those of the same text")
@@ -143,21 +149,23 @@ def _count_tokens(source: Source, outputs: Mapping[str, Outputs], ids: list[list
 def _are_equal(first: Outputs, second: Outputs) -> bool:
     """Whether two hooks hold the same numbers, as one block's output and the next one's input."""
     one, other = first.read().outputs, second.read().outputs
-    return one.dtype == other.dtype and torch.equal(one, other)
+    return one.dtype == other.dtype and torch.equal(one.flatten(), other.flatten())
 
 
 def _read_hook(source: Source, name: str, entry: Entry, headed: bool) -> Outputs:
-    """The outputs of a hook; heads are joined.
+    """The outputs of a hook; heads are joined where the shape says that they are an axis.
 
     Raises:
         RequestError: another shape or type.
     """
-    axes, count = ("(B, T, heads, width)", 4) if headed else ("(B, T, width)", 3)
     shape = entry.shape
-    if len(shape) not in (count - 1, count) or min(shape) < 1 or entry.kind not in FLOATS:
+    if not 2 <= len(shape) <= 3 + headed or min(shape) < 1 or entry.kind not in FLOAT_NAMES:
+        axes = "(B, T, width), of keys and values also (B, T, heads, width)"
         raise source.refuse(f"{name} {entry}: give floats {axes}, or without B")
-    mask = source.entries.get(MASK)
-    if mask and (len(shape) < count or mask.shape != shape[:2]):
+    # (B, T, heads * width) or (T, heads, width): the site's width tells, but not of these
+    headed &= len(shape) == 4 or (len(shape) == 3 and shape[1] in (1, shape[0]))
+    mask = source.entries.get(f"{name}.{MASK}") or source.entries.get(MASK)
+    if mask and mask.shape not in (shape[:-2] if headed else shape[:-1], (1, shape[0])):
         mask = None
     if not headed:
         return Outputs(entry, mask=mask)

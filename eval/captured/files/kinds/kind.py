@@ -21,7 +21,7 @@ from eval.messages import RequestError
 
 LAYER = re.compile(r"(?:^|[._])(?:layers|h|blocks)(?:\.|__)(\d+)(?=[._]|$)")
 """The number of a layer in the name of a module."""
-FLOATS = ("float64", "float32", "float16", "bfloat16")
+FLOAT_NAMES = ("float64", "float32", "float16", "bfloat16")
 INTEGERS = ("int32", "int64")
 
 

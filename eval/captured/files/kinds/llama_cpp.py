@@ -14,7 +14,7 @@ from eval.captured.files.tensors import Outputs
 
 VERSIONS = {b"nsgg": ("session", (9, 10)), b"qsgg": ("slot", (2, 3))}
 """By the magic number: what the file is, and the versions whose layout is known."""
-FLOATS = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
+FLOAT_CODES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
 QUANTISED = {2: "q4_0", 8: "q8_0"}
 LONGEST_NAME = 64  # characters of an architecture
 MOST_LAYERS = 4096
@@ -129,11 +129,11 @@ def _find_values(cursor: Cursor, T: int, transposed: bool) -> Outputs:
         number, size, width = cursor.take("iII")
     else:
         number, row = cursor.take("iQ")
-        size = FLOATS[number].itemsize if number in FLOATS else 1
+        size = FLOAT_CODES[number].itemsize if number in FLOAT_CODES else 1
         width = row // size
     if number in QUANTISED:
         raise ValueError(f"{QUANTISED[number]}, which may be Hadamard-rotated")
-    kind = FLOATS.get(number)
+    kind = FLOAT_CODES.get(number)
     if kind is None or size != kind.itemsize or not width or (not transposed and row % size):
         raise ValueError(f"values of type {number} in {size} bytes, {width} channels")
     offset = cursor.skip(T * width * size)

@@ -7,7 +7,7 @@ from functools import partial
 from torch import Tensor
 
 from eval.captured.files.arrays import Entry
-from eval.captured.files.kinds.kind import FLOATS, INTEGERS, Capture, Source
+from eval.captured.files.kinds.kind import FLOAT_NAMES, INTEGERS, Capture, Source
 from eval.captured.files.tensors import Outputs, read_metadata
 
 NAME = re.compile(r"\d+(\.\d+)+")
@@ -37,7 +37,7 @@ def read(source: Source) -> Capture:
     for layer, kind in sorted(_classes(header).items()):
         parts = {"rotated_key": f"{layer}.0", "value": f"{layer}.1"}
         held = [source.entries.get(name) for name in parts.values()]
-        whole = all(part and len(part.shape) == 4 and part.kind in FLOATS for part in held)
+        whole = all(part and len(part.shape) == 4 and part.kind in FLOAT_NAMES for part in held)
         rows = _count_rows(source, header, layer, kind) if whole else kind
         if isinstance(rows, str):
             others.setdefault(rows, []).append(layer + 1)

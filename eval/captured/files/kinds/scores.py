@@ -1,6 +1,6 @@
 """Scores that an API returns: the log-probabilities of a few next tokens at each position."""
 
-from eval.captured.files.kinds.kind import FLOATS, INTEGERS, Capture, Source
+from eval.captured.files.kinds.kind import FLOAT_NAMES, INTEGERS, Capture, Source
 from eval.captured.files.tensors import Outputs
 
 VALUES, IDS = "logprobs", "logprob_ids"
@@ -20,7 +20,7 @@ def read(source: Source) -> Capture:
     values, ids = source.entries[VALUES], source.entries[IDS]
     if len(values.shape) != 2 or values.shape != ids.shape:
         raise source.refuse(f"{VALUES} {values}, {IDS} {ids}: give (T, k) of both, of one prompt")
-    if values.kind not in FLOATS or ids.kind not in INTEGERS:
+    if values.kind not in FLOAT_NAMES or ids.kind not in INTEGERS:
         raise source.refuse(f"{VALUES} {values}, {IDS} {ids}: give floats, and int64")
     T, k = values.shape
     kind = f"log-probabilities of {k} next tokens at each of {T} positions"

@@ -6,7 +6,7 @@ from functools import partial
 from torch import Tensor
 
 from eval.captured.files.arrays import Entry
-from eval.captured.files.kinds.kind import FLOATS, Capture, Source, read_layer
+from eval.captured.files.kinds.kind import FLOAT_NAMES, Capture, Source, read_layer
 from eval.captured.files.tensors import Outputs
 
 NAME = "kv_cache"
@@ -59,7 +59,7 @@ def _cuts(source: Source, entry: Entry) -> tuple[int, Mapping[str, Callable[[Ten
         RequestError: see `read`.
     """
     shape = entry.shape
-    if entry.kind not in FLOATS:
+    if entry.kind not in FLOAT_NAMES:
         raise source.refuse(
             f"{NAME} {entry}: fp8 without its scale and format; multiply by k_scale and v_scale of "
             "the checkpoint, and save floats"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from eval.captured.files.kinds.kind import (
-    FLOATS,
+    FLOAT_NAMES,
     Capture,
     Source,
     check_scale,
@@ -90,7 +90,7 @@ def _read_rows(source: Source, name: str) -> tuple[Tensor, Tensor | None]:
         raise source.refuse(f"{name}_zp: a zero point, which vLLM-Hook does not use; apply it")
     scale = source.entries.get(f"{name}_scale")
     if about is None and scale is None:
-        if source.entries[name].kind not in FLOATS:
+        if source.entries[name].kind not in FLOAT_NAMES:
             raise source.refuse(f"{name} {source.entries[name]}: integers without {name}_qmeta")
         return held, None
     about = about if isinstance(about, dict) else {}

@@ -1,11 +1,7 @@
 """Hidden states that vLLM writes: a file for each request, with its token ids beside them."""
 
-from functools import partial
-
-from torch import Tensor
-
 from eval.captured.files.arrays import Entry
-from eval.captured.files.kinds.kind import FLOATS, INTEGERS, Capture, Source
+from eval.captured.files.kinds.kind import FLOAT_NAMES, INTEGERS, Capture, Source
 from eval.captured.files.tensors import Outputs
 
 STATES, IDS = "hidden_states", "token_ids"
@@ -30,7 +26,7 @@ def read(source: Source) -> Capture:
     """
     states, ids = source.entries[STATES], source.entries[IDS]
     T, layers, width = states.shape
-    if states.kind not in FLOATS or ids.kind not in INTEGERS:
+    if states.kind not in FLOAT_NAMES or ids.kind not in INTEGERS:
         raise source.refuse(
             f"{STATES} {states}, {IDS} {ids}; vLLM writes floats of 16 bits or more, and int64"
         )
@@ -52,8 +48,6 @@ def read(source: Source) -> Capture:
 
 
 def _entry(states: Entry, layer: int) -> Outputs:
-    def read_slice(number: int) -> Tensor:
-        return states.read()[:, number].contiguous()
-
     T, _, width = states.shape
-    return Outputs(Entry((T, width), states.kind, partial(read_slice, layer)))
+    entry = Entry((T, width), states.kind, lambda: states.read()[:, layer].contiguous())
+    return Outputs(entry)

@@ -45,6 +45,8 @@ def write_folder(path, engine, ids=True, ragged=False, hook=HOOK):
         ("hook_out", "block.2", lambda engine: engine.states[2]),
         ("hook_in", "block.1", lambda engine: engine.states[1]),
         ("attn.v.hook_out", "value.2", lambda engine: engine.values[1]),
+        ("attn.v.hook_out", "value.2", lambda engine: engine.values[1].flatten(1)),
+        ("attn.hook_v", "value.2", lambda engine: engine.values[1].flatten(1)),
     ],
 )
 def test_a_hook_says_the_site(engine, ask, tmp_path, name, site, part):
@@ -52,6 +54,13 @@ def test_a_hook_says_the_site(engine, ask, tmp_path, name, site, part):
     code, (row,), said = ask(write(tmp_path / "a.safetensors", held))
     assert (code, row["site"], row["text"]) == (0, site, engine.text)
     assert "not read: blocks.1.hook_mlp_out" in said
+
+
+@pytest.mark.parametrize("hook", ["attn.hook_v", "attn.v.hook_out"])
+def test_heads_of_one_prompt_are_told_by_the_width(engine, ask, tmp_path, hook):
+    held = {f"blocks.1.{hook}": engine.values[1], "token_ids": engine.ids[None]}
+    code, (row,), _ = ask(write(tmp_path / "a.safetensors", held), "--verify")
+    assert (code, row["site"], row["text"], row["differs"]) == (0, "value.2", engine.text, [])
 
 
 def test_a_whole_cache_names_each_site_twice(engine, ask, tmp_path):
@@ -101,7 +110,7 @@ def test_ids_beside_the_hooks_of_one_file_are_read(engine, ask, tmp_path):
     assert "15 of its 20 tokens" in said
 
 
-@pytest.mark.parametrize("kind", ["file", "heads", "folder"])
+@pytest.mark.parametrize("kind", ["file", "heads", "folder", "steps"])
 def test_a_mask_beside_hooks_leaves_padding_out(engine, ask, tmp_path, kind):
     """It was not read: the rows of padding were searched, and the ids shifted."""
     import datasets
@@ -119,9 +128,14 @@ def test_a_mask_beside_hooks_leaves_padding_out(engine, ask, tmp_path, kind):
     path = tmp_path / "a"
     if kind == "folder":
         datasets.Dataset.from_dict({n: x.tolist() for n, x in held.items()}).save_to_disk(path)
+    elif kind == "steps":
+        steps = held[name].split([18, 1, 1], dim=1)
+        mask = held["attention_mask"][:, :18]
+        torch.save(held | {name: [*steps], "attention_mask": mask}, path)
     else:
         write(path, held)
-    code, rows, said = ask(path, "--verify")
+    words = ["--torch-file"] * (kind == "steps")
+    code, rows, said = ask(path, "--verify", *words)
     assert code == 0
     assert [row["text"] for row in rows] == [engine.text, engine.text[:12]]
     assert [(row["differs"], row["uncaptured"]) for row in rows] == [([], 0)] * 2
