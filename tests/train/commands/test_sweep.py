@@ -324,8 +324,8 @@ touch begun; while :; do sleep 0.1; done"""
 """A program that ends as `fit` does by one signal, and unsaved by two."""
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-@pytest.mark.parametrize("both", [False, True])  # the second as by systemd, or timeout's group
+# the second as by systemd, or by timeout, which sends it to a group
+@pytest.mark.parametrize(("number", "both"), [(signal.SIGTERM, False), (signal.SIGUSR1, True)])
 def test_a_signal_to_the_sweep_ends_its_run_once(file, tmp_path, monkeypatch, number, both):
     """Its run went on, and the same command began the next one beside it."""
     monkeypatch.chdir(tmp_path)

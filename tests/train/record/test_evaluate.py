@@ -103,6 +103,7 @@ def test_a_suite_that_is_not_there_is_refused_before_training(data, tmp_path, ca
     assert not run.exists()
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("wait", ["true", "false"])
 def test_a_signal_ends_an_evaluation_which_is_done_when_the_run_goes_on(
     data, tmp_path, monkeypatch, at_step, wait
