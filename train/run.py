@@ -5,6 +5,7 @@ import json
 import time
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,8 @@ from lightning.pytorch import Trainer, seed_everything
 
 from arch import LanguageModel, check_causal, count_parameters, describe
 from arch.errors import is_out_of_memory
-from arch.formats.llama import download, open_directory
-from arch.pretrained.tokenizers import read_tokenizer
 from arch.storage.files import read_json
-from tokenizer import PackedData, tokenizer_hash
+from tokenizer import PackedData
 from train.recipe import ELSEWHERE, WITHOUT, Recipe, flat
 from train.record.evaluate import Evaluations, check_suite
 from train.record.log import Log
@@ -30,12 +29,13 @@ from train.record.saving import (
     settings_of,
     since_best,
 )
-from train.rundir.identity import NOT_RECIPE, model_id
+from train.rundir.identity import NOT_RECIPE, REPORTING, model_id
 from train.rundir.resume import changed_settings, choose_start, last_model, trained_alike
 from train.rundir.rundir import RunDirectory
 from train.rundir.verify import find_wrong_tensor
-from train.settings import HUB, PAIRS, RunError
+from train.settings import PAIRS, RunError
 from train.steps.data import PackedDataModule
+from train.steps.initial import start_from_weights
 from train.steps.module import LanguageModule
 from train.steps.optim import build_optimizer
 from train.steps.pairs import start_from_pairs
@@ -44,14 +44,8 @@ from train.trainer import build_trainer
 
 LIGHTNING_ADVICE = (
     r"`isinstance\(treespec, LeafSpec\)` is deprec",  # its own use of torch
-    "Checkpoint directory .* exists and is not empty",  # `choose_start` has looked
     "Be aware that when using `ckpt_path`, callbacks",  # a budget, or another one's callback
 )
-PADDED_WEIGHTS = ("embedding.weight", "head.weight")
-COMPUTED = ("n_layers", "mixers", "channel_mixer", "norm", "norm_eps", "final_norm", "tied")
-"""Settings of a model by which the same weights compute something else."""
-COMPARED = 16  # tokens on which two models with the same weights are compared
-ROUNDING = 1e-5  # of their outputs: what the two may differ by
 
 
 class Run:
@@ -62,14 +56,15 @@ class Run:
     """
 
     def __init__(self, recipe: Recipe) -> None:
+        given = recipe.plain()  # before what is left open is chosen, for this machine
         self._arithmetic = choose_arithmetic(recipe)
         self._deterministic = torch.are_deterministic_algorithms_enabled()
         self.recipe, settings, data = recipe, recipe.run, recipe.open_data()
         check_suite(settings)
         self.directory = RunDirectory(Path(recipe.given("run")))
         self.main = rank_zero_only.rank == 0
-        # Other devices' processes start when the first has made the directory: not a clash.
-        resume = settings.resume if self.main or settings.resume != "never" else "auto"
+        if settings.resume == "never" and self.main:  # the others may find what this one has made
+            self.directory.refuse_begun()
         self.datamodule = PackedDataModule(
             data, recipe.model.context, recipe.batch, settings.seed, settings.validate_tokens
         )
@@ -78,13 +73,8 @@ class Run:
         seed_everything(settings.seed, verbose=False)
         model = LanguageModel(recipe.model)
         optimizer = build_optimizer(model, recipe.optimizer)
-        self.start = choose_start(
-            self.directory,
-            resume,
-            recorded,
-            fixed,
-            lambda content: find_wrong_tensor(content, model, optimizer),
-        )
+        find_fault = partial(find_wrong_tensor, model=model, optimizer=optimizer)
+        self.start = choose_start(self.directory, settings.resume, recorded, fixed, find_fault)
         identity = model_id(
             self.directory.path.resolve().name, recipe.model, self.start.recipe, data.hash
         )
@@ -99,14 +89,14 @@ class Run:
         check_causal(model)
         self.module = LanguageModule(model, recipe.optimizer, schedule, self.total)
         record = {**fixed, **settings_of(self.start)}
-        callbacks = self._callbacks(data, identity, record, budget)
+        callbacks = self._callbacks(given, data, identity, record, budget)
         self.trainer = build_trainer(recipe, self.directory, callbacks, self.total)
         micro, parts = recipe.batch.split(self.trainer.world_size)
         self.trainer.accumulate_grad_batches = parts
         if has_terminal():
             bar = StepBar(refresh_rate=settings.log_every * parts)
             self.trainer.callbacks.insert(0, bar)  # pyright: ignore
-        prepare(self.module, settings, self.trainer)
+        prepare(self.module, settings, self.trainer, bool(self._arithmetic))
         if self.trainer.precision == "64-true":
             self.module.double()  # as Lightning does later than it reads a checkpoint
         work = describe(recipe.model).cost.training_flops
@@ -143,7 +133,12 @@ class Run:
         return line
 
     def _callbacks(
-        self, data: PackedData, identity: str, record: dict[str, Any], budget: TimeBudget | None
+        self,
+        given: dict[str, Any],
+        data: PackedData,
+        identity: str,
+        record: dict[str, Any],
+        budget: TimeBudget | None,
     ) -> list[Any]:
         """Lightning's callbacks in the order in which each of them relies on those before."""
         settings, every = self.recipe.run, self.recipe.run.log_every
@@ -151,7 +146,7 @@ class Run:
         size = self.datamodule.train_bytes_per_token
         progress = Progress(self.log, self.directory, every, size, bool(settings.minutes))
         self.saving = ModelDirectories(
-            self.directory, self.recipe, data, self.start, identity, progress, self.log
+            self.directory, self.recipe, data, given, self.start, identity, progress, self.log
         )
         checkpoints = Checkpoints(
             self.directory, settings.checkpoint_every, record, progress, self.log
@@ -164,7 +159,8 @@ class Run:
                 if budget:
                     budget.leave_out(seconds)
 
-            callbacks.append(Evaluations(self.directory, settings, self.log, leave_out))
+            evaluations = Evaluations(self.directory, settings, self.log, self.stop, leave_out)
+            callbacks.append(evaluations)
         return callbacks
 
     def fit(self) -> int | None:
@@ -226,14 +222,17 @@ class Run:
         start = self.start
         changes = changed_settings(start.history)
         comments = "".join(f"# {line}\n" for line in changes)
-        config = yaml.safe_dump(self.recipe.plain(), sort_keys=False)
-        before, now = self.directory.last_settings(), flat(self.recipe.plain())
+        settings = self.recipe.plain()
+        if start.checkpoint and not self.directory.checkpoints():  # it is another run's
+            settings["resume"] = str(start.checkpoint)
+        before, now = self.directory.last_settings(), flat(settings)
+        config = yaml.safe_dump(settings, sort_keys=False)
         self.directory.prepare(comments + config, start.unreadable)
         hidden = self.directory.hide_models(start.step, lambda meta: trained_alike(meta, start))
-        changed = any(change["from_step"] == start.step for change in start.history)
-        if start.checkpoint is None:  # no history names what was changed
-            others = ELSEWHERE - {"data", "valid_fraction"}
-            changed = any(before.get(name) != now[name] for name in {*now} - others)
+        others = ELSEWHERE | REPORTING
+        if start.checkpoint is None:  # what goes on has the same data, wherever they lie
+            others -= {"data", "valid_fraction"}
+        changed = any(before.get(name) != now[name] for name in {*now} - others)
         self.log.start(self.trainer, start.step if start.checkpoint else -1, not changed)
         for path, reason in start.unreadable.items():
             self.log.say(
@@ -257,8 +256,9 @@ class Run:
         Raises:
             RunError: it was trained with other settings than it is given now.
         """
-        begun = self.start.checkpoint is not None
-        step = self.start.step if begun else last_model(self.directory, self.start)
+        step = self.start.step
+        if not self.directory.checkpoints():
+            step = max(step, last_model(self.directory, self.start))
         total, patience = self.total, self.recipe.run.early_stopping
         until = [loss for at, loss in self.directory.comparable().items() if at <= step]
         if step > total or (step == total and step in self.directory.validations()):
@@ -281,7 +281,8 @@ class Run:
                 "with that, or choose another --run"
             )
         if self.main:
-            why = f"{why} to go on" if begun else "its checkpoints are gone; choose another --run"
+            gone = "its checkpoints are gone; choose another --run"
+            why = gone if step > self.start.step else f"{why} to go on"
             print(f"{self.directory.path} is complete: {why}")
         return True
 
@@ -326,75 +327,3 @@ class Run:
         return f"the lowest validation loss was {losses[best]:.3f}, at step {best}: " + (
             f"{where} is that model" if where else "--save_best true keeps such a model"
         )
-
-
-def start_from_weights(
-    model: LanguageModel, source: str, tokenizer_json: str, trust_code: bool = False
-) -> str:
-    """Copies every weight that `model` has under the same name and in the same shape, in place.
-
-    The source is a model directory, or `hf:` and a directory or a hub's name of a Llama in
-    transformers' layout; its tokenizer must be that of the data. The rows of `vocab_multiple`,
-    which no token has, keep their own weights. So does what differs, such as the mixers of a
-    hybrid, or a triangle of another context. A tied model takes the embedding, and no head.
-
-    Returns:
-        A line that says what was copied and what was not; and if all was, whether it computes
-        otherwise here, as with other heads.
-
-    Raises:
-        RunError: another tokenizer, or nothing fits.
-        arch.ModelError: the source is not there, or no model.
-    """
-    name = source.removeprefix(HUB)
-    path = name if name == source or Path(name).is_dir() else download(source)
-    loaded = open_directory(path, trust_code=trust_code)
-    theirs = read_tokenizer(loaded.tokenizer_json, f"--init_from {source}: tokenizer.json")
-    ours = read_tokenizer(tokenizer_json, "--data: tokenizer.json")
-    if tokenizer_hash(theirs) != tokenizer_hash(ours):
-        raise RunError(
-            f"--init_from {source}: its tokenizer is not that of --data; pack the data with its "
-            "tokenizer.json"
-        )
-    state, own = loaded.model.state_dict(), model.state_dict(keep_vars=True)
-    names = {id(tensor): name for name, tensor in reversed(own.items())}  # a tied head has two
-    copied, different, count = 0, [], 0
-    with torch.no_grad():
-        for name in reversed(names.values()):
-            weights, tensor = state.get(name), own[name]
-            target = tensor[: model.config.vocab_size] if name in PADDED_WEIGHTS else tensor
-            if weights is None or weights.shape != target.shape:
-                different.append(name)
-            else:
-                target.copy_(weights)
-                copied, count = copied + 1, count + weights.numel()
-    if not copied:
-        configs = (loaded.model.config, model.config)
-        sizes = [f"{' '.join(c.mixers)}, d {c.d_model}, n {c.n_layers}" for c in configs]
-        raise RunError(
-            f"--init_from {source}: none of its weights fits; its model is {sizes[0]}, this one "
-            f"{sizes[1]}; change --model"
-        )
-    more = f" and {len(different) - 4} more" if len(different) > 4 else ""
-    listed = ", ".join(different[:4])
-    rest = f"; initial weights of their own: {listed}{more}" if different else ""
-    rest = rest or _describe_difference(model, loaded.model)
-    return f"from {source}: {copied} tensors of {copied + len(different)}, {count:,} weights{rest}"
-
-
-@torch.no_grad()
-def _describe_difference(model: LanguageModel, theirs: LanguageModel) -> str:
-    """The end of a line, where a model with all weights of another computes something else."""
-    configs = model.config, theirs.config
-    length, size = min(COMPARED, *(c.context for c in configs)), configs[1].vocab_size
-    tokens = torch.arange(length)[None] * 7 % size
-    ours, expected = model(tokens)[..., :size], theirs.float()(tokens)
-    if (ours - expected).abs().max() <= ROUNDING * expected.abs().max():
-        return ""
-    here, there = (json.loads(config.to_json()) for config in configs)
-    differing = (
-        f"its {name} is {json.dumps(there[name])}, here {json.dumps(here[name])}"
-        for name in COMPUTED
-        if here[name] != there[name]
-    )
-    return f"; that model computes otherwise by them: {', '.join(differing)}"

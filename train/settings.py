@@ -29,7 +29,8 @@ class RunSettings:
     run: str | None = None
     """Directory of the run: config, checkpoints, model directories, metrics."""
     resume: str = "never"
-    """never; auto (the run's last checkpoint, if there is one); or the path of a checkpoint."""
+    """never; auto (the run's last checkpoint, if there is one, else that which it began from, if
+    any); or the path of a checkpoint."""
     init_from: str | None = None
     """Weights to start from: a model directory, or `hf:` and a Llama in transformers' layout (a
     directory, or a name on the hub). Weights that do not fit keep their initial values. Or `pairs`:

@@ -13,6 +13,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
+from arch.errors import reason
 from train.processes.launcher import in_slurm
 from train.recipe import Recipe
 from train.record.saving import AtomicCheckpointIO
@@ -48,11 +49,10 @@ def _refuse_devices(recipe: Recipe, error: Exception) -> str:
     """What Lightning refuses of the flags that name devices, in a line with their values."""
     names = "accelerator", "devices", "num_nodes", "strategy"
     given = ", ".join(f"--trainer.{name} {getattr(recipe.trainer, name)}" for name in names)
-    said = (" ".join(str(error).split()) or type(error).__name__)[:200]
     here = f"a CPU and {torch.cuda.device_count()} CUDA GPUs"
     return (
-        f"{given}: Lightning refuses them ({said}); this machine has {here}: give --trainer."
-        "accelerator cpu or gpu, and as --trainer.devices how many of them"
+        f"{given}: Lightning refuses them ({reason(error)}); this machine has {here}: give "
+        "--trainer.accelerator cpu or gpu, and as --trainer.devices how many of them"
     )
 
 

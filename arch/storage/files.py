@@ -71,7 +71,7 @@ def remove_leftovers(folder: Path) -> None:
         if not name.exists():
             path.rename(name)
         else:
-            shutil.rmtree(path, ignore_errors=True)
+            _discard(path)
     for path in folder.glob(".*.tmp"):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -107,13 +107,24 @@ def write_directory(directory: Path, files: Mapping[str, bytes]) -> None:
         with suppress(OSError):
             temporary.chmod(0o777 & ~_umask())
         if directory.exists():
-            shutil.rmtree(aside, ignore_errors=True)
+            _discard(aside)
             os.rename(directory, aside)
         os.rename(temporary, directory)
         _flush(directory.parent)
-        shutil.rmtree(aside, ignore_errors=True)
+        _discard(aside)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # the failed attempt
+
+
+def _discard(directory: Path) -> None:
+    """Removes a directory, if it is there, and frees its name also where a part of it stays.
+
+    NFS keeps a file that a process has open; `remove_leftovers` knows what it then lies in.
+    """
+    shutil.rmtree(directory, ignore_errors=True)
+    if directory.exists():
+        last = tempfile.mkdtemp(prefix=f"{directory.name}.", suffix=".tmp", dir=directory.parent)
+        os.rename(directory, Path(last, directory.name))
 
 
 def refuse_pointer(path: Path) -> None:

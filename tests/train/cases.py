@@ -2,8 +2,10 @@
 
 import json
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -65,3 +67,15 @@ def weights(run: Path, step: int = 6) -> bytes:
 def names(folder: Path) -> list[str]:
     """What a user sees: hidden names are the writers' own."""
     return sorted(path.name for path in folder.glob("[!.]*"))
+
+
+def processes_by(run: Callable[..., "subprocess.CompletedProcess[str]"]) -> SimpleNamespace:
+    """Stands for the module subprocess: a process is a call of `run`, which has ended at once."""
+
+    def start(command: list[str], **how: Any) -> SimpleNamespace:
+        done = run(command, **how)
+        answers = {"wait": lambda _: done.returncode, "communicate": lambda **_: ("", done.stderr)}
+        return SimpleNamespace(returncode=done.returncode, **answers)
+
+    names = ("DEVNULL", "PIPE", "TimeoutExpired")
+    return SimpleNamespace(run=run, Popen=start, **{n: getattr(subprocess, n) for n in names})

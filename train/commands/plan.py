@@ -87,7 +87,7 @@ def _print_plan(recipe: Recipe, source: str | None) -> None:
     micro, parts = batch.split(trainer.world_size)
     data, windows = _open_data(recipe)
     cost, steps = describe(config).cost, recipe.trainer.max_steps
-    speed, measure, held = measured(recipe, trainer, micro)
+    speed, measure, held = measured(recipe, trainer, micro, bool(arithmetic))
     if settings.minutes:
         steps = max(1, int(60 * settings.minutes * speed / (batch.size * config.context)))
     print(
@@ -203,7 +203,9 @@ def memory(recipe: Recipe, trainer: Trainer, micro: int, parts: int, again: bool
     return Needs(held["Total"] + buckets, weights, held["Optstate"], buckets)
 
 
-def measured(recipe: Recipe, trainer: Trainer, micro: int) -> tuple[float, str, int | None]:
+def measured(
+    recipe: Recipe, trainer: Trainer, micro: int, chosen: bool = False
+) -> tuple[float, str, int | None]:
     """Tokens a second of all devices, how that is known, and on a GPU the most bytes held.
 
     A few real steps are timed. They are of random tokens, fewer at once on a CPU, where they would
@@ -211,7 +213,7 @@ def measured(recipe: Recipe, trainer: Trainer, micro: int) -> tuple[float, str, 
     """
     device, seconds = trainer.strategy.root_device, []
     module = _module(recipe)
-    prepare(module, recipe.run, trainer)
+    prepare(module, recipe.run, trainer, chosen)
     windows = micro
     if device.type == "cpu":
         work = describe(module.model.config).cost.training_flops * recipe.model.context

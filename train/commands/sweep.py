@@ -8,6 +8,7 @@ their settings are still those of the file, and at the end the runs are compared
 """
 
 import argparse
+import hashlib
 import itertools
 import json
 import math
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -36,6 +37,12 @@ KEYS = ("name", "method", "metric", "command", "parameters", "program", "project
 OF_PARAMETER = ("value", "values", "distribution")
 RUNS = 10_000
 """Runs of a grid, at most."""
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""Signals that end a run of `fit` after its step, saved; after one of them no other run begins."""
+PAUSE = 0.2
+"""Seconds between looks at whether a signal has come."""
+LETTERS = 120
+"""Of a run's name before its seed: W&B takes 128 in all, file systems 255."""
 SHORT = "{:.4g}".format
 Trial = dict[str, Any]
 
@@ -69,8 +76,17 @@ def main(words: list[str]) -> int:
     flags = [f"--wandb_group={name}", f"--wandb_tags={json.dumps([f'sweep:{name}'])}"]
     flags += fixed_flags(content)
     flags += [f"--data={options.data}"] if options.data else []
+    _refuse_resume([*flags, *added])
     out = options.out or Path("runs", "sweeps", name)
     return _run_all(name_trials(content, out.expanduser()), [*flags, *added], out.expanduser())
+
+
+def _refuse_resume(words: list[str]) -> None:
+    """Refuses flags by which runs would begin elsewhere than by `--resume auto`, which they get."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, mark, value = word.partition("=")
+        if name == "--resume" and (value if mark else following) != "auto":
+            raise RunError(f"{word}: every run of a sweep has --resume auto; leave it out")
 
 
 def read_sweep(path: Path) -> dict[str, Any]:
@@ -169,12 +185,19 @@ def name_trials(content: dict[str, Any], out: Path) -> dict[Path, Trial]:
 
 
 def trial_name(trial: Trial, varied: list[str], digits: Callable[[float], str] = SHORT) -> str:
-    """A directory's name for a run: what varies within the sweep, the seed at the end."""
+    """A directory's name for a run: what varies within the sweep, the seed at the end.
+
+    A long name is cut, and ends in eight digits of a hash before the seed.
+    """
     names = sorted(varied, key=lambda name: name == "seed")
     values = [trial[name] for name in names]
     short = [digits(value) if isinstance(value, float) else _text(value) for value in values]
     words = [f"{name.rpartition('.')[2]}={word}" for name, word in zip(names, short, strict=True)]
-    return re.sub(r"[^A-Za-z0-9.=+_-]+", "", "_".join(words)) or "run"
+    name = re.sub(r"[^A-Za-z0-9.=+_-]+", "", "_".join(words)) or "run"
+    rest, mark, seed = name.rpartition("_seed=") if "seed" in varied else (name, "", "")
+    if len(rest) > LETTERS:
+        rest = f"{rest[: LETTERS - 9]}-{hashlib.sha256(rest.encode()).hexdigest()[:8]}"
+    return f"{rest}{mark}{seed}"
 
 
 def _text(value: object) -> str:
@@ -191,16 +214,15 @@ def _run_all(runs: dict[Path, Trial], flags: list[str], out: Path) -> int:
         if finished:
             continue
         command = [sys.executable, "-m", "train", "fit", *words, f"--run={run}", "--resume=auto"]
-        with _waiting() as interrupts:
-            code = subprocess.run(command).returncode
-        if interrupts and not code:
-            code = 128 + signal.SIGINT
-        killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL) and not interrupts
-        if killed:
-            print(f"{run}: was killed, as by a system that has no memory left", file=sys.stderr)
-        elif code >= 128 or code < 0:
-            print("stopped; the same command goes on from here", file=sys.stderr)
-            return code if code > 0 else 128 - code
+        code, stop = _train(command)
+        ended_by = -code if code < 0 else code - 128
+        if stop is not None or ended_by in STOPS:
+            with suppress(OSError):  # its terminal may be closed
+                print("stopped; the same command goes on from here", file=sys.stderr)
+            return 128 + (ended_by if ended_by > 0 else stop or 0)
+        if ended_by in signal.valid_signals():
+            no_memory = ", as by a system that has no memory left" * (ended_by == signal.SIGKILL)
+            print(f"{run}: was ended by signal {ended_by}{no_memory}", file=sys.stderr)
         if code:
             failed.append(run)
     for run in failed:
@@ -211,14 +233,46 @@ def _run_all(runs: dict[Path, Trial], flags: list[str], out: Path) -> int:
     return 1 if failed else 0
 
 
+def _train(command: list[str]) -> tuple[int, int | None]:
+    """Trains a run in a process of its own; its exit code, and the signal that came meanwhile.
+
+    A run in its last step says nothing of one. Ctrl-C reaches the run by the terminal; others are
+    sent on, unless they have reached it, too: a second one would end it unsaved. It has handlers of
+    them from the begin of its training until the first one comes.
+    """
+    with _waiting() as signals:
+        process, sent, caught = subprocess.Popen(command), False, False
+        while True:
+            try:
+                return process.wait(PAUSE), signals[0] if signals else None
+            except subprocess.TimeoutExpired:
+                number = signals[0] if signals else signal.SIGTERM
+                catches = _catches(process.pid, number)
+                new = signals and number != signal.SIGINT and not sent
+                if new and (catches or not caught):
+                    process.send_signal(number)
+                    sent = True
+                caught = caught or catches
+
+
+def _catches(process: int, number: int) -> bool:
+    """Whether a process has a handler of a signal."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except OSError:  # no Linux, which alone can say so
+        return True
+    caught = re.search(r"SigCgt:\s*(\w+)", status)
+    return caught is None or bool(int(caught[1], 16) >> (number - 1) & 1)
+
+
 def _finished(run: Path, words: list[str]) -> bool:
     """Whether the run has its last model and the validation of it.
 
     Of a run of minutes only the run itself knows the last step, and says so when it is started.
 
     Raises:
-        RunError: it ended with other settings than those of `words`, the flags that it has now, or
-            other data than lie there now.
+        RunError: it ended, or would go on, with other settings than it had by now, by `words`, the
+            flags that it has now; or it ended with other data than lie there now.
     """
     config = run / "config.yaml"
     if not config.is_file():
@@ -234,16 +288,19 @@ def _finished(run: Path, words: list[str]) -> bool:
     if not isinstance(steps, int):
         raise RunError(f"{config}: trainer.max_steps is {steps}; remove {run}, or mend it")
     ended = directory.model(steps).is_dir() and steps in directory.validations()
-    if content.get("minutes") or not ended:
+    ended = ended and not content.get("minutes")
+    if not ended and not directory.checkpoints():  # it begins anew
         return False
     own = ["--config", str(config), f"--run={run}"]
     held, now = (_facts(read_recipe(*given), run) for given in (own, words))
     for name in sorted({*held, *now}):
         if held.get(name) != now.get(name):
             raise RunError(
-                f"{run}: it ended with {name} {held.get(name)}, this sweep gives it "
-                f"{now.get(name)}; give another --out, or remove that run"
+                f"{run}: it {'ended' if ended else 'began'} with {name} {held.get(name)}, this "
+                f"sweep gives it {now.get(name)}; give another --out, or remove that run"
             )
+    if not ended:
+        return False
     data, packed = str(now["data"]), PackedData.stands_in(str(now["data"]))
     known = read_json(directory.model(steps) / "meta.json").get("data_sha256")
     if (PackedData(data).hash != known) if packed else (was_packed(data, run) is False):
@@ -273,18 +330,19 @@ def _facts(recipe: Recipe, run: Path) -> dict[str, Any]:
 
 @contextmanager
 def _waiting() -> Iterator[list[int]]:
-    """Lets Ctrl-C end the run that is trained, which saves; this process then says what is next.
+    """Lets signals end the run that is trained, which saves; this process then says what is next.
 
     Yields:
-        The signals that come, of which a run in its last step says nothing.
+        The signals that come.
     """
-    interrupts: list[int] = []
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
-        yield interrupts
-        return
-    signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+    signals: list[int] = []
+    main = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in STOPS if main}
+    before = {n: h for n, h in handlers.items() if h not in (signal.SIG_IGN, None)}
+    for number in before:
+        signal.signal(number, lambda number, _: signals.append(number))
     try:
-        yield interrupts
+        yield signals
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

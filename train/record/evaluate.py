@@ -22,7 +22,10 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from arch.storage.files import read_json
+from arch.storage.runs import saved_steps
 from train.record.log import Log
+from train.record.saving import StopOnSignal
 from train.rundir.rundir import RunDirectory
 from train.settings import RunError, RunSettings
 
@@ -30,6 +33,8 @@ FIGURES = ("bits_per_byte", "shown", "hidden_1", "hidden_3", "bits_at_4")
 """Columns of the table of `eval compare`, in its CSV; each has a count beside it, such as
 `shown_n`."""
 PREFIX = "eval/"
+PAUSE = 0.2
+"""Seconds after which an evaluation is ended that a signal has stopped, at most."""
 ROOT = Path(__file__).resolve().parents[2]
 SUITES = ROOT / "eval" / "suites"
 
@@ -50,11 +55,15 @@ def check_suite(settings: RunSettings) -> None:
 class Evaluations(Callback):
     """Has the models of some steps evaluated, and logs the columns of `eval compare` by step.
 
+    A signal that stops the run ends an evaluation that is at work. When the run goes on, the models
+    of which it lacks figures since are evaluated first.
+
     Comes after `ModelDirectories` among the callbacks.
 
     Args:
         directory: the run's; results lie in its folder `eval`.
         settings: of the run: how often, which suite, and whether to wait.
+        stop: knows of a signal that has come.
         waited: is given the seconds that training waited.
     """
 
@@ -63,37 +72,44 @@ class Evaluations(Callback):
         directory: RunDirectory,
         settings: RunSettings,
         log: Log,
+        stop: StopOnSignal,
         waited: Callable[[Trainer, float], None],
     ) -> None:
         self._directory, self._settings, self._log = directory, settings, log
-        self._waited = waited
+        self._stopped, self._waited = lambda: stop.received is not None, waited
         self._pool = ThreadPoolExecutor(1)
         self._waiting: list[tuple[dict[str, Any], Future[tuple[dict[str, float], str]]]] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Evaluates the model that the run starts from, if that was not done."""
-        self._evaluate(trainer)
+        """Evaluates the model that the run starts from, and those before it that a stop left out.
+
+        Of a run that was never evaluated, it is the last of them alone.
+        """
+        every, last = self._settings.eval_every or 1, trainer.global_step
+        steps = [s for s in saved_steps(self._directory.path) if s <= last and s % every == 0]
+        done = max(self._done(), default=None)
+        self._evaluate(trainer, steps[-1:] if done is None else [s for s in steps if s > done])
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Evaluates the model that was validated."""
         if trainer.training or trainer.state.fn == "fit":
-            self._evaluate(trainer)
+            step, every = trainer.global_step, self._settings.eval_every or 1
+            due = step % every == 0 or step == trainer.max_steps or trainer.should_stop
+            self._evaluate(trainer, [step] if due and step not in self._done() else [])
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Waits for the evaluations that are at work."""
         self._collect(wait=True)
         self._pool.shutdown()
 
-    def _evaluate(self, trainer: Trainer) -> None:
-        began, step = time.perf_counter(), trainer.global_step
-        every = self._settings.eval_every or 1
-        due = step % every == 0 or step == trainer.max_steps or trainer.should_stop
-        if due and trainer.is_global_zero and step not in self._done():
-            model, folder = self._directory.model(step), self._directory.path / "eval"
+    def _evaluate(self, trainer: Trainer, steps: list[int]) -> None:
+        began = time.perf_counter()
+        for model in map(self._directory.model, steps if trainer.is_global_zero else []):
             if model.is_dir():
-                tokens = trainer.datamodule.tokens_seen  # pyright: ignore
-                about = {"step": step, "tokens_seen": tokens}
-                work = self._pool.submit(measure, model, folder, self._settings.eval)
+                meta, folder = read_json(model / "meta.json"), self._directory.path / "eval"
+                about = {name: meta[name] for name in ("step", "tokens_seen")}
+                suite = self._settings.eval
+                work = self._pool.submit(measure, model, folder, suite, self._stopped)
                 self._waiting.append((about, work))
         self._collect(wait=self._settings.eval_wait)
         if self._settings.eval_wait:
@@ -119,19 +135,24 @@ class Evaluations(Callback):
             self._log.say(f"step {about['step']}  {said}")
 
 
-def measure(model: Path, folder: Path, suite: str) -> tuple[dict[str, float], str]:
+def measure(
+    model: Path, folder: Path, suite: str, stopped: Callable[[], bool] = lambda: False
+) -> tuple[dict[str, float], str]:
     """Evaluates a model directory: the columns of `eval compare` that were measured, and a line.
 
     Args:
         suite: of `eval invert`.
+        stopped: ends it, without figures, as soon as this is true.
     """
     began, faults = time.perf_counter(), []
     for name, *more in (("loss",), ("invert", "--suite", suite), ("bits",)):
-        faults += _run(name, str(model), "--out", str(folder), *more)
+        faults += _run(stopped, name, str(model), "--out", str(folder), *more)
     with tempfile.TemporaryDirectory() as scratch:
         table = Path(scratch) / "table.csv"
-        faults += _run("compare", str(model), str(folder), "--csv", str(table))
+        faults += _run(stopped, "compare", str(model), str(folder), "--csv", str(table))
         figures = _read_figures(table, model) if table.is_file() else {}
+    if not figures and stopped():
+        return {}, "eval was ended by the signal, and gave no figures"
     shown = [f"{name} {value:.3g}" if "bits" in name else f"{name} {100 * value:.3g} %"
              for name, value in figures.items() if name in FIGURES]  # fmt: skip
     seconds = time.perf_counter() - began
@@ -152,19 +173,29 @@ def _read_figures(table: Path, model: Path) -> dict[str, float]:
     return {name: float(value) for name, value in found.items()}
 
 
-def _run(*words: str) -> list[str]:
-    """Runs a command of `eval`; what went wrong, if anything."""
+def _run(stopped: Callable[[], bool], *words: str) -> list[str]:
+    """Runs a command of `eval`, until it is stopped; what went wrong, if anything."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = os.environ | {"PYTHONPATH": path}
     environment.pop("REMNANT_KERNELS", None)  # chosen for training: an evaluation is in fp32
-    done = subprocess.run(
+    if stopped():
+        return []
+    process = subprocess.Popen(
         [sys.executable, "-m", "eval", *words],
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
         env=environment,
     )
-    if not done.returncode:
+    said = None
+    while said is None:
+        try:
+            _, said = process.communicate(timeout=PAUSE)
+        except subprocess.TimeoutExpired:
+            if stopped():
+                process.terminate()
+    if not process.returncode:
         return []
-    last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    last = (said.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
     return [f"eval {words[0]} failed: {last.removeprefix('error: ')}"]

@@ -12,7 +12,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
-from arch.storage.files import write_file
+from arch.storage.files import read_json, write_file
 from train.record.loggers import TolerantWandbLogger, TrackioLogger, open_wandb
 from train.rundir.rundir import RunDirectory
 from train.settings import RunError, RunSettings
@@ -34,7 +34,7 @@ class Log:
         self._trainer: Trainer | None = None
         self._wandb: TolerantWandbLogger | None = None
         self._trackio: TrackioLogger | None = None
-        self._logged: set[tuple[int, str]] = set()
+        self._logged: dict[str, int] = {}
         for kind in settings.loggers:
             try:
                 FILES[kind](directory.path) if kind in FILES else import_module(kind)
@@ -56,8 +56,10 @@ class Log:
         self._trainer, path = trainer, self._directory.metrics
         known = self._directory.rows()
         rows = [row for row in known if row["step"] <= step]
-        self._logged = {_kind(row) for row in known} if repeats else set()
+        self._logged = self._given(known) if repeats else {}
         with self._directory.writing(path):
+            if self._settings.wandb != "disabled" or "trackio" in self._settings.loggers:
+                write_file(self._directory.logged, json.dumps(self._logged).encode())
             write_file(path, b"".join(map(_line, rows)))
         run = self._directory.path
         chosen = self._settings.loggers
@@ -69,6 +71,17 @@ class Log:
             self._wandb = open_wandb(run, self._settings, self._config, self.say)
         trainer.loggers = [*loggers, *filter(None, [self._wandb])]
 
+    def _given(self, known: list[dict[str, Any]]) -> dict[str, int]:
+        """The last steps that W&B and trackio have, by the kind of row.
+
+        Those of the record, and those that an earlier start has cut off it.
+        """
+        file = self._directory.logged
+        last = read_json(file) if file.is_file() else {}
+        for row in known:
+            last[_kind(row)] = max(last.get(_kind(row), -1), row["step"])
+        return last
+
     def add(self, row: dict[str, Any]) -> None:
         """Appends a row of figures, which has a `step`, and gives it to the loggers."""
         if self._trainer is not None:
@@ -77,7 +90,8 @@ class Log:
                 file.write(_line(row))
             figures = {k: v for k, v in row.items() if k != "step" and v is not None}
             for logger in self._trainer.loggers:
-                if logger in (self._wandb, self._trackio) and _kind(row) in self._logged:
+                board = logger in (self._wandb, self._trackio)
+                if board and row["step"] <= self._logged.get(_kind(row), -1):
                     continue
                 logger.log_metrics(figures, row["step"])
                 logger.save()
@@ -112,9 +126,10 @@ class Log:
             self._wandb.close(failed)
 
 
-def _kind(row: dict[str, Any]) -> tuple[int, str]:
-    """What tells the rows of a run apart: their step, and whether they are of a validation."""
-    return row["step"], next((name for name in row if name.startswith(("val_", "eval/"))), "")
+def _kind(row: dict[str, Any]) -> str:
+    """What tells the rows of a step apart: whether they are of a validation or an evaluation."""
+    kinds = (kind for kind in ("val_", "eval/") if any(name.startswith(kind) for name in row))
+    return next(kinds, "")
 
 
 def _line(row: dict[str, Any]) -> bytes:

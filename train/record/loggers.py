@@ -14,12 +14,16 @@ from typing import Any
 
 from lightning.pytorch.loggers import Logger, WandbLogger
 
-from arch.errors import printable
+from arch.errors import LETTERS, reason
 from arch.storage.files import write_file
 from train.settings import RunSettings
 
 LOGIN_TIMEOUT = 30.0
 """Seconds to wait for W&B to begin; WANDB_INIT_TIMEOUT says otherwise of its server only."""
+FINISH_TIMEOUT = 60.0
+"""Seconds to wait for W&B to end, where WANDB_FINISH_TIMEOUT says nothing else."""
+NAME_LETTERS = 128
+"""Of the name of a run or a group, at most: W&B refuses longer ones."""
 AXES = ("trainer/global_step", "tokens_seen", "seconds")
 """What figures may be plotted over: they go on where they were when a run resumes."""
 
@@ -62,11 +66,16 @@ class TolerantWandbLogger(WandbLogger):
         self._try(add)
 
     def close(self, failed: bool) -> None:
-        """Ends the run in W&B; one that was offline can be uploaded later, which is said."""
+        """Ends the run in W&B; one that was offline can be uploaded later, which is said.
+
+        So can one whose end W&B has not got in time.
+        """
         run = self._run
         self._try(lambda: self._run.finish(exit_code=int(failed)))
-        if self._run is not None and run.settings.mode == "offline":
-            self._say(f"W&B, offline: wandb sync {Path(run.settings.sync_dir)}")
+        lacking = self._run is None
+        if run is not None and (lacking or run.settings.mode == "offline"):
+            about = "not all of it has arrived" if lacking else "offline"
+            self._say(f"W&B, {about}: wandb sync {Path(run.settings.sync_dir)}")
         self._run = None
 
     def _try(self, act: Callable[[], Any]) -> None:
@@ -142,8 +151,7 @@ class TrackioLogger(Logger):
         try:
             act()
         except Exception as error:  # of its database, its files, its server
-            said = printable(" ".join(str(error).split()) or type(error).__name__)
-            self._say(f"--loggers trackio: {said}; going on without it")
+            self._say(f"--loggers trackio: {reason(error, LETTERS)}; going on without it")
             self._run = None
 
 
@@ -160,12 +168,16 @@ def open_wandb(
         how = wandb.Settings(console="off", silent=True, login_timeout=LOGIN_TIMEOUT)
         if mode == "offline" or "WANDB_INIT_TIMEOUT" not in os.environ:
             how.init_timeout = LOGIN_TIMEOUT
+        if hasattr(how, "finish_timeout"):  # older versions wait for ever
+            how.finish_timeout_raises = True
+            if "WANDB_FINISH_TIMEOUT" not in os.environ:
+                how.finish_timeout = FINISH_TIMEOUT
         with tolerating_wandb(say, f"{flag}: {{}}; {modes[mode]}"):
             begun: Any = wandb.init(
                 project=settings.wandb_project,
-                group=settings.wandb_group or architecture(config["model"]),
+                group=(settings.wandb_group or architecture(config["model"]))[:NAME_LETTERS],
                 tags=_tags(config["model"]["mixers"], settings.wandb_tags),
-                name=run.resolve().name,
+                name=run.resolve().name[:NAME_LETTERS],
                 id=own,
                 reinit="create_new",  # never the run that something else in this process has open
                 resume="allow" if mode == "online" else None,
@@ -216,8 +228,7 @@ def tolerating_wandb(say: Callable[[str], None], line: str) -> Iterator[None]:
         of_wandb = type(error).__module__.startswith(("wandb", "pydantic"))  # its settings
         if not (of_wandb or isinstance(error, OSError | EOFError)):
             raise  # a mistake of ours
-        said = printable(" ".join(str(error).split()) or type(error).__name__)
-        say(line.replace("{}", said))
+        say(line.replace("{}", reason(error, LETTERS)))
 
 
 def architecture(model: dict[str, Any]) -> str:

@@ -1,8 +1,8 @@
 """When a run is saved, validated and stopped, by Lightning's own callbacks.
 
-A step's model directory and checkpoint are on the disk before its validation starts: Lightning's
-`ModelCheckpoint` saves at the end of a step, its validation loop runs after that. A validation that
-a kill cut off is done when the run goes on.
+A step's model directory and checkpoint are on the disk before its validation starts: callbacks save
+at the end of a step, Lightning's validation loop runs after that. A validation that a kill cut off
+is done when the run goes on.
 """
 
 import contextlib
@@ -20,17 +20,18 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
 
 from arch import add_to_meta, save_model
 from arch.storage.files import write_file
 from tokenizer import PackedData
-from train.recipe import Recipe
+from train.recipe import Recipe, flat
 from train.record.log import Log
 from train.record.progress import Progress
 from train.rundir.checkpoints import RECORD, read_checkpoint
+from train.rundir.identity import OF_PROCESS
 from train.rundir.resume import ResumePoint
 from train.rundir.rundir import RunDirectory
 from train.settings import RunError
@@ -74,7 +75,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         return read_checkpoint(Path(path), whole=False)
 
 
-class Checkpoints(ModelCheckpoint):
+class Checkpoints(Checkpoint):
     """Lightning's checkpoints of the steps that are asked for or validated, of the last, of a stop.
 
     A checkpoint records the settings of `start`: those that the run began with, and how they were
@@ -84,27 +85,13 @@ class Checkpoints(ModelCheckpoint):
     def __init__(
         self,
         directory: RunDirectory,
-        every: int | None,
+        every: int,
         record: dict[str, Any],
         progress: Progress,
         log: Log,
     ) -> None:
-        super().__init__(
-            directory.path / "checkpoints",
-            filename="step-{step:06d}",
-            auto_insert_metric_name=False,
-            monitor="step",
-            mode="max",
-            save_top_k=-1,  # `AtomicCheckpointIO` removes the oldest in the folder
-            every_n_train_steps=every,
-            enable_version_counter=False,
-        )
         self._directory, self._every, self._record = directory, every, record
         self._progress, self._log, self._saved = progress, log, 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """Records nothing: the folder, which a killed run left, says which files there are."""
-        return {}
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -113,15 +100,10 @@ class Checkpoints(ModelCheckpoint):
         if not ends_step(trainer, batch_idx):
             return
         step = trainer.global_step
-        if step == trainer.max_steps or trainer.should_stop:  # off the grid of `ModelCheckpoint`
+        asked = _every(self._every, step) or step == trainer.max_steps or trainer.should_stop
+        if asked or trainer.val_check_batch == 1:  # a validation that is killed loses no step
             self._save_now(trainer, step)
-        elif _every(self._every, step):
-            super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-        elif trainer.val_check_batch == 1:  # a validation that is killed loses no step
-            self._save_now(trainer, step)
-        else:
-            return
-        self._progress.restart(trainer)
+            self._progress.restart(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Saves the last step of a run that a callback has ended, such as an early stopping."""
@@ -147,6 +129,9 @@ class ModelDirectories(Callback):
     Every directory records the settings of `start`, as a checkpoint does. A model that is saved is
     validated; of a step that is only validated nothing is written but its figures.
 
+    Args:
+        given: settings as this process was given them, before a machine chooses what is left open.
+
     Attributes:
         opening: whether a validation before the training is one of the run: that of step 0, or one
             that a kill cut off.
@@ -158,6 +143,7 @@ class ModelDirectories(Callback):
         directory: RunDirectory,
         recipe: Recipe,
         data: PackedData,
+        given: dict[str, Any],
         start: ResumePoint,
         identity: str,
         progress: Progress,
@@ -166,6 +152,8 @@ class ModelDirectories(Callback):
         self.opening, self.stopped_early, self._saved = False, False, 0
         self._directory, self._settings, self._data = directory, recipe.run, data
         self._start, self._progress, self._log = start, progress, log
+        given = flat(given) | {"data": f"data of hash {data.hash[:12]}"}
+        self._shared = {name: value for name, value in given.items() if name not in OF_PROCESS}
         self._provenance = {
             "name": directory.path.resolve().name,
             **settings_of(start),
@@ -187,16 +175,22 @@ class ModelDirectories(Callback):
         return self._due(step, total)[1] and step not in self._directory.validations()
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        """Compares where the processes of a run begin: each has read the directory by itself.
+        """Compares the processes of a run: each has read its flags and the directory by itself.
 
         Raises:
-            RunError: this one begins elsewhere than the first, as where a file system shows it an
-                earlier state of the directory.
+            RunError: this one was given other settings or data than the first, or begins elsewhere,
+                as where a file system shows it an earlier state of the directory.
         """
-        own = self._start.step, self.opening
+        own = self._start.step, self.opening, self._shared
         first = trainer.strategy.broadcast(own)
+        for name in {**first[2], **own[2]}:
+            if own[2].get(name) != first[2].get(name):
+                raise RunError(
+                    f"--{name}: process {trainer.global_rank} has {own[2].get(name)}, the first "
+                    f"{first[2].get(name)}; give all of them the same flags, recipe and data"
+                )
         if own != first:
-            told = [f"step {step}" + ", validated first" * opens for step, opens in (own, first)]
+            told = [f"step {step}" + ", validated first" * opens for step, opens, _ in (own, first)]
             raise RunError(
                 f"--run {self._directory.path}: process {trainer.global_rank} would go on from "
                 f"{told[0]}, the first from {told[1]}; wait until all machines see the same files "

@@ -22,6 +22,13 @@ NOT_RECIPE = REPORTING | {
 }  # fmt: skip
 """Settings that steps and seeds of one model need not share: how often a run is saved and reported,
 how long it is, and how a device computes a step."""
+OF_PROCESS = {
+    "run", "resume", "init_from", "trust_code", "recipe", "eval", "loggers", "wandb",
+    "wandb_project", "wandb_group", "wandb_tags", "compile", "checkpoint_activations", "tf32",
+    "trainer.accelerator", "trainer.devices",
+}  # fmt: skip
+"""Settings that the processes of a run need not share: where files lie on a machine, what the first
+does alone, and how a device computes a step."""
 
 
 def model_id(name: str, config: ModelConfig, settings: dict[str, Any], data_sha256: str) -> str:

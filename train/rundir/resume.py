@@ -51,6 +51,8 @@ def choose_start(
 ) -> ResumePoint:
     """Which checkpoint to start from, if any; with auto, the last that can be read.
 
+    Until a run has one of its own, that is the other run's that it began from, if it did.
+
     Args:
         resume: never, auto or a checkpoint.
         settings: that this start is given.
@@ -58,26 +60,22 @@ def choose_start(
         find_fault: says what is wrong with the tensors of a checkpoint, if anything.
 
     Raises:
-        RunError: a run is there already, or has gone on from the chosen checkpoint; or as
-            `read_start`.
+        RunError: the run has a later checkpoint than the chosen one, or has begun otherwise; the
+            other run's is gone; or as `read_start`.
     """
     checkpoints, beginning = directory.checkpoints(), ResumePoint(None, 0, settings, [], None, {})
     if resume == "never":
-        directory.refuse_begun()
         return beginning
     if resume != "auto":
-        chosen = Path(resume)
-        if checkpoints and chosen.resolve() != checkpoints[-1].resolve():
+        _refuse_other_run(directory, Path(resume))
+        return read_start(Path(resume), settings, fixed, find_fault)
+    if not checkpoints and (origin := _origin(directory)):
+        if not origin.exists():
             raise RunError(
-                f"--resume {chosen}: {directory.path} has a last checkpoint of its own, "
-                f"{checkpoints[-1].name}; use --resume auto, or another --run"
+                f"--resume auto: {directory.path} has no checkpoint yet and began from {origin}, "
+                "which is gone; put that back, or choose another --run"
             )
-        if not checkpoints and directory.begun():
-            raise RunError(
-                f"--resume {chosen}: {directory.path} has files of a run already, and no "
-                "checkpoint; choose another --run, or put the run's own into its checkpoints folder"
-            )
-        return read_start(chosen, settings, fixed, find_fault)
+        return read_start(origin, settings, fixed, find_fault)
     unreadable: dict[Path, str] = {}
     for path in reversed(checkpoints):
         try:
@@ -92,6 +90,31 @@ def choose_start(
             "start anew in another --run"
         )
     return beginning
+
+
+def _refuse_other_run(directory: RunDirectory, chosen: Path) -> None:
+    """Refuses a checkpoint that a run in the directory would not go on from.
+
+    Raises:
+        RunError: the run has a later one, or has begun otherwise.
+    """
+    checkpoints = directory.checkpoints()
+    if checkpoints and chosen.resolve() != checkpoints[-1].resolve():
+        raise RunError(
+            f"--resume {chosen}: {directory.path} has a last checkpoint of its own, "
+            f"{checkpoints[-1].name}; use --resume auto, or another --run"
+        )
+    if not checkpoints and directory.begun() and chosen != _origin(directory):
+        raise RunError(
+            f"--resume {chosen}: {directory.path} has files of a run already, and no "
+            "checkpoint; choose another --run, or put the run's own into its checkpoints folder"
+        )
+
+
+def _origin(directory: RunDirectory) -> Path | None:
+    """The checkpoint that the last start of a run was given, if any."""
+    given = directory.last_settings().get("resume")
+    return Path(given) if isinstance(given, str) and given not in ("auto", "never") else None
 
 
 def read_start(

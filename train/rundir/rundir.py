@@ -13,6 +13,7 @@ models/.step-000900.1, .best.1  models of later steps than the run went on from,
 csv/, tensorboard/  what Lightning's loggers wrote, with --loggers
 wandb/          what W&B wrote offline; its run id stands in wandb_id, and in trackio_id the name
                 that the run has there
+logged.json     the last steps that W&B and trackio were given before the run last went on
 .lock           held by the process that trains
 """
 
@@ -36,7 +37,7 @@ from train.rundir.checkpoints import weights_are_good
 from train.settings import RunError
 
 FAILED_START = {"config.yaml", "metrics.jsonl", "wandb", "wandb_id", "trackio_id", ".lock"}
-FAILED_START |= {"data", "tokenizer.json", ".data.partial", ".data.lock"}
+FAILED_START |= {"logged.json", "data", "tokenizer.json", ".data.partial", ".data.lock"}
 """What a start that failed may leave behind."""
 
 
@@ -46,6 +47,7 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.best, self.metrics = path / "best", path / "metrics.jsonl"
+        self.logged = path / "logged.json"
         self._lock: int | None = None
 
     def checkpoint(self, step: int) -> Path:

@@ -1,6 +1,7 @@
 """The Lightning module: a language model, its loss and its optimiser."""
 
 import json
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import asdict
@@ -9,18 +10,22 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from arch import LanguageModel, ModelConfig
+from arch.errors import reason
 from arch.mixers import refuse_foreign
-from train.settings import OptimizerSettings, ScheduleSettings
+from train.settings import OptimizerSettings, RunError, ScheduleSettings
 from train.steps.data import IGNORE, Batch, PackedDataModule
 from train.steps.optim import build_optimizer, rate
 
 CHUNK = 512
 """Tokens whose logits are in memory at once."""
+LETTERS = 400
+"""Of what a compiler says, at most."""
 
 
 class LanguageModule(LightningModule):
@@ -63,10 +68,16 @@ class LanguageModule(LightningModule):
         self._sums: list[Tensor] = []
         self._compiled: Callable[[Tensor, Tensor], Tensor] | None = None
         self._compiled_shape: torch.Size | None = None
+        self._compile_asked = False
 
-    def compile_loss(self) -> None:
-        """Compiles the model and its loss as one, in place: names of tensors stay as they are."""
-        self.chunked_loss = False
+    def compile_loss(self, asked: bool = False) -> None:
+        """Compiles the model and its loss as one, in place: names of tensors stay as they are.
+
+        Args:
+            asked: whether a model that cannot be compiled is refused; else it trains without.
+        """
+        torch.compiler.reset()  # torch counts what it compiles of one function, over all modules
+        self.chunked_loss, self._compile_asked = False, asked
         self._compiled = torch.compile(self._nats, dynamic=False, fullgraph=True)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
@@ -114,14 +125,44 @@ class LanguageModule(LightningModule):
         self.log_dict(self.validation, logger=False if self.recorded else None, sync_dist=True)
 
     def _sum(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Summed nats: compiled, but for batches of another shape, at the end of a validation."""
+        """Summed nats: compiled, but for batches of another shape, at the end of a validation.
+
+        Raises:
+            RunError: the model cannot be compiled, as it was asked to be.
+        """
         if self._compiled is None:
             return self._nats(inputs, targets)
         if self._compiled_shape is None or self.training:
             self._compiled_shape = inputs.shape
         if inputs.shape != self._compiled_shape:
             return self._nats(inputs, targets)
-        return self._compiled(inputs, targets)
+        from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+
+        try:
+            return self._compiled(inputs, targets)
+        except (TorchDynamoException, FailOnRecompileLimitHit) as error:
+            self._go_on_without(error)
+        return self._sum(inputs, targets)
+
+    def _go_on_without(self, error: BaseException) -> None:
+        """Compiles no more, after what the compiler has raised.
+
+        Raises:
+            RunError: compiling was asked for.
+        """
+        while cause := getattr(error, "inner_exception", None) or error.__cause__:
+            error = cause
+        if self._compile_asked:
+            raise RunError(
+                f"--compile true: the model cannot be compiled ({reason(error, LETTERS)}); "
+                "mend that, or go on with --compile false --resume auto"
+            ) from None
+        self.chunked_loss, self._compiled = True, None
+        if rank_zero_only.rank == 0:
+            logging.getLogger(__name__).warning(
+                "not compiled, and slower: the model cannot be compiled "
+                f"({reason(error, LETTERS)}); --compile false leaves this out"
+            )
 
     def _nats(self, inputs: Tensor, targets: Tensor) -> Tensor:
         model = self.model

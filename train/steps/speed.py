@@ -4,7 +4,10 @@ import dataclasses
 import logging
 import os
 import shutil
+import sys
+import sysconfig
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,6 +41,8 @@ PEAKS: dict[str, tuple[float, float]] = {
 """FLOP/s of dense products in bfloat16 with fp32 sums, and in fp32 without tensor cores, from the
 vendor's data sheets; the first name that a device's name contains counts. (Lightning's own table
 has twice an H200's speed under a name that no driver gives it, and takes an L40S for an L4.)"""
+SLOWER = {"Laptop", "MIG", "Ti", "D"}
+"""Words of the names of other cards, or of parts of a card, whose peak is not that of the name."""
 
 
 LONG = {"steps": 1000, "minutes": 3.0}
@@ -47,9 +52,9 @@ LONG = {"steps": 1000, "minutes": 3.0}
 def choose_arithmetic(recipe: Recipe) -> str | None:
     """Sets precision and compilation of a run on a CPU where both are left open.
 
-    A long run in bfloat16, compiled, where the processor multiplies bfloat16 (AMX, AVX512-BF16), a
-    C++ compiler is there, and all mixers are of this project; else nothing is changed. Evaluation
-    stays in fp32.
+    A long run in bfloat16, compiled, where the processor multiplies bfloat16 (AMX, AVX512-BF16),
+    what compiles for it is there, and all mixers are of this project; else nothing is changed.
+    Evaluation stays in fp32.
 
     Returns:
         A line that says what was chosen and how it is undone; None where nothing was.
@@ -61,7 +66,7 @@ def choose_arithmetic(recipe: Recipe) -> str | None:
     on_cpu = trainer.accelerator == "cpu" or (
         trainer.accelerator == "auto" and not torch.cuda.is_available()
     )
-    if not (open_ones and long and on_cpu and multiplies_bfloat16() and has_cpp_compiler()):
+    if not (open_ones and long and on_cpu and multiplies_bfloat16()) or missing_for_cpp():
         return None
     if any(find_foreign(entry, MIXERS, "mixer") for entry in recipe.model.mixers):
         return None
@@ -101,10 +106,17 @@ def multiplies_bfloat16() -> bool:
     return any(getattr(cpu, name, bool)() for name in tests)
 
 
-def has_cpp_compiler() -> bool:
-    """Whether there is a C++ compiler, without which nothing is compiled on a CPU."""
-    compilers = filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++"))
-    return any(map(shutil.which, compilers))
+def missing_for_cpp() -> str | None:
+    """What the machine lacks of what torch compiles with for a CPU, if anything.
+
+    Torch takes no compiler but this one.
+    """
+    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    if not shutil.which(compiler):
+        return f"the C++ compiler {compiler} (CXX names another)"
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        return "Python.h (the package python3-dev)"
+    return None
 
 
 def compiles(settings: RunSettings, device: torch.device) -> bool:
@@ -115,23 +127,27 @@ def compiles(settings: RunSettings, device: torch.device) -> bool:
     """
     automatic = settings.compile == "auto"
     wanted = device.type == "cuda" if automatic else bool(settings.compile)
-    if wanted and device.type == "cuda" and (missing := missing_for_triton()):
-        if not automatic:
-            raise RunError(f"--compile true needs {missing} on a GPU; install it, or leave it out")
-        logging.getLogger(__name__).warning(
-            f"not compiled, and slower: that needs {missing} on a GPU; install it"
-        )
-        return False
-    if wanted and device.type == "cpu" and not has_cpp_compiler():
+    lacking = {"cuda": missing_for_triton, "cpu": missing_for_cpp}.get(device.type)
+    if not (wanted and lacking and (missing := lacking())):
+        return wanted
+    if not automatic:
+        where = "GPU" if device.type == "cuda" else "CPU"
         raise RunError(
-            "--compile true needs a C++ compiler on a CPU; install one (for example g++), name it "
-            "in CXX, or leave --compile out"
+            f"--compile true needs {missing} on a {where}; install it, or leave --compile out"
         )
-    return wanted
+    logging.getLogger(__name__).warning(
+        f"not compiled, and slower: that needs {missing} on a GPU; install it"
+    )
+    return False
 
 
-def prepare(module: LanguageModule, settings: RunSettings, trainer: Trainer) -> None:
+def prepare(
+    module: LanguageModule, settings: RunSettings, trainer: Trainer, chosen: bool = False
+) -> None:
     """Sets a module up as the settings say; nothing is compiled before its first step.
+
+    Args:
+        chosen: whether `choose_arithmetic` has chosen to compile, rather than a user.
 
     Raises:
         RunError: the device cannot do what they say.
@@ -155,7 +171,7 @@ def prepare(module: LanguageModule, settings: RunSettings, trainer: Trainer) -> 
             import torch._inductor.config as inductor
 
             inductor.fallback_random = True
-        module.compile_loss()
+        module.compile_loss(asked=settings.compile is True and not chosen)
 
 
 def precision_dtype(trainer: Trainer) -> torch.dtype:
@@ -167,9 +183,12 @@ def precision_dtype(trainer: Trainer) -> torch.dtype:
 def peak_flops(device: torch.device, precision: str) -> float | None:
     """FLOP/s of a device at a Lightning precision, at most; None where that is not known."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    words = name.replace("-", " ").split()
+    if SLOWER & {*words}:
+        return None
     for part, (bfloat16, float32) in PEAKS.items():
         # Whole words: an "L4" is no "L40".
-        if f" {part} " in f" {name.replace('-', ' ')} ":
+        if f" {part} " in f" {' '.join(words)} ":
             if precision.startswith(("bf16", "16")):
                 return bfloat16
             if shortens_float32():  # TF32 has half of bfloat16's

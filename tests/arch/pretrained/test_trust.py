@@ -94,7 +94,7 @@ def test_code_is_not_run_unasked(where, words, named, capsys):
 
 @pytest.mark.parametrize("where", NAMES)
 def test_a_training_starts_from_no_code(where, named, tmp_path):
-    from train.run import start_from_weights
+    from train.steps.initial import start_from_weights
 
     marker = named(where)
     model = LanguageModel(ModelConfig(259, 16, 8, 1, mixers=("flat",)))

@@ -123,6 +123,27 @@ def test_saving_again_replaces_the_directory(directory):
     assert [path.name for path in directory.parent.iterdir()] == ["a"]
 
 
+def test_a_directory_that_a_process_has_open_on_nfs_is_replaced(directory, monkeypatch):
+    """The second time failed: NFS renames such a file, and its folder stays."""
+    remove = shutil.rmtree
+
+    def leave_what_is_open(path, **_):
+        for file in list(Path(path).rglob("*")):
+            if file.name == "model.safetensors":
+                file.rename(file.with_name(".nfs0001"))
+            elif file.is_file() and not file.name.startswith(".nfs"):
+                file.unlink()
+
+    monkeypatch.setattr(shutil, "rmtree", leave_what_is_open)
+    for step in (4, 5, 6):
+        save_model(directory, small_model("parallel"), tokenizer_json(), {"step": step})
+        assert load_model(directory).meta["step"] == step
+        remove_leftovers(directory.parent)
+    monkeypatch.setattr(shutil, "rmtree", remove)
+    remove_leftovers(directory.parent)
+    assert [path.name for path in directory.parent.iterdir()] == ["a"]
+
+
 @pytest.mark.parametrize(
     "held",
     [

@@ -6,15 +6,16 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.train.cases import TINY, pack_toy, rows
+from arch.storage.runs import without_seed
+from tests.train.cases import TINY, fail, interrupt, pack_toy, processes_by, rows
 from train import read_recipe
 from train.__main__ import main
 from train.commands import sweep
@@ -104,7 +105,7 @@ def in_this_process(monkeypatch):
         code = import_module(f"{room}.__main__").main(words)
         return subprocess.CompletedProcess(command, code)
 
-    monkeypatch.setattr(sweep, "subprocess", SimpleNamespace(run=run))
+    monkeypatch.setattr(sweep, "subprocess", processes_by(run))
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -166,8 +167,23 @@ def test_runs_that_ended_early_are_not_those_of_other_settings(
     assert main(words) == 0
     assert main(words) == 0
     assert "is complete" in capfd.readouterr().out
-    assert main([*words, "--dropout=0.5"]) == 1
-    assert "it is complete and had dropout 0.0, now 0.5" in capfd.readouterr().err
+    assert main([*words, "--dropout=0.5"]) == 2
+    assert "it began with dropout 0.0, this sweep gives it 0.5" in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_an_interrupted_run_does_not_go_on_with_other_settings(
+    file, stories, tmp_path, at_step, capfd
+):
+    """It trained some steps with each, and stood in the table as a run of the second."""
+    words = ["sweep", str(file), "--data", str(stories.path), "--out", str(tmp_path / "out")]
+    words += ["--", *TINY.split()]
+    at_step(2, interrupt(signal.SIGTERM))
+    assert main(words) == 128 + signal.SIGTERM
+    at_step(0, fail)
+    assert main([*words, "--optimizer.weight_decay=0.5"]) == 2
+    assert "lr=0.001: it began with optimizer.weight_decay" in capfd.readouterr().err
+    assert main([*words, "--log_every=3"]) == 0
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -179,20 +195,20 @@ def test_runs_that_fail_do_not_end_the_sweep(file, tmp_path, capfd):
     assert said.count("did not end well") == 2
 
 
-@pytest.mark.parametrize("code", [-signal.SIGKILL, 128 + signal.SIGKILL])
-def test_a_run_that_the_system_kills_does_not_end_the_sweep(
+@pytest.mark.parametrize("code", [-signal.SIGKILL, 128 + signal.SIGKILL, -signal.SIGSEGV, 134])
+def test_a_run_that_is_killed_or_crashes_does_not_end_the_sweep(
     file, tmp_path, monkeypatch, capsys, code
 ):
-    """As where memory runs out."""
+    """As where memory runs out, or a library fails."""
     codes = iter([code, 0, 0])  # the last is of the comparison
 
     def run(command):
         return subprocess.CompletedProcess(command, next(codes))
 
-    monkeypatch.setattr(sweep, "subprocess", SimpleNamespace(run=run))
+    monkeypatch.setattr(sweep, "subprocess", processes_by(run))
     assert main(["sweep", str(file), "--out", str(tmp_path / "out")]) == 1
     said = capsys.readouterr().err
-    assert "lr=0.001: was killed" in said
+    assert f"lr=0.001: was ended by signal {-code if code < 0 else code - 128}" in said
     assert said.count("did not end well") == 1
     assert next(codes, None) is None
 
@@ -259,7 +275,7 @@ def commands(monkeypatch):
         given.append(command)
         return subprocess.CompletedProcess(command, 0)
 
-    monkeypatch.setattr(sweep, "subprocess", SimpleNamespace(run=run))
+    monkeypatch.setattr(sweep, "subprocess", processes_by(run))
     return given
 
 
@@ -296,11 +312,47 @@ def test_ctrl_c_lets_the_run_end_and_then_says_how_to_go_on(
         os.kill(os.getpid(), signal.SIGINT)  # as a terminal does, to both
         return subprocess.CompletedProcess(command, code)
 
-    monkeypatch.setattr(sweep, "subprocess", SimpleNamespace(run=run))
+    monkeypatch.setattr(sweep, "subprocess", processes_by(run))
     assert main(["sweep", str(file), "--out", str(tmp_path / "out")]) == 130
     assert "the same command goes on" in capsys.readouterr().err
     assert len(commands) == 1
     assert signal.getsignal(signal.SIGINT) is interruptible
+
+
+TRAINS = """trap 'trap - TERM USR1; sleep 0.6; touch saved; exit 143' TERM USR1
+touch begun; while :; do sleep 0.1; done"""
+"""A program that ends as `fit` does by one signal, and unsaved by two."""
+
+
+# the second as by systemd, or by timeout, which sends it to a group
+@pytest.mark.parametrize(("number", "both"), [(signal.SIGTERM, False), (signal.SIGUSR1, True)])
+def test_a_signal_to_the_sweep_ends_its_run_once(file, tmp_path, monkeypatch, number, both):
+    """Its run went on, and the same command began the next one beside it."""
+    monkeypatch.chdir(tmp_path)
+    begun, start = [], subprocess.Popen
+
+    def run(command):
+        begun.append(start(["sh", "-c", TRAINS]))
+        return begun[-1]
+
+    def send():
+        while not Path("begun").exists() or not sweep._catches(begun[0].pid, number):
+            time.sleep(0.05)
+        time.sleep(0.5)
+        for process in [begun[0].pid] * both + [os.getpid()]:
+            os.kill(process, number)
+
+    monkeypatch.setattr("train.commands.sweep.subprocess.Popen", run)
+    threading.Thread(target=send).start()
+    assert main(["sweep", str(file), "--out", "out"]) == 143
+    assert len(begun) == 1
+    assert Path("saved").exists()
+
+
+@pytest.mark.parametrize("words", ["--resume=a.ckpt", "--resume never"])
+def test_a_sweep_begins_no_run_from_another_ones_checkpoint(file, words, refused):
+    """Its own flag won, and the runs began from random weights in silence."""
+    assert "--resume" in refused(main(["sweep", str(file), "--", *words.split()]))
 
 
 def test_a_sweep_runs_in_a_thread_that_is_not_the_main_one(file, tmp_path, commands):
@@ -310,6 +362,15 @@ def test_a_sweep_runs_in_a_thread_that_is_not_the_main_one(file, tmp_path, comma
     thread.start()
     thread.join()
     assert codes == [0]
+
+
+def test_a_long_name_is_cut_and_keeps_what_tells_it_from_others():
+    values = [f"[{'attention(heads=4, qk_norm=true), ' * 8}{last}]" for last in "ab"]
+    names = [trial_name({"mixers": value, "seed": 1}, ["mixers", "seed"]) for value in values]
+    assert [len(name) for name in names] == [127, 127]
+    assert len({without_seed(name) for name in names}) == 2
+    other = trial_name({"mixers": values[0], "seed": 12}, ["mixers", "seed"])
+    assert without_seed(other) == without_seed(names[0])
 
 
 def test_seeds_stand_at_the_end_of_names():

@@ -139,12 +139,27 @@ def show_the_second_an_earlier_state() -> None:
         RunDirectory.checkpoints = checkpoints
 
 
+def give_the_second_another_seed() -> None:
+    """Have the second process read other flags than the first, as by another machine's recipe."""
+    from train.settings import RunSettings
+
+    original = RunSettings.__post_init__
+
+    def another(self: RunSettings) -> None:
+        original(self)
+        self.seed = 1
+
+    if os.environ["RANK"] == "1":
+        RunSettings.__post_init__ = another
+
+
 PREPARATIONS = {
     function.__name__: function
     for function in (
         compile_by_tracing,
         announce_decisions,
         interrupt_recorded,
+        give_the_second_another_seed,
         show_the_second_an_earlier_state,
         terminate_one_at_step_2,
     )

@@ -1,5 +1,6 @@
 """Variables of SLURM, torchrun and others, from a job around the shell: followed, or one line."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,12 @@ def test_an_address_that_nobody_knows_is_named(data, tmp_path, variables, refuse
     variables("MASTER_ADDR=nowhere.invalid")
     assert "MASTER_ADDR" in refused(fit(data, tmp_path / "run", "--trainer.devices", "2"))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("words", ["--resume a.ckpt", "--resume=a.ckpt"])
+def test_the_batch_file_takes_no_checkpoint(words):
+    """Its own --resume auto won, and a new run began from random weights in silence."""
+    file = Path(__file__).parents[3] / "scripts" / "slurm" / "fit.sh"
+    done = subprocess.run(["bash", file, *words.split()], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: --resume")

@@ -7,12 +7,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from tests.train.cases import TINY, fit, losses
+from tests.train.cases import TINY, fit, losses, pack_toy
 from tests.train.processes.scale_runs import _run
+from train import RunError, read_recipe
+from train.run import Run
 
 SHARED = "--trainer.devices 2 --trainer.strategy ddp"
 
@@ -55,6 +59,73 @@ def test_processes_that_would_go_on_from_other_steps_are_refused(data, finished,
     given = "show_the_second_an_earlier_state", [*command.split(), "--resume", "auto"]
     processes, said = run_both(forked, tmp_path, *given)
     assert "process 1 would go on from step 5, the first from step 6; wait" in said[1]
+    assert "".join(said).count("error: ") == 1
+    for process, text in zip(processes, said, strict=True):
+        assert process.exitcode == 2 or "exit code 2" in text
+
+
+@pytest.fixture
+def compared(data, tmp_path):
+    """Has a process of a run, by its data and more flags, compared with the first of that run."""
+
+    def make(place, flags):
+        words = [*TINY.split(), "--data", str(place), "--run", str(tmp_path / "run")]
+        return Run(read_recipe(*words, *flags.split())).saving
+
+    def compare(flags, place=data):
+        sent = []
+        answers = (lambda own: sent.append(own) or own, lambda _: sent[0])
+        strategies = [SimpleNamespace(broadcast=answer) for answer in answers]
+        trainers: Any = [
+            SimpleNamespace(strategy=s, global_rank=n) for n, s in enumerate(strategies)
+        ]
+        make(data, "").setup(trainers[0], None, "fit")
+        make(place, flags).setup(trainers[1], None, "fit")
+
+    return compare
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--seed 1 --optimizer.lr 1", "--seed: process 1 has 1, the first 0"),
+        ("--optimizer.lr 0.1", "--optimizer.lr: process 1 has 0.1, the first 0.001"),
+        ("--model.n_layers 1", "--model.n_layers"),
+        ("--batch.micro 2", "--batch.micro"),
+        ("--precision bf16-mixed", "--precision"),
+    ],
+)
+def test_processes_with_other_settings_are_refused(compared, flags, said):
+    """They trained together, and the model was saved as one of the first's settings."""
+    with pytest.raises(RunError, match=f"^{said}"):
+        compared(flags)
+
+
+def test_processes_with_other_data_are_refused(compared, small_tokenizer, tmp_path):
+    with pytest.raises(RunError, match=r"^--data: process 1 has data of hash"):
+        compared("", pack_toy(small_tokenizer, tmp_path / "other", 5).path)
+
+
+def test_what_a_machine_decides_may_differ_between_processes(compared, monkeypatch):
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+
+    turns = iter(["auto", "bf16-mixed"])
+
+    def choose(recipe):
+        recipe.run.precision = next(turns)
+        return "this processor multiplies bfloat16"
+
+    compared("--checkpoint_activations true --compile false --loggers [csv] --recipe mine")
+    monkeypatch.setattr("train.run.choose_arithmetic", choose)
+    compared("")
+
+
+@pytest.mark.slow
+def test_a_second_process_with_another_seed_ends_both(data, forked, tmp_path):
+    command = f"fit --data {data} --run {tmp_path / 'run'} {TINY} {SHARED}".split()
+    given = "give_the_second_another_seed", command
+    processes, said = run_both(forked, tmp_path, *given)
+    assert "--seed: process 1 has 1, the first 0" in said[1]
     assert "".join(said).count("error: ") == 1
     for process, text in zip(processes, said, strict=True):
         assert process.exitcode == 2 or "exit code 2" in text

@@ -4,15 +4,19 @@ import contextlib
 import csv
 import io
 import json
+import os
 import re
+import signal
 import sqlite3
 import subprocess
-from types import SimpleNamespace
+import threading
+import time
+from pathlib import Path
 
 import pytest
 
 from eval.__main__ import main as evaluate
-from tests.train.cases import fail, fit
+from tests.train.cases import fail, fit, interrupt, names, processes_by
 from train.record.evaluate import FIGURES, measure
 
 
@@ -35,7 +39,7 @@ def in_this_process(monkeypatch):
             code = evaluate(command[3:])
         return subprocess.CompletedProcess(command, code, "", said.getvalue())
 
-    here = SimpleNamespace(run=run, DEVNULL=subprocess.DEVNULL)
+    here = processes_by(run)
     monkeypatch.setattr("train.record.evaluate.subprocess", here)
     return commands
 
@@ -71,7 +75,7 @@ def test_an_evaluation_that_fails_is_a_line(data, tmp_path, monkeypatch, capsys,
     """Training goes on; every third step and the last have an evaluation."""
     measured = []
 
-    def fail(model, folder, suite):
+    def fail(model, folder, suite, *_):
         assert model.is_dir()
         measured.append((model.name, folder, suite))
         if error:
@@ -97,6 +101,59 @@ def test_a_suite_that_is_not_there_is_refused_before_training(data, tmp_path, ca
     said = "error: --eval slow: no such suite or file; use quick, solvers, sources, standard or a "
     assert capsys.readouterr().err == f"{said}YAML file\n"
     assert not run.exists()
+
+
+@pytest.mark.first(1)
+@pytest.mark.parametrize("wait", ["true", "false"])
+def test_a_signal_ends_an_evaluation_which_is_done_when_the_run_goes_on(
+    data, tmp_path, monkeypatch, at_step, wait
+):
+    """It was waited for: SLURM killed the run, and did not start it again."""
+    begun, run, start = [], tmp_path / "run", subprocess.Popen
+
+    def hang(command, **how):
+        begun.append(command[4])
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        return start(["sleep", "100"], **how)
+
+    def slow(loss):
+        time.sleep(1)
+        return loss
+
+    flags = ["--eval_every", "2", "--eval_wait", wait, "--resume", "auto"]
+    at_step(1, slow)  # or the signal comes after its end
+    with monkeypatch.context() as patch:
+        patch.setattr("train.record.evaluate.subprocess.Popen", hang)
+        assert fit(data, run, *flags) == 128 + signal.SIGUSR1
+    assert [Path(model).name for model in begun] == ["step-000000"]  # the first of four commands
+    assert names(run / "checkpoints") == ["step-000001.ckpt"]
+    measured = []
+
+    def note(model, *_):
+        measured.append(model.name)
+        return {"shown": 1.0}, ""
+
+    monkeypatch.setattr("train.record.evaluate.measure", note)
+    assert fit(data, run, *flags) == 0
+    assert measured == [f"step-00000{step}" for step in (0, 2, 4, 6)]
+
+
+def test_evaluations_that_a_stop_left_out_are_made_up_for(data, tmp_path, monkeypatch, at_step):
+    measured, run, flags = [], tmp_path / "run", ["--eval_every", "2", "--resume", "auto"]
+    gives_figures = {"step-000000"}
+
+    def note(model, *_):
+        measured.append(model.name)
+        return {"shown": 1.0} if model.name in gives_figures else {}, ""
+
+    monkeypatch.setattr("train.record.evaluate.measure", note)
+    at_step(5, interrupt(signal.SIGTERM))
+    assert fit(data, run, *flags) == 128 + signal.SIGTERM
+    assert measured == [f"step-00000{step}" for step in (0, 2, 4)]
+    measured.clear()
+    at_step(0, fail)
+    assert fit(data, run, *flags) == 0
+    assert measured == [f"step-00000{step}" for step in (2, 4, 6)]
 
 
 def test_the_last_model_of_a_run_that_stops_early_is_evaluated(data, tmp_path, monkeypatch):
@@ -131,7 +188,7 @@ def test_a_command_is_a_process_from_whatever_folder(tmp_path, monkeypatch):
         return ended[0]
 
     monkeypatch.chdir(tmp_path)
-    here = SimpleNamespace(run=only_the_last, DEVNULL=subprocess.DEVNULL)
+    here = processes_by(only_the_last)
     monkeypatch.setattr("train.record.evaluate.subprocess", here)
     _, line = measure(tmp_path / "step-000003", tmp_path / "out", "none")
     assert ended[0].returncode == 2

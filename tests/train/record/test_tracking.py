@@ -1,5 +1,6 @@
 """Runs in Weights & Biases, read back from its own offline files; what goes wrong ends no run."""
 
+import contextlib
 import json
 import re
 import shutil
@@ -141,7 +142,7 @@ class Online:
     """Stands for a W&B run that is online."""
 
     def __init__(self, id: str) -> None:
-        self.id, self.settings = id, types.SimpleNamespace(mode="online")
+        self.id, self.settings = id, types.SimpleNamespace(mode="online", sync_dir="logs")
         self.artifacts: list[tuple[wandb.Artifact, list[str]]] = []
         self.ended: int | None = None
 
@@ -234,6 +235,51 @@ def test_a_run_that_begins_again_with_other_settings_logs_all_its_steps(
     assert fit(data, tmp_path / "run", *flags, rate) == 0
     steps = [row["trainer/global_step"] for row in rows if "loss" in row]
     assert steps == list(range(first, 7))
+
+
+@pytest.mark.parametrize("every", ["500", "400"])
+def test_steps_are_logged_once_whatever_is_interrupted(
+    data, tmp_path, online, at_step, monkeypatch, every
+):
+    """They stood twice after two interruptions, and after any change of a setting."""
+    rows = []
+    monkeypatch.setattr(Online, "log", lambda self, row: rows.append(row))
+    flags = ["--wandb", "online", "--resume", "auto", "--checkpoint_every", "3"]
+    for step, value in ((6, "500"), (5, every), (0, "500")):
+        at_step(step, fail)
+        with pytest.raises(ZeroDivisionError) if step else contextlib.nullcontext():
+            fit(data, tmp_path / "run", *flags, "--validate_every", value)
+    for name, steps in (("loss", [1, 2, 3, 4, 5, 6]), ("val_loss", [0, 6])):
+        assert [row["trainer/global_step"] for row in rows if name in row] == steps
+
+
+@pytest.mark.parametrize(("given", "seconds"), [(None, 60.0), ("4", 0.0)])  # wandb reads the second
+def test_the_end_of_a_run_does_not_wait_for_ever(tmp_path, monkeypatch, given, seconds):
+    """It waited for a network that had gone, and held its GPU."""
+    begun = []
+    monkeypatch.setattr("wandb.init", lambda **given: begun.append(given) or MagicMock())
+    monkeypatch.delenv("WANDB_FINISH_TIMEOUT", raising=False)
+    if given:
+        monkeypatch.setenv("WANDB_FINISH_TIMEOUT", given)
+    config = {"model": {"mixers": ["flat" * 40], "d_model": 8, "n_layers": 1}}
+    (tmp_path / ("run" * 50)).mkdir()
+    open_wandb(tmp_path / ("run" * 50), RunSettings(wandb="online"), config, print)
+    assert begun[0]["settings"].finish_timeout == seconds
+    assert begun[0]["settings"].finish_timeout_raises
+    assert [len(begun[0][name]) for name in ("name", "group")] == [128, 128]
+
+
+def test_what_wandb_has_not_got_in_time_is_left_to_be_uploaded(
+    data, tmp_path, online, monkeypatch, capsys
+):
+    def breaks(self, exit_code):
+        raise TimeoutError("Timed out finishing run.")
+
+    monkeypatch.setattr(Online, "finish", breaks)
+    assert fit(data, tmp_path / "run", "--wandb", "online") == 0
+    said = capsys.readouterr().out
+    assert "--wandb online: Timed out" in said
+    assert "wandb sync logs" in said
 
 
 def test_a_mistake_of_ours_is_not_taken_for_one_of_the_view(data, tmp_path, online, monkeypatch):

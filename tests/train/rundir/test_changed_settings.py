@@ -12,7 +12,7 @@ import yaml
 from arch import add_to_meta, load_model
 from arch.storage.runs import find_model
 from eval.models.checkpoint import open_checkpoint
-from tests.train.cases import fit
+from tests.train.cases import fail, fit, weights
 
 
 def resume(data, run, steps, *flags):
@@ -138,3 +138,26 @@ def test_a_model_directory_says_the_model_that_it_is_a_step_of(data, whole, fini
     opened = [open_checkpoint(path) for path in paths]
     assert [one.model_id for one in opened] == [one.meta["model_id"] for one in opened]
     assert len({one.model_id.rpartition("-")[2] for one in opened}) == 1
+
+
+def test_a_run_that_is_killed_before_its_first_checkpoint_begins_from_another_ones_again(
+    data, tmp_path, finished, at_step, refused, capsys
+):
+    """It began anew in silence, from random weights."""
+    other = finished("other") / "checkpoints" / "step-000006.ckpt"
+    run, flags = tmp_path / "run", ["--trainer.max_steps", "8", "--resume"]
+    assert fit(data, tmp_path / "whole", *flags, other) == 0
+    at_step(7, fail)
+    for start in (other, "auto", other, "auto"):
+        with pytest.raises(ZeroDivisionError):
+            fit(data, run, *flags, start)
+    at_step(0, fail)
+    away = other.rename(tmp_path / "away.ckpt")
+    capsys.readouterr()
+    assert f"began from {other}" in refused(fit(data, run, *flags, "auto"))
+    away.rename(other)
+    assert fit(data, run, *flags, "auto") == 0
+    assert weights(run, 8) == weights(tmp_path / "whole", 8)
+    shutil.rmtree(run / "checkpoints")
+    assert fit(data, run, *flags, "auto") == 0
+    assert "is complete: its checkpoints are gone" in capsys.readouterr().out

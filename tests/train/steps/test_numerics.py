@@ -1,6 +1,5 @@
 """The losses on record of six recipes, and the same however a step is computed."""
 
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from tests.train.recorded import (
     read_record,
 )
 from train import read_recipe
-from train.steps.speed import choose_arithmetic
+from train.steps.speed import choose_arithmetic, missing_for_cpp
 
 
 @pytest.fixture
@@ -82,7 +81,7 @@ def test_a_compiled_run_has_the_losses_of_a_plain_one(fit_few, monkeypatch, name
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
+@pytest.mark.skipif(bool(missing_for_cpp()), reason="needs a C++ compiler and Python.h")
 def test_a_compiled_run_on_a_cpu_has_the_same_bits_twice(tmp_path, places):
     """Two processes, as a run and the one that resumes it are; gradients are added in order."""
     words = f"{FIXED} {LLAMA} --compile true --precision bf16-mixed --batch.size 16".split()
@@ -109,7 +108,7 @@ def test_a_compiled_run_on_a_cpu_has_the_same_bits_twice(tmp_path, places):
 )
 def test_a_long_run_takes_the_processor_s_units(monkeypatch, words, units, chosen):
     monkeypatch.setattr("train.steps.speed.multiplies_bfloat16", lambda: units)
-    monkeypatch.setattr("train.steps.speed.has_cpp_compiler", lambda: True)
+    monkeypatch.setattr("train.steps.speed.missing_for_cpp", lambda: None)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     recipe = read_recipe("--config", "flat-small", *words.split())
     said = choose_arithmetic(recipe)

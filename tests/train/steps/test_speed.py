@@ -103,6 +103,11 @@ def test_the_share_of_the_peak_is_in_the_step_line_where_the_peak_is_known(
         ("NVIDIA A100-SXM4-80GB", "32-true", 19.5e12),
         ("NVIDIA L4", "bf16-mixed", 121e12),
         ("NVIDIA H200", "64-true", None),
+        ("NVIDIA GeForce RTX 4090", "bf16-mixed", 165e12),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16-mixed", None),
+        ("NVIDIA GeForce RTX 4090 D", "bf16-mixed", None),
+        ("NVIDIA GeForce RTX 3090 Ti", "bf16-mixed", None),
+        ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", "bf16-mixed", None),
         ("NVIDIA L400", "bf16-mixed", None),
         ("", "32-true", None),
     ],
@@ -113,11 +118,94 @@ def test_peaks_go_by_the_name_of_the_device(name, precision, peak, monkeypatch):
     assert speed.peak_flops(torch.device("cpu"), precision) is None
 
 
-def test_compiling_for_a_cpu_needs_a_compiler(data, tmp_path, monkeypatch, refused):
-    monkeypatch.setenv("PATH", "")
+@pytest.mark.parametrize(
+    ("cxx", "there", "lacking"),
+    [
+        (None, "", "g++"),
+        (None, "c++", "g++"),  # which torch does not take
+        ("clang++-18", "g++", "clang++-18"),
+        (None, "g++", "Python.h"),
+    ],
+)
+def test_compiling_for_a_cpu_needs_torchs_compiler_and_headers(
+    data, tmp_path, monkeypatch, refused, cxx, there, lacking
+):
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
+    if cxx:
+        monkeypatch.setenv("CXX", cxx)
+    if there:
+        (tmp_path / there).touch(mode=0o755)
+    if lacking == "Python.h":
+        monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
     line = refused(fit(data, tmp_path / "run", "--compile", "true"))
-    assert "--compile true needs a C++ compiler" in line
+    assert "--compile true needs " in line
+    assert lacking in line
+
+
+def compile_by(monkeypatch, backend):
+    """Has torch compile by another backend: its own needs C++."""
+    compile_ = torch.compile
+    by = {"backend": backend}
+    monkeypatch.setattr(torch, "compile", lambda f, **how: compile_(f, **{**how, **by}))
+
+
+def _no_compiler(*_):
+    raise RuntimeError("no compiler\nhere")
+
+
+@pytest.fixture(params=["no compiler here", "data-dependent"])
+def uncompilable(request, monkeypatch):
+    """What the compiler says, of a machine that lacks one or of a model that branches by values."""
+    embed = LanguageModel.embed
+    backend = _no_compiler
+    if request.param == "data-dependent":
+        backend = "eager"
+
+        def branch(self, tokens):
+            x = embed(self, tokens)
+            return x if float(x.detach().max()) < 1e4 else x / 2
+
+        monkeypatch.setattr(LanguageModel, "embed", branch)
+    compile_by(monkeypatch, backend)
+    monkeypatch.setattr(speed, "missing_for_cpp", lambda: None)
+    return request.param
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler about torch
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_model_that_cannot_be_compiled_trains_without_unless_it_is_asked_for(
+    data, whole, tmp_path, monkeypatch, caplog, capsys, uncompilable, asked
+):
+    """It was a traceback of 100 lines."""
+    run = tmp_path / "run"
+    if asked:
+        assert fit(data, run, "--compile", "true") == 2
+        said = capsys.readouterr().err
+        assert said.startswith("error: --compile true: ")
+        assert said.count("\n") == 1
+        assert uncompilable in said.lower()
+        return
+    monkeypatch.setattr(speed, "compiles", lambda *_: True)  # as on a GPU
+    assert fit(data, run) == 0
+    (line,) = (each.getMessage() for each in caplog.records if each.name.startswith("train"))
+    assert line.startswith("not compiled, and slower: ")
+    assert uncompilable in line.lower()
+    assert "\n" not in line
+    assert losses(run) == losses(whole)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_many_shapes_are_compiled_in_one_process(monkeypatch):
+    """The fifth run failed: torch counts what it compiles of one function."""
+    compile_by(monkeypatch, "eager")
+    tokens = torch.zeros(2, 4, dtype=torch.long)
+    for width in range(4, 14):
+        model = LanguageModel(ModelConfig(16, 4, width, 1))
+        module = LanguageModule(model, OptimizerSettings(), ScheduleSettings(), 1)
+        module.compile_loss(asked=True)
+        module.training_step((tokens, tokens, 8.0), 0)
 
 
 @pytest.fixture
@@ -195,9 +283,9 @@ def test_kernels_that_cannot_run_are_refused_before_a_run_begins(
     assert not (tmp_path / "run").exists()
 
 
+@torch.compiler.config.patch(cache_key_tag="")  # pyright: ignore[reportAttributeAccessIssue]
 def test_code_that_is_compiled_for_other_kernels_is_kept_apart(monkeypatch):
     """By torch's cache on disk, which sees an operator but not what it chose."""
-    monkeypatch.setattr(torch.compiler.config, "cache_key_tag", "")
     monkeypatch.setenv("REMNANT_KERNELS", "dense")
     trainer = build_trainer(Recipe(), RunDirectory(Path()), [])
     module: Any = LanguageModule(
