@@ -16,11 +16,11 @@ if __name__ == "__main__":
 
 import yaml
 
-import arch.kernels.process  # noqa: F401 - before torch
+import arch.kernels.process  # before torch
 from arch.check import check_promises
 from arch.config import ModelConfig
 from arch.costs import describe
-from arch.errors import ModelError, is_out_of_memory, printable
+from arch.errors import ModelError, is_out_of_memory, printable, reason
 from arch.formats.checkpoints import import_reference
 from arch.formats.foreign import refuse_dangling
 from arch.formats.hub.card import push_directory
@@ -53,9 +53,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 def main(words: Sequence[str] | None = None) -> int:
     """Runs a command; the exit code."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # it was closed
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - to the end
+    arch.kernels.process.open_closed_streams()
     options = _parser().parse_args(words)
     out: Path | None = getattr(options, "out", None)
     try:
@@ -240,7 +238,7 @@ def _read_yaml(text: str, name: str) -> Any:
     try:
         return json.loads(json.dumps(yaml.load(text, YamlLoader), default=str))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ModelError(f"{name}: {' '.join(str(error).split())}") from None
+        raise ModelError(f"{name}: {reason(error, 300)}") from None
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from arch.config import ModelConfig
-from arch.errors import ModelError, is_out_of_memory, printable
+from arch.errors import ModelError, is_out_of_memory, reason
 from arch.kernels.arithmetic import shortens_float32
 from arch.mixers.base import SideBySide
 from arch.model import Block, LanguageModel
@@ -194,10 +194,9 @@ def _run(name: str, part: Callable[[Tensor], Tensor], x: Tensor, longer: int = 0
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        said = printable((str(error) or type(error).__name__).splitlines()[0], 300)
         few = f"runs {longer} positions and not" if longer else "cannot run"
         rule = "; a token mixer takes any length up to the context" if longer else ""
-        raise ModelError(f"{name} {few} {x.shape[1]}: {said}{rule}") from error
+        raise ModelError(f"{name} {few} {x.shape[1]}: {reason(error, 300)}{rule}") from error
 
 
 def _size(x: Tensor) -> Tensor:
@@ -344,8 +343,9 @@ def _check_saving(model: LanguageModel, tokens: Tensor, tokenizer_json: str) -> 
     try:
         after = again(tokens)
     except RuntimeError as error:  # a tensor that no file has is on no device
-        reason = str(error).splitlines()[0]
-        raise ModelError(f"the model does not run when it is saved and loaded: {reason}") from error
+        raise ModelError(
+            f"the model does not run when it is saved and loaded: {reason(error)}"
+        ) from error
     if not torch.equal(before, after):
         difference = float((before - after).abs().max())
         raise ModelError(

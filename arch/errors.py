@@ -24,6 +24,11 @@ def printable(text: object, letters: int = LETTERS) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in whole)
 
 
+def reason(error: BaseException, letters: int = 200) -> str:
+    """What an error of a library says, in one line; its type where it says nothing."""
+    return printable(" ".join(str(error).split()) or type(error).__name__, letters)
+
+
 def show_value(value: object) -> str:
     """A value of a foreign file as a line may show it; it may be too long or deep to be written."""
     try:

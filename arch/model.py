@@ -199,7 +199,7 @@ class LanguageModel(nn.Module):
         x = self._enter(embeddings, 0, layer)
         again = self.checkpoint_activations and torch.is_grad_enabled()
         for block in self._run(layer):
-            x = _recomputed(block, x) if again else block(x)
+            x = checkpoint(block, x, use_reentrant=False) if again else block(x)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -272,10 +272,6 @@ class LanguageModel(nn.Module):
 def count_parameters(model: nn.Module) -> int:
     """Number of trainable parameters, a tied head counted once."""
     return sum(p.numel() for p in model.parameters())
-
-
-def _recomputed(block: Block, x: Tensor) -> Any:
-    return checkpoint(block, x, use_reentrant=False)
 
 
 def _norm(config: ModelConfig) -> nn.Module:

@@ -23,8 +23,8 @@ if __name__ == "__main__":
     sys.modules.pop("eval", None)
 
 
-import arch.kernels.process  # noqa: F401 - before torch
 from arch.errors import is_out_of_memory
+from arch.kernels.process import open_closed_streams  # before torch
 from eval.messages import ArgumentError, RequestError, nearest, say
 
 if TYPE_CHECKING:  # libraries are loaded where an interruption is one line
@@ -80,11 +80,9 @@ def main(arguments: list[str] | None = None) -> int:
     What the console's encoding lacks is printed by its code, as `\\xe9`.
     """
     words = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:  # it was closed
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - to the end
-        elif isinstance(stream, io.TextIOWrapper):
+    open_closed_streams()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
         try:

@@ -38,11 +38,23 @@ BYTE_LEVEL = (
     "give a byte-level tokenizer with all bytes, without a normalizer or a blank before a text, as "
     "this makes one: python -m tokenizer train"
 )
+PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+"""Bytes that a byte-level alphabet names by their own character; the others follow U+0100."""
+BYTES = {chr(byte): byte for byte in PRINTABLE} | {
+    chr(0x100 + rank): byte for rank, byte in enumerate(sorted({*range(0x100)} - {*PRINTABLE}))
+}
+"""The bytes of GPT-2's names for them."""
 Key = TypeVar("Key")
 
 
 class CorpusError(ValueError):
     """Bad input, in one line: what was given, what is allowed, and the fix."""
+
+
+def reason(error: BaseException) -> str:
+    """Return what an error of a library says, in one line; its type where it says nothing."""
+    said = " ".join(str(error).split())[:200] or type(error).__name__
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in said)
 
 
 def train_tokenizer(
@@ -142,13 +154,12 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     except (KeyboardInterrupt, SystemExit, OSError):
         raise
     except BaseException as error:  # the library's own are plain Exceptions, or panics of Rust
-        reason = ascii(" ".join(str(error).split())[:160])[1:-1]
-        raise CorpusError(f"{file}: not a tokenizer file ({reason})") from None
+        raise CorpusError(f"{file}: not a tokenizer file ({reason(error)})") from None
     tokenizer.no_padding()
     tokenizer.no_truncation()
     if getattr(tokenizer.model, "dropout", None):
         tokenizer.model.dropout = None
-    _count_ids(tokenizer, file)  # the library makes room for all where it writes a tokenizer
+    count_ids(tokenizer, file)  # the library makes room for all where it writes a tokenizer
     tokens, added = tokenizer.get_vocab(), json.loads(text).get("added_tokens", ())
     changed = [e["content"] for e in added if tokens.get(e["content"], e["id"]) != e["id"]]
     if changed or len(set(tokens.values())) < len(tokens):
@@ -255,27 +266,22 @@ def token_bytes(tokenizer: Tokenizer, name: object = "the tokenizer") -> list[by
     Raises:
         CorpusError: The tokenizer is not byte-level, so its tokens are not strings of bytes.
     """
-    # GPT-2's names for bytes: a printable byte is its own character, the rest follow U+0100.
-    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    byte_of = {chr(byte): byte for byte in printable}
-    byte_of |= {chr(256 + rank): byte for rank, byte in enumerate(others)}
     added, vocabulary = tokenizer.get_added_tokens_decoder(), tokenizer.get_vocab()
-    table = [b""] * _count_ids(tokenizer, name)
+    table = [b""] * count_ids(tokenizer, name)
     for symbols, index in vocabulary.items():
         if index in added:
             table[index] = b"" if added[index].special else added[index].content.encode()
             continue
-        if not byte_of.keys() >= set(symbols):
+        if not BYTES.keys() >= set(symbols):
             raise CorpusError(
                 f"{name}: entry {symbols!r} is not made of bytes; train a byte-level tokenizer:"
                 " python -m tokenizer train SOURCE --out tokenizer.json"
             )
-        table[index] = bytes(byte_of[symbol] for symbol in symbols)
+        table[index] = bytes(BYTES[symbol] for symbol in symbols)
     return table
 
 
-def _count_ids(tokenizer: Tokenizer, name: object) -> int:
+def count_ids(tokenizer: Tokenizer, name: object) -> int:
     """Return how many ids there are up to the largest that a token has.
 
     Raises:

@@ -26,7 +26,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from tokenizer.bpe import END_OF_TEXT, CorpusError
+from tokenizer.bpe import END_OF_TEXT, CorpusError, reason
 from tokenizer.data import SPLITS, PackedData
 from tokenizer.readers import READERS, ROWS, check_kind, read_batches, read_file
 from tokenizer.splits import digest, divide_folder, held_out, say_once
@@ -226,9 +226,9 @@ def _load(about: str, *arguments: Any, **options: Any) -> Any:
     try:
         return load_dataset(*arguments, **options)
     except Exception as error:  # of datasets, of files, or of the HTTP library
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise CorpusError(
-            f"{about}: cannot be loaded ({reason}); check the name, and the network for the hub"
+            f"{about}: cannot be loaded ({reason(error)}); check the name, and the network for the "
+            "hub"
         ) from error
 
 

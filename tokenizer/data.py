@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from tokenizer.bpe import END_OF_TEXT, PAD, CorpusError, load_tokenizer, tokenizer_hash
+from tokenizer.bpe import END_OF_TEXT, PAD, CorpusError, count_ids, load_tokenizer, tokenizer_hash
 
 SPLITS: tuple[str, ...] = ("train", "valid")
 SCHEMA = 1
@@ -228,7 +228,7 @@ class PackedData:
                 f"{self.path / 'tokenizer.json'}: not the tokenizer this data was packed with;"
                 " pack it again"
             )
-        entries = 1 + max(tokenizer.get_vocab().values(), default=-1)
+        entries = count_ids(tokenizer, self.path)
         if entries != self.meta["vocab_size"]:
             raise CorpusError(
                 f"{self.path / 'meta.json'}: vocab_size {self.meta['vocab_size']}, the tokenizer "

@@ -37,6 +37,7 @@ from tokenizer.bpe import (
     PAD,
     SPECIAL,
     CorpusError,
+    count_ids,
     encode_stories,
     load_tokenizer,
     token_bytes,
@@ -172,7 +173,7 @@ def _load_special(tokenizer: str | Path, layout: Layout) -> tuple[Tokenizer, int
                 f"{tokenizer}: has no entry {special} that is special; train a tokenizer with: "
                 "python -m tokenizer train" + ", or pack without rows" * (rows and special == PAD)
             )
-    size = 1 + max(loaded.get_vocab().values())
+    size = count_ids(loaded, tokenizer)
     if size > LARGEST:
         raise CorpusError(
             f"{tokenizer}: {size} entries, but uint16 can name {LARGEST}; use a smaller one"

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tokenizer.bpe import END_OF_TEXT, CorpusError, check_text
+from tokenizer.bpe import END_OF_TEXT, CorpusError, check_text, reason
 from tokenizer.data import BLOCK
 from tokenizer.splits import PACKED, say_once
 
@@ -54,15 +54,6 @@ def check_kind(path: Path) -> str:
     return kind
 
 
-def check_row(about: object, number: int, value: object) -> str:
-    """Return what a row holds, if it is a text.
-
-    Raises:
-        CorpusError: It is none, or not valid Unicode.
-    """
-    return check_text(f"{about}: row {number}", value)
-
-
 def read_batches(about: object, batches: Iterable[Any], field: str, stored: str) -> Iterator[str]:
     """Yield the texts of one column of Arrow tables; `stored` says how datasets types it.
 
@@ -81,13 +72,13 @@ def read_batches(about: object, batches: Iterable[Any], field: str, stored: str)
             for value in column:
                 number += 1
                 held = value.as_py()
-                yield check_row(about, number, json.loads(held) if is_json and held else held)
+                story = json.loads(held) if is_json and held else held
+                yield check_text(f"{about}: row {number}", story)
     except (CorpusError, GeneratorExit):
         raise
     except Exception as error:  # a reader of tables raises what its library happens to raise
-        reason = " ".join(str(error).split())[:200]
         raise CorpusError(
-            f"{about}: cannot be read after row {number} ({reason}); mend or convert it"
+            f"{about}: cannot be read after row {number} ({reason(error)}); mend or convert it"
         ) from error
 
 
@@ -193,8 +184,8 @@ def _read_json_lines(path: Path, field: str) -> Iterator[str]:
         try:
             row = _load_json(source, field)
         except (ValueError, RecursionError) as error:
-            reason = f"{getattr(error, 'msg', error)} at character {getattr(error, 'pos', 0)}"
-            raise CorpusError(f"{path}: line {line} is not JSON ({reason}); mend it") from None
+            said = f"{getattr(error, 'msg', error)} at character {getattr(error, 'pos', 0)}"
+            raise CorpusError(f"{path}: line {line} is not JSON ({said}); mend it") from None
         yield _cell(path, number, row, field)
 
 
@@ -240,7 +231,7 @@ def _cell(path: Path, number: int, row: object, field: str) -> str:
         raise CorpusError(f"{path}: row {number} holds {row!r:.80}, not an object with {field}")
     if field not in row:
         raise _no_column(f"{path}: row {number}" if number > 1 else path, field, row)
-    return check_row(path, number, row[field])
+    return check_text(f"{path}: row {number}", row[field])
 
 
 def _read_csv(path: Path, field: str) -> Iterator[str]:
@@ -258,7 +249,7 @@ def _read_csv(path: Path, field: str) -> Iterator[str]:
                     f"{path}: row {number} has {len(row)} cells, the first line {len(names)}; mend "
                     "it"
                 )
-            yield check_row(path, number, row[names.index(field)] or None)
+            yield check_text(f"{path}: row {number}", row[names.index(field)])
     except csv.Error as error:
         raise CorpusError(f"{path}: line {rows.line_num}: {error}; mend it") from None
 
@@ -273,8 +264,9 @@ def _read_parquet(path: Path, field: str) -> Iterator[str]:
         kinds = about.get("info", {}).get("features") or {}
         stored = (kinds.get(field) or {}).get("_type", "")
     except Exception as error:  # the library raises many kinds, OSError and ValueError among them
-        reason = " ".join(str(error).split())[:200]
-        raise CorpusError(f"{path}: cannot be loaded ({reason}); mend or convert it") from error
+        raise CorpusError(
+            f"{path}: cannot be loaded ({reason(error)}); mend or convert it"
+        ) from error
     with file:
         if field not in names:
             raise _no_column(path, field, names)

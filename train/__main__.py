@@ -41,9 +41,9 @@ KEPT = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code: 2 for bad input, 130 after Ctrl-C."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # it was closed
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - to the end
+    from arch.kernels.process import open_closed_streams  # before torch
+
+    open_closed_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help"):
         print(USAGE)
@@ -56,7 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    import arch.kernels.process  # noqa: F401 - before torch
     from arch.errors import ModelError, is_out_of_memory, printable
     from tokenizer import CorpusError
     from train.settings import RunError

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from arch.errors import ModelError, printable
+from arch.errors import ModelError, printable, reason
 from arch.formats.foreign import common_prefix
 from arch.formats.maskedmixers import from_reference
 from arch.formats.structured import EMBEDDING, from_structured
@@ -40,8 +40,7 @@ def import_reference(path: str | Path, mixer: str | None = None) -> LanguageMode
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of many kinds, by what is damaged
-        reason = printable(" ".join(str(error).split()), 160) or "it is not a torch file"
-        raise ModelError(f"{path} cannot be read: {reason}") from None
+        raise ModelError(f"{path} cannot be read: {reason(error, 160)}") from None
     named = isinstance(state, Mapping) and all(isinstance(name, str) for name in state)
     if not named or not all(_is_dense(tensor) for tensor in state.values()):
         raise ModelError(f"{path} holds no state dict: dense tensors by their names")

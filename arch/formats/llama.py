@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from arch.config import ModelConfig
-from arch.errors import ModelError, printable, show_value
+from arch.errors import ModelError, printable, reason, show_value
 from arch.formats.foreign import (
     HARMLESS,
     WITHOUT_EFFECT,
@@ -238,12 +238,18 @@ def download(source: str) -> Path:
         ) from None
     try:
         name = source.partition(":")[2]
-        return Path(snapshot_download(name, allow_patterns=_FILES, ignore_patterns=_OTHERS))
+        path = Path(snapshot_download(name, allow_patterns=_FILES, ignore_patterns=_OTHERS))
     except Exception as error:  # of the hub, of files, or of the HTTP library, one by version
         if held := getattr(error, "snapshot_path", None):  # offline, a part of it
             return Path(held)
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ModelError(f"{source} cannot be had: {said}") from None
+        raise ModelError(f"{source} cannot be had: {reason(error)}") from None
+    if (path / "config.json").is_file() and not any(path.glob("*.safetensors")):
+        raise ModelError(
+            f"{source}: no *.safetensors was found on the hub or, offline, in its cache; a pickle "
+            "such as pytorch_model.bin could run code when it is read: convert it by "
+            "save_pretrained, and give the directory"
+        )
+    return path
 
 
 def _llama_config(model: LanguageModel) -> dict[str, Any]:

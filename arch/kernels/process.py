@@ -8,7 +8,7 @@ Memory that is freed is kept for the next tensor. The C library (glibc) gives ev
 back to the kernel and asks for the next one anew, each of whose pages then costs a fault: 12,000 of
 them in a step of `llama-small` on a CPU, a sixth of its time.
 
-What a user has set is left alone.
+What a user has set is left alone. A command also opens streams that a user has closed.
 """
 
 import ctypes
@@ -31,6 +31,13 @@ def keep_memory() -> None:
     if allocate and not ALLOCATORS & os.environ.keys():
         allocate(TRIM, 2**31 - 1)
         allocate(MAP, 2**31 - 1)
+
+
+def open_closed_streams() -> None:
+    """Lets what is printed go nowhere, where a user has closed the stream."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - to the end
 
 
 if "torch" not in sys.modules and not CHOSEN & os.environ.keys():

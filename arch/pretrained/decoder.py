@@ -59,7 +59,12 @@ class LayerRunner:
         self.cached = bool(self.cache_option)
         count = model.config.get_text_config().num_hidden_layers
         body = getattr(model, "get_decoder", lambda: model)()  # not what reads pictures
-        stacks = [m for m in body.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
+        stacks = [
+            part
+            for whole in (body, model)  # what some families call their decoder is a head
+            for part in whole.modules()
+            if isinstance(part, nn.ModuleList) and len(part) == count
+        ]
         if not stacks:
             raise ModelError(f"{self.kind} has no list of its {count} layers; it cannot be opened")
         self.layers: Sequence[nn.Module] = list(stacks[0])
@@ -88,7 +93,7 @@ class LayerRunner:
         for given in ({"input_ids": ids}, {"inputs_embeds": embedding(ids)}):
             with self._stepped_over(note), suppress(StopForward):
                 self.model(**given, use_cache=False)
-        if len(seen) < 2 or _near(*seen):
+        if len(seen) < 2 or _agrees(seen[0], seen[1]):
             return embedding
         scale = seen[0] @ seen[1] / (seen[1] @ seen[1])
         return nn.Embedding.from_pretrained(embedding.weight * scale, freeze=True)
@@ -159,6 +164,7 @@ class LayerRunner:
                 if held is not None:
                     layer.forward = held
 
+    @torch.no_grad()  # what layers return is remembered, and copied with the model
     def _find_norm(self) -> nn.Module:
         """Runs the model once: what layers return beside the stream, and the norm after them."""
         outputs: dict[int, Any] = {}
@@ -323,26 +329,24 @@ def _check(model: Decoder) -> None:
     Raises:
         ModelError: what the parts give is not what the model gives, or a later token changes it.
     """
-    runner, T = model.runner, min(CHECKED, model.config.context)
-    V, device = model.embedding.num_embeddings, model.embedding.weight.device
-    tokens = (torch.arange(2 * T, device=device).view(2, T) * 7 + 1) % V
+    runner, tokens = model.runner, _few_tokens(model)
     embeddings = model.embed(tokens)
     whole = runner.model(inputs_embeds=embeddings, use_cache=False).logits
-    if not _near(whole, runner.model(input_ids=tokens, use_cache=False).logits):
+    if not _agrees(whole, runner.model(input_ids=tokens, use_cache=False).logits):
         raise ModelError(
             f"{runner.kind} makes other logits of token ids than of their embeddings; it cannot be "
             "opened"
         )
     changed = tokens.clone()
-    changed[:, -1] = (changed[:, -1] + 1) % V
+    changed[:, -1] = (changed[:, -1] + 1) % model.embedding.num_embeddings
     after = runner.model(inputs_embeds=model.embed(changed), use_cache=False).logits
-    if not _near(after[:, :-1], whole[:, :-1]):
+    if not _agrees(after[:, :-1], whole[:, :-1]):
         raise ModelError(f"{runner.kind} is not causal: a later token changes earlier outputs")
     for cached in (True, False) if runner.cached else (False,):
         runner.cached = cached
         # An error, too, says that the layers keep something else than keys and values.
         with suppress(AttributeError, IndexError, TypeError, ValueError, RuntimeError):
-            if _near(model(tokens), whole) and _resumes(model, embeddings):
+            if _agrees(model(tokens), whole) and _resumes(model, embeddings):
                 return
     raise ModelError(
         f"{runner.kind}: its layers, one by one, are not the model; it cannot be opened"
@@ -352,11 +356,9 @@ def _check(model: Decoder) -> None:
 @torch.no_grad()
 def is_whole(model: LanguageModel, whole: Any) -> bool:
     """Whether parts of a transformers model give its logits, on a few tokens."""
-    count, device = model.embedding.num_embeddings, model.embedding.weight.device
-    tokens = (torch.arange(min(CHECKED, model.config.context), device=device)[None] * 7 + 1) % count
+    tokens = _few_tokens(model)
     expected, found = whole(tokens, use_cache=False).logits, model(tokens)
-    exact = EXACT if torch.finfo(found.dtype).bits > 16 else HALF
-    return bool((found - expected).abs().max() <= exact * expected.abs().max().clamp(min=1.0))
+    return _agrees(found, expected, EXACT if torch.finfo(found.dtype).bits > 16 else HALF)
 
 
 def _resumes(model: Decoder, embeddings: Tensor) -> bool:
@@ -367,10 +369,16 @@ def _resumes(model: Decoder, embeddings: Tensor) -> bool:
     second, _ = model.prefix(embeddings[:, half:], state)
     candidates = embeddings[:, half:].repeat_interleave(3, dim=0)
     stepped = model.step(candidates, state)[::3]
-    return _near(torch.cat([first, second], dim=1), whole) and _near(stepped, whole[:, half:])
+    return _agrees(torch.cat([first, second], dim=1), whole) and _agrees(stepped, whole[:, half:])
 
 
-def _near(a: Tensor, b: Tensor) -> bool:
-    return bool((a - b).abs().max() <= EXACT * b.abs().max().clamp(min=1.0)) and bool(
+def _few_tokens(model: LanguageModel) -> Tensor:
+    """Two texts of `CHECKED` tokens, `(2, T)`."""
+    T, device = min(CHECKED, model.config.context), model.embedding.weight.device
+    return (torch.arange(2 * T, device=device).view(2, T) * 7 + 1) % model.embedding.num_embeddings
+
+
+def _agrees(a: Tensor, b: Tensor, bound: float = EXACT) -> bool:
+    return bool((a - b).abs().max() <= bound * b.abs().max().clamp(min=1.0)) and bool(
         a.isfinite().all()
     )

@@ -5,7 +5,8 @@ import json
 import math
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +16,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from torch import Tensor
 
-from arch.errors import ModelError, printable, show_value
+from arch.errors import ModelError, printable, reason, show_value
 from arch.formats.rotations import turns_by
 from arch.storage.files import refuse_pointer
 
@@ -74,6 +75,15 @@ def check_gguf(file: Path) -> None:
             f"{file} is one of {count} parts (split.count); join them first, as by "
             "`llama-gguf-split --merge`"
         )
+
+
+def is_kept_packed(file: Path) -> bool:
+    """Whether transformers has a reader of this family that may leave its weights packed."""
+    try:
+        from transformers.integrations.gguf.utils import is_gguf_arch_supported
+    except ImportError:  # an older one
+        return False
+    return is_gguf_arch_supported(_family(_open(file)))
 
 
 def refuse_factors(file: Path) -> None:
@@ -199,7 +209,13 @@ def check_gguf_is_whole(file: Path, model: Any) -> None:
     reader = _open(file)
     _refuse_ignored(file, reader, model)
     _check_rotation(file, reader, model)
-    held = {t.name: int(t.n_elements) for t in reader.tensors if t.name != FREQUENCIES}
+    drafts = f"blk.{model.config.get_text_config().num_hidden_layers}."  # heads of later tokens
+    drafting = f"{_family(reader)}.nextn_predict_layers" in reader.fields
+    held = {
+        tensor.name: int(tensor.n_elements)
+        for tensor in reader.tensors
+        if tensor.name != FREQUENCIES and not (drafting and tensor.name.startswith(drafts))
+    }
     tensors = {id(tensor): tensor.numel() for tensor in model.parameters()}
     made = sum(tensors.values())
     if model.get_output_embeddings().weight is model.get_input_embeddings().weight:
@@ -249,18 +265,16 @@ def _refuse_ignored(file: Path, reader: Any, model: Any) -> None:
     Raises:
         ModelError: naming it.
     """
-    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
-
-    family = reader.fields["general.architecture"].contents()
-    read = {_plain(name): names for name, names in GGUF_CONFIG_MAPPING.items()}
-    for name in read.get(_plain(family), ()):
+    family = _family(reader)
+    read = _settings_read(file, family)
+    for name in read:
         if name in NEEDED and not any(
             key.startswith(f"{family}.{NEEDED[name]}") for key in reader.fields
         ):
             raise ModelError(f"{file} lacks {family}.{name}; convert the model again")
     for key, field in reader.fields.items():
         prefix, _, name = key.partition(".")
-        if prefix != family or name in WITHOUT_EFFECT or name in read.get(_plain(family), ()):
+        if prefix != family or name in WITHOUT_EFFECT or name in read:
             continue
         if _plain(family) == "gptoss" and name.startswith("rope.scaling."):  # read by itself
             continue
@@ -282,6 +296,31 @@ def _refuse_ignored(file: Path, reader: Any, model: Any) -> None:
         )
 
 
+def _settings_read(file: Path, family: str) -> Collection[str]:
+    """The settings that transformers reads of a family, by their names in a file."""
+    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+
+    with suppress(ImportError):  # an older one has one reader for all families
+        from transformers.integrations.gguf.gguf_config_mapping import (
+            GGUF_CONFIG_ARCHS,
+            get_gguf_config,
+        )
+        from transformers.integrations.gguf.reader import read_gguf_metadata
+
+        if family in GGUF_CONFIG_ARCHS:
+            settings, tensors = read_gguf_metadata(str(file))
+            made, read = get_gguf_config(settings, tensors), set()
+            for key in settings:
+                without = {name: settings[name] for name in settings if name != key}
+                with suppress(KeyError):  # it needs the setting
+                    if get_gguf_config(without, tensors) == made:
+                        continue
+                read.add(key.removeprefix(f"{family}."))
+            return read
+    known = {_plain(name): names for name, names in GGUF_CONFIG_MAPPING.items()}
+    return known.get(_plain(family), ())
+
+
 def _check_rotation(file: Path, reader: Any, model: Any) -> None:
     """Compares how much of a head is turned, and what scores are divided by.
 
@@ -292,7 +331,7 @@ def _check_rotation(file: Path, reader: Any, model: Any) -> None:
         ModelError: the file says another number than the model's tables of angles have, or scores
             would be divided by the root of another number than the width of a head.
     """
-    field = reader.fields.get(f"{reader.fields['general.architecture'].contents()}.{TURNED}")
+    field = reader.fields.get(f"{_family(reader)}.{TURNED}")
     tables = {2 * table.numel() for table in _frequencies(model)}
     if field and tables and (turned := int(field.contents())) not in tables:
         raise ModelError(
@@ -321,6 +360,10 @@ def _factors(file: Path) -> Tensor | None:
     return torch.tensor(found[0].data, dtype=torch.float32)
 
 
+def _family(reader: Any) -> str:
+    return reader.fields["general.architecture"].contents()
+
+
 def _plain(family: str) -> str:
     return family.replace("_", "").replace("-", "")
 
@@ -342,5 +385,6 @@ def _parse(file: Path, *written: int) -> Any:
     try:
         return GGUFReader(file)
     except Exception as error:  # of whatever kind: the reader checks little
-        said = printable(" ".join(str(error).split()) or type(error).__name__, 160)
-        raise ModelError(f"{file} cannot be loaded: it is no whole GGUF file ({said})") from None
+        raise ModelError(
+            f"{file} cannot be loaded: it is no whole GGUF file ({reason(error, 160)})"
+        ) from None

@@ -26,7 +26,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from arch.errors import ModelError, is_out_of_memory, printable, show_value
+from arch.errors import ModelError, is_out_of_memory, reason, show_value
 from arch.formats.foreign import (
     ACTIVATIONS,
     HARMLESS,
@@ -56,6 +56,7 @@ from arch.pretrained.gguf import (
     GGUF,
     check_gguf,
     check_gguf_is_whole,
+    is_kept_packed,
     read_own_tokenizer,
     refuse_factors,
     scale_rotation,
@@ -69,10 +70,12 @@ from arch.pretrained.tokenizers import (
     say_wrong_split,
 )
 from arch.storage.directory import LoadedModel
-from arch.storage.weights import check_finite, drop_padding, say_zeros
+from arch.storage.weights import check_finite, drop_padding, misfit, say_zeros
 
 QUANTISATION = "quantization_config: quant_method"
 BITS = ("load_in_8bit", "load_in_4bit")  # without which transformers takes codes for weights
+KERNELS = ("rwkv", "eetq", "fbgemm_fp8", "fp8", "metal", "mxfp4", "mxfp8", "nvfp4")
+"""Families and quantisations that transformers computes by code of the hub, where it can."""
 
 
 class PretrainedModel(LanguageModel):
@@ -181,6 +184,7 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer, dict[str, Any]
     if more:
         check_settings(config, Path(name))
     _check_names(name, config)
+    _refuse_kernels(name, config, bool(more))
     if config.get("model_type") == MODEL_TYPE:
         raise ModelError(f"{name} is a model of remnant; fix: python -m arch import hub:{name} DIR")
     if config.get("is_encoder_decoder"):
@@ -197,10 +201,12 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer, dict[str, Any]
         options |= {"dtype": dtype, "use_safetensors": True} if not more else {"dtype": dtype}
         options |= {"key_mapping": mapping} if mapping else {}
         options["generation_config"] = GenerationConfig()  # so that no file is read for it
-        if not more:  # attention and experts may name a kernel of the hub, which would be run
-            options["config"] = settings = AutoConfig.from_pretrained(directory, **safe)
-            settings._attn_implementation = settings._experts_implementation = None
-            settings.return_dict = True  # outputs are read by their names
+        options["config"] = settings = AutoConfig.from_pretrained(directory, **safe)
+        # Attention and experts may name a kernel of the hub, which would be run.
+        settings._attn_implementation = settings._experts_implementation = None
+        settings.return_dict = True  # outputs are read by their names
+        if more and hasattr(settings, "n_ctx"):  # where transformers puts a GPT-2's context
+            settings.n_positions = settings.n_ctx
         # The reader of GGUF files has a progress bar that no setting turns off.
         with redirect_stderr(io.StringIO()) if more else nullcontext():
             loaded: Any = AutoModelForCausalLM.from_pretrained(directory, **options, **safe)
@@ -208,6 +214,25 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer, dict[str, Any]
     _check_loaded(name, found)
     _check_computed(name, model, config, None if more else Path(directory))
     return model, tokenizer, ends
+
+
+def _refuse_kernels(name: str, config: dict[str, Any], is_gguf: bool) -> None:
+    """Refuses what transformers would compute by code that it fetches from the hub, unasked.
+
+    It does so where the package kernels is installed, and has no setting against it.
+    """
+    from transformers.utils.import_utils import is_kernels_available
+
+    quantised = config.get("quantization_config")
+    method = quantised.get("quant_method") if isinstance(quantised, dict) else None
+    kinds = [config.get("model_type"), method]
+    found = kinds if is_gguf and is_kept_packed(Path(name)) else [k for k in kinds if k in KERNELS]
+    if found and is_kernels_available():
+        raise ModelError(
+            f"{name} cannot be loaded: the package kernels is installed, by which transformers "
+            f"would fetch and run code of the hub for {show_value(found[0])}; uninstall it, or "
+            "give the weights as floats"
+        )
 
 
 def _check_computed(name: str, model: Any, config: dict[str, Any], directory: Path | None) -> None:
@@ -277,10 +302,8 @@ def refusals(name: str) -> Iterator[None]:
     except BaseException as error:  # whatever it meets in a file; panics of Rust are no Exceptions
         if is_out_of_memory(error):
             raise
-        said = " ".join(str(error).split()) or type(error).__name__
-        if "custom code" in said:
-            said = f"it {CODE}"
-        raise ModelError(f"{name} cannot be loaded: {printable(said, 300)}") from None
+        said = f"it {CODE}" if "custom code" in str(error) else reason(error, 300)
+        raise ModelError(f"{name} cannot be loaded: {said}") from None
     finally:
         logging.set_verbosity(level)
         if bars:
@@ -343,11 +366,7 @@ def _check_loaded(name: str, found: dict[str, Any]) -> None:
         wrong.append(f"{tensor} is {shapes[0]}, the configuration says {shapes[1]}")
     wrong += map(str, found.get("error_msgs") or ())
     if wrong:
-        more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
-        raise ModelError(
-            f"{name} cannot be loaded: its weights do not fit the configuration: "
-            f"{printable('; '.join(wrong[:3]))}{more}"
-        )
+        raise ModelError(misfit(name, wrong))
 
 
 def check_tokenizer(name: str, tokenizer: Tokenizer, model: LanguageModel) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from arch.config import MOST
-from arch.errors import ModelError, printable, show_value
+from arch.errors import ModelError, printable, reason, show_value
 from arch.formats.named_tokens import (
     ENDS,
     NAMING,
@@ -87,9 +87,8 @@ def open_tokenizer(directory: Path) -> Tokenizer:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
     except ValueError as error:
-        said = printable(" ".join(str(error).split()), 100)
         raise ModelError(
-            f"{directory} has no {TOKENIZER}; save its tokenizer there ({said})"
+            f"{directory} has no {TOKENIZER}; save its tokenizer there ({reason(error, 100)})"
         ) from None
     if not tokenizer.is_fast:
         raise ModelError(f"{directory} has no fast tokenizer, a {TOKENIZER}")

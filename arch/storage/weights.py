@@ -292,7 +292,7 @@ def translate(
             wrong.append(f"{'unknown' if ours == name else 'twice'} {printable(name, 120)}")
         found[ours] = tensor
     if wrong:
-        raise ModelError(_misfit(source, wrong))
+        raise ModelError(misfit(source, wrong))
     return found
 
 
@@ -317,10 +317,10 @@ def _check_shapes(
         if tensors[name].is_floating_point() and kinds[name] not in FLOATS.values()
     ]
     if wrong:
-        raise ModelError(_misfit(source, wrong))
+        raise ModelError(misfit(source, wrong))
 
 
-def _misfit(source: object, wrong: list[str]) -> str:
+def misfit(source: object, wrong: list[str]) -> str:
     """What is wrong with weights, the first three of it."""
     more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
     shown = printable("; ".join(wrong[:3]))

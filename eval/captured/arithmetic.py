@@ -96,7 +96,11 @@ class Arithmetic:
 
     def _changed(self, circuit: Circuit, tokens: Tensor) -> Tensor:
         def lowered() -> torch.nn.Module:
-            return copy.deepcopy(circuit.model).to(FLOATS[self.name])
+            copied = copy.deepcopy(circuit.model)
+            for tensor in copied.state_dict(keep_vars=True).values():  # not a rotation's tables
+                if tensor.is_floating_point():
+                    tensor.data = tensor.data.to(FLOATS[self.name])
+            return copied
 
         return replace(circuit, model=circuit.model.keep(self.name, lowered)).of_tokens(tokens)
 

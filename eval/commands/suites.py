@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from arch.errors import reason
 from eval.commands.flags import flag_name, listed, read_arguments
 from eval.inversion.request import Inversion
 from eval.messages import RequestError, nearest
@@ -34,9 +35,7 @@ def read_suite(name: str) -> dict[str, dict[str, Any]]:
     try:
         entries = yaml.load(path.read_text(encoding="utf-8"), YamlLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise RequestError(
-            f"--suite {path}: not YAML ({' '.join(str(error).split())[:200]})"
-        ) from None
+        raise RequestError(f"--suite {path}: not YAML ({reason(error)})") from None
     if (
         not entries
         or not isinstance(entries, dict)

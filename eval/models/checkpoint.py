@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from arch import LanguageModel, ModelConfig, ModelError, check_causal, count_parameters, load_model
+from arch.errors import is_out_of_memory, reason
 from arch.formats.named_tokens import ends_of_text, read_stops
 from arch.kernels.arithmetic import plain_arithmetic
 from arch.pretrained.pretrained import check_tokenizer, load_pretrained, refusals, wrap_model
@@ -345,7 +346,14 @@ def _in_memory(module: nn.Module, tokenizer: Any, name: str) -> Checkpoint:
         id(p): nn.Parameter(held[p], requires_grad=False) if p.is_floating_point() else p
         for p in module.parameters()
     } | {id(buffer): buffer for buffer in module.buffers()}
-    copied = copy.deepcopy(module, shared).eval()
+    try:
+        copied = copy.deepcopy(module, shared).eval()
+    except (RuntimeError, TypeError) as error:  # as an output of it that it keeps
+        if is_out_of_memory(error):
+            raise
+        raise ModelError(
+            f"{name}: cannot be copied ({reason(error)}); delete what it keeps beside its weights"
+        ) from None
     model: LanguageModel = copied  # pyright: ignore
     if foreign:
         with refusals(name):

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from arch.errors import printable
 from eval.messages import RequestError, say_once
+from tokenizer.bpe import BYTES
 
 PROBE = "The CAFÉ  ran"
 """A text on which a tokenizer shows what it adds and changes: capitals, an accent, two blanks."""
@@ -17,11 +18,6 @@ BROKEN = "\ufffd"
 """What a decoder writes for bytes that make no character."""
 BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 """A token that stands for one byte, beside those of a byte-level alphabet."""
-PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
-"""Bytes that a byte-level alphabet names by their own character; the others follow U+0100."""
-ALPHABET = {chr(byte): byte for byte in PRINTABLE} | {
-    chr(0x100 + rank): byte for rank, byte in enumerate(sorted({*range(0x100)} - {*PRINTABLE}))
-}
 
 
 class Pieces:
@@ -83,7 +79,7 @@ class Pieces:
             return read.encode()
         if byte := BYTE.fullmatch(name):
             return bytes.fromhex(byte[1])
-        return bytes(ALPHABET[c] for c in name) if set(name) <= ALPHABET.keys() else read.encode()
+        return bytes(BYTES[c] for c in name) if set(name) <= BYTES.keys() else read.encode()
 
     def _by_beginnings(self, tokens: Sequence[int], whole: str) -> list[str]:
         """The pieces where a token reads otherwise after one than after another."""

@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from arch.errors import reason
 from arch.storage.runs import walk_folders
 from eval.messages import RequestError, say_once
 from eval.rows.misfits import find_fault, parse_json
@@ -60,10 +61,8 @@ class Results:
             self.directory.mkdir(parents=True, exist_ok=True)
             file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         except (OSError, ValueError) as error:  # by a ValueError Python refuses NUL
-            reason = getattr(error, "strerror", None) or error
-            self.refusal = (
-                f"--out {directory}: cannot be written ({reason}); give another directory"
-            )
+            said = getattr(error, "strerror", None) or error
+            self.refusal = f"--out {directory}: cannot be written ({said}); give another directory"
             if not (self.path.is_file() and os.access(self.path, os.R_OK)):
                 raise RequestError(self.refusal) from None
         else:
@@ -176,9 +175,9 @@ def _lines(path: Path) -> list[bytes]:
         try:
             return [line.encode() for line in pandas.read_parquet(path)["row"]]
         except Exception as error:  # of many kinds, by what is damaged
-            said = " ".join(str(error).split())[:200]
             raise RequestError(
-                f"{path}: no Parquet file of rows ({said}); a column row holds the lines of {ROWS}"
+                f"{path}: no Parquet file of rows ({reason(error)}); a column row holds the lines "
+                f"of {ROWS}"
             ) from None
     return whole_lines(path)
 

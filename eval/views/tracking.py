@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from arch.errors import reason
 from arch.storage.files import read_json, write_text
 from arch.storage.runs import run_of
 from eval.analysis.frame import Frame, frame
@@ -208,9 +209,8 @@ def _open_run(directory: Path, mode: str, project: str, label: str, rows: list[R
             settings=wandb.Settings(console="off", silent=True),
         )
     except wandb.Error as error:
-        reason = " ".join(str(error).split())
         hint = "; log in with `wandb login`, or use --wandb offline" * (mode == "online")
-        raise RequestError(f"--wandb {mode}: {reason}{hint}") from error
+        raise RequestError(f"--wandb {mode}: {reason(error, 300)}{hint}") from error
 
 
 def models_used(rows: list[Row]) -> list[str]:

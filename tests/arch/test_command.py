@@ -151,14 +151,19 @@ def test_import_from_the_hub(llama, hub, tmp_path, capsys):
     part = OSError("offline")
     part.snapshot_path = str(tmp_path / "hf")  # pyright: ignore
     errors = {"me/part": part, "me/none": proxy("404: no me/none\nmore"), "me/far": proxy()}
-    hub({"me/ours": path, "me/llama": tmp_path / "hf", **errors})
+    (tmp_path / "pickles").mkdir()
+    (tmp_path / "pickles" / "config.json").write_text("{}")
+    places = {"me/ours": path, "me/llama": tmp_path / "hf", "me/pickles": tmp_path / "pickles"}
+    hub(places | errors)
     tokens = random_tokens(model)
     for name in ("ours", "llama", "part"):
         assert main(["import", f"hub:me/{name}", str(tmp_path / "new" / name)]) == 0
         loaded = load_model(tmp_path / "new" / name)
         assert loaded.meta["name"] == name
         assert torch.equal(loaded.model(tokens), model(tokens))
-    for name, said in (("none", "404: no me/none"), ("far", "ProxyError")):
+    line = failed(capsys, "import", "hub:me/pickles", tmp_path / "none")
+    assert line.startswith("error: hub:me/pickles: no *.safetensors")
+    for name, said in (("none", "404: no me/none more"), ("far", "ProxyError")):
         line = failed(capsys, "import", f"hub:me/{name}", tmp_path / "none")
         assert line == f"error: hub:me/{name} cannot be had: {said}"
 

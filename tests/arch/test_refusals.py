@@ -14,6 +14,7 @@ from arch import (
     import_reference,
     import_transformers,
 )
+from arch.errors import reason
 from arch.formats.maskedmixers import from_reference
 from arch.kernels.masked_conv import masked_convolution
 from tests.arch.cases import random_tokens, small_model
@@ -102,3 +103,12 @@ def test_a_file_is_refused(read, name, content, message, tmp_path):
         torch.save(content, tmp_path / name)
     with one_line(ModelError, message):
         read(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(RuntimeError(), "RuntimeError"), (ValueError("one\n  two\x1b"), r"one two\x1b")],
+)
+def test_an_error_of_a_library_is_told_in_one_line(error, said):
+    """One without words ended a command of checks in an IndexError."""
+    assert reason(error) == said

@@ -42,9 +42,9 @@ def write(path: Path, stories: list[str]) -> Path:
 
 @pytest.mark.parametrize("name", ["stories.txt", "stories.jsonl", "stories.parquet", "stories.csv"])
 def test_a_file_is_read_faithfully_and_again(tmp_path, name):
-    """What stands in a .txt divides it; a row is one story, whatever it spells."""
+    """What stands in a .txt divides it; a row is one story, whatever it spells; no text is none."""
     both = f"{OTHERS[0]}\n<|endoftext|> {OTHERS[1]}"
-    file = str(write(tmp_path / name, [*STORIES, both]))
+    file = str(write(tmp_path / name, [*STORIES, "", both]))
     corpus = open_corpus(file, "train")
     last = OTHERS if name.endswith(".txt") else [both]
     assert list(corpus) == list(corpus) == [*STORIES, *last]

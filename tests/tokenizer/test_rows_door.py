@@ -133,7 +133,6 @@ REFUSED = {
     "half.json": (b'[{"text": "a"}, {"text": ', "half.json: not JSON"),
     "cells.csv": (b"n,text\n1,a\n1,b,c\n", "row 2 has 3 cells"),
     "quote.csv": (b'n,text\n1,a\n1,"b\n', "line 3"),
-    "gap.csv": (b"n,text\n1,a\n1,\n", "row 2"),
     "column.csv": (b"n;text\n1;a\n", "no column text, only n;text"),
     "twice.csv": (b"text,text\na,b\nc,d\n", "text heads 2 columns"),
     "twice.jsonl": (b'{"text": "a", "text": "b"}\n{"text": "c"}\n', "line 1"),

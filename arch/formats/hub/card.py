@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from arch.config import ModelConfig
-from arch.errors import ModelError
+from arch.errors import ModelError, reason
 
 USE = """\
 ```python
@@ -95,9 +95,8 @@ def push_directory(directory: Path, repo: str) -> str:
         api.create_repo(repo, private=True, exist_ok=True)
         api.upload_folder(repo_id=repo, folder_path=directory, commit_message="Export of remnant")
     except Exception as error:  # of the hub, of files, or of the HTTP library, one by version
-        said = (str(error).splitlines() or [type(error).__name__])[0]
         raise ModelError(
-            f"--push {repo}: not uploaded ({said}); {directory} is written; fix: hf auth login, "
-            "and give OWNER/NAME"
+            f"--push {repo}: not uploaded ({reason(error)}); {directory} is written; fix: hf auth "
+            "login, and give OWNER/NAME"
         ) from None
     return f"https://huggingface.co/{repo}"

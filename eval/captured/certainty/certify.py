@@ -14,6 +14,7 @@ from eval.captured.certainty.rivals import NAMED, Beside, find_alike
 from eval.captured.certainty.verified import Found, Verified, verify
 from eval.captured.site import Captured, find_zeros
 from eval.inversion.problem import Problem
+from eval.messages import say_once
 from eval.models.memory import candidates_at_once
 from eval.sites.circuit import uncertified
 from eval.sites.rounding import Tolerance, capture
@@ -76,7 +77,8 @@ def certify(captured: Captured, found: Found) -> Certified:
     told, alike = are_told(by_chance, len(circuit.vocabulary), CHANCE), settled.alike
     for row, t in _find_unsettled(found.problem, settled, agreement):
         told[row][t] = False
-    if uncertified(captured.checkpoint.model):
+    if unproved := uncertified(captured.checkpoint.model):
+        say_once(f"{unproved}; fix: give the model in float32, as open_model(model.float(), ...)")
         told = [[False] * T for _ in told]
     certificates = [
         [proof if sure and t not in others else None for t, sure in enumerate(prompt)]

@@ -276,7 +276,7 @@ def test_the_command_writes_a_card_and_uploads_when_asked(tmp_path, capsys, monk
     monkeypatch.setattr(Hub, "upload_folder", fail)
     capsys.readouterr()
     assert main([*words, "--push", "me/flat"]) == 2
-    assert "--push me/flat: not uploaded (no network)" in complaint(capsys)
+    assert "--push me/flat: not uploaded (no network more)" in complaint(capsys)
 
 
 def test_what_cannot_be_exported_is_refused(tmp_path, capsys):

@@ -60,6 +60,11 @@ CACHED = {
         },
     ),
     "mixtral": ("Mixtral", GROUPED | {"num_local_experts": 2, "num_experts_per_tok": 1}),
+    "modernbert-decoder": (
+        "ModernBertDecoder",
+        {k: v for k, v in LLAMA.items() if k != "num_key_value_heads"}
+        | {"local_attention": 12, "global_attn_every_n_layers": 2},
+    ),
 }
 RECURRENT = {
     "mamba": ("Mamba", STATES),

@@ -7,11 +7,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from eval import activations, recover
+from eval import activations, open_model, recover
+from eval.captured.arithmetic import Arithmetic
 from eval.captured.files.stored import read_stored
 from eval.captured.locate import find_precision, find_site
 from eval.messages import RequestError, say_once
 from eval.sites.site import open_site
+from tests.arch.pretrained.test_decoder import their_model as decoder_model
+from tests.arch.pretrained.test_pretrained import saved
 from tests.eval.inversion.search_cases import SHORT
 from tests.said import one_line
 
@@ -91,6 +94,29 @@ def test_states_of_a_computation_in_lower_precision_are_recovered(captured, dire
     assert found.computed == kind
     assert all(proof for proofs in found.certificates for proof in proofs)
     assert recover(model, states["2"].to(KINDS[kind]), layer=2, corpus="toy:400").computed == "fp32"
+
+
+@pytest.mark.parametrize(("name", "part"), [("llama", "rotated_key"), ("gpt_neo", "block")])
+def test_bfloat16_changes_far_positions_as_a_run_of_transformers_does(name, part, tmp_path):
+    """Rotations of rounded frequencies moved far keys 20 times as far; a GPT-Neo had no copy."""
+    from transformers import AutoModelForCausalLM
+
+    length = 800
+    theirs = decoder_model(name, max_position_embeddings=length).bfloat16().float()
+    path = saved(theirs, tmp_path / "model")
+    checkpoint = open_model(f"hf:{path}")
+    tokens = torch.arange(length)[None] * 7 % 250
+    site = open_site(checkpoint, [1], part)
+    outputs = site.of_tokens(tokens)
+    ours = Arithmetic(checkpoint, "bf16", "toy:400").change(site, tokens, outputs)
+    real = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
+    with torch.no_grad():
+        seen: Any = real(tokens, output_hidden_states=True, use_cache=True)
+    states = seen.hidden_states[1]
+    if part == "rotated_key":
+        states = seen.past_key_values.layers[0].keys.transpose(1, 2).flatten(2)
+    own = (states - outputs).norm(dim=-1)[0, -50:]
+    assert float(own.mean()) == pytest.approx(float(ours.norm(dim=-1)[0, -50:].mean()), rel=0.5)
 
 
 def test_states_too_far_for_float32_are_taken_for_the_lower_precision(captured, directories):

@@ -249,9 +249,16 @@ def xlnet():
     return transformers.XLNetLMHeadModel(config)
 
 
+def keeping_an_output():
+    module = their_model("llama 1").requires_grad_()
+    module.last = module(torch.arange(4)[None]).logits
+    return module
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [(xlnet, "XLNetLMHeadModel cannot be loaded"),
+     (keeping_an_output, "cannot be copied"),
      (lambda: their_model("llama 1").to("meta"), "on the device meta")],
 )  # fmt: skip
 def test_a_module_that_cannot_be_run_is_refused(make, said):

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from eval.models.pieces import ALPHABET, Pieces
+from eval.models.pieces import Pieces
+from tokenizer import bpe
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 WORDS = ["▁a", "▁", "▁dog", "ran", "a", "dog", "##ging", ".", "\ufffd", "日"]
@@ -34,7 +35,7 @@ def ids(tokenizer, *tokens) -> list[Any]:
 @pytest.fixture(scope="module")
 def byte_level():
     """A tokenizer of single bytes, and some tokens of several."""
-    names = [*sorted(ALPHABET), "dog", "Ġdog", "Ã©", "Ġð", "\ufffd"]
+    names = [*sorted(bpe.BYTES), "dog", "Ġdog", "Ã©", "Ġð", "\ufffd"]
     tokenizer = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
