@@ -37,11 +37,6 @@ def show_value(value: object) -> str:
         return f"a {type(value).__name__} of any length"
 
 
-def reason(error: BaseException, letters: int = 200) -> str:
-    """What a library's error says, in one line; its type if it says nothing."""
-    return printable(" ".join(str(error).split()) or type(error).__name__, letters)
-
-
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out, of a GPU or of the machine: libraries say it by many names."""
     names = {kind.__name__ for kind in type(error).__mro__}

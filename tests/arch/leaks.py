@@ -148,6 +148,8 @@ class Opened(Leak):
 class ForwardOnly(TokenMixer):
     """Causal, and nothing else; reads a number that it holds, and keeps a tensor of no name."""
 
+    gate: Tensor
+
     def __init__(self, d_model: int, context: int) -> None:
         super().__init__()
         self.register_buffer("gate", torch.ones(()))
