@@ -69,8 +69,9 @@ const say = (text, wrong = false) => {
 
 // ---- what is asked
 
-const changed = () => {
+const changed = () => { // what was said is of the question before
   at("copied").hidden = true;
+  if (!running) say("");
   write();
   clearTimeout(asking);
   asking = setTimeout(look, 120);
@@ -87,7 +88,6 @@ const look = async () => {
     const answer = await (await post("/look", asked)).json();
     if (asked !== question()) return;
     [seen, state.cut] = [answer, null];
-    if (!running) say("");
     draw();
   } catch (error) {
     if (asked !== question()) return;
@@ -353,6 +353,7 @@ const fill = () => {
 const again = async () => { // an address fills the form; work begins by a press alone
   read();
   fill();
+  if (!running) say("");
   await look();
   if (missing.length) say(`the link names ${missing.join(" and ")}, which is not here`, true);
 };
