@@ -12,11 +12,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from arch.config import ModelConfig
 from arch.errors import ModelError, check_count
-from arch.mixers import has_foreign
+from arch.mixers import without_numbers
 from arch.model import LanguageModel
 
 
@@ -97,8 +96,7 @@ def _parts(config: ModelConfig, length: int) -> Iterator[ModelPart]:
     """All parts in their order; of blocks with the same mixer one is built."""
     mixers = [config.mixers[i % len(config.mixers)] for i in range(config.n_layers)]
     built = {mixer: i for i, mixer in enumerate(dict.fromkeys(mixers))}
-    foreign = has_foreign(built)
-    with torch.random.fork_rng(devices=[]) if foreign else FakeTensorMode():
+    with without_numbers(built):
         model = LanguageModel(replace(config, n_layers=len(built), mixers=tuple(built)))
         flops, modules = _flops(model, length), dict(model.named_modules())
 

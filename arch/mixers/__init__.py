@@ -1,8 +1,12 @@
 """The family of token mixers: a name for each, and how a pattern becomes modules."""
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from arch.errors import ModelError, is_out_of_memory, printable
 from arch.mixers.attention import Attention, CausalAttention, rotate, share_rotary
@@ -23,6 +27,7 @@ from arch.patterns import find_foreign, locate_module, parse
 __all__ = [
     "MIXERS", "CausalAttention", "Depthwise", "Structured", "TokenMixer", "Triangle", "build_mixer",
     "has_foreign", "refuse_foreign", "rotate", "share_rotary",
+    "without_numbers",
 ]  # fmt: skip
 MIXERS: dict[str, type[TokenMixer]] = {
     "attention": Attention,
@@ -60,6 +65,14 @@ def has_foreign(entries: Iterable[str]) -> bool:
     Tensors without numbers, of the meta device or fake, serve the family alone.
     """
     return any(find_foreign(entry, MIXERS, "mixer") for entry in entries)
+
+
+def without_numbers(entries: Iterable[str]) -> AbstractContextManager[Any]:
+    """A context in which models of a pattern are built and run on shapes alone.
+
+    With mixers of somebody else's tensors are real, and the caller's random numbers stay.
+    """
+    return torch.random.fork_rng(devices=[]) if has_foreign(entries) else FakeTensorMode()
 
 
 def _build(

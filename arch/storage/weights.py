@@ -14,13 +14,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
 from arch.config import ModelConfig
 from arch.errors import ModelError, is_out_of_memory, printable
-from arch.mixers import Triangle, has_foreign
+from arch.mixers import Triangle, has_foreign, without_numbers
 from arch.model import LanguageModel
 from arch.storage.files import refuse_pointer
 
@@ -231,8 +230,7 @@ def check_weights(path: Path, config: ModelConfig, source: str) -> None:
     """
     shapes, kinds = read_header(path)
     _check_sizes(config, shapes, source)
-    foreign = has_foreign(config.mixers)
-    with torch.random.fork_rng(devices=[]) if foreign else FakeTensorMode():
+    with without_numbers(config.mixers):
         _build_like(config, shapes, {n: FLOATS.get(kind) for n, kind in kinds.items()}, source)
 
 

@@ -17,11 +17,10 @@ import torch
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from arch import LanguageModel, describe
-from arch.mixers import has_foreign
+from arch.mixers import without_numbers
 from tokenizer import PackedData
 from train.commands.prepare import is_text, prepare_data
 from train.recipe import Recipe
@@ -175,8 +174,7 @@ def memory(recipe: Recipe, trainer: Trainer, micro: int, parts: int, again: bool
     """
     mixed = MIXED.get(str(trainer.precision))
     lower = torch.autocast("cpu", mixed) if mixed else contextlib.nullcontext()
-    foreign = has_foreign(recipe.model.mixers)
-    with torch.random.fork_rng(devices=[]) if foreign else FakeTensorMode():
+    with without_numbers(recipe.model.mixers):
         with trainer.precision_plugin.module_init_context():
             module = _module(recipe)
         module.model.checkpoint_activations = again

@@ -41,7 +41,7 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """Signals that end a run of `fit` after its step, saved; after one of them no other run begins."""
 PAUSE = 0.2
 """Seconds between looks at whether a signal has come."""
-LETTERS = 120
+NAME_LETTERS = 120
 """Of a run's name before its seed: W&B takes 128 in all, file systems 255."""
 SHORT = "{:.4g}".format
 Trial = dict[str, Any]
@@ -195,8 +195,8 @@ def trial_name(trial: Trial, varied: list[str], digits: Callable[[float], str] =
     words = [f"{name.rpartition('.')[2]}={word}" for name, word in zip(names, short, strict=True)]
     name = re.sub(r"[^A-Za-z0-9.=+_-]+", "", "_".join(words)) or "run"
     rest, mark, seed = name.rpartition("_seed=") if "seed" in varied else (name, "", "")
-    if len(rest) > LETTERS:
-        rest = f"{rest[: LETTERS - 9]}-{hashlib.sha256(rest.encode()).hexdigest()[:8]}"
+    if len(rest) > NAME_LETTERS:
+        rest = f"{rest[: NAME_LETTERS - 9]}-{hashlib.sha256(rest.encode()).hexdigest()[:8]}"
     return f"{rest}{mark}{seed}"
 
 

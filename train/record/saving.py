@@ -100,8 +100,8 @@ class Checkpoints(Checkpoint):
         if not ends_step(trainer, batch_idx):
             return
         step = trainer.global_step
-        asked = _every(self._every, step) or step == trainer.max_steps or trainer.should_stop
-        if asked or trainer.val_check_batch == 1:  # a validation that is killed loses no step
+        due = _every(self._every, step) or step == trainer.max_steps or trainer.should_stop
+        if due or trainer.val_check_batch == 1:  # a validation that is killed loses no step
             self._save_now(trainer, step)
             self._progress.restart(trainer)
 

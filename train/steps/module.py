@@ -24,7 +24,7 @@ from train.steps.optim import build_optimizer, rate
 
 CHUNK = 512
 """Tokens whose logits are in memory at once."""
-LETTERS = 400
+REASON_LETTERS = 400
 """Of what a compiler says, at most."""
 
 
@@ -68,16 +68,16 @@ class LanguageModule(LightningModule):
         self._sums: list[Tensor] = []
         self._compiled: Callable[[Tensor, Tensor], Tensor] | None = None
         self._compiled_shape: torch.Size | None = None
-        self._compile_asked = False
+        self._compile_required = False
 
-    def compile_loss(self, asked: bool = False) -> None:
+    def compile_loss(self, required: bool = False) -> None:
         """Compiles the model and its loss as one, in place: names of tensors stay as they are.
 
         Args:
-            asked: whether a model that cannot be compiled is refused; else it trains without.
+            required: whether a model that cannot be compiled is refused; else it trains without.
         """
         torch.compiler.reset()  # torch counts what it compiles of one function, over all modules
-        self.chunked_loss, self._compile_asked = False, asked
+        self.chunked_loss, self._compile_required = False, required
         self._compiled = torch.compile(self._nats, dynamic=False, fullgraph=True)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
@@ -152,16 +152,16 @@ class LanguageModule(LightningModule):
         """
         while cause := getattr(error, "inner_exception", None) or error.__cause__:
             error = cause
-        if self._compile_asked:
+        if self._compile_required:
             raise RunError(
-                f"--compile true: the model cannot be compiled ({reason(error, LETTERS)}); "
+                f"--compile true: the model cannot be compiled ({reason(error, REASON_LETTERS)}); "
                 "mend that, or go on with --compile false --resume auto"
             ) from None
         self.chunked_loss, self._compiled = True, None
         if rank_zero_only.rank == 0:
             logging.getLogger(__name__).warning(
                 "not compiled, and slower: the model cannot be compiled "
-                f"({reason(error, LETTERS)}); --compile false leaves this out"
+                f"({reason(error, REASON_LETTERS)}); --compile false leaves this out"
             )
 
     def _nats(self, inputs: Tensor, targets: Tensor) -> Tensor:

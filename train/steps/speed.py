@@ -17,8 +17,7 @@ from lightning.pytorch import Trainer
 
 from arch.kernels.arithmetic import shortens_float32
 from arch.kernels.masked_conv import chosen_kernels, implementation, missing_for_triton
-from arch.mixers import MIXERS
-from arch.patterns import find_foreign
+from arch.mixers import has_foreign
 from train.recipe import Recipe
 from train.settings import RunError, RunSettings
 from train.steps.module import LanguageModule
@@ -68,7 +67,7 @@ def choose_arithmetic(recipe: Recipe) -> str | None:
     )
     if not (open_ones and long and on_cpu and multiplies_bfloat16()) or missing_for_cpp():
         return None
-    if any(find_foreign(entry, MIXERS, "mixer") for entry in recipe.model.mixers):
+    if has_foreign(recipe.model.mixers):
         return None
     recipe.run = dataclasses.replace(settings, precision="bf16-mixed", compile=True)
     return (
@@ -171,7 +170,7 @@ def prepare(
             import torch._inductor.config as inductor
 
             inductor.fallback_random = True
-        module.compile_loss(asked=settings.compile is True and not chosen)
+        module.compile_loss(required=settings.compile is True and not chosen)
 
 
 def precision_dtype(trainer: Trainer) -> torch.dtype:

@@ -109,7 +109,7 @@ def test_bfloat16_changes_far_positions_as_a_run_of_transformers_does(name, part
     site = open_site(checkpoint, [1], part)
     outputs = site.of_tokens(tokens)
     ours = Arithmetic(checkpoint, "bf16", "toy:400").change(site, tokens, outputs)
-    real = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
+    real = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, trust_remote_code=False)
     with torch.no_grad():
         seen: Any = real(tokens, output_hidden_states=True, use_cache=True)
     states = seen.hidden_states[1]
@@ -125,7 +125,9 @@ def test_states_too_far_for_float32_are_taken_for_the_lower_precision(captured, 
 
     path, (checkpoint, states) = directories["llama"], captured
     tokens = states["tokens"]
-    theirs = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
+    theirs = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.bfloat16, trust_remote_code=False
+    )
     with torch.no_grad():
         outputs = theirs(tokens, output_hidden_states=True).hidden_states[2]
     positions = range(tokens.shape[1])

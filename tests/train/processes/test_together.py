@@ -68,11 +68,11 @@ def test_processes_that_would_go_on_from_other_steps_are_refused(data, finished,
 def compared(data, tmp_path):
     """Has a process of a run, by its data and more flags, compared with the first of that run."""
 
-    def make(place, flags):
-        words = [*TINY.split(), "--data", str(place), "--run", str(tmp_path / "run")]
+    def make(packed, flags):
+        words = [*TINY.split(), "--data", str(packed), "--run", str(tmp_path / "run")]
         return Run(read_recipe(*words, *flags.split())).saving
 
-    def compare(flags, place=data):
+    def compare(flags, packed=data):
         sent = []
         answers = (lambda own: sent.append(own) or own, lambda _: sent[0])
         strategies = [SimpleNamespace(broadcast=answer) for answer in answers]
@@ -80,7 +80,7 @@ def compared(data, tmp_path):
             SimpleNamespace(strategy=s, global_rank=n) for n, s in enumerate(strategies)
         ]
         make(data, "").setup(trainers[0], None, "fit")
-        make(place, flags).setup(trainers[1], None, "fit")
+        make(packed, flags).setup(trainers[1], None, "fit")
 
     return compare
 

@@ -204,7 +204,7 @@ def test_many_shapes_are_compiled_in_one_process(monkeypatch):
     for width in range(4, 14):
         model = LanguageModel(ModelConfig(16, 4, width, 1))
         module = LanguageModule(model, OptimizerSettings(), ScheduleSettings(), 1)
-        module.compile_loss(asked=True)
+        module.compile_loss(required=True)
         module.training_step((tokens, tokens, 8.0), 0)
 
 
