@@ -146,7 +146,7 @@ def _add_exchange(command: Callable[..., Callable]) -> None:
         "--tokenizer",
         metavar="FILE",
         type=Path,
-        help="a tokenizer.json, for a checkpoint of maskedmixers or of structured mixers",
+        help="a tokenizer.json, for a checkpoint of mixers whose directory holds none",
     )
     held = (
         "the mixer of a checkpoint of structured mixers (mrm, ToeplitzMixers), which does not name "
@@ -268,6 +268,7 @@ def _import(options: argparse.Namespace) -> None:
         raise ModelError(f"{source}: no such file or directory; models of the hub are {HUB}NAME")
     if options.out.resolve() == path.resolve():
         raise ModelError(f"{options.out}: is the source itself; give another place to write")
+    tokenizer = options.tokenizer or path / "tokenizer.json"
     has_its_own = path.suffix.lower() == GGUF or (path / "config.json").is_file()
     for flag in "tokenizer", "mixer":
         if has_its_own and (given := getattr(options, flag)):
@@ -276,7 +277,7 @@ def _import(options: argparse.Namespace) -> None:
         loaded, name = import_gguf(path), path.stem
     elif (path / "config.json").is_file():
         loaded = open_directory(path, trust_code=options.trust_code)
-    elif options.tokenizer is None:
+    elif options.tokenizer is None and not tokenizer.is_file():
         refuse_dangling(path)
         for file in path.iterdir() if path.is_dir() else ():
             if file.suffix.lower() == GGUF:
@@ -284,11 +285,11 @@ def _import(options: argparse.Namespace) -> None:
         raise ModelError(f"--tokenizer is missing: {path} has none; give its tokenizer.json")
     else:
         model = import_reference(path, options.mixer)
-        tokenizer_json = read_text(options.tokenizer)
-        check_vocabulary(options.tokenizer, tokenizer_json, model.config.vocab_size)
+        tokenizer_json = read_text(tokenizer)
+        check_vocabulary(tokenizer, tokenizer_json, model.config.vocab_size)
         meta = {"source": "maskedmixers" if options.mixer is None else "structured mixers"}
         loaded, name = LoadedModel(model, model.config, tokenizer_json, meta, path), path.stem
-    read_tokenizer(loaded.tokenizer_json, options.tokenizer or path / "tokenizer.json")
+    read_tokenizer(loaded.tokenizer_json, tokenizer)
     save_model(options.out, loaded.model, loaded.tokenizer_json, {**loaded.meta, "name": name})
     if any("decay=published" in entry for entry in loaded.config.mixers):
         print("c of the decay is not in the file; taken as context // 512, or // 256 with taps")

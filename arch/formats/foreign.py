@@ -127,6 +127,21 @@ def say_unread_settings(config: dict[str, Any], made: Any, source: object) -> No
         )
 
 
+def say_own_code(config: dict[str, Any], source: object) -> None:
+    """Says on stderr that a model's own code, which may compute otherwise, is not what computes it.
+
+    So where `auto_map` names a class of a model in place of that of transformers.
+    """
+    named = config.get("auto_map")
+    classes = named.items() if isinstance(named, dict) else ()
+    if own := [value for name, value in classes if name.startswith("AutoModel")]:
+        print(
+            f"{source}: config.json names code of its own ({show_value(own[0])}), which is not "
+            f"run; the model is computed as transformers computes a {config.get('model_type')}",
+            file=sys.stderr,
+        )
+
+
 def describe_other_layout(directory: Path) -> str:
     """What a directory without config.json is, as the end of a line; nothing where that is open."""
     if (directory / ADAPTER).is_file():

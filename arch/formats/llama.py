@@ -27,6 +27,7 @@ from arch.formats.foreign import (
     read_layout,
     read_settings,
     refuse_dangling,
+    say_own_code,
 )
 from arch.formats.hub.reader import import_hub, is_hub_export
 from arch.formats.named_tokens import ENDS, NAMING, read_ends, say_left_out_tokens
@@ -34,7 +35,7 @@ from arch.formats.rotations import check_frequencies
 from arch.mixers import Attention
 from arch.mixers.attention import QK_EPS
 from arch.model import LanguageModel, SwiGLU
-from arch.storage.directory import LoadedModel, as_json, check_vocabulary, load_model
+from arch.storage.directory import LoadedModel, as_json, check_vocabulary, drop_rowless, load_model
 from arch.storage.files import read_text, write_directory
 from arch.storage.weights import (
     build_model,
@@ -167,7 +168,8 @@ def import_transformers(directory: str | Path) -> LoadedModel:
     loaded = from_transformers(config, read_all, tokenizer_json, directory)
     say_left_out_tokens([directory / n for n in NAMING], tokenizer_json, directory)
     files = [file for name in ENDS if (file := directory / name).is_file()]
-    ends = read_ends(files, tokenizer_json)
+    ends = read_ends(files, loaded.tokenizer_json)
+    say_own_code(config, directory)
     return dataclasses.replace(loaded, meta=loaded.meta | ends)
 
 
@@ -187,6 +189,7 @@ def from_transformers(
     """
     config = _our_config(config_json, source)
     file = source / "tokenizer.json"
+    tokenizer_json = drop_rowless(file, tokenizer_json, config.vocab_size)
     size = check_vocabulary(file, tokenizer_json, config.vocab_size, MULTIPLES)
     ours = {foreign: name for name, foreign in _NAMES.items()}
     held = weights()
@@ -243,11 +246,12 @@ def download(source: str) -> Path:
         if held := getattr(error, "snapshot_path", None):  # offline, a part of it
             return Path(held)
         raise ModelError(f"{source} cannot be had: {reason(error)}") from None
-    if (path / "config.json").is_file() and not any(path.glob("*.safetensors")):
+    if not any(path.glob("*.safetensors")):
         raise ModelError(
             f"{source}: no *.safetensors was found on the hub or, offline, in its cache; a pickle "
             "such as pytorch_model.bin could run code when it is read: convert it by "
-            "save_pretrained, and give the directory"
+            "save_pretrained, and give the directory; of GGUF files download one, and give "
+            "hf:FILE.gguf (to arch import: FILE.gguf)"
         )
     return path
 

@@ -86,6 +86,11 @@ class LayerRunner:
         seen: list[Tensor] = []
 
         def note(number: int, x: Tensor, rest: LayerArguments) -> Tensor:
+            if x.shape[-1] != embedding.embedding_dim:
+                raise ModelError(
+                    f"{self.kind} has an embedding {embedding.embedding_dim} wide and a stream "
+                    f"{x.shape[-1]} wide; it cannot be opened, as both must have one width"
+                )
             seen.append(x.flatten().float())
             raise StopForward
 
@@ -289,8 +294,9 @@ class Decoder(LanguageModel):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The last layer's output to next-token logits, `(B, T, D) -> (B, T, V)`."""
-        whole = hidden if hidden.dim() == 3 else hidden.reshape(-1, 1, hidden.shape[-1])
-        read = self.runner.logits(whole)[..., : self.config.vocab_size]
+        # Each stands alone: together they may be more than the model has positions.
+        read = self.runner.logits(hidden.reshape(-1, 1, hidden.shape[-1]))
+        read = read[..., : self.config.vocab_size]
         return read.reshape(*hidden.shape[:-1], -1)
 
 

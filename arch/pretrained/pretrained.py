@@ -15,11 +15,11 @@ import importlib.util
 import io
 import os
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -36,12 +36,13 @@ from arch.formats.foreign import (
     read_layout,
     read_settings,
     refuse_dangling,
+    say_own_code,
     say_unread_settings,
     sections,
     weight_files,
 )
 from arch.formats.hub.reader import MODEL_TYPE, import_hub, is_hub_export
-from arch.formats.llama import MULTIPLES, download, from_transformers
+from arch.formats.llama import download, from_transformers
 from arch.formats.rotations import (
     ROTATIONS,
     check_frequencies,
@@ -63,6 +64,7 @@ from arch.pretrained.gguf import (
 )
 from arch.pretrained.tokenizers import (
     CODE,
+    fit_tokenizer,
     largest_id,
     open_tokenizer,
     read_ends_of_text,
@@ -120,7 +122,7 @@ def load_pretrained(
     model, tokenizer, ends = _read(name, dtype)
     with refusals(name):
         wrapped = wrap_model(model)
-    check_tokenizer(name, tokenizer, wrapped)
+    tokenizer = fit_tokenizer(tokenizer, wrapped.embedding.num_embeddings, name)
     # Ids may have gaps, but none is beyond the last token's.
     wrapped = drop_padding(wrapped, 1 + largest_id(tokenizer))
     meta = {
@@ -175,12 +177,49 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer, dict[str, Any]
     """A model of transformers, its tokenizer and the ends of its texts; no code of it is run."""
     if importlib.util.find_spec("transformers") is None:
         raise ModelError("pretrained models need transformers; fix: pip install '.[pretrained]'")
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-    directory, more, mapping = _locate(name)
-    safe: dict[str, Any] = {**more, "trust_remote_code": False}
+    with TemporaryDirectory() as empty:
+        directory, more, mapping = _locate(name, empty)
+        config = _read_config(name, directory, more)
+        with refusals(name):
+            safe: dict[str, Any] = {**more, "trust_remote_code": False}
+            if more:
+                held = read_own_tokenizer(Path(name))
+                tokenizer = read_tokenizer(held.to_str(), f"the tokenizer of {name}")
+            else:
+                tokenizer = open_tokenizer(Path(directory))
+                say_wrong_split(config, tokenizer, name)
+            ends = read_ends_of_text(Path(name if more else directory), tokenizer)
+            options: dict[str, Any] = {"ignore_mismatched_sizes": True, "output_loading_info": True}
+            options |= {"dtype": dtype, "use_safetensors": True} if not more else {"dtype": dtype}
+            options |= {"key_mapping": mapping} if mapping else {}
+            options["generation_config"] = GenerationConfig()  # so that no file is read for it
+            options["config"] = settings = AutoConfig.from_pretrained(directory, **safe)
+            # Attention and experts may name a kernel of the hub, which would be run.
+            settings._attn_implementation = settings._experts_implementation = None
+            settings.return_dict = True  # outputs are read by their names
+            if more and hasattr(settings, "n_ctx"):  # where transformers puts a GPT-2's context
+                settings.n_positions = settings.n_ctx
+            # The reader of GGUF files has a progress bar that no setting turns off.
+            with redirect_stderr(io.StringIO()) if more else nullcontext():
+                loaded: Any = AutoModelForCausalLM.from_pretrained(directory, **options, **safe)
+    model, found = loaded
+    _check_loaded(name, found)
+    _check_computed(name, model, config, None if more else Path(directory))
+    return model, tokenizer, ends
+
+
+def _read_config(name: str, directory: str, more: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of a model, checked before anything is made of it.
+
+    Raises:
+        ModelError: naming what is not known, or not opened.
+    """
+    from transformers import PreTrainedConfig
+
     with refusals(name):
-        config, _ = PreTrainedConfig.get_config_dict(directory, **safe)
+        config, _ = PreTrainedConfig.get_config_dict(directory, **more, trust_remote_code=False)
     if more:
         check_settings(config, Path(name))
     _check_names(name, config)
@@ -189,31 +228,7 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer, dict[str, Any]
         raise ModelError(f"{name} is a model of remnant; fix: python -m arch import hub:{name} DIR")
     if config.get("is_encoder_decoder"):
         raise ModelError(f"{name} is an encoder and a decoder; give a decoder-only model")
-    with refusals(name):
-        if more:
-            held = read_own_tokenizer(Path(name))
-            tokenizer = read_tokenizer(held.to_str(), f"the tokenizer of {name}")
-        else:
-            tokenizer = open_tokenizer(Path(directory))
-            say_wrong_split(config, tokenizer, name)
-        ends = read_ends_of_text(Path(name if more else directory), tokenizer)
-        options: dict[str, Any] = {"ignore_mismatched_sizes": True, "output_loading_info": True}
-        options |= {"dtype": dtype, "use_safetensors": True} if not more else {"dtype": dtype}
-        options |= {"key_mapping": mapping} if mapping else {}
-        options["generation_config"] = GenerationConfig()  # so that no file is read for it
-        options["config"] = settings = AutoConfig.from_pretrained(directory, **safe)
-        # Attention and experts may name a kernel of the hub, which would be run.
-        settings._attn_implementation = settings._experts_implementation = None
-        settings.return_dict = True  # outputs are read by their names
-        if more and hasattr(settings, "n_ctx"):  # where transformers puts a GPT-2's context
-            settings.n_positions = settings.n_ctx
-        # The reader of GGUF files has a progress bar that no setting turns off.
-        with redirect_stderr(io.StringIO()) if more else nullcontext():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(directory, **options, **safe)
-    model, found = loaded
-    _check_loaded(name, found)
-    _check_computed(name, model, config, None if more else Path(directory))
-    return model, tokenizer, ends
+    return config
 
 
 def _refuse_kernels(name: str, config: dict[str, Any], is_gguf: bool) -> None:
@@ -254,19 +269,20 @@ def _check_computed(name: str, model: Any, config: dict[str, Any], directory: Pa
     with refusals(name):
         check_turned(config, turned, model.config.get_text_config(), name)
     say_unread_settings(config, model.config, name)
+    say_own_code(config, name)
 
 
-def _locate(name: str) -> tuple[str, dict[str, Any], dict[str, str] | None]:
+def _locate(name: str, empty: str) -> tuple[str, dict[str, Any], dict[str, str] | None]:
     """The directory of a model, with the name of a GGUF file and of names to be changed.
 
-    That of a model of the hub is in its cache. What lies there is checked before transformers looks
-    at it.
+    That of a model of the hub is in its cache, that of a GGUF file `empty`. What lies there is
+    checked before transformers looks at it.
     """
     path = Path(name)
     if path.suffix.lower() == GGUF:
         check_gguf(path)
-        # Of a name alone transformers would take the file in the working directory.
-        return str(path.parent), {"gguf_file": str(path.absolute())}, None
+        # Transformers would add an adapter that lies beside the file.
+        return empty, {"gguf_file": str(path.absolute())}, None
     if not path.is_dir():
         if path.exists():
             raise ModelError(f"{name} is a file; give its directory, or a file ending in {GGUF}")
@@ -367,25 +383,3 @@ def _check_loaded(name: str, found: dict[str, Any]) -> None:
     wrong += map(str, found.get("error_msgs") or ())
     if wrong:
         raise ModelError(misfit(name, wrong))
-
-
-def check_tokenizer(name: str, tokenizer: Tokenizer, model: LanguageModel) -> None:
-    """Refuses a tokenizer with ids that the model's embedding has no row for.
-
-    Rows beyond the last id that are no padding are said on stderr, as no token stands for them.
-
-    Raises:
-        ModelError: naming the largest of both.
-    """
-    largest, rows = largest_id(tokenizer), model.embedding.num_embeddings
-    if largest + 1 < rows and rows not in {-(-(largest + 1) // n) * n for n in MULTIPLES}:
-        print(
-            f"{name}: its embedding has {rows} rows, the ids of its tokenizer end at {largest}; the"
-            " rows behind are left out (is it the tokenizer that the model was trained with?)",
-            file=sys.stderr,
-        )
-    if largest >= rows:
-        raise ModelError(
-            f"{name}: its tokenizer has ids up to {largest}, its embedding {rows} rows; give the "
-            "tokenizer that the model was trained with"
-        )

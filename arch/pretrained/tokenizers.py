@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from arch.config import MOST
 from arch.errors import ModelError, printable, reason, show_value
+from arch.formats.llama import MULTIPLES
 from arch.formats.named_tokens import (
     ENDS,
     NAMING,
@@ -20,6 +21,7 @@ from arch.formats.named_tokens import (
     say_left_out_tokens,
 )
 from arch.pretrained.gguf import GGUF, read_roles
+from arch.storage.directory import drop_rowless
 from arch.storage.files import read_json, read_text, refuse_pointer
 
 TOKENIZER = "tokenizer.json"
@@ -71,18 +73,18 @@ def open_tokenizer(directory: Path) -> Tokenizer:
     normalizer or pre-tokenizer in place of those that the model was trained with.
 
     Raises:
-        ModelError: there is none, it cannot be read, or it has code of its own.
+        ModelError: there is none, it cannot be read, or it is made by code of its own.
     """
     from transformers import AutoTokenizer
 
     settings, file = directory / SETTINGS, directory / TOKENIZER
-    if settings.is_file() and read_json(settings).get("auto_map"):
-        raise ModelError(f"{directory} cannot be loaded: its tokenizer {CODE}")
     if file.is_file():
         text = read_text(file)
         tokenizer = read_tokenizer(text, file)
         say_left_out_tokens([directory / name for name in NAMING], text, directory)
         return tokenizer
+    if settings.is_file() and read_json(settings).get("auto_map"):
+        raise ModelError(f"{directory} cannot be loaded: its tokenizer {CODE}")
     pieces = {file: open_pieces(file) for name in PIECES if (file := directory / name).is_file()}
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
@@ -194,6 +196,31 @@ def check_pieces(file: object, pieces: Any, tokenizer: Tokenizer) -> None:
 def largest_id(tokenizer: Tokenizer) -> int:
     """The largest id that a token has; ids below it may have none."""
     return max(tokenizer.get_vocab().values())
+
+
+def fit_tokenizer(tokenizer: Tokenizer, rows: int, name: str) -> Tokenizer:
+    """The tokenizer of a model whose embedding has so many rows; see `drop_rowless`.
+
+    Rows beyond the last id that are no padding are said on stderr, as no token stands for them.
+
+    Raises:
+        ModelError: an entry of its vocabulary has no row; naming the largest id.
+    """
+    if largest_id(tokenizer) >= rows:
+        tokenizer = read_tokenizer(drop_rowless(name, tokenizer.to_str(), rows), name)
+    largest = largest_id(tokenizer)
+    if largest + 1 < rows and rows not in {-(-(largest + 1) // n) * n for n in MULTIPLES}:
+        print(
+            f"{name}: its embedding has {rows} rows, the ids of its tokenizer end at {largest}; the"
+            " rows behind are left out (is it the tokenizer that the model was trained with?)",
+            file=sys.stderr,
+        )
+    if largest >= rows:
+        raise ModelError(
+            f"{name}: its tokenizer has ids up to {largest}, its embedding {rows} rows; give the "
+            "tokenizer that the model was trained with"
+        )
+    return tokenizer
 
 
 def say_wrong_split(config: dict[str, Any], tokenizer: Tokenizer, source: object) -> None:

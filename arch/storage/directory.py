@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import platform
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from safetensors.torch import save
 
 from arch.config import ModelConfig
-from arch.errors import ModelError, show_value
+from arch.errors import ModelError, printable, show_value
 from arch.mixers import refuse_foreign
 from arch.model import LanguageModel
 from arch.storage.files import read_json, read_text, write_directory, write_file
@@ -207,7 +208,7 @@ def _read_all_but_weights(
     return config, tokenizer_json, meta
 
 
-def vocabulary_size(path: Path, tokenizer_json: str) -> int:
+def vocabulary_size(path: Path | str, tokenizer_json: str) -> int:
     """How many rows a `tokenizer.json` needs, whose ids may have gaps; `path` is for errors.
 
     Raises:
@@ -222,6 +223,39 @@ def vocabulary_size(path: Path, tokenizer_json: str) -> int:
         return max(len(names), 1 + max(map(int, vocabulary.values()), default=-1))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
         raise ModelError(f"{path} is not a tokenizer file") from None
+
+
+def drop_rowless(path: Path | str, tokenizer_json: str, rows: int) -> str:
+    """A tokenizer without the added tokens that a model of so many rows has no row for.
+
+    As a pad that the tokenizer alone was given. They are said on stderr, as a text that spells one
+    is read as ordinary words. What stands around every text stays, and so does all where an entry
+    of the vocabulary has no row either. `path` is the tokenizer's, or what names it.
+
+    Raises:
+        ModelError: it is no tokenizer.
+    """
+    if vocabulary_size(path, tokenizer_json) <= rows:
+        return tokenizer_json
+    known = json.loads(tokenizer_json)
+    around = json.dumps(known.get("post_processor"))
+    dropped = [
+        token
+        for token in known["added_tokens"]
+        if type(token.get("id")) is int and token["id"] >= rows
+        if json.dumps(token["content"]) not in around
+    ]
+    known["added_tokens"] = [token for token in known["added_tokens"] if token not in dropped]
+    fitting = json.dumps(known)
+    if vocabulary_size(path, fitting) > rows:
+        return tokenizer_json
+    names = ", ".join(f"{token['content']} ({token['id']})" for token in dropped)
+    print(
+        f"{path}: the embedding has {rows} rows, and none for {printable(names)}; these tokens are "
+        "left out, and a text that spells one is read as others",
+        file=sys.stderr,
+    )
+    return fitting
 
 
 def check_vocabulary(

@@ -24,8 +24,8 @@ from arch import LanguageModel, ModelConfig, ModelError, check_causal, count_par
 from arch.errors import is_out_of_memory, reason
 from arch.formats.named_tokens import ends_of_text, read_stops
 from arch.kernels.arithmetic import plain_arithmetic
-from arch.pretrained.pretrained import check_tokenizer, load_pretrained, refusals, wrap_model
-from arch.pretrained.tokenizers import largest_id, read_tokenizer
+from arch.pretrained.pretrained import load_pretrained, refusals, wrap_model
+from arch.pretrained.tokenizers import fit_tokenizer, largest_id, read_tokenizer
 from arch.storage.files import file_sha256, read_json
 from arch.storage.runs import SHIPPED, find_model, walk_folders
 from arch.storage.weights import check_finite, drop_padding
@@ -359,7 +359,7 @@ def _in_memory(module: nn.Module, tokenizer: Any, name: str) -> Checkpoint:
         with refusals(name):
             model = wrap_model(copied)
     backend = read_tokenizer(backend.to_str(), f"the tokenizer of {name}")  # the caller's stays
-    check_tokenizer(name, backend, model)
+    backend = fit_tokenizer(backend, model.embedding.num_embeddings, name)
     say_how_text_is_read(backend, name)
     check_causal(model)
     model = drop_padding(model, 1 + largest_id(backend))

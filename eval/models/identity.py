@@ -19,6 +19,7 @@ from eval.messages import RequestError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+    from torch import Tensor
     from torch.nn import Module
 
 Key = TypeVar("Key", bound=Hashable)
@@ -117,16 +118,26 @@ def written(file: Path) -> tuple[int, int]:
 
 
 def is_steered(module: "Module") -> bool:
-    """Whether hooks or another forward change what a module computes, in a way no hash tells.
+    """Whether something changes what a module computes, in a way no hash tells.
 
-    Accelerate's own, which move tensors to their devices, do not.
+    Hooks or another forward do, but for Accelerate's own, which move tensors to their devices; an
+    adapter of PEFT, which can be switched off, merged or scaled; and a rotation whose frequencies
+    are no longer those that it was made with.
     """
     return any(
         part._forward_hooks
         or part._forward_pre_hooks
         or ("forward" in vars(part) and not hasattr(part, "_hf_hook"))
+        or type(getattr(part, "disable_adapters", None)) is bool  # of any model it is a function
+        or _turns_otherwise(dict(part.named_buffers(recurse=False)))
         for part in module.modules()
     )
+
+
+def _turns_otherwise(tables: Mapping[str, "Tensor"]) -> bool:
+    """Whether frequencies among a part's tables differ from the copy that was made with them."""
+    copies = {name.replace("original_", ""): t for name, t in tables.items() if "original_" in name}
+    return any(n in tables and not tables[n].equal(t.to(tables[n])) for n, t in copies.items())
 
 
 def seed_labels(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], str]:

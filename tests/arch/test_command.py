@@ -125,6 +125,8 @@ def test_import_of_a_checkpoint_of_maskedmixers(tmp_path, capsys):
     loaded = load_model(out)
     assert loaded.config.mixers == ("flat",)
     assert loaded.meta["source"] == "maskedmixers"
+    assert main(["import", str(tmp_path), str(tmp_path / "whole")]) == 0  # a directory with both
+    assert load_model(tmp_path / "whole").tokenizer_json == loaded.tokenizer_json
 
 
 @pytest.fixture
@@ -153,7 +155,9 @@ def test_import_from_the_hub(llama, hub, tmp_path, capsys):
     errors = {"me/part": part, "me/none": proxy("404: no me/none\nmore"), "me/far": proxy()}
     (tmp_path / "pickles").mkdir()
     (tmp_path / "pickles" / "config.json").write_text("{}")
-    places = {"me/ours": path, "me/llama": tmp_path / "hf", "me/pickles": tmp_path / "pickles"}
+    (tmp_path / "packed").mkdir()  # of a repository of GGUF files, which are not downloaded
+    places = {f"me/{name}": tmp_path / name for name in ("pickles", "packed")}
+    places |= {"me/ours": path, "me/llama": tmp_path / "hf"}
     hub(places | errors)
     tokens = random_tokens(model)
     for name in ("ours", "llama", "part"):
@@ -161,8 +165,10 @@ def test_import_from_the_hub(llama, hub, tmp_path, capsys):
         loaded = load_model(tmp_path / "new" / name)
         assert loaded.meta["name"] == name
         assert torch.equal(loaded.model(tokens), model(tokens))
-    line = failed(capsys, "import", "hub:me/pickles", tmp_path / "none")
-    assert line.startswith("error: hub:me/pickles: no *.safetensors")
+    for name in ("pickles", "packed"):
+        line = failed(capsys, "import", f"hub:me/{name}", tmp_path / "none")
+        assert line.startswith(f"error: hub:me/{name}: no *.safetensors")
+        assert "FILE.gguf" in line
     for name, said in (("none", "404: no me/none more"), ("far", "ProxyError")):
         line = failed(capsys, "import", f"hub:me/{name}", tmp_path / "none")
         assert line == f"error: hub:me/{name} cannot be had: {said}"

@@ -8,7 +8,7 @@ from arch.errors import ModelError, printable, show_value
 from arch.formats.foreign import WITHOUT_EFFECT, common_prefix, read_layout, read_settings
 from arch.mixers import MIXERS
 from arch.patterns import find_foreign
-from arch.storage.directory import META, LoadedModel, check_meta, check_vocabulary
+from arch.storage.directory import META, LoadedModel, check_meta, check_vocabulary, drop_rowless
 from arch.storage.files import read_json, read_text
 from arch.storage.weights import build_model, is_tied, read_weights
 
@@ -42,6 +42,8 @@ def is_hub_export(directory: str | Path) -> bool:
 def import_hub(directory: str | Path) -> LoadedModel:
     """Reads what `export_hub` wrote, in the precision of its weights, in evaluation mode.
 
+    What transformers saved since is another model: of its provenance the ends of a text hold.
+
     Raises:
         ModelError: a file that is missing, a setting that is missing or not known, a mixer that is
             not built in, weights that do not fit, or a tokenizer of another size.
@@ -55,9 +57,13 @@ def import_hub(directory: str | Path) -> LoadedModel:
     provenance = given.get(PROVENANCE) or {}
     if not isinstance(provenance, dict):
         raise ModelError(f"{path}: {PROVENANCE} is {show_value(provenance)}; expected an object")
-    meta = {"name": directory.absolute().name, **{n: v for n, v in provenance.items() if n in META}}
+    meta: dict[str, Any] = {"name": directory.absolute().name}
+    if "transformers_version" in given:  # which no export has
+        provenance = {n: v for n, v in provenance.items() if n in ("begin", "end", "stops")}
+        meta["source"] = "transformers"
+    meta |= {n: v for n, v in provenance.items() if n in META}
     check_meta(meta, path)
-    tokenizer_json = read_text(file)
+    tokenizer_json = drop_rowless(file, read_text(file), config.vocab_size)
     check_vocabulary(file, tokenizer_json, config.vocab_size)
     files, _ = read_layout(given, directory)
     held = {name: tensor for each in files for name, tensor in read_weights(each).items()}

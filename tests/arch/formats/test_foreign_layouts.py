@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
-from tokenizers import Regex, Tokenizer, pre_tokenizers
+from tokenizers import Regex, Tokenizer, pre_tokenizers, processors
 
 from arch import ModelError, import_transformers, load_model, load_pretrained
 from arch.__main__ import main
 from arch.storage.files import POINTER
+from eval.models.checkpoint import open_model
 from tests.arch.cases import byte_tokenizer
 from tests.said import one_line
 
@@ -300,6 +302,55 @@ def test_what_a_tokenizer_once_added_is_said(llama, capsys):
         read(str(directory))
         said = "says add_bos_token, tokenizer.json adds no <|endoftext|> to a text"
         assert capsys.readouterr().err.count(said) == 1
+
+
+def test_added_tokens_that_the_embedding_has_no_row_for_are_left_out_and_said(llama, capsys):
+    """As the one of pictures in Gemma 3's models of text alone, which were refused."""
+    tokenizer, text = byte_tokenizer(), "an <image> a"
+    tokenizer.add_special_tokens(["<image>"])
+    directory = llama(tokenizer=tokenizer)
+    module = transformers.AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=False)
+    doors = (
+        lambda: Tokenizer.from_str(load_pretrained(str(directory)).tokenizer_json),
+        lambda: Tokenizer.from_str(import_transformers(directory).tokenizer_json),
+        lambda: open_model(module, tokenizer=tokenizer).tokenizer,
+    )
+    for read in doors:
+        assert read().encode(text).ids == byte_tokenizer().encode(text).ids
+        assert "<image> (258)" in capsys.readouterr().err
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<image> $A", special_tokens=[("<image>", 258)]
+    )
+    (directory / "tokenizer.json").write_text(tokenizer.to_str())
+    for read in doors:
+        with one_line(ModelError, "the model was trained with"):
+            read()
+
+
+@pytest.mark.parametrize(
+    ("classes", "said"),
+    [({"AutoModelForCausalLM": "mine.Bidirectional"}, "mine.Bidirectional"),
+     ({"AutoConfig": "mine.C", "AutoTokenizer": ["mine.T", None]}, "")],
+)  # fmt: skip
+def test_a_model_that_is_not_computed_by_its_own_code_is_said(classes, said, llama, capsys):
+    directory = llama(config={"auto_map": classes})
+    for read in (load_pretrained, import_transformers):
+        read(str(directory))
+        err = capsys.readouterr().err
+        assert said in err
+        assert ("code of its own" in err) == bool(said)
+
+
+def test_code_of_a_tokenizer_beside_its_file_is_not_run(llama, tmp_path):
+    """Its directory was refused."""
+    directory, marker = llama(), tmp_path / "marker"
+    (directory / "mine.py").write_text(f"open({str(marker)!r}, 'w').close()")
+    held = {"auto_map": {"AutoTokenizer": ["mine.T", "mine.T"]}, "tokenizer_class": "T"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(held))
+    for read in (load_pretrained, import_transformers):
+        found = Tokenizer.from_str(read(str(directory)).tokenizer_json)
+        assert found.get_vocab() == byte_tokenizer().get_vocab()
+    assert not marker.exists()
 
 
 @pytest.mark.parametrize("kind", ["LlamaTokenizer", "PreTrainedTokenizerFast"])

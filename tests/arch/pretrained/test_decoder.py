@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from arch import ModelError, load_pretrained
 from arch.pretrained.decoder import Decoder
 from arch.pretrained.pretrained import PretrainedModel, wrap_model
-from tests.arch.cases import assert_model_continues, byte_tokenizer, random_tokens
+from tests.arch.cases import assert_model_continues, random_tokens
 from tests.arch.pretrained.test_pretrained import GPT, OPT, D, V, random_model, saved
 from tests.arch.pretrained.test_pretrained import LLAMA as GIVEN
 from tests.said import one_line
@@ -104,7 +106,12 @@ def test_streams_logits_gradients_and_states_are_transformers_own(name, tokens):
         stream = ours.hidden(embeddings, layer)
         torch.testing.assert_close(stream, expected.hidden_states[layer - (name in SHIFTED)])
     torch.testing.assert_close(ours(tokens), expected.logits, atol=1e-4, rtol=1e-4)
-    last = ours.norm(ours.hidden(embeddings, L))
+    stream = ours.hidden(embeddings, L)
+    joined = ours.logits(stream.reshape(1, -1, D))  # more positions than some families have
+    torch.testing.assert_close(
+        joined.view_as(expected.logits), expected.logits, atol=1e-4, rtol=1e-4
+    )
+    last = ours.norm(stream)
     torch.testing.assert_close(last, expected.hidden_states[-1], atol=1e-5, rtol=1e-4)
     assert_model_continues(ours, tokens, 2, (5, 12), atol=1e-4, rtol=1e-4)
     embeddings = embeddings.detach().requires_grad_()
@@ -215,9 +222,11 @@ def bert(path):
 
 
 def misfit(path):
-    tokenizer = byte_tokenizer()
-    tokenizer.add_tokens(["another", "token"])
-    return saved(their_model("bloom"), path, tokenizer)
+    return saved(their_model("bloom"), path, Tokenizer(WordLevel({str(n): n for n in range(260)})))
+
+
+def narrow(path):
+    return saved(their_model("opt", word_embed_proj_dim=D // 2), path)
 
 
 def cut_short(path):
@@ -232,6 +241,7 @@ def cut_short(path):
         (t5, "is an encoder and a decoder; give a decoder-only model"),
         (bert, "/m: bert is not causal: a later token changes earlier outputs"),
         (misfit, "its tokenizer has ids up to 259, its embedding 258 rows; give the tokenizer"),
+        (narrow, f"opt has an embedding {D // 2} wide and a stream {D} wide"),
         (cut_short, "m.gguf cannot be loaded: "),
         (lambda path: str(path / "none.gguf"), "none.gguf cannot be loaded: there is no such file"),
     ],

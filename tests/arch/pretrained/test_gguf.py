@@ -121,6 +121,23 @@ def test_a_gguf_file_becomes_a_model_directory_with_the_same_logits(tmp_path):
         torch.testing.assert_close(loaded.model(tokens), model(tokens).logits)
 
 
+def test_an_adapter_beside_a_gguf_file_is_not_read(tmp_path, monkeypatch):
+    """Where peft is installed, transformers adds it to the model that the file holds."""
+    model = write_gguf(tmp_path / "tiny.gguf")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    load, given = transformers.AutoModelForCausalLM.from_pretrained, []
+
+    def note(place, **options):
+        given.append([*Path(place).iterdir()])
+        return load(place, **options)
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", note)
+    found = load_pretrained(str(tmp_path / "tiny.gguf")).model
+    assert given == [[]]
+    tokens = torch.randint(V, (2, 9))
+    torch.testing.assert_close(found(tokens), model(tokens).logits)
+
+
 ONES = np.ones(D // 8, dtype=np.float32)
 SCALED = np.arange(1, D // 8 + 1, dtype=np.float32)
 BIAS = np.ones(D, dtype=np.float32)

@@ -244,6 +244,23 @@ def test_a_hook_on_an_attention_of_theirs_counts(family):
     assert not torch.allclose(found, before, atol=1e-2)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda module: module.model.rotary_emb.inv_freq.mul_(0.25),
+        # as layers of PEFT have it
+        lambda module: setattr(module.model.layers[0].mlp.up_proj, "disable_adapters", True),
+    ],
+)
+def test_a_module_that_no_weight_tells_from_another_is_another(change):
+    """It was given the rows of the other."""
+    module = their_model("llama 1", dtype=torch.float32)
+    first, again = (open_model(module, tokenizer=byte_tokenizer()) for _ in range(2))
+    assert first.identity == again.identity
+    change(module)
+    assert open_model(module, tokenizer=byte_tokenizer()).identity != first.identity
+
+
 def xlnet():
     config = transformers.XLNetConfig(vocab_size=258, d_model=16, n_layer=2, n_head=2, d_inner=32)
     return transformers.XLNetLMHeadModel(config)
