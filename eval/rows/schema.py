@@ -229,7 +229,13 @@ class LossRow(OfWindows):
     parts: Parts
 
 
-class LensRow(OfFigure):
+class OfTexts(OfFigure, total=False):
+    """A hash of what a lens was asked: its texts and settings; older rows lack it."""
+
+    texts: str
+
+
+class LensRow(OfTexts):
     """One figure of one lens; further fields say of what it is: a layer, a head, a word."""
 
     lens: str
