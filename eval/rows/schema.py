@@ -21,6 +21,7 @@ class OfDirectory(TypedDict, total=False):
     tokens_seen: int | None
     settings_sha256: str
     seed: int | None
+    max_steps: int | None
 
 
 class About(OfDirectory):
