@@ -49,8 +49,8 @@ class Quantity:
     Attributes:
         name: in frames, files and W&B.
         pool: how lines become one figure. `share`: hits over n, clustered on prompts and training
-            seeds; `ratio`: the same of what is no share; `whole`: the share of pairs of prompt and
-            model, by Wilson; `mean`: clustered; `seeds`: the mean over models, by Student;
+            seeds; `ratio`: the same of what is no share; `whole`: the share of whole prompts, of
+            one model by Wilson; `mean`: clustered; `seeds`: the mean over models, by Student;
             `median`, `least`, `sum`: over rows, without an interval.
         read: gives what a row measured; None where it does not apply.
         title: in tables; the name when not given.

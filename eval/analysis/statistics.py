@@ -119,12 +119,13 @@ def token_fraction(
 def prompt_fraction(
     exact: Sequence[bool], prompts: Sequence[Hashable], models: Sequence[Hashable]
 ) -> Interval:
-    """The share of prompts found whole, with Wilson's interval.
+    """The share of prompts found whole, with Wilson's interval; of several models as of tokens.
 
     Trials are pairs of prompt and model: several solver seeds of one pair are not several trials.
     """
-    pairs = len(set(zip(prompts, models, strict=True)))
-    estimate = sum(exact) / len(exact)
+    if len(set(models)) > 1:
+        return token_fraction(exact, [1] * len(exact), prompts, models)
+    pairs, estimate = len(set(prompts)), sum(exact) / len(exact)
     if pairs == 1:
         return Interval(estimate, 0.0, 1.0)
     interval = wilson(round(estimate * pairs), pairs)

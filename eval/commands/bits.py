@@ -144,8 +144,8 @@ def bits_tables(rows: Sequence[dict[str, Any]], prior: str = "uniform", full: bo
         )
         for name, shown, title in figures[: 2 if short else None]
     ]  # fmt: skip
-    passages = records[0]["prompts"]
-    counted = f"n = {passages} passage{'s' * (passages != 1)}"
+    least, most = (end(record["prompts"] for record in records) for end in (min, max))
+    counted = f"n = {least}{f' to {most}' * (most > least)} passage{'s' * (most != 1)}"
     if not short:
         return f"{terminal(*tables, most=EVERY)}\n\n{counted}"
     tables = tables[: 1 if len(tables[0].lines) > SHORT // 4 else 2]

@@ -8,7 +8,7 @@ from eval.commands.result import Result, command, next_step
 from eval.messages import RequestError
 from eval.rows.plugins import run_plugins
 
-COMMON = {"lens", "prompts", "prompt_kind", "length"}
+COMMON = {"lens", "prompts", "prompt_kind", "length", "texts"}
 """Coordinates that all figures of one document have in common."""
 
 if TYPE_CHECKING:

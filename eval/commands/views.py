@@ -105,7 +105,7 @@ def compare(
         solver: solver of the recoveries shown; default: a search
         prompts: set of prompts of the recoveries shown: story, inside, random or text
         sort: column to sort by; -NAME: the largest first
-        last: show only the last step of each model
+        last: show only the last step of each run; training seeds that end at several are one line
         every_seed: show each training seed; default: their mean, with an interval over them
         markdown: Markdown file to write: the tables
         csv: CSV file to write: every figure, a line for each checkpoint
@@ -114,7 +114,7 @@ def compare(
     """
     from eval.views.comparison import table as comparison
     from eval.views.comparison.gather import gather_models, gather_rows, of_present_models
-    from eval.views.comparison.pairs import paired_table
+    from eval.views.comparison.pairs import paired_records, paired_table
     from eval.views.comparison.plot import FORMATS, write_plot
     from eval.views.comparison.samples import find_samples
 
@@ -131,23 +131,27 @@ def compare(
     records = comparison.checkpoint_records(saved, rows, every_seed, solver, prompts)
     if not records:
         raise RequestError(f"{given[0]}: no rows here, and no figures of a run yet")
-    shown = list({record["model"]: record for record in records}.values()) if last else records
+    ended = comparison.pool_ends(saved, rows, every_seed) if last or paired else ([], [])
+    ends = comparison.checkpoint_records(*ended, every_seed, solver, prompts)
+    shown = ends if last else records
     shown = comparison.sort_records(shown, sort) if sort else shown
     tables = [comparison.checkpoint_table(shown)]
     if paired or len(shown) == 2:
         names = listed(paired or [f"{r['model']}@{r['step']}" for r in shown])
-        ends = _find_pair(records, names)
-        lines = comparison.measured(saved, rows, every_seed)
-        pairs = comparison.paired_records(lines, *ends, margin, solver, prompts)
+        pair = _find_pair(records, ends, names)
+        lines = comparison.measured(saved, [*rows, *ended[1]], every_seed)
+        pairs = paired_records(lines, *pair, margin, solver, prompts)
         if pairs:
-            tables.append(paired_table(pairs, *(f"{model}, step {step}" for model, step in ends)))
+            tables.append(paired_table(pairs, *(f"{model}, step {step}" for model, step in pair)))
         elif paired:
             raise RequestError(f"--paired {' '.join(names)}: nothing was asked of both alike")
         shown = pairs if paired else shown
     if plot:
-        trained = [*saved, *comparison.reported(saved)]
-        curves = comparison.checkpoint_records(trained, rows, every_seed, figures=())
         unknown = any(record["tokens"] is None for record in records)
+        drawn = comparison.pool_ends(saved, rows, every_seed, others=True)
+        records = comparison.checkpoint_records(*drawn, every_seed, solver, prompts)
+        drawn = comparison.pool_ends([*saved, *comparison.reported(saved)], rows, every_seed, True)
+        curves = comparison.checkpoint_records(*drawn, every_seed, figures=())
         write_plot(plot, records, curves, x or ("step" if unknown else "tokens"))
     return _compared(shown, tables, csv, markdown, plot or "")
 
@@ -178,14 +182,15 @@ def _pair_samples(
 
 
 def _find_pair(
-    records: "list[Record]", names: list[str]
-) -> tuple[tuple[str, int], tuple[str, int]]:
+    records: "list[Record]", ends: "list[Record]", names: list[str]
+) -> "tuple[tuple[str, int | str], tuple[str, int | str]]":
     """The two checkpoints, model and step, that are named."""
-    from eval.views.comparison.table import find_checkpoint
+    from eval.views.comparison.pairs import find_checkpoint
 
     if len(names) != 2:
         raise RequestError(f"--paired {' '.join(names)}: give two checkpoints")
-    return find_checkpoint(records, names[0]), find_checkpoint(records, names[1])
+    first, second = (find_checkpoint(records, ends, name) for name in names)
+    return first, second
 
 
 def _compared(

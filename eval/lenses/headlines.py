@@ -1,9 +1,10 @@
 """The one or two figures that stand for a lens in a line, and for it in W&B.
 
 A lens names them as `main`: a figure, and the coordinates at which it is taken. Over all others,
-such as its layers, it is averaged. Of a lens that names none it is the first figure.
+such as its layers, it is averaged, but for texts. Of a lens that names none it is the first figure.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -42,19 +43,23 @@ def headlines(rows: Iterable[Row]) -> list[Headline]:
         main = lens.main or [(row["figure"], {}) for row in of_lens[:1]]
         for figure, where in main:
             label = ", ".join([figure, *map(str, where.values())])
+            values = _values(of_lens, {"figure": figure, **where})
+            alike = Counter((model, step) for model, step, _ in values)
             found += [
-                Headline(name, label, *model, value=sum(values) / len(values))
-                for model, values in _values(of_lens, {"figure": figure, **where}).items()
-            ]
+                Headline(name, label + f", texts {texts}" * (alike[model, step] > 1), model, step,
+                         sum(of_texts) / len(of_texts))
+                for (model, step, texts), of_texts in values.items()
+            ]  # fmt: skip
     return found
 
 
-def _values(rows: Iterable[Row], where: dict[str, Any]) -> dict[tuple[str, int], list[float]]:
-    """The values of the rows that have these fields, by model and step."""
-    values: dict[tuple[str, int], list[float]] = {}
+def _values(rows: Iterable[Row], where: dict[str, Any]) -> dict[tuple[str, int, str], list[float]]:
+    """The values of the rows that have these fields, by model, step and texts."""
+    values: dict[tuple[str, int, str], list[float]] = {}
     for row in rows:
         fits = all(row.get(name) == value for name, value in where.items())
         if fits and row["value"] is not None:
             about = row["checkpoint"]
-            values.setdefault((about["model_id"], about["step"]), []).append(row["value"])
+            key = about["model_id"], about["step"], row.get("texts", "")
+            values.setdefault(key, []).append(row["value"])
     return values

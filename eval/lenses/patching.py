@@ -15,11 +15,10 @@ from arch import LanguageModel
 from eval.lenses.charts import Heat
 from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens, word_tokens
 from eval.lenses.stories import swaps
-from eval.lenses.trace import run_on, trace
+from eval.lenses.trace import TOGETHER, run_on, trace
 from eval.messages import RequestError
 
 SWAPS = 2  # built-in stories for each attribute
-ROWS = 16  # variants of a sweep's pass; in longer prompts several positions are patched together
 WHERE = ("changed", "between", "last")
 """Positions by what they hold: tokens that differ, all others, and the last one."""
 
@@ -83,30 +82,19 @@ def story_pairs(checkpoint: Checkpoint, seed: int) -> list[Pair]:
     return pairs
 
 
-def spans(length: int, first: int, rows: int = ROWS) -> list[range]:
-    """Positions from `first` on, in at most so many runs of equal length (but for the last)."""
-    size = -(-(length - first) // rows)
-    return [range(i, min(i + size, length)) for i in range(first, length, size)]
-
-
 @torch.no_grad()
 def causal_trace(
-    model: LanguageModel,
-    source: Tensor,
-    target: Tensor,
-    answers: Answers | None = None,
-    rows: int = ROWS,
-) -> tuple[Answers, list[range], Tensor] | None:
+    model: LanguageModel, source: Tensor, target: Tensor, answers: Answers | None = None
+) -> tuple[Answers, Tensor] | None:
     """How far each site alone moves the target's answer to the source's (Meng et al., 2202.05262).
 
     The difference of the two answers' logits at the last position, 0 where it stays as in the
-    target, 1 where it is as in the source. The prompts `(T,)` differ. All positions of a layer go
-    in one batched pass; those before they differ cannot matter and are left out.
+    target, 1 where it is as in the source. The prompts `(T,)` differ. Every position is patched
+    alone; those before the prompts differ cannot matter: their effect is 0.
 
     Returns:
-        The answers, by default `telling_answers`; at most so many runs of positions, each patched
-        together; and effects `(n + 1, runs)`, layer 0 the embedding. None for prompts that are
-        answered alike, between which nothing moves.
+        The answers, by default `telling_answers`, and effects `(n + 1, T)`, layer 0 the embedding.
+        None for prompts that are answered alike, between which nothing moves.
     """
     streams, others = trace(model, torch.stack([target, source])).streams.unbind(1)
     ends = model.logits(torch.stack([streams[-1, -1:], others[-1, -1:]]))[:, 0]
@@ -114,14 +102,16 @@ def causal_trace(
     low, high = (ends[:, mine] - ends[:, its]).tolist()
     if abs(high - low) < 1e-6:
         return None
-    runs, effects = spans(len(target), int((source != target).nonzero()[0]), rows), []
+    T = len(target)
+    effects, positions = torch.zeros(len(streams), T), torch.arange(T, device=target.device)
     for layer, (stream, other) in enumerate(zip(streams, others, strict=True)):
-        variants = stream.repeat(len(runs), 1, 1)
-        for row, run in enumerate(runs):
-            variants[row, run.start : run.stop] = other[run.start : run.stop]
-        logits = run_on(model, variants, layer)
-        effects.append((logits[:, mine] - logits[:, its] - low) / (high - low))
-    return answers, runs, torch.stack(effects)
+        for places in positions[int((source != target).nonzero()[0]) :].split(TOGETHER // T or 1):
+            variants = stream.repeat(len(places), 1, 1)
+            variants[positions[: len(places)], places] = other[places]
+            logits = run_on(model, variants, layer)
+            moved = (logits[:, mine] - logits[:, its] - low) / (high - low)
+            effects[layer, places.cpu()] = moved.float().cpu()
+    return answers, effects
 
 
 @lens(
@@ -160,14 +150,12 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
         if traced is None:
             lines.append([pair.label, other, "answered alike: left out"])
             continue
-        (mine, its), runs, effects = traced[0], traced[1], traced[2].cpu()
-        different, T = (pair.source != pair.target).cpu(), len(pair.target)
-        of = [2 if r.stop == T else int(not different[r.start : r.stop].any()) for r in runs]
-        total = effects @ F.one_hot(torch.tensor(of), len(WHERE)).to(effects)
+        (mine, its), effects = traced
+        of, T = (pair.source == pair.target).long().cpu(), len(pair.target)
+        of[-1] = WHERE.index("last")
+        total = effects @ F.one_hot(of, len(WHERE)).to(effects)
         sums.setdefault(pair.kind, {})[pair.label] = total
-        effect = effects.repeat_interleave(torch.tensor([*map(len, runs)]), dim=1)
-        values = F.pad(effect, (runs[0].start, 0))
-        table.add("effect", values, rows=False, pair=pair.label, layer=layers, position=range(T))
+        table.add("effect", effects, rows=False, pair=pair.label, layer=layers, position=range(T))
         table.pieces[pair.label] = checkpoint.pieces(pair.target.tolist())
         lines.append([pair.label, other, checkpoint.words([its, mine])])
     if not sums:

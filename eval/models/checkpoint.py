@@ -189,6 +189,7 @@ class Checkpoint:
             **{n: getattr(self.config, n) for n in ("d_model", "n_layers", "context")},
             "parameters": count_parameters(self.model),
             "seed": identity.training_seed(self.meta),
+            "max_steps": identity.training_length(self.meta),
             "val_loss": self.meta.get("val_loss"),
             **{n: getattr(self.config, n) for n in ("init", "embedding_std")},
             "weights_sha256": self.weights_sha256,

@@ -49,6 +49,17 @@ def training_seed(meta: Mapping[str, Any]) -> int | None:
     return seed if type(seed) is int else None
 
 
+def training_length(meta: Mapping[str, Any]) -> int | None:
+    """The steps that a model's training was given, where its meta.json records them.
+
+    None where it was given minutes.
+    """
+    recipe = meta.get("recipe")
+    trainer = recipe.get("trainer") if isinstance(recipe, dict) else None
+    steps = trainer.get("max_steps") if isinstance(trainer, dict) else None
+    return steps if type(steps) is int and not (recipe or {}).get("minutes") else None
+
+
 def weights_hash(model: "Module") -> str:
     """The SHA-256 of a model's tensors and their names, in hexadecimal."""
     import torch
@@ -178,13 +189,23 @@ def labels(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _refuse_two_trainings(known: Iterable[Mapping[str, Any]]) -> None:
-    """Refuses two losses of one model, name, training seed and step, in two places.
+    """Refuses two lengths of one model's trainings, and two losses of one seed in two places.
 
     Runs of two lengths, or of one that went on in two places, have one `model_id`, and are no seeds
     of it. A copy has the loss of the first.
     """
     first: dict[Hashable, Mapping[str, Any]] = {}
     for about in known:
+        if about["step"] and about.get("max_steps"):
+            other = first.setdefault((about["model_id"], about["step"]), about)
+            if other["max_steps"] != about["max_steps"]:
+                pair = [_place(Path(c.get("path") or c["name"])) for c in (other, about)]
+                raise RequestError(
+                    f"{pair[0]} and {pair[1]}: at step {about['step']} they are of trainings of "
+                    f"{other['max_steps']} and {about['max_steps']} steps, and would count as "
+                    "seeds of one; give those of one length, or train one in a --run of another "
+                    "name"
+                )
         if None in (about.get("path"), about.get("seed"), about.get("val_loss")):
             continue
         which = about["model_id"], about["name"], about["seed"], about["step"]

@@ -21,6 +21,7 @@ class OfDirectory(TypedDict, total=False):
     tokens_seen: int | None
     settings_sha256: str
     seed: int | None
+    max_steps: int | None
 
 
 class About(OfDirectory):
@@ -229,7 +230,13 @@ class LossRow(OfWindows):
     parts: Parts
 
 
-class LensRow(OfFigure):
+class OfTexts(OfFigure, total=False):
+    """A hash of what a lens was asked: its texts and settings; older rows lack it."""
+
+    texts: str
+
+
+class LensRow(OfTexts):
     """One figure of one lens; further fields say of what it is: a layer, a head, a word."""
 
     lens: str

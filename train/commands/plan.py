@@ -29,7 +29,7 @@ from train.record.progress import clock, epochs_advice
 from train.record.saving import KEPT
 from train.rundir.rundir import RunDirectory
 from train.settings import PAIRS
-from train.steps.data import PackedDataModule, Windows
+from train.steps.data import PackedDataModule
 from train.steps.module import LanguageModule
 from train.steps.pairs import check_pairs
 from train.steps.speed import choose_arithmetic, compiles, prepare
@@ -84,7 +84,8 @@ def _print_plan(recipe: Recipe, source: str | None) -> None:
     trainer = build_trainer(recipe, RunDirectory(Path()), [], launcher=[Nobody()])
     settings, config, batch = recipe.run, recipe.model, recipe.batch
     micro, parts = batch.split(trainer.world_size)
-    data, windows = _open_data(recipe)
+    data, module = _open_data(recipe)
+    unit = "positions" if module and module.train_windows.padded else "tokens"
     cost, steps = describe(config).cost, recipe.trainer.max_steps
     speed, measure, held = measured(recipe, trainer, micro, bool(arithmetic))
     if settings.minutes:
@@ -94,14 +95,14 @@ def _print_plan(recipe: Recipe, source: str | None) -> None:
         f"n {config.n_layers}, context {config.context}, vocabulary {config.vocab_size}"
     )
     tokens, epochs = steps * batch.size * config.context, ""
-    if windows is not None:
-        count = steps * batch.size / windows.count
+    if module:
+        count = steps * batch.size / module.train_windows.count
         epochs = f", {count:.2f} epochs of {source}{epochs_advice(count)}"
     minutes = f" in {settings.minutes:g} minutes, by the speed below:" if settings.minutes else ""
     print(
-        f"work    {minutes} {steps:,} steps of {batch.size} x {config.context} = {tokens:,} tokens"
+        f"work    {minutes} {steps:,} steps of {batch.size} x {config.context} = {tokens:,} {unit}"
         f"{epochs}\n"
-        f"         {cost.training_flops / 1e6:,.1f} MFLOP a token, "
+        f"         {cost.training_flops / 1e6:,.1f} MFLOP a {unit[:-1]}, "
         f"{cost.training_flops * tokens:.2e} FLOP in all"
     )
     needs = _print_memory(recipe, trainer, micro, parts, held)
@@ -109,13 +110,13 @@ def _print_plan(recipe: Recipe, source: str | None) -> None:
     for every in filter(None, (settings.save_every, settings.eval_every)):
         models |= {*range(0, steps + 1, every)}
     validations = "validations not counted: give --data"
-    if data is not None:
+    if data and module:
         count = len(models | {*range(0, steps + 1, settings.validate_every)})
-        held_out = data.meta["splits"]["valid"]["tokens"]
-        held_out = count * min(held_out, settings.validate_tokens or held_out)
+        windows = -(-len(data.line("valid")) // module.valid_windows.stride)
+        held_out = count * min(windows, module.validate_windows or windows) * config.context
         # A forward pass alone is a third of the work.
         validations = f"about {clock(held_out / (3 * speed))} for {count} validations"
-    print(f"speed    {speed:,.0f} tokens/s, {measure}")
+    print(f"speed    {speed:,.0f} {unit}/s, {measure}")
     if arithmetic:
         print(f"         {arithmetic}")
     validations += "; --eval_every's evaluations not counted" * bool(settings.eval_every)
@@ -128,8 +129,8 @@ def _print_plan(recipe: Recipe, source: str | None) -> None:
     )
 
 
-def _open_data(recipe: Recipe) -> tuple[PackedData, Windows] | tuple[None, None]:
-    """The data that a recipe names, and their windows; refuses what `fit` refuses at once.
+def _open_data(recipe: Recipe) -> tuple[PackedData, PackedDataModule] | tuple[None, None]:
+    """The data that a recipe names, and what batches are made of; refuses what `fit` refuses.
 
     Raises:
         RunError, tokenizer.CorpusError: bad input, in one line.
@@ -141,8 +142,7 @@ def _open_data(recipe: Recipe) -> tuple[PackedData, Windows] | tuple[None, None]
     if settings.data is None:
         return None, None
     data, tokens = recipe.open_data(), settings.validate_tokens
-    module = PackedDataModule(data, config.context, recipe.batch, settings.seed, tokens)
-    return data, module.train_windows
+    return data, PackedDataModule(data, config.context, recipe.batch, settings.seed, tokens)
 
 
 def _print_memory(
@@ -204,12 +204,13 @@ def memory(recipe: Recipe, trainer: Trainer, micro: int, parts: int, again: bool
 def measured(
     recipe: Recipe, trainer: Trainer, micro: int, chosen: bool = False
 ) -> tuple[float, str, int | None]:
-    """Tokens a second of all devices, how that is known, and on a GPU the most bytes held.
+    """Positions a second of all devices, how that is known, and on a GPU the most bytes held.
 
     A few real steps are timed. They are of random tokens, fewer at once on a CPU, where they would
-    be slow. Bytes are those of PyTorch's tensors on one GPU, without DDP's buckets; None on a CPU.
+    be slow. A step of several parts has their passes and one step of the optimiser. Bytes are those
+    of PyTorch's tensors on one GPU, without DDP's buckets; None on a CPU.
     """
-    device, seconds = trainer.strategy.root_device, []
+    device, times = trainer.strategy.root_device, list[tuple[float, float]]()
     module = _module(recipe)
     prepare(module, recipe.run, trainer, chosen)
     windows = micro
@@ -219,26 +220,34 @@ def measured(
     tokens = torch.randint(recipe.model.vocab_size, (windows, recipe.model.context), device=device)
     trainer.precision_plugin.convert_module(module.to(device))
     optimizer = module.configure_optimizers()["optimizer"]
-    while len(seconds) < 2 or (len(seconds) < 5 and sum(seconds[2:]) < 2):
-        if device.type == "cuda" and len(seconds) == 2:
+
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    while len(times) < 2 or (len(times) < 5 and sum(map(sum, times[2:])) < 2):
+        if device.type == "cuda" and len(times) == 2:
             torch.cuda.reset_peak_memory_stats(device)
-        before = time.perf_counter()
+        before = now()
         with trainer.precision_plugin.train_step_context():
             loss = module.training_step((tokens, tokens, float(tokens.numel())), 0)
         loss.backward()
+        between = now()
         torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - before)
-    seconds = seconds[2:]  # of the first two, one compiles and one makes the optimiser's moments
+        times.append((between - before, now() - between))
+    times = times[2:]  # of the first two, one compiles and one makes the optimiser's moments
+    passes, updates = (sum(part) / len(times) for part in zip(*times, strict=True))
+    size = recipe.batch.size
+    seconds = size / trainer.world_size / windows * passes + updates
     held = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
     devices = trainer.world_size
-    what = f"{len(seconds)} steps of {windows} x {recipe.model.context} tokens"
+    what = f"{len(times)} steps of {windows} x {recipe.model.context} tokens"
     others = f", times {devices} devices" if devices > 1 else ""
     return (
-        devices * tokens.numel() * len(seconds) / sum(seconds),
+        size * recipe.model.context / seconds,
         f"measured over {what} on one {device.type}{others}",
         held,
     )

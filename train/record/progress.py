@@ -61,7 +61,7 @@ class Progress(Callback):
         self._log, self._directory, self._every = log, directory, every
         self._bytes_per_token = bytes_per_token
         self._losses: list[Tensor] = []
-        self._last_step = self._tokens = self._counted = 0
+        self._last_step = self._tokens = self._positions = self._counted = 0
         self._since = self.seconds = 0.0
         self._steady: tuple[int, float] | None = None
 
@@ -103,7 +103,8 @@ class Progress(Callback):
 
     def restart(self, trainer: Trainer) -> None:
         """Measures tokens/s from now on: saving and validation have no part in it."""
-        self._tokens, self._since = _tokens_seen(trainer), time.perf_counter()
+        self._tokens, self._positions = _tokens_seen(trainer), _positions_seen(trainer)
+        self._since = time.perf_counter()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -132,7 +133,7 @@ class Progress(Callback):
         speed = (tokens - self._tokens) / (now - self._since)
         self.count(trainer)
         peak = peak_flops(trainer.strategy.root_device, str(trainer.precision))
-        work = module.flops_per_token / trainer.world_size
+        work = module.flops_per_token * (_positions_seen(trainer) - self._positions)
         row = {
             "step": step,
             "tokens_seen": tokens,
@@ -142,7 +143,7 @@ class Progress(Callback):
             "gradient_norm": norm,
             "tokens_per_second": speed,
             "seconds": self.seconds,
-            **({"mfu": speed * work / peak} if peak else {}),
+            **({"mfu": work / (now - self._since) / trainer.world_size / peak} if peak else {}),
         }
         self._last_step = step
         self._log.add(row)
@@ -279,6 +280,12 @@ class TimeBudget(Callback):
 def epochs_advice(epochs: float) -> str:
     """What to say of so many epochs: the end of a line, empty for a few."""
     return EPOCHS_ADVICE if epochs > EPOCHS else ""
+
+
+def _positions_seen(trainer: Trainer) -> int:
+    """How many positions were computed, pads and others without a target as well."""
+    data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+    return data.samples_seen * (data.train_windows.width - 1)
 
 
 def _tokens_seen(trainer: Trainer) -> int:

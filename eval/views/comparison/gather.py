@@ -18,7 +18,7 @@ from arch.storage.runs import SHIPPED, find_model, run_of, walk_folders
 from arch.storage.values import YamlLoader
 from eval.messages import RequestError, say_once
 from eval.models import TRUST_CODE
-from eval.models.identity import model_id, training_seed
+from eval.models.identity import model_id, training_length, training_seed
 from eval.rows.misfits import parse_json
 from eval.rows.store import SHARDS, Row, read_rows, whole_lines
 
@@ -89,11 +89,28 @@ class Saved:
         untold = self.checkpoint.get("tokens_seen", None if self.checkpoint["step"] else 0)
         return self.meta.get("tokens_seen", untold)
 
-    def flops(self, tokens: float | None) -> float | None:
-        """Spent in training on so many tokens, forward and backward."""
-        if self.config is None or tokens is None:
+    @property
+    def step(self) -> int:
+        """Of its training, also where its line is of several (`pool_ends`)."""
+        return self.checkpoint.get("own_step", self.checkpoint["step"])
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The settings of its training, as far as they are known."""
+        recipe = self.meta.get("recipe")
+        return recipe if isinstance(recipe, dict) else self.run.settings if self.run else {}
+
+    @property
+    def flops(self) -> float | None:
+        """Spent in training, forward and backward; pads, which are computed, count as well."""
+        batch = self.recipe.get("batch")
+        size: Any = batch.get("size") if isinstance(batch, dict) else None
+        if self.config is None:
             return None
-        return float(_cost(self.config.to_json()).training_flops) * tokens
+        positions = self.step * size * self.config.context if size else self.tokens_seen
+        if positions is None:
+            return None
+        return float(_cost(self.config.to_json()).training_flops) * positions
 
 
 def gather_models(sources: Iterable[str | Path]) -> list[Saved]:
@@ -303,6 +320,7 @@ def _checkpoint(
 ) -> dict[str, Any]:
     about = {"name": meta["name"], "step": int(meta["step"]), "model_id": model_id(meta, digest)}
     about |= {"path": str(path), "seed": training_seed(meta), "val_loss": meta.get("val_loss")}
+    about |= {"max_steps": training_length(meta)}
     about |= {"mixers": list(config.mixers) if config else []}
     about |= {n: getattr(config, n, None) for n in SIZES}
     return about | ({"parameters": _cost(config.to_json()).parameters} if config else {})

@@ -1,10 +1,109 @@
 """Two models paired: the difference of a figure on what both were asked, in records and tables."""
 
+from collections import Counter
 from collections.abc import Sequence
 
+from eval.analysis.frame import Frame
 from eval.analysis.statistics import equivalent, paired_difference, seeds_difference
 from eval.analysis.summary import Record
 from eval.drawing.tables import Table, interval_text, text
+from eval.messages import RequestError
+from eval.views.comparison.table import FIGURES, select
+
+
+def paired_records(
+    lines: Frame,
+    first: tuple[str, int | str],
+    second: tuple[str, int | str],
+    margin: float,
+    solver: str | None = None,
+    prompts: str = "story",
+) -> list[Record]:
+    """The difference of two checkpoints in each figure, of what both were asked.
+
+    Fields: figure, share (whether it is one), first, second, difference (first less second), low,
+    high, p, n, units (what n counts), margin and equivalent. Where both have several training
+    seeds, seeds are compared.
+
+    Args:
+        lines: of `measured`.
+        first: model and step.
+        second: the same of the other.
+        margin: within which figures count as equivalent, in per cent: points of a share, and of the
+            first value in bits.
+        solver: of which of recoveries; a search when not given.
+        prompts: the set of prompts of recoveries.
+    """
+    if len(lines):
+        named = zip(lines["model"], lines["step"], strict=True)
+        lines = lines[[checkpoint in (first, second) for checkpoint in named]]
+    records = []
+    for figure in FIGURES:
+        selected = select(lines, figure, solver, prompts)
+        if selected.empty:
+            continue
+        sides = [_count(selected[(selected["model"] == model) & (selected["step"] == step)])
+                 for model, step in (first, second)]  # fmt: skip
+        both = _both(*sides)
+        if both.empty:
+            continue
+        seeds = [_of_seeds(side, both) for side in sides]
+        hits = both["hits_first"], both["hits_second"]
+        records.append(
+            paired_record(figure.heading, *hits, both["n"], figure.percent, margin, figure.units,
+                          (seeds[0], seeds[1]))
+        )  # fmt: skip
+    return records
+
+
+def _count(side: Frame) -> Frame:
+    """Lines whose plain numbers count as hits of one trial."""
+    hits, counted = side["hits"].fillna(side["value"]), side["hits"].notna()
+    return side.assign(hits=hits, n=side["n"].where(counted, 1.0))
+
+
+def _both(first: Frame, second: Frame) -> Frame:
+    """Hits and counts of the prompts, or windows, that both sides have, seeds averaged."""
+    means = [
+        side.groupby(["cluster", "prompt"])[["hits", "n"]].mean().reset_index()
+        for side in (first, second)
+    ]
+    return means[0].merge(means[1], on=["cluster", "prompt", "n"], suffixes=("_first", "_second"))
+
+
+def _of_seeds(side: Frame, both: Frame) -> dict[str, float]:
+    """The figure of each training seed on what both sides have, by the name of its run.
+
+    Runs of one name, which lie in several directories, are told apart by their weights.
+    """
+    shared = side.merge(both[["cluster", "prompt"]], on=["cluster", "prompt"])
+    sums = shared.groupby(["name", "weights"])[["hits", "n"]].sum()
+    names = Counter(name for name, _ in sums.index)
+    figures = (sums["hits"] / sums["n"]).to_dict()
+    return {name if names[name] == 1 else f"{name} {weights}": figure
+            for (name, weights), figure in figures.items()}  # fmt: skip
+
+
+def find_checkpoint(
+    records: Sequence[Record], ends: Sequence[Record], wanted: str
+) -> tuple[str, int | str]:
+    """The model and step that `MODEL` (its last step) or `MODEL@STEP` names.
+
+    Args:
+        records: of every step.
+        ends: of the last step of each run.
+
+    Raises:
+        RequestError: there is no such one.
+    """
+    for record in ends:  # a name may have a @ itself
+        if record["model"] == wanted:
+            return wanted, record["step"]
+    for record in [*records, *ends]:
+        if f"{record['model']}@{record['step']}" == wanted:
+            return record["model"], record["step"]
+    known = ", ".join(f"{record['model']}@{record['step']}" for record in records[:8])
+    raise RequestError(f"--paired {wanted}: there is no such checkpoint; there are {known}")
 
 
 def paired_record(

@@ -14,7 +14,7 @@ FORMATS = (".svg", ".png")
 PANELS = tuple(figure for figure in FIGURES if figure.name != "hidden_1")
 """Bits per byte, shown tokens, three hidden tokens, bits at distance 4."""
 AXES = {
-    "step": ("step", "training step", 1.0, ",d"),
+    "step": ("steps", "training step", 1.0, ",d"),
     "tokens": ("tokens", "tokens seen", 1.0, "~s"),
     "flops": ("flops", "FLOPs spent in training", 1.0, "~g"),
     "time": ("seconds", "hours of training", 3600.0, "~g"),

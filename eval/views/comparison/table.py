@@ -1,4 +1,4 @@
-"""Checkpoints side by side: five fixed figures of each, and two checkpoints paired.
+"""Checkpoints side by side: five fixed figures of each.
 
 The figures are of the last layer and of plain questions: without noise, ablations, controls or
 pads. `select` says which measurements each is of; tables, plots and pairs are all made of those.
@@ -7,7 +7,8 @@ pads. `select` says which measurements each is of; tables, plots and pairs are a
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeAlias
 
 from eval.analysis.frame import Frame, frame
 from eval.analysis.summary import Record, seeds_mean, summarise
@@ -16,8 +17,10 @@ from eval.messages import RequestError, say_once
 from eval.models.identity import labels, seed_labels
 from eval.rows.schema import Row
 from eval.views.comparison.gather import Saved, finite
-from eval.views.comparison.pairs import paired_record
 from eval.views.comparison.settings import keep_differing, shared_settings
+
+Run: TypeAlias = tuple[str, str, int | None]
+"""Its `model_id`, name and training seed, where that is known."""
 
 
 class Figure(NamedTuple):
@@ -33,8 +36,8 @@ class Figure(NamedTuple):
 
 
 PLAIN = (("part", "block"), ("without", ""), ("noise", 0.0), ("control", ""), ("padded", False))
-AT_4 = (("prompt_kind", "inside"), ("distance", 4), ("shown", "alone"), ("prior", "uniform"),
-        ("precision", "noise 0.25 rms"))  # fmt: skip
+AT_4 = (("part", "block"), ("prompt_kind", "inside"), ("distance", 4), ("shown", "alone"),
+        ("prior", "uniform"), ("precision", "noise 0.25 rms"))  # fmt: skip
 
 
 def _recovery(name: str, heading: str, quantity: str, hidden: int) -> Figure:
@@ -79,6 +82,55 @@ def measured(saved: Sequence[Saved], rows: Sequence[Row], every_seed: bool = Fal
         label = _labeller(saved, rows, every_seed)
         lines["model"] = list(map(label, lines["model_id"], lines["name"]))
     return lines
+
+
+def pool_ends(
+    saved: Sequence[Saved], rows: Sequence[Row], every_seed: bool = False, others: bool = False
+) -> tuple[list[Saved], list[Row]]:
+    """Models and rows of each run's last step, which may lie elsewhere for each training seed.
+
+    Where the runs of one line end at several steps, their `step` names these, as in `598-612`, so
+    that they are one checkpoint; their own is `own_step`, and rows have keys of their own.
+
+    Args:
+        every_seed: keep training seeds apart.
+        others: with those of all other steps; a last step that two runs of a line share stays so.
+    """
+    label = _labeller(saved, rows, every_seed)
+    known = [entry.checkpoint for entry in saved] + [row["checkpoint"] for row in rows]
+    last, runs_at = dict[Run, int](), dict[tuple[str, int], set[Run]]()
+    for about in known:
+        run, model = _run_of(about), label(about["model_id"], about["name"])
+        runs_at.setdefault((model, about["step"]), set()).add(run)
+        for which in {run, (*run[:2], None)}:  # a row that names no seed is of any
+            last[which] = max(about["step"], last.get(which, 0))
+    ends: dict[str, set[int]] = {}
+    for (model, step), runs in runs_at.items():
+        if any(last[run] == step for run in runs) and not (others and len(runs) > 1):
+            ends.setdefault(model, set()).add(step)
+    for model, steps in ends.items():
+        if len(steps) > 1 and 0 in steps and not others:
+            steps.remove(0)
+            say_once(f"left out: training seeds of {model} that are at step 0 yet")
+
+    def moved(about: dict[str, Any]) -> dict[str, Any] | None:
+        step, steps = about["step"], ends.get(label(about["model_id"], about["name"]), set())
+        if step != last[_run_of(about)] or step not in steps:
+            return about if others else None
+        if len(steps) < 2:
+            return about
+        return about | {"step": f"{min(steps)}-{max(steps)}", "own_step": step}
+
+    models = [replace(entry, checkpoint=about)
+              for entry in saved if (about := moved(entry.checkpoint))]  # fmt: skip
+    kept = [row | {"checkpoint": about, "key": row["key"] + " at its end" * ("own_step" in about)}
+            for row in rows if (about := moved(row["checkpoint"]))]  # fmt: skip
+    return models, kept
+
+
+def _run_of(about: dict[str, Any]) -> Run:
+    """Which run a checkpoint is of; several may have one name, each in a directory of its own."""
+    return about["model_id"], about["name"], about.get("seed")
 
 
 def select(
@@ -128,9 +180,10 @@ def checkpoint_records(
 ) -> list[Record]:
     """A record for each model and step, in the order of names and steps.
 
-    Fields: model, step, seeds, tokens, flops and seconds (of training), each figure of `FIGURES`
-    with `_low`, `_high` and `_n` (None where it was not measured), `bits_per_byte_of`, which is
-    `loss` or `validation`, and `settings`, those in which the models differ.
+    Fields: model, step, seeds, the means of steps, tokens, flops and seconds (of training), each
+    figure of `FIGURES` with `_low`, `_high` and `_n` (None where it was not measured),
+    `bits_per_byte_of`, which is `loss` or `validation`, and `settings`, those in which the models
+    differ.
 
     Args:
         saved: of `eval.views.comparison.gather.gather_models`.
@@ -149,7 +202,7 @@ def checkpoint_records(
     usual = _usual_validations(saved)
     records = {
         coordinates: _training(*coordinates, group, usual)
-        for coordinates, group in sorted(groups.items(), key=lambda item: _natural(*item[0]))
+        for coordinates, group in sorted(groups.items(), key=lambda item: [*map(_natural, item[0])])
     }
     differing = keep_differing([record["settings"] for record in records.values()])
     for record, settings in zip(records.values(), differing, strict=True):
@@ -241,9 +294,10 @@ def _training(model: str, step: int, checkpoints: Sequence[Saved], usual: set[in
     weights = {saved.checkpoint.get("weights_sha256") for saved in checkpoints if not saved.meta}
     record: Record = {"model": model, "step": step, "seeds": max(len(runs), len(weights))}
     costs = {
+        "steps": [saved.step for saved in runs.values() or checkpoints],
         "tokens": [saved.tokens_seen for saved in runs.values() or checkpoints],
-        "flops": [saved.flops(saved.tokens_seen) for saved in runs.values()],
-        "seconds": [saved.run.seconds.get(step) for saved in runs.values() if saved.run],
+        "flops": [saved.flops for saved in runs.values()],
+        "seconds": [saved.run.seconds.get(saved.step) for saved in runs.values() if saved.run],
     }
     for name, values in costs.items():
         known = [value for value in values if value is not None]
@@ -261,9 +315,8 @@ def _training(model: str, step: int, checkpoints: Sequence[Saved], usual: set[in
 def _identity(saved: Saved) -> tuple[Any, ...]:
     """What a run and its copies share: name, training seed and loss; without a loss, the place."""
     place = str(saved.run.path if saved.run else saved.path)
-    loss, recipe = saved.meta.get("val_loss"), saved.meta.get("recipe")
-    settings = recipe if isinstance(recipe, dict) else saved.run.settings if saved.run else {}
-    return saved.checkpoint["name"], settings.get("seed"), place if loss is None else loss
+    loss = saved.meta.get("val_loss")
+    return saved.checkpoint["name"], saved.recipe.get("seed"), place if loss is None else loss
 
 
 def _fields(figure: Figure, estimate: tuple[Any, ...]) -> Record:
@@ -282,7 +335,8 @@ def sort_records(records: Sequence[Record], by: str) -> list[Record]:
         raise RequestError(f"--sort {by}: allowed are {', '.join(COLUMNS)}, and - before them")
     key = COLUMNS[name]
     known = [record for record in records if record[key] is not None]
-    known.sort(key=lambda record: record[key], reverse=by.startswith("-"))
+    order = _natural if key in ("model", "step") else float
+    known.sort(key=lambda record: order(record[key]), reverse=by.startswith("-"))
     return [*known, *(record for record in records if record[key] is None)]
 
 
@@ -307,94 +361,7 @@ def checkpoint_table(records: Sequence[Record]) -> Table:
     return Table(["model", "step", "tokens", *named, *headings], lines, note="; ".join(notes))
 
 
-def paired_records(
-    lines: Frame,
-    first: tuple[str, int],
-    second: tuple[str, int],
-    margin: float,
-    solver: str | None = None,
-    prompts: str = "story",
-) -> list[Record]:
-    """The difference of two checkpoints in each figure, of what both were asked.
-
-    Fields: figure, share (whether it is one), first, second, difference (first less second), low,
-    high, p, n, units (what n counts), margin and equivalent. Where both have several training
-    seeds, seeds are compared.
-
-    Args:
-        lines: of `measured`.
-        first: model and step.
-        second: the same of the other.
-        margin: within which figures count as equivalent, in per cent: points of a share, and of the
-            first value in bits.
-        solver: of which of recoveries; a search when not given.
-        prompts: the set of prompts of recoveries.
-    """
-    if len(lines):
-        named = zip(lines["model"], lines["step"], strict=True)
-        lines = lines[[checkpoint in (first, second) for checkpoint in named]]
-    records = []
-    for figure in FIGURES:
-        selected = select(lines, figure, solver, prompts)
-        if selected.empty:
-            continue
-        sides = [_count(selected[(selected["model"] == model) & (selected["step"] == step)])
-                 for model, step in (first, second)]  # fmt: skip
-        both = _both(*sides)
-        if both.empty:
-            continue
-        seeds = [_of_seeds(side, both) for side in sides]
-        hits = both["hits_first"], both["hits_second"]
-        records.append(
-            paired_record(figure.heading, *hits, both["n"], figure.percent, margin, figure.units,
-                          (seeds[0], seeds[1]))
-        )  # fmt: skip
-    return records
-
-
-def _count(side: Frame) -> Frame:
-    """Lines whose plain numbers count as hits of one trial."""
-    hits, counted = side["hits"].fillna(side["value"]), side["hits"].notna()
-    return side.assign(hits=hits, n=side["n"].where(counted, 1.0))
-
-
-def _both(first: Frame, second: Frame) -> Frame:
-    """Hits and counts of the prompts, or windows, that both sides have, seeds averaged."""
-    means = [
-        side.groupby(["cluster", "prompt"])[["hits", "n"]].mean().reset_index()
-        for side in (first, second)
-    ]
-    return means[0].merge(means[1], on=["cluster", "prompt", "n"], suffixes=("_first", "_second"))
-
-
-def _of_seeds(side: Frame, both: Frame) -> dict[str, float]:
-    """The figure of each training seed on what both sides have, by the name of its run.
-
-    Runs of one name, which lie in several directories, are told apart by their weights.
-    """
-    shared = side.merge(both[["cluster", "prompt"]], on=["cluster", "prompt"])
-    sums = shared.groupby(["name", "weights"])[["hits", "n"]].sum()
-    names = Counter(name for name, _ in sums.index)
-    figures = (sums["hits"] / sums["n"]).to_dict()
-    return {name if names[name] == 1 else f"{name} {weights}": figure
-            for (name, weights), figure in figures.items()}  # fmt: skip
-
-
-def find_checkpoint(records: Sequence[Record], wanted: str) -> tuple[str, int]:
-    """The model and step that `MODEL` (its last step) or `MODEL@STEP` names.
-
-    Raises:
-        RequestError: there is no such one.
-    """
-    for name, step in ((wanted, ""), wanted.rpartition("@")[::2]):  # a name may have a @ itself
-        steps = [record["step"] for record in records if record["model"] == name]
-        if steps and (not step or (step.isdecimal() and int(step) in steps)):
-            return name, int(step) if step else max(steps)
-    known = ", ".join(f"{record['model']}@{record['step']}" for record in records[:8])
-    raise RequestError(f"--paired {wanted}: there is no such checkpoint; there are {known}")
-
-
-def _natural(name: str, step: int) -> tuple[list[tuple[bool, int, str]], int]:
+def _natural(name: str | int) -> list[tuple[bool, int, str]]:
     """Sorts numbers in names by their size."""
     return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part)
-            for part in re.split(r"(\d+)", name)], step  # fmt: skip
+            for part in re.split(r"(\d+)", str(name))]  # fmt: skip

@@ -9,6 +9,7 @@ from eval.analysis.frame import Frame
 from eval.analysis.summary import summarise
 from eval.drawing import figures, plots
 from eval.drawing.tables import Record, interval_text, number_text
+from eval.messages import say_once
 from eval.views.comparison.table import ALIKE, FIGURES, select
 
 STEPS = 6
@@ -47,6 +48,12 @@ def draw_bits(lines: Frame) -> Bits | None:
     where = tuple(pair for pair in column.where if pair[0] != "distance")
     chosen = select(lines, column._replace(where=where))
     if chosen.empty:
+        bits = lines[lines["kind"] == column.kind] if len(lines) else lines
+        if len(bits) and "block" not in (parts := [*bits["part"].unique()]):
+            say_once(
+                f"left out: bits of part {', '.join(parts)}; the page draws those of blocks, and "
+                "summary shows all"
+            )
         return None
     by, pooled = ["model", "layer", "step", "distance"], ["observed", "trained", *ALIKE["bits"]]
     records = summarise(chosen, by, pooled).to_dict("records")

@@ -138,6 +138,9 @@ def test_exact_share_counts_pairs_of_prompt_and_model():
     assert prompt_fraction([True, True, False, False], "abcd", [0] * 4) == wilson(2, 4)
     assert prompt_fraction([True, True, False, False], "aabb", [0] * 4) == wilson(1, 2)
     assert prompt_fraction([False, False], "ab", [0] * 2) == wilson(0, 2)
+    exact, prompts, models = [*[True] * 20, *[False] * 20, *[True] * 20], [*range(20)] * 3, "abc"
+    seeds = prompt_fraction(exact, prompts, [m for m in models for _ in range(20)])
+    assert seeds == pytest.approx((2 / 3, 0, 1))  # of three that are at 0 or 100 %, not of 60
     assert prompt_fraction([False], "a", [0]) == (0, 0, 1)
 
 

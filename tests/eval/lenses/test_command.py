@@ -9,6 +9,8 @@ from tokenizers import Tokenizer, models
 
 from eval import RequestError, lens, open_model, probe
 from eval.__main__ import main
+from eval.analysis.summary import summarise_rows
+from eval.lenses.headlines import headlines
 from eval.lenses.lens import LENSES, Lens, read_documents
 from eval.rows.store import ROWS, read_rows
 from tests.arch.cases import byte_tokenizer
@@ -117,6 +119,26 @@ def test_what_was_looked_at_is_not_looked_at_again(model_directory, tmp_path, mo
     assert look(first, "--out", out, *asked, "--seed", 1) == 0
     assert seen == ["first", "second", "first"]
     assert all("NaN" not in path.read_text() for path in (out / "lenses").glob("*.json"))
+
+
+def test_seeds_that_looked_at_other_texts_are_told_apart(model_directory, tmp_path):
+    """They were samples of one figure; those of one text are, wherever its corpus lies."""
+    corpora = [tmp_path / name for name in ("a.jsonl", "b.jsonl")]
+    for corpus in corpora:
+        corpus.write_text("".join(f'{{"text": "Tom had {n} balls."}}\n' for n in range(9)))
+    for texts, seeds in (["Tom sat."] * 2, [2]), (["Tom sat.", "Tom ran."], [1, 1]):
+        out = tmp_path / texts[1]
+        for seed, (text, corpus) in enumerate(zip(texts, corpora, strict=True)):
+            asked = ("--lens", "residual", "--text", text, "--corpus", corpus, "--out", out)
+            assert look(model_directory(f"flat-s{seed}", 10), *asked) == 0
+        rows = read_rows([out])
+        for row in rows:  # as if one recipe had made both
+            about = row["checkpoint"]
+            about |= {"model_id": "flat-0", "weights_sha256": about["name"]}
+        norms = [r for r in summarise_rows(rows, "lens") if r["norm"] and r["layer"] == 0]
+        assert [record["models"] for record in norms] == seeds
+        figures = [line.figure.partition(", texts ")[0] for line in headlines(rows)]
+        assert len(figures) == len(seeds) * len(set(figures))
 
 
 def test_a_look_at_other_settings_or_another_text_is_refused(model_directory, tmp_path, capsys):

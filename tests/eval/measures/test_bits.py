@@ -14,6 +14,7 @@ from scipy.integrate import quad
 from scipy.stats import norm
 from tokenizers import Tokenizer
 
+from eval.commands.bits import bits_tables
 from eval.measures.bits import measure
 from eval.measures.bits.measure import (
     Candidates,
@@ -35,6 +36,7 @@ from eval.measures.bits.task import Design
 from eval.sites.circuit import Circuit
 from eval.sites.rounding import capture
 from tests.arch.cases import byte_tokenizer
+from tests.eval.views.page.cases import about, bits_row
 
 V = 40
 MIXERS = ["flat", "attention", "headed(heads=2)"]
@@ -241,3 +243,14 @@ def test_the_vocabulary_has_the_ids_of_tokens_alone():
     assert found.tokens[-1] == 300
     assert torch.equal(found.unigram[[51, -1]] * (259 + 3), torch.tensor([2.0, 3.0]))
     assert Design("toy:40", question, candidates=2)._candidates(text).tokens.tolist() == [51, 300]
+
+
+@pytest.mark.parametrize(
+    ("counts", "n"), [((1, 3), "n = 1 to 3 passages"), ((1, 1), "n = 1 passage;")]
+)
+def test_tables_say_the_least_and_the_most_passages(counts, n):
+    """The number of the first line stood for all."""
+    rows = [bits_row(about(0, name, name), prompt, 2.0)
+            for name, count in zip("ab", counts, strict=True)
+            for prompt in range(count)]  # fmt: skip
+    assert n in bits_tables(rows)

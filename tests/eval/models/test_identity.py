@@ -110,6 +110,26 @@ def test_two_trainings_of_one_seed_are_no_seeds_of_one_model(save, tmp_path, cap
     assert seeds_of(rows_about(models[0], models[2]), tmp_path / "two") == [2]
 
 
+def test_trainings_of_two_lengths_are_no_seeds_of_one_model(save, tmp_path, capsys):
+    """At a step that both have saved their rates had fallen by as much as their lengths tell."""
+
+    def runs(*recipes, step=40):
+        return [save(f"{len(recipe)}/flat-s{seed}", step, recipe={"seed": seed} | recipe)
+                for seed, recipe in enumerate(recipes)]  # fmt: skip
+
+    short, long = ({"trainer": {"max_steps": steps}} for steps in (40, 120))
+    models = runs(short, long)
+    Results(tmp_path / "out").append(rows_about(*models))
+    for words in (["compare", *models], ["summary", tmp_path / "out"]):
+        assert main(list(map(str, words))) == 2
+        line = complaint(capsys)
+        assert all(word in line for word in ("flat-s0 and", "flat-s1: at step 40", "40 and 120"))
+    for alike in (runs(long, long), runs(short, long, step=0)):
+        assert [record["seeds"] for record in compared(*alike)] == [2]
+    minutes = runs(short | {"minutes": 1}, long | {"minutes": 1})
+    assert [record["seeds"] for record in compared(*minutes)] == [2]
+
+
 def test_models_of_transformers_are_known_by_their_weights(tmp_path):
     """A fine-tuned copy is another model; a copy elsewhere is the same."""
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer())

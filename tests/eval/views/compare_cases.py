@@ -14,7 +14,13 @@ SIZES = {"vocab_size": 400, "context": 32, "d_model": 32, "n_layers": 2}
 
 
 def make_run(
-    place: Path, name: str, seed: int = 0, bits: float = 1.2, lr: float = 1e-3, speed: float = 100.0
+    place: Path,
+    name: str,
+    seed: int = 0,
+    bits: float = 1.2,
+    lr: float = 1e-3,
+    speed: float = 100.0,
+    end: int = 100,
 ) -> Path:
     """A run directory without weights: `make_run(tmp_path, "flat-s0", bits=1.2)`."""
     path = place / "runs" / name
@@ -22,12 +28,12 @@ def make_run(
     settings = {"run": str(path), "seed": seed, "optimizer": {"lr": lr}, "model": SIZES}
     (path / "config.yaml").write_text(yaml.safe_dump(settings))
     rows: list[dict[str, Any]] = []
-    for step in (0, 50, 100):
+    for step in sorted({0, 50, end}):
         tokens = 10 * step
         if step:
             rows.append({"step": step, "tokens_seen": tokens, "loss": bits * 3 + 1 / step,
                          "tokens_per_second": speed})  # fmt: skip
-        own = bits + (100 - step) / 50
+        own = bits + (end - step) / 50
         rows.append(
             {"step": step, "tokens_seen": tokens, "val_loss": 3 * own, "val_bits_per_byte": own}
         )

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from eval.analysis.frame import frame
 from eval.analysis.summary import summarise_rows
 from eval.messages import RequestError
 from eval.models.checkpoint import find_models, open_checkpoint
 from eval.rows.store import Results, read_rows
 from eval.views.comparison.gather import RunRecord, gather_models
-from eval.views.comparison.table import paired_records
+from eval.views.comparison.table import checkpoint_records, pool_ends, reported
 from tests.eval.views.compare_cases import add_model, compared, make_run, run_compare
 from tests.eval.views.page.cases import about, bits_row, loss_row, make_row, make_rows
 
@@ -51,6 +50,50 @@ def test_seeds_are_pooled_with_students_interval(tmp_path):
     assert [record["model"] for record in apart] == ["flat-s0", "flat-s1", "flat-s2"]
     assert [record["bits_per_byte"] for record in apart] == pytest.approx(bits)
     assert all(record["bits_per_byte_low"] is None for record in apart)
+
+
+def test_seeds_that_end_at_several_steps_are_one_line_of_last_steps(tmp_path, capsys):
+    """As by minutes: the seed with the most steps stood for all, and a worse model was the best."""
+    ends = {"good": [(98, 0.8), (105, 0.9), (112, 1.3)], "bad": [(100, 1.05), (120, 1.0)]}
+    runs = [make_run(tmp_path, f"{name}-s{seed}", seed, bits, end=end)
+            for name, seeds in ends.items() for seed, (end, bits) in enumerate(seeds)]  # fmt: skip
+    file = tmp_path / "table.csv"
+    for flags, names in ([], ["good", "bad"]), (["--every_seed"], ["good-s0", "good-s1"]):
+        assert run_compare(*runs, "--last", "--sort", "bits/byte", "--csv", file, *flags) == 0
+        lines = list(csv.DictReader(file.read_text().splitlines()))
+        assert [line["model"] for line in lines][:2] == names
+    assert {line["step"] for line in lines} == {"98", "105", "112", "100", "120"}
+    assert "98-112" in capsys.readouterr().out
+    assert run_compare(*runs, "--last", "--sort=-step", "--plot", tmp_path / "plot.svg") == 0
+    saved = gather_models(runs)
+    drawn = pool_ends([*saved, *reported(saved)], [], others=True)
+    records = checkpoint_records(*drawn, figures=())
+    points = [(r["model"], r["step"], r["steps"], r["seeds"], r["tokens"]) for r in records]
+    assert points[:3] == [
+        ("bad", 0, 0, 2, 0),
+        ("bad", 50, 50, 2, 500),
+        ("bad", "100-120", 110, 2, 1100),
+    ]
+    assert points[5] == ("good", "98-112", 105, 3, 1050)
+    assert records[5]["bits_per_byte"] == pytest.approx(1)
+
+
+def test_a_seed_that_is_behind_stays_at_a_step_that_others_have(tmp_path):
+    runs = [make_run(tmp_path, f"a-s{seed}", seed, end=end) for seed, end in enumerate([50, 100])]
+    saved = gather_models(runs)
+    records = checkpoint_records(*pool_ends([*saved, *reported(saved)], [], others=True))
+    assert [(r["step"], r["seeds"]) for r in records] == [(0, 2), (50, 2), (100, 1)]
+
+
+def test_a_seed_that_is_untrained_yet_is_left_out_of_last_steps_with_a_line(tmp_path, capsys):
+    runs = [
+        make_run(tmp_path, f"a-s{seed}", seed, end=end) for seed, end in enumerate([90, 100, 50])
+    ]
+    record = runs[2] / "metrics.jsonl"
+    record.write_text(record.read_text().splitlines()[0] + "\n")
+    records = checkpoint_records(*pool_ends(gather_models(runs), []))
+    assert [(r["step"], r["seeds"]) for r in records] == [("90-100", 2)]
+    assert "left out: training seeds of a that are at step 0" in capsys.readouterr().err
 
 
 def test_validations_over_other_numbers_of_tokens_are_not_pooled(tmp_path, capsys):
@@ -301,79 +344,6 @@ def test_plots_are_files(tmp_path, kind, x):
         assert text.count("stroke-dasharray") >= 2  # where the colours begin anew
         assert "<llama> & co" in "".join(ET.fromstring(text).itertext())
         assert "bits/byte of training's validation" in "".join(ET.fromstring(text).itertext())
-
-
-# Two checkpoints.
-
-
-def test_two_checkpoints_are_compared_on_what_both_were_asked():
-    share = {"flat": (1.0, 0.9), "llama": (1.0, 0.4)}
-    rows = [
-        make_row(model, solver="alternating", prompt=p, share=share[model])
-        for model in share
-        for p in range(30 if model == "flat" else 28)
-    ]
-    rows += [loss_row(make_row(name)["checkpoint"], nats) for name, nats in
-             {"flat": [3.0, 4.0, 5.0], "llama": [4.0, 5.0, 7.0]}.items()]  # fmt: skip
-    lines = frame(rows)
-    records = paired_records(lines, ("flat", 300), ("llama", 300), margin=5)
-    found = {record["figure"]: record for record in records}
-    assert set(found) == {"bits/byte", "hidden 3"}
-    hidden = found["hidden 3"]
-    hits = {name: [sum(r == 0 for r in row["rank"][:3]) for row in rows[:58]
-                   if row["checkpoint"]["name"] == name][:28] for name in share}  # fmt: skip
-    expected = (sum(hits["flat"]) - sum(hits["llama"])) / (3 * 28)
-    assert hidden["difference"] == pytest.approx(expected)
-    assert (hidden["n"], hidden["units"]) == (28, "prompts")
-    assert hidden["low"] < expected < hidden["high"]
-    assert hidden["p"] < 0.01
-    assert not hidden["equivalent"]
-    bits = found["bits/byte"]
-    assert bits["difference"] == pytest.approx(-4 / 6 / np.log(2))
-    assert (bits["n"], bits["p"]) == (3, 0.25)  # of the 8 ways to sign three differences, 2
-
-
-def test_two_checkpoints_are_paired_at_what_they_were_asked_whatever_others_were():
-    rows = [make_row(model, step, solver="alternating", prompt=p, length=24 if step == 300 else 16)
-            for model in ("flat", "llama") for step in (0, 100, 300) for p in range(4)]  # fmt: skip
-    (record,) = paired_records(frame(rows), ("flat", 300), ("llama", 300), margin=5)
-    assert (record["figure"], record["n"]) == ("hidden 3", 4)
-
-
-def test_alike_checkpoints_are_equivalent_and_seeds_are_the_unit():
-    same = [make_row(m, solver="sweep", hidden=0, prompt=p) for m in ("flat", "llama")
-            for p in range(80)]  # fmt: skip
-    (record,) = paired_records(frame(same), ("flat", 300), ("llama", 300), margin=5)
-    assert (record["difference"], record["p"], record["equivalent"]) == (0, 1, True)
-    assert 0 < record["high"] < 0.05  # all agree, which leaves some room
-    (record,) = paired_records(frame(same), ("flat", 300), ("llama", 300), margin=1)
-    assert not record["equivalent"]
-    rows = [
-        loss_row(about(300, f"{name}{seed}", f"{name}-s{seed}"), [bits + 0.1 * seed, 3.0])
-        for name, bits in {"a": 3.0, "b": 5.0}.items()
-        for seed in range(3)
-    ]
-    (record,) = paired_records(frame(rows), ("a", 300), ("b", 300), margin=5)
-    first, second = ([(bits + 0.1 * s + 3) / 4 / np.log(2) for s in range(3)] for bits in (3, 5))
-    expected = stats.ttest_ind(first, second, equal_var=False)
-    assert (record["n"], record["units"]) == (3, "seeds")
-    assert record["p"] == pytest.approx(expected.pvalue)  # pyright: ignore
-    for row in rows:  # runs of one name, each in a directory of its own
-        row["checkpoint"] |= {"name": row["checkpoint"]["name"][:1]}
-    (named,) = paired_records(frame(rows), ("a", 300), ("b", 300), margin=5)
-    assert (named["units"], named["p"]) == ("seeds", record["p"])
-
-
-def test_the_command_pairs_two_lines_or_two_named(tmp_path, capsys):
-    Results(tmp_path).append(make_rows(models=("flat", "llama"), layers=(4,), count=3))
-    assert run_compare(tmp_path, "--last") == 0
-    assert "flat, step 300 minus llama, step 300" in capsys.readouterr().out
-    assert run_compare(tmp_path, "--paired", "flat@0", "flat") == 0
-    printed = capsys.readouterr().out
-    assert "flat, step 0 minus flat, step 300" in printed
-    assert "3 prompts" in printed
-    assert run_compare(tmp_path, "--paired", "flat@7", "flat") == 2
-    assert "there are flat@0, flat@300" in capsys.readouterr().err
 
 
 def test_longer_prompts_are_another_question(tmp_path):

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 
 import train.commands.plan
 from arch import ModelConfig
-from tests.train.cases import TINY, fit, names
+from tests.train.cases import TINY, fit, names, pack_toy
 from tests.train.forked import measure_growth
+from tokenizer.pack import Layout
 from train.__main__ import main
 from train.commands.plan import measured, memory
 from train.recipe import Recipe
@@ -87,8 +89,45 @@ def test_on_a_gpu_the_peak_of_the_timed_steps_is_measured(monkeypatch):
     _, how, held = measured(Recipe(model=ModelConfig(64, 8, 8, 1)), trainer, 2)
     assert (held, how[-11:]) == (4096, "on one cuda")
     reset, step, peak = names
-    assert seen[:3] == [step, step, reset]
-    assert seen[3:] == [step] * (len(seen) - 4) + [peak]
+    first = seen.index(reset)
+    assert seen == [*[step] * first, reset, *[step] * (len(seen) - first - 2), peak]
+    assert int(how.split()[2]) * first == 2 * (len(seen) - first - 2)
+
+
+def test_a_step_of_several_parts_has_one_of_the_optimiser(monkeypatch):
+    """A plan stepped after every part; here a pass of four windows takes 2 s, a step 10."""
+    now, learn = 0.0, LanguageModule.training_step
+
+    def training_step(self, batch, batch_idx):
+        nonlocal now
+        now += len(batch[0]) / 2
+        return learn(self, batch, batch_idx)
+
+    def clip(*_):
+        nonlocal now
+        now += 10
+
+    monkeypatch.setattr(LanguageModule, "training_step", training_step)
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", clip)
+    monkeypatch.setattr(train.commands.plan, "time", SimpleNamespace(perf_counter=lambda: now))
+    for cheap in (2e11, 1.0):  # on a slow CPU fewer windows are timed
+        monkeypatch.setattr(train.commands.plan, "CHEAP", cheap)
+        recipe = Recipe(model=ModelConfig(64, 8, 8, 1), batch=BatchSettings(16, 4))
+        trainer = build_trainer(recipe, RunDirectory(Path()), [])
+        speed, _, _ = measured(recipe, trainer, 4)
+        assert speed == pytest.approx(16 * 8 / (4 * 2 + 10))
+
+
+def test_a_plan_of_padded_rows_counts_positions(small_tokenizer, tmp_path, monkeypatch, capsys):
+    """Its validations were real tokens, at a speed in positions."""
+    monkeypatch.setattr(train.commands.plan, "measured", lambda *_: (10.0, "measured so", None))
+    data = pack_toy(small_tokenizer, tmp_path / "toy", 40, Layout("rows", 201))
+    assert plan("--data", str(data.path), "--model.context", "200") == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"6 steps of 4 x 200 = 4,800 positions, .* epochs", shown)
+    assert " MFLOP a position, " in shown
+    assert "speed    10 positions/s" in shown
+    assert f"about 00:{2 * 200 * 3 // 30} for 3 validations" in shown  # of two stories
 
 
 def test_what_was_measured_stands_beside_what_was_counted(monkeypatch, capsys):

@@ -1,5 +1,6 @@
 """What makes training faster or smaller."""
 
+import itertools
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,9 @@ import torch.nn.functional as F
 from arch import LanguageModel, ModelConfig
 from arch.costs import describe
 from arch.kernels.masked_conv import implementation, missing_for_triton
-from tests.train.cases import fit, losses
+from eval.views.comparison.gather import gather_models
+from tests.train.cases import fit, losses, pack_toy
+from tokenizer.pack import Layout
 from train.recipe import Recipe
 from train.record import progress
 from train.rundir.rundir import RunDirectory
@@ -93,6 +96,22 @@ def test_the_share_of_the_peak_is_in_the_step_line_where_the_peak_is_known(
     for row in (json.loads(line) for line in lines if '"loss"' in line):
         assert row["mfu"] == pytest.approx(row["tokens_per_second"] * work / 1e9)
     assert "  MFU " in capsys.readouterr().out
+
+
+def test_pads_are_work(small_tokenizer, tmp_path, small_model, monkeypatch):
+    """They were left out of the share of the peak, and of the FLOPs of a comparison."""
+    monkeypatch.setattr(progress, "peak_flops", lambda device, precision: 1e9)
+    data = pack_toy(small_tokenizer, tmp_path / "toy", 40, Layout("rows", 501)).path
+    assert fit(data, tmp_path / "run", "--model.context", "500", "--trainer.max_steps", "4") == 0
+    config = small_model(context=500, d_model=16, embedding_std=None).config
+    work = describe(config).cost.training_flops
+    found = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    rows = [row for row in found if "loss" in row]
+    for before, row in itertools.pairwise([{"tokens_seen": 0}, *rows]):
+        speed = row["tokens_per_second"] * 4 * 500 / (row["tokens_seen"] - before["tokens_seen"])
+        assert row["mfu"] == pytest.approx(speed * work / 1e9)
+    assert rows[-1]["tokens_seen"] < 4 * 4 * 500
+    assert [entry.flops for entry in gather_models([tmp_path / "run"])] == [0, 4 * 4 * 500 * work]
 
 
 @pytest.mark.parametrize(

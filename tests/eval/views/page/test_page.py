@@ -12,11 +12,12 @@ from eval.__main__ import main
 from eval.analysis.frame import frame
 from eval.drawing import plots
 from eval.drawing.tables import cell, percent_text, whole_percent
-from eval.rows.store import read_rows
+from eval.rows.store import Results, read_rows
 from eval.views.page.numbers import number_tables
 from eval.views.page.page import curves, render_page
 from eval.views.page.prompts import draw_prompts
 from eval.views.page.recoveries import ANSWERS, recoveries, select_lines, terminal_text
+from tests.eval.views.compare_cases import compared
 from tests.eval.views.page.cases import (
     Page,
     about,
@@ -114,6 +115,23 @@ def test_bits_are_drawn_by_distance_for_each_step():
     assert len(set(re.findall(r"step ([\d,]+), 4 later", few)) & {"0", "1,100"}) == 2
     assert len(set(re.findall(r"step ([\d,]+), 4 later", few))) == 6
     assert 'id="bits"' not in render_page(ROWS)
+
+
+def test_bits_of_other_parts_are_no_bits_of_the_block(tmp_path, capsys):
+    """Rows of both were refused, and those of a mixer stood for its layer's."""
+    blocks = [bits_row(about(0), prompt, 2.0) for prompt in range(3)]
+    mixers = [row | {"site": {"layer": 4, "part": "mixer"}, "key": f"{row['key']} mixer",
+                     "bits": {"uniform": {"noise 0.25 rms": {"alone": [1.0, 1.0]}}}}
+              for row in blocks]  # fmt: skip
+    alone, both = tmp_path / "alone", tmp_path / "both"
+    Results(alone).append(mixers)
+    Results(both).append([*blocks, *mixers])
+    found = [record["bits_at_4"] for place in (alone, both) for record in compared(place)]
+    assert found == [None, 2]
+    assert "so 5.322 bits name" in render_page([*blocks, *mixers])
+    assert "left out" not in capsys.readouterr().err
+    assert 'id="bits"' not in render_page(mixers)
+    assert "left out: bits of part mixer" in capsys.readouterr().err
 
 
 def test_the_terminal_has_them_by_step_in_few_lines():
