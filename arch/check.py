@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from arch.config import ModelConfig
 from arch.errors import ModelError, is_out_of_memory, reason
-from arch.kernels.arithmetic import shortens_float32
+from arch.kernels.arithmetic import plain_arithmetic
 from arch.mixers.base import SideBySide
 from arch.model import Block, LanguageModel
 from arch.pretrained.decoder import WholeLayer
@@ -38,6 +38,7 @@ NEAR = 1e-3
 Part = TypeVar("Part", bound=nn.Module)
 
 
+@plain_arithmetic()
 @torch.no_grad()
 def check_causal(model: LanguageModel) -> float:
     """Refuses a model in which an output depends on a later token, or on another sequence.
@@ -49,7 +50,8 @@ def check_causal(model: LanguageModel) -> float:
     positions on, at powers of two and beside them; prefixes of all such lengths are run alone. With
     the model's own weights these are three positions and eight prefixes. 256 positions are run, in
     wide models fewer. A model of transformers is run with its own weights only. The model and the
-    global random state are left as they were.
+    global random state are left as they were; the caller's autocast and default precision have no
+    effect.
 
     Not found is what moves an output by less than rounding may: half of the precision's digits, of
     the block's own share of the stream. Nor what acts at a single pair of positions between those
@@ -227,8 +229,6 @@ def _spread(values: list[int], most: int) -> list[int]:
 
 def _rounding(dtype: torch.dtype) -> float:
     """The unit of rounding of what is computed in a dtype."""
-    if dtype == torch.float32 and shortens_float32():
-        dtype = torch.bfloat16
     return torch.finfo(dtype).eps
 
 

@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
 from arch.config import ModelConfig
@@ -285,6 +286,16 @@ def embedding_scale(model: LanguageModel) -> float:
     return float(model.embedding.weight.float().std())
 
 
+HOLDERS = (
+    nn.ModuleList,
+    nn.ModuleDict,
+    nn.ParameterList,
+    nn.ParameterDict,
+    parametrize.ParametrizationList,
+)
+"""Modules that hold parameters and modules of their parent's, which says how they start."""
+
+
 @torch.no_grad()
 def initialise(model: nn.Module, config: ModelConfig) -> None:
     """Fills every parameter in place; draws from torch's global generator.
@@ -303,19 +314,24 @@ def initialise(model: nn.Module, config: ModelConfig) -> None:
     | linear bias | 0 | U(+-1/sqrt(fan in)) |
     | triangle, lower part; its bias | none is there | U(+-1/sqrt(fan in)) |
     | triangle, upper part | none is there | 0 |
-    | anything else: norm scale, shift, ... | its module's `reset_parameters` | the same |
+    | anything else: norm scale, parametrized, ... | its module's `reset_parameters` | the same |
 
     The fan-in of a linear layer is its input width, that of a triangle its context, times the
     number of triangles where a stack is summed. A tied head is the embedding; by `default` that
     starts at 1/sqrt(d_model) where it would at 1, so that the first logits are of unit size.
 
     Raises:
-        ModelError: a parameter that is not in the table, of a module without `reset_parameters`.
+        ModelError: a parameter that is not in the table, of a module without `reset_parameters`
+            (or PyTorch's `_reset_parameters`).
     """
     convolves = any(isinstance(module, Triangle | Structured) for module in model.modules())
     small = config.init == "default" and not convolves
     for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding):
+        if type(module) in HOLDERS:  # its parent fills what it holds
+            continue
+        if parametrize.is_parametrized(module):  # its weights are no tensors to fill
+            _reset(name, module)
+        elif isinstance(module, nn.Embedding):
             nn.init.normal_(
                 module.weight, std=config.embedding_std or _embedding_std(config, small)
             )
@@ -334,13 +350,30 @@ def initialise(model: nn.Module, config: ModelConfig) -> None:
             else:
                 nn.init.uniform_(module.weight, -bound, bound)
             _start_bias(module.bias, 0.0 if small else bound)
-        elif remaining := [name for name, _ in module.named_parameters(recurse=False)]:
-            if not hasattr(module, "reset_parameters"):
-                raise ModelError(
-                    f"{name}: nothing says how {', '.join(remaining)} of {type(module).__name__} "
-                    "starts; give the class a method reset_parameters(self)"
-                )
-            module.reset_parameters()  # pyright: ignore[reportCallIssue]
+        else:
+            _reset(name, module)
+
+
+def _reset(name: str, module: nn.Module) -> None:
+    """Lets a module fill its own parameters, and those in its lists of them."""
+    if held := _names_held(module):
+        reset: Any = getattr(module, "reset_parameters", None)
+        reset = reset or getattr(module, "_reset_parameters", None)  # as PyTorch's own attention
+        if reset is None:
+            raise ModelError(
+                f"{name}: nothing says how {', '.join(held)} of {type(module).__name__} "
+                "starts; give the class a method reset_parameters(self)"
+            )
+        reset()
+
+
+def _names_held(module: nn.Module) -> list[str]:
+    """The names of a module's own parameters, and of those in its lists of them."""
+    names = [name for name, _ in module.named_parameters(recurse=False)]
+    for name, child in module.named_children():
+        if type(child) in HOLDERS:
+            names += [f"{name}.{inner}" for inner in _names_held(child)]
+    return names
 
 
 def matrices(module: nn.Module) -> list[nn.Parameter]:

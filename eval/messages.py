@@ -3,7 +3,9 @@
 import difflib
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 
 from arch.errors import printable
@@ -49,8 +51,26 @@ def say(line: object) -> None:
 
 @cache
 def say_once(line: str) -> None:
-    """Prints a line on stderr the first time it is given."""
+    """Prints a line on stderr the first time that a question gives it."""
     say(line)
+
+
+_ASKED: ContextVar[bool] = ContextVar("asked", default=False)
+
+
+@contextmanager
+def question() -> Iterator[None]:
+    """A question of a user's: its lines of `say_once` are said, whatever an earlier one said.
+
+    A question that is asked within another is a part of that one.
+    """
+    if not _ASKED.get():
+        say_once.cache_clear()
+    token = _ASKED.set(True)
+    try:
+        yield
+    finally:
+        _ASKED.reset(token)
 
 
 def nearest(word: str, known: Iterable[str], otherwise: str = "") -> str:

@@ -11,10 +11,13 @@ command answers Ctrl-C in a line from its first moment on.
 
 from __future__ import annotations
 
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from train.commands.cli import read_recipe
     from train.recipe import Recipe
     from train.settings import RunError
@@ -55,4 +58,21 @@ def fit(recipe: Recipe) -> int | None:
         recipe.open_data()  # what cannot be read is reported at once
         from train.run import Run  # Lightning takes seconds
 
-        return Run(recipe).fit()
+        with _random_numbers_kept():
+            return Run(recipe).fit()
+
+
+@contextmanager
+def _random_numbers_kept() -> Iterator[None]:
+    """The caller's random numbers go on behind the block: a run seeds all generators."""
+    import random
+
+    import numpy as np
+    import torch
+
+    cuda = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with ExitStack() as stack:
+        stack.callback(random.setstate, random.getstate())
+        stack.callback(np.random.set_state, np.random.get_state())
+        stack.enter_context(torch.random.fork_rng(cuda))
+        yield

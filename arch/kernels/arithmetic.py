@@ -1,14 +1,20 @@
 """The arithmetic of figures and trainings, whatever a notebook has set for its own tensors."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+Value = TypeVar("Value")
 _BACKENDS: Any = torch.backends
 _OF_PRODUCTS = _BACKENDS.cuda.matmul, _BACKENDS.mkldnn.matmul
-_OF_CONVOLUTIONS = _BACKENDS.cudnn.conv, _BACKENDS.mkldnn.conv
+_OF_LAYERS = (
+    _BACKENDS.cudnn.conv,
+    _BACKENDS.mkldnn.conv,
+    _BACKENDS.cudnn.rnn,
+    _BACKENDS.mkldnn.rnn,
+)
 
 
 @contextmanager
@@ -40,16 +46,23 @@ def shortens_float32() -> bool:
     return any(part.fp32_precision not in ("ieee", "none") for part in _OF_PRODUCTS)
 
 
+def _read(setting: Callable[[], Value]) -> Value | None:
+    """A setting of torch's earlier interface; None where the parts were set one by one."""
+    try:
+        return setting()
+    except RuntimeError:
+        return None
+
+
 @contextmanager
 def _whole_float32() -> Iterator[None]:
-    """Neither TF32 nor bfloat16 in products and convolutions of float32."""
-    parts = _OF_PRODUCTS + _OF_CONVOLUTIONS
+    """Neither TF32 nor bfloat16 in products, convolutions and recurrences of float32."""
+    parts = _OF_PRODUCTS + _OF_LAYERS
     precisions = [part.fp32_precision for part in parts]
-    try:
-        named = torch.get_float32_matmul_precision()
-    except RuntimeError:  # the parts were set one by one
-        named = None
+    named = _read(torch.get_float32_matmul_precision)
+    allowed = _read(lambda: torch.backends.cudnn.allow_tf32)
     torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
     for part in parts:
         part.fp32_precision = "ieee"
     try:
@@ -57,5 +70,7 @@ def _whole_float32() -> Iterator[None]:
     finally:
         if named:
             torch.set_float32_matmul_precision(named)
+        if allowed is not None:
+            torch.backends.cudnn.allow_tf32 = allowed
         for part, precision in zip(parts, precisions, strict=True):
             part.fp32_precision = precision

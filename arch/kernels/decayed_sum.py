@@ -28,11 +28,11 @@ def decayed_sum(x: Tensor, decay: Tensor | None, before: Tensor | None = None) -
     chunks = F.pad(x, (0, 0, 0, -T % C)).unflatten(1, (-1, C))
     weight = decay_powers(lags_between(0, C, x.device), decay).to(x.dtype)
     sums = masked_convolution(chunks.flatten(0, 1), weight).view_as(chunks)
-    if before is None and len(chunks[0]) == 1:
+    if before is None and chunks.shape[1] == 1:
         return sums.flatten(1, 2)
     carried = x.new_zeros(B, D) if before is None else before.to(x.dtype)
     carried = torch.cat([carried[:, None], sums[:, :-1, -1]], dim=1)
-    if len(carried[0]) > 1:
+    if carried.shape[1] > 1:
         carried = decayed_sum(carried, None if decay is None else C * decay)
     arriving = carried[:, :, None]
     if decay is not None:  # g^k - 1 is exact where g^k, rounded at every step, would drift

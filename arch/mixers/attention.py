@@ -146,11 +146,18 @@ class Rotary(nn.Module):
     def __init__(self, context: int, width: int, base: float) -> None:
         super().__init__()
         self.settings = (context, width, base)
-        # On the CPU even where a model is built without memory for its weights.
+        device = torch.get_default_device()
+        if device.type == "meta":  # a model is built without memory for its weights
+            device = torch.device("cpu")
+        for name, table in zip(("cos", "sin"), self._tables(), strict=True):
+            self.register_buffer(name, table.to(device), persistent=False)
+
+    def _tables(self) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of each feature's angle at each position, computed on the CPU."""
+        context, width, base = self.settings
         frequency = 1 / base ** (torch.arange(0, width, 2, device="cpu").float() / width)
         angle = torch.arange(context, device="cpu").float()[:, None] * frequency.repeat(2)
-        self.register_buffer("cos", angle.cos(), persistent=False)
-        self.register_buffer("sin", angle.sin(), persistent=False)
+        return angle.cos(), angle.sin()
 
     def forward(self, x: Tensor, start: int) -> Tensor:
         """Rotates queries or keys `(B, T, heads, width)` of positions start ... start + T."""
@@ -158,11 +165,13 @@ class Rotary(nn.Module):
         return rotate(x, self.cos[here, None], self.sin[here, None])
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Rotary":
-        """Keeps the angles in float32 when the rest is cast: bfloat16 blurs the far positions."""
-        exact = self.cos, self.sin
+        """Keeps the angles in float32 when the rest is cast: bfloat16 blurs the far positions.
+
+        No file has them: they stay where the rest loses its numbers, as by `to_empty`.
+        """
+        exact = self._tables() if self.cos.is_meta else (self.cos, self.sin)
         super()._apply(fn, recurse)
-        if self.cos.dtype != torch.float32:
-            self.cos, self.sin = (table.to(self.cos.device) for table in exact)
+        self.cos, self.sin = (table.to(self.cos.device) for table in exact)
         return self
 
 

@@ -69,7 +69,8 @@ def save_model(
     (step, tokens_seen, hashes, ...), extended by schema, hash and versions.
 
     Raises:
-        ModelError: something else is there, or the model is another project's.
+        ModelError: something else is there, the model is another project's, or the tokenizer is of
+            another vocabulary.
         OSError: the disk is full or the place cannot be written; nothing is left behind, and a
             directory that was there stays as it was.
     """
@@ -78,6 +79,7 @@ def save_model(
         raise ModelError(
             f"{directory}: a wrapped {model.config.mixers[0]} model cannot be saved here"
         )
+    check_vocabulary(directory / FILES[2], tokenizer_json, model.config.vocab_size)
     meta = {
         "schema": SCHEMA,
         "name": directory.name,

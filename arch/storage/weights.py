@@ -5,7 +5,7 @@ import re
 import struct
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,15 @@ Shapes = dict[str, tuple[int, ...]]
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Types of weights that a model computes with, by their names in a safetensors file."""
 BLOCK = re.compile(r"blocks\.\d{1,6}\.")
+COMPILED = "_orig_mod."
+"""What `torch.compile` adds to the names of a module's weights."""
 
 
 def weights_of(model: LanguageModel) -> dict[str, Tensor]:
     """The model's weights on the CPU, in their own precision, none in the memory of another."""
     weights, addresses = {}, set()
-    for name, tensor in model.state_dict().items():
+    for written, tensor in model.state_dict().items():
+        name = written.replace(COMPILED, "")
         if model.config.tied and name == "head.weight":
             continue
         held = tensor.detach().cpu().contiguous()
@@ -91,7 +94,8 @@ def build_model(config: ModelConfig, weights: dict[str, Tensor], source: str) ->
             )
         weights = {**weights, "head.weight": weights["embedding.weight"]}
     weights = _alike(weights | _lower(model, weights), config)
-    check_finite(weights, source)
+    buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
+    check_finite(weights, source, buffers)
     model.load_state_dict(weights, assign=True)
     if config.tied:
         model.head.weight = model.embedding.weight
@@ -166,8 +170,13 @@ def _build_like(
     return model
 
 
-def check_finite(weights: Mapping[str, Tensor], source: object) -> None:
+@torch.no_grad()
+def check_finite(
+    weights: Mapping[str, Tensor], source: object, buffers: Container[str] = ()
+) -> None:
     """Refuses weights that are infinite or no numbers, and floats of 8 bits, which have no scale.
+
+    Those named in `buffers` may be infinite, as the mask of an attention is.
 
     Raises:
         ModelError: naming the first tensor that has one.
@@ -180,7 +189,8 @@ def check_finite(weights: Mapping[str, Tensor], source: object) -> None:
             raise ModelError(
                 f"{source}: {name} is of type {kind}, without a scale; allowed: {', '.join(FLOATS)}"
             )
-        if not tensor.isfinite().all():
+        wrong = tensor.isnan() if name in buffers else ~tensor.isfinite()
+        if wrong.any():
             raise ModelError(f"{source}: {name} has numbers that are not finite")
 
 
@@ -332,5 +342,6 @@ def _cut(module: nn.Module, name: str, rows: int) -> None:
 
 
 def _lower(model: LanguageModel, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    names = [f"{n}.weight" for n, module in model.named_modules() if isinstance(module, Triangle)]
+    triangles = [name for name, part in model.named_modules() if isinstance(part, Triangle)]
+    names = [f"{name}.weight".replace(COMPILED, "") for name in triangles]
     return {name: weights[name].tril() for name in names}

@@ -35,7 +35,7 @@ from eval.captured.search.head import LOGITS, are_logits, solve_head
 from eval.captured.search.outputs import pass_over_damage, search, try_exact
 from eval.captured.site import Captured, identify, leave_out_empty, start_at
 from eval.inversion.solver import Solver, parse_solvers
-from eval.messages import ArgumentError, first_of, say_once
+from eval.messages import ArgumentError, first_of, question, say_once
 from eval.models.checkpoint import open_models
 from eval.models.corpora import choose_corpus
 from eval.sites.slices import Slice
@@ -49,6 +49,7 @@ BEHIND = 3  # positions that no token fits, from which rows before them may be p
 MANY = 3  # hidden tokens whose search is announced, as it may take long
 
 
+@question()
 @plain_arithmetic()
 def recover(
     model: "Model",

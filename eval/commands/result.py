@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ParamSpec, get_type_hints
 
 from eval.commands.flags import HELP, PLACES, flag_name, read_arguments
-from eval.messages import RequestError, legible, nearest
+from eval.messages import RequestError, legible, nearest, question
 from eval.models import TRUST_CODE
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def command(
             if needed and value is None:
                 raise RequestError(f"{flag_name(name)} None: give a value, or leave it out")
         arguments: Any = read_arguments(hints, bound.arguments)
-        with contextlib.ExitStack() as stack:
+        with question(), contextlib.ExitStack() as stack:
             if {"models", "model"} & signature.parameters.keys():
                 import torch
 

@@ -62,7 +62,8 @@ class Answer:
             tried, and none fits); None for nothing.
         ranks: how many tokens score higher than the true one at each position, `(T,)`, 0 where it
             is the answer, set by `score_answer` where the truth is known.
-        diverged: whether scores are not finite: then the answer and the ranks say nothing.
+        diverged: whether a score is NaN or infinity, or a position has none above -inf: then the
+            answer and the ranks say nothing.
     """
 
     tokens: Tensor
@@ -233,8 +234,9 @@ def ask_solver(
 
 
 def _restricted(found: Answer, allowed: Sequence[int] | None) -> Answer:
-    """The answer in allowed tokens, and whether its scores are finite."""
-    found = replace(found, diverged=found.diverged or not bool(found.scores.isfinite().all()))
+    """The answer in allowed tokens, and whether it diverged."""
+    best = found.scores.amax(dim=-1)  # NaN where any is
+    found = replace(found, diverged=found.diverged or not bool(best.isfinite().all()))
     if not allowed:
         return found
     scores = restrict(found.scores, allowed)

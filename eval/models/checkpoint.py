@@ -41,7 +41,7 @@ Kept = TypeVar("Kept")
 Built = TypeVar("Built", bound=nn.Module)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Checkpoint:
     """A loaded model: in evaluation mode, with its tokenizer and its provenance.
 
@@ -57,6 +57,10 @@ class Checkpoint:
     path: Path
     control: str | None = None
     weights: str | None = None
+
+    def __post_init__(self) -> None:
+        for part in self.model.modules():
+            identity.hash_source(type(part))  # of the code as it was loaded
 
     @plain_arithmetic()
     def __call__(self, text: str | Tensor) -> Outputs:
@@ -220,7 +224,12 @@ def open_checkpoint(
     Raises:
         ModelError: the directory is missing or its files do not belong together; a pretrained
             model that cannot be had; an output that depends on a later token.
+        RequestError: no path and no name.
     """
+    if not isinstance(path, str | Path):
+        raise RequestError(
+            f"model: a {type(path).__name__}; give a path or a name, or what open_model(path) gives"
+        )
     name = str(path)
     pretrained = name.startswith(PRETRAINED)
     loaded = (
@@ -301,7 +310,8 @@ def open_model(
             or given for a model that has its own; a module of another kind.
     """
     if isinstance(model, nn.Module):
-        return _in_memory(model, tokenizer, name or type(model).__name__)
+        module: nn.Module = getattr(model, "_orig_mod", model)  # of one that torch.compile made
+        return _in_memory(module, tokenizer, name or type(module).__name__)
     if tokenizer is not None or name is not None:
         raise RequestError(
             f"{model}: has a tokenizer and a name of its own; leave out tokenizer and name"
@@ -313,16 +323,10 @@ def open_models(
     models: Sequence[str | Path | Checkpoint] | str | Path | Checkpoint, device: str
 ) -> list[Checkpoint]:
     """Opens models as `open_model` does, before anything is computed; open ones stay open."""
-    given = [models] if isinstance(models, str | Path | Checkpoint | nn.Module) else models
-    target = device_of(device)
-    return [
-        model
-        if isinstance(model, Checkpoint)
-        else open_model(model)
-        if isinstance(model, nn.Module)
-        else open_checkpoint(model, target)
-        for model in given
-    ]
+    single = isinstance(models, str | nn.Module) or not isinstance(models, Iterable)
+    given: Any = [models] if single else models
+    device_of(device)  # which is refused though all are open
+    return [m if isinstance(m, Checkpoint) else open_model(m, device) for m in given]
 
 
 def _in_memory(module: nn.Module, tokenizer: Any, name: str) -> Checkpoint:
@@ -342,11 +346,12 @@ def _in_memory(module: nn.Module, tokenizer: Any, name: str) -> Checkpoint:
     check_finite(dict(module.named_parameters()), name)
     theirs: Any = module.config
     divides = getattr(theirs, "rescale_every", 0)  # an rwkv: its weights, as it runs
-    held = {p: p.detach().clone() if divides else p.detach() for p in module.parameters()}
-    shared = {
-        id(p): nn.Parameter(held[p], requires_grad=False) if p.is_floating_point() else p
+    tensors = [*module.parameters(), *module.buffers()]
+    held = {t: t.clone() if divides or t.is_inference() else t for t in tensors}
+    shared = {id(buffer): held[buffer] for buffer in module.buffers()} | {
+        id(p): nn.Parameter(held[p].detach(), requires_grad=False) if p.is_floating_point() else p
         for p in module.parameters()
-    } | {id(buffer): buffer for buffer in module.buffers()}
+    }
     try:
         copied = copy.deepcopy(module, shared).eval()
     except (RuntimeError, TypeError) as error:  # as an output of it that it keeps
@@ -377,7 +382,7 @@ def _in_memory(module: nn.Module, tokenizer: Any, name: str) -> Checkpoint:
 def draw(build: Callable[[], Built], seed: int) -> Built:
     """A model that `build` makes with random weights of a seed; other draws are not disturbed."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # and no other device's
         return build().eval().requires_grad_(False)
 
 

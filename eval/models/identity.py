@@ -10,6 +10,7 @@ import inspect
 import json
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -92,8 +93,11 @@ def settings_hash(
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+@cache
 def hash_source(source: Callable[..., Any]) -> str | None:
     """The SHA-256 of the file that a function or a class of a user's own stands in.
+
+    It is of the file when the hash is first asked for: an edit does not change code that is loaded.
 
     Of a function in a notebook, of its lines. None for those of this project, torch and
     transformers, and for what has no source.

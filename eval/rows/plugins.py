@@ -13,6 +13,7 @@ from types import CodeType
 from typing import Any, Generic, TypeVar
 
 from eval.messages import RequestError
+from eval.models.identity import hash_source
 
 Entry = TypeVar("Entry")
 
@@ -42,6 +43,7 @@ class Registry(Generic[Entry]):
         before = self._files[name] if name in self.entries else file
         if before != file and Path(before).is_file():
             raise RequestError(f"{self.kind} {name}: the name is taken by {before}; choose another")
+        hash_source(function)  # of the code as it is loaded
         self.entries[name], self._files[name] = entry, file
 
     def load(self) -> dict[str, Entry]:

@@ -6,7 +6,7 @@
 Only one batch is in memory at a time.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from arch.kernels.arithmetic import plain_arithmetic
 from eval.messages import ArgumentError, RequestError
 from eval.models.checkpoint import Checkpoint, open_models
 from eval.models.memory import rows_at_once
@@ -46,7 +47,7 @@ class Activations:
 
 def activations(
     model: "Model",
-    texts: Iterable[str],
+    texts: str | Iterable[str],
     sites: "Sequence[str | int] | str | int" = "last",
     *,
     device: str = "auto",
@@ -58,7 +59,7 @@ def activations(
     Args:
         model: a model directory, a run (RUN, RUN@STEP, RUN@best), `remnant:NAME`, `hf:NAME`, or an
             open model.
-        texts: may be without end.
+        texts: one, or any number of them, without end too.
         sites: names as "block.3", "mixer.2", "stream.1" (part and layer; layer 0 is the
             embedding), "block.1+4" (two layers joined), or a layer's number for its block; all
             blocks by "all", or "last".
@@ -70,17 +71,21 @@ def activations(
             then single blocks, and the directory has no such files yet. None: nothing is written.
 
     Raises:
-        RequestError: a site that does not exist, or cannot be written, a directory with files of
-            an earlier capture, an empty text, or one that is longer than the context; those about
-            a text are raised when its batch is reached.
+        RequestError: texts under names; a site that does not exist, or cannot be written, a
+            directory with files of an earlier capture, an empty text, or one that is longer than
+            the context; those about a text are raised when its batch is reached, as is a batch
+            that is reached under other patches than the call was made under.
         OSError: the directory cannot be written.
         ModelError: the model cannot be opened.
     """
+    if isinstance(texts, Mapping):
+        raise ArgumentError("texts", "holds texts under names; give a text, or a list of texts")
     (checkpoint,) = open_models(model, device)
     words = [sites] if isinstance(sites, str | int) else list(sites)
     circuits = read_sites(checkpoint, words)
     size = batch_size or rows_at_once(checkpoint.model, checkpoint.config.context, gradients=False)
-    batches = _batches(checkpoint, iter(texts), circuits, size)
+    given = iter([texts] if isinstance(texts, str) else texts)
+    batches = _batches(checkpoint, given, circuits, size, checkpoint.weights)
     if out is None:
         return batches
     if other := [name for name in circuits if "+" in name or not name.startswith("block.")]:
@@ -116,13 +121,22 @@ def _written(batches: Iterator[Activations], out: Path) -> Iterator[Activations]
 
 
 def _batches(
-    checkpoint: Checkpoint, texts: Iterator[str], circuits: dict[str, Circuit], size: int
+    checkpoint: Checkpoint,
+    texts: Iterator[str],
+    circuits: dict[str, Circuit],
+    size: int,
+    weights: str | None,
 ) -> Iterator[Activations]:
     device = checkpoint.model.embedding.weight.device
     by_part: dict[str, dict[str, Circuit]] = {}
     for name, circuit in circuits.items():
         by_part.setdefault(circuit.part, {})[name] = circuit
     while batch := list(islice(texts, size)):
+        if checkpoint.weights != weights:
+            raise RequestError(
+                "activations: the patches are others than where they were asked for; take all "
+                "batches in one block, as by list(activations(...))"
+            )
         encoded = [encode_text(checkpoint.tokenizer, text, "text") for text in batch]
         for text, ids in zip(batch, encoded, strict=True):
             if not ids:
@@ -135,6 +149,7 @@ def _batches(
         outputs = {}
         for named in by_part.values():
             whole, cut = join(list(named.values()))
-            parts = cut(whole.of_tokens(tokens))
+            with plain_arithmetic():
+                parts = cut(whole.of_tokens(tokens))
             outputs |= {n: p * inside[..., None] for n, p in zip(named, parts, strict=True)}
         yield Activations(tokens, lengths, {name: outputs[name] for name in circuits})

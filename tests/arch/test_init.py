@@ -5,8 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
-from arch import LanguageModel, ModelConfig
+from arch import LanguageModel, ModelConfig, ModelError
+from arch.mixers import TokenMixer
+from tests.said import one_line
 
 V, L, D, FF, N = 400, 96, 64, 160, 3
 MIXERS = {
@@ -127,3 +131,32 @@ def test_a_tied_head_is_the_embedding_and_starts_as_it():
     assert "head.weight" not in names
     assert_normal(build("flat", tied=True).embedding.weight, D**-0.5)
     assert_normal(build("flat", tied=True, init="reference").embedding.weight, 1.0)
+
+
+class Parts(TokenMixer):
+    """PyTorch's own parts: lists of parameters, and a weight with a norm of its own."""
+
+    def __init__(self, d_model: int, context: int) -> None:
+        super().__init__()
+        empty = nn.Parameter(torch.full((d_model,), torch.nan))
+        self.gates = nn.ParameterList([empty])
+        self.named = nn.ModuleDict({"shifts": nn.ParameterDict({"b": empty})})
+        self.normed = weight_norm(nn.Linear(d_model, d_model))
+        self.attention = nn.MultiheadAttention(d_model, 4)
+
+    def forward(self, x):
+        return self.normed(x) * self.gates[0]
+
+
+class FilledParts(Parts):
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.gates[0])
+
+
+def test_parts_of_pytorch_are_filled_by_their_parents():
+    part = build("tests.arch.test_init.FilledParts").blocks[1].token_mixer
+    assert_constant(part.gates[0], 1.0)
+    assert_uniform(part.normed.weight, D**-0.5)
+    assert all(parameter.isfinite().all() for parameter in part.parameters())
+    with one_line(ModelError, "gates.0"):
+        build("tests.arch.test_init.Parts")

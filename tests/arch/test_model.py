@@ -3,8 +3,10 @@
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from arch import count_parameters
+from arch import LanguageModel, count_parameters
+from arch.mixers.attention import Rotary
 from tests.arch.cases import (
     assert_causal_model,
     assert_model_continues,
@@ -70,13 +72,35 @@ def test_swiglu_gates():
     torch.testing.assert_close(mixer(x), expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_casting_a_model_leaves_the_angles_of_its_positions_exact(dtype):
-    attention = small_model("attention(heads=2)").blocks[0].token_mixer
-    cos = attention.rotary.cos.clone()
-    attention.to(dtype)
-    assert attention.q_proj.weight.dtype == dtype
-    assert torch.equal(attention.rotary.cos, cos)
+def build_without_memory(model):
+    with torch.device("meta"):
+        return LanguageModel(model.config).to_empty(device="cpu")
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda model: model.to(torch.bfloat16),
+        lambda model: model.double(),
+        lambda model: model.to_empty(device="cpu"),
+        lambda model: model.to("meta").to_empty(device="cpu"),
+        build_without_memory,
+    ],
+)
+def test_moving_a_model_leaves_the_angles_of_its_positions_exact(move):
+    model = small_model("attention(heads=2)")
+    rotary = model.blocks[0].token_mixer.rotary
+    tables = rotary.cos.clone(), rotary.sin.clone()
+    moved = move(model).blocks[1].token_mixer.rotary
+    assert torch.equal(moved.cos, tables[0])
+    assert torch.equal(moved.sin, tables[1])
+
+
+def test_angles_are_made_where_the_weights_are():
+    """They stayed on the CPU."""
+    with FakeTensorMode(), torch.device("cuda"):
+        rotary = Rotary(12, 4, 10000.0)
+    assert {table.device.type for table in rotary.buffers()} == {"cuda"}
 
 
 @pytest.mark.slow

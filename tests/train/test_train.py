@@ -3,11 +3,13 @@
 import json
 import math
 import os
+import random
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -96,6 +98,17 @@ def test_config_yaml_repeats_the_run_to_the_bit_and_another_seed_does_not(run, t
     assert weights(tmp_path / "again", 30) == weights(run, 30)
     assert main([*flags, str(tmp_path / "other"), "--seed", "1", "--trainer.max_steps", "3"]) == 0
     assert weights(tmp_path / "other", 0) != weights(run, 0)
+
+
+def test_a_run_leaves_the_callers_random_numbers(data, tmp_path):
+    """A search at random that trains in a loop drew the same settings again."""
+
+    def states():
+        return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
+
+    before = states()
+    assert fit(data, tmp_path / "run", "--trainer.max_steps", "1") == 0
+    assert states() == before
 
 
 def test_rows_count_their_tokens_without_pads(small_tokenizer, tmp_path):

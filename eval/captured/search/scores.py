@@ -22,7 +22,7 @@ from eval.captured.certainty.rivals import NAMED, nearest_rows
 from eval.captured.files.stored import is_plain, read_stored
 from eval.captured.search.head import read_head
 from eval.inversion.guesses import open_readbacks
-from eval.messages import ArgumentError, RequestError, say_once
+from eval.messages import ArgumentError, RequestError, question, say_once
 from eval.models.checkpoint import open_models
 from eval.models.corpora import choose_corpus
 from eval.models.memory import candidates_at_once
@@ -51,6 +51,7 @@ class Position:
     telling: bool  # whether hardly any token agrees by chance with so many scores, so precise
 
 
+@question()
 @plain_arithmetic()
 def recover_scores(
     model: "Model",

@@ -4,6 +4,7 @@ import logging
 import math
 import re
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from arch.errors import ModelError
 from arch.kernels import masked_conv
+from arch.kernels.arithmetic import plain_arithmetic
 from arch.kernels.masked_conv import implementation, masked_convolution
 from tests.arch.kernels.kernel_cases import LENGTHS, MEMBERS, arguments, compare, dense, gradients
 from tests.arch.kernels.kernel_machines import compile_as_on_a_gpu, import_anew, run_without_triton
@@ -159,6 +161,18 @@ def test_products_are_in_autocasts_precision_and_gradients_in_the_parameters():
     assert torch.equal(y, half[0])
     assert [t.dtype for t in half] == [torch.bfloat16] * 2 + [torch.float32] * 2
     assert (dx.dtype, dw.dtype, wide.dtype) == (torch.float32, torch.float32, torch.float64)
+
+
+def test_plain_arithmetic_is_whole_for_every_kind_of_layer_and_leaves_what_was_set():
+    def settings():
+        cudnn, mkldnn = torch.backends.cudnn, torch.backends.mkldnn
+        parts: Any = cudnn.conv, cudnn.rnn, mkldnn.conv, mkldnn.rnn
+        return cudnn.allow_tf32, *(part.fp32_precision for part in parts)
+
+    before = settings()
+    with plain_arithmetic():
+        assert settings() == (False, *["ieee"] * 4)
+    assert settings() == before
 
 
 def test_empty_batch():

@@ -197,3 +197,11 @@ def test_long_texts_go_by_transforms_that_move_no_earlier_bit(dtype, monkeypatch
 def test_what_cannot_be_built_is_refused(entry, context, said):
     with pytest.raises(ModelError, match=said):
         build_mixer(entry, D, context)
+
+
+@pytest.mark.parametrize("name", ["toeplitz", "row", "column", "combined", "mixed"])
+def test_an_empty_batch_has_no_outputs(name):
+    mixer, x = random_mixer(name, D, CONTEXT), drawn(0, T, D).requires_grad_()
+    y = mixer(x)
+    y.sum().backward()
+    assert y.shape == (0, T, D)

@@ -49,6 +49,24 @@ def test_what_is_loaded_is_what_was_saved_bit_for_bit(tmp_path, mixer):
     assert all(parameter.requires_grad for parameter in loaded.parameters())
 
 
+@pytest.mark.parametrize("write", [save_model, export_hub])
+def test_a_compiled_model_is_written_as_it_is(tmp_path, write):
+    """What was written could not be opened, or its weights were not used."""
+    model, about = small_model("flat", "attention(heads=2)"), (tokenizer_json(), {"name": "m"})
+    expected = (write(tmp_path / "plain", model, *about) / "model.safetensors").read_bytes()
+    model.blocks[0] = torch.compile(model.blocks[0], backend="eager")
+    compiled = torch.compile(model, backend="eager")
+    found = write(tmp_path / "compiled", compiled, *about) / "model.safetensors"
+    assert found.read_bytes() == expected
+
+
+@pytest.mark.parametrize("given", ["tokenizer.json", tokenizer_json(12)])
+def test_what_is_no_tokenizer_of_the_model_is_not_saved(tmp_path, given):
+    with one_line(ModelError, "tokenizer.json"):
+        save_model(tmp_path / "m", small_model("flat"), given, {})
+    assert not (tmp_path / "m").exists()
+
+
 @pytest.mark.parametrize("mixer", ["flat", "rectangular(factor=2)", "headed(heads=4)+kernel"])
 def test_nothing_above_a_diagonal_is_saved_or_loaded(tmp_path, mixer):
     model = scramble(small_model(mixer))

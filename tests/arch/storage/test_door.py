@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from arch import (
     LanguageModel,
@@ -22,7 +23,8 @@ from arch import (
 from arch.__main__ import main
 from arch.errors import is_out_of_memory, printable, show_value
 from arch.mixers.base import TokenMixer
-from tests.arch.cases import byte_tokenizer
+from tests.arch.cases import byte_tokenizer, random_tokens, small_model, tokenizer_json
+from tests.said import one_line
 
 MIXERS = ("flat", "attention(heads=2)")
 
@@ -164,6 +166,31 @@ def test_weights_that_are_not_finite_are_refused_by_name(value, directory, capsy
     weights["embedding.weight"][5, 3] = value
     save_file(weights, directory / "model.safetensors")
     assert "embedding.weight" in refusal(["check", str(directory)], capsys)
+
+
+class Masked(TokenMixer):
+    """Attention by PyTorch's own module, with its mask as a buffer."""
+
+    def __init__(self, d_model: int, context: int) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(d_model, 2, batch_first=True)
+        self.register_buffer("mask", torch.full((context, context), -torch.inf).triu(1))
+
+    def forward(self, x):
+        seen = self.get_buffer("mask")[: x.shape[1], : x.shape[1]]
+        return self.attention(x, x, x, attn_mask=seen, need_weights=False)[0]
+
+
+def test_a_mask_of_minus_infinity_is_no_weight(tmp_path):
+    """Such models were trained, and could never be opened."""
+    model = small_model("tests.arch.storage.test_door.Masked")
+    loaded = load_model(save_model(tmp_path, model, tokenizer_json(), {}), trust_code=True).model
+    tokens = random_tokens(model)
+    assert torch.equal(loaded(tokens), model(tokens))
+    model.blocks[1].token_mixer.mask[3, 0] = torch.nan
+    save_model(tmp_path, model, tokenizer_json(), {})
+    with one_line(ModelError, "blocks.1.token_mixer.mask"):
+        load_model(tmp_path, trust_code=True)
 
 
 def test_a_head_of_its_own_is_not_dropped_where_a_configuration_says_tied(directory, capsys):

@@ -111,10 +111,10 @@ def test_bfloat16_weights_prove_nothing(small_model, small_tokenizer, capsys):
     module = small_model().to(torch.bfloat16)
     checkpoint = open_model(module, tokenizer=small_tokenizer)
     (batch,) = activations(checkpoint, ["Tom had a red ball."], 1)
-    say_once.cache_clear()
-    found = recover(checkpoint, batch.outputs["block.1"], layer=1, corpus="toy:400")
-    assert set(found.certificates[0]) == {None}
-    assert "weights in bfloat16" in capsys.readouterr().err
+    for _ in range(2):
+        found = recover(checkpoint, batch.outputs["block.1"], layer=1, corpus="toy:400")
+        assert set(found.certificates[0]) == {None}
+        assert "weights in bfloat16" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

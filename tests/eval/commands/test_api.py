@@ -15,10 +15,12 @@ import pytest
 import torch
 
 import eval as evals
+from arch import check_causal
 from eval.__main__ import command_function, main
 from eval.commands.flags import read_arguments
-from eval.commands.result import Result
+from eval.commands.result import Result, command
 from eval.commands.views import summary
+from eval.messages import say_once
 
 KINDS = {"invert": "recovery"}
 HELP = """
@@ -159,7 +161,10 @@ def test_figures_do_not_depend_on_what_a_notebook_has_set(model_directory, kind)
         loss = evals.loss(model, text="The dog ran.").rows[0]["nats_per_token"]
         found = evals.invert(model, text="ab", layers=1, solvers="alternating", slices="[:, 1:, :]")
         states = model("The dog ran.").streams[1][0]
-        return loss, found.rows[0]["residual"], evals.recover(model, states).tokens.tolist()
+        (batch,) = evals.activations(model, ["The dog ran."], 1)
+        figures = loss, found.rows[0]["residual"], check_causal(model.model)
+        tokens = evals.recover(model, states).tokens
+        return *figures, tokens.tolist(), batch.outputs["block.1"].tolist()
 
     expected = ask()
     try:
@@ -214,3 +219,22 @@ def test_answers_are_printed_with_wrong_tokens_marked(model_directory):
         a != b for a, b in zip(*(result.rows[1][n] for n in ("truth", "found")), strict=True)
     )
     assert lines[1].count("[") - 1 == wrong > 0  # one is the slice's
+
+
+def test_advice_is_given_once_in_each_question(capsys):
+    """It was given once in a kernel's life."""
+
+    @command
+    def part() -> Result:
+        say_once("advice")
+        return Result([], "")
+
+    @command
+    def whole() -> Result:
+        part()
+        return part()
+
+    for question in (part, whole):
+        for _ in range(2):
+            question()
+            assert capsys.readouterr().err == "advice\n"

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 import eval as evals
-from arch import LanguageModel, ModelError, embedding_scale
+from arch import LanguageModel, ModelError, embedding_scale, load_model
 from eval.models.checkpoint import draw, model_directory, open_checkpoint, open_model
 from eval.models.controls import derive
 from eval.models.identity import weights_hash
@@ -62,6 +62,24 @@ def test_other_weights_in_memory_are_another_model(small_model, small_tokenizer)
     second = evals.open_model(module, tokenizer=small_tokenizer)
     assert first.provenance["name"] == second.provenance["name"] == "LanguageModel"
     assert first.model_id != second.model_id
+
+
+def test_a_module_is_opened_however_it_was_made(small_model, small_tokenizer):
+    """Of one that was compiled, or made in inference mode, the error named nothing."""
+    with torch.inference_mode():
+        made = small_model()
+    modules: Any = small_model(), torch.compile(small_model(), backend="eager"), made
+    models = [open_model(module, tokenizer=small_tokenizer, name="m") for module in modules]
+    found = {model: evals.invert(model, **ASKED).rows for model in models}  # a model is a key
+    assert len({rows[0]["residual"] for rows in found.values()}) == 1
+    assert len({model.model_id for model in found}) == 1 < len(found)
+
+
+def test_what_is_no_model_is_refused(model_directory):
+    given: Any = load_model(model_directory())
+    for ask in (evals.open_model, lambda model: evals.loss(model, text="Tom sat.")):
+        with one_line(evals.RequestError, "LoadedModel"):
+            ask(given)
 
 
 def test_a_model_that_sees_the_future_is_refused(small_model, small_tokenizer):
@@ -203,9 +221,10 @@ def test_a_fresh_control_of_an_imported_model_is_untrained(small_model, small_to
     assert derive(model, "embedding=untrained").provenance["trained"]
 
 
-def test_controls_have_embeddings_of_their_own(small_model, small_tokenizer):
+def test_controls_have_embeddings_of_their_own(small_model, small_tokenizer, monkeypatch):
     """One was what training with seed 0 starts from; an identity network's was 50 times shorter."""
     config = small_model(embedding_std=None).config
+    monkeypatch.setattr("torch.cuda.manual_seed_all", None)  # other devices' numbers stay
     model = draw(lambda: LanguageModel(config), seed=0)
     opened = open_model(model, tokenizer=small_tokenizer)
     drawn = derive(opened, "embedding=untrained").model.embedding.weight

@@ -83,6 +83,26 @@ def test_a_patched_stream_reaches_what_comes_after_it(model):
     assert all(map(torch.equal, outputs_of(model, *parts), (stream, mixed, after)))
 
 
+def test_activations_are_of_the_patches_that_they_were_asked_under(model):
+    """They are computed when a batch is reached: then the patches were gone, in silence."""
+    patched = {"block.1": torch.zeros_like}
+    before = activations(model, [TEXT], 1, device="cpu")
+    with model.patched(patched):
+        within = activations(model, [TEXT], 1, device="cpu")
+        with one_line(RequestError, "activations"):
+            next(before)
+    with one_line(RequestError, "activations"):
+        next(within)
+
+
+def test_a_text_alone_is_one_text(model):
+    """It was as many as it has letters."""
+    (batch,) = activations(model, TEXT, device="cpu")
+    assert batch.tokens.tolist() == [model.tokenizer.encode(TEXT).ids]
+    with one_line(RequestError, "texts"):
+        activations(model, {"a": TEXT})
+
+
 def test_rows_of_a_patched_model_are_of_another_model(model, tmp_path):
     (plain,) = loss(model, text=[TEXT], out=str(tmp_path)).rows
     with model.patched({"block.1": torch.zeros_like}):

@@ -135,7 +135,7 @@ def train_decoder(
         return circuit.of_tokens(tokens)[..., low:high]
 
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)  # and no other device's
         decoder = Decoder(circuit.model, outputs_of(sample)[:, opening:].flatten(0, 1), longest)
     optimizer = torch.optim.AdamW(decoder.parameters(), RATE, (0.9, 0.98), weight_decay=DECAY)
     warm = max(1, min(WARM, steps // 10))
