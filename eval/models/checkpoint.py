@@ -231,10 +231,9 @@ def open_checkpoint(
             f"model: a {type(path).__name__}; give a path or a name, or what open_model(path) gives"
         )
     name = str(path)
-    pretrained = name.startswith(PRETRAINED)
     loaded = (
-        load_pretrained(name[len(PRETRAINED) :], device)
-        if pretrained
+        load_pretrained(name.removeprefix(PRETRAINED), device)
+        if name.startswith(PRETRAINED)
         else load_model(
             model_directory(path),
             device,
