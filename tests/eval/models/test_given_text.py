@@ -69,7 +69,7 @@ def test_a_text_that_is_the_name_of_a_file_is_said_to_be_read_as_it_stands(model
     tokenizer = open_checkpoint(model).tokenizer
     for text, said in ((corpus, True), (f"{corpus} ran.", False), ("x" * 9999, False)):
         assert encode_text(tokenizer, text, "--prompt") == tokenizer.encode(text).ids
-        assert (f"--prompt {corpus}: this text" in capsys.readouterr().err) == said
+        assert (f"--prompt {corpus}: " in capsys.readouterr().err) == said
 
 
 @pytest.mark.parametrize("text", ["", "<|endoftext|>"])
