@@ -77,6 +77,7 @@ def _train(options: argparse.Namespace) -> None:
         stories = open_corpus(
             options.source,
             "train",
+            valid_fraction=VALID_FRACTION,  # what packing holds out is not learnt from
             limit=options.limit,
             field=options.field,
             stream=options.limit is not None,  # a few stories are not worth a whole download
@@ -207,7 +208,8 @@ def _parser() -> Parser:
         added.add_argument("--field", default="text", metavar="NAME", help=column)
         return added.add_argument
 
-    add = command("train", _train, "learn a byte-level BPE from stories")
+    learn = "learn a byte-level BPE from stories, but those that pack holds out by default"
+    add = command("train", _train, learn)
     add("source", metavar="SOURCE", help=where)
     add("--out", type=Path, required=True, metavar="FILE", help="the file to write")
     add("--vocab-size", default=VOCAB_SIZE, help="entries of the vocabulary (%(default)s)", **count)

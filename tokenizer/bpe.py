@@ -44,6 +44,8 @@ BYTES = {chr(byte): byte for byte in PRINTABLE} | {
     chr(0x100 + rank): byte for rank, byte in enumerate(sorted({*range(0x100)} - {*PRINTABLE}))
 }
 """The bytes of GPT-2's names for them."""
+MATCHING = ("single_word", "lstrip", "rstrip", "normalized")
+"""Flags of an added token that decide where in a text it stands."""
 Key = TypeVar("Key")
 
 
@@ -254,7 +256,10 @@ def encoding_hash(tokenizer: Tokenizer) -> str:
 
 def _made_of(tokenizer: Tokenizer) -> list[Any]:
     parts = json.loads(tokenizer.to_str())
-    added = {token["content"]: token["id"] for token in parts["added_tokens"]}
+    added: dict[str, Any] = {}
+    for token in parts["added_tokens"]:
+        flags = [flag for flag in MATCHING if token[flag]]
+        added[token["content"]] = [token["id"], *flags] if flags else token["id"]
     return [added, *(parts[name] for name in ("model", "normalizer", "pre_tokenizer"))]
 
 

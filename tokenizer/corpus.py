@@ -2,7 +2,7 @@
 
     toy, toy:20000, toy:20000:7     the built-in generator: number of stories, seed
     stories.txt                     stories ended by <|endoftext|>; plain text without it, such as a
-                                    book, is read by paragraphs, or by lines where no line is blank
+                                    book, is read by paragraphs, or by lines if none inside is blank
     *.jsonl, .json, .parquet, .csv  a field "text", or --field
     folder                          with files or folders that are named after train and valid (or
                                     validation, val, dev), a test split is not read; or with files
@@ -18,6 +18,7 @@ whole, unless a `valid_fraction` of it is asked for. A text is never changed.
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,14 +29,13 @@ from typing import Any
 
 from tokenizer.bpe import END_OF_TEXT, CorpusError, reason
 from tokenizer.data import SPLITS, PackedData
-from tokenizer.readers import READERS, ROWS, check_kind, read_batches, read_file
-from tokenizer.splits import digest, divide_folder, held_out, say_once
+from tokenizer.readers import ROWS, check_kind, read_batches, read_file
+from tokenizer.splits import ENDINGS, digest, divide_folder, held_out, say_once
 from tokenizer.toy import toy_stories
 
 TOY_STORIES = 20_000
 NAMES = {"train": ("train",), "valid": ("valid", "validation", "val", "dev")}
 """Of the splits of a dataset of the hub."""
-ENDINGS = ", ".join(READERS)
 Read = Callable[[], Iterator[str]]
 
 
@@ -67,7 +67,7 @@ class Corpus:
 
 
 def open_corpus(
-    source: str,
+    source: str | os.PathLike[str],
     split: str,
     *,
     valid_fraction: float | None = None,
@@ -95,6 +95,7 @@ def open_corpus(
         raise CorpusError(f"--limit {limit}: must be 2 or more")
     if valid_fraction is not None and not 0 < valid_fraction < 1:
         raise CorpusError(f"--valid-fraction {valid_fraction}: must lie between 0 and 1")
+    source = os.fspath(source)
     parts = _parts(source, field, stream)
     train, valid = parts.get("train"), parts.get("valid")
     if valid_fraction is not None and train is not None and valid in (None, train):
@@ -135,8 +136,8 @@ def _parts(source: str, field: str, stream: bool) -> dict[str, Read]:
         parts = _directory_parts(path, field)
     elif not path.is_file():
         raise CorpusError(
-            f"{source}: no such file or directory; a source is toy, a file ending in {ENDINGS},"
-            " a directory with train.* and valid.*, or hub:NAME"
+            f"{source}: no such file or directory; a source is toy, a file ending in "
+            f"{', '.join(ENDINGS)}, a directory with train.* and valid.*, or hub:NAME"
         )
     else:
         parts = dict.fromkeys(SPLITS, _files_part([path], field))
@@ -145,8 +146,23 @@ def _parts(source: str, field: str, stream: bool) -> dict[str, Read]:
         return parts
 
     def read() -> Iterator[str]:
-        held = set(map(digest, _stories(valid)))
-        return (story for story in _stories(train) if digest(story) not in held)
+        held, kept, left_out = set(map(digest, _stories(valid))), 0, 0
+        for story in _stories(train):
+            if digest(story) in held:
+                left_out += 1
+            else:
+                kept += 1
+                yield story
+        if left_out and not kept:
+            raise CorpusError(
+                f"{source}: all {left_out:,} stories of train are also in valid, which holds them "
+                "out; give train other stories, or leave valid out"
+            )
+        if left_out:
+            say_once(
+                f"{source}: {left_out:,} stories of train are also in valid, and are left out of "
+                "train"
+            )
 
     return parts | {"train": read}
 
@@ -180,7 +196,7 @@ def _directory_parts(folder: Path, field: str) -> dict[str, Read]:
 
     Where no name tells of a split, all files of the folder and the folders in it are one part.
     """
-    found = divide_folder(folder, tuple(READERS))
+    found = divide_folder(folder)
     parts = {split: _files_part(files, field) for split, files in found.items()}
     return dict.fromkeys(SPLITS, parts["all"]) if "all" in parts else parts
 
@@ -200,11 +216,13 @@ def _files_part(files: list[Path], field: str) -> Read:
 def _hub_parts(source: str, field: str, stream: bool) -> dict[str, Read]:
     """Load a dataset of the hub, or a local directory of the same shape."""
     name, _, subset = source.removeprefix("hub:").partition(":")
+    here = Path(name).is_dir()
     # What datasets keeps of a folder is told apart by times and names, not by what files hold.
-    loaded = _load(source, name, subset or None, streaming=stream or Path(name).is_dir())
+    advice = "; or give the folder without hub:" * here
+    loaded = _load(source, advice, name, subset or None, streaming=stream or here)
     splits: dict[str, Any] = {str(split): rows for split, rows in loaded.items()}
     parts: dict[str, Read] = {
-        split: partial(_column, f"{source}: split {name}", splits[name], field)
+        split: partial(_column, f"{source}: split {name}", advice, splits[name], field)
         for split, names in NAMES.items()
         for name in names
         if name in splits
@@ -214,7 +232,7 @@ def _hub_parts(source: str, field: str, stream: bool) -> dict[str, Read]:
     return parts
 
 
-def _load(about: str, *arguments: Any, **options: Any) -> Any:
+def _load(about: str, advice: str, *arguments: Any, **options: Any) -> Any:
     """Open a dataset.
 
     Raises:
@@ -228,12 +246,12 @@ def _load(about: str, *arguments: Any, **options: Any) -> Any:
     except Exception as error:  # of datasets, of files, or of the HTTP library
         raise CorpusError(
             f"{about}: cannot be loaded ({reason(error)}); check the name, and the network for the "
-            "hub"
+            f"hub{advice}"
         ) from error
 
 
-def _column(about: str, rows: Any, field: str) -> Iterator[str]:
-    """Yield the texts of one column of a dataset."""
+def _column(about: str, advice: str, rows: Any, field: str) -> Iterator[str]:
+    """Yield the texts of one column of a dataset; `advice` ends what is refused of it."""
     lines = rows.info.builder_name == "text"
     if lines:
         say_once(f"{about}: plain text, each line is a story")
@@ -241,10 +259,16 @@ def _column(about: str, rows: Any, field: str) -> Iterator[str]:
         rows = rows.select_columns([field])
     stored = type((rows.features or {}).get(field)).__name__
     batches = rows.with_format("arrow").iter(batch_size=ROWS)
-    for text in read_batches(about, batches, field, stored):
-        if lines and END_OF_TEXT in text:
-            raise CorpusError(
-                f"{about}: plain text whose stories end with {END_OF_TEXT}, of which datasets "
-                "makes lines; give the folder of its files, without hub:"
-            )
-        yield text
+    try:
+        for text in read_batches(about, batches, field, stored):
+            if lines and END_OF_TEXT in text:
+                break
+            yield text
+        else:
+            return
+    except CorpusError as error:
+        raise CorpusError(f"{error}{advice}") from error
+    raise CorpusError(
+        f"{about}: plain text whose stories end with {END_OF_TEXT}, of which datasets makes lines; "
+        "give the folder of its files, without hub:"
+    )

@@ -355,7 +355,8 @@ def _check_meta(file: Path, meta: dict[str, Any]) -> None:
     size, source = meta.get("vocab_size"), meta.get("source")
     need(_counts(size, 1), "vocab_size", size, "a number of entries")
     need(isinstance(source, str), "source", source, "a text")
-    fraction = meta.get("valid_fraction")
+    field, fraction = meta.get("field", "text"), meta.get("valid_fraction")
+    need(isinstance(field, str), "field", field, "the name of a column")
     between = isinstance(fraction, int | float) and 0 < fraction < 1
     need(fraction is None or between, "valid_fraction", fraction, "null or between 0 and 1")
     need(isinstance(meta["splits"], dict), "splits", meta["splits"], "an object")

@@ -14,10 +14,13 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from tokenizer.bpe import CorpusError
+from tokenizer.data import PackedData
+from tokenizer.splits import list_files, text_files
 
 REQUEST = "request.json"
 
@@ -83,7 +86,8 @@ def whole_directory(out: Path, request: dict[str, Any]) -> Iterator[Path]:
         except CorpusError as error:
             if shards := complete_shards(out):
                 raise CorpusError(
-                    f"{error}; {shards} complete shards are kept: the same command continues"
+                    f"{error}; {shards} complete shards are kept: the same command continues, but "
+                    f"not after a change of the source or the tokenizer: then remove {partial}"
                 ) from error
             raise
         with _reported(out):
@@ -106,12 +110,16 @@ def complete_shards(out: Path) -> int:
 def describe_files(source: str) -> str | None:
     """Return how many files a source has, their size, and when the last was written; or nothing.
 
-    A source that is no file or directory has none, `hub:FOLDER` those of the folder.
+    Of a folder the files count that are read; of `hub:FOLDER` and packed data all do.
     """
-    root = Path(source.split(":")[1] if source.startswith("hub:") else source)
-    paths = root.rglob("*") if root.is_dir() else [root]
+    kind, _, name = source.partition(":")
+    root = Path(name.partition(":")[0] if kind == "hub" else source)
+    paths = [root]
+    if root.is_dir():
+        all_count = kind == "hub" or PackedData.stands_in(root)
+        paths = chain.from_iterable(list_files(root)) if all_count else text_files(root)
     found = [path for path in paths if path.is_file()]
-    if not found:
+    if not found or kind == "toy":
         return None
     stats = [path.stat() for path in found]
     changed = datetime.fromtimestamp(max(stat.st_mtime for stat in stats), timezone.utc)

@@ -6,7 +6,7 @@ Layout `packed`: all stories in a line, each followed by end-of-text. Layout `ro
 row, with its end-of-text, cut at the context and padded on one side.
 
 `--story-tokens N` joins neighbours of a split, such as the paragraphs of a book, to longer stories;
-which split a paragraph is in does not depend on it.
+which split a paragraph is in does not depend on it. The ids are those of the joined text.
 
 Each split is written as shards: files of whole stories. A shard ends with the first story that
 brings it to the size asked for. Until all are complete they are in `.data.partial` beside `data`.
@@ -20,11 +20,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -50,7 +51,6 @@ from tokenizer.files import describe_files, sync, whole_directory
 VALID_FRACTION = 0.05
 BETWEEN = "\n\n"  # of stories that are joined
 SHARD = 100_000_000  # tokens
-Batch = list[tuple[str, list[int]]]
 Report = Callable[[str, int], None]
 
 
@@ -82,7 +82,7 @@ class Layout:
 
 
 def pack(
-    source: str,
+    source: str | os.PathLike[str],
     tokenizer: str | Path,
     out: str | Path,
     layout: Layout | None = None,
@@ -104,15 +104,15 @@ def pack(
         limit: Stop after so many stories of each split.
         field: Name of the stories' column.
         shard_tokens: Tokens in a file, pads not counted.
-        story_tokens: Neighbours of a split are joined to stories of so many tokens or more, by a
-            blank line; not when it is None.
+        story_tokens: Neighbours of a split are joined by a blank line, until they and these lines,
+            each encoded apart, have so many tokens; not when it is None.
         report: Called after every batch with the split, and how many stories are done.
 
     Raises:
         CorpusError: Something given cannot be used, or the tokenizer changes a story; the message
             names it. Complete shards are kept.
     """
-    out, layout = Path(out), layout or Layout()
+    source, out, layout = os.fspath(source), Path(out), layout or Layout()
     for flag, count in (("shard", shard_tokens), ("story", story_tokens)):
         if count is not None and count < 1:
             raise CorpusError(f"--{flag}-tokens {count}: must be 1 or more")
@@ -125,6 +125,7 @@ def pack(
         "vocab_size": size,
         "tokenizer_sha256": tokenizer_hash(loaded),
         "source": source,
+        "field": field,
     }
     options: Any = {"valid_fraction": valid_fraction, "limit": limit, "field": field}
     given = {"shard-tokens": shard_tokens, "story-tokens": story_tokens}
@@ -136,14 +137,10 @@ def pack(
         for writer in writers.values():
             files.callback(writer.close)
         skip = {split: writer.stories for split, writer in writers.items()}
-        if story_tokens is None:
-            batches = encode_stories(loaded, _stories(corpora, skip), tokenizer)
-        else:
-            read = _stories(corpora, dict.fromkeys(skip, 0))
-            whole = encode_stories(loaded, read, tokenizer)
-            [[(_, between)]] = encode_stories(loaded, [("", BETWEEN)], tokenizer)
-            batches = _joined(whole, story_tokens, between, skip)
-        for batch in batches:
+        stories = _stories(corpora)
+        if story_tokens is not None:
+            stories = _joined(stories, story_tokens, loaded, tokenizer)
+        for batch in encode_stories(loaded, _after(stories, skip), tokenizer):
             for split, writer in writers.items():
                 if stories := [ids for of, ids in batch if of == split]:
                     writer.add(stories)
@@ -181,49 +178,50 @@ def _load_special(tokenizer: str | Path, layout: Layout) -> tuple[Tokenizer, int
     return loaded, size
 
 
-def _stories(corpora: dict[str, Corpus], skip: dict[str, int]) -> Iterator[tuple[str, str]]:
-    """Yield every story but the first `skip` of each split, after the split's name.
+def _stories(corpora: dict[str, Corpus]) -> Iterator[tuple[str, str]]:
+    """Yield every story of both splits, after the split's name.
 
     A source that is not divided is read once, for both: twice would be twice the network.
     """
     train = corpora["train"]
     if train.fraction is None:
-        for split, corpus in corpora.items():
-            for story in islice(corpus, skip[split], None):
-                yield split, story
+        yield from ((split, story) for split, corpus in corpora.items() for story in corpus)
         return
-    read = dict.fromkeys(skip, 0)
+    read = dict.fromkeys(corpora, 0)
     for story in train.whole():
         split = "train" if train.keeps(story) else "valid"
         if read[split] != train.limit:
             read[split] += 1
-            if read[split] > skip[split]:
-                yield split, story
+            yield split, story
         elif all(count == train.limit for count in read.values()):
             return
 
 
 def _joined(
-    batches: Iterable[Batch], tokens: int, between: list[int], skip: dict[str, int]
-) -> Iterator[Batch]:
-    """Yield stories of `tokens` tokens or more, of neighbours, but the first `skip` of a split."""
-    pending: dict[str, list[int]] = {split: [] for split in skip}
-    made = dict.fromkeys(skip, 0)
-    last: Batch = []
-    for batch in chain(batches, [last]):
-        whole = []
-        for split, ids in batch:
-            pending[split] += between * bool(pending[split]) + ids
-            if len(pending[split]) >= tokens:
-                whole.append((split, pending[split]))
-                pending[split] = []
-        if batch is last:
-            whole = [(split, ids) for split, ids in pending.items() if ids]
-        rest = []
-        for split, ids in whole:
-            made[split] += 1
-            rest += [(split, ids)] * (made[split] > skip[split])
-        yield rest
+    stories: Iterable[tuple[str, str]], tokens: int, tokenizer: Tokenizer, name: object
+) -> Iterator[tuple[str, str]]:
+    """Yield neighbours of a split, joined as soon as they have `tokens` tokens, encoded apart."""
+    [[(_, between)]] = encode_stories(tokenizer, [("", BETWEEN)], name)
+    pending: dict[str, list[str]] = {split: [] for split in SPLITS}
+    sizes = Counter[str]()
+    keyed = (((split, story), story) for split, story in stories)
+    for (split, story), ids in chain.from_iterable(encode_stories(tokenizer, keyed, name)):
+        sizes[split] += len(between) * bool(pending[split]) + len(ids)
+        pending[split].append(story)
+        if sizes[split] >= tokens:
+            yield split, BETWEEN.join(pending[split])
+            pending[split], sizes[split] = [], 0
+    yield from ((split, BETWEEN.join(parts)) for split, parts in pending.items() if parts)
+
+
+def _after(stories: Iterable[tuple[str, str]], skip: dict[str, int]) -> Iterator[tuple[str, str]]:
+    """Yield what is left behind the first `skip` stories of each split."""
+    left = dict(skip)
+    for split, story in stories:
+        if left[split]:
+            left[split] -= 1
+        else:
+            yield split, story
 
 
 class _Writer:

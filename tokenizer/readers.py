@@ -11,14 +11,16 @@ import csv
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import cache
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
 from tokenizer.bpe import END_OF_TEXT, CorpusError, check_text, reason
 from tokenizer.data import BLOCK
-from tokenizer.splits import PACKED, say_once
+from tokenizer.splits import ENDINGS, PACKED, say_once
 
 SEPARATORS = (
     re.escape(END_OF_TEXT),
@@ -49,7 +51,7 @@ def check_kind(path: Path) -> str:
     if kind in PACKED:
         raise CorpusError(f"{path}: is compressed, which is not read; unpack it")
     if kind not in READERS:
-        known = ", ".join(READERS)
+        known = ", ".join(ENDINGS)
         raise CorpusError(f"{path}: unknown kind of file; the name must end in {known}")
     return kind
 
@@ -83,11 +85,14 @@ def read_batches(about: object, batches: Iterable[Any], field: str, stored: str)
 
 
 def _no_column(about: object, field: str, names: Iterable[str]) -> CorpusError:
-    known = ", ".join(map(str, names))[:200] or "none"
     return CorpusError(
-        f"{about}: no column {field}, only {known}; name the stories' column {field}, or pack it "
-        "by --field NAME"
+        f"{about}: no column {field}, only {_listed(names)}; name the stories' column {field}, or "
+        "pack it by --field NAME"
     )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(str, names))[:200] or "none"
 
 
 def _read_text(path: Path, _: str) -> Iterator[str]:
@@ -111,11 +116,13 @@ def _separator(path: Path, size: int, changed: int) -> re.Pattern[str]:
     marks, before = [re.compile(mark) for mark in SEPARATORS], ""
     found = marks[-1]
     for block in _blocks(path):
-        before = before[-100:] + block
-        if marks[0].search(before):
+        read = before + block if before else block.lstrip()
+        text = read.rstrip()  # what is blank at either end of a file divides nothing
+        if marks[0].search(text):
             return marks[0]
-        if marks[1].search(before):
+        if marks[1].search(text):
             found = marks[1]
+        before = read[max(0, len(text) - 100) :]
     what = "paragraph" if found is marks[1] else "line"
     say_once(
         f"{path}: plain text without {END_OF_TEXT}, each {what} is a story; to join them, pack it "
@@ -191,23 +198,44 @@ def _read_json_lines(path: Path, field: str) -> Iterator[str]:
 
 def _read_json(path: Path, field: str) -> Iterator[str]:
     """Yield the rows of an array of objects, of an object of columns, or of lines."""
-    source = "".join(_blocks(path))
-    if not source.lstrip().startswith("["):
-        try:
-            whole = _load_json(source, field)
-        except (ValueError, RecursionError):
-            whole = None
-        if not (isinstance(whole, dict) and isinstance(whole.get(field), list)):
-            yield from _read_json_lines(path, field)
-            return
-        rows = [{field: value} for value in whole[field]]
-    else:
-        try:
-            rows = _load_json(source, field)
-        except (ValueError, RecursionError) as error:
-            raise CorpusError(f"{path}: not JSON ({error}); mend it") from None
+    rows = _whole_json(path, field)
+    if rows is None:
+        yield from _read_json_lines(path, field)
+        return
     for number, row in enumerate(rows, 1):
         yield _cell(path, number, row, field)
+
+
+def _whole_json(path: Path, field: str) -> list[Any] | None:
+    """Return the rows of a file that is one array or object; nothing where each line is a row.
+
+    Raises:
+        CorpusError: It is an array that is no JSON, or an object without the column.
+    """
+    lines = dropwhile(str.isspace, _lines(path))
+    first = next(lines, "")
+    is_array = first.lstrip().startswith("[")
+    if not is_array:
+        with suppress(ValueError, RecursionError):
+            row = _load_json(first, field)
+            if isinstance(row, dict) and isinstance(row.get(field), str):
+                return None  # and the other lines need not be held
+    try:
+        whole = _load_json(first + "".join(lines), field)
+    except (ValueError, RecursionError) as error:
+        if is_array:
+            raise CorpusError(f"{path}: not JSON ({error}); mend it") from None
+        return None
+    if not isinstance(whole, dict):
+        return whole if is_array else None
+    if field not in whole:
+        raise CorpusError(
+            f"{path}: an object without {field}, of {_listed(whole)}; give an array of objects "
+            f"with {field}, an object a line, or a column of texts by --field NAME"
+        )
+    column = whole[field]
+    values = list(column.values()) if isinstance(column, dict) else column  # as pandas writes it
+    return [{field: value} for value in values] if isinstance(values, list) else [whole]
 
 
 def _load_json(source: str, field: str) -> Any:
@@ -280,10 +308,10 @@ def _tables(batches: Iterable[Any]) -> Iterator[Any]:
     return (Table.from_batches([batch]) for batch in batches)
 
 
-READERS = {
-    ".txt": _read_text,
-    ".jsonl": _read_json_lines,
-    ".json": _read_json,
-    ".parquet": _read_parquet,
-    ".csv": _read_csv,
-}
+READERS: dict[str, Callable[[Path, str], Iterator[str]]] = dict(
+    zip(
+        ENDINGS,
+        (_read_text, _read_json_lines, _read_json, _read_parquet, _read_csv),
+        strict=True,
+    )
+)

@@ -6,18 +6,21 @@
 
 A split is a whole word at the beginning or the end of a name, numbers and words such as `data`
 left out; `training_tips.txt` and `latest.txt` name none. Where no name tells of a split, all files
-are one text. What is not plain, and what is not read, is said in one line.
+are one text. A `tokenizer.json`, packed data and models in the folder are no text. What is not
+plain, and what is not read, is said in one line.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import re
 from functools import cache
 from pathlib import Path
 
 from tokenizer.bpe import CorpusError
+from tokenizer.data import PackedData
 
 SPLIT_WORDS = {
     "train": ("train", "training"),
@@ -28,25 +31,23 @@ ALONE = ("training", "testing", "evaluation")  # they say something else beside 
 BESIDE = ("data", "set", "split", "text", "txt", "of", "part", "shard", "file", "tokens", "raw")
 PLAIN = re.compile(r"(train|valid|validation)([-.].*)?")
 NUMBERED = re.compile(r"(.*?)(\d{5})-of-(\d{5})(?:-[0-9a-f]+)?")
+ENDINGS = (".txt", ".jsonl", ".json", ".parquet", ".csv")
+"""Of files that can be read, in small letters."""
+TOKENIZER = "tokenizer.json"
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".lz4")
 SHOWN = 6  # names in a line
 
 
-def divide_folder(folder: Path, endings: tuple[str, ...]) -> dict[str, list[Path]]:
+def divide_folder(folder: Path) -> dict[str, list[Path]]:
     """Map `train` and `valid` to their files, sorted; `all` where no name tells of a split.
-
-    Args:
-        folder: It, and the folders in it that are not hidden.
-        endings: Of files that can be read, in small letters.
 
     Raises:
         CorpusError: No file can be read, or one is compressed, Arrow's or missing; or the names do
             not tell which are for training.
     """
-    files, others = _list_files(folder, endings)
-    known = ", ".join(endings)
+    files, others = list_files(folder)
     for path in others:
-        if path.suffix.lower() in PACKED and Path(path.stem).suffix.lower() in endings:
+        if path.suffix.lower() in PACKED and Path(path.stem).suffix.lower() in ENDINGS:
             raise CorpusError(f"{path}: is compressed, which is not read; unpack it")
         if path.suffix.lower() == ".arrow":
             raise CorpusError(
@@ -54,7 +55,9 @@ def divide_folder(folder: Path, endings: tuple[str, ...]) -> dict[str, list[Path
                 "load_from_disk, and save each split by to_parquet"
             )
     if not files:
-        raise CorpusError(f"{folder}: no train.* or valid.* in it that ends in {known}")
+        raise CorpusError(
+            f"{folder}: no train.* or valid.* in it that ends in {', '.join(ENDINGS)}"
+        )
     found: dict[str, list[Path]] = {}
     seen: set[tuple[str, Path]] = set()
     for path in files:
@@ -84,22 +87,35 @@ def divide_folder(folder: Path, endings: tuple[str, ...]) -> dict[str, list[Path
     return found
 
 
-def _list_files(folder: Path, endings: tuple[str, ...]) -> tuple[list[Path], list[Path]]:
-    """Return the files that can be read, and what else is there, hidden folders as a whole."""
-    files, others = [], dict[Path, None]()
-    for path in sorted(folder.rglob("*")):
-        parts = path.relative_to(folder).parts
-        hidden = next((n for n, part in enumerate(parts) if part.startswith(".")), None)
-        if hidden is not None:
-            others[folder.joinpath(*parts[: hidden + 1])] = None
-        elif path.is_dir():
-            if path.is_symlink():  # what is behind it is not listed
-                others[path] = None
-        elif path.suffix.lower() in endings and path.is_file():
-            files.append(path)
-        else:
-            others[path] = None
-    return files, list(others)
+def list_files(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return the files of text in a folder, and what else is there, both sorted.
+
+    A tokenizer is no text. Hidden folders, links, packed data and models stand as a whole among
+    what else is there.
+    """
+    files, others = list[Path](), list[Path]()
+    for place, folders, names in os.walk(folder):
+        inside = {name: Path(place, name) for name in folders}
+        apart = [
+            name
+            for name, path in inside.items()
+            if name.startswith(".") or path.is_symlink() or PackedData.stands_in(path)
+        ]
+        folders[:] = inside.keys() - apart
+        others += [inside[name] for name in apart]
+        for path in (Path(place, name) for name in names):
+            plain = not path.name.startswith(".") and path.name != TOKENIZER and path.is_file()
+            (files if plain and path.suffix.lower() in ENDINGS else others).append(path)
+    return sorted(files), sorted(others)
+
+
+def text_files(folder: Path) -> list[Path]:
+    """Return the files of a folder that are read, of both splits, sorted; none if it is refused."""
+    try:
+        found = divide_folder(folder)
+    except CorpusError:  # it is said where the stories are read
+        return []
+    return sorted({path for paths in found.values() for path in paths})
 
 
 def _refuse_missing(paths: list[Path]) -> None:

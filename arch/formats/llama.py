@@ -130,6 +130,7 @@ def describe_tokenizer(
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": context,
+        "clean_up_tokenization_spaces": False,  # else transformers before 4.45 drops blanks
         **special,
     }
     ids = {f"{role}_id": added.get(special.get(role)) for role in ("bos_token", *SPECIAL)}

@@ -35,6 +35,7 @@ META = {
     "source": ((str,), "a text"),
     "data": ((str,), "a text"),
     "data_source": ((str,), "a text"),
+    "field": ((str,), "the name of a column"),
     "data_sha256": ((str,), "a text"),
     "tokenizer_sha256": ((str,), "a text"),
     "val_loss": ((int, float), "a number"),

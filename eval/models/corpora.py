@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from arch.storage.files import file_sha256
 from eval.messages import RequestError, say
 from tokenizer import PackedData
+from tokenizer.splits import text_files
 
 if TYPE_CHECKING:
     from eval.models.checkpoint import Checkpoint
@@ -88,8 +89,8 @@ def corpus_label(corpus: str) -> str:
 def corpus_hash(corpus: str) -> str | None:
     """What tells a corpus from another of its name; None of one that is no file or folder.
 
-    It is the SHA-256 of packed tokens, of a file's bytes, or of the names and bytes of the files in
-    a folder; of a large file there, of its size and pieces.
+    It is the SHA-256 of packed tokens, of a file's bytes, or of the names and bytes of the files
+    that are read of a folder; of a large file there, of its size and pieces.
     """
     path = Path(corpus)
     if not corpus:  # of a text of one's own, not the working directory
@@ -100,9 +101,8 @@ def corpus_hash(corpus: str) -> str | None:
     if path.is_file():
         about = path.stat()
         return _hash_file(path, about.st_size, about.st_mtime_ns)
-    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else []
     hashes = []
-    for file in files:
+    for file in text_files(path) if path.is_dir() else ():
         about = file.stat()
         read = _hash_file if about.st_size <= LARGE else _hash_pieces
         digest = read(file, about.st_size, about.st_mtime_ns)

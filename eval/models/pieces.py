@@ -1,5 +1,6 @@
 """From a text to its tokens, and how these read, one after another: joined they are the text."""
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from tokenizer.bpe import BYTES
 
 PROBE = "The CAFÉ  ran"
 """A text on which a tokenizer shows what it adds and changes: capitals, an accent, two blanks."""
+LONGEST_NAME = 200
+"""Characters of a text that may be meant as the name of a file."""
 BROKEN = "\ufffd"
 """What a decoder writes for bytes that make no character."""
 BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
@@ -115,7 +118,8 @@ def encode_text(
 ) -> list[int]:
     """The tokens of a text that somebody gives; a special token that it spells is that token.
 
-    `with_added` are also those that the tokenizer adds to a text, as a BOS.
+    `with_added` are also those that the tokenizer adds to a text, as a BOS. Where the text is the
+    name of a file, it is said that the file is not read.
 
     Raises:
         RequestError: it is no text, or not valid Unicode.
@@ -130,6 +134,11 @@ def encode_text(
             f"{flag} {shown}: not valid Unicode (a lone surrogate at {error.start}); "
             "give it in UTF-8"
         ) from None
+    if len(text) <= LONGEST_NAME and os.path.isfile(text):
+        say_once(
+            f"{flag} {text}: is read as this text, not as the file of that name; for what the file "
+            f'holds give "$(cat {text})"'
+        )
     with encoding_of(flag):
         return tokenizer.encode(text, add_special_tokens=with_added).ids
 

@@ -73,16 +73,19 @@ class HeldOutText:
         tokenizer: the model's.
         fraction: of the stories is held out, if the corpus itself sets none aside.
         ends: the token that stands between two stories; empty where the model has none.
+        field: the stories' column, where the corpus has columns.
     """
 
     corpus: str
     tokenizer: Tokenizer
     fraction: float = VALID_FRACTION
     ends: tuple[int, ...] = ()
+    field: str = "text"
 
     def held_out(self) -> "Iterator[Story]":
         """All stories that are held out from training, in the order of the corpus."""
-        stories = open_corpus(self.corpus, "valid", valid_fraction=self.fraction)
+        fraction, field = self.fraction, self.field
+        stories = open_corpus(self.corpus, "valid", valid_fraction=fraction, field=field)
         if not PackedData.stands_in(self.corpus):
             return map(Story, stories)
         data = PackedData(self.corpus)
@@ -181,13 +184,15 @@ def held_out_text(checkpoint: "Checkpoint", corpus: str) -> HeldOutText:
     A corpus with a validation split is used as it is divided. Of any other the stories are divided
     by their hashes, as packing does it, with the fraction that the model directory records
     (`valid_fraction` in its meta.json). Where it records none (pretrained and untrained models,
-    models trained on a divided corpus) it is packing's default, 0.05.
+    models trained on a divided corpus) it is packing's default, 0.05. The stories are in the column
+    that was packed (`field`), `text` where none is recorded: another may have other stories.
     """
     fraction = checkpoint.meta.get("valid_fraction") or VALID_FRACTION
+    field = checkpoint.meta.get("field") or "text"
     ends = () if checkpoint.end is None else (checkpoint.end,)
     return checkpoint.keep(
         ("held-out text", corpus, corpus_hash(corpus)),
-        lambda: HeldOutText(corpus, checkpoint.tokenizer, fraction, ends),
+        lambda: HeldOutText(corpus, checkpoint.tokenizer, fraction, ends, field),
     )
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import json
 import os
 import stat
 import subprocess
@@ -9,7 +10,14 @@ import sys
 
 import pytest
 
-from tokenizer import PackedData, load_tokenizer, open_corpus, tokenizer_hash
+from tokenizer import (
+    PackedData,
+    load_tokenizer,
+    open_corpus,
+    pack,
+    tokenizer_hash,
+    train_tokenizer,
+)
 from tokenizer.__main__ import main
 
 
@@ -49,6 +57,18 @@ def test_train_leaves_another_file_alone_and_its_own_beside_it(file, tmp_path, c
     assert f"--out {out}: another file is there already; the new" in capsys.readouterr().err
     assert out.read_text() == "mine"
     assert (tmp_path / "t.json.new").read_bytes() == file.read_bytes()
+
+
+def test_train_leaves_out_what_pack_holds_out(tmp_path):
+    source, out = tmp_path / "stories.jsonl", tmp_path / "t.json"
+    rows = (json.dumps({"text": f"Story {number**3} of it."}) for number in range(200))
+    source.write_text("\n".join(rows))
+    assert main(["train", str(source), "--out", str(out), "--vocab-size", "300"]) == 0
+    data = pack(source, out, tmp_path / "data")
+    learnt = train_tokenizer(data.stories("train"), 300)
+    assert tokenizer_hash(load_tokenizer(out)) == tokenizer_hash(learnt)
+    every = train_tokenizer(open_corpus(source, "train"), 300)
+    assert tokenizer_hash(learnt) != tokenizer_hash(every)
 
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP, errno.EIO])

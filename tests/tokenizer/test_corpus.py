@@ -3,13 +3,16 @@
 import csv
 import json
 import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from tests.said import one_line
+from tests.tokenizer.conftest import contents
 from tokenizer import CorpusError, open_corpus, pack
 from tokenizer.pack import Layout
 
@@ -73,7 +76,7 @@ def test_plain_text_is_read_by_paragraphs_or_lines(tmp_path, monkeypatch, caplog
     """Whatever is read at a time; and the split has no text twice."""
     monkeypatch.setattr("tokenizer.readers.BLOCK", size)
     path, (gap, expected) = tmp_path / "book.txt", PLAIN[kind]
-    path.write_text(gap.join(expected), encoding="utf-8")
+    path.write_text(f"\n\n \n{gap.join(expected)}\n \n\n", encoding="utf-8")
     assert list(open_corpus(str(path), "train")) == expected
     (said,) = (record.getMessage() for record in caplog.records)
     assert f"{path}: plain text without <|endoftext|>, each {kind} is a story; to join" in said
@@ -93,7 +96,7 @@ def test_a_separator_far_into_a_file_counts(tmp_path, monkeypatch, caplog):
 
 
 @pytest.mark.parametrize("valid", ["valid", "validation"])
-def test_a_directory_has_both_splits_each_in_parts(tmp_path, valid):
+def test_a_directory_has_both_splits_each_in_parts(tmp_path, valid, caplog):
     """A story in both is held out."""
     write(tmp_path / "train-00001-of-00002.parquet", [*STORIES[2:], *OTHERS[:2]])
     write(tmp_path / "train-00000-of-00002.parquet", STORIES[:2])
@@ -102,6 +105,14 @@ def test_a_directory_has_both_splits_each_in_parts(tmp_path, valid):
     assert list(open_corpus(str(tmp_path), "train")) == STORIES
     held_out = list(open_corpus(str(tmp_path), "valid", valid_fraction=0.5))
     assert held_out == [OTHERS[0], *OTHERS]
+    assert f"{tmp_path}: 2 stories of train are also in valid" in caplog.text
+
+
+def test_a_train_split_that_is_all_held_out_is_refused_as_such(tmp_path):
+    for split in ("train", "valid"):
+        write(tmp_path / f"{split}.jsonl", STORIES)
+    with one_line(CorpusError, "all 4 stories of train are also in valid"):
+        open_corpus(str(tmp_path), "train")
 
 
 def test_a_single_file_is_either_split_unless_a_share_is_set_aside(tmp_path):
@@ -197,7 +208,11 @@ def test_a_dataset_that_cannot_be_used_is_refused(hub):
     for name in ("", hub.parent / "ptb"):  # none, and one that is made by a script
         with one_line(CorpusError, f"hub:{name}: cannot be loaded ("):
             open_corpus(f"hub:{name}", "train")
-    path.rename(hub / "data" / "test-00000-of-00001.parquet")
+    write(hub / "data" / "train.csv", ["One.", "NA", "Two."])
+    path.unlink()
+    with one_line(CorpusError, "row 2 holds None, not a text; or give the folder without hub:"):
+        list(open_corpus(f"hub:{hub}", "train"))
+    (hub / "data" / "train.csv").rename(hub / "data" / "test-00000-of-00001.parquet")
     write(hub / "data" / "test-00000-of-00001.parquet", STORIES)
     with pytest.raises(CorpusError, match="has no train or validation split, only test"):
         open_corpus(f"hub:{hub}", "train")
@@ -215,6 +230,41 @@ def test_a_packing_of_a_folder_of_the_hubs_shape_goes_on_with_the_same_files_alo
     write(path, texts[30:])
     with one_line(CorpusError, "had files 1 of "):
         pack(f"hub:{hub}", tokenizer, out, shard_tokens=150)
+
+
+def test_a_mended_source_is_packed_as_the_refusal_of_its_bad_row_says(
+    tokenizer, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("tokenizer.bpe.BATCH", 8)
+    source, out = tmp_path / "rows.jsonl", tmp_path / "data"
+    rows = [json.dumps({"text": f"Paragraph {i} of a book."}) for i in range(90)]
+    source.write_text("\n".join([*rows, '{"text": null}']))
+    with pytest.raises(CorpusError, match=r"row 91 holds None.*: then remove \S+$") as refused:
+        pack(str(source), tokenizer, out, shard_tokens=150)
+    source.write_text("\n".join(rows))
+    with pytest.raises(CorpusError, match="or remove "):
+        pack(str(source), tokenizer, out, shard_tokens=150)
+    shutil.rmtree(str(refused.value).split()[-1])
+    pack(str(source), tokenizer, out, shard_tokens=150)
+
+
+@pytest.mark.parametrize("prefix", ["", "hub:"])
+def test_a_packing_into_the_folder_of_its_source_goes_on(tokenizer, tmp_path, monkeypatch, prefix):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    folder, report = tmp_path / "in", iter([None] * 7)
+    folder.mkdir()
+    for split, count in (("train", 90), ("valid", 9)):
+        rows = (json.dumps({"text": f"Paragraph {i} of {split}."}) for i in range(count))
+        (folder / f"{split}.jsonl").write_text("\n".join(rows))
+    monkeypatch.setattr("tokenizer.bpe.BATCH", 8)
+    chosen: dict[str, Any] = {"shard_tokens": 150}
+    with pytest.raises(StopIteration):
+        pack(f"{prefix}{folder}", tokenizer, folder / "packed", **chosen,
+             report=lambda *_: next(report))  # fmt: skip
+    assert list((folder / ".packed.partial").glob("*.bin"))
+    data = pack(f"{prefix}{folder}", tokenizer, folder / "packed", **chosen)
+    whole = pack(f"{prefix}{folder}", tokenizer, tmp_path / "whole", **chosen)
+    assert contents(data.path) == contents(whole.path)
 
 
 @pytest.mark.network

@@ -16,7 +16,15 @@ from tokenizers import (
 
 from tests.said import one_line
 from tests.tokenizer.test_cli import run
-from tokenizer import CorpusError, load_tokenizer, open_corpus, pack, train_tokenizer
+from tokenizer import (
+    CorpusError,
+    encode_alike,
+    encoding_hash,
+    load_tokenizer,
+    open_corpus,
+    pack,
+    train_tokenizer,
+)
 from tokenizer import __main__ as commands
 from tokenizer.__main__ import main
 from tokenizer.bpe import LONGEST, PAD
@@ -142,6 +150,28 @@ def test_what_a_tokenizer_puts_around_a_text_does_not_part_joined_stories(tokeni
         for name, file in (("plain", tokenizer), ("around", tmp_path / "t.json"))
     )
     assert data.meta["splits"] == plain.meta["splits"]
+
+
+def test_a_joined_story_has_the_ids_of_its_text(tmp_path):
+    """Of a tokenizer that, as GPT-2's, has a token of two line ends, and none inside a text."""
+    texts = [f"Paragraph {i} of it." for i in range(60)]
+    learnt = train_tokenizer(["\n\n\n".join(texts)], 300)
+    learnt.save(str(tmp_path / "t.json"))
+    (tmp_path / "b.txt").write_text("\n\n".join(texts))
+    data = pack(str(tmp_path / "b.txt"), tmp_path / "t.json", tmp_path / "data", story_tokens=60)
+    assert "ĊĊ" in learnt.get_vocab()
+    for text, ids in data.encoded("train"):
+        assert "\n\n" in text
+        assert learnt.encode(text).ids == ids[:-1]
+
+
+@pytest.mark.parametrize("flag", ["single_word", "lstrip", "rstrip", "normalized"])
+def test_an_entry_that_is_found_elsewhere_in_a_text_is_another(flag, tokenizer):
+    plain, other = (Tokenizer.from_file(str(tokenizer)) for _ in range(2))
+    plain.add_tokens([AddedToken("dog", normalized=False)])
+    other.add_tokens([AddedToken("dog", **{"normalized": False, flag: True})])
+    assert not encode_alike(plain, other)
+    assert encoding_hash(plain) != encoding_hash(other)
 
 
 def test_the_bytes_of_an_entry_that_was_added_are_counted(tokenizer, tmp_path):

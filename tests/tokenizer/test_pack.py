@@ -95,6 +95,7 @@ def test_meta_tells_where_the_data_comes_from(packed, tokenizer):
         "vocab_size": 400,
         "tokenizer_sha256": tokenizer_hash(load_tokenizer(tokenizer)),
         "source": SOURCE,
+        "field": "text",
         "valid_fraction": None,
     }
     assert (packed.path / "tokenizer.json").read_bytes() == tokenizer.read_bytes()
@@ -173,7 +174,7 @@ def test_neighbours_are_joined_to_longer_stories(tokenizer, tmp_path, monkeypatc
     as_long = pack(str(source), tokenizer, tmp_path / "as long", **more)
     assert next(iter(as_long.stories(split))) == stories[0]
     report = iter([None] * 7)
-    monkeypatch.setattr("tokenizer.bpe.BATCH", 8)
+    monkeypatch.setattr("tokenizer.bpe.BATCH", 1)
     with pytest.raises(StopIteration):
         pack(str(source), tokenizer, tmp_path / "again", **chosen, report=lambda *_: next(report))
     assert list((tmp_path / ".again.partial").glob("*.bin"))

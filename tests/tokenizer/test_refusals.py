@@ -68,8 +68,8 @@ def train(name: str, message: str) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        train("empty.txt", "holds no story; at least two"),
-        train("one.txt", "holds one story only; at least two"),
+        train("empty.txt", "holds no story for train; at least two"),
+        train("one.txt", "holds one story only for train; at least two"),
         train("latin.txt", "invalid continuation byte (0xe9) at byte 24, not valid UTF-8"),
         train("latin.jsonl", "invalid start byte (0xff) at byte 24"),
         train("broken.jsonl", "line 3 is not JSON ("),

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import tracemalloc
 from typing import Any
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ import pytest
 from tests.said import one_line
 from tokenizer import CorpusError, open_corpus
 from tokenizer.__main__ import main
+from tokenizer.readers import read_file
 
 TEXTS = [f'Day {i}.\nAnna said "good morning" to café {i}.' for i in range(400)]
 
@@ -138,6 +140,8 @@ REFUSED = {
     "twice.jsonl": (b'{"text": "a", "text": "b"}\n{"text": "c"}\n', "line 1"),
     "twice.json": (b'[{"text": "a", "text": "b"}, {"text": "c"}]', "text stands twice"),
     "columns.json": (b'{"text": ["a"], "text": ["b", "c"]}', "text stands twice"),
+    "nested.json": (b'{"version": 1,\n "data": [{"text": "a"}, {"text": "b"}]}', "version, data"),
+    "nested in a line.json": (b'{"version": 1, "data": [{"text": "a"}]}', "version, data"),
     "pointer.txt": (POINTER + b"v1\noid sha256:4d7a\nsize 12345\n", "Git LFS"),
     "pointer.csv": (POINTER + b"v1\noid sha256:4d7a\nsize 12345\n", "Git LFS"),
 }
@@ -153,6 +157,29 @@ def test_a_file_that_is_no_text_is_refused_by_its_place(tmp_path, name):
     assert name in said
     assert message in said
     assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [{"text": text} for text in TEXTS],
+        {"n": 1, "text": TEXTS},
+        {"text": {str(i): text for i, text in enumerate(TEXTS)}, "n": {}},  # as pandas writes it
+    ],
+)
+@pytest.mark.parametrize("indent", [None, 1])
+def test_json_is_an_array_or_an_object_of_columns(tmp_path, content, indent):
+    (tmp_path / "t.json").write_text(f"\n{json.dumps(content, indent=indent)}\n")
+    assert read(tmp_path / "t.json") == TEXTS
+
+
+def test_json_of_lines_is_not_held_whole(tmp_path):
+    (tmp_path / "t.json").write_text(f"{json.dumps({'text': 'word ' * 2000})}\n" * 800)
+    tracemalloc.start()
+    next(read_file(tmp_path / "t.json", "text"))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2e6 < (tmp_path / "t.json").stat().st_size
 
 
 def test_cells_of_a_csv_are_texts_of_any_length(tmp_path):

@@ -1,11 +1,12 @@
 """Which files of a folder are which split: as people name them, and said where it is not plain."""
 
 import json
+import shutil
 
 import pytest
 
 from tests.said import one_line
-from tokenizer import CorpusError, open_corpus, splits
+from tokenizer import CorpusError, open_corpus, pack, splits
 
 NAMED = [
     ("train.txt", "valid.txt"),
@@ -130,6 +131,17 @@ def test_what_is_not_read_is_named(tmp_path, caplog, name):
     told = said.rpartition("not read: ")[2]
     assert told.strip("'").startswith(name[:5])
     assert told.isprintable()
+
+
+@pytest.mark.parametrize("names", [("train.txt", "valid.txt"), ("a.json", "b.json"), ("a.jsonl",)])
+def test_a_tokenizer_and_packed_data_are_no_text_of_their_folder(tmp_path, tokenizer, names):
+    for name in names:
+        lines = [json.dumps({"text": f"{name} number {number}"}) for number in range(60)]
+        (tmp_path / name).write_text("\n".join(lines))
+    before = read(tmp_path)
+    shutil.copy(tokenizer, tmp_path / "tokenizer.json")
+    pack("toy:20", tokenizer, tmp_path / "sub" / "packed")
+    assert read(tmp_path) == before
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ def test_a_run_directory_holds_what_it_says(run, data):
     meta = load_model(run / "models" / "step-000003").meta
     assert (meta["name"], meta["step"], meta["tokens_seen"]) == ("first", 3, 3 * 4 * 16)
     assert (meta["data_sha256"], meta["data_source"]) == (PackedData(data).hash, "toy:40")
+    assert meta["field"] == "text"
     found = rows(run, "loss")
     assert [row["step"] for row in found] == [1, 5, 10, 15, 20, 25, 30]
     assert found[-1]["tokens_seen"] == 30 * 4 * 16
@@ -228,6 +229,12 @@ def test_a_folder_of_text_is_packed_as_its_names_divide_it(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     assert fit(Path("texts"), run, *flags) == 0
     assert "--data texts: has changed" in capsys.readouterr().err
+    for name in ("tokenizer.json", "data"):
+        (run / name).rename(folder / name)  # where README has them, and no text
+    assert fit(Path("texts"), tmp_path / "second", *flags) == 0
+    counts = PackedData(tmp_path / "second" / "data").meta["splits"]
+    assert [counts[split]["stories"] for split in ("train", "valid")] == [400, 2]
+    (folder / "data").rename(run / "data")
     (run / "data" / "meta.json").unlink()
     for place in (run, run / "data", run / "models"):  # which have text, too
         assert fit(place, tmp_path / "other") == 2

@@ -14,7 +14,7 @@ from tokenizer import VALID_FRACTION, PackedData, load_tokenizer, open_corpus, t
 from tokenizer import pack as pack_data
 from tokenizer.files import describe_files
 from tokenizer.pack import Layout
-from tokenizer.readers import READERS
+from tokenizer.splits import list_files
 from train.processes.launcher import is_first
 from train.recipe import Recipe
 from train.rundir.rundir import RunDirectory
@@ -112,8 +112,8 @@ def is_text(source: str) -> bool:
     path = Path(source)
     if path.is_file() or source.partition(":")[0] == "toy":
         return True
-    found = {file.suffix.lower() for file in path.rglob("*")}  # nothing where no folder is
-    return not found.isdisjoint(READERS) and found.isdisjoint(BINARY)
+    files, others = list_files(path)  # nothing where no folder is
+    return bool(files) and not any(other.suffix.lower() in BINARY for other in others)
 
 
 def _pack(recipe: Recipe, source: str, run: Path) -> None:

@@ -161,6 +161,7 @@ class ModelDirectories(Callback):
             "data_sha256": data.hash,
             "model_id": identity,
             "data_source": data.meta["source"],
+            "field": data.meta.get("field", "text"),
             "valid_fraction": data.meta["valid_fraction"],
         }
 

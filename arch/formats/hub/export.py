@@ -24,7 +24,7 @@ AUTO_MAP = {
     "AutoModelForCausalLM": "modeling_remnant.RemnantForCausalLM",
 }
 PUBLIC = ("name", "step", "tokens_seen", "seed", "model_id", "data_sha256", "val_loss",
-          "val_bits_per_byte", "valid_fraction", "begin", "end", "stops")  # fmt: skip
+          "val_bits_per_byte", "valid_fraction", "field", "begin", "end", "stops")  # fmt: skip
 """Of a model's provenance: what goes with an export. Paths of this machine do not."""
 
 

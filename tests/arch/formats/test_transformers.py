@@ -160,6 +160,8 @@ def test_the_exported_tokenizer_loads_and_splits_the_same(tmp_path, kind):
     assert theirs.decode(TOKENIZER.encode(text).ids) == text
     assert (theirs.eos_token, theirs.pad_token) == ("<|endoftext|>", "<|pad|>")
     assert theirs.model_max_length == 40
+    written = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert written["clean_up_tokenization_spaces"] is False  # transformers before 4.45 cleans up
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (config["eos_token_id"], config["pad_token_id"]) == (256, 257)
 

@@ -65,6 +65,13 @@ def test_a_text_that_spells_a_special_token_has_it_in_every_command(model):
     assert loss["bytes"] == len("Tom  ran")
 
 
+def test_a_text_that_is_the_name_of_a_file_is_said_to_be_read_as_it_stands(model, corpus, capsys):
+    tokenizer = open_checkpoint(model).tokenizer
+    for text, said in ((corpus, True), (f"{corpus} ran.", False), ("x" * 9999, False)):
+        assert encode_text(tokenizer, text, "--prompt") == tokenizer.encode(text).ids
+        assert (f"--prompt {corpus}: " in capsys.readouterr().err) == said
+
+
 @pytest.mark.parametrize("text", ["", "<|endoftext|>"])
 def test_a_text_without_letters_has_no_loss(model, text):
     with one_line(RequestError, "there is no letter in it"):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from itertools import combinations, islice
 from pathlib import Path
 from typing import Any, get_args
@@ -19,7 +20,7 @@ from eval.models.checkpoint import open_checkpoint
 from eval.models.text import HeldOutText, Use, drawn_prompts, held_out_text
 from tests.said import one_line
 from tests.train.cases import fit
-from tokenizer import END_OF_TEXT, open_corpus, pack
+from tokenizer import END_OF_TEXT, CorpusError, open_corpus, pack
 from tokenizer.pack import Layout
 
 SOURCES = ("stories.txt", "stories.jsonl", "directory", "toy:1000", "packed")
@@ -114,6 +115,37 @@ def test_the_fraction_is_the_one_that_the_model_records(
         loss = measure_loss(checkpoint, corpus)
         assert (loss["tokens"], loss["bytes"]) == (counts["tokens"] - 1, counts["bytes"])
         assert loss["stories"] == counts["stories"] < len(STORIES) / 2
+
+
+def test_the_column_is_the_one_that_was_packed(model_directory, tokenizer_file, tmp_path):
+    """Another column has other stories, of which others were held out."""
+    source, path = tmp_path / "rows.jsonl", model_directory()
+    rows = [{"text": f"Raw {i}.", "story": story} for i, story in enumerate(STORIES)]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = pack(str(source), tokenizer_file, tmp_path / "data", field="story")
+    about = json.loads((path / "meta.json").read_text()) | {"field": data.meta["field"]}
+    (path / "meta.json").write_text(json.dumps(about))
+    checkpoint, other = open_checkpoint(path), tmp_path / "other.jsonl"
+    stories = list(held_out_text(checkpoint, str(source)).held_out())
+    assert stories == list(data.stories("valid"))
+    other.write_text('{"text": "a"}\n{"text": "b"}\n')
+    with one_line(CorpusError, "no column story, only text"):
+        list(held_out_text(checkpoint, str(other)).held_out())
+
+
+def test_results_beside_a_text_do_not_make_it_another(model_directory, tokenizer_file, tmp_path):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for split, stories in (("train", STORIES[:9]), ("valid", STORIES[9:20])):
+        (folder / f"{split}.txt").write_text("<|endoftext|>".join(stories))
+    asked = {"corpus": str(folder), "out": folder / "results", "stories": 4}
+    first = evals.loss(model_directory(), **asked)
+    shutil.copy(tokenizer_file, folder)
+    pack(str(folder), tokenizer_file, folder / "packed")
+    assert (
+        evals.loss(model_directory("other"), **asked).rows[0]["corpus_hash"]
+        == (first.rows[0]["corpus_hash"])
+    )
 
 
 # The corpus of a command that is given none.
