@@ -60,7 +60,7 @@ def test_the_work_of_a_long_context_is_that_of_whole_products():
     assert work(4 * LONG) == pytest.approx(4 * work(LONG), rel=0.01)
 
 
-@pytest.mark.first(4)
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     "settings",
     [

@@ -18,7 +18,7 @@ def bases(tmp_path_factory):
     return place
 
 
-@pytest.mark.first(14)
+@pytest.mark.first(6)
 @pytest.mark.parametrize("name", DOORS)
 def test_a_door_answers_or_refuses_in_one_line(name, bases, tmp_path):
     valid = "refusal" if name == "recipe" else "answer"  # a recipe is read before missing data

@@ -88,6 +88,7 @@ def toy(tmp_path_factory):
     return folder
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kernels", ["triton", "dense"])
 def test_a_page_and_its_rows(kernels, toy, tmp_path, monkeypatch, capsys):
     def pack_toy(folder):

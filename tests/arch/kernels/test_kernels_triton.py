@@ -122,7 +122,7 @@ def _spilled(cubin: bytes) -> int:
     return int(found[1])
 
 
-@pytest.mark.first(3)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("call", KERNELS)
 @pytest.mark.parametrize("length", [200, 2048])
 def test_half_precision_on_sm_90_multiplies_asynchronously(call, length, launches):
@@ -133,6 +133,7 @@ def test_half_precision_on_sm_90_multiplies_asynchronously(call, length, launche
     _loads_sixteen_bytes_and_spills_nothing(code)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("call", KERNELS)
 def test_half_precision_on_sm_80_uses_tensor_cores(call, launches):
     code = compiled(launches(call, 512, torch.bfloat16, "sm_80")[0], "sm_80")

@@ -40,6 +40,7 @@ def _one_new_file(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     "entry", ["my_mixer.Mean", "my_mixers.Recurrent", "my_mixers.Recurrent(heads=2)"]
 )

@@ -34,6 +34,7 @@ def spoilt(kind):
     return tokenizer
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", ["fixed", "longest", "cut", "random"])
 def test_a_tokenizer_reads_a_text_whole_and_always_alike(kind, llama):
     import eval as evals

@@ -162,6 +162,7 @@ def test_a_cache_of_other_axes_is_told_by_the_width(llama, part, change, seen, c
     assert f"read as {seen}" in capsys.readouterr().err
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("words", [["--layer", "2", "--part", "value"], ["--part", "value"]])
 @pytest.mark.parametrize("form", ["float", "int8"])
 def test_a_mask_is_of_tokens_also_before_an_axis_of_heads(
@@ -281,6 +282,7 @@ def test_a_prompt_behind_another_one_is_named(capsys):
     assert f"from row {behind} on 6 of 6 tokens fit as another" in capsys.readouterr().err
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("layer", [1, None])
 def test_outputs_whose_first_axis_is_of_positions_are_named(layer, theirs, capsys):
     """As Megatron and fairseq have them: tokens of a row were likely as those of a prompt."""
@@ -299,6 +301,7 @@ MISSES = {
 }  # fmt: skip
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", MISSES)
 def test_why_rows_behind_those_that_fit_do_not_is_said(kind, capsys):
     part, change, said = MISSES[kind]
@@ -339,6 +342,7 @@ def codes_of(states, levels, group):
     return codes.to(torch.int8), scale
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("form", ["float", "bfloat16", "coarse"])
 def test_layers_of_one_request_are_recovered_together(theirs, form, tmp_path, monkeypatch, capsys):
     checkpoint, states = theirs

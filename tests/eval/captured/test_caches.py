@@ -78,6 +78,7 @@ def test_the_first_position_may_be_given(opened):
         recover(checkpoint, keys, **{**asked, "first": -1})
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("form", [lambda cache: cache, as_lists, as_pairs, list])
 def test_a_short_cache_is_read_whole(opened, form, capsys):
     """In each form; an empty tail of a static cache is cut, and said."""

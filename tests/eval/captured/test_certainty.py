@@ -68,7 +68,7 @@ def test_tokens_of_one_direction_are_not_certain_behind_a_norm(kind, part):
     assert bool((found.tokens == tokens)[certain].all())
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float32])
 def test_numbers_that_some_token_has_by_chance_make_none_certain(kind, states):
     """One channel: a wrong token agreed, and others behind it, by the wrong prompt."""
@@ -237,6 +237,7 @@ def test_a_token_is_not_likely_where_another_has_the_rows_direction():
     assert probability(outputs, target, 4096) > LIKELY
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("numbers", "rows"), [(1, 100), (2, 100), (4, 100), (6, 100), (512, 20)])
 def test_what_is_no_output_makes_no_token_likely(numbers, rows):
     """Some token of 4,096 came near to four numbers at one position of ten."""

@@ -191,7 +191,7 @@ def test_float64_goes_on_in_float32(shift):
     assert bool(((numbers - stored.values).abs() <= stored.step.double() / 2).all())
 
 
-@pytest.mark.first(6)
+@pytest.mark.first(3)
 @pytest.mark.parametrize(
     ("kind", "bits", "format"),
     [
@@ -276,6 +276,7 @@ def stored_as(kind: str, x: torch.Tensor) -> dict[str, Any]:
 KINDS = ["fp64", "2 decimals", "6 digits", "fp8", "fp8 by token", "uint8", "int4 by group"]
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_states_in_a_format_are_recovered(captured, kind):
     model, states = captured

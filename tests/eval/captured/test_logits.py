@@ -28,6 +28,7 @@ def scored(request, directories, opened):
         return opened[request.param], theirs(tokens).logits
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("part", "form"),
     [
@@ -56,6 +57,7 @@ def test_logits_of_a_head_with_a_bias_and_with_rows_that_no_token_has():
     assert all(grade == "certain" for row in found.grades for grade in row)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("family", "settings"),
     [
@@ -109,6 +111,7 @@ def test_certain_tokens_of_rounded_logits_are_right(scored):
         assert torch.equal(answer[certain], right[certain])
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("temperature", "form"),
     [(2, lambda x: x), (math.log(10), lambda x: x.log_softmax(dim=-1))],

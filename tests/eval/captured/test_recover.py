@@ -61,7 +61,7 @@ def normed(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.layer_norm(x, x.shape[-1:])
 
 
-@pytest.mark.first(5)
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("family", "change", "seen"),
     [
@@ -356,6 +356,7 @@ LIKELY = {
 }  # fmt: skip
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", LIKELY)
 def test_why_no_token_is_certain_is_said(kind, tmp_path, capsys):
     """What another layer or precision gave was taken for noise."""

@@ -80,6 +80,7 @@ def test_two_scores_up_to_a_constant_prove_no_token():
     assert not any(found.certificates[0])
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("k", "places"), [(2, 6), (5, 2)])
 def test_a_token_of_an_equal_row_is_certain_nowhere(k, places):
     """The likely one of two such tokens was run, and the other was not."""

@@ -202,7 +202,7 @@ def test_a_cache_gives_the_text_away(directories, opened, part):
     assert found.texts == SHORT
 
 
-@pytest.mark.first(4)
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("site", "kind"),
     [("block.0", "fp32"), ("stream.3", "fp32"), ("rotated_key.2", "fp32"), ("key.1", "fp32"),
@@ -218,6 +218,7 @@ def test_the_site_is_found(opened, site, kind):
     assert first.hits > max((other.hits for other in others), default=0)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("layer", [None, 2])
 @pytest.mark.parametrize("padding", [0.0, 1.0])
 def test_padding_before_the_first_prompt_hides_neither_site_nor_precision(
@@ -238,6 +239,7 @@ def test_padding_before_the_first_prompt_hides_neither_site_nor_precision(
     assert "from row 5 on" in said
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("site", "size"), [("stream.1", 0.02), ("final.3", 0.002), ("block.1", 1)])
 def test_the_site_of_outputs_that_fit_nowhere_is_the_one_that_they_come_near(
     opened, capsys, site, size

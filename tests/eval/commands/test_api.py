@@ -151,6 +151,7 @@ def test_invert_from_python_is_that_of_the_command(model_directory, tmp_path, ca
     assert Path(result.page(str(tmp_path / "page.html"))).read_text().startswith("<!")
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("kind", ["autocast", "float64", "meta", "inference", "medium", "tf32"])
 def test_figures_do_not_depend_on_what_a_notebook_has_set(model_directory, kind):
     """Of tensors of its own: under autocast a loss was another one, in silence."""

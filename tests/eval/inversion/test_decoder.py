@@ -84,6 +84,7 @@ def test_a_search_ends_at_its_budget_with_the_nearest(model):
     assert longer.notes["distance"] < short.notes["distance"]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("after", [3, STEPS + 1])
 def test_a_watcher_ends_the_training_or_the_search(model, after):
     real = posed(model, prompts(1, 6, V), "[:, -1, :]")

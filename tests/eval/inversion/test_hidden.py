@@ -37,7 +37,7 @@ CASES: list[Any] = [
 """Mixers, prompts and tokens, what is shown, the certificate; site, guesses, size of weights."""
 
 
-@pytest.mark.first(11)
+@pytest.mark.first(4)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case[:4]))
 def test_tokens_hidden_anywhere_are_proved(small_model, case):
     mixers, size, shown, proof, *more = case

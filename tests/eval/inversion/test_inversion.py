@@ -169,7 +169,7 @@ def test_keys_and_values_are_those_of_transformers_cache(name):
             torch.testing.assert_close(own, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.first(4)
+@pytest.mark.first(2)
 @pytest.mark.parametrize("name", ["bloom", "mamba", *FAMILIES])
 def test_every_family_gives_up_its_tokens(name):
     whole = name not in FAMILIES  # any decoder: its blocks are known as a whole

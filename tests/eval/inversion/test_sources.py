@@ -102,6 +102,7 @@ def test_a_system_of_the_sources_is_asked_as_it_says(name):
 COUNT, LENGTH = 8, 5
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=pytest.mark.slow) if n == "decoder" else n for n in solvers()],

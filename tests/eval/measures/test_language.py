@@ -165,6 +165,7 @@ def test_rows_of_other_settings_beside_the_same_weights_are_refused(
         eval_loss([before, open_changed()], text="Tom had a ball.")
 
 
+@pytest.mark.first(1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("change", ["base", "factors", "hub"])
 def test_rows_of_other_settings_of_a_pretrained_model_are_refused(change, tmp_path, monkeypatch):

@@ -185,7 +185,7 @@ ASKED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.first(3)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("command", ASKED)
 def test_models_are_asked_about_their_own_data(command, trained, capsys):
     path = trained("one")
@@ -295,6 +295,7 @@ def test_data_fit_a_tokenizer_that_transformers_saved(small_tokenizer, tokenizer
         list(HeldOutText(str(tmp_path / "data"), Tokenizer.from_str(json.dumps(other))).held_out())
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("command", "asked"),
     [

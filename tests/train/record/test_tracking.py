@@ -188,6 +188,7 @@ def test_online_model_directories_are_versions_of_one_artifact(data, tmp_path, o
     assert run.artifacts[-1][0].metadata["val_loss"] > 0
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("owner", "part", "error", "mode"),
     [

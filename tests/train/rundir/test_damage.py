@@ -25,6 +25,7 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     "damage",
     [flip, lambda path: os.truncate(path, path.stat().st_size // 2), lambda p: os.truncate(p, 0)],
@@ -73,7 +74,7 @@ def replace_by_directory(path: Path) -> None:
 WEIGHT = "model.embedding.weight"
 
 
-@pytest.mark.first(6)
+@pytest.mark.first(3)
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [

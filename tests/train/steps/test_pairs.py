@@ -50,6 +50,7 @@ def test_the_factors_are_the_best_of_their_rank(rank):
     assert head == pytest.approx(solved.T, abs=1e-3)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("layout", [None, Layout("rows", 24, "left"), Layout("rows", 24, "right")])
 def test_a_model_predicts_the_next_token_before_its_first_step(
     small_tokenizer, tmp_path, capsys, layout

@@ -81,6 +81,7 @@ def test_a_whole_cache_names_each_site_twice(engine, ask, tmp_path):
         read_capture(write(tmp_path / "c.safetensors", both))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("hook", [HOOK, "model.layers.1", "transformer.h.1"])
 def test_a_folder_of_rows_gives_their_text(engine, ask, tmp_path, hook):
     """The tokens beside a module's outputs were passed over, and its site was searched for."""
@@ -110,6 +111,7 @@ def test_ids_beside_the_hooks_of_one_file_are_read(engine, ask, tmp_path):
     assert "15 of its 20 tokens" in said
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", ["file", "heads", "folder", "steps"])
 def test_a_mask_beside_hooks_leaves_padding_out(engine, ask, tmp_path, kind):
     """It was not read: the rows of padding were searched, and the ids shifted."""

@@ -161,6 +161,7 @@ def luminance(colour: str) -> float:
     return sum(a * b for a, b in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("scheme", CARDS)
 def test_it_can_be_read_on_a_telephone_and_in_the_dark(browser, page_of_all, scheme):
     with opened(browser, page_of_all, scheme) as (page, wrong):
