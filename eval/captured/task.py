@@ -21,6 +21,7 @@ from eval.captured.files.tensors import Outputs, Raw
 from eval.captured.locate import Match
 from eval.captured.recover import recover
 from eval.captured.search.scores import recover_scores
+from eval.captured.site import LARGEST_NUMBER
 from eval.inversion.solver import parse_solvers
 from eval.messages import ArgumentError, RequestError, first_of, legible, say_once, span
 from eval.models.checkpoint import Checkpoint
@@ -221,7 +222,8 @@ class RecoverTask:
     ) -> list[tuple[list[int], slice | None]]:
         """The prompts that a mask leaves the same rows of, and these rows, the most rows first.
 
-        All at once where no mask is used. Prompts of which it leaves none get a line in `lines`.
+        All at once where no mask is used. Prompts of which it leaves none get a line in `lines`;
+        those with numbers that are not finite are asked apart, as they are refused.
 
         Raises:
             RequestError: a mask of other values than 0 and 1, or one that does not leave one row
@@ -240,7 +242,7 @@ class RecoverTask:
                 f"{self.name}: its attention_mask is not used, as --positions or --first is given"
             )
             return [([], None)]
-        spans: dict[tuple[int, int], list[int]] = {}
+        spans: dict[tuple[int, int, bool], list[int]] = {}
         for prompt, mask in enumerate(raw.mask.tolist()):
             own = [t for t, value in enumerate(mask) if value == 1]
             start, count = own[0] if own else 0, len(own)
@@ -253,14 +255,16 @@ class RecoverTask:
                     f"{self.name}: attention_mask of prompt {prompt}: must have 1 at one row after "
                     "another, and 0 elsewhere; leave it out of the file, and give --positions"
                 )
-            spans.setdefault((start, start + count), []).append(prompt)
+            rows = raw.outputs[prompt][..., start : start + count, :].float()
+            apart = not bool((rows.abs() < LARGEST_NUMBER).all())
+            spans.setdefault((start, start + count, apart), []).append(prompt)
         T = raw.mask.shape[1]
-        for (start, end), prompts in spans.items():
+        for (start, end, _), prompts in spans.items():
             if (start, end) != (0, T):
                 said = f"by attention_mask rows {start} to {end - 1} of {first_of(prompts)}"
                 say_once(f"{self.name}: {said}")
-        longest = sorted(spans, key=lambda rows: rows[0] - rows[1])
-        return [(spans[rows], slice(*rows)) for rows in longest]
+        longest = sorted(spans, key=lambda rows: (rows[0] - rows[1], rows[2]))
+        return [(spans[rows], slice(*rows[:2])) for rows in longest]
 
 
 @contextmanager
@@ -366,5 +370,10 @@ def _why(row: dict[str, Any], t: int) -> str:
     if others := row["alike_pieces"].get(str(t)):
         return f"fits as well: {', '.join(map(repr, others))}"
     if (chance := row["probabilities"][t]) is not None:
-        return f"no token that was run fits to rounding; p {chance:.2g}"
+        ratio = row["residual_over_floor"].get(str(t))
+        near = "it is near to rounding, which here is no proof"
+        said = (
+            near if ratio is not None and ratio <= 1 else "no token that was run fits to rounding"
+        )
+        return f"{said}; p {chance:.2g}"
     return "no output from here on fits to rounding"

@@ -169,17 +169,25 @@ def test_a_masked_prompt_that_fits_nowhere_leaves_the_others(words, noisy, capsy
     assert "x: block.1, fp32, by propose; found: 6 of" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("wrong", "lost"), [(torch.nan, 0), (torch.nan, 2), (0.0, 1), (None, 2)])
-def test_a_masked_prompt_that_cannot_be_read_leaves_the_others(words, wrong, lost, capsys):
+@pytest.mark.parametrize(
+    ("wrong", "lost", "prompts"),
+    [
+        (torch.nan, 0, [0, 1, 0]),
+        (torch.nan, 1, [0, 0, 0]),
+        (0.0, 1, [0, 1, 0]),
+        (None, 2, [0, 1, 0]),
+    ],
+)
+def test_a_masked_prompt_that_cannot_be_read_leaves_the_others(words, wrong, lost, prompts, capsys):
     """It was refused with the others, of the same rows or not, which were answered already."""
     say_once.cache_clear()
-    outputs, mask = (torch.cat([x, x[:1]]) for x in padded(words[2], "left"))
+    outputs, mask = (x[prompts] for x in padded(words[2], "left"))
     if wrong is None:
         mask[lost] = 0
     else:
         outputs[lost] = wrong
     save_file({"block.1": outputs, "attention_mask": mask}, words[0])
-    texts = [*TEXTS, TEXTS[0]]
+    texts = [TEXTS[prompt] for prompt in prompts]
     assert main(["recover", *words, "--truth", *texts]) == 0
     rows, said = rows_of(words), capsys.readouterr()
     kept = [prompt for prompt in range(3) if prompt != lost]
