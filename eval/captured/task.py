@@ -371,9 +371,8 @@ def _why(row: dict[str, Any], t: int) -> str:
         return f"fits as well: {', '.join(map(repr, others))}"
     if (chance := row["probabilities"][t]) is not None:
         ratio = row["residual_over_floor"].get(str(t))
-        near = "it is near to rounding, which here is no proof"
-        said = (
-            near if ratio is not None and ratio <= 1 else "no token that was run fits to rounding"
-        )
+        said = "no token that was run fits to rounding"
+        if ratio is not None and ratio <= 1:
+            said = "it is no farther off than rounding, but that proves nothing here"
         return f"{said}; p {chance:.2g}"
     return "no output from here on fits to rounding"
