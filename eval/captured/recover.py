@@ -33,7 +33,7 @@ from eval.captured.files.stored import FLOATS, read_stored, view_bits
 from eval.captured.files.tensors import Raw
 from eval.captured.search.head import LOGITS, are_logits, solve_head
 from eval.captured.search.outputs import pass_over_damage, search, try_exact
-from eval.captured.site import Captured, identify, leave_out_empty, start_at
+from eval.captured.site import Captured, find_zeros, identify, leave_out_empty, start_at
 from eval.inversion.solver import Solver, parse_solvers
 from eval.messages import ArgumentError, first_of, question, say_once
 from eval.models.checkpoint import open_models
@@ -206,9 +206,13 @@ def _look_elsewhere(
 
 
 def _say_what_misses(captured: Captured, answer: Recovered, shape: tuple[int, ...]) -> None:
-    """Says which prompts no token fits, where tokens of others fit: they may be no prompts."""
+    """Says which prompts no token fits, where tokens of others fit: they may be no prompts.
+
+    Prompts of zeros are said before.
+    """
     fitting = [any(grade != "unknown" for grade in grades) for grades in answer.grades]
-    missing = [prompt for prompt, fits in enumerate(fitting) if not fits]
+    zeros = find_zeros(captured.stored).all(dim=1).tolist()
+    missing = [prompt for prompt, fits in enumerate(fitting) if not fits and not zeros[prompt]]
     if any(fitting) and missing:
         first_row = find_first_row(captured, missing[0])
         say_once(

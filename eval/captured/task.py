@@ -21,6 +21,7 @@ from eval.captured.files.tensors import Outputs, Raw
 from eval.captured.locate import Match
 from eval.captured.recover import recover
 from eval.captured.search.scores import recover_scores
+from eval.captured.site import LARGEST_NUMBER
 from eval.inversion.solver import parse_solvers
 from eval.messages import ArgumentError, RequestError, first_of, legible, say_once, span
 from eval.models.checkpoint import Checkpoint
@@ -77,35 +78,42 @@ class RecoverTask:
 
     @property
     def keys(self) -> list[str]:
-        """That of its first prompt: all its rows are written at once."""
+        """That of its first row: all its rows are written at once."""
         return [f"{self.key}-0"]
 
     def run(self, results: Results) -> list[dict[str, Any]]:
         """A row for each prompt."""
         about = {"kind": "captured", "checkpoint": self.checkpoint.provenance}
+        lines = dict[int, str]()  # by prompts that have no answer, though others have
         try:
             with _named(self.name, "; --tensor takes others alone" * self.aloud):
                 rows = [
-                    {"key": f"{self.key}-{number}", **about, **_row(self.name, number, found, i),
-                     "padding": padding}
-                    for prompts, padding, found in self._answers(self.entry.read())
+                    {**about, **_row(self.name, number, found, i), "padding": padding}
+                    for prompts, padding, found in self._answers(self.entry.read(), lines)
                     for i, number in enumerate(prompts or range(len(found.tokens)))
-                ]  # fmt: skip
+                ]
         except RequestError as error:
             if not self.optional:
                 raise
             self.refusals.append(str(error))
             return []
         rows.sort(key=lambda row: row["prompt"])
+        more = (
+            {"refused": {str(prompt): lines[prompt] for prompt in sorted(lines)}} if lines else {}
+        )
+        rows = [{"key": f"{self.key}-{n}", **row, **more} for n, row in enumerate(rows)]
         if self.aloud:
             tqdm.write(legible(describe_rows(self.name, rows)), file=sys.stderr)
         return rows
 
-    def _answers(self, raw: Raw) -> Iterator[tuple[list[int], list[int], Recovered]]:
+    def _answers(
+        self, raw: Raw, lines: dict[int, str]
+    ) -> Iterator[tuple[list[int], list[int], Recovered]]:
         """The answers, each with the numbers of its prompts, and those of its rows of padding.
 
         None of prompts where the answer is of all. Prompts with certain tokens tell the site and
-        the precision of those that follow.
+        the precision of those that follow. Prompts that are refused where others are answered get
+        their line in `lines`.
         """
         if raw.ids is not None:
             yield [], [], self._recover_scores(raw.outputs, raw.ids)
@@ -118,22 +126,35 @@ class RecoverTask:
                 )
             raw = raw._replace(scale=self.scale)
         raw = self._of_prompts(raw)
-        groups, told, matches = self._without_padding(raw), dict[str, Any](), list[Match]()
-        count = len(groups)
-        for number, (prompts, rows) in enumerate(groups):
+        told, matches, refused = dict[str, Any](), list[Match](), list[tuple[int, RequestError]]()
+        groups: list[tuple[list[int], slice | None, RequestError | None]]
+        groups = [(*group, None) for group in self._without_padding(raw, lines)]
+        answered = False
+        for prompts, rows, before in groups:
             try:
+                if before and not told:
+                    raise before
                 found = self._recover_group(raw, prompts, rows, told)
-            except RequestError:
-                if told or number + 1 >= count:
-                    raise
-                groups.append((prompts, rows))  # once more, when others have told the site
+            except RequestError as error:
+                if told and len(prompts) > 1:
+                    groups += [([prompt], rows, error) for prompt in prompts]
+                elif not told and not before:  # once more, when others have told the site
+                    groups.append((prompts, rows, error))
+                else:
+                    refused += [(prompt, error) for prompt in prompts or [0]]
                 continue
+            answered = True
             if found.proven and not told:
                 told, matches = {"computed": found.computed}, found.matches
                 told |= {"layer": matches[0].layer, "part": matches[0].part} if matches else {}
             T = raw.outputs.shape[-2]
             padding = sorted({*range(T)} - {*range(T)[rows]}) if rows else []
             yield prompts, padding, replace(found, matches=found.matches or matches)
+        for prompt, error in refused:
+            if not answered:
+                raise error
+            lines[prompt] = str(error)
+            say_once(f"left out: {error}; or leave the prompt out, by an attention_mask of 0")
 
     def _recover_group(
         self, raw: Raw, prompts: list[int], rows: slice | None, told: dict[str, Any]
@@ -196,10 +217,13 @@ class RecoverTask:
             raise RequestError(f"{', '.join(others)}: {self.name} holds scores; leave it out")
         return recover_scores(self.checkpoint, ids, values, corpus=self.arguments["corpus"])
 
-    def _without_padding(self, raw: Raw) -> list[tuple[list[int], slice | None]]:
+    def _without_padding(
+        self, raw: Raw, lines: dict[int, str]
+    ) -> list[tuple[list[int], slice | None]]:
         """The prompts that a mask leaves the same rows of, and these rows, the most rows first.
 
-        All at once where no mask is used.
+        All at once where no mask is used. Prompts of which it leaves none get a line in `lines`;
+        those with numbers that are not finite are asked apart, as they are refused.
 
         Raises:
             RequestError: a mask of other values than 0 and 1, or one that does not leave one row
@@ -218,23 +242,29 @@ class RecoverTask:
                 f"{self.name}: its attention_mask is not used, as --positions or --first is given"
             )
             return [([], None)]
-        spans: dict[tuple[int, int], list[int]] = {}
+        spans: dict[tuple[int, int, bool], list[int]] = {}
         for prompt, mask in enumerate(raw.mask.tolist()):
             own = [t for t, value in enumerate(mask) if value == 1]
             start, count = own[0] if own else 0, len(own)
+            if set(mask) == {0} and raw.mask.any():
+                lines[prompt] = f"{self.name}: of prompts {prompt}: left out by attention_mask"
+                say_once(lines[prompt])
+                continue
             if not set(mask) <= {0, 1} or not own or own[-1] != start + count - 1:
                 raise RequestError(
                     f"{self.name}: attention_mask of prompt {prompt}: must have 1 at one row after "
                     "another, and 0 elsewhere; leave it out of the file, and give --positions"
                 )
-            spans.setdefault((start, start + count), []).append(prompt)
+            rows = raw.outputs[prompt][..., start : start + count, :].float()
+            apart = not bool((rows.abs() < LARGEST_NUMBER).all())
+            spans.setdefault((start, start + count, apart), []).append(prompt)
         T = raw.mask.shape[1]
-        for (start, end), prompts in spans.items():
+        for (start, end, _), prompts in spans.items():
             if (start, end) != (0, T):
                 said = f"by attention_mask rows {start} to {end - 1} of {first_of(prompts)}"
                 say_once(f"{self.name}: {said}")
-        longest = sorted(spans, key=lambda rows: rows[0] - rows[1])
-        return [(spans[rows], slice(*rows)) for rows in longest]
+        longest = sorted(spans, key=lambda rows: (rows[0] - rows[1], rows[2]))
+        return [(spans[rows], slice(*rows[:2])) for rows in longest]
 
 
 @contextmanager
@@ -340,5 +370,9 @@ def _why(row: dict[str, Any], t: int) -> str:
     if others := row["alike_pieces"].get(str(t)):
         return f"fits as well: {', '.join(map(repr, others))}"
     if (chance := row["probabilities"][t]) is not None:
-        return f"no token that was run fits to rounding; p {chance:.2g}"
+        ratio = row["residual_over_floor"].get(str(t))
+        said = "no token that was run fits to rounding"
+        if ratio is not None and ratio <= 1:
+            said = "it is no farther off than rounding, but that proves nothing here"
+        return f"{said}; p {chance:.2g}"
     return "no output from here on fits to rounding"

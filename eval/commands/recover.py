@@ -143,11 +143,13 @@ def _plan(
 
     Where they were not chosen by name, one that is refused does not end the work on others.
     """
-    from eval.captured.files.axes import choose_tensors
+    from eval.captured.files.axes import check_numbers, choose_tensors
     from eval.captured.task import RecoverTask
 
     layers = [] if layer is None else sorted({int(number) for number in listed(layer)})
     tensors = choose_tensors(capture.outputs, layers, part)
+    if tensors is capture.outputs and not chosen:
+        check_numbers(capture.outputs, layers)
     named = capture.named and tensors is capture.outputs
     layer = None if named or not layers else layers if len(layers) > 1 else layers[0]
     return [
@@ -223,13 +225,13 @@ def _number(scale: str | None) -> float | None:
 
 def _score(rows: list[dict[str, Any]], texts: list[str], tokenizer: "Tokenizer") -> None:
     """Puts the truth beside the answers: each token right, wrong but named, or wrong."""
-    if len(texts) != len(rows):
-        raise RequestError(
-            f"--truth: {len(texts)} texts for {len(rows)} prompts; give one for each"
-        )
-    for row, text in zip(rows, texts, strict=True):
+    count = len(rows) + len(rows[0].get("refused", ()))
+    if len(texts) != count:
+        raise RequestError(f"--truth: {len(texts)} texts for {count} prompts; give one for each")
+    for row in rows:
+        text = texts[row["prompt"]]
         answer = row["tokens"][: min(row["left_out"], default=None)]
-        true = _truth(text, answer, tokenizer)
+        true = _truth(text, answer, tokenizer) if answer else []
         right = [a == b for a, b in zip(answer, true, strict=True)]
         named = [token in row["alike"].get(str(t), []) for t, token in enumerate(true)]
         row["right"], row["named"] = sum(right), sum(named)

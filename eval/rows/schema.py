@@ -281,10 +281,14 @@ class Tried(TypedDict):
 
 
 class OfTensor(OfModel, total=False):
-    """Rows of a tensor that its mask leaves out, and where it fits better; older rows lack them."""
+    """Rows of a tensor that its mask leaves out, and where it fits better; older rows lack them.
+
+    `refused` has the lines of other prompts of the tensor that were refused, if some were.
+    """
 
     padding: list[int]
     elsewhere: str
+    refused: dict[str, str]
 
 
 class CapturedRow(OfTensor):

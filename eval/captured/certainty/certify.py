@@ -92,7 +92,7 @@ def certify(captured: Captured, found: Found) -> Certified:
         circuit, stored.values, captured.visible, tokens, shown & doubtful, doubtful
     )
     likely = (chances >= LIKELY).to(shown)
-    left_out = [_find_tail(*of_row) for of_row in zip(shown, evidence | likely, strict=True)]
+    left_out = [_find_tail(*of_row) for of_row in zip(shown, evidence | likely, empty, strict=True)]
     return Certified(settled.verified, certificates, alike, chances, left_out)
 
 
@@ -148,11 +148,14 @@ def _settle(captured: Captured, found: Found, agreement: Agreement, tokens: Tens
     return _Settled(verified, alike, fits & agreement.of_prompts(own))
 
 
-def _find_tail(shown: Tensor, counts: Tensor) -> list[int]:
-    """The positions shown `(T,)` after the last that counts; none where no position counts."""
-    if not bool(counts.any()):
+def _find_tail(shown: Tensor, counts: Tensor, empty: Tensor) -> list[int]:
+    """The positions shown `(T,)` after the last that counts; none where no position counts.
+
+    All of a prompt of which nothing but zeros is shown.
+    """
+    if not bool(counts.any()) and not torch.equal(shown, empty):
         return []
-    last = int(counts.nonzero()[-1, 0])
+    last = max(counts.nonzero()[:, 0].tolist(), default=-1)
     return [t for t in shown.nonzero()[:, 0].tolist() if t > last]
 
 

@@ -17,7 +17,7 @@ from typing import IO, Any, NoReturn
 import torch
 from torch import Tensor
 
-from eval.messages import RequestError
+from eval.messages import RequestError, say_once
 
 FILES = "a .safetensors, .npy or .npz file"
 UNPACKED = 3, 16 << 20  # times an archive's bytes, and more, that it may unpack to
@@ -222,6 +222,9 @@ def _read_column(name: str, column: Any) -> Entry | list[list[int]] | None:
     while held.type != leaf:
         lengths = compute.call_function("list_value_length", [held]).unique().to_pylist()
         if lengths in ([0], [None]):  # nothing stands in it
+            return None
+        if len(lengths) != 1 and kind is None:  # of ids, which nothing is inverted by
+            say_once(f"not read: {name}, whole numbers in rows of {lengths[:5]}"[:300])
             return None
         if len(lengths) != 1:
             raise ValueError(

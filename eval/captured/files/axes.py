@@ -5,6 +5,7 @@ one layer of a stack into the next, and never one prompt into another.
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -209,6 +210,27 @@ def choose_tensors(
         )
     names = [by_site[site] for site in wanted]
     return {"+".join(names): JoinedOutputs({name: held[name] for name in names})}
+
+
+def check_numbers(held: Mapping[str, Outputs], layers: Sequence[int]) -> None:
+    """Whether tensors of one shape whose names differ by numbers are of other layers than asked.
+
+    Such numbers may count the layers from 0 or from 1, with the embedding or without it.
+
+    Raises:
+        RequestError: the number of a layer that is asked for is among them.
+    """
+    alike: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+    for name, entry in held.items():
+        alike.setdefault((re.sub(r"\d+", "#", name), entry.outputs.shape), []).append(name)
+    for names in alike.values():
+        numbers = {int(number) for name in names for number in re.findall(r"\d+", name)}
+        if len(names) > 1 and numbers & {*layers}:
+            raise RequestError(
+                f"--layer {' '.join(map(str, layers))}: {names[0]} to {names[-1]} have numbers, "
+                "which may count layers from 0 or from 1; give --tensor NAME as well, of those that"
+                " are of that layer, or name tensors block.N"
+            )
 
 
 def spread(raw: Raw, order: str | None = None) -> Raw:

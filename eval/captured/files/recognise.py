@@ -183,16 +183,14 @@ def _list_torch(path: Path) -> Held:
     tensors, facts, unread = dict[str, Tensor](), dict[str, Any](), list[str]()
     added = dict[str, int]()  # rows behind those of the prompt, where steps are joined
     for name, value in held.items() if isinstance(held, dict) else [(path.stem, held)]:
-        joined = _join_steps(str(name), value)
-        inside = list(_name_tensors(str(name), joined))
-        added |= {inner: len(value) - 1 for inner, _ in inside if joined is not value}
-        for inner, tensor in inside:
+        inside = list(_name_tensors(str(name), value))
+        for inner, tensor, count in inside:
             if inner in tensors:
                 raise RequestError(f"{path}: --torch-file: {inner} is the name of two tensors")
             if tensor is None:
                 unread.append(inner)
             else:
-                tensors[inner] = tensor
+                tensors[inner], added[inner] = tensor, count
         facts |= {} if inside else {str(name): value}
     if unread:
         say_once(
@@ -223,7 +221,7 @@ def _join_steps(name: str, value: Any) -> Any:
     if (joined := _join_layer(steps)) is not None:
         say_once(said)
         return joined
-    if name in GENERATED and isinstance(value, tuple) and _are_rows(value):
+    if name.rpartition(".")[2] in GENERATED and isinstance(value, tuple) and _are_rows(value):
         say_once(
             f"{name}: read as (B, steps, V) of generation, from each prompt's last token on: "
             "--first gives that token's position"
@@ -247,7 +245,9 @@ def _extend_mask(tensors: dict[str, Tensor], added: Mapping[str, int]) -> None:
     fits = {
         name: count
         for name, count in added.items()
-        if mask is not None and mask.shape == (len(tensors[name]), tensors[name].shape[1] - count)
+        if count
+        and mask is not None
+        and mask.shape == (len(tensors[name]), tensors[name].shape[1] - count)
     }
     if mask is None or not fits:
         return
@@ -280,19 +280,35 @@ def _are_rows(steps: Sequence[Any]) -> bool:
     return plain and len({(x.shape, x.dtype) for x in steps}) == 1
 
 
-def _name_tensors(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Tensor | None]]:
+def _name_tensors(
+    name: str, value: Any, depth: int = 0, added: int = 0
+) -> Iterator[tuple[str, Tensor | None, int]]:
     """The tensors in a value of a file, with their names; lists may hold themselves.
 
-    None stands for those in a list that lies in more than `DEEPEST` of them.
+    None stands for those in a list that lies in more than `DEEPEST` of them. The number is that of
+    rows behind those of the prompt, where steps are joined.
     """
-    if isinstance(value, Tensor):
-        yield name, value
-    elif isinstance(value, dict | list | tuple) and depth < DEEPEST:
-        inner = value.items() if isinstance(value, dict) else enumerate(value)
+    value = _by_key(name, value)
+    joined = _join_steps(name, value)
+    added += 0 if joined is value else len(value) - 1
+    if isinstance(joined, Tensor):
+        yield name, joined, added
+    elif isinstance(joined, dict | list | tuple) and depth < DEEPEST:
+        inner = joined.items() if isinstance(joined, dict) else enumerate(joined)
         for key, part in inner:
-            yield from _name_tensors(f"{name}.{key}", part, depth + 1)
-    elif _holds_tensors(value):
-        yield name, None
+            yield from _name_tensors(f"{name}.{key}", part, depth + 1, added)
+    elif _holds_tensors(joined):
+        yield name, None, added
+
+
+def _by_key(name: str, steps: Any) -> Any:
+    """A list of dictionaries, one a step of generation, as one of lists; else the value."""
+    kinds = isinstance(steps, list | tuple) and all(isinstance(step, dict) for step in steps)
+    if not kinds or len({tuple(step) for step in steps}) != 1:
+        return steps
+    lists = {key: [step[key] for step in steps] for key in steps[0]}
+    joined = any(_join_steps(f"{name}.{key}", x) is not x for key, x in lists.items())
+    return lists if joined else steps
 
 
 def _holds_tensors(value: Any) -> bool:

@@ -44,10 +44,12 @@ SAFETENSORS = {
 """The names that numpy and torch have for its types."""
 OTHERS = {
     b"\x89HDF": "HDF5", b"PAR1": "Parquet", b"ARROW1": "Arrow", b"GGUF": "GGUF",
-    b"\x1f\x8b": "gzip", b"<": "HTML or XML", b"{": "JSON", b"[": "JSON",
+    b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ": "xz", b"BZh": "bzip2",
+    b"<": "HTML or XML", b"{": "JSON", b"[": "JSON",
     b"version https://git-lfs": "a pointer of Git LFS, not the file itself",
 }  # fmt: skip
 """Files of other kinds by their first bytes."""
+COMPRESSED = ("gzip", "zstd", "xz", "bzip2")
 CACHES = (
     r"(?:.*[._])?(?P<kind>key|value|k|v)_cache[._](?P<layer>\d+)",
     r"(?:.*[._])?(?:layers?|cache|past_key_values|past|present)[._](?P<layer>\d+)[._]"
@@ -312,5 +314,6 @@ def _list_safetensors(path: Path) -> dict[str, Entry]:
         seen = next(kinds, "")
         other = seen or start[8:9] != b"{"  # which opens the header of safetensors
         fix = "; save its numbers as one, by numpy.save" if other else ""
+        fix = "; decompress it first" if seen in COMPRESSED else fix
         raise RequestError(f"{path}: not {FILES} ({seen or first_line(error)}){fix}") from None
     return found

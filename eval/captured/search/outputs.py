@@ -56,7 +56,8 @@ def pass_over_damage(captured: Captured, found: Found, certified: Certified) -> 
     tokens, problem = certified.verified.tokens.clone(), found.problem
     changed = False
     for row, tail in enumerate(certified.left_out):
-        if len(tail) > 1 and tail[1] == tail[0] + 1 and tail[0] + 1 in problem.positions:
+        behind = len(tail) > 1 and 0 < tail[0] == tail[1] - 1
+        if behind and tail[1] in problem.positions:
             better = search_behind(problem.of([row]), tokens[row], tail[0])
             if better is not None:
                 tokens[row], changed = better, True

@@ -16,13 +16,12 @@ from torch import Tensor
 
 from arch.kernels.arithmetic import plain_arithmetic
 from eval.captured.answer import Recovered
-from eval.captured.certainty.certify import CHANCE
 from eval.captured.certainty.likelihood import WHOLE, limit_chances, probability
 from eval.captured.certainty.rivals import NAMED, nearest_rows
 from eval.captured.files.stored import is_plain, read_stored
 from eval.captured.search.head import read_head
 from eval.inversion.guesses import open_readbacks
-from eval.messages import ArgumentError, RequestError, question, say_once
+from eval.messages import ArgumentError, RequestError, question, say_once, span
 from eval.models.checkpoint import open_models
 from eval.models.corpora import choose_corpus
 from eval.models.memory import candidates_at_once
@@ -34,6 +33,8 @@ if TYPE_CHECKING:
 
 LIKELY = 64  # tokens that the text makes likeliest, run at each position
 SHORTLIST = 256  # tokens run besides; four times as many while none fits
+CHANCE = 1e-4  # of other tokens agreeing by chance with scores that tell one, at most
+NEAREST = 8  # tokens of the smallest crowd whose chance is taken; the next have twice as many
 ROUNDING = 16
 """Units of float32 by which another computation's score may differ, of the size of its terms."""
 
@@ -46,7 +47,7 @@ class Position:
     fits: list[int]  # tokens run that agree, the best first
     distance: float  # of its scores from those given
     limit: float  # that rounding makes, at most
-    chance: float  # probability of the token, where none of those run agrees
+    chance: float  # probability of the token, by its distance
     ran: int
     telling: bool  # whether hardly any token agrees by chance with so many scores, so precise
 
@@ -90,11 +91,8 @@ def recover_scores(
         )
     search = _Search(checkpoint, choose_corpus([checkpoint], corpus))
     found = [search.next(*row) for row in zip(ids, held, stored.step[0].double(), strict=True)]
-    if not any(position.fits for position in found):
-        say_once(
-            "scores: no token fits at any position; are they natural logarithms of this model's"
-            " probabilities, at temperature 1, over all tokens, after each token of the prompt?"
-        )
+    if misfits := [t for t, position in enumerate(found) if not position.fits]:
+        say_once(_describe_misfits(misfits, len(found)))
     return _answer(checkpoint, found, stored.format)
 
 
@@ -142,13 +140,11 @@ class _Search:
             if not fits:
                 size *= 4
                 more = _best(guesses, tokens, size)
-        by_chance = self._log_chance(scores, half + slack)
         distances = errors.norm(dim=1)
+        by_chance = self._log_chance(scores[distances.argsort()], half + slack)
         order = torch.where(agree, distances, distances + distances.max() + 1).argsort()
-        chance = 1.0
-        if not bool(agree.any()):
-            centred = scores - scores.mean(dim=1, keepdim=True)
-            chance = probability(centred[order], values - values.mean(), V)
+        centred = scores - scores.mean(dim=1, keepdim=True)
+        chance = probability(centred[order], values - values.mean(), V)
         token = int(tokens[order[0]])
         hidden, self.state = self.circuit.extend(tokens[order[:1], None], self.state)
         self.likely = (hidden[0, 0] @ self.weight.T + self.bias).topk(min(LIKELY, V)).indices
@@ -159,22 +155,29 @@ class _Search:
             float((half + slack).norm()),
             chance,
             len(tokens),
-            by_chance < math.log(CHANCE / V),
+            by_chance < math.log(CHANCE),
         )
 
     def _log_chance(self, scores: Tensor, tolerance: Tensor) -> float:
-        """The log of the chance that scores of another token agree within `(k,)` tolerances.
+        """The log of how many other tokens' scores agree by chance within `(k,)` tolerances.
 
-        The scores of the tokens that were run, `(N, k)`, differ along their singular vectors. Along
-        some they differ by nothing: where rows of the head are equal, or where scores are compared
-        up to a constant.
+        The scores of the tokens that were run, `(N, k)`, the nearest first, differ along their
+        singular vectors. Along some they differ by nothing: where rows of the head are equal, or
+        where scores are compared up to a constant. Tokens that are alike crowd, so that each
+        number of the nearest is asked, and the worst is believed; those not run count as others.
         """
-        centred = scores - scores.mean(dim=0)
-        if self.shifted:
-            centred = centred - centred.mean(dim=1, keepdim=True)
-        spread = torch.linalg.svdvals(centred) / len(centred) ** 0.5
-        spread = spread.clamp(min=torch.finfo(scores.dtype).tiny)
-        return float(torch.special.erf(tolerance.max() / (2 * spread)).log().sum())
+        found, count = -math.inf, min(NEAREST, len(scores))
+        while True:
+            centred = scores[:count] - scores[:count].mean(dim=0)
+            if self.shifted:
+                centred = centred - centred.mean(dim=1, keepdim=True)
+            spread = torch.linalg.svdvals(centred) / count**0.5
+            spread = spread.clamp(min=torch.finfo(scores.dtype).tiny)
+            inside = float(torch.special.erf(tolerance.max() / (2 * spread)).log().sum())
+            if count == len(scores):
+                return max(found, inside + math.log(len(self.weight)))
+            found = max(found, inside + math.log(count))
+            count = min(2 * count, len(scores))
 
     def _guess(self, ids: Tensor, values: Tensor, outputs: Tensor) -> Tensor:
         """How likely each token is by the read-back, `(V,)`; outputs of known ones are `(n, D)`."""
@@ -211,14 +214,43 @@ def _best(guesses: Tensor, known: Tensor, count: int) -> Tensor:
     return guesses.topk(min(count, len(guesses) - len(known))).indices
 
 
+def _describe_misfits(misfits: list[int], length: int) -> str:
+    """A line for positions that no token fits, of as many."""
+    if len(misfits) == length:
+        return (
+            "scores: no token fits at any position; are they natural logarithms of this model's"
+            " probabilities, at temperature 1, over all tokens, after each token of the prompt?"
+        )
+    return (
+        f"scores: no token fits at position {span(misfits)}, so that none of the prompt is certain;"
+        " did the model compute below float32, or with other weights? or do too few or too coarse"
+        " scores leave a token before in doubt?"
+    )
+
+
+def _certify(sure: bool, found: list[Position], tokens: int) -> list[str | None]:
+    """Why the token at each position is certain; None where it is not.
+
+    Where no token fits, the scores are not this model's to rounding, or a token before is wrong:
+    others may then fit by accident, and none of the prompt is certain.
+    """
+    sure = sure and all(of.fits for of in found)
+    proofs, settled = list[str | None](), True
+    for of in found:
+        proved = sure and len(of.fits) == 1 and of.telling
+        settled &= proved
+        whole = settled and of.ran >= tokens
+        proofs.append("enumerated" if whole else "residual" if proved else None)
+    return proofs
+
+
 def _answer(checkpoint: "Checkpoint", found: list[Position], format: str) -> Recovered:
-    ids = [position.token for position in found]
-    sure = not uncertified(checkpoint.model)
-    proved = [sure and len(of.fits) == 1 and of.telling for of in found]
-    chances = [1.0 if proof else None if of.fits else of.chance
-               for proof, of in zip(proved, found, strict=True)]  # fmt: skip
+    ids, V = [position.token for position in found], checkpoint.config.vocab_size
+    proofs = _certify(not uncertified(checkpoint.model), found, V)
+    proved = [proof is not None for proof in proofs]
+    chances = [1.0 if proof else None if len(of.fits) > 1 else of.chance
+               for proof, of in zip(proofs, found, strict=True)]  # fmt: skip
     alike = {t: of.fits[1 : NAMED + 1] for t, of in enumerate(found) if len(of.fits) > 1}
-    V = checkpoint.config.vocab_size
     return Recovered(
         tokens=torch.tensor([ids]),
         texts=[checkpoint.tokenizer.decode(ids, skip_special_tokens=False)],
@@ -227,10 +259,7 @@ def _answer(checkpoint: "Checkpoint", found: list[Position], format: str) -> Rec
         residual=torch.tensor([[of.distance for of in found]]),
         floor=torch.tensor([[of.limit for of in found]]),
         relative_residual=torch.full((1, len(found)), torch.nan),  # scores have no length
-        certificates=[
-            [("enumerated" if of.ran >= V else "residual") if proof else None
-             for proof, of in zip(proved, found, strict=True)]
-        ],
+        certificates=[proofs],
         probabilities=[limit_chances(chances, proved)],
         left_out=[[]],
         alike=[alike],
@@ -241,7 +270,7 @@ def _answer(checkpoint: "Checkpoint", found: list[Position], format: str) -> Rec
         computed="fp32",
         solver="scores",
         evaluations=[sum(of.ran for of in found)],
-    )  # fmt: skip
+    )
 
 
 def _read_numbers(name: str, given: Any) -> Tensor:

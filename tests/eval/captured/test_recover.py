@@ -262,6 +262,17 @@ def test_a_layer_or_part_takes_the_tensors_of_that_name(asked):
     assert all(set(row["grades"]) == {"certain"} for row in rows)
 
 
+@pytest.mark.parametrize("name", ["hidden_states.{}", "model.layers.{}.out"])
+def test_a_layer_is_not_told_by_numbers_of_other_names(asked, name):
+    """All of them were inverted as if each were of that layer."""
+    ask, states = asked
+    held = {name.format(layer): states[layer] for layer in "12"}
+    code, rows, said = ask(held, "--layer", "2")
+    assert (code, rows, "--tensor NAME" in said) == (2, None, True)
+    code, rows, _ = ask(held, "--layer", "2", "--tensor", name.format(2))
+    assert (code, {row["tensor"] for row in rows}) == (0, {name.format(2)})
+
+
 def test_only_some_positions_are_known(asked):
     ask, states = asked
     outputs = states["1"].clone()

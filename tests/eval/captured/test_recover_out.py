@@ -11,6 +11,7 @@ from eval import activations, open_model
 from eval.__main__ import main
 from eval.captured import task as searching
 from eval.inversion.solver import SOLVERS, solvers
+from eval.messages import say_once
 
 TEXTS = "Tom had a red ball.", "The hen ran home to"
 
@@ -166,10 +167,38 @@ def test_a_masked_prompt_that_fits_nowhere_leaves_the_others(words, noisy, capsy
     assert "certain" not in rows[noisy]["grades"]
     assert [len(row["padding"]) for row in rows] == (mask == 0).sum(dim=1).tolist()
     assert "x: block.1, fp32, by propose; found: 6 of" in capsys.readouterr().out
-    outputs[noisy, -1] = torch.nan
-    save_file({"x": outputs, "attention_mask": mask}, words[0])
-    assert main(["recover", *words]) == 2
-    assert f"x: of prompts {noisy}: not finite at positions" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("wrong", "lost", "prompts"),
+    [
+        (torch.nan, 0, [0, 1, 0]),
+        (torch.nan, 1, [0, 0, 0]),
+        (0.0, 1, [0, 1, 0]),
+        (None, 2, [0, 1, 0]),
+    ],
+)
+def test_a_masked_prompt_that_cannot_be_read_leaves_the_others(words, wrong, lost, prompts, capsys):
+    """It was refused with the others, of the same rows or not, which were answered already."""
+    say_once.cache_clear()
+    outputs, mask = (x[prompts] for x in padded(words[2], "left"))
+    if wrong is None:
+        mask[lost] = 0
+    else:
+        outputs[lost] = wrong
+    save_file({"block.1": outputs, "attention_mask": mask}, words[0])
+    texts = [TEXTS[prompt] for prompt in prompts]
+    assert main(["recover", *words, "--truth", *texts]) == 0
+    rows, said = rows_of(words), capsys.readouterr()
+    kept = [prompt for prompt in range(3) if prompt != lost]
+    assert [row["prompt"] for row in rows] == kept
+    assert [row["text"] for row in rows] == [texts[prompt] for prompt in kept]
+    assert all([*row["refused"]] == [str(lost)] for row in rows)
+    assert f"of prompts {lost}" in said.err
+    assert f"; {len(rows[0]['tokens'])} right" in said.out
+    assert main(["recover", *words]) == 0
+    assert rows_of(words) == rows
+    assert main(["recover", *words, "--truth", *TEXTS]) == 2
 
 
 @pytest.mark.parametrize("axes", [(-1,), (0, 1), (0, 2)], ids=["token", "channel", "position"])

@@ -148,6 +148,39 @@ def test_another_models_scores_are_certain_nowhere(scored):
         assert grade == "unknown" or token == right
 
 
+def test_a_token_that_fits_beside_misfits_is_not_certain(scored, capsys):
+    """Of a model that computes in bf16, wrong ones fitted here and there, and were certain."""
+    say_once.cache_clear()
+    checkpoint, tokens, ids, values = scored
+    values = values + 0.03 * torch.randn(values.shape, generator=torch.Generator().manual_seed(0))
+    wrong = (tokens[3] + 7) % checkpoint.config.vocab_size
+    with torch.no_grad():
+        best = checkpoint.model(torch.tensor([[*tokens[:3], wrong]]))[0, 3].log_softmax(-1).topk(K)
+    ids, values = ids.clone(), values.clamp(max=0)
+    ids[3], values[3] = best.indices, best.values
+    found = recover_scores(checkpoint, ids[:6], printed(values[:6], 2), corpus="toy:400")
+    assert found.tokens[0, 3] == wrong
+    assert float(found.residual[0, 3]) < float(found.floor[0, 3])
+    assert not any(found.certificates[0])
+    assert "no token fits at position" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("places", "certain"), [(3, False), (6, True)])
+def test_a_token_of_a_crowd_is_certain_by_precise_scores(
+    places, certain, small_model, small_tokenizer
+):
+    """Scores of tokens that are alike lie close: of a few coarse ones a wrong one fitted alone."""
+    checkpoint = open_model(small_model(mixers=("flat",)), tokenizer=small_tokenizer)
+    model, crowd = checkpoint.model, torch.arange(100, 132)
+    apart = torch.randn(len(crowd), 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        model.embedding.weight[crowd] = model.embedding.weight[crowd[0]] + 0.02 * apart
+        best = model(crowd[None, :9])[0].log_softmax(dim=-1).topk(3)
+    found = recover_scores(checkpoint, best.indices, printed(best.values, places), corpus="toy:400")
+    assert found.tokens[0].tolist() == crowd[:9].tolist()
+    assert {proof is not None for proof in found.certificates[0]} == {certain}
+
+
 @pytest.mark.parametrize(
     ("change", "seen"),
     [

@@ -79,13 +79,19 @@ def test_a_folder_of_data_sets_is_refused_by_the_name_of_one(tmp_path):
     assert list(read_capture(tmp_path / "train").outputs) == ["states"]
 
 
-@pytest.mark.parametrize("name", ["input_ids", "scores"])
-def test_a_column_of_unlike_lengths_is_named(tmp_path, name):
+@pytest.mark.parametrize("number", [int, float])
+def test_a_column_of_unlike_lengths_is_named(tmp_path, number, capsys):
+    """Of whole numbers, as of ids before they are padded, it is left out: nothing needs them."""
     import datasets
 
-    rows = [[1], [1, 2]] if name == "input_ids" else [[1.0], [1.0, 2.0]]
-    datasets.Dataset.from_dict({"states": X[None].repeat(2, 0), name: rows}).save_to_disk(tmp_path)
-    with one_line(RequestError, f"{name}: rows of [1, 2]"):
+    rows = [[number(1)], [number(1), number(2)]]
+    held = {"states": X[None].repeat(2, 0), "other": rows}
+    datasets.Dataset.from_dict(held).save_to_disk(tmp_path)
+    if number is int:
+        assert list(read_capture(tmp_path).outputs) == ["states"]
+        assert "not read: other" in capsys.readouterr().err
+        return
+    with one_line(RequestError, "other: rows of [1, 2]"):
         read_capture(tmp_path)
 
 
@@ -173,6 +179,8 @@ DAMAGED = {
     "nothing.safetensors": (save({}), "holds nothing"),
     "gguf.safetensors": (b"GGUF" + bytes(100), "(GGUF)"),
     "h5.safetensors": (b"\x89HDF\r\n" + bytes(100), "(HDF5); save its numbers as one"),
+    "states.npy.gz": (b"\x1f\x8b\x08" + bytes(100), "(gzip); decompress it first"),
+    "states.zst": (b"\x28\xb5\x2f\xfd" + bytes(100), "(zstd); decompress it first"),
     "pointer.safetensors": (b"version https://git-lfs.github.com/spec/v1\n", "of Git LFS"),
     "object.json": (b' {"hidden_states": [[1.0, 2.0]]}', "(JSON)"),
 }  # fmt: skip
