@@ -55,7 +55,7 @@ def say_once(line: str) -> None:
     say(line)
 
 
-_ASKED: ContextVar[bool] = ContextVar("asked", default=False)
+_IN_QUESTION: ContextVar[bool] = ContextVar("in_question", default=False)
 
 
 @contextmanager
@@ -64,13 +64,13 @@ def question() -> Iterator[None]:
 
     A question that is asked within another is a part of that one.
     """
-    if not _ASKED.get():
+    if not _IN_QUESTION.get():
         say_once.cache_clear()
-    token = _ASKED.set(True)
+    token = _IN_QUESTION.set(True)
     try:
         yield
     finally:
-        _ASKED.reset(token)
+        _IN_QUESTION.reset(token)
 
 
 def nearest(word: str, known: Iterable[str], otherwise: str = "") -> str:

@@ -142,8 +142,8 @@ def pack(
             stories = _joined(stories, story_tokens, loaded, tokenizer)
         for batch in encode_stories(loaded, _after(stories, skip), tokenizer):
             for split, writer in writers.items():
-                if stories := [ids for of, ids in batch if of == split]:
-                    writer.add(stories)
+                if encoded := [ids for of, ids in batch if of == split]:
+                    writer.add(encoded)
                     report(split, writer.stories)
         splits = {split: writer.finish() for split, writer in writers.items()}
         # Readers of the source need the fraction too; it is null where the source is divided.

@@ -11,7 +11,7 @@ import csv
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from itertools import dropwhile
@@ -308,10 +308,11 @@ def _tables(batches: Iterable[Any]) -> Iterator[Any]:
     return (Table.from_batches([batch]) for batch in batches)
 
 
-READERS: dict[str, Callable[[Path, str], Iterator[str]]] = dict(
-    zip(
-        ENDINGS,
-        (_read_text, _read_json_lines, _read_json, _read_parquet, _read_csv),
-        strict=True,
-    )
-)
+READERS = {
+    ".txt": _read_text,
+    ".jsonl": _read_json_lines,
+    ".json": _read_json,
+    ".parquet": _read_parquet,
+    ".csv": _read_csv,
+}
+"""By the ending of a file's name; `ENDINGS` lists them."""

@@ -94,16 +94,16 @@ def list_files(folder: Path) -> tuple[list[Path], list[Path]]:
     what else is there.
     """
     files, others = list[Path](), list[Path]()
-    for place, folders, names in os.walk(folder):
-        inside = {name: Path(place, name) for name in folders}
-        apart = [
+    for directory, folders, names in os.walk(folder):
+        inside = {name: Path(directory, name) for name in folders}
+        closed = [
             name
             for name, path in inside.items()
             if name.startswith(".") or path.is_symlink() or PackedData.stands_in(path)
         ]
-        folders[:] = inside.keys() - apart
-        others += [inside[name] for name in apart]
-        for path in (Path(place, name) for name in names):
+        folders[:] = inside.keys() - closed
+        others += [inside[name] for name in closed]
+        for path in (Path(directory, name) for name in names):
             plain = not path.name.startswith(".") and path.name != TOKENIZER and path.is_file()
             (files if plain and path.suffix.lower() in ENDINGS else others).append(path)
     return sorted(files), sorted(others)

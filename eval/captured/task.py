@@ -98,9 +98,8 @@ class RecoverTask:
             self.refusals.append(str(error))
             return []
         rows.sort(key=lambda row: row["prompt"])
-        more = (
-            {"refused": {str(prompt): lines[prompt] for prompt in sorted(lines)}} if lines else {}
-        )
+        refused = {str(prompt): lines[prompt] for prompt in sorted(lines)}
+        more = {"refused": refused} if refused else {}
         rows = [{"key": f"{self.key}-{n}", **row, **more} for n, row in enumerate(rows)]
         if self.aloud:
             tqdm.write(legible(describe_rows(self.name, rows)), file=sys.stderr)
@@ -256,8 +255,8 @@ class RecoverTask:
                     "another, and 0 elsewhere; leave it out of the file, and give --positions"
                 )
             rows = raw.outputs[prompt][..., start : start + count, :].float()
-            apart = not bool((rows.abs() < LARGEST_NUMBER).all())
-            spans.setdefault((start, start + count, apart), []).append(prompt)
+            unreadable = not bool((rows.abs() < LARGEST_NUMBER).all())
+            spans.setdefault((start, start + count, unreadable), []).append(prompt)
         T = raw.mask.shape[1]
         for (start, end, _), prompts in spans.items():
             if (start, end) != (0, T):

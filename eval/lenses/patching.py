@@ -105,12 +105,12 @@ def causal_trace(
     T = len(target)
     effects, positions = torch.zeros(len(streams), T), torch.arange(T, device=target.device)
     for layer, (stream, other) in enumerate(zip(streams, others, strict=True)):
-        for places in positions[int((source != target).nonzero()[0]) :].split(TOGETHER // T or 1):
-            variants = stream.repeat(len(places), 1, 1)
-            variants[positions[: len(places)], places] = other[places]
+        for patched in positions[int((source != target).nonzero()[0]) :].split(TOGETHER // T or 1):
+            variants = stream.repeat(len(patched), 1, 1)
+            variants[positions[: len(patched)], patched] = other[patched]
             logits = run_on(model, variants, layer)
             moved = (logits[:, mine] - logits[:, its] - low) / (high - low)
-            effects[layer, places.cpu()] = moved.float().cpu()
+            effects[layer, patched.cpu()] = moved.float().cpu()
     return answers, effects
 
 

@@ -112,7 +112,7 @@ class LensTask:
 
     def _rows(self, document: Document) -> list[Row]:
         prompts = self.request.prompts
-        asked = {"corpus": document["corpus_hash"]} if document.get("corpus_hash") else {}
+        corpus = {"corpus": document["corpus_hash"]} if document.get("corpus_hash") else {}
         tokens = [prompt["tokens"] for prompt in document["prompts"]]
         common = {
             "kind": "lens",
@@ -121,7 +121,7 @@ class LensTask:
             "prompts": len(prompts),
             "prompt_kind": "/".join(sorted({prompt.kind for prompt in prompts})),
             "length": max(prompt.real for prompt in prompts),
-            "texts": row_key(tokens, document["request"] | asked)[:8],
+            "texts": row_key(tokens, document["request"] | corpus)[:8],
             "look": document["key"],
         }
         rows = []

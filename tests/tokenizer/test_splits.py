@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from tests.said import one_line
-from tokenizer import CorpusError, open_corpus, pack, splits
+from tokenizer import CorpusError, open_corpus, pack, readers, splits
 
 NAMED = [
     ("train.txt", "valid.txt"),
@@ -179,3 +179,7 @@ def test_files_that_are_missing_are_named(tmp_path, names, told):
         write(tmp_path, name, "x")
     with one_line(CorpusError, told):
         open_corpus(str(tmp_path), "train")
+
+
+def test_every_kind_that_is_listed_has_a_reader():
+    assert tuple(readers.READERS) == splits.ENDINGS

@@ -123,9 +123,12 @@ def pool_ends(
 
     models = [replace(entry, checkpoint=about)
               for entry in saved if (about := moved(entry.checkpoint))]  # fmt: skip
-    kept = [row | {"checkpoint": about, "key": row["key"] + " at its end" * ("own_step" in about)}
-            for row in rows if (about := moved(row["checkpoint"]))]  # fmt: skip
-    return models, kept
+    of_ends = [
+        row | {"checkpoint": about, "key": row["key"] + " at its end" * ("own_step" in about)}
+        for row in rows
+        if (about := moved(row["checkpoint"]))
+    ]
+    return models, of_ends
 
 
 def _run_of(about: dict[str, Any]) -> Run:

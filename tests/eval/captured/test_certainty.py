@@ -15,7 +15,6 @@ from eval import RequestError, activations, open_model, recover
 from eval.__main__ import main
 from eval.captured.certainty.agreement import find_evidence
 from eval.captured.certainty.likelihood import LIKELY, probability
-from eval.messages import say_once
 from eval.models.text import held_out_text
 from eval.sites.site import open_site
 from tests.arch.cases import byte_tokenizer
@@ -202,7 +201,6 @@ def test_a_prompt_of_zeros_beside_another_is_unknown_in_any_format(zero_embedded
 def test_zeros_beside_outputs_are_unknown(zero_embedded, layer, capsys):
     """A text was made up for a prompt of zeros, and a second line asked what its axes hold."""
     model, ids, embedded, states = zero_embedded
-    say_once.cache_clear()
     two = recover(model, torch.cat([states, 0 * states]), layer=layer, corpus="toy:400")
     assert (two.texts, set(two.grades[1])) == ([TEXT, ""], {"unknown"})
     assert capsys.readouterr().err.count("prompt 1") == 1

@@ -10,7 +10,6 @@ from transformers import AutoModelForCausalLM
 from eval import RequestError, open_model, recover
 from eval.captured.files.stored import read_stored
 from eval.captured.search.head import solve_head
-from eval.messages import say_once
 from tests.arch.cases import byte_tokenizer
 from tests.arch.pretrained.test_decoder import GROUPED
 from tests.arch.pretrained.test_pretrained import V, random_model, their_model
@@ -121,7 +120,6 @@ def test_shrunk_logits_make_no_token_likely_that_lies_near_the_mean(
 ):
     """As at a temperature, or by other logarithms: the padding token was the nearest to all."""
     model, logits = scored
-    say_once.cache_clear()
     found = recover(model, form(logits) / temperature, part="logits", corpus="toy:400")
     said = capsys.readouterr().err
     assert f"logits: about {1 / temperature:.1f}" in said

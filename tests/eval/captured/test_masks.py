@@ -11,7 +11,6 @@ from torch import Tensor
 
 from eval import activations
 from eval.__main__ import main
-from eval.messages import say_once
 from tests.eval.inversion.search_cases import SHORT
 
 
@@ -39,7 +38,6 @@ def test_a_mask_of_one_prompt_is_read(
     kind, shape, directories, opened, opened_once, tmp_path, capsys
 ):
     """It was not read, and a later line advised to give one."""
-    say_once.cache_clear()
     case, path = CASES[kind], directories["llama"]
     held = load_file(f"{path}/states.safetensors")
     states = torch.stack([held["1"][0], held["2"][0]])

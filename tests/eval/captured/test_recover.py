@@ -12,7 +12,6 @@ from tokenizers import Tokenizer
 
 from eval import RequestError, activations, open_model, recover
 from eval.__main__ import main
-from eval.messages import say_once
 from tests.arch.cases import byte_tokenizer
 from tests.arch.pretrained.test_pretrained import OPT, random_model
 from tests.eval.inversion.search_cases import SHORT
@@ -81,7 +80,6 @@ def test_streams_without_a_mean_or_a_length_are_named(
     It centres no weights of a model whose norms keep the mean, and what a norm gives has none.
     """
     states = load_file(f"{directories[family]}/states.safetensors")["1"]
-    say_once.cache_clear()
     try:
         found = recover(opened[family], change(states), layer=layer, corpus="toy:400")
     except RequestError as error:
@@ -99,7 +97,6 @@ def test_streams_of_a_model_whose_blocks_end_in_norms_have_no_mean(capsys):
     (batch,) = activations(checkpoint, SHORT, 2)
     outputs = batch.outputs["block.2"]
     assert bool((outputs.mean(dim=-1).abs() < 1e-4).all())
-    say_once.cache_clear()
     found = recover(checkpoint, outputs.roll(5, dims=-1), layer=2, corpus="toy:400")
     assert not any(found.certificates[0])
     said = capsys.readouterr().err
@@ -371,7 +368,6 @@ LIKELY = {
 @pytest.mark.parametrize("kind", LIKELY)
 def test_why_no_token_is_certain_is_said(kind, tmp_path, capsys):
     """What another layer or precision gave was taken for noise."""
-    say_once.cache_clear()
     golden = Path(__file__).parents[2] / "golden"
     path, file = golden / "models" / "llama" / "step-000400", tmp_path / "c.safetensors"
     layer, capture, seen = LIKELY[kind]
@@ -390,7 +386,6 @@ def test_why_no_token_is_certain_is_said(kind, tmp_path, capsys):
 @pytest.mark.parametrize("first", [3, 4])
 def test_a_search_for_several_hidden_tokens_is_announced(directories, opened, first, capsys):
     """Eight of them took minutes of a small model without a word."""
-    say_once.cache_clear()
     states = load_file(f"{directories['llama']}/states.safetensors")["1"][:1, first:6]
     asked = {"layer": 1, "first": first, "settings": {"starts": 1, "rounds": 1}}
     recover(opened["llama"], states, corpus="toy:400", **asked)

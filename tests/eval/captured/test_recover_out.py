@@ -11,7 +11,6 @@ from eval import activations, open_model
 from eval.__main__ import main
 from eval.captured import task as searching
 from eval.inversion.solver import SOLVERS, solvers
-from eval.messages import say_once
 
 TEXTS = "Tom had a red ball.", "The hen ran home to"
 
@@ -180,7 +179,6 @@ def test_a_masked_prompt_that_fits_nowhere_leaves_the_others(words, noisy, capsy
 )
 def test_a_masked_prompt_that_cannot_be_read_leaves_the_others(words, wrong, lost, prompts, capsys):
     """It was refused with the others, of the same rows or not, which were answered already."""
-    say_once.cache_clear()
     outputs, mask = (x[prompts] for x in padded(words[2], "left"))
     if wrong is None:
         mask[lost] = 0

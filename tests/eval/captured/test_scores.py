@@ -10,7 +10,6 @@ from safetensors.torch import save_file
 from eval import RequestError, open_model, recover_scores
 from eval.__main__ import main
 from eval.captured.certainty.likelihood import limit_chances
-from eval.messages import say_once
 from tests.arch.cases import byte_tokenizer
 from tests.arch.pretrained.test_pretrained import V, their_model
 from tests.eval.inversion.search_cases import TEXTS
@@ -56,7 +55,6 @@ def test_ids_and_values_of_8_bits_are_numbers(scored):
 
 
 def test_a_softmax_over_rows_of_no_token_only_shifts_the_scores(capsys):
-    say_once.cache_clear()
     theirs = their_model("llama 1", dtype=torch.float32, vocab_size=V + 14)
     tokens = torch.tensor([byte_tokenizer().encode(TEXTS[0]).ids])
     with torch.no_grad():
@@ -100,7 +98,6 @@ def test_a_token_of_an_equal_row_is_certain_nowhere(k, places):
 
 @pytest.mark.parametrize("change", [lambda x: x / math.log(2), lambda x: x.roll(1, 0)])
 def test_scores_that_fit_nowhere_are_said(scored, change, capsys):
-    say_once.cache_clear()
     checkpoint, _, ids, values = scored
     found = recover_scores(checkpoint, ids, change(values), corpus="toy:400")
     assert not any(found.certificates[0])
@@ -150,7 +147,6 @@ def test_another_models_scores_are_certain_nowhere(scored):
 
 def test_a_token_that_fits_beside_misfits_is_not_certain(scored, capsys):
     """Of a model that computes in bf16, wrong ones fitted here and there, and were certain."""
-    say_once.cache_clear()
     checkpoint, tokens, ids, values = scored
     values = values + 0.03 * torch.randn(values.shape, generator=torch.Generator().manual_seed(0))
     wrong = (tokens[3] + 7) % checkpoint.config.vocab_size

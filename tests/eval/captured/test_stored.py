@@ -11,7 +11,7 @@ from eval import activations, open_model, recover
 from eval.captured.arithmetic import Arithmetic
 from eval.captured.files.stored import read_stored
 from eval.captured.locate import find_precision, find_site
-from eval.messages import RequestError, say_once
+from eval.messages import RequestError
 from eval.sites.site import open_site
 from tests.arch.pretrained.test_decoder import their_model as decoder_model
 from tests.arch.pretrained.test_pretrained import saved
@@ -225,7 +225,6 @@ def test_padding_before_the_first_prompt_hides_neither_site_nor_precision(
     opened, padding, layer, capsys
 ):
     """The first prompt alone was searched for them: all were refused, or taken for bfloat16."""
-    say_once.cache_clear()
     checkpoint = opened["llama"]
     (batch,) = activations(checkpoint, SHORT, "block.2")
     outputs = batch.outputs["block.2"].bfloat16()
