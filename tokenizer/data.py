@@ -273,7 +273,7 @@ class PackedData:
         return tokens.reshape(-1, self._width) if self._width > 1 else tokens
 
     def stories(self, split: str) -> Iterator[str]:
-        """Yield the stories of a split as they were packed; of a row that was cut, what it holds.
+        """Yield the stories of a split as they were packed; of a cut one its whole characters.
 
         Raises:
             CorpusError: A file cannot be read, or is not what was written.
@@ -300,7 +300,8 @@ class PackedData:
             stories = [story[story != pad].tolist() for story in whole]
             texts = [[token for token in story if token != end] for story in stories]
             decoded = tokenizer.decode_batch(texts, skip_special_tokens=False)
-            yield from zip(decoded, stories, strict=True)
+            for text, story in zip(decoded, stories, strict=True):
+                yield text if story[-1:] == [end] else text.removesuffix("\ufffd"), story
 
     @staticmethod
     def stands_in(directory: str | Path) -> bool:

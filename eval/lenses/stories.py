@@ -44,7 +44,7 @@ def stories(checkpoint: Checkpoint, request: Request, use: Use, count: int) -> T
     """The first `count` windows of a request's text, `(count, T)` tokens, the same for every lens.
 
     Raises:
-        RequestError: there are fewer, or a directory packed by another tokenizer.
+        RequestError: there are fewer.
         CorpusError: the corpus cannot be read.
     """
     text = held_out_text(checkpoint, request.corpus)

@@ -98,8 +98,7 @@ def measure_loss(
         `tokens_per_second`; `parts`, the sums of each story or of several that follow each other.
 
     Raises:
-        RequestError: fewer than two tokens, a loss that is not finite, or data packed with another
-            tokenizer.
+        RequestError: fewer than two tokens, or a loss that is not finite.
         CorpusError: the corpus cannot be read.
     """
     import numpy as np

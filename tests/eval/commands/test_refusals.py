@@ -21,7 +21,7 @@ from tests.eval.lenses.cases import look, story_checkpoint
 from tests.eval.views.compare_cases import make_run
 from tests.eval.views.page.cases import make_row
 from tests.said import one_line
-from tokenizer import open_corpus, pack, train_tokenizer
+from tokenizer import open_corpus, train_tokenizer
 
 REFUSED = {
     "invert model --out out --count 2 --length 6": [
@@ -61,7 +61,6 @@ REFUSED = {
         ("--count two", "--count: 'two' is not a whole number"),
         ("--prompts tale", "--prompts: 'tale' is not one of story, inside, random"),
         ("--resume 1", "1: one word too many"),
-        ("--corpus other", "other: packed with another tokenizer"),
         ("--corpus few.txt", "holds no story for valid"),
         ("--slices [:, 2:, :]", "slice '[:,' cannot be read; quote it"),
     ],
@@ -236,7 +235,6 @@ def place(tmp_path_factory, small_model, small_tokenizer):
         "solver.py": "from eval.inversion.solver import solver\n"
         "@solver('search')\ndef adam(batch, chance, tools): ...\n",
         "lens.py": "from eval.lenses.lens import lens\n@lens('logit')\ndef measure(*_): ...\n",
-        "other.json": other,
         "trained/models/step-000010/config.json": "",
         "trained/checkpoints/step-000010.ckpt": "",
         "theirs/config.json": '{"model_type": "llama"}',
@@ -245,7 +243,6 @@ def place(tmp_path_factory, small_model, small_tokenizer):
     for name, text in files.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_text(text)
-    pack("toy:60", place / "other.json", place / "other")
     return place
 
 
