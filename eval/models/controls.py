@@ -10,6 +10,7 @@ from torch import nn
 from arch import LanguageModel, ModelConfig, embedding_scale
 from eval.messages import RequestError
 from eval.models.checkpoint import Checkpoint, draw, open_checkpoint
+from tokenizer import encode_alike
 
 _SCALE = re.compile(r"scale=(\d*\.?\d+(?:e-?\d+)?)")
 OWN_DRAW = "own draw"
@@ -28,7 +29,8 @@ def derive(checkpoint: Checkpoint, control: str) -> Checkpoint:
             `embedding=untrained` (with a freshly drawn one).
 
     Raises:
-        RequestError: another word, or a model that cannot be built anew.
+        RequestError: another word, a model that cannot be built anew, or an embedding that does
+            not fit it.
     """
     scale, step, source, meta = _SCALE.fullmatch(control), 0, OWN_DRAW, dict(checkpoint.meta)
     if control.startswith("embedding="):
@@ -71,6 +73,11 @@ def _with_embedding(checkpoint: Checkpoint, control: str) -> tuple[LanguageModel
         other, digest = drawn.embedding.weight.to(weight.device), OWN_DRAW
     else:
         opened = open_checkpoint(source, weight.device)
+        if not encode_alike(opened.tokenizer, checkpoint.tokenizer):
+            raise RequestError(
+                f"--controls {control}: its tokenizer is another than that of {checkpoint.path}; "
+                "give a model of the same data"
+            )
         other, digest = opened.model.embedding.weight, opened.weights_sha256
     if weight.shape != other.shape:
         raise RequestError(

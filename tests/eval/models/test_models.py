@@ -8,7 +8,7 @@ import torch
 import transformers
 
 import eval as evals
-from arch import LanguageModel, ModelError, embedding_scale, load_model
+from arch import LanguageModel, ModelError, embedding_scale, load_model, save_model
 from eval.models.checkpoint import draw, model_directory, open_checkpoint, open_model
 from eval.models.controls import derive
 from eval.models.identity import weights_hash
@@ -17,7 +17,9 @@ from eval.rows.fits import fitted
 from tests.arch.cases import byte_tokenizer
 from tests.arch.pretrained import test_decoder
 from tests.arch.pretrained.test_pretrained import random_model, their_model
+from tests.conftest import VOCAB
 from tests.said import one_line
+from tokenizer import open_corpus, train_tokenizer
 
 ASKED: dict[str, Any] = {"text": "Tom sat.", "layers": 2, "solvers": "sweep"}
 
@@ -219,6 +221,13 @@ def test_a_fresh_control_of_an_imported_model_is_untrained(small_model, small_to
     assert model.provenance["trained"]
     assert not derive(model, "identity").provenance["trained"]
     assert derive(model, "embedding=untrained").provenance["trained"]
+
+
+def test_an_embedding_of_another_tokenizer_is_refused(small_model, small_tokenizer, tmp_path):
+    other = train_tokenizer(open_corpus("toy:60:9", "train"), vocab_size=VOCAB)
+    theirs = save_model(tmp_path / "theirs", small_model(), other.to_str(), {})
+    with one_line(evals.RequestError, f"--controls embedding={theirs}: its tokenizer is another"):
+        derive(open_model(small_model(), tokenizer=small_tokenizer), f"embedding={theirs}")
 
 
 def test_controls_have_embeddings_of_their_own(small_model, small_tokenizer, monkeypatch):
