@@ -26,12 +26,13 @@ from arch.formats.foreign import refuse_dangling
 from arch.formats.hub.card import push_directory
 from arch.formats.hub.export import export_hub
 from arch.formats.llama import download, export_transformers, open_directory
+from arch.formats.named_tokens import NAMING, say_left_out_tokens
 from arch.formats.structured import HELD
 from arch.mixers import refuse_foreign
 from arch.model import LanguageModel
 from arch.pretrained.gguf import GGUF
 from arch.pretrained.pretrained import import_gguf, load_pretrained
-from arch.pretrained.tokenizers import read_tokenizer
+from arch.pretrained.tokenizers import read_ends_of_text, read_tokenizer
 from arch.storage.directory import (
     LoadedModel,
     check_model,
@@ -203,8 +204,7 @@ def _init(options: argparse.Namespace) -> None:
 
     if not options.tokenizer.is_file():
         raise ModelError(f"--tokenizer {options.tokenizer}: no such file; give a tokenizer.json")
-    tokenizer_json = read_text(options.tokenizer)
-    read_tokenizer(tokenizer_json, options.tokenizer)
+    tokenizer_json, ends = _read_tokenizer(options.tokenizer)
     fields = _read_fields(options.config) if options.config else {}
     if options.config and isinstance(mixers := fields.get("mixers"), list):
         named = [entry for entry in mixers if isinstance(entry, str)]
@@ -220,8 +220,16 @@ def _init(options: argparse.Namespace) -> None:
     fields["vocab_size"] = vocabulary_size(options.tokenizer, tokenizer_json)
     config = ModelConfig.from_json(json.dumps(fields), str(options.config or "--set"))
     torch.manual_seed(options.seed)
-    meta = {"step": 0, "tokens_seen": 0, "seed": options.seed}
+    meta = {"step": 0, "tokens_seen": 0, "seed": options.seed, **ends}
     print(f"wrote {save_model(options.out, LanguageModel(config), tokenizer_json, meta)}")
+
+
+def _read_tokenizer(file: Path) -> tuple[str, dict[str, Any]]:
+    """A tokenizer.json, and what begins and ends a text, as the files beside it name it."""
+    text = read_text(file)
+    ends = read_ends_of_text(file.parent, read_tokenizer(text, file))
+    say_left_out_tokens([file.parent / name for name in NAMING], text, file.parent)
+    return text, ends
 
 
 def _read_fields(path: Path) -> dict[str, Any]:
@@ -285,9 +293,9 @@ def _import(options: argparse.Namespace) -> None:
         raise ModelError(f"--tokenizer is missing: {path} has none; give its tokenizer.json")
     else:
         model = import_reference(path, options.mixer)
-        tokenizer_json = read_text(tokenizer)
+        tokenizer_json, ends = _read_tokenizer(tokenizer)
         check_vocabulary(tokenizer, tokenizer_json, model.config.vocab_size)
-        meta = {"source": "maskedmixers" if options.mixer is None else "structured mixers"}
+        meta = {"source": "structured mixers" if options.mixer else "maskedmixers", **ends}
         loaded, name = LoadedModel(model, model.config, tokenizer_json, meta, path), path.stem
     read_tokenizer(loaded.tokenizer_json, tokenizer)
     save_model(options.out, loaded.model, loaded.tokenizer_json, {**loaded.meta, "name": name})

@@ -15,7 +15,7 @@ from arch import count_parameters, load_model, save_model
 from arch.__main__ import main
 from arch.storage.runs import shipped_models
 from scripts.bench.baselines import reference
-from tests.arch.cases import random_tokens, small_model, tokenizer_json
+from tests.arch.cases import byte_tokenizer, random_tokens, small_model, tokenizer_json
 from tests.said import complaint
 
 LLAMA = {"channel_mixer": "swiglu", "norm": "rmsnorm"}
@@ -127,6 +127,21 @@ def test_import_of_a_checkpoint_of_maskedmixers(tmp_path, capsys):
     assert loaded.meta["source"] == "maskedmixers"
     assert main(["import", str(tmp_path), str(tmp_path / "whole")]) == 0  # a directory with both
     assert load_model(tmp_path / "whole").tokenizer_json == loaded.tokenizer_json
+
+
+def test_the_files_beside_a_tokenizer_say_what_ends_a_text(tmp_path, capsys):
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens(["</s>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    named = {"eos_token": "</s>", "unk_token": "<unk>"}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(named))
+    theirs = reference("flat", tokenizer.get_vocab_size(), 12, 8, 2)
+    save_file(theirs.state_dict(), tmp_path / "model.safetensors")
+    flag = ["--tokenizer", str(tmp_path / "tokenizer.json")]
+    for command, *source in (("import", str(tmp_path / "model.safetensors")), ("init",)):
+        assert main([command, *source, str(tmp_path / command), *flag]) == 0
+        assert load_model(tmp_path / command).meta["end"] == "</s>"
+        assert "names <unk>, which tokenizer.json does not" in capsys.readouterr().err
 
 
 @pytest.fixture
