@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from arch import export_transformers, load_model
 from tests.train.cases import TINY, fit, interrupt, names, rows, weights
@@ -39,7 +40,9 @@ def step_0(run: Path) -> dict[str, torch.Tensor]:
 def test_a_run_starts_from_the_weights_of_another(data, trained, tmp_path, transformers, capsys):
     source, loaded = str(trained), load_model(trained)
     if transformers:
-        export_transformers(tmp_path / "theirs", loaded.model, loaded.tokenizer_json)
+        saved = Tokenizer.from_str(loaded.tokenizer_json)  # as transformers saves it again
+        saved.post_processor = TemplateProcessing(single="$A")
+        export_transformers(tmp_path / "theirs", loaded.model, saved.to_str())
         source = f"hf:{tmp_path / 'theirs'}"
     flags = [*LLAMA.split(), "--seed", "5", "--model.vocab_multiple", "64", "--init_from", source]
     assert fit(data, tmp_path / "run", *flags, "--trainer.max_steps", "3") == 0

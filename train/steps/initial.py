@@ -8,7 +8,7 @@ import torch
 from arch import LanguageModel
 from arch.formats.llama import download, open_directory
 from arch.pretrained.tokenizers import read_tokenizer
-from tokenizer import tokenizer_hash
+from tokenizer import encode_alike
 from train.settings import HUB, RunError
 
 PADDED_WEIGHTS = ("embedding.weight", "head.weight")
@@ -24,7 +24,7 @@ def start_from_weights(
     """Copies every weight that `model` has under the same name and in the same shape, in place.
 
     The source is a model directory, or `hf:` and a directory or a hub's name of a Llama in
-    transformers' layout; its tokenizer must be that of the data. The rows of `vocab_multiple`,
+    transformers' layout; its tokenizer must encode as that of the data. Rows of `vocab_multiple`,
     which no token has, keep their own weights. So does what differs, such as the mixers of a
     hybrid, or a triangle of another context. A tied model takes the embedding, and no head.
 
@@ -41,7 +41,7 @@ def start_from_weights(
     loaded = open_directory(path, trust_code=trust_code)
     theirs = read_tokenizer(loaded.tokenizer_json, f"--init_from {source}: tokenizer.json")
     ours = read_tokenizer(tokenizer_json, "--data: tokenizer.json")
-    if tokenizer_hash(theirs) != tokenizer_hash(ours):
+    if not encode_alike(theirs, ours):
         raise RunError(
             f"--init_from {source}: its tokenizer is not that of --data; pack the data with its "
             "tokenizer.json"
