@@ -26,7 +26,7 @@ CALIBRATION = (16, 64)  # windows of background text whose outputs scale the qua
 
 
 class Sample(NamedTuple):
-    """What all models that share a tokenizer are asked."""
+    """What all models of one tokenizer and one held-out text are asked."""
 
     passages: list[Passage]  # with the token asked about in each
     candidates: Candidates  # what it may be
@@ -45,7 +45,7 @@ class Design:
     candidates: int | None = None  # the commonest tokens, so many, or the whole vocabulary
     counted: int = 65_536  # tokens of text for fitting in which they are counted
     text: str | None = None  # asked about token by token, in place of the corpus' passages
-    _drawn: dict[tuple[str, float], Sample] = field(default_factory=dict, repr=False)
+    _drawn: dict[tuple[str, float, str], Sample] = field(default_factory=dict, repr=False)
 
     @property
     def length(self) -> int:
@@ -60,7 +60,7 @@ class Design:
                 or the given text is empty, too short, or has a token that is no candidate.
         """
         text = held_out_text(checkpoint, self.corpus)
-        key = tokenizer_hash(text.tokenizer), text.fraction
+        key = tokenizer_hash(text.tokenizer), text.fraction, text.field
         if key not in self._drawn:
             candidates = self._candidates(text)
             passages = (

@@ -16,6 +16,8 @@ import eval.__main__ as evaluation
 import tokenizer.__main__ as tokenizers
 from arch import save_model
 from eval import RequestError
+from eval.measures.bits.measure import Question
+from eval.measures.bits.task import Design
 from eval.measures.loss import measure_loss
 from eval.models.checkpoint import open_checkpoint
 from eval.models.text import HeldOutText, Use, drawn_prompts, held_out_text
@@ -132,6 +134,20 @@ def test_the_column_is_the_one_that_was_packed(model_directory, tokenizer_file, 
     other.write_text('{"text": "a"}\n{"text": "b"}\n')
     with one_line(CorpusError, "no column story, only text"):
         list(held_out_text(checkpoint, str(other)).held_out())
+
+
+def test_models_of_two_columns_are_each_asked_about_their_own(model_directory, tmp_path):
+    """The second was asked about passages of the first's, of which others were held out."""
+    table, models = tmp_path / "table.csv", []
+    table.write_text("a,b\n" + "".join(f"One {i} {BODY},Two {i} {BODY}\n" for i in range(300)))
+    for field in ("a", "b"):
+        models.append(model_directory(field))
+        about = json.loads((models[-1] / "meta.json").read_text()) | {"field": field}
+        (models[-1] / "meta.json").write_text(json.dumps(about))
+    designs = [Design(str(table), Question((0,)), count=2, before=2) for _ in range(3)]
+    first, second = map(open_checkpoint, models)
+    apart = [designs[0].of(first).passages, designs[1].of(second).passages]
+    assert [designs[2].of(each).passages for each in (first, second)] == apart
 
 
 def test_results_beside_a_text_do_not_make_it_another(model_directory, tokenizer_file, tmp_path):
