@@ -290,7 +290,8 @@ def _read_parquet(path: Path, field: str) -> Iterator[str]:
         names = file.schema_arrow.names
         about = json.loads((file.schema_arrow.metadata or {}).get(b"huggingface", b"{}"))
         kinds = about.get("info", {}).get("features") or {}
-        stored = (kinds.get(field) or {}).get("_type", "")
+        kind = kinds.get(field)  # a list, where datasets before 4 describes one
+        stored = kind.get("_type", "") if isinstance(kind, dict) else ""
     except Exception as error:  # the library raises many kinds, OSError and ValueError among them
         raise CorpusError(
             f"{path}: cannot be loaded ({reason(error)}); mend or convert it"

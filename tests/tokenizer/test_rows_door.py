@@ -40,8 +40,12 @@ def test_a_row_that_is_no_text_is_refused_by_its_number(tmp_path, ending, at, od
     "column",
     [[1, 2], [b"a", b"b"], [["a"], ["b"]], [{"a": "b"}, {"a": "c"}], [None, None], ["a", None]],
 )
-def test_a_table_without_text_is_refused_by_its_row(tmp_path, column):
-    pq.write_table(pa.table({"text": column}), tmp_path / "t.parquet")
+@pytest.mark.parametrize("kind", [{"_type": "Value"}, [{"_type": "Value"}]])
+def test_a_table_without_text_is_refused_by_its_row(tmp_path, column, kind):
+    """Of a column of lists datasets before 4 wrote a list as its type."""
+    about = json.dumps({"info": {"features": {"text": kind}}})
+    table = pa.table({"text": column}).replace_schema_metadata({"huggingface": about})
+    pq.write_table(table, tmp_path / "t.parquet")
     row = 2 if column[0] == "a" else 1
     with one_line(CorpusError, f"t.parquet: row {row} holds {column[row - 1]!r}"):
         read(tmp_path / "t.parquet")
