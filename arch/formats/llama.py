@@ -35,7 +35,14 @@ from arch.formats.rotations import check_frequencies
 from arch.mixers import Attention
 from arch.mixers.attention import QK_EPS
 from arch.model import LanguageModel, SwiGLU
-from arch.storage.directory import LoadedModel, as_json, check_vocabulary, drop_rowless, load_model
+from arch.storage.directory import (
+    MULTIPLES,
+    LoadedModel,
+    as_json,
+    check_vocabulary,
+    drop_rowless,
+    load_model,
+)
 from arch.storage.files import read_text, write_directory
 from arch.storage.weights import (
     build_model,
@@ -48,9 +55,6 @@ from arch.storage.weights import (
 )
 
 SPECIAL = {"eos_token": "<|endoftext|>", "pad_token": "<|pad|>"}  # where a tokenizer has them
-
-MULTIPLES = (1, 8, 16, 32, 64, 128, 256, 512)
-"""What the rows of an embedding are commonly padded to."""
 
 _FILES, _OTHERS = ["*.json", "*.safetensors", "*.model", "*.txt"], ["*/*", "consolidated*"]
 """What is downloaded, and what of it is not: the same weights in layouts that are not read."""
@@ -117,10 +121,11 @@ def export_transformers(
 
 def describe_tokenizer(
     tokenizer_json: str, context: int, meta: Mapping[str, Any]
-) -> tuple[dict[str, int | None], dict[str, bytes]]:
+) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The ids of special tokens as a configuration names them, and the tokenizer's two files.
 
-    An imported model's `meta` says what begins and ends a text (`ends_of_text`).
+    An imported model's `meta` says what begins and ends a text (`ends_of_text`). Each token at
+    which `eval generate` stops is an EOS.
     """
     added = {entry["content"]: entry["id"] for entry in json.loads(tokenizer_json)["added_tokens"]}
     begin, end = meta.get("begin"), meta.get("end")
@@ -133,7 +138,10 @@ def describe_tokenizer(
         "clean_up_tokenization_spaces": False,  # else transformers before 4.45 drops blanks
         **special,
     }
-    ids = {f"{role}_id": added.get(special.get(role)) for role in ("bos_token", *SPECIAL)}
+    ids: dict[str, Any] = {f"{r}_id": added.get(special.get(r)) for r in ("bos_token", *SPECIAL)}
+    ends = special.get("eos_token"), SPECIAL["eos_token"], *(meta.get("stops") or ())
+    if len(stops := dict.fromkeys(added[token] for token in ends if token in added)) > 1:
+        ids["eos_token_id"] = [*stops]
     files = {
         "tokenizer.json": tokenizer_json.encode(),
         "tokenizer_config.json": as_json(config),
