@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from arch.config import ModelConfig
-from arch.errors import ModelError, printable, reason, show_value
+from arch.errors import ModelError, printable, show_value
 from arch.formats.foreign import (
     HARMLESS,
     WITHOUT_EFFECT,
@@ -55,9 +55,6 @@ from arch.storage.weights import (
 )
 
 SPECIAL = {"eos_token": "<|endoftext|>", "pad_token": "<|pad|>"}  # where a tokenizer has them
-
-_FILES, _OTHERS = ["*.json", "*.safetensors", "*.model", "*.txt"], ["*/*", "consolidated*"]
-"""What is downloaded, and what of it is not: the same weights in layouts that are not read."""
 
 _NAMES = {  # ours and theirs, see renamed
     "embedding": "model.embed_tokens",
@@ -236,33 +233,14 @@ def open_directory(path: str | Path, *, trust_code: bool = False) -> LoadedModel
     return import_hub(path) if is_hub_export(path) else import_transformers(path)
 
 
-def download(source: str) -> Path:
-    """Where a model of the hub lies, after its download; `source` is `hub:NAME` or `hf:NAME`.
+def check_importable(directory: Path) -> None:
+    """Refuses a model that `open_directory` would refuse by its configuration, before its weights.
 
     Raises:
-        ModelError: no network, no such model, or huggingface_hub is not installed.
+        ModelError: as there.
     """
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise ModelError(
-            f"{source} needs huggingface_hub; fix: pip install huggingface_hub"
-        ) from None
-    try:
-        name = source.partition(":")[2]
-        path = Path(snapshot_download(name, allow_patterns=_FILES, ignore_patterns=_OTHERS))
-    except Exception as error:  # of the hub, of files, or of the HTTP library, one by version
-        if held := getattr(error, "snapshot_path", None):  # offline, a part of it
-            return Path(held)
-        raise ModelError(f"{source} cannot be had: {reason(error)}") from None
-    if not any(path.glob("*.safetensors")):
-        raise ModelError(
-            f"{source}: no *.safetensors was found on the hub or, offline, in its cache; a pickle "
-            "such as pytorch_model.bin could run code when it is read: convert it by "
-            "save_pretrained, and give the directory; of GGUF files download one, and give "
-            "hf:FILE.gguf (to arch import: FILE.gguf)"
-        )
-    return path
+    if not (directory / "meta.json").is_file() and not is_hub_export(directory):
+        _our_config(read_settings(directory / "config.json"), directory)
 
 
 def _llama_config(model: LanguageModel) -> dict[str, Any]:
