@@ -23,9 +23,9 @@ from arch.costs import describe
 from arch.errors import ModelError, is_out_of_memory, printable, reason
 from arch.formats.checkpoints import import_reference
 from arch.formats.foreign import refuse_dangling
-from arch.formats.hub.card import push_directory
+from arch.formats.hub.card import download, push_directory
 from arch.formats.hub.export import export_hub
-from arch.formats.llama import download, export_transformers, open_directory
+from arch.formats.llama import check_importable, export_transformers, open_directory
 from arch.formats.named_tokens import NAMING, say_left_out_tokens
 from arch.formats.structured import HELD
 from arch.mixers import refuse_foreign
@@ -270,7 +270,7 @@ def _check(options: argparse.Namespace) -> None:
 
 def _import(options: argparse.Namespace) -> None:
     source = options.source
-    path = download(source) if source.startswith(HUB) else Path(source)
+    path = download(source, check_importable) if source.startswith(HUB) else Path(source)
     name = Path(os.path.abspath(source.removeprefix(HUB))).name
     if not path.exists():
         raise ModelError(f"{source}: no such file or directory; models of the hub are {HUB}NAME")

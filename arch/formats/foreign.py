@@ -77,7 +77,8 @@ def read_settings(path: Path) -> dict[str, Any]:
     """The configuration of a model of transformers, its values of the types that they must have.
 
     Raises:
-        ModelError: not JSON, or a setting of another type or beyond what a model can have.
+        ModelError: not JSON, a setting of another type or beyond what a model can have, or two
+            rotations of which one is not read.
     """
     config = read_json(path)
     if not isinstance(config.get("model_type", ""), str):
@@ -86,9 +87,17 @@ def read_settings(path: Path) -> dict[str, Any]:
         )
     check_settings(config, path)
     for section in sections(config):
-        rope = section.get("rope_parameters") or {}
+        rope, scaling = (section.get(name) or {} for name in ROTATION)
+        for name in rope if scaling else ():
+            if name not in (*scaling, "rope_type", "type") and section.get(name) != rope[name]:
+                raise ModelError(
+                    f"{path}: rope_scaling stands beside rope_parameters, whose "
+                    f"{printable(name, 80)} {show_value(rope[name])} transformers then drops in "
+                    "most families; move what rope_scaling says into rope_parameters, and take "
+                    "rope_scaling out"
+                )
         outer, inner = section.get("rope_theta"), rope.get("rope_theta")
-        if None not in (outer, inner) and outer != inner and not section.get("rope_scaling"):
+        if None not in (outer, inner) and outer != inner and not scaling:
             print(f"{path}: rope_theta is {outer:g}, and in rope_parameters {inner:g}, which alone"
                   " is read", file=sys.stderr)  # fmt: skip
     return config
@@ -107,8 +116,10 @@ def check_settings(config: dict[str, Any], path: Path) -> None:
 def say_unread_settings(config: dict[str, Any], made: Any, source: object) -> None:
     """Says on stderr which settings that change what a model computes its family does not read.
 
-    `made` is the configuration that the model was made by.
+    `made` is the configuration that the model was made by; a part that reads text has its own.
     """
+    if isinstance(text := config.get("text_config"), dict):
+        say_unread_settings(text, made.get_text_config(), source)
     known = {*inspect.signature(type(made).__init__).parameters, *made.attribute_map}
     activations = [getattr(made, name, None) for name in ACTIVATIONS if name in known]
     other = [name for name in ACTIVATIONS if activations and config.get(name) not in activations]
@@ -122,7 +133,7 @@ def say_unread_settings(config: dict[str, Any], made: Any, source: object) -> No
     if unread:
         print(
             f"{source}: config.json says {printable(', '.join(unread), 300)}, which transformers' "
-            f"{config.get('model_type')} does not read; the model is computed without it",
+            f"{made.model_type} does not read; the model is computed without it",
             file=sys.stderr,
         )
 
@@ -241,7 +252,7 @@ def _check_sizes(config: dict[str, Any], shapes: Shapes, path: Path) -> None:
                 raise ModelError(
                     f"{path}: {name} is {section[name]}; the weights are {len(shapes)}"
                 )
-        for name in POSITIONS if learnt else ():
+        for name in POSITIONS[:2] if learnt else ():  # no family with learnt ones reads n_ctx
             if section.get(name, 0) and section[name] > max(learnt):
                 raise ModelError(
                     f"{path}: {name} is {section[name]}; the weights have {max(learnt)} positions"

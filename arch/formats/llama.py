@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from arch.config import ModelConfig
-from arch.errors import ModelError, printable, reason, show_value
+from arch.errors import ModelError, printable, show_value
 from arch.formats.foreign import (
     HARMLESS,
     WITHOUT_EFFECT,
@@ -35,7 +35,14 @@ from arch.formats.rotations import check_frequencies
 from arch.mixers import Attention
 from arch.mixers.attention import QK_EPS
 from arch.model import LanguageModel, SwiGLU
-from arch.storage.directory import LoadedModel, as_json, check_vocabulary, drop_rowless, load_model
+from arch.storage.directory import (
+    MULTIPLES,
+    LoadedModel,
+    as_json,
+    check_vocabulary,
+    drop_rowless,
+    load_model,
+)
 from arch.storage.files import read_text, write_directory
 from arch.storage.weights import (
     build_model,
@@ -48,12 +55,6 @@ from arch.storage.weights import (
 )
 
 SPECIAL = {"eos_token": "<|endoftext|>", "pad_token": "<|pad|>"}  # where a tokenizer has them
-
-MULTIPLES = (1, 8, 16, 32, 64, 128, 256, 512)
-"""What the rows of an embedding are commonly padded to."""
-
-_FILES, _OTHERS = ["*.json", "*.safetensors", "*.model", "*.txt"], ["*/*", "consolidated*"]
-"""What is downloaded, and what of it is not: the same weights in layouts that are not read."""
 
 _NAMES = {  # ours and theirs, see renamed
     "embedding": "model.embed_tokens",
@@ -117,10 +118,11 @@ def export_transformers(
 
 def describe_tokenizer(
     tokenizer_json: str, context: int, meta: Mapping[str, Any]
-) -> tuple[dict[str, int | None], dict[str, bytes]]:
+) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The ids of special tokens as a configuration names them, and the tokenizer's two files.
 
-    An imported model's `meta` says what begins and ends a text (`ends_of_text`).
+    An imported model's `meta` says what begins and ends a text (`ends_of_text`). Each token at
+    which `eval generate` stops is an EOS.
     """
     added = {entry["content"]: entry["id"] for entry in json.loads(tokenizer_json)["added_tokens"]}
     begin, end = meta.get("begin"), meta.get("end")
@@ -133,7 +135,10 @@ def describe_tokenizer(
         "clean_up_tokenization_spaces": False,  # else transformers before 4.45 drops blanks
         **special,
     }
-    ids = {f"{role}_id": added.get(special.get(role)) for role in ("bos_token", *SPECIAL)}
+    ids: dict[str, Any] = {f"{r}_id": added.get(special.get(r)) for r in ("bos_token", *SPECIAL)}
+    ends = special.get("eos_token"), SPECIAL["eos_token"], *(meta.get("stops") or ())
+    if len(stops := dict.fromkeys(added[token] for token in ends if token in added)) > 1:
+        ids["eos_token_id"] = [*stops]
     files = {
         "tokenizer.json": tokenizer_json.encode(),
         "tokenizer_config.json": as_json(config),
@@ -228,33 +233,14 @@ def open_directory(path: str | Path, *, trust_code: bool = False) -> LoadedModel
     return import_hub(path) if is_hub_export(path) else import_transformers(path)
 
 
-def download(source: str) -> Path:
-    """Where a model of the hub lies, after its download; `source` is `hub:NAME` or `hf:NAME`.
+def check_importable(directory: Path) -> None:
+    """Refuses a model that `open_directory` would refuse by its configuration, before its weights.
 
     Raises:
-        ModelError: no network, no such model, or huggingface_hub is not installed.
+        ModelError: as there.
     """
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise ModelError(
-            f"{source} needs huggingface_hub; fix: pip install huggingface_hub"
-        ) from None
-    try:
-        name = source.partition(":")[2]
-        path = Path(snapshot_download(name, allow_patterns=_FILES, ignore_patterns=_OTHERS))
-    except Exception as error:  # of the hub, of files, or of the HTTP library, one by version
-        if held := getattr(error, "snapshot_path", None):  # offline, a part of it
-            return Path(held)
-        raise ModelError(f"{source} cannot be had: {reason(error)}") from None
-    if not any(path.glob("*.safetensors")):
-        raise ModelError(
-            f"{source}: no *.safetensors was found on the hub or, offline, in its cache; a pickle "
-            "such as pytorch_model.bin could run code when it is read: convert it by "
-            "save_pretrained, and give the directory; of GGUF files download one, and give "
-            "hf:FILE.gguf (to arch import: FILE.gguf)"
-        )
-    return path
+    if not (directory / "meta.json").is_file() and not is_hub_export(directory):
+        _our_config(read_settings(directory / "config.json"), directory)
 
 
 def _llama_config(model: LanguageModel) -> dict[str, Any]:

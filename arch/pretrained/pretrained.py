@@ -15,9 +15,9 @@ import importlib.util
 import io
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from contextlib import nullcontext, redirect_stderr
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,11 +26,9 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from arch.errors import ModelError, is_out_of_memory, reason, show_value
+from arch.errors import ModelError
 from arch.formats.foreign import (
-    ACTIVATIONS,
     HARMLESS,
-    check_settings,
     common_prefix,
     describe_other_layout,
     read_layout,
@@ -38,13 +36,12 @@ from arch.formats.foreign import (
     refuse_dangling,
     say_own_code,
     say_unread_settings,
-    sections,
     weight_files,
 )
-from arch.formats.hub.reader import MODEL_TYPE, import_hub, is_hub_export
-from arch.formats.llama import download, from_transformers
+from arch.formats.hub.card import download
+from arch.formats.hub.reader import import_hub, is_hub_export
+from arch.formats.llama import from_transformers
 from arch.formats.rotations import (
-    ROTATIONS,
     check_frequencies,
     check_turned,
     is_plain,
@@ -57,13 +54,12 @@ from arch.pretrained.gguf import (
     GGUF,
     check_gguf,
     check_gguf_is_whole,
-    is_kept_packed,
     read_own_tokenizer,
     refuse_factors,
     scale_rotation,
 )
+from arch.pretrained.settings import check_config, read_config, refusals
 from arch.pretrained.tokenizers import (
-    CODE,
     fit_tokenizer,
     largest_id,
     open_tokenizer,
@@ -73,11 +69,6 @@ from arch.pretrained.tokenizers import (
 )
 from arch.storage.directory import LoadedModel
 from arch.storage.weights import check_finite, drop_padding, misfit, say_zeros
-
-QUANTISATION = "quantization_config: quant_method"
-BITS = ("load_in_8bit", "load_in_4bit")  # without which transformers takes codes for weights
-KERNELS = ("rwkv", "eetq", "fbgemm_fp8", "fp8", "metal", "mxfp4", "mxfp8", "nvfp4")
-"""Families and quantisations that transformers computes by code of the hub, where it can."""
 
 
 class PretrainedModel(LanguageModel):
@@ -153,7 +144,8 @@ def import_gguf(file: Path) -> LoadedModel:
 def wrap_model(model: Any) -> LanguageModel:
     """A transformers causal model in memory as a `LanguageModel`, around the same weights.
 
-    An rwkv no longer divides its weights, and its stream, where it is evaluated.
+    Its outputs are read by their names, and hold no scores of experts, which an auxiliary loss
+    reads. An rwkv no longer divides its weights, and its stream, where it is evaluated.
 
     Raises:
         ModelError: it is no causal decoder, or an rwkv whose weights are divided already.
@@ -166,6 +158,10 @@ def wrap_model(model: Any) -> LanguageModel:
                 "load it anew, and open it before it runs"
             )
         model.config.rescale_every = 0
+    for config in (model.config, model.config.get_text_config()):
+        config.return_dict = True
+        if getattr(config, "output_router_logits", False):
+            config.output_router_logits = False
     try:
         parts = PretrainedModel(model)
     except (ModelError, AttributeError):  # a family, or a variant of one, of unknown parts
@@ -177,11 +173,11 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer, dict[str, Any]
     """A model of transformers, its tokenizer and the ends of its texts; no code of it is run."""
     if importlib.util.find_spec("transformers") is None:
         raise ModelError("pretrained models need transformers; fix: pip install '.[pretrained]'")
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    from transformers import GenerationConfig
 
     with TemporaryDirectory() as empty:
         directory, more, mapping = _locate(name, empty)
-        config = _read_config(name, directory, more)
+        config, settings, family = read_config(name, directory, more)
         with refusals(name):
             safe: dict[str, Any] = {**more, "trust_remote_code": False}
             if more:
@@ -195,59 +191,18 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer, dict[str, Any]
             options |= {"dtype": dtype, "use_safetensors": True} if not more else {"dtype": dtype}
             options |= {"key_mapping": mapping} if mapping else {}
             options["generation_config"] = GenerationConfig()  # so that no file is read for it
-            options["config"] = settings = AutoConfig.from_pretrained(directory, **safe)
+            options["config"] = settings
             # Attention and experts may name a kernel of the hub, which would be run.
             settings._attn_implementation = settings._experts_implementation = None
-            settings.return_dict = True  # outputs are read by their names
             if more and hasattr(settings, "n_ctx"):  # where transformers puts a GPT-2's context
                 settings.n_positions = settings.n_ctx
             # The reader of GGUF files has a progress bar that no setting turns off.
             with redirect_stderr(io.StringIO()) if more else nullcontext():
-                loaded: Any = AutoModelForCausalLM.from_pretrained(directory, **options, **safe)
+                loaded: Any = family.from_pretrained(directory, **options, **safe)
     model, found = loaded
     _check_loaded(name, found)
     _check_computed(name, model, config, None if more else Path(directory))
     return model, tokenizer, ends
-
-
-def _read_config(name: str, directory: str, more: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of a model, checked before anything is made of it.
-
-    Raises:
-        ModelError: naming what is not known, or not opened.
-    """
-    from transformers import PreTrainedConfig
-
-    with refusals(name):
-        config, _ = PreTrainedConfig.get_config_dict(directory, **more, trust_remote_code=False)
-    if more:
-        check_settings(config, Path(name))
-    _check_names(name, config)
-    _refuse_kernels(name, config, bool(more))
-    if config.get("model_type") == MODEL_TYPE:
-        raise ModelError(f"{name} is a model of remnant; fix: python -m arch import hub:{name} DIR")
-    if config.get("is_encoder_decoder"):
-        raise ModelError(f"{name} is an encoder and a decoder; give a decoder-only model")
-    return config
-
-
-def _refuse_kernels(name: str, config: dict[str, Any], is_gguf: bool) -> None:
-    """Refuses what transformers would compute by code that it fetches from the hub, unasked.
-
-    It does so where the package kernels is installed, and has no setting against it.
-    """
-    from transformers.utils.import_utils import is_kernels_available
-
-    quantised = config.get("quantization_config")
-    method = quantised.get("quant_method") if isinstance(quantised, dict) else None
-    kinds = [config.get("model_type"), method]
-    found = kinds if is_gguf and is_kept_packed(Path(name)) else [k for k in kinds if k in KERNELS]
-    if found and is_kernels_available():
-        raise ModelError(
-            f"{name} cannot be loaded: the package kernels is installed, by which transformers "
-            f"would fetch and run code of the hub for {show_value(found[0])}; uninstall it, or "
-            "give the weights as floats"
-        )
 
 
 def _check_computed(name: str, model: Any, config: dict[str, Any], directory: Path | None) -> None:
@@ -288,7 +243,7 @@ def _locate(name: str, empty: str) -> tuple[str, dict[str, Any], dict[str, str] 
             raise ModelError(f"{name} is a file; give its directory, or a file ending in {GGUF}")
         if name.startswith((".", "/", "~")):  # no name of the hub
             raise ModelError(f"{name} cannot be loaded: there is no such directory")
-        path = download(f"hf:{name}")
+        path = download(f"hf:{name}", partial(check_config, name))
     refuse_dangling(path)
     if not (path / "config.json").is_file():
         inside = [file.name for file in path.glob("*") if file.suffix.lower() == GGUF]
@@ -299,76 +254,6 @@ def _locate(name: str, empty: str) -> tuple[str, dict[str, Any], dict[str, str] 
     _, shapes = read_layout(config, path)
     prefix = common_prefix(list(shapes), name)
     return str(path), {}, {f"^{re.escape(prefix)}": ""} if prefix else None
-
-
-@contextmanager
-def refusals(name: str) -> Iterator[None]:
-    """Says in one line why transformers cannot load a model, and keeps its own reports quiet."""
-    from transformers import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity(50)  # critical
-    logging.disable_progress_bar()
-    try:
-        yield
-    except ModelError as error:
-        raise error if name in str(error) else ModelError(f"{name}: {error}") from None
-    except (KeyboardInterrupt, SystemExit, GeneratorExit):
-        raise
-    except BaseException as error:  # whatever it meets in a file; panics of Rust are no Exceptions
-        if is_out_of_memory(error):
-            raise
-        said = f"it {CODE}" if "custom code" in str(error) else reason(error, 300)
-        raise ModelError(f"{name} cannot be loaded: {said}") from None
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
-
-
-def _check_names(name: str, config: dict[str, Any]) -> None:
-    """Refuses activations, rotations and quantisations that transformers does not know.
-
-    It would take the codes of an unknown quantisation for the weights.
-    """
-    from transformers.activations import ACT2FN
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
-
-    known: dict[str, Any] = dict.fromkeys(ACTIVATIONS, ACT2FN)
-    found = [(setting, config.get(setting)) for setting in ACTIVATIONS]
-    ropes = [section for section in [*sections(config)][1:] if "hidden_size" not in section]
-    found += [(name, rope.get(name)) for rope in ropes for name in ROTATIONS]
-    for rope in ropes:
-        scaled = [key for key in rope if "factor" in key and key != "partial_rotary_factor"]
-        if scaled and not any(map(rope.get, ROTATIONS)):  # for transformers nothing is scaled then
-            raise ModelError(
-                f"{name} cannot be loaded: a rotation has {scaled[0]} "
-                f"{show_value(rope[scaled[0]])} and no rope_type; name the type, as linear"
-            )
-    known |= dict.fromkeys(ROTATIONS, ("default", *ROPE_INIT_FUNCTIONS))
-    if isinstance(quantised := config.get("quantization_config"), dict):
-        found.append((QUANTISATION, method := quantised.get("quant_method")))
-        if method is None:
-            raise ModelError(
-                f"{name} cannot be loaded: quantization_config names no quant_method, as in models "
-                "of MLX; give their weights as floats (mlx_lm.convert --dequantize)"
-            )
-        if method == "bitsandbytes" and not any(map(quantised.get, BITS)):
-            raise ModelError(
-                f"{name} cannot be loaded: {QUANTISATION} is 'bitsandbytes', and neither "
-                f"{' nor '.join(BITS)} is true; set the one that its weights are of"
-            )
-    known[QUANTISATION] = {"bitsandbytes", *AUTO_QUANTIZATION_CONFIG_MAPPING}
-    pad, rows = config.get("pad_token_id"), config.get("vocab_size")
-    if type(pad) is int and type(rows) is int and not -rows <= pad < rows:
-        raise ModelError(f"{name} cannot be loaded: pad_token_id is {pad}; allowed: below {rows}")
-    for setting, value in found:
-        if isinstance(value, str) and value not in known[setting]:
-            raise ModelError(
-                f"{name} cannot be loaded: {setting} is {show_value(value)}; transformers "
-                f"knows {', '.join(sorted(known[setting]))}"
-            )
 
 
 def _check_loaded(name: str, found: dict[str, Any]) -> None:

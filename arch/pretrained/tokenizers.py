@@ -11,7 +11,6 @@ from tokenizers import Tokenizer
 
 from arch.config import MOST
 from arch.errors import ModelError, printable, reason, show_value
-from arch.formats.llama import MULTIPLES
 from arch.formats.named_tokens import (
     ENDS,
     NAMING,
@@ -21,7 +20,7 @@ from arch.formats.named_tokens import (
     say_left_out_tokens,
 )
 from arch.pretrained.gguf import GGUF, read_roles
-from arch.storage.directory import drop_rowless
+from arch.storage.directory import MULTIPLES, drop_rowless
 from arch.storage.files import read_json, read_text, refuse_pointer
 
 TOKENIZER = "tokenizer.json"

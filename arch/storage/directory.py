@@ -46,6 +46,8 @@ META = {
     "stops": ((list,), "a list of tokens"),
 }
 """Fields of meta.json that are read, and the types that they may have beside null."""
+MULTIPLES = (1, 8, 16, 32, 64, 128, 256, 512)
+"""What the rows of an embedding are commonly padded to."""
 REQUIRED, COUNTS = ("name",), ("step", "tokens_seen")
 FILES = ("model.safetensors", "config.json", "tokenizer.json", "meta.json")
 

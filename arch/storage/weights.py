@@ -219,13 +219,14 @@ def drop_padding(model: LanguageModel, size: int) -> LanguageModel:
     if rows <= size:
         return model
     model.padding_rows = rows - size
-    tied = model.head.weight is model.embedding.weight
+    head = model.head.weight
+    tied = [part for part in model.modules() if getattr(part, "weight", None) is head]
     _cut(model.embedding, "weight", size)
     _cut(model.head, "weight", size)
     if getattr(model.head, "bias", None) is not None:
         _cut(model.head, "bias", size)
-    if tied:
-        model.head.weight = model.embedding.weight
+    for part in tied:  # the embedding, or that of a model that scales it
+        part.weight = model.head.weight
     model.embedding.num_embeddings = model.head.out_features = size
     if (model.embedding.padding_idx or 0) >= size:  # of training; torch refuses one beyond the rows
         model.embedding.padding_idx = None

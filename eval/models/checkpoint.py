@@ -191,7 +191,7 @@ class Checkpoint:
             "trained": step > 0 or "source" in self.meta,
             "mixers": list(self.config.mixers),
             **{n: getattr(self.config, n) for n in ("d_model", "n_layers", "context")},
-            "parameters": count_parameters(self.model),
+            "parameters": count_parameters(getattr(self.model, "whole", self.model)),
             "seed": identity.training_seed(self.meta),
             "max_steps": identity.training_length(self.meta),
             "val_loss": self.meta.get("val_loss"),

@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import shutil
 import sys
 from types import ModuleType
 
@@ -169,7 +170,7 @@ def test_import_from_the_hub(llama, hub, tmp_path, capsys):
     part.snapshot_path = str(tmp_path / "hf")  # pyright: ignore
     errors = {"me/part": part, "me/none": proxy("404: no me/none\nmore"), "me/far": proxy()}
     (tmp_path / "pickles").mkdir()
-    (tmp_path / "pickles" / "config.json").write_text("{}")
+    shutil.copy(tmp_path / "hf" / "config.json", tmp_path / "pickles")
     (tmp_path / "packed").mkdir()  # of a repository of GGUF files, which are not downloaded
     places = {f"me/{name}": tmp_path / name for name in ("pickles", "packed")}
     places |= {"me/ours": path, "me/llama": tmp_path / "hf"}

@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 
 from arch import LanguageModel
-from arch.formats.llama import download, open_directory
+from arch.formats.hub.card import download
+from arch.formats.llama import check_importable, open_directory
 from arch.pretrained.tokenizers import read_tokenizer
 from tokenizer import encode_alike
 from train.settings import HUB, RunError
@@ -37,7 +38,7 @@ def start_from_weights(
         arch.ModelError: the source is not there, or no model.
     """
     name = source.removeprefix(HUB)
-    path = name if name == source or Path(name).is_dir() else download(source)
+    path = name if name == source or Path(name).is_dir() else download(source, check_importable)
     loaded = open_directory(path, trust_code=trust_code)
     theirs = read_tokenizer(loaded.tokenizer_json, f"--init_from {source}: tokenizer.json")
     ours = read_tokenizer(tokenizer_json, "--data: tokenizer.json")

@@ -1,11 +1,16 @@
-"""The model card of an export, and its upload to the hub."""
+"""The model card of an export, its upload to the hub, and models downloaded from there."""
 
+import io
+from collections.abc import Callable
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
 from arch.config import ModelConfig
 from arch.errors import ModelError, reason
 
+_FILES, _OTHERS = ["*.json", "*.safetensors", "*.model", "*.txt"], ["*/*", "consolidated*"]
+"""What is downloaded, and what of it is not: the same weights in layouts that are not read."""
 USE = """\
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -100,3 +105,43 @@ def push_directory(directory: Path, repo: str) -> str:
             "login, and give OWNER/NAME"
         ) from None
     return f"https://huggingface.co/{repo}"
+
+
+def download(source: str, check: Callable[[Path], object]) -> Path:
+    """Where a model of the hub lies, after its download; `source` is `hub:NAME` or `hf:NAME`.
+
+    `check` sees its JSON files, a config.json among them, before its weights are fetched.
+
+    Raises:
+        ModelError: no network, no such model, huggingface_hub is not installed, or as `check`.
+    """
+    path = _fetch(source, _FILES[:1])
+    if (path / "config.json").is_file():
+        with redirect_stderr(io.StringIO()):  # what it says is said when the whole is read
+            check(path)
+    path = _fetch(source, _FILES)
+    if not any(path.glob("*.safetensors")):
+        raise ModelError(
+            f"{source}: no *.safetensors was found on the hub or, offline, in its cache; a pickle "
+            "such as pytorch_model.bin could run code when it is read: convert it by "
+            "save_pretrained, and give the directory; of GGUF files download one, and give "
+            "hf:FILE.gguf (to arch import: FILE.gguf)"
+        )
+    return path
+
+
+def _fetch(source: str, files: list[str]) -> Path:
+    """Where a model of the hub lies, after the download of its files of these names."""
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise ModelError(
+            f"{source} needs huggingface_hub; fix: pip install huggingface_hub"
+        ) from None
+    try:
+        name = source.partition(":")[2]
+        return Path(snapshot_download(name, allow_patterns=files, ignore_patterns=_OTHERS))
+    except Exception as error:  # of the hub, of files, or of the HTTP library, one by version
+        if held := getattr(error, "snapshot_path", None):  # offline, a part of it
+            return Path(held)
+        raise ModelError(f"{source} cannot be had: {reason(error)}") from None

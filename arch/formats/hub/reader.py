@@ -6,11 +6,19 @@ from typing import Any
 from arch.config import ModelConfig
 from arch.errors import ModelError, printable, show_value
 from arch.formats.foreign import WITHOUT_EFFECT, common_prefix, read_layout, read_settings
+from arch.formats.named_tokens import ENDS, read_ends
 from arch.mixers import MIXERS
 from arch.patterns import find_foreign
-from arch.storage.directory import META, LoadedModel, check_meta, check_vocabulary, drop_rowless
+from arch.storage.directory import (
+    META,
+    MULTIPLES,
+    LoadedModel,
+    check_meta,
+    check_vocabulary,
+    drop_rowless,
+)
 from arch.storage.files import read_json, read_text
-from arch.storage.weights import build_model, is_tied, read_weights
+from arch.storage.weights import build_model, drop_padding, is_tied, read_weights
 
 MODEL_TYPE = "remnant"
 PROVENANCE = "remnant"
@@ -42,7 +50,8 @@ def is_hub_export(directory: str | Path) -> bool:
 def import_hub(directory: str | Path) -> LoadedModel:
     """Reads what `export_hub` wrote, in the precision of its weights, in evaluation mode.
 
-    What transformers saved since is another model: of its provenance the ends of a text hold.
+    What transformers saved since is another model: of its provenance the ends of a text hold, where
+    its own files name none. Rows that its embedding was padded with are left out.
 
     Raises:
         ModelError: a file that is missing, a setting that is missing or not known, a mixer that is
@@ -64,7 +73,9 @@ def import_hub(directory: str | Path) -> LoadedModel:
     meta |= {n: v for n, v in provenance.items() if n in META}
     check_meta(meta, path)
     tokenizer_json = drop_rowless(file, read_text(file), config.vocab_size)
-    check_vocabulary(file, tokenizer_json, config.vocab_size)
+    size = check_vocabulary(file, tokenizer_json, config.vocab_size, MULTIPLES)
+    if "transformers_version" in given:
+        meta |= read_ends([f for n in ENDS if (f := directory / n).is_file()], tokenizer_json)
     files, _ = read_layout(given, directory)
     held = {name: tensor for each in files for name, tensor in read_weights(each).items()}
     prefix = common_prefix(list(held), directory)
@@ -74,7 +85,7 @@ def import_hub(directory: str | Path) -> LoadedModel:
             f"{path}: tie_word_embeddings is true, but the weights have a head of their own; set "
             "it to false"
         )
-    model = build_model(config, weights, str(directory))
+    model = drop_padding(build_model(config, weights, str(directory)), size)
     return LoadedModel(model, model.config, tokenizer_json, meta, directory)
 
 

@@ -272,7 +272,7 @@ def test_of_two_bases_of_a_rotation_the_one_that_is_read_is_said(llama, capsys):
 @pytest.mark.parametrize("name", ["factor", "low_freq_factor"])
 def test_a_rotation_that_is_scaled_needs_its_type(name, llama):
     """Without one transformers scales nothing, where it once refused it."""
-    directory = llama(config={"rope_scaling": {name: 4.0}})
+    directory = llama(config={"rope_scaling": {name: 4.0}, "rope_parameters": KeyError})
     with one_line(ModelError, f"a rotation has {name} 4.0 and no rope_type; name the type"):
         load_pretrained(str(directory))
 

@@ -37,6 +37,7 @@ ROPE = {"rope_type": "default", "rope_theta": 1e4}
         ("Gemma2", {"hidden_act": "gelu_pytorch_tanh"}, ""),
         ("Llama", {"hidden_activation": "gelu"}, "says hidden_activation 'gelu', which"),
         ("Llama", {"hidden_activation": None, "activation": "silu"}, ""),
+        ("GPT2", {"n_ctx": 1024}, ""),  # as older ones saved it beside fewer n_positions
     ],
 )
 def test_settings_that_a_family_does_not_read_are_said(family, config, said, llama, capsys):
@@ -69,6 +70,24 @@ def test_a_rotation_in_the_form_of_other_families_is_refused(family, rope, llama
     directory = llama(family=family, head_dim=8, config={"rope_parameters": rope})
     with one_line(ModelError, f"{directory}: in rope_parameters"):
         load_pretrained(str(directory))
+
+
+def test_a_base_that_a_scaling_beside_it_drops_is_refused(llama):
+    """As in a Qwen3 that was saved by transformers 5, to which the YaRN of its README was added."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    rope = ROPE | {"rope_theta": 1e6}
+    made = {"family": "Qwen3", "head_dim": 8, "rope_parameters": rope}
+    directory = llama(config={"rope_scaling": yarn}, **made)
+    said = f"{directory / 'config.json'}: rope_scaling stands beside rope_parameters, whose rope_"
+    for read in (import_transformers, load_pretrained):
+        with one_line(ModelError, said):
+            read(str(directory))
+    beside = {"rope_scaling": yarn, "rope_theta": 1e6}
+    expected = load_pretrained(str(llama(config={"rope_parameters": rope | yarn}, **made)))
+    tokens = torch.arange(20)[None]
+    for config in (beside, {"rope_scaling": yarn | {"rope_theta": 1e6}}):
+        found = load_pretrained(str(llama(config=config, **made))).model(tokens)
+        torch.testing.assert_close(found, expected.model(tokens))
 
 
 OTHER_NAMES = [

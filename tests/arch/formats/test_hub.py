@@ -132,9 +132,31 @@ def test_what_transformers_saved_of_an_export_is_another_model(tmp_path, capsys)
     (tmp_path / "tuned/tokenizer.json").write_text(padded.to_str())
     loaded = load_pretrained(str(tmp_path / "tuned"))
     known = {"name": "tuned", "source": "transformers", "end": "<|endoftext|>"}
-    assert loaded.meta == known
+    assert loaded.meta == known | {"stops": ["<|endoftext|>"]}
     assert "[PAD]" in capsys.readouterr().err
     assert loaded.config.vocab_size == V
+
+
+def test_tokens_that_were_added_in_transformers_are_read(tmp_path):
+    """As TRL adds those of a chat: the rows did not fit, the new EOS stayed unknown."""
+    model = hub_model("flat")
+    export_hub(tmp_path / "out", model, TOKENIZER.to_str(), META | {"end": "<|endoftext|>"})
+    theirs: Any = RemnantForCausalLM.from_pretrained(tmp_path / "out")
+    theirs.resize_token_embeddings(V + 1, pad_to_multiple_of=64)
+    theirs.generation_config.eos_token_id = [V, 256]
+    tuned = tmp_path / "tuned"
+    theirs.save_pretrained(tuned)
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens(["<|im_end|>"])
+    (tuned / "tokenizer.json").write_text(tokenizer.to_str())
+    (tuned / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    loaded = load_pretrained(str(tuned))
+    assert loaded.meta["end"] == "<|im_end|>"
+    assert loaded.meta["stops"] == ["<|im_end|>", "<|endoftext|>"]
+    tokens = torch.tensor([[0, 5, V]])
+    expected = theirs.eval()(tokens).logits
+    assert expected.shape[-1] == 320
+    torch.testing.assert_close(loaded.model(tokens), expected[..., : V + 1])
 
 
 def test_what_would_be_computed_wrongly_is_refused(hybrid):

@@ -17,11 +17,13 @@ from transformers import (
 
 from arch import (
     ModelError,
+    export_hub,
     export_transformers,
     import_transformers,
     load_model,
     save_model,
 )
+from arch.formats.llama import open_directory
 from tests.arch.cases import byte_tokenizer, random_tokens, scramble, small_model
 from tests.said import one_line
 
@@ -164,6 +166,21 @@ def test_the_exported_tokenizer_loads_and_splits_the_same(tmp_path, kind):
     assert written["clean_up_tokenization_spaces"] is False  # transformers before 4.45 cleans up
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (config["eos_token_id"], config["pad_token_id"]) == (256, 257)
+
+
+@pytest.mark.parametrize("export", [export_transformers, export_hub])
+def test_an_export_ends_a_text_at_each_token_that_ended_it_here(tmp_path, export):
+    """It had one EOS, and transformers wrote on past the others."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens(["<|eot|>"])
+    ours = our_model(vocab_size=V + 1)
+    meta = {"end": "<|eot|>", "stops": ["<|pad|>", "<|eot|>"]}
+    export(tmp_path / "out", ours, tokenizer.to_str(), meta)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["eos_token_id"] == [V, 256, 257]  # the second is <|endoftext|>
+    loaded = open_directory(tmp_path / "out")
+    assert loaded.meta["end"] == "<|eot|>"
+    assert set(meta["stops"]) <= set(loaded.meta["stops"])
 
 
 def test_weights_may_be_in_several_files_and_hold_old_tables(llama_directory):

@@ -1,5 +1,6 @@
 """Any causal model of transformers, opened by its layers: transformers is the judge."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -120,6 +121,13 @@ def test_streams_logits_gradients_and_states_are_transformers_own(name, tokens):
     assert not gradient[:, 8:].any()
 
 
+def test_experts_are_read_whose_scores_training_asked_for(tokens):
+    """Their scores are of layers that run; what steps over the layers has none."""
+    theirs = their_model("mixtral", output_router_logits=True)
+    expected = theirs(tokens, output_router_logits=False).logits
+    torch.testing.assert_close(wrap_model(theirs)(tokens), expected, atol=1e-4, rtol=1e-4)
+
+
 def test_the_model_works_as_before_when_it_is_opened(tokens):
     theirs = their_model("llama")
     before = theirs(tokens).logits
@@ -170,16 +178,41 @@ def test_a_saved_model_is_loaded(tmp_path):
     assert (loaded.config.vocab_size, loaded.config.d_model, loaded.config.n_layers) == (V, D, L)
 
 
-@pytest.mark.parametrize("layers", [1, L])
-def test_the_text_part_of_a_model_that_reads_pictures_too_is_loaded(layers, tmp_path, tokens):
+PICTURES = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2,
+            "num_hidden_layers": 1, "image_size": 28, "patch_size": 14}  # fmt: skip
+TURNED = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}  # of pictures
+SEEING = {
+    "Gemma3": (SLIDING, PICTURES, {"mm_tokens_per_image": 4, "image_token_index": V - 1}),
+    "Gemma3, as many layers": (SLIDING, PICTURES | {"num_hidden_layers": L},
+                               {"mm_tokens_per_image": 4, "image_token_index": V - 1}),
+    "Mistral3": (GROUPED | {"model_type": "mistral"},
+                 PICTURES | {"model_type": "pixtral", "head_dim": 4},
+                 {"image_token_index": V - 1}),
+    "Qwen2_5_VL": (GROUPED | {"rope_parameters": TURNED},
+                   {"depth": 1, "hidden_size": 8, "intermediate_size": 8, "num_heads": 2,
+                    "out_hidden_size": D}, {}),
+    "Llama4": (GROUPED | {"num_local_experts": 2, "intermediate_size_mlp": 48},
+               PICTURES | {"vision_output_dim": 8}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SEEING)
+def test_the_text_part_of_a_model_that_reads_pictures_too_is_loaded(name, tmp_path, tokens, capsys):
     """Its pictures' part has fewer positions than a text, and may have as many layers."""
-    pictures = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2,
-                "num_hidden_layers": layers, "image_size": 28, "patch_size": 14}  # fmt: skip
-    parts = {"text_config": SLIDING | {"vocab_size": V}, "vision_config": pictures}
-    config = transformers.Gemma3Config(**parts, mm_tokens_per_image=4, image_token_index=V - 1)
-    theirs = transformers.Gemma3ForConditionalGeneration(config).eval()
-    loaded = load_pretrained(saved(theirs, tmp_path / "small"))
+    (text, pictures, more), family = SEEING[name], name.partition(",")[0]
+    ids = {"vocab_size": V, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    parts = {"text_config": text | ids, "vision_config": pictures}
+    config = getattr(transformers, f"{family}Config")(**parts, **more)
+    torch.manual_seed(0)
+    theirs = transformers.AutoModelForImageTextToText.from_config(config).eval()
+    file = Path(saved(theirs, tmp_path / "small"), "config.json")
+    known = json.loads(file.read_text())
+    known["text_config"]["logit_scale"] = 3.0
+    file.write_text(json.dumps(known))
+    loaded = load_pretrained(str(file.parent))
+    assert "logit_scale 3.0, which transformers'" in capsys.readouterr().err
     torch.testing.assert_close(loaded.model(tokens), theirs(tokens).logits, atol=1e-4, rtol=1e-4)
+    assert_model_continues(loaded.model, tokens, 2, (5, 12), atol=1e-4, rtol=1e-4)
 
 
 def test_a_recurrence_whose_stream_is_halved_on_the_way_is_loaded(tmp_path, tokens):

@@ -4,11 +4,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 from tokenizers import Tokenizer
 
 from arch import ModelError, generate, load_pretrained, save_model
+from arch.__main__ import main
 from arch.pretrained.pretrained import PretrainedModel
 from tests.arch.cases import (
     assert_causal_model,
@@ -163,6 +165,25 @@ def test_a_model_that_cannot_be_read_says_so_in_one_line(tmp_path, junk):
         (place / "model.safetensors").write_bytes(b"junk" * 100)
     with one_line(ModelError, str(place)):
         load_pretrained(str(place))
+
+
+@pytest.mark.parametrize("kind", [{"model_type": "t5", "is_encoder_decoder": True},
+                                  {"model_type": "vit"}, {"model_type": "unknown"}])  # fmt: skip
+def test_another_kind_of_model_is_refused_before_its_weights_are_fetched(
+    kind, llama, cache, monkeypatch, capsys, tmp_path
+):
+    name, fetched, fetch = cache(llama(config=kind)), [], huggingface_hub.snapshot_download
+
+    def note(name, *, allow_patterns, **more):
+        fetched.extend(allow_patterns)
+        return fetch(name, allow_patterns=allow_patterns, **more)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", note)
+    with one_line(ModelError, name):
+        load_pretrained(name)
+    assert main(["import", f"hub:{name}", str(tmp_path / "out")]) == 2
+    assert f"model_type is '{kind['model_type']}'" in capsys.readouterr().err
+    assert set(fetched) == {"*.json"}
 
 
 def test_without_transformers_the_fix_is_named(monkeypatch):

@@ -283,10 +283,23 @@ def test_a_hook_on_an_attention_of_theirs_counts(family):
 def test_a_module_that_no_weight_tells_from_another_is_another(change):
     """It was given the rows of the other."""
     module = their_model("llama 1", dtype=torch.float32)
-    first, again = (open_model(module, tokenizer=byte_tokenizer()) for _ in range(2))
-    assert first.identity == again.identity
+    first = open_model(module, tokenizer=byte_tokenizer())
+    module(torch.arange(4)[None], output_hidden_states=True)  # which leaves hooks in its layers
+    assert open_model(module, tokenizer=byte_tokenizer()).identity == first.identity
     change(module)
     assert open_model(module, tokenizer=byte_tokenizer()).identity != first.identity
+
+
+@pytest.mark.parametrize(
+    ("name", "padding"), [("gemma2", 0), ("gemma2", 6), ("falcon_h1", 0), ("llama", 6)]
+)
+def test_the_parameters_of_a_model_are_its_own(name, padding):
+    """Rows that a model scales were counted twice, and once more where others were left out."""
+    tied = {"vocab_size": 258 + padding, "tie_word_embeddings": True}
+    module = test_decoder.their_model(name, **tied)
+    about = open_model(module, tokenizer=byte_tokenizer()).provenance
+    whole = sum(parameter.numel() for parameter in module.parameters())
+    assert about["parameters"] == whole - padding * about["d_model"]
 
 
 def xlnet():

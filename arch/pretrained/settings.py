@@ -1,0 +1,169 @@
+"""What the configuration of a model of transformers says, checked before anything is made of it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from arch.errors import ModelError, is_out_of_memory, reason, show_value
+from arch.formats.foreign import ACTIVATIONS, check_settings, read_settings, sections
+from arch.formats.hub.reader import MODEL_TYPE
+from arch.formats.rotations import ROTATIONS
+from arch.pretrained.gguf import is_kept_packed
+from arch.pretrained.tokenizers import CODE
+
+QUANTISATION = "quantization_config: quant_method"
+BITS = ("load_in_8bit", "load_in_4bit")  # without which transformers takes codes for weights
+KERNELS = ("rwkv", "eetq", "fbgemm_fp8", "fp8", "metal", "mxfp4", "mxfp8", "nvfp4")
+"""Families and quantisations that transformers computes by code of the hub, where it can."""
+
+
+def check_config(name: str, directory: Path) -> None:
+    """Refuses a model by the configuration alone that lies in its directory.
+
+    Raises:
+        ModelError: as `read_settings` and `read_config`.
+    """
+    read_settings(directory / "config.json")
+    read_config(name, str(directory), {})
+
+
+def read_config(name: str, directory: str, more: dict[str, Any]) -> tuple[dict[str, Any], Any, Any]:
+    """The configuration of a model, checked before anything is made of it.
+
+    As its files have it, as transformers reads it, and the class by which transformers loads it.
+
+    Raises:
+        ModelError: naming what is not known, or not opened.
+    """
+    from transformers import AutoConfig, PreTrainedConfig
+
+    safe: dict[str, Any] = {**more, "trust_remote_code": False}
+    with refusals(name):
+        config, _ = PreTrainedConfig.get_config_dict(directory, **safe)
+    if more:
+        check_settings(config, Path(name))
+    _check_names(name, config)
+    _refuse_kernels(name, config, bool(more))
+    if config.get("model_type") == MODEL_TYPE:
+        raise ModelError(f"{name} is a model of remnant; fix: python -m arch import hub:{name} DIR")
+    if config.get("is_encoder_decoder"):
+        raise ModelError(f"{name} is an encoder and a decoder; give a decoder-only model")
+    with refusals(name):
+        settings = AutoConfig.from_pretrained(directory, **safe)
+        return config, settings, _find_class(settings)
+
+
+def _find_class(settings: Any) -> Any:
+    """The class by which transformers loads a model: of texts, or of pictures and texts.
+
+    Raises:
+        ModelError: it has none for them.
+    """
+    from transformers import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+    )
+
+    of_texts = type(settings) in MODEL_FOR_CAUSAL_LM_MAPPING
+    if type(settings) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and (
+        not of_texts or "ForConditionalGeneration" in str(settings.architectures)
+    ):
+        return AutoModelForImageTextToText
+    if of_texts:
+        return AutoModelForCausalLM
+    raise ModelError(
+        f"transformers has no causal language model of model_type {settings.model_type!r}; give a "
+        "decoder-only model"
+    )
+
+
+def _refuse_kernels(name: str, config: dict[str, Any], is_gguf: bool) -> None:
+    """Refuses what transformers would compute by code that it fetches from the hub, unasked.
+
+    It does so where the package kernels is installed, and has no setting against it.
+    """
+    from transformers.utils.import_utils import is_kernels_available
+
+    quantised = config.get("quantization_config")
+    method = quantised.get("quant_method") if isinstance(quantised, dict) else None
+    kinds = [config.get("model_type"), method]
+    found = kinds if is_gguf and is_kept_packed(Path(name)) else [k for k in kinds if k in KERNELS]
+    if found and is_kernels_available():
+        raise ModelError(
+            f"{name} cannot be loaded: the package kernels is installed, by which transformers "
+            f"would fetch and run code of the hub for {show_value(found[0])}; uninstall it, or "
+            "give the weights as floats"
+        )
+
+
+@contextmanager
+def refusals(name: str) -> Iterator[None]:
+    """Says in one line why transformers cannot load a model, and keeps its own reports quiet."""
+    from transformers import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(50)  # critical
+    logging.disable_progress_bar()
+    try:
+        yield
+    except ModelError as error:
+        raise error if name in str(error) else ModelError(f"{name}: {error}") from None
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # whatever it meets in a file; panics of Rust are no Exceptions
+        if is_out_of_memory(error):
+            raise
+        said = f"it {CODE}" if "custom code" in str(error) else reason(error, 300)
+        raise ModelError(f"{name} cannot be loaded: {said}") from None
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _check_names(name: str, config: dict[str, Any]) -> None:
+    """Refuses activations, rotations and quantisations that transformers does not know.
+
+    It would take the codes of an unknown quantisation for the weights.
+    """
+    from transformers.activations import ACT2FN
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+
+    known: dict[str, Any] = dict.fromkeys(ACTIVATIONS, ACT2FN)
+    found = [(setting, config.get(setting)) for setting in ACTIVATIONS]
+    ropes = [section for section in [*sections(config)][1:] if "hidden_size" not in section]
+    found += [(name, rope.get(name)) for rope in ropes for name in ROTATIONS]
+    for rope in ropes:
+        scaled = [key for key in rope if "factor" in key and key != "partial_rotary_factor"]
+        if scaled and not any(map(rope.get, ROTATIONS)):  # for transformers nothing is scaled then
+            raise ModelError(
+                f"{name} cannot be loaded: a rotation has {scaled[0]} "
+                f"{show_value(rope[scaled[0]])} and no rope_type; name the type, as linear"
+            )
+    known |= dict.fromkeys(ROTATIONS, ("default", *ROPE_INIT_FUNCTIONS))
+    if isinstance(quantised := config.get("quantization_config"), dict):
+        found.append((QUANTISATION, method := quantised.get("quant_method")))
+        if method is None:
+            raise ModelError(
+                f"{name} cannot be loaded: quantization_config names no quant_method, as in models "
+                "of MLX; give their weights as floats (mlx_lm.convert --dequantize)"
+            )
+        if method == "bitsandbytes" and not any(map(quantised.get, BITS)):
+            raise ModelError(
+                f"{name} cannot be loaded: {QUANTISATION} is 'bitsandbytes', and neither "
+                f"{' nor '.join(BITS)} is true; set the one that its weights are of"
+            )
+    known[QUANTISATION] = {"bitsandbytes", *AUTO_QUANTIZATION_CONFIG_MAPPING}
+    pad, rows = config.get("pad_token_id"), config.get("vocab_size")
+    if type(pad) is int and type(rows) is int and not -rows <= pad < rows:
+        raise ModelError(f"{name} cannot be loaded: pad_token_id is {pad}; allowed: below {rows}")
+    for setting, value in found:
+        if isinstance(value, str) and value not in known[setting]:
+            raise ModelError(
+                f"{name} cannot be loaded: {setting} is {show_value(value)}; transformers "
+                f"knows {', '.join(sorted(known[setting]))}"
+            )
