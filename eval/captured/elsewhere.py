@@ -25,7 +25,7 @@ def look_elsewhere(captured: Captured, computed: str | None) -> str:
     )
     seen = captured.stored.values[:, list(captured.positions)].flatten(0, 1)
     unknown += describe_change(captured.checkpoint.model, seen)
-    if captured.positions[0]:
+    if captured.held[0]:
         return unknown
     return find_other_site(captured, computed) or find_first_row(captured, 0) or unknown
 
@@ -55,7 +55,7 @@ def find_other_site(captured: Captured, computed: str | None) -> str:
 
     Empty if there is none, or if it is that of the answer.
     """
-    if captured.positions[0]:
+    if captured.held[0]:
         return ""
     for name in [computed] if computed else sorted(FLOATS, key=lambda name: name != EXACT):
         if match := _best_site(captured, name):
@@ -72,7 +72,7 @@ def find_other_site(captured: Captured, computed: str | None) -> str:
 def describe_swapped(captured: Captured) -> str:
     """A line if the first rows of all prompts fit as one prompt: `(T, B, width)`; else empty."""
     stored, count = captured.stored, len(captured.stored.values)
-    if count < 2 or captured.positions[0] or count > captured.checkpoint.config.context:
+    if count < 2 or captured.held[0] or count > captured.checkpoint.config.context:
         return ""
     column = stored.map(lambda x: x[:, 0][None])
     hits, tried = count_hits(captured.arithmetic, captured.circuit, column, range(count))
@@ -93,10 +93,9 @@ def count_alone(captured: Captured, prompt: int, row: int) -> tuple[int, int]:
 
 def _best_site(captured: Captured, computed: str | None) -> Match | None:
     """The likeliest site, if most of the first tokens fit there."""
-    stored, positions = captured.stored, captured.positions
     try:
         matches, _ = find_site(
-            captured.checkpoint, stored, positions, captured.source, None, computed
+            captured.checkpoint, captured.stored, captured.held, captured.source, None, computed
         )
     except RequestError:
         return None
