@@ -23,11 +23,16 @@ def look_elsewhere(captured: Captured, computed: str | None) -> str:
         "are these outputs of this model, and of a prompt's beginning? of later positions give "
         "--first, the position of the first row"
     )
-    seen = captured.stored.values[:, list(captured.positions)].flatten(0, 1)
-    unknown += describe_change(captured.checkpoint.model, seen)
+    unknown += describe_numbers(captured)
     if captured.held[0]:
         return unknown
     return find_other_site(captured, computed) or find_first_row(captured, 0) or unknown
+
+
+def describe_numbers(captured: Captured) -> str:
+    """What the numbers themselves tell of how they were changed, as the end of a line."""
+    seen = captured.stored.values[:, list(captured.positions)].flatten(0, 1)
+    return describe_change(captured.checkpoint.model, seen)
 
 
 def find_first_row(captured: Captured, prompt: int) -> str:

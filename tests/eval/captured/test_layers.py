@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from eval import RequestError, open_model, recover
+from eval import RequestError, open_model
 from eval.captured.files.axes import check_numbers, choose_tensors, take_layer
 from eval.captured.files.tensors import Raw, read_tensors
 from tests.arch.cases import byte_tokenizer
@@ -30,29 +30,6 @@ def test_layers_that_are_no_neighbours_have_their_own_numbers(family, depth):
         stack = torch.stack([states[layer] for layer in layers]).bfloat16()
         for entry, layer in zip(stack, layers, strict=True):
             assert torch.equal(take_layer(model, Raw(stack), layer, None).outputs, entry)
-
-
-@pytest.mark.parametrize(
-    ("rows", "layer", "said"),
-    [
-        (lambda states: states[:1, :4], 2, "give --layer 1 --part block"),
-        (lambda states: states.transpose(0, 1), 1, "outputs (T, B, width)?"),
-    ],
-)
-def test_why_rows_behind_a_first_one_that_tells_nothing_do_not_fit_is_said(
-    rows, layer, said, capsys
-):
-    """As of models that send the first position so far off that bfloat16 erases its token."""
-    module = their_model("gpt2", n_layer=2).requires_grad_(False)
-    module.transformer.wpe.weight[0] *= 1000
-    texts = [byte_tokenizer().encode(text).ids for text in ("Tom had", "The hen")]
-    states = module(torch.tensor(texts), output_hidden_states=True).hidden_states[1]
-    model = open_model(module, tokenizer=byte_tokenizer())
-    outputs = rows(states).bfloat16()
-    recover(model, outputs, layer=layer, corpus="toy:400", settings={"starts": 1})
-    lines = capsys.readouterr().err
-    assert "position 0: too coarse" in lines
-    assert said in lines
 
 
 def read_named(path, *names):
