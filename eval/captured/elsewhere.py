@@ -1,11 +1,15 @@
 """Where else captured outputs may be of, when nothing fits at the site that was given."""
 
+import re
+
 from eval.captured.arithmetic import EXACT
 from eval.captured.files.stored import FLOATS
 from eval.captured.locate import Match, count_hits, describe_change, find_beginnings, find_site
 from eval.captured.site import Captured
 from eval.messages import RequestError
 
+KEY_NORM = re.compile(r"(q?k|key)_(layer)?norm")
+"""Names of a norm of keys, as models of transformers have them."""
 BEGINNINGS = 16  # rows that fit a first token, at most, behind which more tokens are searched for
 
 
@@ -30,9 +34,19 @@ def look_elsewhere(captured: Captured, computed: str | None) -> str:
 
 
 def describe_numbers(captured: Captured) -> str:
-    """What the numbers themselves tell of how they were changed, as the end of a line."""
+    """Why the numbers may be others than the site's, by themselves and its part: a line's end."""
+    model, circuit = captured.checkpoint.model, captured.circuit
+    if circuit.part == "key":
+        blocks = [model.blocks[layer - 1] for layer in circuit.sites]
+        inside = {name.rpartition(".")[2] for block in blocks for name, _ in block.named_modules()}
+        if norms := sorted(filter(KEY_NORM.fullmatch, inside)):
+            return (
+                f"; key is what stands behind {norms[0]} here: a hook on the projection, as "
+                "TransformerLens' hook_k, catches keys before it: give those of the cache, "
+                "--part rotated_key"
+            )
     seen = captured.stored.values[:, list(captured.positions)].flatten(0, 1)
-    return describe_change(captured.checkpoint.model, seen)
+    return describe_change(model, seen)
 
 
 def find_first_row(captured: Captured, prompt: int) -> str:

@@ -77,3 +77,16 @@ def test_positions_that_counted_padding_are_asked_for_where_tokens_are_likely(
     said = capsys.readouterr()
     assert "7 likely" in said.out
     assert "behind 3 rows of padding: did the positions count them" in said.err
+
+
+def test_keys_before_a_norm_of_keys_are_named(capsys):
+    """Qwen3 norms what its key projection gives, which a hook catches."""
+    module, caught = their_model("qwen3", num_hidden_layers=1), list[torch.Tensor]()
+    projection = module.model.layers[0].self_attn.k_proj
+    projection.register_forward_hook(lambda *given: caught.append(given[-1]))
+    module(tokens_of("Tom had"))
+    asked = {"layer": 1, "part": "key", "computed": "fp32", "corpus": "toy:400"}
+    found = recover(open_theirs(module), caught[0].detach(), **asked)
+    assert not found.proven
+    assert "k_norm" in found.elsewhere
+    assert "--part rotated_key" in capsys.readouterr().err
