@@ -109,6 +109,11 @@ def find_order(
         if math.prod(n for n, axis in zip(shape, order, strict=True) if axis not in "BT") in widths
     ]
     if not fits or fits[0] == known[0]:
+        if len(fits) > 1 and len(shape) == 4 and max(shape[1:3]) > 1:
+            say_once(
+                f"outputs: {tuple(shape)}: read as (B, heads, T, width), though the width allows "
+                "(B, T, heads, width) too; of these give .transpose(1, 2)"
+            )
         return None
     if len(fits) > 1:
         raise ArgumentError(

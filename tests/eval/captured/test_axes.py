@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from eval import RequestError, activations, open_model, recover
 from eval.__main__ import main
-from eval.captured.files.axes import take_layer
+from eval.captured.files.axes import find_order, take_layer
 from eval.captured.files.stored import read_stored
 from eval.captured.files.tensors import Raw
 from eval.messages import say_once
@@ -189,11 +189,14 @@ def test_a_mask_is_of_tokens_also_before_an_axis_of_heads(
     ]
 
 
-def test_a_cache_of_as_many_positions_as_heads_is_refused(llama):
+def test_a_cache_of_as_many_positions_as_heads_is_said_or_refused(llama, capsys):
     checkpoint, _ = llama
     keys = their_model("llama")(tokens_of(*TEXTS)).past_key_values.layers[1].keys
     with one_line(RequestError, "(heads, T, width) or (T, heads, width)"):
         recover(checkpoint, keys[0, :, : keys.shape[1]], layer=2, part="rotated_key")
+    for length, is_said in (9, False), (keys.shape[1], True):
+        assert find_order(checkpoint.model, keys[:, :, :length].shape, 2, "rotated_key") is None
+        assert ("read as (B, heads, T, width)" in capsys.readouterr().err) == is_said
 
 
 @pytest.mark.parametrize("mixer", ["flat", "attention", "identity"])
