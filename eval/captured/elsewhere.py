@@ -1,11 +1,15 @@
 """Where else captured outputs may be of, when nothing fits at the site that was given."""
 
+import re
+
 from eval.captured.arithmetic import EXACT
 from eval.captured.files.stored import FLOATS
 from eval.captured.locate import Match, count_hits, describe_change, find_beginnings, find_site
 from eval.captured.site import Captured
 from eval.messages import RequestError
 
+KEY_NORM = re.compile(r"(q?k|key)_(layer)?norm")
+"""Names of a norm of keys, as models of transformers have them."""
 BEGINNINGS = 16  # rows that fit a first token, at most, behind which more tokens are searched for
 
 
@@ -23,11 +27,26 @@ def look_elsewhere(captured: Captured, computed: str | None) -> str:
         "are these outputs of this model, and of a prompt's beginning? of later positions give "
         "--first, the position of the first row"
     )
-    seen = captured.stored.values[:, list(captured.positions)].flatten(0, 1)
-    unknown += describe_change(captured.checkpoint.model, seen)
-    if captured.positions[0]:
+    unknown += describe_numbers(captured)
+    if captured.held[0]:
         return unknown
     return find_other_site(captured, computed) or find_first_row(captured, 0) or unknown
+
+
+def describe_numbers(captured: Captured) -> str:
+    """Why the numbers may be others than the site's, by themselves and its part: a line's end."""
+    model, circuit = captured.checkpoint.model, captured.circuit
+    if circuit.part == "key":
+        blocks = [model.blocks[layer - 1] for layer in circuit.sites]
+        inside = {name.rpartition(".")[2] for block in blocks for name, _ in block.named_modules()}
+        if norms := sorted(filter(KEY_NORM.fullmatch, inside)):
+            return (
+                f"; key is what stands behind {norms[0]} here: a hook on the projection, as "
+                "TransformerLens' hook_k, catches keys before it: give those of the cache, "
+                "--part rotated_key"
+            )
+    seen = captured.stored.values[:, list(captured.positions)].flatten(0, 1)
+    return describe_change(model, seen)
 
 
 def find_first_row(captured: Captured, prompt: int) -> str:
@@ -55,7 +74,7 @@ def find_other_site(captured: Captured, computed: str | None) -> str:
 
     Empty if there is none, or if it is that of the answer.
     """
-    if captured.positions[0]:
+    if captured.held[0]:
         return ""
     for name in [computed] if computed else sorted(FLOATS, key=lambda name: name != EXACT):
         if match := _best_site(captured, name):
@@ -72,7 +91,7 @@ def find_other_site(captured: Captured, computed: str | None) -> str:
 def describe_swapped(captured: Captured) -> str:
     """A line if the first rows of all prompts fit as one prompt: `(T, B, width)`; else empty."""
     stored, count = captured.stored, len(captured.stored.values)
-    if count < 2 or captured.positions[0] or count > captured.checkpoint.config.context:
+    if count < 2 or captured.held[0] or count > captured.checkpoint.config.context:
         return ""
     column = stored.map(lambda x: x[:, 0][None])
     hits, tried = count_hits(captured.arithmetic, captured.circuit, column, range(count))
@@ -93,10 +112,9 @@ def count_alone(captured: Captured, prompt: int, row: int) -> tuple[int, int]:
 
 def _best_site(captured: Captured, computed: str | None) -> Match | None:
     """The likeliest site, if most of the first tokens fit there."""
-    stored, positions = captured.stored, captured.positions
     try:
         matches, _ = find_site(
-            captured.checkpoint, stored, positions, captured.source, None, computed
+            captured.checkpoint, captured.stored, captured.held, captured.source, None, computed
         )
     except RequestError:
         return None

@@ -22,6 +22,7 @@ from eval.captured.certainty.certify import Certified, certify
 from eval.captured.certainty.verified import Found
 from eval.captured.elsewhere import (
     count_alone,
+    describe_numbers,
     describe_swapped,
     find_first_row,
     find_other_site,
@@ -197,6 +198,7 @@ def _look_elsewhere(
         seen, other = "nothing fits", look_elsewhere(captured, computed)
     elif not answer.proven:
         seen, other = "no token is certain", find_other_site(captured, computed)
+        other = other or describe_numbers(captured).removeprefix("; ")
     elif layer is not None and all(2 * len(tail) > captured.length for tail in answer.left_out):
         # as of keys, of which the first is not turned
         seen, other = "most rows fit nothing", find_other_site(captured, computed)

@@ -55,6 +55,11 @@ class Captured:
         return self.visible.positions(self.length)
 
     @property
+    def held(self) -> list[int]:
+        """Those whose outputs are given: those shown, and a first one that is too coarse to be."""
+        return self.positions if self.guess is None else [0, *self.positions]
+
+    @property
     def steps(self) -> Tensor:
         """Distance of neighbouring numbers in their format, of what is shown, `(B, S, C)`."""
         return self.visible.select(self.stored.step)

@@ -174,9 +174,9 @@ class RecoverTask:
         name += ", counted from 0" * (len(prompts) > 1)
         with _named(self.name if len(prompts) == len(raw.outputs) else name, ""):
             found = recover(self.checkpoint, **numbers, **self.arguments | told)
-        if rows.start and not found.fits:
+        if rows.start and not found.proven:
             say_once(
-                f"{self.name}: no token fits behind {rows.start} rows of padding: did the "
+                f"{self.name}: no token is certain behind {rows.start} rows of padding: did the "
                 "positions count them? give the model position_ids, as attention_mask.cumsum("
                 "-1) - 1, or each prompt alone. Or did it read the padding as tokens? leave "
                 "attention_mask out of the file"

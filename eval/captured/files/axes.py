@@ -21,7 +21,7 @@ from eval.captured.files.tensors import Outputs, Raw, name_site
 from eval.messages import ArgumentError, RequestError, say_once
 from eval.sites.circuit import CACHED, Circuit
 
-NEAR = 0.5  # of the change between two layers, by which a block's output may miss the second
+NEAR = 0.5  # of the change between two layers, by which a block's output misses the second, at most
 FINAL = "final"
 CACHE_ORDERS = {3: ("BTC", "HTd", "THd"), 4: ("BHTd", "BTHd")}
 """Orders of a cache's axes, as labelled in `ORDERS`; the first counts where it fits."""
@@ -109,6 +109,11 @@ def find_order(
         if math.prod(n for n, axis in zip(shape, order, strict=True) if axis not in "BT") in widths
     ]
     if not fits or fits[0] == known[0]:
+        if len(fits) > 1 and len(shape) == 4 and max(shape[1:3]) > 1:
+            say_once(
+                f"outputs: {tuple(shape)}: read as (B, heads, T, width), though the width allows "
+                "(B, T, heads, width) too; of these give .transpose(1, 2)"
+            )
         return None
     if len(fits) > 1:
         raise ArgumentError(
@@ -183,19 +188,29 @@ def choose_tensors(
 ) -> Mapping[str, "Outputs | JoinedOutputs"]:
     """The tensors of the layers and the part that are asked for, where a file names sites.
 
-    Those of several layers are joined. Where none is named so, all are what is asked for.
+    Those of several layers are joined. Where no name says a site, all are what is asked for, and
+    so is a tensor that stands alone.
 
     Raises:
-        RequestError: it names sites, and not all of several layers are among them, or one twice.
+        RequestError: names say sites, and what is asked for is not among them, or one layer of
+            several twice.
     """
     sites = {name: site for name in held if (site := name_site(name))}
-    if len(layers) < 2 or not sites:
+    if not sites or not (layers or part):
+        return held
+    if len(layers) < 2:
         chosen = {
             name: held[name]
             for name, (layer, kind) in sites.items()
             if layer in (layers or [layer]) and part in (None, kind)
         }
-        return chosen if chosen and (layers or part) else held
+        if chosen or len(held) == 1:
+            return chosen or held
+        given = [f"--layer {number}" for number in layers] + [f"--part {part}"] * bool(part)
+        raise RequestError(
+            f"{' '.join(given)}: no tensor's name says that site, but {', '.join(sites)}"[:800]
+            + "; give one of theirs, or --tensor NAME as well"
+        )
     by_site = {site: name for name, site in sites.items()}
     wanted = [(layer, part or "block") for layer in layers]
     if missing := [f"{kind}.{layer}" for layer, kind in wanted if (layer, kind) not in by_site]:
@@ -224,8 +239,9 @@ def check_numbers(held: Mapping[str, Outputs], layers: Sequence[int]) -> None:
     for name, entry in held.items():
         alike.setdefault((re.sub(r"\d+", "#", name), entry.outputs.shape), []).append(name)
     for names in alike.values():
-        numbers = {int(number) for name in names for number in re.findall(r"\d+", name)}
-        if len(names) > 1 and numbers & {*layers}:
+        columns = zip(*(map(int, re.findall(r"\d+", name)) for name in names), strict=True)
+        differing = {number for column in columns if len({*column}) > 1 for number in column}
+        if differing & {*layers}:
             raise RequestError(
                 f"--layer {' '.join(map(str, layers))}: {names[0]} to {names[-1]} have numbers, "
                 "which may count layers from 0 or from 1; give --tensor NAME as well, of those that"
@@ -266,37 +282,43 @@ def _name_entries(model: LanguageModel, entries: Tensor) -> list[int | str]:
     entries = entries.reshape(len(entries), -1, *entries.shape[-2:])
     if entries.shape[2] > model.config.context:
         return []
+    least, found = NEAR, list[int | str]()
     for start in range(len(model.blocks)):
-        names: list[int | str] = [start]
+        names, misses = list[int | str]([start]), list[float]()
         for before, after in pairwise(entries):
-            name = _find_next(model, before, after, names[-1])
-            if name is None:
-                break
+            miss, name = _find_next(model, before, after, names[-1])
             names.append(name)
-        if len(names) == len(entries):
-            return names
-    return []
+            misses.append(miss)
+            if miss >= NEAR:
+                break
+        if max(misses) < least:
+            least, found = max(misses), names
+    return found
 
 
 def _find_next(
     model: LanguageModel, before: Tensor, after: Tensor, layer: int | str
-) -> int | str | None:
-    """The later layer that `(B, T, D)` outputs are of, given those of a layer; None: of none."""
+) -> tuple[float, int | str]:
+    """Which later layer `(B, T, D)` outputs come nearest to, given those of a layer; how near.
+
+    Blocks before the right one come near too, as each changes a stream less than all together.
+    """
     if isinstance(layer, str):
-        return None
-    x = before
+        return math.inf, layer
+    x, made = before, list[tuple[float, int | str]]()
     for number in range(layer, len(model.blocks)):
         x = model.blocks[number](x)
-        if _is_near(x, before, after):
-            return number + 1
-    return FINAL if _is_near(model.norm(x), before, after) else None
+        made.append((_miss(x, before, after), number + 1))
+    made.append((_miss(model.norm(x), before, after), FINAL))
+    return min(made, key=lambda entry: entry[0])
 
 
-def _is_near(made: Tensor, before: Tensor, after: Tensor) -> bool:
-    """Whether outputs made from those before are those after, at most positions.
+def _miss(made: Tensor, before: Tensor, after: Tensor) -> float:
+    """How far outputs made from those before are from those after, of the change, at the median.
 
     Zeros are padding, which says nothing: less of an output is nearer to them than it itself.
     """
     missed, changed = (made - after).norm(dim=-1), (after - before).norm(dim=-1)
     filled = before.any(dim=-1) & after.any(dim=-1)
-    return bool((missed < NEAR * changed)[filled].double().mean() > 0.5)
+    ratios = (missed / changed)[filled].nan_to_num(torch.inf).sort().values
+    return float(ratios[len(ratios) // 2]) if len(ratios) else math.inf

@@ -229,7 +229,9 @@ def _join_steps(name: str, value: Any) -> Any:
         return torch.stack(value, dim=1)
     if not all(isinstance(x, kinds) and len(x) == len(steps[0]) for x in steps):
         return value
-    layers = [_join_layer(layer) for layer in zip(*steps, strict=True)]
+    # as `generate` gives them: lists of one's own are of prompts, of which one may be a token
+    from_one = isinstance(value, tuple) and all(isinstance(x, tuple) and len(x) > 1 for x in steps)
+    layers = [_join_layer(layer, from_one) for layer in zip(*steps, strict=True)]
     if not layers or any(layer is None for layer in layers):
         return value
     say_once(f"{said}, layer by layer")
@@ -258,20 +260,22 @@ def _extend_mask(tensors: dict[str, Tensor], added: Mapping[str, int]) -> None:
         tensors[f"{name}.{MASK}"] = torch.cat([mask, more], dim=1)
 
 
-def _join_layer(steps: Sequence[Any]) -> Tensor | None:
+def _join_layer(steps: Sequence[Any], from_one: bool = False) -> Tensor | None:
     """`(B, T, D)` of a prompt and `(B, 1, D)` of each token behind it as one tensor; else None.
 
-    Also those of one prompt without its axis: `(T, D)`, and `(1, D)` or `(D,)`.
+    Also those of one prompt without its axis: `(T, D)`, and `(1, D)` or `(D,)`. A prompt of one
+    token has its axis, and is one by `from_one` alone.
     """
     if not all(isinstance(x, Tensor) and is_plain(x) and x.dim() for x in steps):
         return None
-    if max((x.dim() for x in steps), default=3) < 3:
+    axes = max((x.dim() for x in steps), default=3)
+    if axes < 3:
         steps = [torch.atleast_2d(x)[None] for x in steps]
     if not steps or any(x.dim() != 3 for x in steps):
         return None
     B, T, D = steps[0].shape
     later = all(x.shape == (B, 1, D) and x.dtype == steps[0].dtype for x in steps[1:])
-    return torch.cat(list(steps), dim=1) if T > 1 and later else None
+    return torch.cat(list(steps), dim=1) if later and (T > 1 or (from_one and axes == 3)) else None
 
 
 def _are_rows(steps: Sequence[Any]) -> bool:

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from arch.kernels.arithmetic import plain_arithmetic
 from eval.captured.answer import Recovered
+from eval.captured.arithmetic import EXACT
 from eval.captured.certainty.likelihood import WHOLE, limit_chances, probability
 from eval.captured.certainty.rivals import NAMED, nearest_rows
-from eval.captured.files.stored import is_plain, read_stored
+from eval.captured.files.stored import ENOUGH, is_plain, read_stored
 from eval.captured.search.head import read_head
 from eval.inversion.guesses import open_readbacks
 from eval.messages import ArgumentError, RequestError, question, say_once, span
@@ -92,7 +93,9 @@ def recover_scores(
     search = _Search(checkpoint, choose_corpus([checkpoint], corpus))
     found = [search.next(*row) for row in zip(ids, held, stored.step[0].double(), strict=True)]
     if misfits := [t for t, position in enumerate(found) if not position.fits]:
-        say_once(_describe_misfits(misfits, len(found)))
+        few = stored.format == EXACT and values.unique().numel() < ENOUGH
+        more = f" Or were they rounded, which fewer than {ENOUGH} different numbers do not show?"
+        say_once(_describe_misfits(misfits, len(found)) + f"{more} give more" * few)
     return _answer(checkpoint, found, stored.format)
 
 

@@ -9,9 +9,9 @@ from safetensors.torch import save_file
 
 from eval import RequestError, activations, open_model, recover
 from eval.__main__ import main
-from eval.captured.files.axes import choose_tensors, take_layer
+from eval.captured.files.axes import find_order, take_layer
 from eval.captured.files.stored import read_stored
-from eval.captured.files.tensors import Raw, read_tensors
+from eval.captured.files.tensors import Raw
 from eval.messages import say_once
 from tests.arch.cases import byte_tokenizer
 from tests.arch.pretrained.test_decoder import their_model
@@ -189,11 +189,14 @@ def test_a_mask_is_of_tokens_also_before_an_axis_of_heads(
     ]
 
 
-def test_a_cache_of_as_many_positions_as_heads_is_refused(llama):
+def test_a_cache_of_as_many_positions_as_heads_is_said_or_refused(llama, capsys):
     checkpoint, _ = llama
     keys = their_model("llama")(tokens_of(*TEXTS)).past_key_values.layers[1].keys
     with one_line(RequestError, "(heads, T, width) or (T, heads, width)"):
         recover(checkpoint, keys[0, :, : keys.shape[1]], layer=2, part="rotated_key")
+    for length, is_said in (9, False), (keys.shape[1], True):
+        assert find_order(checkpoint.model, keys[:, :, :length].shape, 2, "rotated_key") is None
+        assert ("read as (B, heads, T, width)" in capsys.readouterr().err) == is_said
 
 
 @pytest.mark.parametrize("mixer", ["flat", "attention", "identity"])
@@ -371,25 +374,3 @@ def test_layers_of_different_requests_are_not_joined(theirs, tmp_path, monkeypat
     save_file({"block.1": states[1].contiguous(), "block.2": states[2, :, 1:].contiguous()}, file)
     assert main(["recover", str(file), "--model", "theirs", "--layer", "1", "2"]) == 2
     assert "block.2" in capsys.readouterr().err
-
-
-def test_two_requests_of_one_site_are_not_joined(tmp_path, capsys):
-    """The last one's tensors were taken, and the others left out in silence."""
-    file = tmp_path / "captured.safetensors"
-    names = [f"request_{n}.key_cache.{layer}" for n in (0, 1) for layer in (0, 1)]
-    save_file({name: torch.randn(5, 32) for name in names}, file)
-    with one_line(RequestError, "are of one site"):
-        choose_tensors(read_tensors(file), [1, 2], "rotated_key")
-
-
-@pytest.mark.parametrize("companion", ["scale", "zero_point"])
-def test_a_scale_that_one_of_several_layers_lacks_is_refused(companion, tmp_path):
-    codes = torch.randint(-100, 100, (5, 32), dtype=torch.int8)
-    held = {f"block.{layer}": codes for layer in (1, 2)}
-    held |= {f"block.{layer}.scale": torch.full((1,), 0.5) for layer in (1, 2)}
-    held |= {f"block.{layer}.zero_point": torch.full((1,), 3.0) for layer in (1, 2)}
-    del held[f"block.2.{companion}"]
-    save_file({name: tensor.clone() for name, tensor in held.items()}, tmp_path / "c.safetensors")
-    joined = choose_tensors(read_tensors(tmp_path / "c.safetensors"), [1, 2], None)
-    with one_line(RequestError, f"block.2 has no {companion}"):
-        joined["block.1+block.2"].read()
