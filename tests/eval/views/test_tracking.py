@@ -6,6 +6,7 @@ import struct
 from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -32,7 +33,15 @@ from eval.views.tracking import (
     track_results,
     training_config,
 )
-from tests.eval.views.page.cases import about, bits_row, every_kind, lens, make_row, make_rows
+from tests.eval.views.page.cases import (
+    about,
+    bits_row,
+    control_of,
+    every_kind,
+    lens,
+    make_row,
+    make_rows,
+)
 from tokenizer import open_corpus, pack, train_tokenizer
 
 FLAT = [*make_rows(models=("flat",), steps=(0, 100, 300), layers=(2, 4), count=3),
@@ -242,17 +251,44 @@ def test_the_figures_are_those_of_compare():
         assert {n: figures[f"eval/{n}"] for n in known} == known
 
 
+def tracked_runs(monkeypatch, directory, rows):
+    """What W&B's runs of rows are begun with, and what is logged to each, by its name."""
+    runs: dict[str, Any] = {}
+
+    def begin(**asked):
+        run = MagicMock(id=asked["id"])
+        runs[asked["name"]] = asked, run
+        return run
+
+    monkeypatch.setattr(wandb, "init", begin)
+    monkeypatch.setattr(wandb, "Table", lambda columns, data, **_: [columns, *data])
+    track_results(directory, rows)
+    return {name: (asked, [call.args[0] for call in run.log.call_args_list])
+            for name, (asked, run) in runs.items()}  # fmt: skip
+
+
+def test_a_control_is_no_checkpoint_of_its_model(monkeypatch, tmp_path):
+    """But its figures stand in the table."""
+    plain = make_row("flat")
+    plain["checkpoint"] |= {"name": "flat-s0", "tokens_seen": 9}
+    identity = {"step": 0, "tokens_seen": 9, "mixers": ["identity"], "parameters": 1}
+    fresh = control_of(plain, "scale=1", model_id="fresh")  # of a model without an id of training
+    rows = [plain, control_of(plain, "identity", **identity), fresh]
+    runs = tracked_runs(monkeypatch, tmp_path, rows)
+    assert runs.keys() == {"flat-s0", "flat-s0 [scale=1]"}
+    asked, logged = runs["flat-s0"]
+    assert [asked["config"][n] for n in ("mixers", "parameters")] == [["flat"], 1_234_567]
+    assert [(line[STEP], line[TOKENS]) for line in logged if STEP in line] == [(300, 9)]
+    columns, *lines = next(line["figures"] for line in logged if "figures" in line)
+    about = [columns.index(name) for name in ("control", "step", TOKENS)]
+    assert {tuple(line[i] for i in about) for line in lines} == {("", 300, 9), ("identity", 0, None)}
+
+
 def test_a_key_is_one_question_of_all_models_as_a_column_of_compare_is(monkeypatch, tmp_path):
     """By itself each model had the figures of its own search, or of its own prompts."""
-    runs: dict[str, MagicMock] = {}
-    monkeypatch.setattr(
-        wandb, "init", lambda **asked: runs.setdefault(asked["name"], MagicMock(id=asked["id"]))
-    )
-    monkeypatch.setattr(wandb, "Table", lambda columns, data, **_: [columns, *data])
     rows = [make_row("flat", 300, 4, 0, "sweep"), make_row("llama", 300, 4, 0, "sweep", length=17)]
     rows[1]["solver"] = "propose"
-    track_results(tmp_path, rows)
-    logged = {name: [call.args[0] for call in run.log.call_args_list] for name, run in runs.items()}
+    logged = {name: lines for name, (_, lines) in tracked_runs(monkeypatch, tmp_path, rows).items()}
     for record in checkpoint_records([], rows):
         (figures,) = (each for each in logged[record["model"]] if STEP in each)
         assert figures.get("eval/shown") == record["shown"]
