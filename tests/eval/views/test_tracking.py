@@ -48,6 +48,7 @@ FLAT = [*make_rows(models=("flat",), steps=(0, 100, 300), layers=(2, 4), count=3
         *every_kind(about(0)), *every_kind(about(100))]  # fmt: skip
 LLAMA = make_rows(models=("llama",), steps=(0, 300), layers=(4,), count=2)
 BLOCK, HEADER = 32768, 7
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def offline_records(path: Path) -> dict[str, list]:
@@ -241,6 +242,25 @@ def test_a_table_is_strict_json():
     json.dumps(records, allow_nan=False)
 
 
+def test_a_bar_of_the_pasted_chart_is_one_plain_figure_of_the_last_layer():
+    import vl_convert
+
+    others = [{"noise": 0.5}, {"padded": True}, {"control": "shuffled"},
+              {"site": {"layer": 4, "part": "block", "without": ["norms"]}},
+              {"site": {"layer": 4, "part": "mixer"}}]  # fmt: skip
+    plain = [make_row(hidden=3, solver="adam", prompt=n, seed=n // 4) for n in range(8)]
+    bars = [*plain, *(row | {"prompts": "inside", "key": f"inside {row['key']}"} for row in plain),
+            *(row | {"settings": {"steps": 9}, "key": f"9 {row['key']}"} for row in plain)]  # fmt: skip
+    rows = [*bars, *(make_row(layer=2, hidden=3, solver="adam", prompt=n) for n in range(8))]
+    rows += [row | other | {"key": f"{row['key']} {other}"} for row in plain for other in others]
+    chart = json.loads((DOCS / "wandb-recovery.vl.json").read_text())
+    chart["data"] = {"values": every_figure(rows, frame(rows))}
+    svg = vl_convert.vegalite_to_svg(chart)
+    for name, end in ("recovered, %", ""), ("lowest", "_low"), ("highest", "_high"):
+        drawn = [float(value) for value in re.findall(rf'"solver: [^"]*{name}: ([\d.]+)', svg)]
+        assert drawn == pytest.approx([100 * r[f"nonself{end}"] for r in summarise_rows(bars)])
+
+
 def test_the_figures_are_those_of_compare():
     rows = make_rows(models=("flat",), steps=(0, 300), layers=(4,), count=3)
     records = {record["step"]: record for record in checkpoint_records([], rows)}
@@ -281,7 +301,8 @@ def test_a_control_is_no_checkpoint_of_its_model(monkeypatch, tmp_path):
     assert [(line[STEP], line[TOKENS]) for line in logged if STEP in line] == [(300, 9)]
     columns, *lines = next(line["figures"] for line in logged if "figures" in line)
     about = [columns.index(name) for name in ("control", "step", TOKENS)]
-    assert {tuple(line[i] for i in about) for line in lines} == {("", 300, 9), ("identity", 0, None)}
+    found = {tuple(line[i] for i in about) for line in lines}
+    assert found == {("", 300, 9), ("identity", 0, None)}
 
 
 def test_a_key_is_one_question_of_all_models_as_a_column_of_compare_is(monkeypatch, tmp_path):
@@ -335,7 +356,7 @@ def test_an_evaluation_has_the_config_of_the_training(tmp_path):
 
 
 def test_the_keys_that_the_docs_list_are_logged():
-    page = (Path(__file__).parents[3] / "docs" / "wandb.md").read_text()
+    page = (DOCS / "wandb.md").read_text()
     listed = set(re.findall(r"^\| `((?:eval|lens)/\w+)` \|", page, re.M))
     logged = {f"eval/{figure.name}" for figure in FIGURES} | {f"lens/{name}" for name in lenses()}
     assert listed == logged
