@@ -99,6 +99,7 @@ class Lens:
         for label, prompt in zip(batch.labels, request.prompts, strict=True):
             table.pieces[label] = checkpoint.pieces(list(prompt.tokens[: prompt.real]))
         self.measure(checkpoint, batch, request, table)
+        table.check_places()
         return table
 
     def figures(self, tables: Tables) -> list[Figure]:
