@@ -97,7 +97,11 @@ def test_rows_that_are_no_prompts_have_the_limits_and_the_n_of_their_figures():
     of_lens, of_probes = (table.brief for table in number_tables(frame([*probes, looked])))
     assert of_probes.lines[0][-1] == "3"
     assert "(" in " ".join(of_probes.lines[0])
-    assert of_lens.lines[0][-2:] == ["2 (1–3)", "4"]
+    assert of_lens.lines[0][-2:] == ["2 (1–3)", "8"]
+    one = looked | {"prompts": 1}  # a lens of stories of its own that was asked of one text
+    more = one | {"key": "more", "figure": "size", "n": 12}
+    (of_lens,) = (table.brief for table in number_tables(frame([one, more])))
+    assert of_lens.lines[0][-3:] == ["2 (1–3)", "2 (1–3)", "8–12"]
 
 
 def test_bits_are_drawn_by_distance_for_each_step():
