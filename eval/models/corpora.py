@@ -3,32 +3,55 @@
 import hashlib
 import json
 from collections.abc import Sequence
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from arch.storage.files import file_sha256
-from eval.messages import RequestError, say
+from eval.messages import RequestError, say, say_once
 from tokenizer import PackedData
 from tokenizer.splits import text_files
 
 if TYPE_CHECKING:
     from eval.models.checkpoint import Checkpoint
 
+TABLES = (".jsonl", ".json", ".parquet", ".csv")
+"""Endings of files that have columns."""
 LARGE = 1 << 26
 """Bytes of a file in a folder, up to which it is hashed whole."""
 PIECES, PIECE = 64, 1 << 16
 """Of a larger one: how many stretches are hashed, and of how many bytes."""
+COLUMN: ContextVar[str] = ContextVar("column", default="text")
+"""The stories' column that models of the last choice record: those that record none read it too."""
 
 
 def choose_corpus(checkpoints: "Sequence[Checkpoint]", corpus: str | None) -> str:
     """The corpus that is given; else that of `common_corpus`, which is said on stderr."""
-    return corpus or _said([common_corpus(checkpoints)])[0]
+    chosen = corpus or _said([common_corpus(checkpoints)])[0]
+    _choose_column(checkpoints, chosen)
+    return chosen
 
 
 def choose_corpora(checkpoints: "Sequence[Checkpoint]", corpus: str | None) -> list[str]:
     """The corpus of each model: the one given, else that of `own_corpus`, said on stderr."""
+    _choose_column(checkpoints, corpus or "")
     return [corpus] * len(checkpoints) if corpus else _said(list(map(own_corpus, checkpoints)))
+
+
+def _choose_column(checkpoints: "Sequence[Checkpoint]", corpus: str) -> None:
+    """Sets `COLUMN`, and says where models read different columns of a corpus."""
+    recorded = {c.meta["field"]: c for c in checkpoints if c.meta.get("field")}
+    COLUMN.set(next(iter(recorded)) if len(recorded) == 1 else "text")
+    if len(recorded) < 2 or not corpus or PackedData.stands_in(corpus):
+        return
+    first, *_ = text_files(Path(corpus)) or [Path(corpus)]
+    if corpus.startswith("hub:") or first.suffix.lower() in TABLES:
+        listed = ", ".join(f"{name} by {c.path}" for name, c in recorded.items())
+        say_once(
+            f"corpus {corpus}: its columns are read as models were trained ({listed}): their "
+            "figures are of different texts"
+        )
 
 
 def _said(chosen: list[tuple[str, str]]) -> list[str]:

@@ -26,7 +26,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from eval.messages import RequestError, say_once
-from eval.models.corpora import corpus_hash, corpus_label
+from eval.models.corpora import COLUMN, corpus_hash, corpus_label
 from eval.models.pieces import encode_text, encoding_of
 from tokenizer import (
     PAD,
@@ -185,13 +185,14 @@ def held_out_text(checkpoint: "Checkpoint", corpus: str) -> HeldOutText:
     by their hashes, as packing does it, with the fraction that the model directory records
     (`valid_fraction` in its meta.json). Where it records none (pretrained and untrained models,
     models trained on a divided corpus) it is packing's default, 0.05. The stories are in the column
-    that was packed (`field`), `text` where none is recorded: another may have other stories.
+    that was packed (`field`): another may have other stories. Where none is recorded it is that of
+    the other models of a command, else `text`.
     """
     fraction = checkpoint.meta.get("valid_fraction") or VALID_FRACTION
-    field = checkpoint.meta.get("field") or "text"
+    field = checkpoint.meta.get("field") or COLUMN.get()
     ends = () if checkpoint.end is None else (checkpoint.end,)
     return checkpoint.keep(
-        ("held-out text", corpus, corpus_hash(corpus)),
+        ("held-out text", corpus, corpus_hash(corpus), field),
         lambda: HeldOutText(corpus, checkpoint.tokenizer, fraction, ends, field),
     )
 

@@ -133,6 +133,32 @@ def test_the_column_is_the_one_that_was_packed(model_directory, tokenizer_file, 
         list(held_out_text(checkpoint, str(other)).held_out())
 
 
+def test_a_model_that_records_no_column_reads_that_of_the_others(model_directory, tmp_path, capsys):
+    """A pretrained model could not be asked beside one that was packed of another column."""
+    source, models = tmp_path / "rows.jsonl", [model_directory("a"), model_directory("b")]
+    rows = [{"story": story} for story in STORIES]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def record(path, field):
+        known = json.loads((path / "meta.json").read_text())
+        (path / "meta.json").write_text(json.dumps(known | {"field": field}))
+
+    record(models[0], "story")
+    for order in (models, models[::-1]):
+        first, second = evals.loss(order, corpus=str(source)).rows
+        assert first["bytes"] == second["bytes"] > 0
+    with one_line(CorpusError, "no column text, only story"):
+        evals.loss(models[1], corpus=str(source))
+    source.write_text(
+        "".join(json.dumps(row | {"text": "A " + row["story"]}) + "\n" for row in rows)
+    )
+    record(models[1], "text")
+    capsys.readouterr()
+    first, second = evals.loss(models, corpus=str(source)).rows
+    assert first["bytes"] != second["bytes"]
+    assert f"corpus {source}: its columns" in capsys.readouterr().err
+
+
 def test_results_beside_a_text_do_not_make_it_another(model_directory, tokenizer_file, tmp_path):
     folder = tmp_path / "text"
     folder.mkdir()
