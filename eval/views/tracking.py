@@ -217,10 +217,10 @@ def _open_run(directory: Path, mode: str, project: str, label: str, rows: list[R
 
 def models_used(rows: list[Row]) -> list[str]:
     """The artifacts that training logged of the rows' models, where their run directory is."""
-    paths = dict.fromkeys(Path(row["checkpoint"]["path"]) for row in rows)
+    known = dict.fromkeys(row["checkpoint"].get("path") for row in rows)
     names = []
-    for path in paths:
-        beside = path.parent.parent / "wandb_id"
+    for path in map(Path, filter(None, known)):
+        beside = run_of(path) / "wandb_id"
         if beside.is_file():
             names.append(f"model-{beside.read_text().strip()}:{path.name}")
     return names

@@ -368,14 +368,17 @@ def test_models_are_linked_by_their_run_and_one_that_is_not_there_is_said(tmp_pa
         return row | {"checkpoint": row["checkpoint"] | {"path": str(path)}}
 
     first = tmp_path / "run" / "models" / "step-000100"
-    other = tmp_path / "moved" / "step-000200"
-    for path in (first, other):
+    best, other = tmp_path / "run" / "best", tmp_path / "moved" / "step-000200"
+    for path in (first, best, other):
         path.mkdir(parents=True)
     (tmp_path / "run" / "wandb_id").write_text("abc123\n")
-    rows = [asked(first), asked(first), asked(other), asked(tmp_path / "gone")]
+    put_together = make_row()
+    del put_together["checkpoint"]["path"]
+    rows = [asked(first), asked(first), asked(best), asked(other), asked(tmp_path / "x" / "gone")]
+    rows.append(put_together)
     used: list[str] = []
     _link(SimpleNamespace(use_artifact=used.append), rows)
-    assert used == models_used(rows) == ["model-abc123:step-000100"]
+    assert used == models_used(rows) == ["model-abc123:step-000100", "model-abc123:best"]
 
     def missing(name):
         raise wandb.errors.CommError("no such artifact")
