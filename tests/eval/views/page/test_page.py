@@ -248,6 +248,13 @@ def test_lines_of_other_prompts_have_other_names():
     ]  # fmt: skip
 
 
+def test_prompts_of_one_length_have_one_name_whatever_slices_leave_of_them():
+    """What lies behind the last position shown is cut before a solver sees the prompt."""
+    cut = {"slice": "[:, :2, :]", "shown": [0, 1], "notes": {"cut": 14}}
+    rows = [make_row(hidden=0), make_row(hidden=0, length=2, **cut)]
+    assert {kind for (kind,) in found(rows, "prompt_kind")} == {"story"}
+
+
 def test_layers_noise_and_channels_are_curves_and_count_in_nothing_else():
     plain = make_rows(models=("flat",), layers=(2, 4), hidden=(0,), count=2)
     rows = list(plain)
