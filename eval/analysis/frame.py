@@ -101,8 +101,9 @@ def frame(rows: Iterable[Row], every_seed: bool = False) -> Frame:
     """Rows as a table, a line for each row and quantity; of rows with equal keys the last counts.
 
     Columns: key, `MODEL`, name, model_id, weights, kind, the coordinates of the kinds, prompt,
-    seed, length (of a whole prompt), drawn_from (its corpus), cluster (a number for each prompt), then
-    `LINE` and `pool`, which is the rule of the quantity. A coordinate that a kind lacks is NaN.
+    seed, length (of a whole prompt), drawn_from (its corpus), cluster (a number for each prompt),
+    then `LINE` and `pool`, which is the rule of the quantity. A coordinate that a kind lacks is
+    NaN.
 
     Args:
         every_seed: `model` is the label of each training seed, not what seeds share.
