@@ -101,8 +101,9 @@ def frame(rows: Iterable[Row], every_seed: bool = False) -> Frame:
     """Rows as a table, a line for each row and quantity; of rows with equal keys the last counts.
 
     Columns: key, `MODEL`, name, model_id, weights, kind, the coordinates of the kinds, prompt,
-    seed, length, drawn_from (the corpus of a prompt), cluster (a number for each prompt), then
-    `LINE` and `pool`, which is the rule of the quantity. A coordinate that a kind lacks is NaN.
+    seed, length (of a whole prompt), drawn_from (its corpus), cluster (a number for each prompt),
+    then `LINE` and `pool`, which is the rule of the quantity. A coordinate that a kind lacks is
+    NaN.
 
     Args:
         every_seed: `model` is the label of each training seed, not what seeds share.
@@ -125,6 +126,8 @@ def frame(rows: Iterable[Row], every_seed: bool = False) -> Frame:
             cluster = clusters.setdefault(row.get("cluster", prompt_of(row)), len(clusters))
             head = {"key": row["key"], **about, "kind": row["kind"], **coordinates(row)}
             sampled = {name: row.get(name) for name in ("prompt", "seed", "length")}
+            if row["kind"] == "recovery":
+                sampled["length"] += row["notes"].get("cut", 0)
             sampled |= {"drawn_from": row.get("corpus")}
             for quantity in KINDS[row["kind"]].quantities or (_figure(row["figure"]),):
                 if measured := quantity.read(row):

@@ -177,8 +177,8 @@ def summarise_rows(
     """The figures of rows of one kind, a record for each model, step and set of coordinates.
 
     It holds the columns of `MODEL`, the coordinates, each figure with `_low` and `_high` if its
-    quantity has intervals (None where it is not known), and the counts `rows`, `prompts` (as rows
-    of lenses say it) and `models`. They come in the order of reading.
+    quantity has intervals and `_n` if it is of a lens (None where it is not known), and the counts
+    `rows`, `prompts` (as rows of lenses say it) and `models`. They come in the order of reading.
 
     Args:
         every_seed: keep checkpoints apart that differ in their training seed only.
@@ -208,7 +208,8 @@ def summary_records(
     by = [*coordinates, "weights"] if every_seed else coordinates
     counts = lines.groupby(by, dropna=False, sort=False)[["key", "cluster", "weights"]].nunique()
     groups = counts.index.to_frame(index=False).astype(object)
-    empty = dict.fromkeys(MODEL), _empty_figures(known or quantities(lines))
+    ends = ["", "_low", "_high", *["_n"] * (kind == "lens")]
+    empty = dict.fromkeys(MODEL), _empty_figures(known or quantities(lines), ends)
     records: dict[Any, Record] = {}
     for group, numbers in zip(groups.itertuples(index=False), counts.to_numpy(), strict=True):
         values = dict(zip(by, _without_nan(group), strict=True))
@@ -218,21 +219,20 @@ def summary_records(
             numbered["prompts"] = given["prompts"]
         records[tuple(values.values())] = empty[0] | given | empty[1] | numbered
     figures = summarise(lines, by, pool=["kind"])
-    for *group, quantity, value, low, high, _, _ in figures.itertuples(index=False):
-        record, limits = records[_without_nan(group)], _without_nan((low, high))
-        record[quantity] = value
-        for name, limit in zip((f"{quantity}_low", f"{quantity}_high"), limits, strict=True):
-            if name in record:
-                record[name] = limit
+    for *group, quantity, value, low, high, n, _ in figures.itertuples(index=False):
+        record, found = records[_without_nan(group)], (value, *_without_nan((low, high)), n)
+        for end, number in zip(ends, found, strict=False):
+            if not end or f"{quantity}{end}" in record:
+                record[f"{quantity}{end}"] = number
     return sorted(records.values(), key=lambda record: _reading_order(kind, record, models))
 
 
-def _empty_figures(known: Iterable[Quantity]) -> Record:
+def _empty_figures(known: Iterable[Quantity], ends: Sequence[str]) -> Record:
     """The fields of quantities, all None: of each its value, and its limits if it has any."""
     names = []
     for quantity in known:
         limited = quantity.pool not in ("median", "least", "sum")
-        names += [quantity.name, *[f"{quantity.name}_low", f"{quantity.name}_high"] * limited]
+        names += [f"{quantity.name}{end}" for end in (ends if limited else ends[:1])]
     return dict.fromkeys(names)
 
 

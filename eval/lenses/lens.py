@@ -99,6 +99,7 @@ class Lens:
         for label, prompt in zip(batch.labels, request.prompts, strict=True):
             table.pieces[label] = checkpoint.pieces(list(prompt.tokens[: prompt.real]))
         self.measure(checkpoint, batch, request, table)
+        table.check_places()
         return table
 
     def figures(self, tables: Tables) -> list[Figure]:
@@ -165,6 +166,17 @@ def token_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     return encode_text(tokenizer, text, "text")
 
 
+def spaced_ids(tokenizer: Tokenizer, word: str) -> list[int]:
+    """The tokens of a word after a space, as it stands behind another.
+
+    At the start of a text some tokenizers add a space of their own.
+    """
+    first = tokenizer.encode("a", add_special_tokens=False).ids
+    whole = token_ids(tokenizer, f"a {word}")
+    stands_apart = whole[: len(first)] == first
+    return whole[len(first) :] if stands_apart else token_ids(tokenizer, f" {word}")
+
+
 def word_tokens(checkpoint: Checkpoint, words: Iterable[str]) -> dict[str, int]:
     """The one token that each word is.
 
@@ -173,7 +185,8 @@ def word_tokens(checkpoint: Checkpoint, words: Iterable[str]) -> dict[str, int]:
     """
     known = {}
     for word in words:
-        ids, spaced = (token_ids(checkpoint.tokenizer, spelling) for spelling in (word, f" {word}"))
+        bare, spaced = token_ids(checkpoint.tokenizer, word), spaced_ids(checkpoint.tokenizer, word)
+        ids = spaced_ids(checkpoint.tokenizer, word[1:]) if word.startswith(" ") else bare
         if not ids:
             raise RequestError(f"--words {word!r}: there is no token in it; give a word")
         if len(ids) > 1:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from eval.lenses.lens import Request, token_ids
+from eval.lenses.lens import Request, spaced_ids, token_ids
 from eval.messages import RequestError
 from eval.models.checkpoint import Checkpoint
 from eval.models.text import Use, held_out_text
@@ -89,7 +89,7 @@ def attribute_words(tokenizer: Tokenizer) -> dict[str, dict[str, int]]:
     """
     by_attribute = {}
     for attribute, words in WORDS.items():
-        encoded = {word: token_ids(tokenizer, f" {word}") for word in words.split()}
+        encoded = {word: spaced_ids(tokenizer, word) for word in words.split()}
         single = {word: ids[0] for word, ids in encoded.items() if len(ids) == 1}
         if len(single) > 1:
             by_attribute[attribute] = dict(list(single.items())[:MOST])
@@ -112,7 +112,7 @@ def require_words(tokenizer: Tokenizer) -> dict[str, dict[str, int]]:
         return words
     shown = []
     for word in (words.split()[0] for words in WORDS.values()):
-        pieces = [tokenizer.decode([i]) for i in token_ids(tokenizer, f" {word}")]
+        pieces = [tokenizer.decode([i]) for i in spaced_ids(tokenizer, word)]
         shown.append(f"{word} = {' + '.join(map(repr, pieces))}")
     raise RequestError(
         "no two names, animals or moods are single tokens of this tokenizer, so none can be "
@@ -127,7 +127,7 @@ def tell_story(tokenizer: Tokenizer, frame: str, cue: str, chosen: dict[str, str
     for attribute, word in chosen.items():
         before = frame[: frame.index("{" + attribute + "}")].format(**chosen).rstrip()
         places[attribute] = len(token_ids(tokenizer, before))
-        words[attribute] = token_ids(tokenizer, f" {word}")[0]
+        words[attribute] = spaced_ids(tokenizer, word)[0]
     return Story(tuple(token_ids(tokenizer, text)), words, places, cue, text)
 
 

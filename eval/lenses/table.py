@@ -28,6 +28,10 @@ CLUSTERS = ("story", "prompt", "pair", "token")
 SAMPLES = (*CLUSTERS, "position")
 ROW = {*NO_PLACE, *MODEL, *SAMPLED, *COUNTS, "lens", "prompt_kind"} - {*SAMPLES}
 """Fields of every row, or of what sums rows up: an axis of such a name would replace them."""
+MEASURED = ("value", "low", "high", "n", "reason")
+"""Fields of a figure that are no place."""
+NO_FIELD = frozenset(".[]\\'\"")
+"""Characters by which charts would take the name of an axis for a path."""
 Label = str | int | float
 Record = dict[str, Any]
 Cell = str | list[str]
@@ -134,13 +138,10 @@ class Table:
 
         Raises:
             ValueError: axes that do not fit the values.
-            RequestError: there are values, and none is a number; an axis of rows has a
-                name of `ROW`.
+            RequestError: there are values, and none is a number; a name that is taken, or that
+                charts cannot have; two places of rows have one label.
         """
-        if rows and (taken := ROW & axes.keys()):
-            raise RequestError(
-                f"{name}: axis {min(taken)}: rows have a field of this name; choose another name"
-            )
+        self._check_names(name, axes, rows)
         tensor = torch.as_tensor(values).detach().cpu()
         single = {axis for axis, labels in axes.items() if isinstance(labels, Label)}
         shape = [len(labels) for axis, labels in axes.items() if axis not in single]
@@ -150,9 +151,46 @@ class Table:
         if array.size and np.isnan(array).all():
             raise RequestError(f"{name}: no number is finite; does the model give finite outputs?")
         listed = {a: [labels] if a in single else list(labels) for a, labels in axes.items()}
+        for axis in {*listed} - {*SAMPLES} if rows else ():
+            if len({*listed[axis]}) < len(listed[axis]):
+                raise RequestError(f"{name}: axis {axis}: two labels are alike; number them")
         array = array.reshape([len(labels) for labels in listed.values()])
         share = share or tensor.dtype == torch.bool
         self.numbers.append(Numbers(name, array, listed, rows, share))
+
+    def _check_names(self, name: str, axes: Mapping[str, Any], rows: bool) -> None:
+        """Refuses axes that charts would take for paths, and names that are fields of rows."""
+        for axis in axes:
+            if NO_FIELD & {*axis}:
+                allowed = "choose a name without dots, brackets, quotes and backslashes"
+                raise RequestError(f"{name}: axis {axis}: {allowed}")
+        known = [numbers for numbers in self.numbers if numbers.rows]
+        names = {name, *(numbers.name for numbers in known)}
+        all_axes = {*axes, *(axis for numbers in known for axis in numbers.axes)}
+        if rows and (taken := (ROW & {name, *axes}) | (names & all_axes)):
+            what = "axis" if min(taken) in axes else "figure"
+            raise RequestError(
+                f"{name}: {what} {min(taken)}: rows have another field of this name; choose "
+                "another name"
+            )
+
+    def check_places(self) -> None:
+        """Refuses several figures of one place, of which rows would keep the last.
+
+        Raises:
+            RequestError: naming the place.
+        """
+        seen = set[frozenset[Any]]()
+        for figure in self.figures():
+            place = {name: value for name, value in figure.items() if name not in MEASURED}
+            if frozenset(place.items()) in seen:
+                name = place.pop("figure")
+                where = ", ".join(f"{axis} {label}" for axis, label in place.items())
+                raise RequestError(
+                    f"{name}: added twice at {where or 'no axis'}; give an axis that tells the two "
+                    "apart"
+                )
+            seen.add(frozenset(place.items()))
 
     def say(self, title: str, columns: Sequence[str], lines: Sequence[Sequence[Cell]]) -> None:
         """Adds a table of words, which pages fold; a cell is a text, or a list of tokens."""

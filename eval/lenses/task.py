@@ -15,16 +15,13 @@ from pathlib import Path
 
 from arch.storage.files import write_text
 from eval.lenses.lens import FOLDER, Document, Lens, Request, read_document
-from eval.lenses.table import Table
+from eval.lenses.table import MEASURED, Table
 from eval.messages import RequestError, say_once
 from eval.models.checkpoint import Checkpoint
 from eval.models.corpora import corpus_hash
 from eval.models.identity import CHANGED, hash_source
 from eval.rows.schema import SCHEMA
 from eval.rows.store import Results, Row, row_key
-
-MEASURED = ("value", "low", "high", "n", "reason")
-"""Fields of a figure that are no place."""
 
 
 @dataclass(frozen=True)

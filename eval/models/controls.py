@@ -51,7 +51,8 @@ def derive(checkpoint: Checkpoint, control: str) -> Checkpoint:
         changed = {"embedding_std": float(scale[1])} if scale else own
         model = _draw(checkpoint, replace(checkpoint.config, **changed))
         model = model.to(checkpoint.model.embedding.weight.device)
-        meta.pop("source", None)  # it is untrained, wherever the weights came from
+        for name in ("source", "tokens_seen"):  # it is untrained, wherever the weights came from
+            meta.pop(name, None)
     name = f"{checkpoint.meta['name']} [{control}]"
     meta |= {"step": step, "val_loss": None, "name": name}
     digest = hashlib.sha256(f"{checkpoint.weights_sha256} {control}{source}".encode()).hexdigest()

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from arch.storage.files import file_sha256
-from eval.messages import RequestError, say
+from eval.messages import RequestError, say, say_once
 from tokenizer import PackedData
 from tokenizer.splits import text_files
 
 if TYPE_CHECKING:
     from eval.models.checkpoint import Checkpoint
 
+TABLES = (".jsonl", ".json", ".parquet", ".csv")
+"""Endings of files that have columns."""
 LARGE = 1 << 26
 """Bytes of a file in a folder, up to which it is hashed whole."""
 PIECES, PIECE = 64, 1 << 16
@@ -23,12 +25,29 @@ PIECES, PIECE = 64, 1 << 16
 
 def choose_corpus(checkpoints: "Sequence[Checkpoint]", corpus: str | None) -> str:
     """The corpus that is given; else that of `common_corpus`, which is said on stderr."""
-    return corpus or _said([common_corpus(checkpoints)])[0]
+    chosen = corpus or _said([common_corpus(checkpoints)])[0]
+    _say_columns(checkpoints, chosen)
+    return chosen
 
 
 def choose_corpora(checkpoints: "Sequence[Checkpoint]", corpus: str | None) -> list[str]:
     """The corpus of each model: the one given, else that of `own_corpus`, said on stderr."""
+    _say_columns(checkpoints, corpus or "")
     return [corpus] * len(checkpoints) if corpus else _said(list(map(own_corpus, checkpoints)))
+
+
+def _say_columns(checkpoints: "Sequence[Checkpoint]", corpus: str) -> None:
+    """Says where models read different columns of a corpus: each that of its training, or text."""
+    columns = {c.meta.get("field") or "text": c for c in checkpoints}
+    if len(columns) < 2 or not corpus or PackedData.stands_in(corpus):
+        return
+    first, *_ = text_files(Path(corpus)) or [Path(corpus)]
+    if corpus.startswith("hub:") or first.suffix.lower() in TABLES:
+        listed = ", ".join(f"{name} by {c.path}" for name, c in columns.items())
+        say_once(
+            f"corpus {corpus}: its columns are read as models were trained ({listed}): their "
+            "figures are of different texts; pack it by --field NAME, and all read that column"
+        )
 
 
 def _said(chosen: list[tuple[str, str]]) -> list[str]:

@@ -96,14 +96,18 @@ class Circuit:
         """Whether an output depends on the tokens up to its own position only."""
         return "mask" not in self.without
 
-    @cached_property
+    @property
     def width(self) -> int:
         """Features of an output."""
-        features = self.model.config.d_model
-        if self.part in CACHED:
-            block = self._block(self.sites[0] - 1)
-            features = self._cached(block, self.model.embedding.weight[:1, None], 0).shape[-1]
-        return features * len(self.sites)
+        return sum(self.widths)
+
+    @cached_property
+    def widths(self) -> list[int]:
+        """Features of each layer's output; keys and values have some for each head of a layer."""
+        if self.part not in CACHED:
+            return [self.model.config.d_model] * len(self.sites)
+        x = self.model.embedding.weight[:1, None]
+        return [self._cached(self._block(layer - 1), x, 0).shape[-1] for layer in self.sites]
 
     def __call__(self, embeddings: Tensor) -> Tensor:
         """`(B, T, D)` embeddings to the site's `(B, T, width)` outputs."""
@@ -179,7 +183,7 @@ class Circuit:
         if self.part != "rotated_key":
             return self, values
         turned = []
-        for layer, of_layer in zip(self.sites, values.chunk(len(self.sites), -1), strict=True):
+        for layer, of_layer in zip(self.sites, values.split(self.widths, -1), strict=True):
             mixer: Any = self._block(layer - 1).token_mixer
             if isinstance(mixer, WholeLayer):
                 turns = mixer.runner.caches.turns(layer - 1, of_layer.shape[1]).to(of_layer)
@@ -326,15 +330,16 @@ def join(circuits: Sequence[Circuit]) -> tuple[Circuit, Callable[[Tensor], list[
     """
     layers = sorted({layer for circuit in circuits for layer in circuit.sites})
     numbers = [[layers.index(layer) for layer in circuit.sites] for circuit in circuits]
+    whole = replace(circuits[0], layers=tuple(layers))
 
     def cut(outputs: Tensor) -> list[Tensor]:
-        parts = outputs.chunk(len(layers), dim=-1)
+        parts = outputs.split(whole.widths, dim=-1)
         return [
             parts[own[0]] if len(own) == 1 else torch.cat([parts[i] for i in own], dim=-1)
             for own in numbers
         ]
 
-    return replace(circuits[0], layers=tuple(layers)), cut
+    return whole, cut
 
 
 def _walk(

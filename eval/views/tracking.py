@@ -32,7 +32,7 @@ from eval.messages import RequestError, say
 from eval.models.corpora import corpus_label
 from eval.models.identity import labels
 from eval.rows.schema import Row
-from eval.views.comparison.gather import read_settings
+from eval.views.comparison.gather import of_models, read_settings
 from eval.views.comparison.table import FIGURES, checkpoint_records
 
 STEP, TOKENS = "checkpoint_step", "tokens_seen"
@@ -66,10 +66,12 @@ def track_results(
     if not rows:
         raise RequestError("no rows: there is nothing to log; run `python -m eval invert` first")
     ids, lines = [], _told_apart(frame(rows))
-    compared = checkpoint_records([], rows)  # of all models, so that a key is one question
+    models = of_models(rows)
+    compared = checkpoint_records([], models)  # of all models, so that a key is one question
     with _files_in(Path(directory).resolve() / "wandb", mode):
-        for model, label in labels(rows).items():
+        for model, label in (labels(rows) | labels(models)).items():
             of_model = [row for row in rows if row["checkpoint"]["model_id"] == model]
+            of_model = of_models(of_model) or of_model  # of some models there are controls alone
             run = _open_run(Path(directory), mode, project, label, of_model)
             try:
                 if mode == "online":
@@ -131,7 +133,7 @@ def every_figure(rows: Sequence[Row], lines: Frame) -> list[Record]:
         known = group.columns[group.notna().any()]
         held = [name for name in known if name not in (*SAMPLED, *pooled)]
         found += [
-            {"kind": kind, TOKENS: tokens[line["step"]], **line}
+            {"kind": kind, TOKENS: tokens.get(line["step"]), **line}
             for line in summarise(group, held, pooled).to_dict("records")
         ]
     columns = list(dict.fromkeys(name for record in found for name in record))
@@ -215,10 +217,10 @@ def _open_run(directory: Path, mode: str, project: str, label: str, rows: list[R
 
 def models_used(rows: list[Row]) -> list[str]:
     """The artifacts that training logged of the rows' models, where their run directory is."""
-    paths = dict.fromkeys(Path(row["checkpoint"]["path"]) for row in rows)
+    known = dict.fromkeys(row["checkpoint"].get("path") for row in rows)
     names = []
-    for path in paths:
-        beside = path.parent.parent / "wandb_id"
+    for path in map(Path, filter(None, known)):
+        beside = run_of(path) / "wandb_id"
         if beside.is_file():
             names.append(f"model-{beside.read_text().strip()}:{path.name}")
     return names

@@ -136,7 +136,7 @@ def gather_models(sources: Iterable[str | Path]) -> list[Saved]:
 
 
 def gather_rows(sources: Iterable[str | Path]) -> list[Row]:
-    """Every row about a model in the places; of equal keys the last counts.
+    """Every row about a model in the places, but of no control; of equal keys the last counts.
 
     Of a model that is given without its run, these are also the rows that `fit --eval_every` wrote.
 
@@ -154,7 +154,12 @@ def gather_rows(sources: Iterable[str | Path]) -> list[Row]:
     for folder, known in names.items():
         own = read_rows(sorted(folder.glob(SHARDS)))
         rows = [*(row for row in own if Path(_path(row)).name in known), *rows]
-    return list({row["key"]: row for row in rows if "checkpoint" in row}.values())
+    return of_models(list({row["key"]: row for row in rows if "checkpoint" in row}.values()))
+
+
+def of_models(rows: Iterable[Row]) -> list[Row]:
+    """Rows without those of controls, which were made of a model and are no checkpoints of it."""
+    return [row for row in rows if row["kind"] != "recovery" or not row["control"]]
 
 
 def _path(row: Row) -> str:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from eval.analysis.frame import KINDS, Frame, Quantity, quantities
 from eval.analysis.summary import COUNTS, MODEL, summary_records, tell_prompts_apart
-from eval.drawing.tables import Record, Table, across, lay_out
+from eval.drawing.tables import Record, Table, across, lay_out, text
 from eval.models.identity import labels
 from eval.rows.schema import Row
 from eval.views.page.recoveries import departures, site, solver_names
@@ -62,14 +62,22 @@ def of_kind(lines: Frame, title: str, known: Sequence[Quantity] = ()) -> Numbers
             fields += [n for n in others if len({record.get(n) for record in records}) > 1]
     unit = {"recovery": "prompts", "captured": "prompts", "probe": "models"}.get(kind, "n")
     count = ("models" if kind == "probe" else "prompts", unit, False)  # a probe names no prompts
+    if kind == "lens":
+        count, shown = ("n", "n", False), [r | {"n": _count_text(r, known)} for r in records]
     brief, full = (
         lay_out(shown, fields, [*((q.name, q.words, q.percent) for q in chosen), *counts], title)
         for chosen, counts in (
             (main, [count]),
-            (known, [(name, name, False) for name in COUNTS]),
+            (known, [*((name, name, False) for name in COUNTS), *[count] * (kind == "lens")]),
         )
     )
     return Numbers(kind, records, brief, full)
+
+
+def _count_text(record: Record, figures: Sequence[Quantity]) -> str:
+    """Of how many prompts, tokens or pairs the figures of a line are: the least and the most."""
+    counts = [n for figure in figures if (n := record[f"{figure.name}_n"])]
+    return "–".join(map(text, dict.fromkeys([min(counts), max(counts)])))
 
 
 def _name_recoveries(records: list[Record]) -> tuple[list[str], list[Record]]:

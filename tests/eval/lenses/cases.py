@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor, nn
 
 from arch import LanguageModel, ModelConfig
@@ -104,11 +104,30 @@ def figures(table: Table, name: str) -> list[dict[str, Any]]:
 @lru_cache(maxsize=1)
 def story_tokenizer() -> Tokenizer:
     """A byte-level BPE in which the first four words of each attribute are one token."""
+    return train_tokenizer(told_stories() * 3, vocab_size=VOCAB)
+
+
+def told_stories() -> list[str]:
+    """The built-in stories of four words of each attribute."""
     texts = []
     for i in range(4):
         chosen = {attribute: words.split()[i] for attribute, words in WORDS.items()}
         texts += [(frame + cue).format(**chosen) for frame in FRAMES for cue in CUES.values()]
-    return train_tokenizer(texts * 3, vocab_size=VOCAB)
+    return texts
+
+
+def prepending_tokenizer() -> Tokenizer:
+    """As Llama 2's: a BPE whose normalizer puts a space before a text that has one, too."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    spaces: Any = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    tokenizer.normalizer = normalizers.Sequence(spaces)  # pyright: ignore
+    words = [pre_tokenizers.Split("▁", "merged_with_next"), pre_tokenizers.Punctuation()]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(words)  # pyright: ignore
+    trainer = trainers.BpeTrainer(vocab_size=VOCAB, special_tokens=["<unk>"], show_progress=False)
+    tokenizer.train_from_iterator(told_stories() * 3, trainer)
+    tokenizer.pre_tokenizer = None  # pyright: ignore
+    tokenizer.decoder = decoders.Metaspace()  # pyright: ignore
+    return tokenizer
 
 
 def story_checkpoint(mixers: tuple[str, ...] = ("flat",), context: int = 64) -> Checkpoint:

@@ -1,11 +1,13 @@
 """Patching and steering against forward hooks; the stories that differ in a word."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from eval.lenses import stories
+from eval.lenses.lens import word_tokens
 from eval.lenses.patching import causal_trace, telling_answers
 from eval.lenses.steering import (
     batch_stories,
@@ -16,6 +18,7 @@ from eval.lenses.steering import (
 )
 from tests.eval.lenses.cases import (
     look,
+    prepending_tokenizer,
     some_tokens,
     story_checkpoint,
     story_tokenizer,
@@ -61,8 +64,17 @@ def test_words_are_answers_in_the_order_of_the_texts():
     assert found.texts[0]["lines"][0][2] == checkpoint.words([40, 41])
 
 
-def test_stories_differ_in_one_token():
-    tokenizer = story_tokenizer()
+def test_a_word_after_a_space_is_the_token_that_it_is_in_a_text():
+    """Llama 2's tokenizer puts another space before it, and no word was one token."""
+    tokenizer = prepending_tokenizer()
+    assert len(tokenizer.encode(" dog").ids) == 2
+    checkpoint = replace(story_checkpoint(), tokenizer=tokenizer)
+    assert word_tokens(checkpoint, [" dog"]) == {" dog": tokenizer.token_to_id("▁dog")}
+
+
+@pytest.mark.parametrize("tokenizer", [story_tokenizer, prepending_tokenizer])
+def test_stories_differ_in_one_token(tokenizer):
+    tokenizer = tokenizer()
     known = stories.attribute_words(tokenizer)
     assert set(known) == set(stories.WORDS)
     for attribute, words in known.items():

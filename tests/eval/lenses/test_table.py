@@ -13,9 +13,9 @@ from scipy.stats import t, ttest_1samp
 from eval import RequestError
 from eval.analysis.statistics import wilson
 from eval.lenses.charts import Bars, Heat, Histogram, Lines
-from eval.lenses.lens import lenses
+from eval.lenses.lens import Lens, lenses
 from eval.lenses.table import Table
-from tests.eval.lenses.cases import look, story_checkpoint, wrapped_checkpoint
+from tests.eval.lenses.cases import ask, look, story_checkpoint, wrapped_checkpoint
 from tests.said import one_line
 
 
@@ -86,13 +86,51 @@ def test_places_are_kept_apart_and_numbers_without_samples_are_alone():
         table.add("norm", torch.full((2,), nan), layer=[0, 1])
 
 
-@pytest.mark.parametrize("axis", ["step", "length", "n", "seed", "text", "reason", "models"])
+@pytest.mark.parametrize(
+    "axis", ["step", "length", "n", "seed", "text", "reason", "models", "size", "width"]
+)
 def test_an_axis_that_has_the_name_of_a_field_of_rows_is_refused(axis):
-    """Its labels stood for the training step, or were pooled, or all but one got lost."""
+    """Its labels stood for the training step, or were pooled, or all but one got lost.
+
+    A figure's value stood for them.
+    """
+    labels: dict[str, Any] = {axis: [1, 2]}
+    table = Table()
+    table.add("width", 1.0)
+    with one_line(RequestError, f"size: axis {axis}: "):
+        table.add("size", torch.rand(2), **labels)
+    table.add("size", torch.rand(2), rows=False, **labels)  # of charts alone
+
+
+def test_a_figure_that_has_the_name_of_a_field_of_rows_is_refused():
+    table = Table()
+    table.add("size", torch.rand(2), width=[1, 2])
+    for name in ("model", "prompts", "width"):
+        with one_line(RequestError, f"{name}: figure {name}: "):
+            table.add(name, 1.0)
+
+
+@pytest.mark.parametrize("axis", ["head.0", "a[0]", "it's"])
+@pytest.mark.parametrize("rows", [True, False])
+def test_an_axis_whose_name_charts_would_take_apart_is_refused(axis, rows):
     labels: dict[str, Any] = {axis: [1, 2]}
     with one_line(RequestError, f"size: axis {axis}: "):
-        Table().add("size", torch.rand(2), **labels)
-    Table().add("size", torch.rand(2), rows=False, **labels)  # of charts alone
+        Table().add("size", torch.rand(2), rows=rows, **labels)
+
+
+def test_numbers_that_would_replace_each_other_or_be_pooled_are_refused():
+    def measure(heads):
+        def loop(checkpoint, batch, request, table):
+            for head in range(2):
+                table.add("entropy", torch.rand(2), layer=1, prompt=["a", "b"], **heads[head])
+
+        return Lens("mine", "", loop, "").find(told(("flat",)), ask(range(4)))
+
+    assert len(list(measure([{"head": 0}, {"head": 1}]).figures())) == 2
+    with one_line(RequestError, "entropy: added twice at layer 1; "):
+        measure([{}, {}])
+    with one_line(RequestError, "entropy: axis head: "):
+        Table().add("entropy", torch.rand(2, 2), head=["x", "x"], prompt=["a", "b"])
 
 
 def drawn(chart: Any, **tables: Table) -> Any:

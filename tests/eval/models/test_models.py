@@ -219,8 +219,12 @@ def test_a_module_with_a_scalar_is_hashed():
 def test_a_fresh_control_of_an_imported_model_is_untrained(small_model, small_tokenizer):
     model = open_model(small_model(), tokenizer=small_tokenizer)
     assert model.provenance["trained"]
-    assert not derive(model, "identity").provenance["trained"]
-    assert derive(model, "embedding=untrained").provenance["trained"]
+    model.meta["tokens_seen"] = 9
+    fresh = derive(model, "identity").provenance
+    assert not fresh["trained"]
+    assert "tokens_seen" not in fresh
+    changed = derive(model, "embedding=untrained").provenance
+    assert (changed["trained"], changed["tokens_seen"]) == (True, 9)
 
 
 def test_an_embedding_of_another_tokenizer_is_refused(small_model, small_tokenizer, tmp_path):

@@ -150,6 +150,23 @@ def test_models_of_two_columns_are_each_asked_about_their_own(model_directory, t
     assert [designs[2].of(each).passages for each in (first, second)] == apart
 
 
+def test_models_that_read_two_columns_of_a_table_are_named(model_directory, tmp_path, capsys):
+    """One corpus' label stood at figures of two texts. Packed, it is one text for both."""
+    source, models = tmp_path / "rows.jsonl", [model_directory("a"), model_directory("b")]
+    rows = [{"story": story, "text": f"A {story}"} for story in STORIES]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    known = json.loads((models[0] / "meta.json").read_text())
+    (models[0] / "meta.json").write_text(json.dumps(known | {"field": "story"}))
+    first, second = evals.loss(models, corpus=str(source)).rows
+    assert first["bytes"] != second["bytes"]
+    assert f"corpus {source}: its columns" in capsys.readouterr().err
+    data = tmp_path / "packed"
+    pack(source, models[0] / "tokenizer.json", data, field="story")
+    first, second = evals.loss(models, corpus=str(data)).rows
+    assert first["bytes"] == second["bytes"] > 0
+    assert "columns" not in capsys.readouterr().err
+
+
 def test_results_beside_a_text_do_not_make_it_another(model_directory, tokenizer_file, tmp_path):
     folder = tmp_path / "text"
     folder.mkdir()

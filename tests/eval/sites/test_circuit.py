@@ -10,7 +10,7 @@ from torch import Tensor
 
 from eval import RequestError
 from eval.inversion.solver import solvers
-from eval.sites.circuit import CACHED, PARTS, Circuit
+from eval.sites.circuit import CACHED, PARTS, Circuit, join
 from eval.sites.slices import Slice
 
 MIXERS = ["flat", "expanded(factor=2)", "attention(heads=2, kv_heads=1)", "attention+flat"]
@@ -118,6 +118,21 @@ def test_keys_and_values_are_attentions_own(small_model):
     for layer in (0, 1):
         with pytest.raises(RequestError):
             Circuit(model, layer, "key")
+
+
+@pytest.mark.parametrize("part", CACHED)
+def test_layers_with_other_numbers_of_heads_are_joined_and_cut_each_at_its_width(small_model, part):
+    model = small_model(mixers=("attention(heads=4, kv_heads=1)", "attention(heads=4)"))
+    alone, tokens = [Circuit(model, layer, part) for layer in (1, 2)], some_tokens()
+    expected = [circuit.of_tokens(tokens) for circuit in alone]
+    whole, cut = join(alone)
+    assert (whole.widths, whole.width) == ([8, 32], 40)
+    found = whole.of_tokens(tokens)
+    for layer, own in zip(cut(found), expected, strict=True):
+        torch.testing.assert_close(layer, own)
+    if part == "rotated_key":
+        before, keys = whole.unrotated(found)
+        torch.testing.assert_close(keys, before.of_tokens(tokens), atol=1e-5, rtol=1e-5)
 
 
 def test_unmasked_attention_is_torchs_own_without_a_mask(small_model):

@@ -18,7 +18,14 @@ from eval.rows.store import Results, read_rows
 from eval.views.comparison.gather import RunRecord, gather_models
 from eval.views.comparison.table import checkpoint_records, pool_ends, reported
 from tests.eval.views.compare_cases import add_model, compared, make_run, run_compare
-from tests.eval.views.page.cases import about, bits_row, loss_row, make_row, make_rows
+from tests.eval.views.page.cases import (
+    about,
+    bits_row,
+    control_of,
+    loss_row,
+    make_row,
+    make_rows,
+)
 
 
 def test_models_runs_and_rows_come_together(model_directory, tmp_path):
@@ -283,6 +290,22 @@ def test_rows_of_seeds_are_their_mean(tmp_path):
     assert record["bits_per_byte"] == pytest.approx(np.mean(nats) / 2 / np.log(2))  # two bytes each
     assert record["bits_per_byte_low"] < record["bits_per_byte"] < record["bits_per_byte_high"]
     assert record["seeds"] == 3
+
+
+@pytest.mark.parametrize("step", [0, 300])
+def test_a_control_is_no_checkpoint_and_no_seed(tmp_path, step):
+    """Rows of one of step 0 know what its model was trained on."""
+    row = make_row("flat", step)
+    row["checkpoint"]["tokens_seen"] = step
+    identity = {"step": 0, "tokens_seen": 100, "mixers": ["identity"]}
+    Results(tmp_path / "r").append([
+        row, control_of(row, "identity", **identity), control_of(row, "embedding=untrained")
+    ])  # fmt: skip
+    assert run_compare(tmp_path / "r", "--csv", tmp_path / "table.csv") == 0
+    (line,) = csv.DictReader((tmp_path / "table.csv").read_text().splitlines())
+    assert [line[name] for name in ("model", "step", "tokens", "seeds")] == [
+        "flat", str(step), str(float(step)), "1",
+    ]  # fmt: skip
 
 
 def test_losses_and_bits_are_at_what_most_checkpoints_were_asked(tmp_path):

@@ -6,6 +6,7 @@ import struct
 from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -32,13 +33,22 @@ from eval.views.tracking import (
     track_results,
     training_config,
 )
-from tests.eval.views.page.cases import about, bits_row, every_kind, lens, make_row, make_rows
+from tests.eval.views.page.cases import (
+    about,
+    bits_row,
+    control_of,
+    every_kind,
+    lens,
+    make_row,
+    make_rows,
+)
 from tokenizer import open_corpus, pack, train_tokenizer
 
 FLAT = [*make_rows(models=("flat",), steps=(0, 100, 300), layers=(2, 4), count=3),
         *every_kind(about(0)), *every_kind(about(100))]  # fmt: skip
 LLAMA = make_rows(models=("llama",), steps=(0, 300), layers=(4,), count=2)
 BLOCK, HEADER = 32768, 7
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def offline_records(path: Path) -> dict[str, list]:
@@ -232,6 +242,25 @@ def test_a_table_is_strict_json():
     json.dumps(records, allow_nan=False)
 
 
+def test_a_bar_of_the_pasted_chart_is_one_plain_figure_of_the_last_layer():
+    import vl_convert
+
+    others = [{"noise": 0.5}, {"padded": True}, {"control": "shuffled"},
+              {"site": {"layer": 4, "part": "block", "without": ["norms"]}},
+              {"site": {"layer": 4, "part": "mixer"}}]  # fmt: skip
+    plain = [make_row(hidden=3, solver="adam", prompt=n, seed=n // 4) for n in range(8)]
+    asked = [{}, {"prompts": "inside"}, {"settings": {"steps": 9}}]
+    bars = [row | change | {"key": f"{row['key']} {change}"} for change in asked for row in plain]
+    rows = [*bars, *(make_row(layer=2, hidden=3, solver="adam", prompt=n) for n in range(8))]
+    rows += [row | other | {"key": f"{row['key']} {other}"} for row in plain for other in others]
+    chart = json.loads((DOCS / "wandb-recovery.vl.json").read_text())
+    chart["data"] = {"values": every_figure(rows, frame(rows))}
+    svg = vl_convert.vegalite_to_svg(chart)
+    for name, end in ("recovered, %", ""), ("lowest", "_low"), ("highest", "_high"):
+        drawn = [float(value) for value in re.findall(rf'"solver: [^"]*{name}: ([\d.]+)', svg)]
+        assert drawn == pytest.approx([100 * r[f"nonself{end}"] for r in summarise_rows(bars)])
+
+
 def test_the_figures_are_those_of_compare():
     rows = make_rows(models=("flat",), steps=(0, 300), layers=(4,), count=3)
     records = {record["step"]: record for record in checkpoint_records([], rows)}
@@ -242,17 +271,45 @@ def test_the_figures_are_those_of_compare():
         assert {n: figures[f"eval/{n}"] for n in known} == known
 
 
+def tracked_runs(monkeypatch, directory, rows):
+    """What W&B's runs of rows are begun with, and what is logged to each, by its name."""
+    runs: dict[str, Any] = {}
+
+    def begin(**asked):
+        run = MagicMock(id=asked["id"])
+        runs[asked["name"]] = asked, run
+        return run
+
+    monkeypatch.setattr(wandb, "init", begin)
+    monkeypatch.setattr(wandb, "Table", lambda columns, data, **_: [columns, *data])
+    track_results(directory, rows)
+    return {name: (asked, [call.args[0] for call in run.log.call_args_list])
+            for name, (asked, run) in runs.items()}  # fmt: skip
+
+
+def test_a_control_is_no_checkpoint_of_its_model(monkeypatch, tmp_path):
+    """But its figures stand in the table."""
+    plain = make_row("flat")
+    plain["checkpoint"] |= {"name": "flat-s0", "tokens_seen": 9}
+    identity = {"step": 0, "tokens_seen": 9, "mixers": ["identity"], "parameters": 1}
+    fresh = control_of(plain, "scale=1", model_id="fresh")  # of a model without an id of training
+    rows = [plain, control_of(plain, "identity", **identity), fresh]
+    runs = tracked_runs(monkeypatch, tmp_path, rows)
+    assert runs.keys() == {"flat-s0", "flat-s0 [scale=1]"}
+    asked, logged = runs["flat-s0"]
+    assert [asked["config"][n] for n in ("mixers", "parameters")] == [["flat"], 1_234_567]
+    assert [(line[STEP], line[TOKENS]) for line in logged if STEP in line] == [(300, 9)]
+    columns, *lines = next(line["figures"] for line in logged if "figures" in line)
+    about = [columns.index(name) for name in ("control", "step", TOKENS)]
+    found = {tuple(line[i] for i in about) for line in lines}
+    assert found == {("", 300, 9), ("identity", 0, None)}
+
+
 def test_a_key_is_one_question_of_all_models_as_a_column_of_compare_is(monkeypatch, tmp_path):
     """By itself each model had the figures of its own search, or of its own prompts."""
-    runs: dict[str, MagicMock] = {}
-    monkeypatch.setattr(
-        wandb, "init", lambda **asked: runs.setdefault(asked["name"], MagicMock(id=asked["id"]))
-    )
-    monkeypatch.setattr(wandb, "Table", lambda columns, data, **_: [columns, *data])
     rows = [make_row("flat", 300, 4, 0, "sweep"), make_row("llama", 300, 4, 0, "sweep", length=17)]
     rows[1]["solver"] = "propose"
-    track_results(tmp_path, rows)
-    logged = {name: [call.args[0] for call in run.log.call_args_list] for name, run in runs.items()}
+    logged = {name: lines for name, (_, lines) in tracked_runs(monkeypatch, tmp_path, rows).items()}
     for record in checkpoint_records([], rows):
         (figures,) = (each for each in logged[record["model"]] if STEP in each)
         assert figures.get("eval/shown") == record["shown"]
@@ -299,7 +356,7 @@ def test_an_evaluation_has_the_config_of_the_training(tmp_path):
 
 
 def test_the_keys_that_the_docs_list_are_logged():
-    page = (Path(__file__).parents[3] / "docs" / "wandb.md").read_text()
+    page = (DOCS / "wandb.md").read_text()
     listed = set(re.findall(r"^\| `((?:eval|lens)/\w+)` \|", page, re.M))
     logged = {f"eval/{figure.name}" for figure in FIGURES} | {f"lens/{name}" for name in lenses()}
     assert listed == logged
@@ -311,14 +368,17 @@ def test_models_are_linked_by_their_run_and_one_that_is_not_there_is_said(tmp_pa
         return row | {"checkpoint": row["checkpoint"] | {"path": str(path)}}
 
     first = tmp_path / "run" / "models" / "step-000100"
-    other = tmp_path / "moved" / "step-000200"
-    for path in (first, other):
+    best, other = tmp_path / "run" / "best", tmp_path / "moved" / "step-000200"
+    for path in (first, best, other):
         path.mkdir(parents=True)
     (tmp_path / "run" / "wandb_id").write_text("abc123\n")
-    rows = [asked(first), asked(first), asked(other), asked(tmp_path / "gone")]
+    put_together = make_row()
+    del put_together["checkpoint"]["path"]
+    rows = [asked(first), asked(first), asked(best), asked(other), asked(tmp_path / "x" / "gone")]
+    rows.append(put_together)
     used: list[str] = []
     _link(SimpleNamespace(use_artifact=used.append), rows)
-    assert used == models_used(rows) == ["model-abc123:step-000100"]
+    assert used == models_used(rows) == ["model-abc123:step-000100", "model-abc123:best"]
 
     def missing(name):
         raise wandb.errors.CommError("no such artifact")

@@ -208,6 +208,14 @@ def about(step: int, weights: str = "a", name: str = "flat") -> dict[str, Any]:
     return checkpoint_of(known, name=name, weights_sha256=f"{weights}{step}")
 
 
+def control_of(row: dict[str, Any], control: str, **changes: Any) -> dict[str, Any]:
+    """The row of a control of its model."""
+    about = row["checkpoint"]
+    derived = {"name": f"{about['name']} [{control}]", "weights_sha256": control}
+    return row | {"key": f"{row['key']} {control}", "control": control,
+                  "checkpoint": about | derived | changes}  # fmt: skip
+
+
 def row(kind: str, checkpoint: dict[str, Any], **changes: Any) -> dict[str, Any]:
     weights = checkpoint["weights_sha256"]
     return {"key": f"{kind} {weights} {changes}", "kind": kind, "checkpoint": checkpoint} | changes

@@ -97,7 +97,11 @@ def test_rows_that_are_no_prompts_have_the_limits_and_the_n_of_their_figures():
     of_lens, of_probes = (table.brief for table in number_tables(frame([*probes, looked])))
     assert of_probes.lines[0][-1] == "3"
     assert "(" in " ".join(of_probes.lines[0])
-    assert of_lens.lines[0][-2:] == ["2 (1–3)", "4"]
+    assert of_lens.lines[0][-2:] == ["2 (1–3)", "8"]
+    one = looked | {"prompts": 1}  # a lens of stories of its own that was asked of one text
+    more = one | {"key": "more", "figure": "size", "n": 12}
+    (of_lens,) = (table.brief for table in number_tables(frame([one, more])))
+    assert of_lens.lines[0][-3:] == ["2 (1–3)", "2 (1–3)", "8–12"]
 
 
 def test_bits_are_drawn_by_distance_for_each_step():
@@ -242,6 +246,13 @@ def test_lines_of_other_prompts_have_other_names():
     assert [line[table.brief.headings.index("with")] for line in table.brief.lines] == [
         "random", "story of 16 tokens", "story of 24 tokens", "text, 1 shown", "text, 2 shown",
     ]  # fmt: skip
+
+
+def test_prompts_of_one_length_have_one_name_whatever_slices_leave_of_them():
+    """What lies behind the last position shown is cut before a solver sees the prompt."""
+    cut = {"slice": "[:, :2, :]", "shown": [0, 1], "notes": {"cut": 14}}
+    rows = [make_row(hidden=0), make_row(hidden=0, length=2, **cut)]
+    assert {kind for (kind,) in found(rows, "prompt_kind")} == {"story"}
 
 
 def test_layers_noise_and_channels_are_curves_and_count_in_nothing_else():
