@@ -270,11 +270,6 @@ class LanguageModel(nn.Module):
         return embeddings if layer == 0 else self.with_positions(embeddings, start)
 
 
-def count_parameters(model: nn.Module) -> int:
-    """Number of trainable parameters, a tied head counted once."""
-    return sum(p.numel() for p in model.parameters())
-
-
 def _norm(config: ModelConfig) -> nn.Module:
     kind = nn.RMSNorm if config.norm == "rmsnorm" else nn.LayerNorm
     return kind(config.d_model, eps=config.norm_eps)
@@ -318,7 +313,8 @@ def initialise(model: nn.Module, config: ModelConfig) -> None:
 
     The fan-in of a linear layer is its input width, that of a triangle its context, times the
     number of triangles where a stack is summed. A tied head is the embedding; by `default` that
-    starts at 1/sqrt(d_model) where it would at 1, so that the first logits are of unit size.
+    starts at 1/sqrt(d_model) where it would at 1, so that the first logits are of unit size. What a
+    `reset_parameters` of somebody else's class says comes last, and holds.
 
     Raises:
         ModelError: a parameter that is not in the table, of a module without `reset_parameters`
@@ -352,6 +348,10 @@ def initialise(model: nn.Module, config: ModelConfig) -> None:
             _start_bias(module.bias, 0.0 if small else bound)
         else:
             _reset(name, module)
+    for module in reversed([*model.modules()]):  # children first
+        reset: Any = getattr(module, "reset_parameters", None)
+        if reset and reset.__module__.partition(".")[0] not in ("arch", "torch"):
+            reset()
 
 
 def _reset(name: str, module: nn.Module) -> None:

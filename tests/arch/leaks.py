@@ -179,6 +179,35 @@ class WrongStep(Leak):
         return x.cumsum(1) + before.repeat_interleave(len(x) // len(before), 0)
 
 
+class StepInPlace(Leak):
+    """A running sum whose step adds to the state that it is given."""
+
+    def forward(self, x):
+        return x.cumsum(1)
+
+    def prefix(self, x, state=None):
+        sums = x.cumsum(1) + (0 if state is None else state)
+        return sums, sums[:, -1:].clone()
+
+    def step(self, x, state):
+        candidates = len(x) // len(state)
+        sums = x.cumsum(1) + state.repeat_interleave(candidates, 0)
+        state += x[::candidates].sum(1, keepdim=True)
+        return sums
+
+
+class PrefixInPlace(StepInPlace):
+    """Its prefix does so."""
+
+    def prefix(self, x, state=None):
+        state = torch.zeros_like(x[:, :1]) if state is None else state
+        sums = x.cumsum(1) + state
+        return sums, state.copy_(sums[:, -1:])
+
+    def step(self, x, state):
+        return super().step(x, state.clone())
+
+
 class NotSaved(Leak):
     """Depends on random numbers that no file keeps."""
 

@@ -33,6 +33,7 @@ def test_a_pattern_may_be_one_name_and_its_arguments_are_the_mixers():
     assert ModelConfig(mixers="flat").mixers == ("flat",)  # pyright: ignore[reportArgumentType]
     split = ("attention(heads=4", "qk_norm=true)", "flat")  # what YAML makes of a list of two
     assert ModelConfig(mixers=split).mixers == ("attention(heads=4, qk_norm=true)", "flat")
+    assert ModelConfig(n_layers=2, mixers=split).mixers[1] == "flat"  # one for each block
     config = ModelConfig(16, 8, 8, 1, mixers=("parallel(branches=3, activation=gelu, bias=False)",))
     mixer = LanguageModel(config).blocks[0].token_mixer
     assert isinstance(mixer, Parallel)
@@ -89,6 +90,7 @@ def test_a_pattern_that_does_not_fit_says_so(entry, message):
         ({"d_ff": 0}, "d_ff is 0; it must be a whole number of at least 1"),
         ({"mixers": ()}, "mixers is (); give a list, for example [flat]"),
         ({"mixers": ("flat", "identity")}, "mixers has 2 entries for n_layers=1"),
+        ({"mixers": "flat, identity"}, "mixers has 2 entries for n_layers=1"),
         ({"mixers": 3}, "mixers is 3; give a list, for example [flat]"),
         ({"mixers": (3,)}, "mixers holds 3; write a name, for example flat or gelu"),
         ({"channel_mixer": "relu"}, "channel_mixer 'relu': there is no 'relu'; did you mean"),
