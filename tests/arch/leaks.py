@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from arch.mixers import TokenMixer
+from arch.mixers import Attention, TokenMixer
 
 
 class Leak(TokenMixer):
@@ -252,3 +252,11 @@ class Dropout(Leak):
 
     def forward(self, x):
         return F.dropout(x.cumsum(1), 0.5, self.training)
+
+
+class Turned(Attention):
+    """Attention whose rotation is the other way round."""
+
+    def __init__(self, d_model: int, context: int, *, heads: int = 4) -> None:
+        super().__init__(d_model, context, heads=heads)
+        self.rotary.sin.neg_()
