@@ -380,13 +380,13 @@ def matrices(module: nn.Module) -> list[nn.Parameter]:
     """What an optimiser treats as a matrix over features: it decays, and Muon may take it.
 
     The weights of linear layers, and any parameter with two dimensions that a module keeps itself.
-    Not embeddings, depthwise convolutions, nor what triangles and structured mixers keep.
+    Not embeddings, depthwise convolutions, what triangles and structured mixers keep, nor complex.
     """
     kinds = nn.Embedding | Triangle | Depthwise | Structured
     parts = [part for part in module.modules() if not isinstance(part, kinds)]
-    weights = [p for part in parts for p in part.parameters(recurse=False) if p.dim() == 2]
+    weights = dict.fromkeys(p for part in parts for p in part.parameters(recurse=False))
     embeddings = {m.weight for m in module.modules() if isinstance(m, nn.Embedding)}
-    return [parameter for parameter in dict.fromkeys(weights) if parameter not in embeddings]
+    return [p for p in weights if p.dim() == 2 and p.is_floating_point() and p not in embeddings]
 
 
 def _embedding_std(config: ModelConfig, small: bool) -> float:

@@ -260,3 +260,20 @@ class Turned(Attention):
     def __init__(self, d_model: int, context: int, *, heads: int = 4) -> None:
         super().__init__(d_model, context, heads=heads)
         self.rotary.sin.neg_()
+
+
+class Complex(Leak):
+    """Causal, with a complex matrix and a complex vector."""
+
+    def __init__(self, d_model: int, context: int) -> None:
+        super().__init__(d_model, context)
+        self.matrix = nn.Parameter(torch.empty(d_model, d_model, dtype=torch.complex64))
+        self.turn = nn.Parameter(torch.empty(d_model, dtype=torch.complex64))
+
+    def reset_parameters(self):
+        nn.init.normal_(self.matrix, std=0.1)
+        nn.init.normal_(self.turn, std=0.1)
+
+    def forward(self, x):
+        read = torch.complex(x, torch.zeros_like(x)).to(self.matrix)
+        return ((read @ self.matrix).cumsum(1) * self.turn).real.to(x)
