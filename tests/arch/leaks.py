@@ -1,5 +1,8 @@
 """Token mixers that break a promise, each in one way."""
 
+from collections.abc import Sequence
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -277,3 +280,23 @@ class Complex(Leak):
     def forward(self, x):
         read = torch.complex(x, torch.zeros_like(x)).to(self.matrix)
         return ((read @ self.matrix).cumsum(1) * self.turn).real.to(x)
+
+
+class Annotated(Leak):
+    """Causal; its arguments are of many kinds."""
+
+    def __init__(
+        self,
+        d_model: int,
+        context: int,
+        *,
+        sizes: list[int] | None = None,
+        pair: tuple[int, ...] = (),
+        any_of: Sequence[int] | bool = False,
+        rate: Literal[1, 2, "auto"] = "auto",
+    ) -> None:
+        super().__init__(d_model, context)
+        self.given = sizes, pair, any_of, rate
+
+    def forward(self, x):
+        return x

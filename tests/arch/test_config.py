@@ -41,6 +41,21 @@ def test_a_pattern_may_be_one_name_and_its_arguments_are_the_mixers():
 
 
 @pytest.mark.parametrize(
+    ("arguments", "given"),
+    [
+        ("sizes=[1, 2], pair=(3, 4)", ([1, 2], (3, 4), False, "auto")),
+        ("sizes=none, any_of=[1], rate=2", (None, (), [1], 2)),
+        ("any_of=true, rate=auto", (None, (), True, "auto")),
+    ],
+)
+def test_a_mixer_of_ones_own_takes_arguments_of_many_kinds(arguments, given):
+    entry = f"tests.arch.leaks.Annotated({arguments})"
+    split = tuple(entry.split(", "))  # as YAML does
+    model: Any = LanguageModel(ModelConfig(16, 8, 8, 1, mixers=split))
+    assert model.blocks[0].token_mixer.given == given
+
+
+@pytest.mark.parametrize(
     ("entry", "message"),
     [
         ("flatt", "mixer 'flatt': there is no 'flatt'; did you mean 'flat'? allowed: attention, "),
@@ -65,6 +80,12 @@ def test_a_pattern_may_be_one_name_and_its_arguments_are_the_mixers():
         ("parallel(branches=0)", "parallel: branches is 0; it must be a whole number of at"),
         ("kernel(size=0)", "kernel: size is 0; it must be a whole number of at least 1"),
         ("rectangular(factor=0)", "rectangular: factor is 0; it must be a whole number of at le"),
+        ("tests.arch.leaks.Annotated(sizes=3)", "sizes is 3; allowed: list[int] or none"),
+        ("tests.arch.leaks.Annotated(pair=3)", "pair is 3; allowed: tuple[int, ...]"),
+        ("tests.arch.leaks.Annotated(any_of=3)", "any_of is 3; allowed: "),
+        ("tests.arch.leaks.Annotated(any_of=word)", "any_of is 'word'; allowed: "),
+        ("tests.arch.leaks.Annotated(rate=3)", "rate is 3; allowed: 1 or 2 or auto"),
+        ("tests.arch.leaks.Annotated(rate=true)", "rate is True; allowed: 1 or 2 or auto"),
         ("tests.arch.leaks.Unstarted", "nothing says how weight of Unstarted starts"),
         ("tests.arch.leaks.LEAKS", "tests.arch.leaks has no TokenMixer called LEAKS"),
         ("nowhere.Mixer", "nowhere cannot be imported (No module named 'nowhere'); run where nowh"),
