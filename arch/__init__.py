@@ -12,13 +12,13 @@ from arch.errors import ModelError
 
 if TYPE_CHECKING:
     from arch.check import check_causal
-    from arch.costs import Cost, Description, describe
+    from arch.costs import Cost, Description, count_parameters, describe
     from arch.formats.checkpoints import import_reference
     from arch.formats.hub.export import export_hub
     from arch.formats.hub.reader import import_hub
     from arch.formats.llama import export_transformers, import_transformers
     from arch.mixers import MIXERS, TokenMixer
-    from arch.model import Block, LanguageModel, State, count_parameters, embedding_scale
+    from arch.model import Block, LanguageModel, State, embedding_scale
     from arch.pretrained.pretrained import load_pretrained
     from arch.sampling import generate
     from arch.storage.directory import LoadedModel, add_to_meta, check_model, load_model, save_model
@@ -35,10 +35,10 @@ NAMES = {
     "formats.hub.export": "export_hub",
     "formats.hub.reader": "import_hub",
     "formats.llama": "export_transformers import_transformers",
-    "costs": "Cost Description describe",
+    "costs": "Cost Description count_parameters describe",
     "storage.directory": "LoadedModel add_to_meta check_model load_model save_model",
     "mixers": "MIXERS TokenMixer",
-    "model": "Block LanguageModel State count_parameters embedding_scale",
+    "model": "Block LanguageModel State embedding_scale",
     "pretrained.pretrained": "load_pretrained",
     "formats.checkpoints": "import_reference",
     "sampling": "generate",

@@ -118,7 +118,15 @@ def _parser() -> Parser:
     )
     add("--config", metavar="FILE", type=Path, help=config)
     fields = "fields of the configuration, as in d_model=1024 'mixers=[parallel(branches=2)]'"
-    add("--set", metavar="NAME=VALUE", nargs="+", default=[], dest="fields", help=fields)
+    add(
+        "--set",
+        metavar="NAME=VALUE",
+        nargs="+",
+        action="extend",
+        default=[],
+        dest="fields",
+        help=fields,
+    )
     add("--seed", type=int, default=0, metavar="N", help="seed of the initial weights (0)")
 
     about = "check what a model or a mixer promises: causality, prefix and step, gradients"
@@ -202,23 +210,25 @@ def _describe(options: argparse.Namespace) -> None:
 def _init(options: argparse.Namespace) -> None:
     import torch
 
+    if not 0 <= options.seed < 2**64:
+        raise ModelError(f"--seed {options.seed}: allowed: 0 to {2**64 - 1}")
     if not options.tokenizer.is_file():
         raise ModelError(f"--tokenizer {options.tokenizer}: no such file; give a tokenizer.json")
     tokenizer_json, ends = _read_tokenizer(options.tokenizer)
     fields = _read_fields(options.config) if options.config else {}
-    if options.config and isinstance(mixers := fields.get("mixers"), list):
-        named = [entry for entry in mixers if isinstance(entry, str)]
-        folder = options.config.parent
-        refuse_foreign(named, folder, options.trust_code, f"--config {options.config}")
+    given: dict[str, Any] = {}
     for text in options.fields:
         name, equals, value = text.partition("=")
         if not equals:
             raise ModelError(f"--set {text}: must be NAME=VALUE, as in d_model=1024")
         if name == "vocab_size":
             raise ModelError(f"--set {text}: the vocabulary is that of --tokenizer; leave it out")
-        fields[name] = _read_yaml(value, f"--set {name}")
-    fields["vocab_size"] = vocabulary_size(options.tokenizer, tokenizer_json)
+        given[name] = _read_yaml(value, f"--set {name}")
+    fields |= given | {"vocab_size": vocabulary_size(options.tokenizer, tokenizer_json)}
     config = ModelConfig.from_json(json.dumps(fields), str(options.config or "--set"))
+    if options.config and "mixers" not in given:
+        source = f"--config {options.config}"
+        refuse_foreign(config.mixers, options.config.parent, options.trust_code, source)
     torch.manual_seed(options.seed)
     meta = {"step": 0, "tokens_seen": 0, "seed": options.seed, **ends}
     print(f"wrote {save_model(options.out, LanguageModel(config), tokenizer_json, meta)}")

@@ -276,6 +276,8 @@ def _scrambled(module: Part, generator: torch.Generator) -> Part:
 def _check_continues(model: LanguageModel, tokens: Tensor) -> float:
     """Compares `prefix`, in pieces, and `step`, of two candidates each, with whole sequences.
 
+    Each goes on from a state that it has gone on from before, which must be as it was.
+
     Returns:
         The largest difference, as a fraction of the largest output.
 
@@ -289,10 +291,12 @@ def _check_continues(model: LanguageModel, tokens: Tensor) -> float:
         for cut in sorted({1, T // 2, T - 1} - {0, T}):
             first, state = block.prefix(x[:, :1])
             if cut > 1:
+                block.prefix(x[:, 1:cut], state)
                 second, state = block.prefix(x[:, 1:cut], state)
                 first = torch.cat([first, second], dim=1)
             candidates = x[:, cut:].repeat_interleave(2, 0)
             candidates[1::2] = candidates[1::2].flip(-1)  # the second is another one
+            block.step(candidates, state)
             outputs = torch.cat([first, block.step(candidates, state)[::2]], dim=1)
             differences = (outputs - y).abs().amax((0, 2)) / y.abs().max()
             largest = float(differences.max())
@@ -301,7 +305,8 @@ def _check_continues(model: LanguageModel, tokens: Tensor) -> float:
                 raise ModelError(
                     f"{_layer_name(model, layer)}: {'step' if position >= cut else 'prefix'} "
                     f"differs from forward at position {position} by {largest:.2g} of the largest "
-                    f"output, {cut} positions remembered; the two must agree"
+                    f"output, {cut} positions remembered; the two must agree, also where the state "
+                    "was gone on from before: change no state in place"
                 )
             worst = max(worst, largest)
         x = y

@@ -59,14 +59,14 @@ class ModelConfig:
         for name, most in MOST.items():
             if (value := getattr(self, name)) is not None or name != "d_ff":
                 check_count(name, value, most)
+        for entry in self.mixers:
+            _text("mixers", entry)
+        object.__setattr__(self, "mixers", tuple(_join_arguments(self.mixers)))
         if len(self.mixers) > self.n_layers:
             raise ModelError(
                 f"mixers has {len(self.mixers)} entries for n_layers={self.n_layers}; give one for "
                 "each block, or fewer, which are repeated"
             )
-        for entry in self.mixers:
-            _text("mixers", entry)
-        object.__setattr__(self, "mixers", tuple(_join_arguments(self.mixers)))
         _text("channel_mixer", self.channel_mixer)
         _one_of("norm", self.norm, ("layernorm", "rmsnorm"))
         _one_of("init", self.init, ("default", "reference"))

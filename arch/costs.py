@@ -12,11 +12,17 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from arch.config import ModelConfig
 from arch.errors import ModelError, check_count
 from arch.mixers import without_numbers
 from arch.model import LanguageModel
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Number of trainable parameters, a tied head counted once."""
+    return sum(p.numel() for p in model.parameters())
 
 
 class Cost(NamedTuple):

@@ -270,11 +270,6 @@ class LanguageModel(nn.Module):
         return embeddings if layer == 0 else self.with_positions(embeddings, start)
 
 
-def count_parameters(model: nn.Module) -> int:
-    """Number of trainable parameters, a tied head counted once."""
-    return sum(p.numel() for p in model.parameters())
-
-
 def _norm(config: ModelConfig) -> nn.Module:
     kind = nn.RMSNorm if config.norm == "rmsnorm" else nn.LayerNorm
     return kind(config.d_model, eps=config.norm_eps)
@@ -318,7 +313,8 @@ def initialise(model: nn.Module, config: ModelConfig) -> None:
 
     The fan-in of a linear layer is its input width, that of a triangle its context, times the
     number of triangles where a stack is summed. A tied head is the embedding; by `default` that
-    starts at 1/sqrt(d_model) where it would at 1, so that the first logits are of unit size.
+    starts at 1/sqrt(d_model) where it would at 1, so that the first logits are of unit size. What a
+    `reset_parameters` of somebody else's class says comes last, and holds.
 
     Raises:
         ModelError: a parameter that is not in the table, of a module without `reset_parameters`
@@ -352,6 +348,10 @@ def initialise(model: nn.Module, config: ModelConfig) -> None:
             _start_bias(module.bias, 0.0 if small else bound)
         else:
             _reset(name, module)
+    for module in reversed([*model.modules()]):  # children first
+        reset: Any = getattr(module, "reset_parameters", None)
+        if reset and reset.__module__.partition(".")[0] not in ("arch", "torch"):
+            reset()
 
 
 def _reset(name: str, module: nn.Module) -> None:
@@ -380,13 +380,13 @@ def matrices(module: nn.Module) -> list[nn.Parameter]:
     """What an optimiser treats as a matrix over features: it decays, and Muon may take it.
 
     The weights of linear layers, and any parameter with two dimensions that a module keeps itself.
-    Not embeddings, depthwise convolutions, nor what triangles and structured mixers keep.
+    Not embeddings, depthwise convolutions, what triangles and structured mixers keep, nor complex.
     """
     kinds = nn.Embedding | Triangle | Depthwise | Structured
     parts = [part for part in module.modules() if not isinstance(part, kinds)]
-    weights = [p for part in parts for p in part.parameters(recurse=False) if p.dim() == 2]
+    weights = dict.fromkeys(p for part in parts for p in part.parameters(recurse=False))
     embeddings = {m.weight for m in module.modules() if isinstance(m, nn.Embedding)}
-    return [parameter for parameter in dict.fromkeys(weights) if parameter not in embeddings]
+    return [p for p in weights if p.dim() == 2 and p.is_floating_point() and p not in embeddings]
 
 
 def _embedding_std(config: ModelConfig, small: bool) -> float:

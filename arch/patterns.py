@@ -14,14 +14,16 @@ import sys
 from collections.abc import Mapping
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from arch.errors import LARGEST, ModelError, printable, show_value
 
 TERMS = 16
 """Classes that + joins, at most."""
 WORDS = {"true": True, "false": False, "none": None}  # as YAML and JSON write them
-KINDS = {int: "a whole number", float: "a number", bool: "true or false", type(None): "none"}
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", type(None): "none",
+         str: "a word", list: "a list", tuple: "a tuple"}  # fmt: skip
 
 
 def parse(
@@ -178,15 +180,31 @@ def _checked(value: Any, annotation: Any, source: str) -> Any:
     Raises:
         ModelError: it is neither.
     """
-    parts = get_args(annotation) or (annotation,)  # of a union
-    kinds = [kind for part in parts for kind in get_args(part) or (part,)]
+    kinds = _alternatives(annotation)
     if isinstance(value, str) and value not in kinds:
         value = WORDS.get(value.lower(), value)
     if isinstance(value, int | float) and not abs(value) < LARGEST:
         raise ModelError(f"{source} is {show_value(value)}; allowed: up to {LARGEST:.2g}")
-    fits = Any in kinds or value in [kind for kind in kinds if isinstance(kind, str)]
-    if not fits and type(value) not in kinds and not (type(value) is int and float in kinds):
+    if not any(_fits(value, kind) for kind in kinds):
         words = (kind if isinstance(kind, str) else KINDS.get(kind, str(kind)) for kind in kinds)
         given = show_value(value)
         raise ModelError(f"{source} is {given}; allowed: {' or '.join(words)}")
     return value
+
+
+def _alternatives(annotation: Any) -> list[Any]:
+    """The types of a union and the values of a Literal, one by one."""
+    if get_origin(annotation) in (Union, UnionType, Literal):
+        return [kind for part in get_args(annotation) for kind in _alternatives(part)]
+    return [annotation]
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value is of a type, of a generic such as list[int], or the value of a Literal."""
+    if kind is Any:
+        return True
+    if generic := get_origin(kind):  # what is in it is not looked at
+        return isinstance(value, generic) and not isinstance(value, str)
+    if isinstance(kind, type):
+        return type(value) is kind or (kind is float and type(value) is int)
+    return type(value) is type(kind) and value == kind

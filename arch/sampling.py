@@ -76,6 +76,8 @@ def _draw(
 def _check(
     tokens: Tensor, new: int, temperature: float, top_k: int | None, top_p: float | None
 ) -> None:
+    if tokens.dim() != 2:
+        raise ModelError(f"tokens is {tuple(tokens.shape)}; give rows of token ids, (B, T)")
     for name, value, allowed, fits in (
         ("the length of the prompt", tokens.shape[1], "at least 1", tokens.shape[1] > 0),
         ("max_new_tokens", new, "0 or above", new >= 0),

@@ -250,20 +250,20 @@ def _llama_config(model: LanguageModel) -> dict[str, Any]:
     attention, channel = blocks[0].token_mixer, blocks[0].channel_mixer
     checks = {
         f"mixers={list(config.mixers)}": len({_form(block.token_mixer) for block in blocks}) == 1
-        and isinstance(attention, Attention),
+        and type(attention) is Attention,
         f"channel_mixer={config.channel_mixer}": isinstance(channel, SwiGLU),
         f"norm={config.norm}": config.norm == "rmsnorm",
         f"final_norm={config.final_norm}": config.final_norm,
     }
-    qwen = isinstance(attention, Attention) and attention.qk_norm
+    qwen = type(attention) is Attention and attention.qk_norm
     if qwen:  # Qwen3 has one epsilon for all norms, and no biases in the channel mixer
         checks[f"norm_eps={config.norm_eps} beside qk_norm"] = config.norm_eps == QK_EPS
         checks[f"channel_mixer={config.channel_mixer}"] &= channel.up.bias is None
     if wrong := [setting for setting, fits in checks.items() if not fits]:
         raise ModelError(
             f"transformers has no layout for a model that is not Llama-style: {', '.join(wrong)}; "
-            "fix: --layout hub; allowed here: one form of attention, swiglu, rmsnorm, a final norm,"
-            f" with qk_norm a norm_eps of {QK_EPS} and swiglu without biases"
+            "fix: --layout hub, for built-in mixers; allowed here: one form of attention, swiglu, "
+            f"rmsnorm, a final norm, with qk_norm a norm_eps of {QK_EPS} and swiglu without biases"
         )
     return {
         "architectures": ["Qwen3ForCausalLM" if qwen else "LlamaForCausalLM"],
@@ -289,7 +289,7 @@ def _llama_config(model: LanguageModel) -> dict[str, Any]:
 
 def _form(mixer: Any) -> tuple[object, ...]:
     """What every attention of a Llama has in common."""
-    if not isinstance(mixer, Attention):
+    if type(mixer) is not Attention:  # a subclass may compute something else
         return (type(mixer),)
     return mixer.heads, mixer.kv_heads, mixer.rope_base, mixer.q_proj.bias is None, mixer.qk_norm
 

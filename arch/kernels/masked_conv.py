@@ -35,6 +35,7 @@ from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
 from torch.library import custom_op, triton_op
 from torch.nn import functional as F
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from arch.errors import ModelError, show_value
 
@@ -84,10 +85,15 @@ def product_dtype(x: Tensor) -> torch.dtype:
 def is_one_node(x: Tensor) -> bool:
     """Returns whether a convolution of x is an operator of ours, not one of torch's products.
 
-    It is on any device but a CPU, to torch.compile, which cannot trace the choice, and for fake
-    tensors, so that who counts their work counts a triangle.
+    It is on any device but a CPU, to torch.compile, which cannot trace the choice, and where its
+    work may be counted, as that of a triangle.
     """
-    return torch.compiler.is_compiling() or type(x) is not Tensor or not x.is_cpu
+    return torch.compiler.is_compiling() or not x.is_cpu or may_be_counted(x)
+
+
+def may_be_counted(x: Tensor) -> bool:
+    """Returns whether x is fake, or a mode of torch's sees the operators that run on it."""
+    return type(x) is not Tensor or is_in_torch_dispatch_mode()
 
 
 def chosen_kernels() -> str:

@@ -179,7 +179,7 @@ def share_rotary(model: nn.Module) -> None:
     """Lets all layers of a model with the same angles read one table."""
     tables: dict[tuple[int, int, float], Rotary] = {}
     for module in model.modules():
-        if isinstance(module, Attention):
+        if type(module) is Attention:  # another class may change its table
             module.rotary = tables.setdefault(module.rotary.settings, module.rotary)
 
 

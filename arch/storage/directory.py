@@ -72,8 +72,8 @@ def save_model(
     (step, tokens_seen, hashes, ...), extended by schema, hash and versions.
 
     Raises:
-        ModelError: something else is there, the model is another project's, or the tokenizer is of
-            another vocabulary.
+        ModelError: something else is there, the model is another project's, the tokenizer is of
+            another vocabulary, or meta data are of types that their readers do not take.
         OSError: the disk is full or the place cannot be written; nothing is left behind, and a
             directory that was there stays as it was.
     """
@@ -91,7 +91,8 @@ def save_model(
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
     }
     config = model.config.to_json() + "\n"
-    contents = (save(weights_of(model)), config.encode(), tokenizer_json.encode(), as_json(meta))
+    content = _meta_as_json(meta, directory / FILES[3])
+    contents = save(weights_of(model)), config.encode(), tokenizer_json.encode(), content
     write_directory(directory, dict(zip(FILES, contents, strict=True)))
     return directory
 
@@ -100,10 +101,11 @@ def add_to_meta(directory: Path, more: dict[str, Any]) -> None:
     """Adds what is known later to the provenance of a model directory, such as its loss; atomic.
 
     Raises:
+        ModelError: of types that their readers do not take.
         OSError: as for `save_model`.
     """
     path = directory / "meta.json"
-    write_file(path, as_json(read_json(path) | more))
+    write_file(path, _meta_as_json(read_json(path) | more, path))
 
 
 def load_model(
@@ -280,6 +282,12 @@ def check_vocabulary(
             "use the tokenizer that the model was trained with"
         )
     return size
+
+
+def _meta_as_json(meta: dict[str, Any], path: Path) -> bytes:
+    content = as_json(meta)
+    check_meta(json.loads(content), path)
+    return content
 
 
 def as_json(content: dict[str, Any]) -> bytes:

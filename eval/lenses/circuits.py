@@ -59,8 +59,9 @@ def attention_pattern(mixer: CausalAttention, x: Tensor) -> Tensor:
 def triangles(mixer: TokenMixer, length: int) -> dict[str, Tensor]:
     """The masked matrices of a mixer for the first `length` positions, `(T, T)` by part.
 
-    An expanded mixer has them in two rows, into its hidden positions and out of them.
-    Attention has none.
+    An expanded mixer has them in two rows, into its hidden positions and out of them. Those of a
+    class of somebody else's have the names that it gives them, if they are several. Attention has
+    none.
     """
     if isinstance(mixer, Structured):
         maps = mixer.maps(length)
@@ -71,15 +72,15 @@ def triangles(mixer: TokenMixer, length: int) -> dict[str, Tensor]:
             for tap, matrices in zip(taps, maps, strict=True)
             for head, matrix in zip(heads, matrices, strict=True)
         }
-    stacks = [(PARTS.get(type(mixer), ""), child) for child in mixer.children()]
+    stacks = {name: part for name, part in mixer.named_modules() if isinstance(part, Triangle)}
     if isinstance(mixer, Expanded):
-        stacks = [("in", mixer.expand), ("out", mixer.contract)]
+        stacks = {"in": mixer.expand, "out": mixer.contract}
     parts: dict[str, Tensor] = {}
-    for name, triangle in stacks:
-        if isinstance(triangle, Triangle):
-            rows = triangle.rows(0, length)[0].tril()
-            named = {f"{name} {i}": matrix for i, matrix in enumerate(rows)}
-            parts |= named if rows.dim() == 3 else {name if name in ("in", "out") else "": rows}
+    for name, triangle in stacks.items():
+        rows, whole = triangle.rows(0, length)[0].tril(), name * (len(stacks) > 1)
+        one = PARTS.get(type(mixer), whole)
+        named = {f"{one} {i}".strip(): matrix for i, matrix in enumerate(rows)}
+        parts |= named if rows.dim() == 3 else {whole: rows}
     return parts
 
 
@@ -92,21 +93,26 @@ def maps_of(model: LanguageModel, streams: Tensor) -> dict[str, Tensor]:
     maps = {}
     for layer, (block, x) in enumerate(zip(blocks_of(model), streams, strict=False), start=1):
         read = block.norm_token(x)
-        for mixer in mixers_in(block):
+        for name, mixer in mixers_in(block).items():
             if isinstance(mixer, CausalAttention):
                 heads = attention_pattern(mixer, read).unbind(1)
                 parts = {f"head {h}": pattern for h, pattern in enumerate(heads)}
             else:
                 parts = triangles(mixer, x.shape[1])
-            name = type(mixer).__name__.lower().removeprefix("wrapped")
             maps |= {f"{layer} {name} {part}".rstrip(): matrix for part, matrix in parts.items()}
     return maps
 
 
-def mixers_in(block: Any) -> list[TokenMixer]:
-    """The token mixer of a block, or those that stand side by side in it."""
+def mixers_in(block: Any) -> dict[str, TokenMixer]:
+    """The token mixer of a block, or those side by side in it, by kind; alike ones are numbered."""
     mixer = block.token_mixer
-    return list(mixer.mixers) if isinstance(mixer, SideBySide) else [mixer]  # pyright: ignore
+    mixers: list[Any] = list(mixer.mixers) if isinstance(mixer, SideBySide) else [mixer]
+    kinds = [type(mixer).__name__.lower().removeprefix("wrapped") for mixer in mixers]
+    named = {}
+    for i, (kind, mixer) in enumerate(zip(kinds, mixers, strict=True)):
+        number = f" {1 + kinds[:i].count(kind)}" if kinds.count(kind) > 1 else ""
+        named[kind + number] = mixer
+    return named
 
 
 def by_lag(weights: Tensor) -> Tensor:
@@ -168,7 +174,7 @@ def separated(model: LanguageModel, streams: Tensor, seed: int) -> list[Record]:
     The streams are `(n + 1, 1, T, D)`. The acts are a random rotation of all features, and the
     reversal of positions. The value is |part(act(x)) - act(part(x))| / |part(x)|, 0 where the two
     commute; what the part makes of zeros, its bias, is left out. Attention's pattern is held as it
-    is for A, the weights alone, and OV, the values alone.
+    is for A, the weights alone, and OV, the values alone; several in a block have their names.
     """
     rows, D, generator = [], streams.shape[-1], torch.Generator().manual_seed(seed)
     turn = torch.linalg.qr(torch.randn(D, D, generator=generator))[0].to(streams)
@@ -177,12 +183,13 @@ def separated(model: LanguageModel, streams: Tensor, seed: int) -> list[Record]:
         read = block.norm_token(x)
         both = (block.token_mixer, block.channel_mixer)
         parts: dict[str, Act] = dict(zip(SUBLAYERS, both, strict=True))
-        for mixer in mixers_in(block):
-            if isinstance(mixer, CausalAttention):
-                pattern, found = attention_pattern(mixer, read), value_maps(mixer, x[0])
-                assert found
-                parts["A"] = lambda y, pattern=pattern: pattern @ y[:, None]
-                parts["OV"] = lambda y, ov=found[0] @ found[1]: y[:, None] @ ov
+        found = {n: m for n, m in mixers_in(block).items() if isinstance(m, CausalAttention)}
+        for name, mixer in found.items():
+            pattern, circuit = attention_pattern(mixer, read), value_maps(mixer, x[0])
+            assert circuit
+            of = f" of {name}" if len(found) > 1 else ""
+            parts[f"A{of}"] = lambda y, pattern=pattern: pattern @ y[:, None]
+            parts[f"OV{of}"] = lambda y, ov=circuit[0] @ circuit[1]: y[:, None] @ ov
         for name, part in parts.items():
             nothing = part(torch.zeros_like(read))
             plain = part(read) - nothing
@@ -258,10 +265,13 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
     for record in separated(model, streams[:, :1, : min(shortest, CORNER)], request.seed):
         table.add("commutation error", record.pop("value"), **record)
     for layer, block in enumerate(blocks_of(model), start=1):
-        for mixer in mixers_in(block):
-            if found := value_maps(mixer, model.embedding.weight.detach()):
-                values, outputs = (weights.float() for weights in found)
-                labels: dict[str, Any] = {"part": [f"head {h}" for h in range(len(values))]}
-                ranks = effective_rank(singular_values(values, outputs))
-                table.add("OV copying", copying(values, outputs), layer=layer, **labels)
-                table.add("OV effective rank", ranks, layer=layer, **labels)
+        like = model.embedding.weight.detach()
+        found = {name: value_maps(mixer, like) for name, mixer in mixers_in(block).items()}
+        written = {name: circuit for name, circuit in found.items() if circuit}
+        for name, circuit in written.items():
+            values, outputs = (weights.float() for weights in circuit)
+            of = f"{name} " if len(written) > 1 else ""
+            labels: dict[str, Any] = {"part": [f"{of}head {h}" for h in range(len(values))]}
+            ranks = effective_rank(singular_values(values, outputs))
+            table.add("OV copying", copying(values, outputs), layer=layer, **labels)
+            table.add("OV effective rank", ranks, layer=layer, **labels)

@@ -59,8 +59,7 @@ class Checkpoint:
     weights: str | None = None
 
     def __post_init__(self) -> None:
-        for part in self.model.modules():
-            identity.hash_source(type(part))  # of the code as it was loaded
+        identity.hash_classes(self.model)  # of the code as it was loaded
 
     @plain_arithmetic()
     def __call__(self, text: str | Tensor) -> Outputs:

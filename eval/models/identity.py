@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Key = TypeVar("Key", bound=Hashable)
 CHANGED = "other settings (config.json, or the GGUF file), other code or another tokenizer"
 """How a model with another `settings_hash` is named."""
-KNOWN = ("arch", "eval", "torch", "transformers")
+KNOWN = ("abc", "arch", "builtins", "eval", "torch", "transformers", "typing")
 """Packages whose code stands in no hash."""
 CAPTURING = "transformers.utils.output_capturing"
 """Where the hooks stand that transformers leaves in a model that once gave hidden states."""
@@ -82,17 +82,22 @@ def settings_hash(
     Args:
         settings: the content of its config.json, or of the like in memory.
         end: the token that ends a text; where it is not `<|endoftext|>`, it counts, too.
-        model: of whose classes the files count that `hash_source` hashes.
+        model: of whose classes the files count.
     """
     from arch.formats.foreign import WITHOUT_EFFECT
     from tokenizer import END_OF_TEXT, encoding_hash
 
     told = {name: value for name, value in settings.items() if name not in WITHOUT_EFFECT}
     ends = [] if end in (None, tokenizer.token_to_id(END_OF_TEXT)) else [end]
-    files = {hash_source(kind) for kind in {type(part) for part in model.modules()}}
-    about = [told, encoding_hash(tokenizer), *ends, *sorted(filter(None, files))]
+    about = [told, encoding_hash(tokenizer), *ends, *sorted(hash_classes(model))]
     text = json.dumps(about, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def hash_classes(model: "Module") -> set[str]:
+    """What `hash_source` says of the classes of a model's parts, and of those they inherit from."""
+    kinds = {kind for part in model.modules() for kind in type(part).__mro__}
+    return {found for kind in kinds if (found := hash_source(kind))}
 
 
 @cache
@@ -101,8 +106,8 @@ def hash_source(source: Callable[..., Any]) -> str | None:
 
     It is of the file when the hash is first asked for: an edit does not change code that is loaded.
 
-    Of a function in a notebook, of its lines. None for those of this project, torch and
-    transformers, and for what has no source.
+    Of a function in a notebook, of its lines. None for those of this project, torch, transformers
+    and `KNOWN`, and for what has no source.
     """
     if source.__module__.partition(".")[0] in KNOWN:
         return None

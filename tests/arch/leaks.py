@@ -1,10 +1,13 @@
 """Token mixers that break a promise, each in one way."""
 
+from collections.abc import Sequence
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from arch.mixers import TokenMixer
+from arch.mixers import Attention, TokenMixer
 
 
 class Leak(TokenMixer):
@@ -179,6 +182,35 @@ class WrongStep(Leak):
         return x.cumsum(1) + before.repeat_interleave(len(x) // len(before), 0)
 
 
+class StepInPlace(Leak):
+    """A running sum whose step adds to the state that it is given."""
+
+    def forward(self, x):
+        return x.cumsum(1)
+
+    def prefix(self, x, state=None):
+        sums = x.cumsum(1) + (0 if state is None else state)
+        return sums, sums[:, -1:].clone()
+
+    def step(self, x, state):
+        candidates = len(x) // len(state)
+        sums = x.cumsum(1) + state.repeat_interleave(candidates, 0)
+        state += x[::candidates].sum(1, keepdim=True)
+        return sums
+
+
+class PrefixInPlace(StepInPlace):
+    """Its prefix does so."""
+
+    def prefix(self, x, state=None):
+        state = torch.zeros_like(x[:, :1]) if state is None else state
+        sums = x.cumsum(1) + state
+        return sums, state.copy_(sums[:, -1:])
+
+    def step(self, x, state):
+        return super().step(x, state.clone())
+
+
 class NotSaved(Leak):
     """Depends on random numbers that no file keeps."""
 
@@ -223,3 +255,48 @@ class Dropout(Leak):
 
     def forward(self, x):
         return F.dropout(x.cumsum(1), 0.5, self.training)
+
+
+class Turned(Attention):
+    """Attention whose rotation is the other way round."""
+
+    def __init__(self, d_model: int, context: int, *, heads: int = 4) -> None:
+        super().__init__(d_model, context, heads=heads)
+        self.rotary.sin.neg_()
+
+
+class Complex(Leak):
+    """Causal, with a complex matrix and a complex vector."""
+
+    def __init__(self, d_model: int, context: int) -> None:
+        super().__init__(d_model, context)
+        self.matrix = nn.Parameter(torch.empty(d_model, d_model, dtype=torch.complex64))
+        self.turn = nn.Parameter(torch.empty(d_model, dtype=torch.complex64))
+
+    def reset_parameters(self):
+        nn.init.normal_(self.matrix, std=0.1)
+        nn.init.normal_(self.turn, std=0.1)
+
+    def forward(self, x):
+        read = torch.complex(x, torch.zeros_like(x)).to(self.matrix)
+        return ((read @ self.matrix).cumsum(1) * self.turn).real.to(x)
+
+
+class Annotated(Leak):
+    """Causal; its arguments are of many kinds."""
+
+    def __init__(
+        self,
+        d_model: int,
+        context: int,
+        *,
+        sizes: list[int] | None = None,
+        pair: tuple[int, ...] = (),
+        any_of: Sequence[int] | bool = False,
+        rate: Literal[1, 2, "auto"] = "auto",
+    ) -> None:
+        super().__init__(d_model, context)
+        self.given = sizes, pair, any_of, rate
+
+    def forward(self, x):
+        return x

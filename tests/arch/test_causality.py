@@ -156,6 +156,8 @@ def test_the_command_opens_model_directories(tmp_path, capsys):
         (entry(leaks.Mean), 0, "layer 1 (Mean) is not causal"),
         (entry(leaks.NoStep), 1, "mixer NoStep has a prefix of its own and no step"),
         (entry(leaks.WrongStep), 1, "layer 1 (WrongStep): step differs from forward at position 1"),
+        (entry(leaks.StepInPlace), 1, "(StepInPlace): step differs from forward at posit"),
+        (entry(leaks.PrefixInPlace), 1, "(PrefixInPlace): prefix differs from forward at posit"),
         (entry(leaks.OneFarPair), 2, "its output at position 50 has a derivative with respect to "
          "the input at position 52"),
         (entry(leaks.NotSaved), 3, "differ by "),

@@ -201,7 +201,8 @@ def test_import_of_what_is_not_there(tmp_path, capsys):
 def test_init_writes_an_untrained_model_of_any_size(tmp_path, capsys):
     (tmp_path / "tokenizer.json").write_text(tokenizer_json())
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("seed: 3\nmodel:\n  vocab_size: 4096\n  d_model: 16\n  mixers: [flat]\n")
+    mixers = "attention(heads=2, bias=true)"  # which YAML splits at the comma
+    recipe.write_text(f"seed: 3\nmodel:\n  vocab_size: 96\n  d_model: 16\n  mixers: [{mixers}]\n")
     words = ["--tokenizer", tmp_path / "tokenizer.json", "--config", recipe]
     sizes = ["--set", "n_layers=3", "context=24", "mixers=[attention(heads=2)+flat]"]
 
@@ -215,6 +216,10 @@ def test_init_writes_an_untrained_model_of_any_size(tmp_path, capsys):
     config = first.config
     assert (config.d_model, config.n_layers, config.context) == (16, 3, 24)
     assert config.mixers == ("attention(heads=2)+flat",)
+    config = drawn("e", "--set", "d_model=8").config  # beside the others
+    assert (config.d_model, config.n_layers, config.context) == (8, 3, 24)
+    sizes = []
+    assert drawn("f", "--set", "n_layers=1").config.mixers == (mixers,)
     assert first.meta["step"] == 0
     tokens = random_tokens(first.model)
     assert torch.equal(first.model(tokens), again.model(tokens))
@@ -229,6 +234,7 @@ def test_init_writes_an_untrained_model_of_any_size(tmp_path, capsys):
         (["--set", "norm=2001-01-01"], "norm is '2001-01-01'"),
         (["--set", "norm=2001-13-45"], "--set norm"),
         (["--set", "d_model=0x_"], "--set d_model"),
+        (["--seed", "20000000000000000000"], "--seed 20000000000000000000: allowed: 0 to "),
         (["--config", tmp_path / "none.yaml"], "none.yaml"),
         (["--config", tmp_path / "tokenizer.json"], "unknown fields"),
         (["--tokenizer", recipe], f"{recipe} is not a tokenizer file"),

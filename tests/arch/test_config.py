@@ -33,10 +33,26 @@ def test_a_pattern_may_be_one_name_and_its_arguments_are_the_mixers():
     assert ModelConfig(mixers="flat").mixers == ("flat",)  # pyright: ignore[reportArgumentType]
     split = ("attention(heads=4", "qk_norm=true)", "flat")  # what YAML makes of a list of two
     assert ModelConfig(mixers=split).mixers == ("attention(heads=4, qk_norm=true)", "flat")
+    assert ModelConfig(n_layers=2, mixers=split).mixers[1] == "flat"  # one for each block
     config = ModelConfig(16, 8, 8, 1, mixers=("parallel(branches=3, activation=gelu, bias=False)",))
     mixer = LanguageModel(config).blocks[0].token_mixer
     assert isinstance(mixer, Parallel)
     assert (mixer.mix.weight.shape, mixer.activation, mixer.mix.bias) == ((3, 8, 8), "gelu", None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [
+        ("sizes=[1, 2], pair=(3, 4)", ([1, 2], (3, 4), False, "auto")),
+        ("sizes=none, any_of=[1], rate=2", (None, (), [1], 2)),
+        ("any_of=true, rate=auto", (None, (), True, "auto")),
+    ],
+)
+def test_a_mixer_of_ones_own_takes_arguments_of_many_kinds(arguments, given):
+    entry = f"tests.arch.leaks.Annotated({arguments})"
+    split = tuple(entry.split(", "))  # as YAML does
+    model: Any = LanguageModel(ModelConfig(16, 8, 8, 1, mixers=split))
+    assert model.blocks[0].token_mixer.given == given
 
 
 @pytest.mark.parametrize(
@@ -64,6 +80,12 @@ def test_a_pattern_may_be_one_name_and_its_arguments_are_the_mixers():
         ("parallel(branches=0)", "parallel: branches is 0; it must be a whole number of at"),
         ("kernel(size=0)", "kernel: size is 0; it must be a whole number of at least 1"),
         ("rectangular(factor=0)", "rectangular: factor is 0; it must be a whole number of at le"),
+        ("tests.arch.leaks.Annotated(sizes=3)", "sizes is 3; allowed: list[int] or none"),
+        ("tests.arch.leaks.Annotated(pair=3)", "pair is 3; allowed: tuple[int, ...]"),
+        ("tests.arch.leaks.Annotated(any_of=3)", "any_of is 3; allowed: "),
+        ("tests.arch.leaks.Annotated(any_of=word)", "any_of is 'word'; allowed: "),
+        ("tests.arch.leaks.Annotated(rate=3)", "rate is 3; allowed: 1 or 2 or auto"),
+        ("tests.arch.leaks.Annotated(rate=true)", "rate is True; allowed: 1 or 2 or auto"),
         ("tests.arch.leaks.Unstarted", "nothing says how weight of Unstarted starts"),
         ("tests.arch.leaks.LEAKS", "tests.arch.leaks has no TokenMixer called LEAKS"),
         ("nowhere.Mixer", "nowhere cannot be imported (No module named 'nowhere'); run where nowh"),
@@ -89,6 +111,7 @@ def test_a_pattern_that_does_not_fit_says_so(entry, message):
         ({"d_ff": 0}, "d_ff is 0; it must be a whole number of at least 1"),
         ({"mixers": ()}, "mixers is (); give a list, for example [flat]"),
         ({"mixers": ("flat", "identity")}, "mixers has 2 entries for n_layers=1"),
+        ({"mixers": "flat, identity"}, "mixers has 2 entries for n_layers=1"),
         ({"mixers": 3}, "mixers is 3; give a list, for example [flat]"),
         ({"mixers": (3,)}, "mixers holds 3; write a name, for example flat or gelu"),
         ({"channel_mixer": "relu"}, "channel_mixer 'relu': there is no 'relu'; did you mean"),

@@ -60,6 +60,17 @@ def test_the_work_of_a_long_context_is_that_of_whole_products():
     assert work(4 * LONG) == pytest.approx(4 * work(LONG), rel=0.01)
 
 
+@pytest.mark.parametrize("mixer", ["flat", "headed(heads=2)", "toeplitz"])
+def test_work_is_the_same_beside_a_mixer_of_somebody_elses(mixer):
+    """With which the tensors are real, and a CPU takes other products."""
+
+    def work(*mixers: str) -> int:
+        parts = describe(ModelConfig(11, LONG, 8, len(mixers), mixers=mixers)).parts
+        return next(part.cost.flops for part in parts if part.name == "blocks.0.token_mixer")
+
+    assert work(mixer, "tests.arch.leaks.Scaled") == work(mixer)
+
+
 @pytest.mark.first(1)
 @pytest.mark.parametrize(
     "settings",

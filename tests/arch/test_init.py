@@ -160,3 +160,30 @@ def test_parts_of_pytorch_are_filled_by_their_parents():
     assert all(parameter.isfinite().all() for parameter in part.parameters())
     with one_line(ModelError, "gates.0"):
         build("tests.arch.test_init.Parts")
+
+
+class OwnStart(TokenMixer):
+    """Starts its linear layer and its part by itself; it has no parameter of its own."""
+
+    def __init__(self, d_model: int, context: int) -> None:
+        super().__init__()
+        self.o_proj = nn.Linear(d_model, d_model)
+        self.part = ClosedLinear(d_model, 1)
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.o_proj.weight)
+        nn.init.ones_(self.part.bias)
+
+
+class ClosedLinear(nn.Linear):
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+
+
+def test_what_a_mixer_gives_its_own_parts_stays():
+    block = build("tests.arch.test_init.OwnStart", init="reference").blocks[1]
+    assert_constant(block.token_mixer.o_proj.weight, 0.0)
+    assert_uniform(block.token_mixer.o_proj.bias, D**-0.5)
+    assert_constant(block.token_mixer.part.weight, 0.0)
+    assert_constant(block.token_mixer.part.bias, 1.0)
+    assert_uniform(block.channel_mixer.up.weight, D**-0.5)

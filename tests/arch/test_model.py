@@ -96,6 +96,14 @@ def test_moving_a_model_leaves_the_angles_of_its_positions_exact(move):
     assert torch.equal(moved.sin, tables[1])
 
 
+def test_a_class_of_somebody_elses_keeps_the_angles_that_it_gave_itself():
+    model = small_model("attention(heads=2)", "tests.arch.leaks.Turned(heads=2)", n_layers=3)
+    first, turned, last = (block.token_mixer.rotary.sin for block in model.blocks)
+    assert first is last
+    assert first.count_nonzero()
+    assert torch.equal(turned, -first)
+
+
 def test_angles_are_made_where_the_weights_are():
     """They stayed on the CPU."""
     with FakeTensorMode(), torch.device("cuda"):

@@ -57,6 +57,7 @@ def longer(go_on):
         (lambda: drawn(top_p=1.5), "top_p is 1.5"),
         (lambda: drawn(max_new_tokens=-1), "max_new_tokens is -1"),
         (lambda: generate(FLAT, LONG[:, :0], 3), "the length of the prompt is 0"),
+        (lambda: generate(FLAT, LONG[0], 3), "tokens is (13,)"),
         (lambda: generate(FLAT, LONG, 3), TOO_LONG),
         (lambda: FLAT(LONG), TOO_LONG),
         (lambda: longer(FLAT.prefix), TOO_LONG),

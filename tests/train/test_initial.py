@@ -17,6 +17,7 @@ from train import RunError, read_recipe
 from train import fit as train_model
 from train.record.log import Log
 from train.record.saving import since_best
+from train.steps.module import LanguageModule
 
 LLAMA = "--model.mixers [attention(heads=2)] --model.channel_mixer swiglu --model.norm rmsnorm"
 RISES = "--optimizer.lr 3 --optimizer.clip 0 --schedule.decay none --trainer.max_steps 40"
@@ -131,6 +132,25 @@ def test_a_run_that_learns_no_more_ends_and_the_best_model_is_kept(data, tmp_pat
     assert [float(row["val_loss"]) for row in logged] == pytest.approx(list(losses.values()))
     assert fit(data, run, *flags.split(), "--resume", "auto") == 0
     assert "is complete: it stopped early, after" in capsys.readouterr().out
+
+
+def test_a_validation_that_is_no_number_is_left_out(data, tmp_path, monkeypatch, capsys):
+    """As where fp16 overflows; a meta.json with it could not be read."""
+    run, validate = tmp_path / "run", LanguageModule.validation_step
+
+    def validation_step(self, batch, batch_idx):
+        sums = validate(self, batch, batch_idx)
+        sums[0] *= torch.nan if self.trainer.global_step < 2 else 1
+        return sums
+
+    monkeypatch.setattr(LanguageModule, "validation_step", validation_step)
+    flags = "--save_best true --validate_every 1 --trainer.max_steps 3"
+    assert fit(data, run, *flags.split()) == 0
+    assert "step 0  val_loss and val_bits_per_byte are not finite" in capsys.readouterr().out
+    assert "val_loss" not in load_model(run / "models" / "step-000000").meta
+    losses = {row["step"]: row["val_loss"] for row in rows(run, "val_loss")}
+    assert [*losses] == [2, 3]
+    assert load_model(run / "best").meta["step"] == min(losses, key=lambda step: losses[step])
 
 
 def test_a_run_that_is_interrupted_at_its_early_stop_ends_there(data, tmp_path, at_step, capsys):

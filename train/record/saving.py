@@ -256,6 +256,8 @@ class ModelDirectories(Callback):
 
     def _record_validation(self, trainer: Trainer, module: LanguageModule, step: int) -> None:
         path, figures = self._directory.model(step), module.validation
+        lacking = [name for name, value in figures.items() if not math.isfinite(value)]
+        module.validation = {n: value for n, value in figures.items() if n not in lacking}
         meta = self._meta(trainer, step)
         model = self._due(step, trainer.max_steps)[0]
         # As they are on record: a checkpoint is older than the validation of its step.
@@ -265,7 +267,7 @@ class ModelDirectories(Callback):
         without, patience = since_best(losses), self._settings.early_stopping
         stop = bool(patience) and without >= (patience or 0)
         if model:
-            self._write(trainer, path, lambda: add_to_meta(path, figures))
+            self._write(trainer, path, lambda: add_to_meta(path, module.validation))
         elif stop:  # the run's last model
             self._save_model(trainer, module, path, step)
             self._saved = step
@@ -276,10 +278,12 @@ class ModelDirectories(Callback):
         # Last, as this row says that the step is done with: see `opens`.
         self._log.add(meta | {"seconds": self._progress.seconds})
         self._log.say(
-            f"step {step}  valid loss {meta['val_loss']:.3f}  bits/byte "
-            f"{meta['val_bits_per_byte']:.3f} over {meta['val_tokens']:,} tokens"
+            f"step {step}  valid loss {figures['val_loss']:.3f}  bits/byte "
+            f"{figures['val_bits_per_byte']:.3f} over {figures['val_tokens']:,} tokens"
             + (f"  -> {path}" if model or stop else "")
         )
+        if lacking:
+            self._log.say(f"step {step}  {' and '.join(lacking)} are not finite: not recorded")
         if stop:
             trainer.should_stop = self.stopped_early = True
             self._log.say(

@@ -25,7 +25,7 @@ QUINTIC = (3.4445, -4.7750, 2.0315)
 
 
 def build_optimizer(model: LanguageModel, settings: OptimizerSettings) -> Optimizer:
-    """Fused AdamW for all parameters, or for those that Muon does not take.
+    """AdamW for all parameters, or for those that Muon does not take; fused, without complex ones.
 
     Only matrices over features decay (`arch.model.matrices`): the weights of linear layers, and
     those that a mixer keeps itself. Not the embedding (nor a head tied to it): most of its
@@ -55,7 +55,7 @@ def build_optimizer(model: LanguageModel, settings: OptimizerSettings) -> Optimi
         lr=settings.lr,
         betas=(settings.beta1, settings.beta2),
         eps=settings.eps,
-        fused=True,
+        fused=all(p.is_floating_point() for p in model.parameters()) or None,
     )
     if not muon:
         return adamw

@@ -7,12 +7,13 @@ from typing import Any
 
 from safetensors.torch import save
 
+from arch.costs import count_parameters
 from arch.errors import ModelError
 from arch.formats.hub.card import write_card
 from arch.formats.hub.reader import FIELDS, MODEL_TYPE, PROVENANCE
 from arch.formats.llama import describe_tokenizer
 from arch.mixers import MIXERS
-from arch.model import LanguageModel, count_parameters
+from arch.model import LanguageModel
 from arch.patterns import find_foreign
 from arch.storage.directory import as_json
 from arch.storage.files import write_directory

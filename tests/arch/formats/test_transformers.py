@@ -214,6 +214,7 @@ def test_a_configuration_of_transformers_four_is_read_too(llama_directory):
         ({"mixers": ("attention", "flat")}, "mixers=['attention', 'flat']"),
         ({"mixers": ("attention+flat",)}, "mixers=['attention+flat']"),
         ({"mixers": ("attention", "attention(heads=2)")}, "mixers=['attention', 'attention(he"),
+        ({"mixers": ("tests.arch.leaks.Turned",)}, "mixers=['tests.arch.leaks.Turned']"),
         ({"channel_mixer": "gelu"}, "channel_mixer=gelu"),
         ({"norm": "layernorm"}, "norm=layernorm"),
         ({"final_norm": False}, "final_norm=False"),

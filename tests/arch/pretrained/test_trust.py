@@ -61,6 +61,7 @@ ASKED = [
     "arch describe model",
     "arch describe model/config.json",
     "arch check ./model",
+    "arch init out --tokenizer model/tokenizer.json --config model/config.json",
     "arch export model out",
     "eval loss model --text a",
     "eval invert model --text abc --solvers chance",
@@ -120,6 +121,15 @@ def test_a_link_into_the_directory_is_the_directory(named, tmp_path):
     with pytest.raises(ModelError, match="never run"):
         load_model("model", trust_code=True)
     shutil.move("model", "moved")
+    assert not marker.exists()
+
+
+def test_a_name_in_one_text_is_code_too(named, capsys):
+    marker, path = named("beside it"), Path("model", "config.json")
+    path.write_text(path.read_text().replace('["beside_it.Mix"]', '"beside_it.Mix"'))
+    words = ASKED[[word.startswith("arch init") for word in ASKED].index(True)].split()
+    assert import_module("arch.__main__").main(words[1:]) == 2
+    assert "beside_it.Mix" in capsys.readouterr().err
     assert not marker.exists()
 
 

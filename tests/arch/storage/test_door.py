@@ -14,6 +14,7 @@ from arch import (
     LanguageModel,
     ModelConfig,
     ModelError,
+    add_to_meta,
     check_causal,
     check_model,
     describe,
@@ -131,6 +132,14 @@ def test_fields_that_are_no_provenance_are_refused(name, value, directory, capsy
     line = refusal(["describe", str(directory)], capsys)
     assert "meta.json" in line
     assert name.split("_")[0] in line
+    if name in ("schema", "tokenizer_sha256"):  # which who saves a model does not give
+        return
+    saved = load_model(save_model(directory.parent / "n", small_model(), tokenizer_json(), {}))
+    with one_line(ModelError, "meta.json: "):
+        save_model(saved.path, saved.model, saved.tokenizer_json, {name: value})
+    with one_line(ModelError, "meta.json: "):
+        add_to_meta(saved.path, {name: value})
+    assert load_model(saved.path).meta == saved.meta
 
 
 @pytest.mark.parametrize("kind", [torch.int8, torch.int64, torch.bool, torch.float8_e4m3fn])

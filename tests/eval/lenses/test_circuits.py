@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
-from arch.mixers import Expanded, Headed, Kernel, Parallel, Structured
+from arch.mixers import Expanded, Headed, Kernel, Parallel, Structured, TokenMixer, Triangle
 from arch.pretrained.pretrained import PretrainedModel
 from eval.lenses.circuits import (
     attention_pattern,
@@ -18,11 +19,13 @@ from eval.lenses.circuits import (
     triangles,
     value_maps,
 )
+from eval.lenses.task import MEASURED
 from eval.lenses.trace import trace
 from eval.measures.ranks import effective_rank
 from tests.arch.cases import MIXERS, random_mixer, random_tokens, scramble
 from tests.arch.cases import small_model as tiny_model
 from tests.arch.pretrained.test_pretrained import their_model
+from tests.eval.lenses.cases import figures, look, story_checkpoint
 
 D, T = 8, 7
 ATTENTION = [entry for entry in MIXERS if entry.startswith("attention") and "+" not in entry]
@@ -140,6 +143,35 @@ def test_a_part_minds_positions_or_features_or_both(entry, minded, unminded):
              for place in minded + unminded}  # fmt: skip
     assert min(min(sizes[place]) for place in minded) > 0.01
     assert max(max(sizes[place]) for place in unminded) < 1e-9
+
+
+class TwoTriangles(TokenMixer):
+    def __init__(self, d_model, context):
+        super().__init__()
+        self.near, self.far = nn.ModuleList([Triangle(context)]), Triangle(context)
+
+    def forward(self, x):
+        return self.near[0](x) + self.far(x)
+
+
+def test_mixers_of_one_block_have_figures_and_maps_of_their_own():
+    """Heads of the first had the places of the last one's; maps of one name were lost."""
+    own = f"{__name__}.TwoTriangles"
+    both = "attention(heads=2)+attention(heads=2)+headed(heads=2)+flat+flat(bias=false)"
+    checkpoint = story_checkpoint((both, own))
+    found = look("circuits", checkpoint, (40, 41, 42, 43))
+    coordinates = [
+        [value for name, value in figure.items() if name not in MEASURED]
+        for figure in found.figures()
+    ]
+    assert len(coordinates) == len({*map(str, coordinates)})
+    assert len(figures(found, "OV copying")) == 6
+    assert len(figures(found, "commutation error")) == 2 * (2 + 2 * 2 + 2)
+    (maps,) = found.of("maps")
+    assert len(maps.axes["map"]) == 3 * 2 + 2 + 2
+    plain = look("circuits", story_checkpoint(("attention(heads=2)+flat",)), (40, 41, 42, 43))
+    parts = {figure["part"] for figure in figures(plain, "OV copying")}
+    assert parts == {"head 0", "head 1"}  # one of them alone has heads
 
 
 def test_profiles_and_ranks_by_hand():

@@ -3,6 +3,7 @@
 import itertools
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import transformers
 from arch import save_model
 from eval.__main__ import main
 from eval.analysis.summary import summarise_rows
-from eval.models.checkpoint import open_checkpoint
+from eval.models.checkpoint import open_checkpoint, open_model
 from eval.models.controls import derive
 from eval.models.identity import labels
 from eval.rows.store import Results, Row
@@ -174,6 +175,28 @@ def test_a_model_that_was_changed_for_a_control_is_another(save):
     ids = {derive(first, control).model_id for control in ("identity", "scale=1", "scale=2")}
     assert len(ids | {first.model_id}) == 4
     assert derive(first, "identity").model_id == derive(second, "identity").model_id
+
+
+OWN = {
+    "own_base": "from arch.mixers.masked import Flat\nclass Base(Flat):\n    number = 1\n",
+    "own_part": "class Part:\n    number = 1\n",
+    "own_mixer": "import own_base, own_part\nclass Mine(own_part.Part, own_base.Base):\n    pass\n",
+}
+
+
+def test_code_that_a_mixer_inherits_is_its_own(small_model, small_tokenizer, tmp_path, monkeypatch):
+    """Rows of the code before an edit were given as those of the code after it."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    hashes = []
+    for edited in (None, None, *OWN):
+        for name, text in OWN.items():
+            (tmp_path / f"{name}.py").write_text(text + "# edited\n" * (name == edited))
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        model = small_model(mixers=("own_mixer.Mine",))
+        hashes.append(open_model(model, tokenizer=small_tokenizer).settings_sha256)
+    assert hashes[0] == hashes[1]
+    assert len(set(hashes)) == 4
 
 
 # What models are called.

@@ -116,6 +116,26 @@ def test_a_step_moves_mixing_matrices_and_nothing_above_their_diagonal(
         assert (end - start).tril().count_nonzero() > 0.9 * start.count_nonzero()
 
 
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_both_parts_of_complex_weights_learn(small_model, name):
+    """AdamW failed at the first step; Muon dropped the imaginary part."""
+    model = small_model(mixers=("tests.arch.leaks.Complex",)).requires_grad_(True)
+    optimizer = build_optimizer(model, OptimizerSettings(name, lr=0.01))
+    weights = [p for p in model.parameters() if p.is_complex()]
+    before = [torch.view_as_real(p.detach().clone()) for p in weights]
+    tokens, losses = torch.randint(400, (4, 33)), []
+    for _ in range(4):
+        loss = loss_of(model, tokens)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    for start, end in zip(before, weights, strict=True):
+        moved = (torch.view_as_real(end) - start).abs() > 1e-4
+        assert moved.float().mean() > 0.9
+
+
 def test_muon_is_that_of_torch_to_the_bit():
     shapes = [(8, 24), (24, 8), (16, 16), (8, 24)]
     ours = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
