@@ -161,15 +161,20 @@ def test_a_complete_run_stays_as_it_is_and_a_longer_one_goes_on_from_it(
 
 
 @pytest.mark.parametrize("flags", ["", "--lr 90 --validate_every 1 --early_stopping 1"])
-def test_a_complete_run_without_checkpoints_stays_as_it_is(data, tmp_path, flags, capsys):
+def test_a_complete_run_without_checkpoints_stays_as_it_is(
+    data, tmp_path, flags, monkeypatch, capsys
+):
     run = tmp_path / "run"
     assert fit(data, run, *flags.split()) == 0
     shutil.rmtree(run / "checkpoints")
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     capsys.readouterr()
+    monkeypatch.setattr("train.run.use_machine", lambda: {"torch": "of tomorrow"})
     assert fit(data, run, *flags.split(), "--resume", "auto") == 0
     said = capsys.readouterr().out
     assert f"{run} is complete: its checkpoints are gone; choose another --run" in said
+    assert fit(data, run, *flags.split(), "--resume", "auto", "--dropout", "0.5") == 2
+    assert "it is complete and had dropout 0.0, now 0.5: its che" in capsys.readouterr().err
     assert before == {path: path.stat().st_mtime_ns for path in run.rglob("*")}
 
 
