@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import termios
+import time
 from pathlib import Path
 
 import pytest
@@ -117,8 +118,9 @@ def test_a_run_whose_terminal_is_closed_is_saved(data, tmp_path):
         preexec_fn=own_terminal,
     ) as process:  # fmt: skip
         os.close(theirs)
-        while os.read(ours, 4096) and not (run / "metrics.jsonl").is_file():
-            pass
+        record = run / "metrics.jsonl"
+        while process.poll() is None and not (record.is_file() and '"lr"' in record.read_text()):
+            time.sleep(0.05)
         os.close(ours)
         assert process.wait(60) == 128 + signal.SIGHUP
     assert len(names(run / "checkpoints")) == 1
