@@ -23,6 +23,8 @@ from typing import NamedTuple
 
 STORIES = 8000
 STEPS = 250
+BEGIN = "\n$ python -m "
+"""How a command in the log begins."""
 TABLE = "Tokens recovered"
 """How the table of `eval invert` begins."""
 MODELS = {
@@ -48,17 +50,26 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the steps; the exit code of the first that fails."""
     parser = argparse.ArgumentParser(description="Stories in, a page of evidence out.")
     parser.add_argument("--out", type=Path, default=Path("demo"), help="where everything goes")
-    parser.add_argument("--force", action="store_true", help="begin anew")
+    parser.add_argument("--force", action="store_true", help="remove an earlier demo first")
     options = parser.parse_args(arguments)
     out: Path = options.out
-    if options.force:
-        shutil.rmtree(out, ignore_errors=True)
+    log = out / "log.txt"
     try:
+        if options.force and out.is_dir() and any(out.iterdir()):
+            if not (log.is_file() and log.read_bytes().startswith(BEGIN.encode())):
+                print(
+                    f"error: --out {out}: is not an earlier demo, which --force would remove; give "
+                    "another folder, or remove this one yourself",
+                    file=sys.stderr,
+                )
+                return 2
+            shutil.rmtree(out)
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        print(f"error: --out {out}: cannot be written ({error.strerror})", file=sys.stderr)
+        why = error.strerror or error
+        print(f"error: --out {out}: cannot be written ({why})", file=sys.stderr)
         return 2
-    started, log = time.perf_counter(), out / "log.txt"
+    started = time.perf_counter()
     print(f"commands and what they print: {log}\n")
     for step in steps(out):
         if code := _run(step, log):
@@ -120,7 +131,7 @@ def _run(step: Step, log: Path) -> int:
         contextlib.redirect_stdout(file),
         contextlib.redirect_stderr(file),
     ):
-        print(f"\n$ python -m {shlex.join(step.words)}")
+        print(f"{BEGIN}{shlex.join(step.words)}")
         try:
             code = import_module(f"{step.words[0]}.__main__").main(step.words[1:])
         except KeyboardInterrupt:

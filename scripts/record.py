@@ -131,7 +131,7 @@ def train_seed(
 ) -> dict[str, Any]:
     """Trains and validates one seed in fresh processes: bits, tokens and seconds.
 
-    A seed that was measured before is read again.
+    A seed that was trained before is not trained again, and one that was measured is read again.
 
     Raises:
         RecordError: the machine is busy, a command fails, or the seed was measured before with
@@ -142,7 +142,12 @@ def train_seed(
     known, loss = run / "made_of.json", run / "loss.json"
     own = file_sha256(recipe) if recipe.is_file() else None
     made_of = json.dumps([options.recipe, own, minutes, *flags, source_hash()])
-    if not loss.is_file():
+    trained = known.is_file() and known.read_text(encoding="utf-8") == made_of
+    if not trained and (known.is_file() or loss.is_file()):
+        raise RecordError(
+            f"{run}: was trained with other flags or other code; give another --out, or remove it"
+        )
+    if not trained:
         if (busy := busy_cores()) > IDLE:
             raise RecordError(
                 f"{busy:.1f} cores are busy with other work; wait until they are idle"
@@ -150,14 +155,10 @@ def train_seed(
         length = ["--minutes", minutes] if minutes else []
         python("train", "fit", "--config", options.recipe, "--data", data, "--run", run, "--seed",
                seed, "--wandb", "disabled", "--validate_tokens", 4096, *length, *flags)  # fmt: skip
-        python("arch", "check", run)  # which fails of a model that leaks
-        said = python("eval", "loss", run, "--corpus", data, "--format", "json")
         write_text(known, made_of)
-        write_text(loss, said)
-    elif not known.is_file() or known.read_text(encoding="utf-8") != made_of:
-        raise RecordError(
-            f"{run}: was trained with other flags or other code; give another --out, or remove it"
-        )
+    if not loss.is_file():
+        python("arch", "check", run)  # which fails of a model that leaks
+        write_text(loss, python("eval", "loss", run, "--corpus", data, "--format", "json"))
     (figures,) = json.loads(loss.read_text(encoding="utf-8"))
     rows = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     seconds = max(json.loads(row).get("seconds", 0.0) for row in rows)

@@ -11,6 +11,7 @@ command answers Ctrl-C in a line from its first moment on.
 
 from __future__ import annotations
 
+import copy
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,8 @@ def __getattr__(name: str) -> Any:
 def fit(recipe: Recipe) -> int | None:
     """Trains as a recipe says, from the beginning or from a checkpoint to the last step.
 
-    Data that are a text file get a tokenizer and are packed into the run first.
+    Data that are a text file get a tokenizer and are packed into the run first. The recipe stays as
+    it is: what is chosen for this run alone, such as those packed data, is set in a copy.
 
     Returns:
         The signal that ended the run early, if one did.
@@ -49,6 +51,7 @@ def fit(recipe: Recipe) -> int | None:
     from train.processes.launcher import check_launcher
     from train.processes.together import together
 
+    recipe = copy.deepcopy(recipe)
     recipe.check()
     recipe.given("data")
     recipe.given("run")

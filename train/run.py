@@ -1,5 +1,6 @@
 """A run, from its settings to its last model directory."""
 
+import copy
 import dataclasses
 import json
 import time
@@ -30,7 +31,7 @@ from train.record.saving import (
     since_best,
 )
 from train.rundir.identity import NOT_RECIPE, REPORTING, model_id
-from train.rundir.resume import changed_settings, choose_start, last_model, trained_alike
+from train.rundir.resume import changed_settings, changes_since, choose_start, last_model
 from train.rundir.rundir import RunDirectory
 from train.rundir.verify import find_wrong_tensor
 from train.settings import PAIRS, RunError
@@ -57,6 +58,7 @@ class Run:
 
     def __init__(self, recipe: Recipe) -> None:
         given = recipe.plain()  # before what is left open is chosen, for this machine
+        recipe = copy.deepcopy(recipe)  # in the caller's it stays open
         self._arithmetic = choose_arithmetic(recipe)
         self._deterministic = torch.are_deterministic_algorithms_enabled()
         self.recipe, settings, data = recipe, recipe.run, recipe.open_data()
@@ -228,7 +230,9 @@ class Run:
         before, now = self.directory.last_settings(), flat(settings)
         config = yaml.safe_dump(settings, sort_keys=False)
         self.directory.prepare(comments + config, start.unreadable)
-        hidden = self.directory.hide_models(start.step, lambda meta: trained_alike(meta, start))
+        hidden = self.directory.hide_models(
+            start.step, lambda meta: changes_since(meta, start).keys() <= REPORTING
+        )
         others = ELSEWHERE | REPORTING
         if start.checkpoint is None:  # what goes on has the same data, wherever they lie
             others -= {"data", "valid_fraction"}
@@ -255,10 +259,14 @@ class Run:
 
         Raises:
             RunError: it was trained with other settings than it is given now.
+            arch.ModelError: the meta.json of its last model cannot be read.
         """
-        step = self.start.step
-        if not self.directory.checkpoints():
-            step = max(step, last_model(self.directory, self.start))
+        start, step, path = self.start, self.start.step, self.directory.path
+        changed = [each["changed"] for each in start.history if each["from_step"] == step]
+        last = 0 if self.directory.checkpoints() else last_model(self.directory, start)
+        if last > step:
+            step = last
+            changed = [changes_since(read_json(self.directory.model(last) / "meta.json"), start)]
         total, patience = self.total, self.recipe.run.early_stopping
         until = [loss for at, loss in self.directory.comparable().items() if at <= step]
         if step > total or (step == total and step in self.directory.validations()):
@@ -268,22 +276,19 @@ class Run:
             why = f"it stopped early, after {step} steps; raise --early_stopping"
         else:
             return False
-        now = (c["changed"] for c in self.start.history if c["from_step"] == step)
         others = (
             f"{name} {WITHOUT.get(name) if old is None else old}, now {new}"
-            for changed in now
-            for name, (old, new) in changed.items()
+            for settings in changed
+            for name, (old, new) in settings.items()
             if name not in {*NOT_RECIPE, "minutes"}
         )
+        advice, other = f"{why} to go on", " with that, or choose another --run"
+        if step > start.step:
+            advice, other = "its checkpoints are gone; choose another --run", ""
         if differing := "; ".join(others):
-            raise RunError(
-                f"--run {self.directory.path}: it is complete and had {differing}: {why} to go on "
-                "with that, or choose another --run"
-            )
+            raise RunError(f"--run {path}: it is complete and had {differing}: {advice}{other}")
         if self.main:
-            gone = "its checkpoints are gone; choose another --run"
-            why = gone if step > self.start.step else f"{why} to go on"
-            print(f"{self.directory.path} is complete: {why}")
+            print(f"{path} is complete: {advice}")
         return True
 
     def _describe(self) -> str:

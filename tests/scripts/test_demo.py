@@ -43,6 +43,21 @@ def test_a_step_that_fails_ends_it_and_a_place_must_be_writable(tmp_path, capsys
     assert capsys.readouterr().err.startswith("error: --out ")
 
 
+def test_force_removes_a_demo_and_no_other_folder(tmp_path, capsys, monkeypatch):
+    """`--out . --force` removed the working directory."""
+    monkeypatch.setattr(demo, "steps", lambda out: [Step("mixer", ["arch", "check", "identity"])])
+    words = ["--force", "--out"]
+    mine, earlier = tmp_path / "log.txt", tmp_path / "demo" / "old"
+    mine.write_text("notes")
+    assert demo.main([*words, str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: --out {tmp_path}: ")
+    assert mine.is_file()
+    assert demo.main([*words, str(earlier.parent)]) == 0
+    earlier.touch()
+    assert demo.main([*words, str(earlier.parent)]) == 0
+    assert not earlier.exists()
+
+
 @pytest.mark.slow
 def test_the_whole_demo_at_toy_size(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(demo, "STORIES", 2000)

@@ -88,10 +88,12 @@ def test_what_git_lacks_is_said_before_any_training(measured, tmp_path, monkeypa
 @pytest.fixture
 def train(tmp_path, monkeypatch):
     """Measures seed 0 by stand-ins for the commands; what it came to, and which rooms they ran."""
-    rooms = []
+    rooms, fails = [], None
 
     def python(room, command, *words):
         rooms.append(room)
+        if room == fails:
+            raise record.RecordError("interrupted")
         if command == "fit":
             run = Path(words[words.index("--run") + 1])
             run.mkdir(parents=True)
@@ -101,13 +103,24 @@ def train(tmp_path, monkeypatch):
     monkeypatch.setattr(record, "busy_cores", lambda: 0.0)
     monkeypatch.setattr(record, "python", python)
 
-    def measure(*flags, track="5min", recipe="llama", code="abc"):
+    def measure(*flags, track="5min", recipe="llama", code="abc", failing=None):
+        nonlocal fails
+        fails = failing
         monkeypatch.setattr(record, "git", lambda *_: code)
         options = Namespace(track=track, recipe=recipe)
         rooms.clear()
         return record.train_seed(options, flags, tmp_path / "data", tmp_path, 0), [*rooms]
 
     return measure
+
+
+@pytest.mark.parametrize("failing", ["arch", "eval"])
+def test_a_seed_that_was_not_measured_is_not_trained_again(train, failing):
+    """The run was there, so the same command failed, and minutes of training were lost."""
+    with one_line(record.RecordError, "interrupted"):
+        train(failing=failing)
+    assert train()[1] == ["arch", "eval"]
+    assert train()[1] == []
 
 
 def test_a_seed_is_read_again_only_where_it_was_made_alike(train, tmp_path):

@@ -139,3 +139,20 @@ def test_a_budget_goes_on_where_it_was_and_is_complete_in_the_end(data, tmp_path
     assert "resumed at step 30 with minutes 0.5 -> 1.0" in capsys.readouterr().out
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert json.dumps(config["minutes"]) == "1.0"
+
+
+def test_a_run_of_steps_goes_on_for_minutes(data, tmp_path, clock):
+    run, flags = tmp_path / "run", ["--schedule.warmup_steps", "0", "--resume", "auto"]
+    clock(lambda step: 5.0)
+    assert fit(data, run, *flags) == 0
+    assert fit(data, run, *flags, "--minutes", "1") == 0
+    assert rows(run, "loss")[-1]["step"] == pytest.approx(6 + 12, abs=1)
+
+
+def test_a_resumed_run_does_not_pay_for_compiling_again(data, tmp_path, clock):
+    run, compiling = tmp_path / "run", []
+    clock(lambda step: compiling.pop() if compiling else 1.0)
+    for minutes, steps in (("0.5", 11), ("1", 41)):
+        compiling.append(20.0)
+        assert fit(data, run, *BUDGET.split(), "--resume", "auto", "--minutes", minutes) == 0
+        assert rows(run, "loss")[-1]["step"] == pytest.approx(steps, abs=2)

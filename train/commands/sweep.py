@@ -78,7 +78,7 @@ def main(words: list[str]) -> int:
     flags += [f"--data={options.data}"] if options.data else []
     _refuse_resume([*flags, *added])
     out = options.out or Path("runs", "sweeps", name)
-    return _run_all(name_trials(content, out.expanduser()), [*flags, *added], out.expanduser())
+    return _run_all(name_trials(content, out.expanduser()), [*flags, *added])
 
 
 def _refuse_resume(words: list[str]) -> None:
@@ -205,7 +205,7 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _run_all(runs: dict[Path, Trial], flags: list[str], out: Path) -> int:
+def _run_all(runs: dict[Path, Trial], flags: list[str]) -> int:
     failed = []
     for number, (run, trial) in enumerate(runs.items(), start=1):
         words = [*flags, *(f"--{name}={_text(value)}" for name, value in trial.items())]
@@ -228,8 +228,9 @@ def _run_all(runs: dict[Path, Trial], flags: list[str], out: Path) -> int:
     for run in failed:
         print(f"error: {run} did not end well; see above", file=sys.stderr)
     if len(failed) < len(runs):
-        table = ["--last", "--sort", "bits/byte"]
-        subprocess.run([sys.executable, "-m", "eval", "compare", str(out), *table])
+        begun = [str(run) for run in runs if (run / "metrics.jsonl").is_file()]
+        table = ["--trust_code", "--last", "--sort", "bits/byte"]  # of mixers that were trained
+        subprocess.run([sys.executable, "-m", "eval", "compare", *begun, *table])
     return 1 if failed else 0
 
 

@@ -4,11 +4,12 @@ The processes meet in a store before any of them does its part: those of torchru
 of all machines, those that Lightning itself starts in one that their parent keeps. Who fails says
 so there and prints its line; the others, which may wait for it in a barrier, end without a word and
 with the same code. At the end all wait for the last: a launcher that ends a job with its first
-process finds everything saved.
+process finds everything saved. Later runs of the same processes meet under other names there.
 """
 
 import atexit
 import contextlib
+import functools
 import itertools
 import os
 import socket
@@ -55,6 +56,8 @@ class _Meeting:
     """The store of a run's processes, in which each says that it is here, has failed or ends."""
 
     def __init__(self) -> None:
+        from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
+
         self.rank = self.local = int(os.environ.get("LOCAL_RANK", "0"))
         self.count: int | None = None
         if in_torchrun():
@@ -67,7 +70,8 @@ class _Meeting:
             self.count = slurm.world_size()
             os.environ["MASTER_ADDR"] = slurm.main_address
             os.environ["MASTER_PORT"] = str(slurm.main_port)
-        self._store: Any = self._find_first(self.count) if self.count else self._find_parent()
+        store = self._find_first(self.count) if self.count else self._find_parent()
+        self._store: Any = PrefixStore(f"remnant/{next(_runs)}", store)
         self._heard, self._over, self._lock = False, False, threading.Lock()
 
     def _find_first(self, count: int) -> Any:
@@ -76,7 +80,7 @@ class _Meeting:
         Raises:
             RunError: the address cannot be found or reached.
         """
-        from torch.distributed import DistError, PrefixStore, rendezvous  # pyright: ignore
+        from torch.distributed import DistError, rendezvous  # pyright: ignore
 
         address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
         try:
@@ -93,7 +97,7 @@ class _Meeting:
             if not self.rank:
                 line = f"{address}:{port} is taken, or no address of this machine; set MASTER_PORT"
             raise RunError(line) from None
-        return PrefixStore(f"remnant/{next(_runs)}", store)
+        return store
 
     def _find_parent(self) -> Any:
         """The store of the process from which Lightning starts the others of this machine.
@@ -101,13 +105,10 @@ class _Meeting:
         Raises:
             RunError: it is gone.
         """
+        if not self.local:
+            return _own_store()
         from torch.distributed import DistError, TCPStore  # pyright: ignore
 
-        if not self.local:
-            store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-            os.environ[PORT] = str(store.port)
-            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of a store that is gone
-            return store
         try:
             wait = timedelta(seconds=5 * GRACE)
             return TCPStore("127.0.0.1", int(os.environ[PORT]), timeout=wait)
@@ -138,8 +139,6 @@ class _Meeting:
             lost = lost or isinstance(error, RuntimeError)
             speaks = self._speaks or not lost
         self._over = True
-        if not self.local:
-            os.environ.pop(PORT, None)
         if not speaks and isinstance(error, Exception):
             raise RunError("") from None
         if lost:
@@ -184,6 +183,17 @@ class _Meeting:
             time.sleep(PAUSE / 4)
             found = self._store.add(key, 0)
         return found
+
+
+@functools.cache
+def _own_store() -> Any:
+    """The store that this process keeps, as long as it lives, for those that Lightning starts."""
+    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    os.environ[PORT] = str(store.port)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of a store that is gone
+    return store
 
 
 def _is_launched() -> bool:

@@ -5,8 +5,9 @@
     python -m eval bits    MODEL --out RUN/eval
     python -m eval compare MODEL RUN/eval --csv FILE
 
-Each is a process of its own: the command line is all that is shared with `eval`. What fails is said
-in a line, and ends no training.
+Each is a process of its own: the command line is all that is shared with `eval`. All are given
+`--trust_code`, as the run itself runs its mixers' code. What fails is said in a line, and ends no
+training.
 """
 
 import csv
@@ -181,7 +182,7 @@ def _run(stopped: Callable[[], bool], *words: str) -> list[str]:
     if stopped():
         return []
     process = subprocess.Popen(
-        [sys.executable, "-m", "eval", *words],
+        [sys.executable, "-m", "eval", *words, "--trust_code"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

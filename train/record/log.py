@@ -3,14 +3,17 @@
 `metrics.jsonl` is the record; the loggers get the same rows by the same steps.
 """
 
+import contextlib
 import json
 import os
+import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from tqdm import tqdm
 
 from arch.storage.files import read_json, write_file
 from train.record.loggers import TolerantWandbLogger, TrackioLogger, open_wandb
@@ -105,11 +108,13 @@ class Log:
         """Prints a line, above the bar where there is one."""
         if self._trainer is None:
             return
-        bar: Any = self._trainer.progress_bar_callback
-        if bar is not None and bar.is_enabled:
-            bar.print(line)
-        else:
-            print(line, flush=True)
+        try:
+            if self._trainer.progress_bar_callback:
+                tqdm.write(line)  # Lightning's `bar.print` drops what comes while no bar is drawn
+            else:
+                print(line, flush=True)
+        except OSError:  # who reads is gone, as `tee` after Ctrl-C: what follows goes nowhere
+            drop(sys.stdout)
 
     def flush(self) -> None:
         """Forces the rows to the disk: a checkpoint must not be there without those before it."""
@@ -124,6 +129,12 @@ class Log:
             self._trackio.close()
         if self._wandb is not None:
             self._wandb.close(failed)
+
+
+def drop(stream: TextIO) -> None:
+    """Sends nowhere what is still printed to a stream, if a file is behind it."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _kind(row: dict[str, Any]) -> str:

@@ -214,13 +214,14 @@ class TimeBudget(Callback):
         self._minutes, self._limit, self._every = minutes, 60 * minutes, every
         self._schedule, self._windows, self._say = schedule, windows, say
         self._spent, self._pace = (spent["seconds"], spent["pace"]) if spent else (0.0, None)
+        self._before = self._spent
         self._first, self._steady, self._said = 0, 0.0, False
         self._began: float | None = None
 
     def total(self, step: int, otherwise: int) -> int:
         """All steps that the time is enough for, after `step` of them, if the speed is known."""
         if self._pace is None:  # more than a guess would shorten the warm-up
-            return max(otherwise, 10 * self._schedule.warmup_steps)
+            return step + max(otherwise, 10 * self._schedule.warmup_steps)
         return step + max(0, math.floor((self._limit - self._seconds()) / self._pace))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -230,7 +231,10 @@ class TimeBudget(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Corrects the number of steps; the first of a start, which compiles, is no measure."""
+        """Corrects the number of steps; the first of a start, which compiles, is no measure.
+
+        The first step of a later start counts as long as those before.
+        """
         step = trainer.global_step
         steps = step - self._first
         if not ends_step(trainer, batch_idx) or step >= trainer.max_steps:
@@ -238,6 +242,8 @@ class TimeBudget(Callback):
         ending = trainer.world_size == 1 and trainer.max_steps - step < self._every
         if steps == 1:
             self._steady = time.perf_counter()
+            if self._pace is not None:  # an earlier start has paid for compiling: this took a step
+                self._spent += self._before + self._pace - self._seconds()
         elif steps == 2 or (steps > 2 and (ending or step % self._every == 0)):
             self._pace = (time.perf_counter() - self._steady) / (steps - 1)
             # One step more, at least: what is saved and validated is that of the last step.

@@ -28,7 +28,7 @@ from arch import add_to_meta, save_model
 from arch.storage.files import write_file
 from tokenizer import PackedData
 from train.recipe import Recipe, flat
-from train.record.log import Log
+from train.record.log import Log, drop
 from train.record.progress import Progress
 from train.rundir.checkpoints import RECORD, read_checkpoint
 from train.rundir.identity import OF_PROCESS
@@ -372,7 +372,7 @@ def _leave_terminal() -> None:
     for stream in filter(None, (sys.stdout, sys.stderr)):
         with contextlib.suppress(OSError, ValueError):  # no file is behind the stream
             if stat.S_ISCHR(os.fstat(stream.fileno()).st_mode):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+                drop(stream)
 
 
 def settings_of(start: ResumePoint) -> dict[str, Any]:

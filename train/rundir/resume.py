@@ -5,11 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from arch.storage.files import read_json
 from arch.storage.runs import saved_steps
 from train.recipe import flat
 from train.rundir.checkpoints import RECORD, Unreadable, read_checkpoint
-from train.rundir.identity import REPORTING
 from train.rundir.rundir import RunDirectory
 from train.rundir.verify import find_wrong_entry
 from train.settings import RunError
@@ -137,12 +135,7 @@ def read_start(
     first, history = record["recipe"], record["history"]
     settings = {**settings, "init_from": first.get("init_from")}  # those weights are used no more
     last = _last_settings({**first, **{name: record[name] for name in fixed}}, history)
-    now = flat({**settings, **fixed})
-    changed = {
-        name: [last.get(name), now.get(name)]
-        for name in {**now, **last}
-        if now.get(name) != last.get(name)
-    }
+    changed = _differences(last, flat({**settings, **fixed}))
     refused = [name for name in changed if name.startswith(FIXED)]
     refused += [name for name in GROUPS if None in changed.get(name, ())]
     if refused:
@@ -159,30 +152,30 @@ def read_start(
     return ResumePoint(path, step, first, history, content["callbacks"].get("TimeBudget"), {})
 
 
-def trained_alike(record: dict[str, Any], start: ResumePoint) -> bool:
-    """Whether a saved model, by what its meta.json records, was trained with a start's settings.
+def changes_since(record: dict[str, Any], start: ResumePoint) -> dict[str, list[Any]]:
+    """The settings, old and new, that a start changes from a saved model's, by its meta.json.
 
-    Settings that change no weight may differ.
+    They are all of them where no run has written it.
     """
     try:
         saved = _last_settings(record["recipe"], record["history"])
-    except (AttributeError, KeyError, TypeError, ValueError):  # it was not written by a run
-        return False
-    now = _last_settings(start.recipe, start.history)
-    return all(saved.get(n) == now.get(n) for n in {**saved, **now} if n not in REPORTING)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        saved = {}
+    return _differences(saved, _last_settings(start.recipe, start.history))
 
 
 def last_model(directory: RunDirectory, start: ResumePoint) -> int:
-    """The step of a run's last model, if that was trained with a start's settings; else 0.
+    """The step of a run's last model; 0 where there is none.
 
     It is 0 for a run of minutes, of whose steps only a checkpoint says how many there will be.
-
-    Raises:
-        arch.ModelError: its meta.json cannot be read.
     """
     step = 0 if start.recipe.get("minutes") else max(saved_steps(directory.path), default=0)
-    meta = directory.model(step) / "meta.json"
-    return step if meta.is_file() and trained_alike(read_json(meta), start) else 0
+    return step if (directory.model(step) / "meta.json").is_file() else 0
+
+
+def _differences(last: dict[str, Any], now: dict[str, Any]) -> dict[str, list[Any]]:
+    names = (name for name in {**now, **last} if now.get(name) != last.get(name))
+    return {name: [last.get(name), now.get(name)] for name in names}
 
 
 def _last_settings(recipe: dict[str, Any], history: list[dict[str, Any]]) -> dict[str, Any]:

@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.train.cases import TINY
 from train import RunError, fit, read_recipe
+from train.run import Run
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n"
@@ -100,6 +102,21 @@ def test_settings_that_are_assigned_are_read_as_flags_are(name, value, read):
     else:
         recipe.check()
         assert getattr(getattr(recipe, section), key) == read
+
+
+def test_a_recipe_is_the_same_after_its_run(data, tmp_path, monkeypatch):
+    """A later run of it had the first one's data and vocabulary, and was compiled."""
+
+    def choose(recipe):
+        recipe.run.precision = "64-true"
+
+    monkeypatch.setattr("train.run.choose_arithmetic", choose)
+    for source, train in (("toy:20", fit), (str(data), Run)):
+        run = tmp_path / train.__name__
+        recipe = read_recipe(*TINY.split(), "--data", source, "--run", str(run))
+        before = recipe.plain()
+        train(recipe)
+        assert recipe.plain() == before
 
 
 @pytest.mark.parametrize(

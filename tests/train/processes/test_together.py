@@ -16,7 +16,9 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from tests.train.cases import TINY, fit, losses, pack_toy
 from tests.train.processes.scale_runs import _run
 from train import RunError, read_recipe
+from train.processes.together import PORT, together
 from train.run import Run
+from train.settings import TrainerSettings
 
 SHARED = "--trainer.devices 2 --trainer.strategy ddp"
 
@@ -146,6 +148,34 @@ def test_two_agents_of_torchrun_train_as_one_process(data, tmp_path):
     agents = [subprocess.Popen(words, cwd=Path(__file__).parents[3]) for _ in range(2)]
     assert [agent.wait(200) for agent in agents] == [0, 0]
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-12)
+
+
+def test_a_child_may_meet_its_parent_in_a_later_run(forked):
+    """The first was complete in the parent, which then kept another store."""
+    pipes = forked.Pipe()
+    processes = [
+        forked.Process(target=meet_twice, args=(rank, pipe), daemon=True)
+        for rank, pipe in enumerate(pipes)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(30)
+        process.kill()
+    assert [process.exitcode for process in processes] == [0, 0]
+
+
+def meet_twice(rank, pipe):
+    """The parent starts the child, which goes through its script from the top, in its second."""
+    os.environ["LOCAL_RANK"] = str(rank)
+    if rank:
+        os.environ[PORT] = pipe.recv()
+    with together(TrainerSettings(devices=2)):
+        pass
+    with together(TrainerSettings(devices=2)):
+        pipe.send(os.environ[PORT])
+        if not rank:
+            pipe.recv()
 
 
 def lives(process: int) -> bool:

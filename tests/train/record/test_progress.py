@@ -1,11 +1,13 @@
 """What a run shows while it trains."""
 
 import json
+import os
 import re
+import signal
 import sys
 from types import SimpleNamespace
 
-from tests.train.cases import fit, names
+from tests.train.cases import fit, interrupt, names
 from train.record import progress
 from train.steps.module import LanguageModule
 
@@ -50,6 +52,8 @@ def test_a_terminal_shows_a_bar_below_the_lines(data, tmp_path, monkeypatch, cap
     valid = r"step 6  valid loss \d\.\d{3}  bits/byte \d\.\d{3} over 320 tokens  -> "
     place = re.escape(f"{tmp_path}/run/models/")
     assert re.search(valid + place, shown)  # longer than the terminal is wide, and not cut
+    assert " parameters on 1 cpu" in shown  # no bar is drawn yet
+    assert "step 0  valid loss " in shown
 
 
 def test_closed_streams_are_no_error(data, tmp_path, monkeypatch):
@@ -60,3 +64,15 @@ def test_closed_streams_are_no_error(data, tmp_path, monkeypatch):
         sys.stdout.close()
         sys.stderr.close()
     assert names(tmp_path / "run" / "checkpoints") == ["step-000001.ckpt"]
+
+
+def test_a_run_whose_reader_has_gone_stops_with_a_checkpoint(data, tmp_path, monkeypatch, at_step):
+    """Ctrl-C ends the other side of a pipe, such as `tee`, too."""
+    run = tmp_path / "run"
+    at_step(3, interrupt(signal.SIGINT))
+    reader, writer = os.pipe()
+    os.close(reader)
+    with monkeypatch.context() as patch, open(writer, "w") as pipe:
+        patch.setattr(sys, "stdout", pipe)
+        assert fit(data, run) == 128 + signal.SIGINT
+    assert names(run / "checkpoints") == ["step-000003.ckpt"]

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import termios
+import time
 from pathlib import Path
 
 import pytest
@@ -117,8 +118,9 @@ def test_a_run_whose_terminal_is_closed_is_saved(data, tmp_path):
         preexec_fn=own_terminal,
     ) as process:  # fmt: skip
         os.close(theirs)
-        while os.read(ours, 4096) and not (run / "metrics.jsonl").is_file():
-            pass
+        record = run / "metrics.jsonl"
+        while process.poll() is None and not (record.is_file() and '"lr"' in record.read_text()):
+            time.sleep(0.05)
         os.close(ours)
         assert process.wait(60) == 128 + signal.SIGHUP
     assert len(names(run / "checkpoints")) == 1
@@ -161,15 +163,20 @@ def test_a_complete_run_stays_as_it_is_and_a_longer_one_goes_on_from_it(
 
 
 @pytest.mark.parametrize("flags", ["", "--lr 90 --validate_every 1 --early_stopping 1"])
-def test_a_complete_run_without_checkpoints_stays_as_it_is(data, tmp_path, flags, capsys):
+def test_a_complete_run_without_checkpoints_stays_as_it_is(
+    data, tmp_path, flags, monkeypatch, capsys
+):
     run = tmp_path / "run"
     assert fit(data, run, *flags.split()) == 0
     shutil.rmtree(run / "checkpoints")
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     capsys.readouterr()
+    monkeypatch.setattr("train.run.use_machine", lambda: {"torch": "of tomorrow"})
     assert fit(data, run, *flags.split(), "--resume", "auto") == 0
     said = capsys.readouterr().out
     assert f"{run} is complete: its checkpoints are gone; choose another --run" in said
+    assert fit(data, run, *flags.split(), "--resume", "auto", "--dropout", "0.5") == 2
+    assert "it is complete and had dropout 0.0, now 0.5: its che" in capsys.readouterr().err
     assert before == {path: path.stat().st_mtime_ns for path in run.rglob("*")}
 
 
