@@ -5,7 +5,8 @@ given to the main function of its module. Files, flags and order stay as they ar
 small is written down here, in three tables:
 
 * `INPUTS`: what a command reads that is too large, or not on this machine;
-* `SMALL`: flags that are added at the end of a command, where they replace its sizes;
+* `SMALL`: flags that are added at the end of a command, where they replace its sizes; those of
+  the first entry that a command begins with;
 * `NOT_RUN`: commands that cannot run in a test, each with the reason; their words are parsed, as
   are those of pages that are not in `RUN`.
 
@@ -49,6 +50,7 @@ SMALL = {
     "train fit": f"""{MODEL} --validate_tokens 96 --save_steps [] --save_every null
         --wandb disabled""",
     "train plan": MODEL,
+    "eval invert remnant:": "--layers last --solvers propose adam --set adam.steps=2",
     "eval invert": """--layers last --solvers propose adam alternating
         --set adam.steps=2 alternating.starts=1 alternating.rounds=1 alternating.budget=1""",
 }
@@ -179,7 +181,9 @@ def run(command: Command, where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = parse_words(words[2], words[3:], monkeypatch)
     name = " ".join(words[2:])
     sizes = [SMALL] if "--text" in words else [SMALL, FEW]
-    added = " ".join(flags for of in sizes for start, flags in of.items() if name.startswith(start))
+    added = " ".join(
+        next((flags for start, flags in of.items() if name.startswith(start)), "") for of in sizes
+    )
     small = [INPUTS.get(word, word) for word in _without(words[3:], added.split())] + added.split()
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):

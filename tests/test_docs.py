@@ -38,6 +38,8 @@ OWN = "mine/"
 Places = dict[str, Path]
 SHORT = "--trainer.max_steps 4 --schedule.warmup_steps 1 --wandb disabled"
 """What makes README's training of a text file short."""
+FAST = "--set adam.steps=2"
+"""What makes the descent of its search short; its other solver is as it is."""
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +62,7 @@ def finished(page: str, places: Places, tmp: pytest.TempPathFactory) -> Path:
         shutil.copytree(finished(FIRST, places, tmp), where)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("eval.inversion.guesses.PREFIXES", 24)
+        patch.setattr("eval.models.text.EVALUATED", 50)
         for command in COMMANDS[page]:
             if OWN not in command.text:  # see below
                 (check if command.why_not else run)(command, where, patch)
@@ -103,14 +106,15 @@ def test_the_explorer_opens_what_the_readme_has_trained(
 def test_the_readme_recovers_a_sentence_from_a_text_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """README's five commands, run as they are written but for the length of the training."""
+    """README's five commands, as they are written but for the length of training and descent."""
     write_book(tmp_path)
     monkeypatch.chdir(tmp_path)
     own = [command for command in COMMANDS[FIRST] if OWN in command.text]
     assert 1 < len(own) <= 4, "with the one that activates the environment at most five"
     for command in own:
         words = expanded(command.text, tmp_path, must_match=True)
-        assert call(words[2], [*words[3:], *SHORT.split()] if "fit" in words else words[3:]) == 0
+        small = {"fit": SHORT, "invert": FAST}.get(words[3], "")
+        assert call(words[2], [*words[3:], *small.split()]) == 0
     sentence, found = None, set()
     for line in capsys.readouterr().out.splitlines():
         sentence = line.partition(": ")[2] if line.startswith("flat, step ") else sentence

@@ -224,8 +224,9 @@ def windows_of(rng, pairs, gap, spread):
     return sizes * (hard + noise[0]), sizes * (hard - gap + noise[1]), sizes, False
 
 
-@pytest.mark.parametrize("pairs", [8, 40])
+@pytest.mark.first(2)
 @pytest.mark.parametrize("design", [prompts_of, windows_of])
+@pytest.mark.parametrize("pairs", [8, 40])
 def test_intervals_of_differences_cover_as_stated(design, pairs):
     """95 % intervals hold the true difference in 92 to 98 of 100 draws, and p is no smaller than
     it may be where there is no difference."""

@@ -155,7 +155,7 @@ def test_invert_from_python_is_that_of_the_command(model_directory, tmp_path, ca
 @pytest.mark.parametrize("kind", ["autocast", "float64", "meta", "inference", "medium", "tf32"])
 def test_figures_do_not_depend_on_what_a_notebook_has_set(model_directory, kind):
     """Of tensors of its own: under autocast a loss was another one, in silence."""
-    place = model_directory()
+    place = model_directory(n_layers=1)
 
     def ask():
         model = evals.open_model(place)
@@ -200,7 +200,7 @@ def test_rows_and_tables_are_of_the_call_alone(model_directory, tmp_path):
     asked = {
         "invert": {"text": "Tom sat.", "layers": 1, "solvers": "sweep"},
         "geometry": {"layers": 1, "hidden": 1, "count": 1, "length": 4},
-        "lens": {"lens": "residual", "text": "Tom sat."},
+        "lens": {"lens": "residual", "text": "Tom sat.", "tokens": 400},
     }
     for name, words in asked.items():
         first = getattr(evals, name)(models[0], out=out, **words)

@@ -136,8 +136,8 @@ def test_questions_wait_in_a_line_that_ends(explored):
 
 
 def test_a_question_ends_when_its_time_is_over(explored):
-    with running([str(explored)], seconds=0.5) as port:
-        assert "stopped after 0.5 s" in asked(port, models=[FLAT], **SLOW)[-1]["stopped"]
+    with running([str(explored)], seconds=0.2) as port:
+        assert "stopped after 0.2 s" in asked(port, models=[FLAT], **SLOW)[-1]["stopped"]
 
 
 def test_a_question_that_trickles_in_is_cut(port, monkeypatch):

@@ -171,7 +171,7 @@ def test_a_lens_on_a_model(lens, name):
     if lens == "steering" and not ours:
         pytest.skip("its stories are longer than the contexts of these")
     checkpoint = told(tuple(name.split("/"))) if ours else wrapped_checkpoint(name)
-    found = look(lens, checkpoint, range(60, 72), range(40, 52), tokens=2000)
+    found = look(lens, checkpoint, range(60, 68), range(40, 48), tokens=1000)
     rows = list(found.figures())
     assert rows
     for row in rows:

@@ -78,6 +78,7 @@ def test_a_text_without_letters_has_no_loss(model, text):
         measure_loss(open_checkpoint(model), "", texts=["Tom ran.", text])
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("text", ["caf\udce9 noir", "\ud83d", "Tom \udc00"])
 def test_a_lone_surrogate_is_refused_in_one_line(model, text, capsys):
     place = next(i for i, letter in enumerate(text) if "\ud800" <= letter <= "\udfff")

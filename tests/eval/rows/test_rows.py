@@ -114,7 +114,7 @@ FIELDS = [(kind, name) for kind, row in ROWS.items() for name in row]
 
 
 @given(field=st.sampled_from(FIELDS), value=TREES)
-@settings(derandomize=True, max_examples=200, deadline=None)
+@settings(derandomize=True, max_examples=100, deadline=None)
 def test_whatever_a_field_holds_is_summed_up_or_refused(field, value, tmp_path_factory):
     kind, name = field
     place = tmp_path_factory.mktemp("rows")

@@ -94,7 +94,7 @@ def results(tmp_path_factory):
     asked = ["--text", 'Tom said "<b>hi</b>". The dog was sad.', "The cat and the dog ran.",
              "--corpus", "toy:400", "--tokens", "400"]  # fmt: skip
     assert main(["lens", str(path), "--out", str(out), *asked]) == 0
-    Results(out).append(make_rows(count=2))
+    Results(out).append(make_rows(layers=(4,), count=2))
     page = ["--out", str(out / "page.html"), "--figures", str(out / "figures")]
     assert main(["report", str(out), *page]) == 0
     return out
