@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ def numbers(claims: str) -> list[int]:
     return [int(number) for number in claims.split(", ")]
 
 
+@cache
 def stored() -> list[dict[str, Any]]:
     """The rows that are kept, each a JSON object."""
     return [json.loads(row) for row in pd.read_parquet(RESULTS / "claims.parquet")["row"]]
