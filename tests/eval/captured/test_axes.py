@@ -323,8 +323,8 @@ def test_keys_whose_positions_counted_padding_are_named(llama, tmp_path, monkeyp
     """As where a mask alone is given to a model: its positions count the rows before."""
     checkpoint, _ = llama
     monkeypatch.setattr("eval.models.checkpoint.open_model", lambda *_: checkpoint)
-    tokens = torch.cat([torch.full((2, 5), 257), tokens_of(*TEXTS)], dim=1)
-    mask = (torch.arange(tokens.shape[1]) > 4).long().repeat(2, 1)
+    tokens = torch.cat([torch.full((1, 5), 257), tokens_of(TEXT)], dim=1)
+    mask = (torch.arange(tokens.shape[1]) > 4).long()[None]
     cache = their_model("llama")(tokens, attention_mask=mask, use_cache=True).past_key_values
     file = tmp_path / "captured.safetensors"
     held = {"rotated_key.2": cache.layers[1].keys.contiguous(), "attention_mask": mask}

@@ -81,7 +81,7 @@ def test_tokens_after_the_last_shown_are_no_part_of_the_question(model_directory
     hidden = {"[:, :6, :]": set(), "[:, 1:3+4:-10, :]": {0, 3}}[shown]
     search = "alternating" if hidden else "sweep"
     asked = ["--slices", shown, "--solvers", search, "adam", "gcg", "descent", "chance"]
-    asked += ["--set", "adam.steps=150", "gcg.steps=2", "descent.steps=2"]
+    asked += ["--set", "adam.steps=100", "gcg.steps=2", "descent.steps=2"]
     model = model_directory()
     assert invert(model, "--out", tmp_path, *RANDOM, *asked) == 0
     rows = read_rows([tmp_path])

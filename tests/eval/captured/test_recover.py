@@ -82,7 +82,9 @@ def test_streams_without_a_mean_or_a_length_are_named(
     """
     states = load_file(f"{directories[family]}/states.safetensors")["1"]
     try:
-        found = recover(opened[family], change(states), layer=layer, corpus="toy:400")
+        found = recover(
+            opened[family], change(states), layer=layer, computed="fp32", corpus="toy:400"
+        )
     except RequestError as error:
         said = str(error)
     else:
@@ -260,6 +262,7 @@ def test_a_layer_or_part_takes_the_tensors_of_that_name(asked):
     assert all(set(row["grades"]) == {"certain"} for row in rows)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", ["hidden_states.{}", "model.layers.{}.out"])
 def test_a_layer_is_not_told_by_numbers_of_other_names(asked, name):
     """All of them were inverted as if each were of that layer."""

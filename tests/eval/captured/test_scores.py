@@ -84,7 +84,7 @@ def test_two_scores_up_to_a_constant_prove_no_token():
 def test_a_token_of_an_equal_row_is_certain_nowhere(k, places):
     """The likely one of two such tokens was run, and the other was not."""
     checkpoint = open_model("remnant:llama-small")
-    model, text = checkpoint.model, "Once upon a time there was a little girl."
+    model, text = checkpoint.model, "There was a dog and a cat."
     tokens = checkpoint.tokenizer.encode(text).ids
     assert len(set(tokens)) < len(tokens)
     twins = {token: 4000 + number for number, token in enumerate(dict.fromkeys(tokens))}
