@@ -37,6 +37,12 @@ def opened(directories):
 
 
 @pytest.fixture
+def nowhere_else(monkeypatch):
+    """No other site is looked for where tokens are unsure: what is said of it makes none surer."""
+    monkeypatch.setattr("eval.captured.recover._look_elsewhere", lambda *_: "")
+
+
+@pytest.fixture
 def opened_once(directories, opened, monkeypatch):
     """Commands that are given the directory of one of these models take it as it is open."""
     known = {f"hf:{path}": opened[name] for name, path in directories.items()}

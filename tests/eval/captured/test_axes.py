@@ -92,6 +92,7 @@ def test_of_a_stack_of_codes_the_one_asked_for_is_taken(theirs, order, units, ca
     assert "layers" in capsys.readouterr().err
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize("order", ["(layers, B, T, D)", "(B, layers, T, D)", "(B, T, layers, D)"])
 @pytest.mark.parametrize("form", ["float", "int8"])
 def test_a_mask_is_of_prompts_also_where_a_stack_has_as_many_layers(
@@ -221,7 +222,8 @@ def test_empty_rows_of_a_prompt_are_no_layer(padding):
     assert take_layer(checkpoint.model, Raw(outputs), 2, None).outputs is outputs
 
 
-@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.first(1)
+@pytest.mark.parametrize("layer", [1, 0])
 def test_a_layer_that_misses_is_named_with_the_one_that_fits(llama, layer, capsys):
     checkpoint, states = llama
     found = recover(checkpoint, states[2, 0], layer=layer, corpus="toy:400")
@@ -237,7 +239,7 @@ def test_rows_of_padding_before_a_prompt_are_named(llama, count, capsys):
     checkpoint, states = llama
     padding = torch.randn(count, states.shape[-1], generator=torch.Generator().manual_seed(0))
     padded = torch.cat([padding, states[2, 0]])[:20]
-    found = recover(checkpoint, padded, layer=2, corpus="toy:400")
+    found = recover(checkpoint, padded, layer=2, computed="fp32", corpus="toy:400")
     assert not any(found.certificates[0])
     assert f"from row {count} on " in capsys.readouterr().err
 
@@ -280,7 +282,7 @@ def test_a_prompt_behind_another_one_is_named(capsys):
     packing = {"attention_mask": mask[None, None], "position_ids": positions}
     states = module(tokens, output_hidden_states=True, **packing).hidden_states
     model = open_model(module, tokenizer=byte_tokenizer())
-    found = recover(model, states[2], layer=2, corpus="toy:400")
+    found = recover(model, states[2], layer=2, computed="fp32", corpus="toy:400")
     assert (found.tokens[0, :behind].tolist(), found.left_out[0][0]) == (first, behind)
     assert f"from row {behind} on 6 of 6 tokens fit as another" in capsys.readouterr().err
 
@@ -312,7 +314,7 @@ def test_why_rows_behind_those_that_fit_do_not_is_said(kind, capsys):
     output = module(tokens, output_hidden_states=True, use_cache=True)
     outputs = change(output.hidden_states[2:], output.past_key_values.layers[1])
     model = open_model(module, tokenizer=byte_tokenizer())
-    found = recover(model, outputs, layer=2, part=part, corpus="toy:400")
+    found = recover(model, outputs, layer=2, part=part, computed="fp32", corpus="toy:400")
     assert found.grades[0][0] == "certain"
     assert said in capsys.readouterr().err
 
@@ -321,14 +323,14 @@ def test_keys_whose_positions_counted_padding_are_named(llama, tmp_path, monkeyp
     """As where a mask alone is given to a model: its positions count the rows before."""
     checkpoint, _ = llama
     monkeypatch.setattr("eval.models.checkpoint.open_model", lambda *_: checkpoint)
-    tokens = torch.cat([torch.full((2, 5), 257), tokens_of(*TEXTS)], dim=1)
-    mask = (torch.arange(tokens.shape[1]) > 4).long().repeat(2, 1)
+    tokens = torch.cat([torch.full((1, 5), 257), tokens_of(TEXT)], dim=1)
+    mask = (torch.arange(tokens.shape[1]) > 4).long()[None]
     cache = their_model("llama")(tokens, attention_mask=mask, use_cache=True).past_key_values
     file = tmp_path / "captured.safetensors"
     held = {"rotated_key.2": cache.layers[1].keys.contiguous(), "attention_mask": mask}
     save_file(held, file)
     words = ["recover", str(file), "--model", "theirs", "--corpus", "toy:400"]
-    assert main(words) == 0
+    assert main([*words, "--computed", "fp32"]) == 0
     said = capsys.readouterr().err
     assert "behind 5 rows of padding: did the positions count them" in said
     assert "leave attention_mask out of the file" in said

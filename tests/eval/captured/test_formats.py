@@ -191,7 +191,7 @@ def test_float64_goes_on_in_float32(shift):
     assert bool(((numbers - stored.values).abs() <= stored.step.double() / 2).all())
 
 
-@pytest.mark.first(3)
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("kind", "bits", "format"),
     [

@@ -68,7 +68,7 @@ def test_half_precision_is_inverted_and_certifies_nothing(
     assert all(record["enumerated"] == record["tokens_accepted"] == 0 for record in records)
 
 
-RANDOM = ["--prompts", "random", "--count", "8", "--length", "16", "--layers", "2"]
+RANDOM = ["--prompts", "random", "--count", "4", "--length", "16", "--layers", "2"]
 
 
 def invert(*words: object) -> int:
@@ -81,12 +81,12 @@ def test_tokens_after_the_last_shown_are_no_part_of_the_question(model_directory
     hidden = {"[:, :6, :]": set(), "[:, 1:3+4:-10, :]": {0, 3}}[shown]
     search = "alternating" if hidden else "sweep"
     asked = ["--slices", shown, "--solvers", search, "adam", "gcg", "descent", "chance"]
-    asked += ["--set", "adam.steps=150", "gcg.steps=2", "descent.steps=2"]
+    asked += ["--set", "adam.steps=100", "gcg.steps=2", "descent.steps=2"]
     model = model_directory()
     assert invert(model, "--out", tmp_path, *RANDOM, *asked) == 0
     rows = read_rows([tmp_path])
-    assert len(rows) == 5 * 8
-    whole = [prompt.tokens for prompt in random_prompts(open_checkpoint(model).tokenizer, 8, 16)]
+    assert len(rows) == 5 * 4
+    whole = [prompt.tokens for prompt in random_prompts(open_checkpoint(model).tokenizer, 4, 16)]
     for row in rows:
         assert row["truth"] == list(whole[row["prompt"]][:6])
         assert {len(row[name]) for name in ("truth", "found", "rank", "verdict")} == {6}
@@ -107,7 +107,7 @@ def test_a_descent_that_diverged_says_so_and_nothing_else(model_directory, tmp_p
     assert all(row["diverged"] for row in rows)
     assert all(row["notes"]["loss"] is None and row["criterion"] is False for row in rows)
     (record,) = summarise_rows(rows)
-    assert record["diverged"] == len(rows) == 8
+    assert record["diverged"] == len(rows) == 4
     assert record["self_top5"] <= 0.05
     assert record["self_rank"] == 200
     assert main(["summary", str(tmp_path)]) == 0
@@ -132,7 +132,7 @@ def test_missing_figures_are_left_out_of_medians_and_counted(model_directory, tm
     shown = ["--slices", "[:, 0:, :]", "--solvers", "adam", "--set", "adam.steps=50"]
     assert invert(model_directory(), "--out", tmp_path, *RANDOM, *shown) == 0
     rows = read_rows([tmp_path])
-    for row, steps in zip(rows, [10, None, 30, None, 20, None, None, None], strict=True):
+    for row, steps in zip(rows, [10, None, 30, 20], strict=True):
         row["steps_to_solve"] = steps
     found = summarise_rows(rows)[0]
     assert (found["steps_to_solve"], found["solved"], found["diverged"]) == (20, 3, 0)

@@ -37,6 +37,7 @@ def test_states_of_transformers_are_recovered(captured, layer):
     assert found.residual.shape == found.floor.shape == (2, 12)
 
 
+@pytest.mark.first(1)
 def test_a_hidden_token_is_searched_for(captured):
     model, states = captured
     outputs = states["2"].clone()
@@ -48,7 +49,7 @@ def test_a_hidden_token_is_searched_for(captured):
     assert found.residual.shape == (2, 11)
 
 
-def test_what_another_text_gave_is_certified_nowhere(captured):
+def test_what_another_text_gave_is_certified_nowhere(captured, nowhere_else):
     model, states = captured
     noise = torch.randn(12, 32, generator=torch.Generator().manual_seed(0))
     found = recover(model, states["1"][0] + 0.1 * noise, layer=1, corpus="toy:400")
@@ -81,7 +82,9 @@ def test_streams_without_a_mean_or_a_length_are_named(
     """
     states = load_file(f"{directories[family]}/states.safetensors")["1"]
     try:
-        found = recover(opened[family], change(states), layer=layer, corpus="toy:400")
+        found = recover(
+            opened[family], change(states), layer=layer, computed="fp32", corpus="toy:400"
+        )
     except RequestError as error:
         said = str(error)
     else:
@@ -104,7 +107,7 @@ def test_streams_of_a_model_whose_blocks_end_in_norms_have_no_mean(capsys):
     assert "the mean over their features" not in said
 
 
-def test_bfloat16_weights_prove_nothing(small_model, small_tokenizer, capsys):
+def test_bfloat16_weights_prove_nothing(small_model, small_tokenizer, nowhere_else, capsys):
     module = small_model().to(torch.bfloat16)
     checkpoint = open_model(module, tokenizer=small_tokenizer)
     (batch,) = activations(checkpoint, ["Tom had a red ball."], 1)
@@ -259,6 +262,7 @@ def test_a_layer_or_part_takes_the_tensors_of_that_name(asked):
     assert all(set(row["grades"]) == {"certain"} for row in rows)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", ["hidden_states.{}", "model.layers.{}.out"])
 def test_a_layer_is_not_told_by_numbers_of_other_names(asked, name):
     """All of them were inverted as if each were of that layer."""

@@ -84,7 +84,7 @@ def test_two_scores_up_to_a_constant_prove_no_token():
 def test_a_token_of_an_equal_row_is_certain_nowhere(k, places):
     """The likely one of two such tokens was run, and the other was not."""
     checkpoint = open_model("remnant:llama-small")
-    model, text = checkpoint.model, "Once upon a time there was a little girl."
+    model, text = checkpoint.model, "There was a dog and a cat."
     tokens = checkpoint.tokenizer.encode(text).ids
     assert len(set(tokens)) < len(tokens)
     twins = {token: 4000 + number for number, token in enumerate(dict.fromkeys(tokens))}
@@ -142,7 +142,7 @@ def test_two_scores_of_one_decimal_prove_no_token():
     """Some of 4,096 tokens has them by chance: a wrong one was certain behind a wrong prompt."""
     checkpoint = open_model("remnant:llama-small")
     tokens = torch.randint(4096, (1, 20), generator=torch.Generator().manual_seed(1))
-    scores, ids = checkpoint.model(tokens).log_softmax(dim=-1)[0].topk(2)
+    scores, ids = checkpoint.model(tokens[:, :10]).log_softmax(dim=-1)[0].topk(2)
     few = scores.detach().double().mul(10).round() / 10
     found = recover_scores(checkpoint, ids, few, corpus="toy:400")
     assert not any(found.certificates[0])

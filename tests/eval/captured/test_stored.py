@@ -241,7 +241,7 @@ def test_padding_before_the_first_prompt_hides_neither_site_nor_precision(
 @pytest.mark.first(1)
 @pytest.mark.parametrize(("site", "size"), [("stream.1", 0.02), ("final.3", 0.002), ("block.1", 1)])
 def test_the_site_of_outputs_that_fit_nowhere_is_the_one_that_they_come_near(
-    opened, capsys, site, size
+    opened, nowhere_else, capsys, site, size
 ):
     """As of another program, whose arithmetic is not this one's; where none is near, it is said."""
     checkpoint = opened["llama"]

@@ -34,7 +34,7 @@ def write_folder(path, engine, ids=True, ragged=False, hook=HOOK):
     return path
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("name", "site", "part"),
     [
@@ -56,6 +56,7 @@ def test_a_hook_says_the_site(engine, ask, tmp_path, name, site, part):
     assert "not read: blocks.1.hook_mlp_out" in said
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("hook", ["attn.hook_v", "attn.v.hook_out"])
 def test_heads_of_one_prompt_are_told_by_the_width(engine, ask, tmp_path, hook):
     held = {f"blocks.1.{hook}": engine.values[1], "token_ids": engine.ids[None]}

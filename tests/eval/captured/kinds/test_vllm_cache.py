@@ -22,13 +22,12 @@ def write(folder, engine, older=False, layers=(0, 1, 2), change=lambda held: hel
 @pytest.mark.first(1)
 @pytest.mark.parametrize("older", [False, True])
 def test_keys_and_values_of_a_folder_give_the_text(engine, ask, tmp_path, older):
-    folder = write(tmp_path / "hash", engine, older, (0, 1))
-    code, rows, said = ask(folder)
+    code, rows, said = ask(write(tmp_path / "one", engine, older, (1,)))
     assert code == 0
-    sites = ["rotated_key.1", "value.1", "rotated_key.2", "value.2"]
-    assert sorted(row["site"] for row in rows) == sorted(sites)
+    assert sorted(row["site"] for row in rows) == ["rotated_key.2", "value.2"]
     assert {row["text"] for row in rows} == {engine.text[:16]}
     assert "ExampleConnector" in said
+    folder = write(tmp_path / "two", engine, older, (0, 1))
     code, rows, _ = ask(folder, "--layer", "2", "--part", "value")
     assert [row["site"] for row in rows] == ["value.2"]
 

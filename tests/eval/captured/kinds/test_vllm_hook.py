@@ -60,7 +60,8 @@ def write_torch(path, x, tag, gran="group", **more):
     return path
 
 
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.first(1)
+@pytest.mark.parametrize("padded", [True, False])
 def test_prompts_of_two_lengths_are_told_apart(engine, ask, tmp_path, padded):
     file = write(tmp_path / "hidden_states.safetensors", {NAME: two_prompts(engine, padded)})
     code, rows, said = ask(file)
@@ -77,6 +78,7 @@ def test_keys_are_read_and_queries_are_not(engine, ask, tmp_path):
     assert (code, row["site"], row["text"]) == (0, "rotated_key.1", engine.text)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("tag", "gran"),
     [("int8", "group"), ("fp8_e4m3", "none")],

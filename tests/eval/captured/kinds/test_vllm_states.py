@@ -33,11 +33,12 @@ def test_the_ids_in_the_file_are_its_text(engine, ask, file):
     assert "vLLM hidden states: 20 tokens, 2 layers" in said
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("words", "kind"),
     [
-        (["--layer", "2"], torch.float32),
         (["--tensor", "hidden_states.0"], torch.bfloat16),
+        (["--layer", "2"], torch.float32),
     ],
 )
 def test_the_inversion_agrees_with_the_ids(engine, ask, tmp_path, words, kind):
