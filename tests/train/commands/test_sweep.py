@@ -148,13 +148,14 @@ def test_a_sweep_here_goes_on_and_compares(file, stories, small_tokenizer, tmp_p
     assert f"lr=0.001: it ended with other data than {data} has now" in capfd.readouterr().err
 
 
+@pytest.mark.first(2)
 @pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize(
     "ended",
     [
         "--early_stopping=1 --validate_every=1 --lr=90",
-        "--minutes=1e-9",
         "--minutes=1e-9 --save_every=1 --max_steps=2",  # whose model of step 2 is not the last
+        "--minutes=1e-9",
     ],
 )
 def test_runs_that_ended_early_are_not_those_of_other_settings(
@@ -319,8 +320,8 @@ def test_ctrl_c_lets_the_run_end_and_then_says_how_to_go_on(
     assert signal.getsignal(signal.SIGINT) is interruptible
 
 
-TRAINS = """trap 'trap - TERM USR1; sleep 0.6; touch saved; exit 143' TERM USR1
-touch begun; while :; do sleep 0.1; done"""
+TRAINS = """trap 'trap - TERM USR1; sleep 0.3; touch saved; exit 143' TERM USR1
+touch begun; while :; do sleep 0.02; done"""
 """A program that ends as `fit` does by one signal, and unsaved by two."""
 
 
@@ -329,19 +330,26 @@ touch begun; while :; do sleep 0.1; done"""
 def test_a_signal_to_the_sweep_ends_its_run_once(file, tmp_path, monkeypatch, number, both):
     """Its run went on, and the same command began the next one beside it."""
     monkeypatch.chdir(tmp_path)
-    begun, start = [], subprocess.Popen
+    begun, start, catches, seen = [], subprocess.Popen, sweep._catches, threading.Event()
 
     def run(command):
         begun.append(start(["sh", "-c", TRAINS]))
         return begun[-1]
 
+    def look(process, number):
+        found = catches(process, number)
+        if found and Path("begun").exists():
+            seen.set()
+        return found
+
     def send():
-        while not Path("begun").exists() or not sweep._catches(begun[0].pid, number):
-            time.sleep(0.05)
-        time.sleep(0.5)
+        assert seen.wait(10)
+        time.sleep(0.05)  # in which the sweep remembers it
         for process in [begun[0].pid] * both + [os.getpid()]:
             os.kill(process, number)
 
+    monkeypatch.setattr(sweep, "_catches", look)
+    monkeypatch.setattr(sweep, "PAUSE", 0.05)
     monkeypatch.setattr("train.commands.sweep.subprocess.Popen", run)
     threading.Thread(target=send).start()
     assert main(["sweep", str(file), "--out", "out"]) == 143
