@@ -14,18 +14,35 @@ SETTINGS = {"hidden_size": 16, "intermediate_size": 40, "num_hidden_layers": 2,
             "max_position_embeddings": 32}  # fmt: skip
 
 
+@pytest.fixture(scope="session")
+def saved_once(tmp_path_factory):
+    """Saves a random model of transformers once for all tests, which copy its directory."""
+    from tests.arch.pretrained.test_pretrained import random_model
+
+    known = {}
+
+    def save(family, settings):
+        key = family, repr(settings)
+        if key not in known:
+            known[key] = tmp_path_factory.mktemp("theirs") / "m"
+            random_model(family, torch.float32, settings).save_pretrained(known[key])
+        return known[key]
+
+    return save
+
+
 @pytest.fixture
-def llama(tmp_path):
+def llama(tmp_path, saved_once):
     """Saves a Llama with other settings, weights or files; its directory."""
     from safetensors.torch import load_file, save_file
 
     from tests.arch.cases import byte_tokenizer
-    from tests.arch.pretrained.test_pretrained import random_model
 
     def make(config=(), weights=None, tokenizer=None, family="Llama", **settings):
         place = tmp_path / "m"
         shutil.rmtree(place, ignore_errors=True)
-        random_model(family, torch.float32, {**SETTINGS, **settings}).save_pretrained(place)
+        shutil.copytree(saved_once(family, {**SETTINGS, **settings}), place)
+        torch.manual_seed(0)  # whether it was saved before or now
         (place / "tokenizer.json").write_text((tokenizer or byte_tokenizer()).to_str())
         known = json.loads((place / "config.json").read_text())
         known = {k: v for k, v in (known | dict(config)).items() if v is not KeyError}

@@ -14,6 +14,7 @@ from scripts.bench import quick
 from scripts.bench import training as bench_training
 from scripts.bench.quick import TRITON, fit_way, kernel_errors, row, verdict, waited
 from scripts.bench.turns import Turn
+from tokenizer import open_corpus
 
 ENDED = [sys.executable, "-c", "print('3 passed in 0.1s')"]
 
@@ -80,10 +81,11 @@ class Simulated:
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory):
-    """The data that the benchmark packs, of few stories."""
+    """The data that the benchmark packs, of few stories and by a vocabulary of few."""
     folder = tmp_path_factory.mktemp("toy")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bench_training, "STORIES", 60)
+        patch.setattr(bench_training, "open_corpus", lambda _, split: open_corpus("toy:400", split))
         bench_training.pack_toy(folder)
     return folder
 

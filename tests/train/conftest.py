@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 import torch
 
-from arch import describe
+from arch import LanguageModel, check_causal, describe
 from tests.train.cases import fit, pack_toy
 from tests.train.recorded import pack_both
 from train.steps.module import LanguageModule
@@ -25,7 +25,26 @@ def _one_thread():
 def _counted_once():
     """The work of a model is counted once for all runs of its configuration."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("train.run.describe", cache(describe))
+        counted = cache(describe)
+        for module in ("train.run", "train.commands.plan"):
+            patch.setattr(f"{module}.describe", counted)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _checked_once():
+    """A model of our own mixers is refused or not by its configuration: one of them is checked."""
+
+    @cache
+    def check(config):
+        check_causal(LanguageModel(config))
+
+    def check_once(model):
+        others = any("." in name for name in model.config.mixers)
+        check_causal(model) if others else check(model.config)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("train.run.check_causal", check_once)
         yield
 
 

@@ -62,6 +62,7 @@ def test_a_run_starts_from_the_weights_of_another(data, trained, tmp_path, trans
 
 def test_a_hybrid_takes_what_fits(data, trained, tmp_path, capsys):
     flags = [*LLAMA.split(), "--model.mixers", "[attention(heads=2),flat]", "--seed", "5"]
+    flags += ["--trainer.max_steps", "1"]
     assert fit(data, tmp_path / "run", *flags, "--init_from", trained) == 0
     assert "initial weights of their own: blocks.1.token_mixer." in capsys.readouterr().out
     state = load_model(trained).model.state_dict()
@@ -84,7 +85,8 @@ def test_weights_that_all_fit_and_compute_something_else(
     data, trained, tmp_path, capsys, flags, said
 ):
     """A tied model takes the embedding alone: the head took its place in silence."""
-    assert fit(data, tmp_path / "run", *LLAMA.split(), *flags.split(), "--init_from", trained) == 0
+    words = f"{LLAMA} {flags} --trainer.max_steps 1 --init_from".split()
+    assert fit(data, tmp_path / "run", *words, trained) == 0
     state, own = load_model(trained).model.state_dict(), step_0(tmp_path / "run")
     assert torch.equal(own["embedding.weight"], state["embedding.weight"])
     count = len(own) - ("tied" in flags)

@@ -15,7 +15,7 @@ from tests.train.cases import TINY, fit, names, pack_toy
 from tests.train.forked import measure_growth
 from tokenizer.pack import Layout
 from train.__main__ import main
-from train.commands.plan import measured, memory
+from train.commands.plan import Needs, measured, memory
 from train.recipe import Recipe
 from train.rundir.rundir import RunDirectory
 from train.settings import BatchSettings, TrainerSettings
@@ -27,6 +27,12 @@ SMALL = f"{TINY} --save_steps [3,9]"
 
 def plan(*words: str) -> int:
     return main(["plan", *SMALL.split(), *words])
+
+
+@pytest.fixture
+def no_memory(monkeypatch):
+    """Spares a plan the counting of its tensors, for a test of what else it says."""
+    monkeypatch.setattr(train.commands.plan, "memory", lambda *_: Needs(4, 1, 2))
 
 
 @pytest.mark.slow
@@ -118,6 +124,7 @@ def test_a_step_of_several_parts_has_one_of_the_optimiser(monkeypatch):
         assert speed == pytest.approx(16 * 8 / (4 * 2 + 10))
 
 
+@pytest.mark.usefixtures("no_memory")
 def test_a_plan_of_padded_rows_counts_positions(small_tokenizer, tmp_path, monkeypatch, capsys):
     """Its validations were real tokens, at a speed in positions."""
     monkeypatch.setattr(train.commands.plan, "measured", lambda *_: (10.0, "measured so", None))
@@ -130,6 +137,7 @@ def test_a_plan_of_padded_rows_counts_positions(small_tokenizer, tmp_path, monke
     assert f"about 00:{2 * 200 * 3 // 30} for 3 validations" in shown  # of two stories
 
 
+@pytest.mark.usefixtures("no_memory")
 def test_what_was_measured_stands_beside_what_was_counted(monkeypatch, capsys):
     monkeypatch.setattr(train.commands.plan, "measured", lambda *_: (9.0, "measured so", 3 << 30))
     assert plan() == 0
@@ -163,6 +171,7 @@ def test_a_plan_says_what_the_run_then_does(data, tmp_path, capsys):
     assert float(found[2]) * 1024 == pytest.approx(checkpoint, rel=0.25)
 
 
+@pytest.mark.usefixtures("no_memory")
 def test_a_plan_counts_every_model_that_a_run_saves(data, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("train.record.evaluate.measure", lambda *_: ({}, ""))
     flags = ["--save_steps", "[1]", "--save_every", "4", "--eval_every", "3", "--save_best", "true"]
@@ -175,6 +184,7 @@ def test_a_plan_counts_every_model_that_a_run_saves(data, tmp_path, monkeypatch,
     assert "for 5 validations; --eval_every's evaluations not counted" in shown
 
 
+@pytest.mark.usefixtures("no_memory")
 def test_a_plan_takes_a_text_and_minutes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "book.txt").write_text("\n\n".join(f"Tom has {n} cats." for n in range(400)))

@@ -153,8 +153,8 @@ def test_a_sweep_here_goes_on_and_compares(file, stories, small_tokenizer, tmp_p
     "ended",
     [
         "--early_stopping=1 --validate_every=1 --lr=90",
-        "--minutes=1e-9",
         "--minutes=1e-9 --save_every=1 --max_steps=2",  # whose model of step 2 is not the last
+        pytest.param("--minutes=1e-9", marks=pytest.mark.slow),
     ],
 )
 def test_runs_that_ended_early_are_not_those_of_other_settings(
@@ -319,8 +319,8 @@ def test_ctrl_c_lets_the_run_end_and_then_says_how_to_go_on(
     assert signal.getsignal(signal.SIGINT) is interruptible
 
 
-TRAINS = """trap 'trap - TERM USR1; sleep 0.6; touch saved; exit 143' TERM USR1
-touch begun; while :; do sleep 0.1; done"""
+TRAINS = """trap 'trap - TERM USR1; sleep 0.3; touch saved; exit 143' TERM USR1
+touch begun; while :; do sleep 0.02; done"""
 """A program that ends as `fit` does by one signal, and unsaved by two."""
 
 
@@ -338,15 +338,15 @@ def test_a_signal_to_the_sweep_ends_its_run_once(file, tmp_path, monkeypatch, nu
     def send():
         while not Path("begun").exists() or not sweep._catches(begun[0].pid, number):
             time.sleep(0.05)
-        time.sleep(0.5)
+        time.sleep(0.3)  # in which the sweep looks, too
         for process in [begun[0].pid] * both + [os.getpid()]:
             os.kill(process, number)
 
+    monkeypatch.setattr(sweep, "PAUSE", 0.05)
     monkeypatch.setattr("train.commands.sweep.subprocess.Popen", run)
     threading.Thread(target=send).start()
     assert main(["sweep", str(file), "--out", "out"]) == 143
-    assert len(begun) == 1
-    assert Path("saved").exists()
+    assert (len(begun), Path("saved").exists()) == (1, True)
 
 
 @pytest.mark.parametrize("words", ["--resume=a.ckpt", "--resume never"])

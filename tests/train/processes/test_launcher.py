@@ -8,6 +8,7 @@ import pytest
 from tests.train.cases import TINY, fit
 from train.__main__ import main
 from train.commands import prepare
+from train.commands.plan import Needs
 from train.processes.launcher import check_launcher
 from train.settings import RunError, TrainerSettings
 
@@ -61,7 +62,8 @@ def test_one_process_trains_in_an_allocation(data, tmp_path, variables, words):
     assert (tmp_path / "run" / "models" / "step-000006").is_dir()
 
 
-def test_a_plan_needs_no_cluster(data, variables, capsys):
+def test_a_plan_needs_no_cluster(data, variables, monkeypatch, capsys):
+    monkeypatch.setattr("train.commands.plan.memory", lambda *_: Needs(4, 1, 2))  # takes a while
     variables("SLURM_NTASKS=4 SLURM_JOB_NAME=jupyter LOCAL_RANK=7 WORLD_SIZE=8")
     shared = "--trainer.devices 2 --trainer.strategy ddp"
     assert main(["plan", *TINY.split(), "--data", str(data), *shared.split()]) == 0

@@ -1,10 +1,12 @@
 """Where one process of a run refuses, all of them end at once, with one line."""
 
+import itertools
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +18,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from tests.train.cases import TINY, fit, losses, pack_toy
 from tests.train.processes.scale_runs import _run
 from train import RunError, read_recipe
-from train.processes.together import PORT, together
+from train.processes.together import PORT, _own_store, together
 from train.run import Run
 from train.settings import TrainerSettings
 
@@ -150,32 +152,45 @@ def test_two_agents_of_torchrun_train_as_one_process(data, tmp_path):
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-12)
 
 
-def test_a_child_may_meet_its_parent_in_a_later_run(forked):
-    """The first was complete in the parent, which then kept another store."""
-    pipes = forked.Pipe()
-    processes = [
-        forked.Process(target=meet_twice, args=(rank, pipe), daemon=True)
-        for rank, pipe in enumerate(pipes)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(30)
-        process.kill()
-    assert [process.exitcode for process in processes] == [0, 0]
+@pytest.fixture
+def first_run(monkeypatch):
+    """Has what comes be a process of this local rank, from the top of its script."""
+    for name in (PORT, "TORCH_CPP_LOG_LEVEL"):  # which a parent sets
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr("train.processes.together._Meeting.watch", lambda _: None)  # ends processes
+
+    def begin(rank):
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        monkeypatch.setattr("train.processes.together._runs", itertools.count())
+
+    yield begin
+    _own_store.cache_clear()
 
 
-def meet_twice(rank, pipe):
-    """The parent starts the child, which goes through its script from the top, in its second."""
-    os.environ["LOCAL_RANK"] = str(rank)
-    if rank:
-        os.environ[PORT] = pipe.recv()
-    with together(TrainerSettings(devices=2)):
+def test_a_child_may_meet_its_parent_in_a_later_run(first_run):
+    """The first was complete in the parent, which then kept another store.
+
+    The parent starts the child, which goes through its script from the top, in its second. Here it
+    is a thread.
+    """
+    settings, met = TrainerSettings(devices=2), threading.Event()
+
+    def child():
+        with together(settings):
+            pass
+        with together(settings):
+            met.set()
+
+    first_run(0)
+    with together(settings):
         pass
-    with together(TrainerSettings(devices=2)):
-        pipe.send(os.environ[PORT])
-        if not rank:
-            pipe.recv()
+    other = threading.Thread(target=child, daemon=True)
+    with together(settings):
+        first_run(1)
+        other.start()
+        assert met.wait(10)
+    other.join(10)
+    assert not other.is_alive()
 
 
 def lives(process: int) -> bool:

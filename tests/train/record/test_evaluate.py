@@ -10,7 +10,6 @@ import signal
 import sqlite3
 import subprocess
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -112,14 +111,19 @@ def test_a_signal_ends_an_evaluation_which_is_done_when_the_run_goes_on(
 ):
     """It was waited for: SLURM killed the run, and did not start it again."""
     begun, run, start = [], tmp_path / "run", subprocess.Popen
+    sent = threading.Event()
+
+    def send():
+        os.kill(os.getpid(), signal.SIGUSR1)
+        sent.set()
 
     def hang(command, **how):
         begun.append(command[4])
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        threading.Timer(0.2, send).start()
         return start(["sleep", "100"], **how)
 
     def slow(loss):
-        time.sleep(1)
+        assert sent.wait(10)
         return loss
 
     flags = ["--eval_every", "2", "--eval_wait", wait, "--resume", "auto"]

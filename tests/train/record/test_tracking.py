@@ -238,7 +238,8 @@ def test_a_run_that_begins_again_with_other_settings_logs_all_its_steps(
     assert steps == list(range(first, 7))
 
 
-@pytest.mark.parametrize("every", ["500", "400"])
+@pytest.mark.first(1)
+@pytest.mark.parametrize("every", ["400", "500"])
 def test_steps_are_logged_once_whatever_is_interrupted(
     data, tmp_path, online, at_step, monkeypatch, every
 ):

@@ -25,17 +25,17 @@ from train.rundir.checkpoints import read_checkpoint
 from train.steps.module import LanguageModule
 
 
-@pytest.mark.first(3)
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("flags", "number"),
     [
-        ("", signal.SIGTERM),
         (
             "--dropout 0.3 --batch.micro 2 --checkpoint_activations true --log_every 4",
             signal.SIGINT,
         ),
         # over an epoch's edge
         ("--batch.size 12 --batch.micro 6 --precision 64-true", signal.SIGTERM),
+        ("", signal.SIGTERM),
         (
             "--optimizer.name muon --optimizer.muon_mixing true --schedule.decay wsd"
             " --log_every 100",
