@@ -34,7 +34,7 @@ def look_elsewhere(captured: Captured, computed: str | None) -> str:
 
 
 def describe_numbers(captured: Captured) -> str:
-    """Why the numbers may be others than the site's, by themselves and its part: a line's end."""
+    """What may have changed the numbers behind the site: the end of a line, or empty."""
     model, circuit = captured.checkpoint.model, captured.circuit
     if circuit.part == "key":
         blocks = [model.blocks[layer - 1] for layer in circuit.sites]

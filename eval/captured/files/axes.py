@@ -22,6 +22,7 @@ from eval.messages import ArgumentError, RequestError, say_once
 from eval.sites.circuit import CACHED, Circuit
 
 NEAR = 0.5  # of the change between two layers, by which a block's output misses the second, at most
+SAME = 1e-3  # of that change: so near the right block alone comes, as in float32
 FINAL = "final"
 CACHE_ORDERS = {3: ("BTC", "HTd", "THd"), 4: ("BHTd", "BTHd")}
 """Orders of a cache's axes, as labelled in `ORDERS`; the first counts where it fits."""
@@ -293,6 +294,8 @@ def _name_entries(model: LanguageModel, entries: Tensor) -> list[int | str]:
                 break
         if max(misses) < least:
             least, found = max(misses), names
+        if least < SAME:
+            break
     return found
 
 
@@ -309,6 +312,8 @@ def _find_next(
     for number in range(layer, len(model.blocks)):
         x = model.blocks[number](x)
         made.append((_miss(x, before, after), number + 1))
+        if made[-1][0] < SAME:
+            return made[-1]
     made.append((_miss(model.norm(x), before, after), FINAL))
     return min(made, key=lambda entry: entry[0])
 
