@@ -182,15 +182,15 @@ class Table:
         """
         seen = set[frozenset[Any]]()
         for figure in self.figures():
-            place = {name: value for name, value in figure.items() if name not in MEASURED}
-            if frozenset(place.items()) in seen:
-                name = place.pop("figure")
-                where = ", ".join(f"{axis} {label}" for axis, label in place.items())
+            coordinates = {name: value for name, value in figure.items() if name not in MEASURED}
+            if frozenset(coordinates.items()) in seen:
+                name = coordinates.pop("figure")
+                where = ", ".join(f"{axis} {label}" for axis, label in coordinates.items())
                 raise RequestError(
                     f"{name}: added twice at {where or 'no axis'}; give an axis that tells the two "
                     "apart"
                 )
-            seen.add(frozenset(place.items()))
+            seen.add(frozenset(coordinates.items()))
 
     def say(self, title: str, columns: Sequence[str], lines: Sequence[Sequence[Cell]]) -> None:
         """Adds a table of words, which pages fold; a cell is a text, or a list of tokens."""

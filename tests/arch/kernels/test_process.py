@@ -38,7 +38,7 @@ def python(*words, **variables):
 
 @pytest.mark.first(1)
 @pytest.mark.parametrize(
-    ("room", "word", "tell"),
+    ("room", "word", "code"),
     [
         ("train", "recipes", OF_BYTES),
         ("train", "recipes", OF_TENSORS),
@@ -47,8 +47,8 @@ def python(*words, **variables):
     ],
     ids=["train", "train, tensors", "arch", "eval"],
 )
-def test_a_command_sets_both(room, word, tell):
-    assert python("-c", RUN.format(room, word) + tell) == f"{SPINS} {KEPT}"
+def test_a_command_sets_both(room, word, code):
+    assert python("-c", RUN.format(room, word) + code) == f"{SPINS} {KEPT}"
 
 
 @pytest.mark.slow

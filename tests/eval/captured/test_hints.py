@@ -41,8 +41,8 @@ def test_why_rows_behind_a_first_one_that_tells_nothing_do_not_fit_is_said(
     module = their_model("gpt2", n_layer=2).requires_grad_(False)
     module.transformer.wpe.weight[0] *= 1000
     states = module(tokens_of("Tom had", "The hen"), output_hidden_states=True).hidden_states[1]
-    outputs, asked = rows(states).bfloat16(), {"computed": "bf16", "settings": {"starts": 1}}
-    recover(open_theirs(module), outputs, layer=layer, corpus="toy:400", **asked)
+    outputs, arguments = rows(states).bfloat16(), {"computed": "bf16", "settings": {"starts": 1}}
+    recover(open_theirs(module), outputs, layer=layer, corpus="toy:400", **arguments)
     lines = capsys.readouterr().err
     assert "position 0: too coarse" in lines
     assert said in lines
@@ -85,8 +85,8 @@ def test_keys_before_a_norm_of_keys_are_named(capsys):
     projection = module.model.layers[0].self_attn.k_proj
     projection.register_forward_hook(lambda *given: caught.append(given[-1]))
     module(tokens_of("Tom had"))
-    asked = {"layer": 1, "part": "key", "computed": "fp32", "corpus": "toy:400"}
-    found = recover(open_theirs(module), caught[0].detach(), **asked)
+    arguments = {"layer": 1, "part": "key", "computed": "fp32", "corpus": "toy:400"}
+    found = recover(open_theirs(module), caught[0].detach(), **arguments)
     assert not found.proven
     assert "k_norm" in found.elsewhere
     assert "--part rotated_key" in capsys.readouterr().err

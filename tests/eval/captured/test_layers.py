@@ -53,19 +53,19 @@ def test_numbers_in_which_names_differ_may_count_layers(names, layer, refusal, t
 
 
 @pytest.mark.parametrize(
-    ("names", "asked", "seen"),
+    ("names", "site", "seen"),
     [
         (["block.3", "block.7"], ([5], None), "--layer 5"),
         (["block.15", "rotated_key.4"], ([4], "value"), "--layer 4 --part value"),
         (["block.3", "x"], ([], "key"), "--part key"),
     ],
 )
-def test_a_site_that_no_name_says_is_not_asked_of_tensors_of_others(names, asked, seen, tmp_path):
+def test_a_site_that_no_name_says_is_not_asked_of_tensors_of_others(names, site, seen, tmp_path):
     """Each was inverted as if it were of that site."""
     held = read_named(tmp_path, *names)
     with one_line(RequestError, f"{seen}: "):
-        choose_tensors(held, *asked)
-    assert [*choose_tensors(read_named(tmp_path, names[0]), *asked)] == names[:1]
+        choose_tensors(held, *site)
+    assert [*choose_tensors(read_named(tmp_path, names[0]), *site)] == names[:1]
 
 
 def test_two_requests_of_one_site_are_not_joined(tmp_path, capsys):

@@ -249,8 +249,8 @@ def test_a_bar_of_the_pasted_chart_is_one_plain_figure_of_the_last_layer():
               {"site": {"layer": 4, "part": "block", "without": ["norms"]}},
               {"site": {"layer": 4, "part": "mixer"}}]  # fmt: skip
     plain = [make_row(hidden=3, solver="adam", prompt=n, seed=n // 4) for n in range(8)]
-    asked = [{}, {"prompts": "inside"}, {"settings": {"steps": 9}}]
-    bars = [row | change | {"key": f"{row['key']} {change}"} for change in asked for row in plain]
+    changes = [{}, {"prompts": "inside"}, {"settings": {"steps": 9}}]
+    bars = [row | change | {"key": f"{row['key']} {change}"} for change in changes for row in plain]
     rows = [*bars, *(make_row(layer=2, hidden=3, solver="adam", prompt=n) for n in range(8))]
     rows += [row | other | {"key": f"{row['key']} {other}"} for row in plain for other in others]
     chart = json.loads((DOCS / "wandb-recovery.vl.json").read_text())

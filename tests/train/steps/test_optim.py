@@ -20,6 +20,18 @@ def loss_of(model: LanguageModel, tokens: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
 
+def check_learning(model, optimizer):
+    """Four steps on the same tokens lower their loss."""
+    tokens, losses = torch.randint(400, (4, 33)), []
+    for _ in range(4):
+        loss = loss_of(model, tokens)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
 def gradient_norm(model: LanguageModel) -> torch.Tensor:
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     return torch.nn.utils.get_total_norm(gradients)
@@ -102,15 +114,7 @@ def test_a_step_moves_mixing_matrices_and_nothing_above_their_diagonal(
     triangles = [part.weight for part in model.modules() if isinstance(part, Triangle)]
     assert len(triangles) == count
     before = [p.detach().clone() for p in triangles]
-    tokens = torch.randint(400, (4, 33))
-    losses = []
-    for _ in range(4):
-        loss = loss_of(model, tokens)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0]
+    check_learning(model, optimizer)
     for start, end in zip(before, triangles, strict=True):
         assert torch.equal(end, end.tril())
         assert (end - start).tril().count_nonzero() > 0.9 * start.count_nonzero()
@@ -123,14 +127,7 @@ def test_both_parts_of_complex_weights_learn(small_model, name):
     optimizer = build_optimizer(model, OptimizerSettings(name, lr=0.01))
     weights = [p for p in model.parameters() if p.is_complex()]
     before = [torch.view_as_real(p.detach().clone()) for p in weights]
-    tokens, losses = torch.randint(400, (4, 33)), []
-    for _ in range(4):
-        loss = loss_of(model, tokens)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0]
+    check_learning(model, optimizer)
     for start, end in zip(before, weights, strict=True):
         moved = (torch.view_as_real(end) - start).abs() > 1e-4
         assert moved.float().mean() > 0.9
