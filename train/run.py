@@ -1,5 +1,6 @@
 """A run, from its settings to its last model directory."""
 
+import copy
 import dataclasses
 import json
 import time
@@ -57,6 +58,7 @@ class Run:
 
     def __init__(self, recipe: Recipe) -> None:
         given = recipe.plain()  # before what is left open is chosen, for this machine
+        recipe = copy.deepcopy(recipe)  # in the caller's it stays open
         self._arithmetic = choose_arithmetic(recipe)
         self._deterministic = torch.are_deterministic_algorithms_enabled()
         self.recipe, settings, data = recipe, recipe.run, recipe.open_data()
