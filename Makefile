@@ -70,10 +70,15 @@ site: $(STAMP)-site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --config-file scripts/site/mkdocs.yml
 	@echo "site/index.html"
 
-# An environment without pip, as of uv or of a venv that failed, gets it; or a line says what to do.
+# An environment of another Python, as of a first try, is made anew; one without pip, as of uv or of a
+# venv that failed, gets it; or a line says what to do.
+FITS := -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1
 HAS_PIP := $(BIN)/python -m pip --version >/dev/null 2>&1
 
 define install
+	@$(BIN)/python $(FITS) || $(PYTHON) $(FITS) || { echo "error: $(PYTHON) is not there, or is no Python 3.10 \
+	to 3.13; name one: make PYTHON=python3.12" >&2; exit 2; }
+	@$(BIN)/python $(FITS) || $(PYTHON) -m venv --clear $(VENV) || true
 	@$(HAS_PIP) || $(BIN)/python -m ensurepip >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV) || true
 	@$(HAS_PIP) || { echo "error: $(VENV) has no pip; install what $(PYTHON) -m venv needs (Debian: apt \
 	install python3-venv), name another Python (make PYTHON=python3.12), or: uv venv --seed" >&2; exit 2; }

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from train.settings import REMNANT
+
 ROOT = Path(__file__).resolve().parent.parent
 MIXER = """
 from arch import MIXERS
@@ -39,6 +41,16 @@ def test_a_command_works_beside_folders_of_its_names(tmp_path, words):
     said, wrong = process.communicate(timeout=100)
     assert process.returncode == 0, wrong
     assert "flat-small" in said or "chance" in said
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.slow
+def test_what_a_run_starts_is_no_eval_of_the_working_directory(tmp_path):
+    (tmp_path / "eval.py").write_text("open('ran', 'w')")
+    process = start(tmp_path, REMNANT, *"eval solvers --names chance".split())
+    said, wrong = process.communicate(timeout=100)
+    assert process.returncode == 0, wrong
+    assert "chance" in said
     assert not (tmp_path / "ran").exists()
 
 
@@ -82,7 +94,9 @@ here=$(dirname "$0")
 case "$*" in
   "-m pip --version") test -e "$here/pip" ;;
   "-m ensurepip") test -e "$here/ensurepip" && touch "$here/pip" ;;
-  "-m venv .venv") mkdir -p .venv/bin && cp "$0" .venv/bin/python
+  "-c "*) test ! -e "$here/old" ;;
+  "-m venv --clear .venv" | "-m venv .venv")
+    rm -rf .venv; mkdir -p .venv/bin && cp "$0" .venv/bin/python
     test -n "$WHOLE" && touch .venv/bin/pip ;;
   "-m pip install"*) echo "$@" >> "$here/installed" ;;
 esac
@@ -100,6 +114,8 @@ esac
         ((), "", False),  # Debian without python3-venv: an environment without pip is left
         (("python",), "yes", True),  # and after it was installed
         (("python", "ensurepip"), "", True),  # uv's
+        (("python", "pip", "old"), "yes", True),  # of a Python that is too old, and replaced
+        (("../../old",), "yes", False),  # no other Python is there
     ],
 )
 def test_make_installs_or_says_what_is_missing(tmp_path, before, whole, works, stamp, extras):
@@ -117,4 +133,4 @@ def test_make_installs_or_says_what_is_missing(tmp_path, before, whole, works, s
     assert (done.returncode == 0) == works, done.stderr
     assert (bin / "installed").exists() == works
     assert not works or f".{extras}" in (bin / "installed").read_text()
-    assert works or "python3-venv" in done.stderr
+    assert works or "make PYTHON=" in done.stderr

@@ -5,12 +5,15 @@ import math
 import os
 from dataclasses import dataclass, field
 from operator import ge, gt, le, lt
+from pathlib import Path
 from typing import Any, Literal
 
 SEEDS = 2**32 - 1
 """Largest seed: numpy takes no larger one."""
 HUB, PAIRS = "hf:", "pairs"
 """How an `--init_from` begins that names a model of the hub; and the one that names no model."""
+REMNANT = str(Path(__file__).resolve().parents[1] / "remnant.py")
+"""Runs a command of a room, whatever the working directory holds, such as an eval.py."""
 BOUNDS = {"at least": ge, "at most": le, "above": gt, "below": lt}
 
 

@@ -172,7 +172,10 @@ def wrap_model(model: Any) -> LanguageModel:
 def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer, dict[str, Any]]:
     """A model of transformers, its tokenizer and the ends of its texts; no code of it is run."""
     if importlib.util.find_spec("transformers") is None:
-        raise ModelError("pretrained models need transformers; fix: pip install '.[pretrained]'")
+        raise ModelError(
+            "pretrained models need transformers; fix, in the checkout: pip install -e "
+            "'.[pretrained]'"
+        )
     from transformers import GenerationConfig
 
     with TemporaryDirectory() as empty:

@@ -43,7 +43,7 @@ def explore(
         from eval.explore.server import Explorer, listen, server
     except ModuleNotFoundError as error:
         raise RequestError(
-            f"the explorer needs {error.name}; fix: pip install '.[explore]'"
+            f"the explorer needs {error.name}; fix, in the checkout: pip install -e '.[explore]'"
         ) from None
 
     device_of(device)

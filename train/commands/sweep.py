@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from train.commands.cli import CONFIG, full_name, read_recipe
 from train.commands.yaml_file import read_yaml
 from train.recipe import ELSEWHERE, Recipe, flat
-from train.settings import RunError
+from train.settings import REMNANT, RunError
 
 ARGUMENTS = "${args}"
 MACRO = "${"
@@ -213,7 +213,7 @@ def _run_all(runs: dict[Path, Trial], flags: list[str]) -> int:
         print(f"run {number}/{len(runs)}  {run}{': finished before' * finished}", flush=True)
         if finished:
             continue
-        command = [sys.executable, "-m", "train", "fit", *words, f"--run={run}", "--resume=auto"]
+        command = [sys.executable, REMNANT, "train", "fit", *words, f"--run={run}", "--resume=auto"]
         code, stop = _train(command)
         ended_by = -code if code < 0 else code - 128
         if stop is not None or ended_by in STOPS:
@@ -230,7 +230,7 @@ def _run_all(runs: dict[Path, Trial], flags: list[str]) -> int:
     if len(failed) < len(runs):
         begun = [str(run) for run in runs if (run / "metrics.jsonl").is_file()]
         table = ["--trust_code", "--last", "--sort", "bits/byte"]  # of mixers that were trained
-        subprocess.run([sys.executable, "-m", "eval", "compare", *begun, *table])
+        subprocess.run([sys.executable, REMNANT, "eval", "compare", *begun, *table])
     return 1 if failed else 0
 
 

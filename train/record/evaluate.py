@@ -28,7 +28,7 @@ from arch.storage.runs import saved_steps
 from train.record.log import Log
 from train.record.saving import StopOnSignal
 from train.rundir.rundir import RunDirectory
-from train.settings import RunError, RunSettings
+from train.settings import REMNANT, RunError, RunSettings
 
 FIGURES = ("bits_per_byte", "shown", "hidden_1", "hidden_3", "bits_at_4")
 """Columns of the table of `eval compare`, in its CSV; each has a count beside it, such as
@@ -36,8 +36,7 @@ FIGURES = ("bits_per_byte", "shown", "hidden_1", "hidden_3", "bits_at_4")
 PREFIX = "eval/"
 PAUSE = 0.2
 """Seconds after which an evaluation is ended that a signal has stopped, at most."""
-ROOT = Path(__file__).resolve().parents[2]
-SUITES = ROOT / "eval" / "suites"
+SUITES = Path(__file__).resolve().parents[2] / "eval" / "suites"
 
 
 def check_suite(settings: RunSettings) -> None:
@@ -176,13 +175,12 @@ def _read_figures(table: Path, model: Path) -> dict[str, float]:
 
 def _run(stopped: Callable[[], bool], *words: str) -> list[str]:
     """Runs a command of `eval`, until it is stopped; what went wrong, if anything."""
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    environment = os.environ | {"PYTHONPATH": path}
+    environment = {**os.environ}
     environment.pop("REMNANT_KERNELS", None)  # chosen for training: an evaluation is in fp32
     if stopped():
         return []
     process = subprocess.Popen(
-        [sys.executable, "-m", "eval", *words, "--trust_code"],
+        [sys.executable, REMNANT, "eval", *words, "--trust_code"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -100,8 +100,8 @@ def in_this_process(monkeypatch):
     """Runs the commands of a sweep by their main functions; a process each would import it all."""
 
     def run(command):
-        python, flag, room, *words = command
-        assert (python, flag) == (sys.executable, "-m")
+        python, script, room, *words = command
+        assert (python, script) == (sys.executable, sweep.REMNANT)
         code = import_module(f"{room}.__main__").main(words)
         return subprocess.CompletedProcess(command, code)
 

@@ -17,6 +17,7 @@ import pytest
 from eval.__main__ import main as evaluate
 from tests.train.cases import fail, fit, interrupt, names, processes_by
 from train.record.evaluate import FIGURES, measure
+from train.settings import REMNANT
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def in_this_process(monkeypatch):
     commands = []
 
     def run(command, *, env, **_):
-        assert command[1:3] == ["-m", "eval"]
+        assert command[1:3] == [REMNANT, "eval"]
         assert "REMNANT_KERNELS" not in env  # which was chosen for training
         commands.append(command[3:])
         said = io.StringIO()
