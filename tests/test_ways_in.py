@@ -47,7 +47,7 @@ def test_a_command_works_beside_folders_of_its_names(tmp_path, words):
 @pytest.mark.slow
 def test_what_a_run_starts_is_no_eval_of_the_working_directory(tmp_path):
     (tmp_path / "eval.py").write_text("open('ran', 'w')")
-    process = start(tmp_path, REMNANT, *"eval solvers --names chance".split())
+    process = start(tmp_path, REMNANT, "eval", "solvers", "--names", "chance")
     said, wrong = process.communicate(timeout=100)
     assert process.returncode == 0, wrong
     assert "chance" in said
