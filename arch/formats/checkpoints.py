@@ -15,7 +15,7 @@ from arch.formats.maskedmixers import from_reference
 from arch.formats.structured import EMBEDDING, from_structured
 from arch.model import LanguageModel
 from arch.storage.files import refuse_pointer
-from arch.storage.weights import FLOATS, read_weights
+from arch.storage.weights import FLOATS, read_weights, say_newer_pickles
 
 _FILES = ("model.safetensors", "pytorch_model.bin")
 
@@ -33,6 +33,7 @@ def import_reference(path: str | Path, mixer: str | None = None) -> LanguageMode
         files = [path / name for name in _FILES if (path / name).is_file()]
         if not files:
             raise ModelError(f"{path} has none of {', '.join(_FILES)}")
+        say_newer_pickles(path, files[:1])
         path = files[0]
     if path.suffix == ".safetensors":
         return _from_names(read_weights(path), mixer, str(path))

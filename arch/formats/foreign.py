@@ -17,7 +17,7 @@ import torch
 
 from arch.errors import ModelError, printable, show_value
 from arch.storage.files import read_json
-from arch.storage.weights import FLOATS, Shapes, read_header
+from arch.storage.weights import FLOATS, Shapes, read_header, say_newer_pickles
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PREFIXES = ("_orig_mod.", "module.", "_fsdp_wrapped_module.", "base_model.model.",
@@ -55,7 +55,7 @@ WITHOUT_EFFECT = {
     "length_penalty", "diversity_penalty", "repetition_penalty", "temperature", "top_k", "top_p",
     "typical_p", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "unsloth_fixed",
     "unsloth_version", "_name_or_path", "name_or_path", "_model_name_or_path",
-    "_attn_implementation", "_commit_hash",
+    "_attn_implementation", "_commit_hash", "transformers.js_config",
     "attn_implementation", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop",
 }  # fmt: skip
 """Settings that change nothing of what a model computes in evaluation."""
@@ -133,7 +133,7 @@ def say_unread_settings(config: dict[str, Any], made: Any, source: object) -> No
     if unread:
         print(
             f"{source}: config.json says {printable(', '.join(unread), 300)}, which transformers' "
-            f"{made.model_type} does not read; the model is computed without it",
+            f"{made.model_type} does not read; it is computed as every {made.model_type} is",
             file=sys.stderr,
         )
 
@@ -208,6 +208,7 @@ def read_layout(config: dict[str, Any], directory: Path) -> tuple[list[Path], Sh
             "not meant"
         )
     files = weight_files(directory)
+    say_newer_pickles(directory, files)
     shapes = read_shapes(files, quantised=config.get("quantization_config") is not None)
     _check_sizes(config, shapes, directory / "config.json")
     _check_blocks(config, shapes, directory)

@@ -59,8 +59,9 @@ def check_turned(config: dict[str, Any], own: list[Tensor], made: Any, source: o
     """Refuses settings of a rotation that the model does not read, or reads otherwise.
 
     They are settings for all layers beside those for kinds of layers, of which a family reads one
-    form; a part of each head, where the model turns all of it; and names of other families. `own`
-    are its frequencies, `made` is the configuration that it was made by.
+    form; a base that it reads for one kind of layers, or for none; a part of each head, where the
+    model turns all of it; and names of other families. `own` are its frequencies, `made` is the
+    configuration that it was made by.
 
     Raises:
         ModelError: naming them.
@@ -75,10 +76,14 @@ def check_turned(config: dict[str, Any], own: list[Tensor], made: Any, source: o
             f"{printable(', '.join(others), 120)}, of all layers, and does not read both; write "
             "the one form that this family's own models have"
         )
+    section = config | (config.get("text_config") or {})
+    whole = [section, *(section.get(name) or {} for name in ROTATION)]  # and not by kinds of layers
+    if bases := [base for s in whole if (base := s.get("rope_theta"))]:
+        turns = {kind: rope[kind] for kind in kinds} or {"all layers": rope}
+        _check_bases(section, bases[0], turns, made, source)
     if not own:
         return
-    _check_other_names(config | (config.get("text_config") or {}), own, made, source)
-    whole = [config, *(config.get(name) or {} for name in ROTATION)]  # and not by kinds of layers
+    _check_other_names(section, own, made, source)
     parts = [part for s in whole if (part := s.get("partial_rotary_factor")) is not None]
     if min(parts, default=1) >= 1:
         return
@@ -87,6 +92,38 @@ def check_turned(config: dict[str, Any], own: list[Tensor], made: Any, source: o
         raise ModelError(
             f"{source}: partial_rotary_factor is {min(parts)}, and transformers' "
             f"{made.model_type} turns whole heads; take it out if it changes nothing"
+        )
+
+
+def _check_bases(
+    config: dict[str, Any], base: object, turns: dict[str, Any], made: Any, source: object
+) -> None:
+    """Refuses a base that a family does not read, as GPT-NeoX, or gives to some layers, as OLMo 3.
+
+    The others turn by a base of transformers' own, which the configuration does not say. `turns`
+    are the rotations that it made, by the layers that they are of.
+
+    Raises:
+        ModelError: naming both.
+    """
+    stated = [
+        value
+        for section in sections(config)
+        for name, value in section.items()
+        if "theta" in name or "base" in name  # as Gemma 3's rope_local_base_freq
+    ]
+    unsaid = {
+        layers: found
+        for layers, part in turns.items()
+        if (found := part.get("rope_theta")) is not None and found not in stated
+    }
+    by_kinds = isinstance(getattr(made, "default_theta", None), dict)  # rope_theta is of one kind
+    if unsaid and not (by_kinds and len(unsaid) < len(turns)):
+        layers, found = next(iter(unsaid.items()))
+        raise ModelError(
+            f"{source}: rope_theta is {show_value(base)}, and transformers' {made.model_type} "
+            f"turns {printable(layers, 80)} by {show_value(found)}; write in rope_parameters the "
+            f"rope_theta of {printable(', '.join(turns), 120)}"
         )
 
 

@@ -24,10 +24,13 @@ GGUF = ".gguf"
 FREQUENCIES = "rope_freqs.weight"
 TURNED = "rope.dimension_count"
 WITHOUT_EFFECT = {
-    "attention.key_length", "attention.value_length", "rope.scaling.finetuned",
-    "rope.scaling.original_context_length", "tensor_data_layout", "vocab_size",
+    "attention.head_count_kv", "attention.key_length", "attention.value_length", "context_length",
+    "feed_forward_length", "rope.scaling.finetuned", "rope.scaling.original_context_length",
+    "tensor_data_layout", "vocab_size",
 }  # fmt: skip
-"""Settings that change nothing of what a model computes, or that the shapes of its weights tell."""
+"""Settings that change nothing of what a model computes, or that the shapes of its weights tell.
+
+Transformers reads the context of all families but BLOOM, whose files say any."""
 BASES = ("rope.freq_base", "rope.freq_base_swa")
 """Bases of a rotation's frequencies, which the tables of a model tell."""
 NEUTRAL: tuple[Any, ...] = ("none", 1)

@@ -51,6 +51,7 @@ def read_config(name: str, directory: str, more: dict[str, Any]) -> tuple[dict[s
         raise ModelError(f"{name} is an encoder and a decoder; give a decoder-only model")
     with refusals(name):
         settings = AutoConfig.from_pretrained(directory, **safe)
+        _check_rotations(name, settings.get_text_config())
         return config, settings, _find_class(settings)
 
 
@@ -125,18 +126,16 @@ def refusals(name: str) -> Iterator[None]:
 
 
 def _check_names(name: str, config: dict[str, Any]) -> None:
-    """Refuses activations, rotations and quantisations that transformers does not know.
+    """Refuses activations and quantisations that transformers does not know, and nameless scalings.
 
     It would take the codes of an unknown quantisation for the weights.
     """
     from transformers.activations import ACT2FN
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
     from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
     known: dict[str, Any] = dict.fromkeys(ACTIVATIONS, ACT2FN)
     found = [(setting, config.get(setting)) for setting in ACTIVATIONS]
     ropes = [section for section in [*sections(config)][1:] if "hidden_size" not in section]
-    found += [(name, rope.get(name)) for rope in ropes for name in ROTATIONS]
     for rope in ropes:
         scaled = [key for key in rope if "factor" in key and key != "partial_rotary_factor"]
         if scaled and not any(map(rope.get, ROTATIONS)):  # for transformers nothing is scaled then
@@ -144,7 +143,6 @@ def _check_names(name: str, config: dict[str, Any]) -> None:
                 f"{name} cannot be loaded: a rotation has {scaled[0]} "
                 f"{show_value(rope[scaled[0]])} and no rope_type; name the type, as linear"
             )
-    known |= dict.fromkeys(ROTATIONS, ("default", *ROPE_INIT_FUNCTIONS))
     if isinstance(quantised := config.get("quantization_config"), dict):
         found.append((QUANTISATION, method := quantised.get("quant_method")))
         if method is None:
@@ -166,4 +164,22 @@ def _check_names(name: str, config: dict[str, Any]) -> None:
             raise ModelError(
                 f"{name} cannot be loaded: {setting} is {show_value(value)}; transformers "
                 f"knows {', '.join(sorted(known[setting]))}"
+            )
+
+
+def _check_rotations(name: str, made: Any) -> None:
+    """Refuses rotations that transformers does not know, by the words that it made of the file's.
+
+    Its families read older words too, as Qwen2-VL's mrope.
+    """
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rope = getattr(made, "rope_parameters", None) or {}
+    known = ("default", *sorted(ROPE_INIT_FUNCTIONS))
+    for part in (rope, *rope.values()):
+        kind = part.get("rope_type") if isinstance(part, dict) else None
+        if kind is not None and kind not in known:
+            raise ModelError(
+                f"{name} cannot be loaded: rope_type is {show_value(kind)}; transformers knows "
+                f"{', '.join(known)}"
             )

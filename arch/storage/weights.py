@@ -206,6 +206,22 @@ def say_zeros(weights: Mapping[str, Tensor], source: object) -> None:
         )
 
 
+def say_newer_pickles(directory: Path, files: list[Path]) -> None:
+    """Says on stderr that a pickle was written after the files that are read.
+
+    So where training went on without safetensors, or DeepSpeed's parts were joined.
+    """
+    last = max(file.stat().st_mtime_ns for file in files)
+    for pickle in sorted(directory.glob("pytorch_model*.bin")):
+        if pickle.is_file() and pickle.stat().st_mtime_ns > last:
+            print(
+                f"{directory}: {printable(pickle.name, 120)} is newer than {files[0].name}, which "
+                "is read; if it has the weights that are meant, save them as safetensors",
+                file=sys.stderr,
+            )
+            return
+
+
 def drop_padding(model: LanguageModel, size: int) -> LanguageModel:
     """Takes the rows beyond `size`, that no token has, from the embedding and the head, in place.
 

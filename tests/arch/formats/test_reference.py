@@ -1,6 +1,7 @@
 """Checkpoints of the reference code, against a plain restatement of what it computes."""
 
 import contextlib
+import os
 import random
 
 import pytest
@@ -113,6 +114,15 @@ def test_a_checkpoint_is_a_file_or_the_directory_that_holds_it(name, tokens, tmp
     torch.testing.assert_close(import_reference(tmp_path / name)(tokens), logits(theirs, tokens))
     if name != "last.pt":
         torch.testing.assert_close(import_reference(tmp_path)(tokens), logits(theirs, tokens))
+
+
+def test_a_pickle_that_is_newer_than_what_is_read_is_said(tmp_path, capsys):
+    state = model([flat()]).state_dict()
+    save_file(state, tmp_path / "model.safetensors")
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    os.utime(tmp_path / "model.safetensors", (1, 1))
+    import_reference(tmp_path)
+    assert "pytorch_model.bin is newer than model.safetensors" in capsys.readouterr().err
 
 
 ODD = {

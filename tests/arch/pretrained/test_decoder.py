@@ -180,7 +180,7 @@ def test_a_saved_model_is_loaded(tmp_path):
 
 PICTURES = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2,
             "num_hidden_layers": 1, "image_size": 28, "patch_size": 14}  # fmt: skip
-TURNED = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}  # of pictures
+TURNED = {"type": "mrope", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}  # as on the hub
 SEEING = {
     "Gemma3": (SLIDING, PICTURES, {"mm_tokens_per_image": 4, "image_token_index": V - 1}),
     "Gemma3, as many layers": (SLIDING, PICTURES | {"num_hidden_layers": L},

@@ -34,6 +34,12 @@ NAMES = {  # in transformers and in a file
     "transformer.ln_f": "output_norm", "ln_1": "attn_norm", "ln_2": "ffn_norm",
     "attn.c_attn": "attn_qkv", "attn.c": "attn_output", "ffn_c_fc": "ffn_up", "ffn_c": "ffn_down",
 }  # fmt: skip
+NAMES_OF_BLOOM = {
+    "transformer.word_embeddings_layernorm": "token_embd_norm",
+    "transformer.word_embeddings": "token_embd", "post_attention_layernorm": "ffn_norm",
+    "self_attention.query_key_value": "attn_qkv", "self_attention.dense": "attn_output",
+    "mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down",
+}  # fmt: skip
 SIZES = {"hidden_size": D, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": V,
          "num_key_value_heads": 2, "max_position_embeddings": T,
          "initializer_range": 0.2}  # fmt: skip
@@ -49,6 +55,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
          "bos_token_id": 256, "eos_token_id": 256},
         COMMON | {"block_count": 2, "feed_forward_length": 4 * D,
                   "attention.layer_norm_epsilon": 1e-5},
+    ),
+    "bloom": (  # llama.cpp's converter always says the last three, which transformers does not read
+        "bloom",
+        {"vocab_size": V, "hidden_size": D, "n_layer": 2, "n_head": 4, "initializer_range": 0.2},
+        COMMON | {"block_count": 2, "attention.layer_norm_epsilon": 1e-5, "context_length": 2048,
+                  "feed_forward_length": 4 * D, "attention.head_count_kv": 4},
     ),
     "lfm2": (
         "lfm2",
@@ -92,7 +104,7 @@ def write_family(file, family: str):
     writer.add_eos_token_id(256)
     for name, tensor in model.state_dict().items():
         if name != "lm_head.weight" or not config.tie_word_embeddings:
-            writer.add_tensor(named(name), as_written(family, name, tensor))
+            writer.add_tensor(named(family, name), as_written(family, name, tensor))
     if "nextn_predict_layers" in settings:
         writer.add_tensor("blk.4.nextn.eh_proj.weight", np.ones((D, 2 * D), dtype=np.float32))
     writer.write_header_to_file()
@@ -102,8 +114,9 @@ def write_family(file, family: str):
     return model
 
 
-def named(name: str) -> str:
-    for theirs, written in NAMES.items():
+def named(family: str, name: str) -> str:
+    own = NAMES_OF_BLOOM.items() if family == "bloom" else ()
+    for theirs, written in (*own, *NAMES.items()):
         name = name.replace(theirs, written)
     return name
 
@@ -112,6 +125,9 @@ def as_written(family: str, name: str, tensor: torch.Tensor) -> np.ndarray:
     """The numbers of a tensor as llama.cpp's converter writes them."""
     if family == "gpt2" and ".c_" in name and tensor.dim() == 2:
         tensor = tensor.T
+    if "query_key_value" in name:  # by heads, and in each by queries, keys and values
+        heads = tensor.view(4, 3, D // 4, -1)
+        tensor = heads.transpose(0, 1).reshape(tensor.shape)
     if family == "qwen35" and "norm" in name and "linear_attn" not in name:
         tensor = tensor + 1
     if "A_log" in name:
@@ -125,7 +141,7 @@ def as_written(family: str, name: str, tensor: torch.Tensor) -> np.ndarray:
 def test_a_file_that_transformers_reads_gives_its_logits(family, tmp_path):
     model = write_family(tmp_path / "m.gguf", family)
     found = load_pretrained(str(tmp_path / "m.gguf"))
-    assert found.config.context == T
+    assert found.config.context == FAMILIES[family][2]["context_length"]
     tokens = torch.randint(V, (2, 20))
     with torch.no_grad():
         torch.testing.assert_close(found.model(tokens), model(tokens).logits)
