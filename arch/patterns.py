@@ -53,6 +53,8 @@ def parse(
         allowed = [n for n, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY]
         if wrong := [key for key in given if key not in allowed]:
             known = ", ".join(allowed) or "none"
+            if wrong[0] in [*parameters][2:]:  # behind the sizes
+                known += f"; write * before {wrong[0]} in __init__, as arguments are keyword-only"
             raise ModelError(f"{where}: {name} has no argument {wrong[0]!r}; allowed: {known}")
         given = {k: _checked(v, hints.get(k, Any), f"{where}: {k}") for k, v in given.items()}
         found.append((chosen, given))
@@ -182,7 +184,9 @@ def _checked(value: Any, annotation: Any, source: str) -> Any:
     """
     kinds = _alternatives(annotation)
     if isinstance(value, str) and value not in kinds:
-        value = WORDS.get(value.lower(), value)
+        constant = WORDS.get(value.lower(), value)
+        if str not in kinds or any(_fits(constant, kind) for kind in kinds):
+            value = constant
     if isinstance(value, int | float) and not abs(value) < LARGEST:
         raise ModelError(f"{source} is {show_value(value)}; allowed: up to {LARGEST:.2g}")
     if not any(_fits(value, kind) for kind in kinds):

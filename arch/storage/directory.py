@@ -72,8 +72,9 @@ def save_model(
     (step, tokens_seen, hashes, ...), extended by schema, hash and versions.
 
     Raises:
-        ModelError: something else is there, the model is another project's, the tokenizer is of
-            another vocabulary, or meta data are of types that their readers do not take.
+        ModelError: something else is there, the model is another project's or has other weights
+            than its configuration says, the tokenizer is of another vocabulary, or meta data are of
+            types that their readers do not take.
         OSError: the disk is full or the place cannot be written; nothing is left behind, and a
             directory that was there stays as it was.
     """

@@ -32,7 +32,12 @@ COMPILED = "_orig_mod."
 
 
 def weights_of(model: LanguageModel) -> dict[str, Tensor]:
-    """The model's weights on the CPU, in their own precision, none in the memory of another."""
+    """The model's weights on the CPU, in their own precision, none in the memory of another.
+
+    Raises:
+        ModelError: with built-in mixers, others than the configuration builds, as of a pruned part;
+            a head of its own beside a configuration that is tied.
+    """
     weights, addresses = {}, set()
     for written, tensor in model.state_dict().items():
         name = written.replace(COMPILED, "")
@@ -43,7 +48,33 @@ def weights_of(model: LanguageModel) -> dict[str, Tensor]:
             held = held.clone()
         addresses.add(address)
         weights[name] = held
+    _refuse_changed(model, weights)
     return {**weights, **_lower(model, weights)}
+
+
+def _refuse_changed(model: LanguageModel, weights: Mapping[str, Tensor]) -> None:
+    """Refuses weights that `build_model` would not make the same model of.
+
+    Those of somebody else's mixers are not looked at: their names may be of parametrizations.
+    """
+    config = model.config
+    if not has_foreign(config.mixers):
+        shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+        kinds = {name: tensor.dtype for name, tensor in weights.items()}
+        try:
+            with torch.device("meta"), _Undrawn():
+                _build_like(config, shapes, kinds, "model")
+        except ModelError as error:
+            raise ModelError(
+                f"{error}; where its parts were changed, call merge_and_unload, prune.remove or "
+                "remove_parametrizations first"
+            ) from None
+    head, embedding = model.head.weight, model.embedding.weight
+    if config.tied and head is not embedding and not head.cpu().equal(embedding.cpu()):
+        raise ModelError(
+            "model: its configuration says tied, but its head is not its embedding and would be "
+            "lost; fix: model.config = dataclasses.replace(model.config, tied=False)"
+        )
 
 
 def is_tied(weights: Mapping[str, Tensor]) -> bool:

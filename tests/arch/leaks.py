@@ -289,14 +289,17 @@ class Annotated(Leak):
         self,
         d_model: int,
         context: int,
+        scale: float = 1.0,
         *,
         sizes: list[int] | None = None,
         pair: tuple[int, ...] = (),
         any_of: Sequence[int] | bool = False,
         rate: Literal[1, 2, "auto"] = "auto",
+        word: str = "",
+        label: str | None = "",
     ) -> None:
         super().__init__(d_model, context)
-        self.given = sizes, pair, any_of, rate
+        self.given = sizes, pair, any_of, rate, word, label
 
     def forward(self, x):
         return x

@@ -43,9 +43,11 @@ def test_a_pattern_may_be_one_name_and_its_arguments_are_the_mixers():
 @pytest.mark.parametrize(
     ("arguments", "given"),
     [
-        ("sizes=[1, 2], pair=(3, 4)", ([1, 2], (3, 4), False, "auto")),
-        ("sizes=none, any_of=[1], rate=2", (None, (), [1], 2)),
-        ("any_of=true, rate=auto", (None, (), True, "auto")),
+        ("sizes=[1, 2], pair=(3, 4)", ([1, 2], (3, 4), False, "auto", "", "")),
+        ("sizes=none, any_of=[1], rate=2", (None, (), [1], 2, "", "")),
+        ("any_of=true, rate=auto", (None, (), True, "auto", "", "")),
+        ("word=none, label=none", (None, (), False, "auto", "none", None)),
+        ("word=true, label=false", (None, (), False, "auto", "true", "false")),
     ],
 )
 def test_a_mixer_of_ones_own_takes_arguments_of_many_kinds(arguments, given):
@@ -86,6 +88,9 @@ def test_a_mixer_of_ones_own_takes_arguments_of_many_kinds(arguments, given):
         ("tests.arch.leaks.Annotated(any_of=word)", "any_of is 'word'; allowed: "),
         ("tests.arch.leaks.Annotated(rate=3)", "rate is 3; allowed: 1 or 2 or auto"),
         ("tests.arch.leaks.Annotated(rate=true)", "rate is True; allowed: 1 or 2 or auto"),
+        ("tests.arch.leaks.Annotated(word=3)", "word is 3; allowed: a word"),
+        ("tests.arch.leaks.Annotated(scale=3)", "write * before scale in __init__"),
+        ("tests.arch.leaks.Annotated(context=3)", "allowed: sizes, pair, any_of, rate, word, l"),
         ("tests.arch.leaks.Unstarted", "nothing says how weight of Unstarted starts"),
         ("tests.arch.leaks.LEAKS", "tests.arch.leaks has no TokenMixer called LEAKS"),
         ("nowhere.Mixer", "nowhere cannot be imported (No module named 'nowhere'); run where nowh"),

@@ -75,7 +75,7 @@ def write_card(
         f"---\n{front.to_yaml()}\n---",
         f"# {name}",
         "A causal language model of remnant. Its code stands in this directory and needs torch and "
-        "transformers alone.",
+        "transformers 5 alone.",
         USE.format(address=address),
         "\n".join(["| | |", "|---|---|", *table]),
         LIMITS.format(context=config.context),

@@ -52,7 +52,8 @@ def export_hub(
         recovered: for the card, Markdown as `eval summary --markdown` writes.
 
     Raises:
-        ModelError: a mixer that is not built in, or something else is there.
+        ModelError: a mixer that is not built in, weights that are not those of the configuration,
+            or something else is there.
         OSError: the disk is full or the place cannot be written; all is as it was.
     """
     directory, config, meta = Path(directory), model.config, meta or {}

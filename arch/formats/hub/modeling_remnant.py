@@ -1,6 +1,6 @@
 """The models of remnant for transformers: attention, masked convolutions, hybrids of both.
 
-Needs torch and transformers alone. A model keeps no cache: each pass runs the whole text. What it
+Needs torch and transformers 5 alone. A model keeps no cache: each pass runs the whole text. What it
 would compute wrongly it refuses: a cache, padding before a text, a text beyond the context.
 """
 
@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import CausalLMOutput
 
 from .configuration_remnant import RemnantConfig
@@ -260,7 +261,7 @@ class ChannelMixer(nn.Module):
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
-class Block(nn.Module):
+class Block(GradientCheckpointingLayer):
     """x + token_mixer(norm_token(x)), then x + channel_mixer(norm_channel(x))."""
 
     def __init__(self, config: RemnantConfig, pattern: str) -> None:
@@ -283,6 +284,7 @@ class RemnantForCausalLM(PreTrainedModel, GenerationMixin):
     """Embedding, blocks, norm, head; token ids to next-token logits."""
 
     config_class = RemnantConfig
+    supports_gradient_checkpointing = True
     _input_embed_layer = "embedding"
     _no_split_modules = ["Block"]  # noqa: RUF012 - as transformers has them
     _tied_weights_keys = {"head.weight": "embedding.weight"}  # noqa: RUF012

@@ -12,6 +12,8 @@ from eval.messages import RequestError
 
 Patch = Callable[[Tensor], Tensor]
 """The outputs `(B, T, D)` of a site to those that take their place."""
+CONTINUING = ("prefix", "step")
+"""A mixer's methods that go on from a prefix."""
 
 
 @contextmanager
@@ -43,8 +45,10 @@ def patched_sites(model: LanguageModel, patches: Mapping[str, Patch]) -> Iterato
                 _replace(stack, block, "site", _at(block.site, part, name, patch))
         mixers: list[Any] = [block.token_mixer for block in model.blocks] if patches else []
         for mixer in mixers:
-            for method in ("prefix", "step"):
+            for method in CONTINUING:
                 _replace(stack, mixer, method, _refuse)
+            stack.callback(mixer.register_forward_pre_hook(_allow).remove)
+            stack.callback(mixer.register_forward_hook(_forbid, always_call=True).remove)
         yield
 
 
@@ -90,6 +94,17 @@ def _replace(stack: ExitStack, module: nn.Module, name: str, value: Any) -> None
     else:
         stack.callback(setattr, module, name, before)
     setattr(module, name, value)
+
+
+def _allow(mixer: nn.Module, *_: Any) -> None:
+    """Lets a mixer's own `forward` call its `prefix` and `step`."""
+    for method in CONTINUING:
+        vars(mixer).pop(method, None)
+
+
+def _forbid(mixer: nn.Module, *_: Any) -> None:
+    for method in CONTINUING:
+        setattr(mixer, method, _refuse)
 
 
 def _refuse(*_: Any) -> Any:

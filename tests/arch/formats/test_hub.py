@@ -159,6 +159,21 @@ def test_tokens_that_were_added_in_transformers_are_read(tmp_path):
     torch.testing.assert_close(loaded.model(tokens), expected[..., : V + 1])
 
 
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable`:FutureWarning")
+def test_an_export_is_trained_with_checkpointed_activations(hybrid):
+    """As TRL does by default: it was refused."""
+    model, directory = hybrid
+    theirs: Any = RemnantForCausalLM.from_pretrained(directory).train()
+    tokens, gradients = random_tokens(model), []
+    for _ in range(2):
+        theirs.zero_grad()
+        theirs(tokens, labels=tokens).loss.backward()
+        gradients.append([parameter.grad for parameter in theirs.parameters()])
+        theirs.gradient_checkpointing_enable()
+    assert all(block.gradient_checkpointing for block in theirs.blocks)
+    torch.testing.assert_close(*gradients)
+
+
 def test_what_would_be_computed_wrongly_is_refused(hybrid):
     model, directory = hybrid
     theirs: Any = RemnantForCausalLM.from_pretrained(directory).eval()

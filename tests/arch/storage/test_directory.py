@@ -16,6 +16,9 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn.utils import prune
+from torch.nn.utils.parametrizations import weight_norm
 
 from arch import ModelError, export_hub, load_model, save_model
 from arch.mixers import Triangle
@@ -58,6 +61,30 @@ def test_a_compiled_model_is_written_as_it_is(tmp_path, write):
     compiled = torch.compile(model, backend="eager")
     found = write(tmp_path / "compiled", compiled, *about) / "model.safetensors"
     assert found.read_bytes() == expected
+
+
+def untie(model):
+    model.head = nn.Linear(8, 11, bias=False)
+
+
+@pytest.mark.parametrize("write", [save_model, export_hub])
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda m: prune.l1_unstructured(m.blocks[0].token_mixer.mix, "weight", 0.5), "mix.weight"),
+        (lambda m: weight_norm(m.blocks[1].token_mixer.q_proj), "q_proj.weight"),
+        (untie, "tied=False"),
+    ],
+)
+def test_a_model_with_other_weights_than_its_configuration_says_is_not_written(
+    tmp_path, write, change, named
+):
+    """It was written by names that nothing opens; a head of its own was lost."""
+    model = small_model("flat", "attention(heads=2)", tied=True)
+    change(model)
+    with one_line(ModelError, named):
+        write(tmp_path / "m", model, tokenizer_json(), {"name": "m"})
+    assert not (tmp_path / "m").exists()
 
 
 @pytest.mark.parametrize("given", ["tokenizer.json", tokenizer_json(12)])
