@@ -12,6 +12,8 @@ from arch.errors import printable
 
 LONGEST_LINE = 1000
 """Characters of a line on stderr."""
+OF_TEXTS = r"\n\t \xa0\u1680\u2000-\u200a\u202f\u205f\u3000\u200c\u200d"
+"""What stays in a text of several lines: its breaks, blanks of any language, joiners."""
 
 
 class RequestError(ValueError):
@@ -41,7 +43,7 @@ class ArgumentError(RequestError):
 
 def legible(text: str) -> str:
     """A text of several lines whose control characters and marks of direction are spelt out."""
-    return re.sub(r"[^\n\t]+", lambda run: printable(run[0], len(run[0])), text)
+    return re.sub(f"[^{OF_TEXTS}]+", lambda run: printable(run[0], len(run[0])), text)
 
 
 def say(line: object) -> None:

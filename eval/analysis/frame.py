@@ -27,7 +27,7 @@ from eval.analysis.places import (
     tell_texts_apart,
 )
 from eval.messages import RequestError
-from eval.models.identity import labels, seed_labels
+from eval.models.identity import labels, seed_labels, training_of
 from eval.rows.schema import Row
 
 MODEL = ("model", "mixers", "d_model", "n_layers", "context", "step", "trained")
@@ -145,8 +145,7 @@ def frame(rows: Iterable[Row], every_seed: bool = False) -> Frame:
 
 
 def _model(checkpoint: dict[str, Any], names: dict[Any, str], every_seed: bool) -> dict[str, Any]:
-    key = checkpoint["model_id"]
-    label = names[key, checkpoint["name"]] if every_seed else names[key]
+    label = names[training_of(checkpoint) if every_seed else checkpoint["model_id"]]
     about = {name: checkpoint.get(name) for name in MODEL}
     about |= {"model": label, "mixers": ", ".join(checkpoint.get("mixers") or ())}
     named = {name: checkpoint[name] for name in ("name", "model_id")}

@@ -237,7 +237,7 @@ def report(
             first results directory
         wandb_project: project in W&B; that of WANDB_PROJECT, else remnant, when not given
     """
-    from shlex import quote
+    from shlex import join
 
     from arch.storage.files import write_text
     from eval.drawing.figures import write_figures
@@ -269,8 +269,10 @@ def report(
         first = Path(places[0])
         directory = first if first.is_dir() else first.parent
         project = wandb_project or os.environ.get("WANDB_PROJECT") or "remnant"
-        ids = track_results(directory, rows, out, wandb, project)
-        runs = [f"{quote(str(directory / 'wandb'))}/offline-run-*-{run}" for run in ids]
-        offline = f"W&B, offline: wandb sync {' '.join(runs)}"
-        written.append(offline if wandb == "offline" else f"W&B: {', '.join(ids)}")
+        runs = track_results(directory, rows, out, wandb, project)
+        if wandb == "online":
+            written.append(f"W&B: {', '.join(runs)}")
+        if left := list(filter(None, runs.values())):
+            about = "offline" if wandb == "offline" else "not all of it has arrived"
+            written.append(f"W&B, {about}: wandb sync {join(left)}")
     return Result(rows, "\n".join(written), "", documents)

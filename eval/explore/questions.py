@@ -90,17 +90,23 @@ class Library:
         with self._lock:
             written = _written(Path(path, "model.safetensors"))
             if name not in self._open or self._open[name][0] != written:
+                self._open.pop(name, None)
+                while len(self._open) >= OPEN:  # before another one takes memory
+                    self._open.popitem(last=False)
                 self._open[name] = written, open_model(path, self.device, trust_code=trust)
             self._open.move_to_end(name)
-            while len(self._open) > OPEN:
-                self._open.popitem(last=False)
             return self._open[name][1]
 
     @property
     def suggested(self) -> list[str]:
-        """The first model of the newest run, and its last."""
+        """The first model of the newest run, and its last; the last alone where names differ.
+
+        Unrelated models, which may lie in one folder, need not read a sentence alike.
+        """
         newest = next(iter(self.runs.values()))
-        return [newest[-1], newest[0]] if len(newest) > 1 else newest
+        first, last = newest[-1], newest[0]
+        alike = first.partition(", step ")[0] == last.partition(", step ")[0]
+        return [first, last] if alike and first != last else [last]
 
     def warm(self) -> None:
         """Asks the suggested models a small question, which loads libraries and fits read-backs."""

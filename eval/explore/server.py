@@ -35,7 +35,7 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from arch import ModelError
-from arch.errors import printable
+from arch.errors import is_out_of_memory, printable
 from eval.messages import RequestError
 from tokenizer import CorpusError
 
@@ -56,6 +56,7 @@ UNREAD = 1000
 SECONDS_BETWEEN_LOOKS = 0.03
 """At a question's events."""
 REFUSED = (RequestError, ModelError, CorpusError, OSError)
+NO_MEMORY = "out of memory; ask a smaller model, one model alone, or a shorter sentence"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -107,9 +108,11 @@ class Work:
             end = {"stopped": str(error)}
         except REFUSED as error:
             end = {"error": str(error)}
-        except Exception:
-            traceback.print_exc(file=sys.stderr)
-            end = {"error": "the server met a fault of its own; its terminal says more"}
+        except Exception as error:
+            end = {"error": NO_MEMORY}
+            if not is_out_of_memory(error):
+                traceback.print_exc(file=sys.stderr)
+                end = {"error": "the server met a fault of its own; its terminal says more"}
         self.events.put({"type": "end", **end})
 
     def _note(self, event: dict[str, Any]) -> None:
@@ -143,6 +146,7 @@ class Explorer:
         self, library: "Library", host: str = LOOPBACK[1], waiting: int = 8, seconds: float = 600
     ) -> None:
         self.library, self.most, self.seconds = library, waiting + 1, seconds
+        host = host.lower()  # as requests are read
         self.local, self.names = host in LOOPBACK, {*LOOPBACK, host}
         self.queue: list[Work] = []
         self.server: uvicorn.Server | None = None
@@ -216,6 +220,10 @@ class Explorer:
                 return await endpoint(request, question)
             except REFUSED as error:
                 return _failed(printable(error), 400)
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                return _failed(NO_MEMORY, 400)
             except ClientDisconnect:  # nobody is there to read this
                 return _failed("the question was not sent to its end", 400)
 

@@ -268,12 +268,13 @@ def model_directory(path: str | Path) -> Path:
 
 
 def find_models(folder: str | Path) -> list[Path]:
-    """The model directories at or below a directory, by path; or that of RUN@STEP or the like."""
+    """The model directories at or below a directory, but for hidden ones; or that of RUN@STEP."""
     named = "@" in str(folder) or str(folder).startswith(SHIPPED)
     if named and not Path(folder).exists():
         return [model_directory(folder)]
-    held = {"model.safetensors", "meta.json"}
-    return sorted(path for path, _, files in walk_folders(folder) if held.issubset(files))
+    held, top = {"model.safetensors", "meta.json"}, Path(folder)
+    found = [path for path, _, files in walk_folders(top) if held.issubset(files)]
+    return sorted(p for p in found if not any(n[0] == "." for n in p.relative_to(top).parts))
 
 
 @plain_arithmetic()

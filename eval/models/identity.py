@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from arch.storage.files import file_sha256, read_json
 from arch.storage.runs import BEST, MODELS_IN_RUN, run_of, without_seed
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 Key = TypeVar("Key", bound=Hashable)
+Training: TypeAlias = tuple[str, str, int | None]
+"""Its `model_id`, name and training seed, where that is known."""
 CHANGED = "other settings (config.json, or the GGUF file), other code or another tokenizer"
 """How a model with another `settings_hash` is named."""
 KNOWN = ("abc", "arch", "builtins", "eval", "torch", "transformers", "typing")
@@ -162,18 +164,29 @@ def _turns_otherwise(tables: Mapping[str, "Tensor"]) -> bool:
     return any(n in tables and not tables[n].equal(t.to(tables[n])) for n, t in copies.items())
 
 
-def seed_labels(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], str]:
-    """A label for every training seed of the rows, by `model_id` and name; no two are alike.
+def seed_labels(rows: Iterable[Mapping[str, Any]]) -> dict[Training, str]:
+    """A label for every training seed of the rows, by `training_of`; no two are alike.
 
-    It is the name; where two models have one name, with the hash of the id.
+    It is the name; with the seed where a model has several seeds of that name, unless the seed is
+    not known; where two models have one name, with the hash of the id.
 
     Raises:
         RequestError: as `labels`.
     """
     known = [row["checkpoint"] for row in rows]
     _refuse_two_trainings(known)
-    names = {(about["model_id"], about["name"]): about["name"] for about in known}
-    return _tell_apart(names, lambda pair: pair[0])
+    trainings = dict.fromkeys(map(training_of, known))
+    seeds = Counter((key, name) for key, name, seed in trainings if seed is not None)
+    names = {
+        (key, name, seed): name + f" seed {seed}" * (seed is not None and seeds[key, name] > 1)
+        for key, name, seed in trainings
+    }
+    return _tell_apart(names, lambda training: training[0])
+
+
+def training_of(about: Mapping[str, Any]) -> Training:
+    """Which training a checkpoint is of; those of one name lie in directories of their own."""
+    return about["model_id"], about["name"], about.get("seed")
 
 
 def labels(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
@@ -236,8 +249,8 @@ def _place(model: Path) -> Path:
 
 
 def _tell_apart(names: dict[Key, str], id_of: Callable[[Key], str]) -> dict[Key, str]:
-    """The names, each with the hash of its `model_id` where another has the same name."""
-    count = Counter(names.values())
+    """The names, each with the hash of its `model_id` where another model has the same name."""
+    count = Counter(name for _, name in {(id_of(key), name) for key, name in names.items()})
     return {
         key: name if count[name] == 1 else f"{name} ({id_of(key).rpartition('-')[2]})"
         for key, name in names.items()

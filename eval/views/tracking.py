@@ -1,10 +1,10 @@
 """Rows of evidence as Weights & Biases runs, one for each model: a view of a results directory.
 
 W&B is offline unless asked and needs no account. Its offline files lie in the results directory
-(`wandb sync RESULTS/wandb/offline-run-*` uploads them later), and so do the runs' ids, so that the
-same command adds to the same runs, in the groups that training gives. By training step few figures
-are logged: the columns of `compare`, and one a lens. All figures stand in one table. Online, a run
-is linked to the models that training logged.
+(`wandb sync` uploads them later), and so do the runs' ids, so that the same command writes the same
+runs anew, in the groups that training gives. By training step few figures are logged: the columns
+of `compare`, and one a lens. All figures stand in one table. Online, a run is linked to the models
+that training logged.
 """
 
 import math
@@ -30,7 +30,7 @@ from eval.drawing.tables import to_csv
 from eval.lenses.headlines import headlines
 from eval.messages import RequestError, say
 from eval.models.corpora import corpus_label
-from eval.models.identity import labels
+from eval.models.identity import labels, model_id
 from eval.rows.schema import Row
 from eval.views.comparison.gather import of_models, read_settings
 from eval.views.comparison.table import FIGURES, checkpoint_records
@@ -43,6 +43,10 @@ ABOUT = ("mixers", "d_model", "n_layers", "context", "parameters")
 """What a row says of its model, where the model directory is no longer there."""
 SITUATION = ("run", "data", "resume", "wandb", "wandb_project", "wandb_tags", "loggers")
 """Settings of a training that an evaluation's config leaves out."""
+NAME_LETTERS = 128
+"""Of the name of a run or a group, at most: W&B refuses longer ones."""
+FINISH_TIMEOUT = 60.0
+"""Seconds to wait for the end of a run, where WANDB_FINISH_TIMEOUT says nothing else."""
 
 
 def track_results(
@@ -51,8 +55,11 @@ def track_results(
     page: str | Path | None = None,
     mode: str = "offline",
     project: str = "remnant",
-) -> list[str]:
-    """Logs rows to the W&B runs of a results directory, one for each model; returns their ids.
+) -> dict[str, str]:
+    """Logs rows to the W&B runs of a results directory, one for each model.
+
+    Returns the directory that is left for `wandb sync`, by the run's id; empty where all of the run
+    has arrived.
 
     Args:
         directory: the results directory; holds the runs' ids and the offline files.
@@ -65,7 +72,7 @@ def track_results(
     rows = [row for row in rows if "checkpoint" in row]
     if not rows:
         raise RequestError("no rows: there is nothing to log; run `python -m eval invert` first")
-    ids, lines = [], _told_apart(frame(rows))
+    left, lines = dict[str, str](), _told_apart(frame(rows))
     models = of_models(rows)
     compared = checkpoint_records([], models)  # of all models, so that a key is one question
     with _files_in(Path(directory).resolve() / "wandb", mode):
@@ -81,11 +88,11 @@ def track_results(
                 own = lines[lines["model_id"] == model]
                 _log(run, steps, every_figure(of_model, own), own, page)
             except BaseException:
-                run.finish(exit_code=1)
+                _finish(run, 1)
                 raise
-            run.finish()
-            ids.append(run.id)
-    return ids
+            arrived = _finish(run) and mode == "online"
+            left[run.id] = "" if arrived else str(run.settings.sync_dir)
+    return left
 
 
 def _told_apart(lines: Frame) -> Frame:
@@ -161,7 +168,7 @@ def training_config(rows: Sequence[Row]) -> dict[str, Any]:
     about = rows[-1]["checkpoint"]
     path = Path(about.get("path", ""))
     config: dict[str, Any] = {}
-    meta = read_json(path / "meta.json") if (path / "meta.json").is_file() else {}
+    meta = _meta_of(about) or {}
     if meta:
         config = read_settings(run_of(path))
     if meta and not config and (path / "config.json").is_file():
@@ -172,6 +179,16 @@ def training_config(rows: Sequence[Row]) -> dict[str, Any]:
     sizes = ("parameters",) if config else ABOUT
     known |= {name: about[name] for name in sizes if name in about}
     return known | {"model_id": about["model_id"]}
+
+
+def _meta_of(about: dict[str, Any]) -> dict[str, Any] | None:
+    """The meta.json of a row's model: empty where it is gone, None where another model lies there.
+
+    A run that is trained anew with other settings lies where the first one lay.
+    """
+    file = Path(about.get("path", "")) / "meta.json"
+    meta = read_json(file) if file.is_file() else {}
+    return None if meta.get("model_id") and model_id(meta, "") != about["model_id"] else meta
 
 
 @contextmanager
@@ -199,30 +216,50 @@ def _open_run(directory: Path, mode: str, project: str, label: str, rows: list[R
     try:
         return wandb.init(
             project=project,
-            name=label,
-            id=id_file.read_text().strip(),
+            name=label[:NAME_LETTERS],
+            id=id_file.read_text().strip(),  # not resumed: a run that is begun anew is replaced
             reinit="create_new",  # never the run that something else in this process has open
-            resume="allow" if mode == "online" else None,
             dir=directory,
             mode=mode,  # pyright: ignore[reportArgumentType]
-            group=config.get("wandb_group") or architecture,
+            group=(config.get("wandb_group") or architecture)[:NAME_LETTERS],
             job_type="eval",
             config=config | {"results": directory.resolve().name},
-            settings=wandb.Settings(console="off", silent=True),
+            settings=_settings(),
         )
-    except wandb.Error as error:
+    except (wandb.Error, ValueError) as error:  # of what the environment sets, too
         hint = "; log in with `wandb login`, or use --wandb offline" * (mode == "online")
         raise RequestError(f"--wandb {mode}: {reason(error, 300)}{hint}") from error
 
 
+def _settings() -> Any:
+    """How a run is written: in silence, and with a limit to the time that its end may take."""
+    import wandb
+
+    settings = wandb.Settings(console="off", silent=True)
+    if hasattr(settings, "finish_timeout"):  # older versions wait for ever
+        settings.finish_timeout_raises = True
+        if "WANDB_FINISH_TIMEOUT" not in os.environ:
+            settings.finish_timeout = FINISH_TIMEOUT
+    return settings
+
+
+def _finish(run: Any, code: int = 0) -> bool:
+    """Ends a run; whether it ended in time."""
+    try:
+        run.finish(exit_code=code)
+    except TimeoutError:
+        return False
+    return True
+
+
 def models_used(rows: list[Row]) -> list[str]:
     """The artifacts that training logged of the rows' models, where their run directory is."""
-    known = dict.fromkeys(row["checkpoint"].get("path") for row in rows)
+    known = {about["path"]: about for row in rows if (about := row["checkpoint"]).get("path")}
     names = []
-    for path in map(Path, filter(None, known)):
-        beside = run_of(path) / "wandb_id"
-        if beside.is_file():
-            names.append(f"model-{beside.read_text().strip()}:{path.name}")
+    for path, about in known.items():
+        beside = run_of(Path(path)) / "wandb_id"
+        if beside.is_file() and _meta_of(about) is not None:
+            names.append(f"model-{beside.read_text().strip()}:{Path(path).name}")
     return names
 
 

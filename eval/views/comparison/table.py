@@ -8,19 +8,16 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from eval.analysis.frame import Frame, frame
 from eval.analysis.summary import Record, seeds_mean, summarise
 from eval.drawing.tables import Table, cell, text
 from eval.messages import RequestError, say_once
-from eval.models.identity import labels, seed_labels
+from eval.models.identity import Training, labels, seed_labels, training_of
 from eval.rows.schema import Row
 from eval.views.comparison.gather import Saved, finite
 from eval.views.comparison.settings import keep_differing, shared_settings
-
-Run: TypeAlias = tuple[str, str, int | None]
-"""Its `model_id`, name and training seed, where that is known."""
 
 
 class Figure(NamedTuple):
@@ -80,7 +77,8 @@ def measured(saved: Sequence[Saved], rows: Sequence[Row], every_seed: bool = Fal
     lines = frame(rows, every_seed)
     if len(lines):
         label = _labeller(saved, rows, every_seed)
-        lines["model"] = list(map(label, lines["model_id"], lines["name"]))
+        known = {row["key"]: label(row["checkpoint"]) for row in rows}
+        lines["model"] = list(map(known.__getitem__, lines["key"]))
     return lines
 
 
@@ -98,9 +96,9 @@ def pool_ends(
     """
     label = _labeller(saved, rows, every_seed)
     known = [entry.checkpoint for entry in saved] + [row["checkpoint"] for row in rows]
-    last, runs_at = dict[Run, int](), dict[tuple[str, int], set[Run]]()
+    last, runs_at = dict[Training, int](), dict[tuple[str, int], set[Training]]()
     for about in known:
-        run, model = _run_of(about), label(about["model_id"], about["name"])
+        run, model = training_of(about), label(about)
         runs_at.setdefault((model, about["step"]), set()).add(run)
         for which in {run, (*run[:2], None)}:  # a row that names no seed is of any
             last[which] = max(about["step"], last.get(which, 0))
@@ -114,8 +112,8 @@ def pool_ends(
             say_once(f"left out: training seeds of {model} that are at step 0 yet")
 
     def moved(about: dict[str, Any]) -> dict[str, Any] | None:
-        step, steps = about["step"], ends.get(label(about["model_id"], about["name"]), set())
-        if step != last[_run_of(about)] or step not in steps:
+        step, steps = about["step"], ends.get(label(about), set())
+        if step != last[training_of(about)] or step not in steps:
             return about if others else None
         if len(steps) < 2:
             return about
@@ -129,11 +127,6 @@ def pool_ends(
         if (about := moved(row["checkpoint"]))
     ]
     return models, of_ends
-
-
-def _run_of(about: dict[str, Any]) -> Run:
-    """Which run a checkpoint is of; several may have one name, each in a directory of its own."""
-    return about["model_id"], about["name"], about.get("seed")
 
 
 def select(
@@ -200,8 +193,7 @@ def checkpoint_records(
     groups: dict[tuple[str, int], list[Saved]] = {}
     for entry in [*saved, *(Saved(row["checkpoint"]) for row in rows)]:
         about = entry.checkpoint
-        model = label(about["model_id"], about["name"])
-        groups.setdefault((model, about["step"]), []).append(entry)
+        groups.setdefault((label(about), about["step"]), []).append(entry)
     usual = _usual_validations(saved)
     records = {
         coordinates: _training(*coordinates, group, usual)
@@ -225,14 +217,14 @@ def checkpoint_records(
 
 def _labeller(
     saved: Sequence[Saved], rows: Sequence[Row], every_seed: bool
-) -> Callable[[str, str], str]:
-    """Gives the label of a `model_id` and a name, which tells it apart from all other models."""
+) -> Callable[[dict[str, Any]], str]:
+    """Gives the label of a checkpoint, which tells its model apart from all others."""
     known = [*rows, *({"checkpoint": entry.checkpoint} for entry in saved)]
     if every_seed:
         by_seed = seed_labels(known)
-        return lambda model_id, name: by_seed[model_id, name]
+        return lambda about: by_seed[training_of(about)]
     by_model = labels(known)
-    return lambda model_id, name: by_model[model_id]
+    return lambda about: by_model[about["model_id"]]
 
 
 def reported(saved: Sequence[Saved]) -> list[Saved]:

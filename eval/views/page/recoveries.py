@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from arch.errors import printable
-from eval.analysis.frame import Frame, frame
+from eval.analysis.frame import Frame, coordinates, frame
 from eval.analysis.summary import summarise, tell_prompts_apart
 from eval.drawing.markup import visible
 from eval.drawing.tables import Record, across, terminal
@@ -165,7 +165,9 @@ def answer_lines(rows: Sequence[Row]) -> list[str]:
             )
         )
         prompt = f"{printable(about['name'])}, step {about['step']}: {visible(row['text'])}"
-        where = f"  layer {row['site']['layer']}  {row['slice']}  {row['solver']:12}"
+        asked = coordinates(row)
+        which = "  ".join([f"layer {site(asked)}", row["slice"], *departures(asked).values()])
+        where = f"  {which}  {row['solver']:12}"
         prompts.setdefault(prompt, []).append(f"{where}  {said}")
     return [line for prompt, lines in prompts.items() for line in (prompt, *lines)]
 

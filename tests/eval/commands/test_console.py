@@ -127,6 +127,13 @@ def test_words_between_colons_stay():
     assert all(word in shown for word in ("std::map·:dog:", "a:m:b", ":key:", ":x:"))
 
 
+def test_blanks_and_joiners_of_all_languages_stay():
+    """Texts in Chinese, French and Persian had codes in their place."""
+    text = "\u4e00\u3000\u4e8c 1\u202f000\xa0%\n\u0645\u06cc\u200c\u0634\u0648\u062f\u200d"
+    assert str(Result([], text)) == text
+    assert str(Result([], f"{text}\u202e\u200b")) == f"{text}\\u202e\\u200b"
+
+
 def test_every_one_of_many_tables_shows_lines_of_its_own():
     tables = [Table(["n"], [[f"{name}{n}"] for n in range(40)], name) for name in "abcdef"]
     shown = terminal(*tables)

@@ -6,14 +6,16 @@ import shlex
 import shutil
 import socket
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 from arch import ModelError, save_model
 from eval.__main__ import main
-from eval.explore import server
+from eval.explore import questions, server
 from eval.explore.questions import Library
 from tests.eval.explore.explore_cases import asked, begin, running, send, two_steps
 
@@ -117,6 +119,12 @@ def test_other_hosts_and_origins_are_refused_and_no_other_file_is_given(port):
         assert send(port, path)[0] in (404, 405)
 
 
+def test_a_host_of_any_letters_answers_to_its_name(explored):
+    """Requests name it in small ones."""
+    with running([str(explored)], host="MyMac.local") as port:
+        assert send(port, "/", Host="MyMac.local:80")[0] == 200
+
+
 def test_questions_wait_in_a_line_that_ends(explored):
     with running([str(explored)], waiting=2) as port:
         with ThreadPoolExecutor(20) as pool:
@@ -185,6 +193,7 @@ def test_the_newest_run_stands_first_and_its_ends_are_suggested(
     for name, year in (("old", 1), ("new", 3), ("middle", 2)):
         models = two_steps(tmp_path / name / "models", small_model, small_tokenizer)
         shutil.copytree(models / "step-000010", tmp_path / name / "best")
+        shutil.copytree(models / "step-000010", models / ".step-000010.1")  # which is written anew
         for meta in (tmp_path / name).rglob("meta.json"):
             os.utime(meta, (year, year))
     library = Library([str(tmp_path)], "toy", "cpu")
@@ -192,3 +201,41 @@ def test_the_newest_run_stands_first_and_its_ends_are_suggested(
     assert all(path in name for name, path in library.paths.items())  # their names are alike
     paths = [library.paths[name] for name in library.suggested]
     assert paths == [str(tmp_path / "new" / "models" / f"step-0000{n}0") for n in (0, 1)]
+
+
+def test_models_that_share_no_run_are_not_suggested_side_by_side():
+    """Their tokenizers cut the first sentence differently, and the page opened in an error."""
+    assert Library(["hf:one", "hf:other"], "toy", "cpu").suggested == ["hf:one"]
+
+
+def test_a_model_leaves_before_another_takes_its_memory(explored, monkeypatch):
+    class Opened:
+        """Nothing but what can be there or not."""
+
+    made, there = list[weakref.ref[Opened]](), list[int]()
+
+    def opened(*_, **__):
+        there.append(sum(model() is not None for model in made))
+        made.append(weakref.ref(model := Opened()))
+        return model
+
+    monkeypatch.setattr(questions, "open_model", opened)
+    monkeypatch.setattr(questions, "OPEN", 1)
+    library = Library([str(explored)], "toy", "cpu")
+    for name in library.paths:
+        library.checkpoint(name)
+    assert there == [0, 0]
+
+
+def test_memory_that_ran_out_is_one_line(port, monkeypatch):
+    """It was a fault of the server, or its page said no more than that there was one."""
+
+    def fails(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setitem(questions.COMMANDS, "invert", fails)
+    assert asked(port, text=TEXT)[-1]["error"].startswith("out of memory; ")
+    monkeypatch.setattr(Library, "checkpoint", fails)
+    for path in ("/look", "/ask"):
+        status, answer = send(port, path, {"text": TEXT})
+        assert (status, answer["error"].startswith("out of memory; ")) == (400, True)

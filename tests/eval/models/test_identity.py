@@ -15,7 +15,7 @@ from eval.__main__ import main
 from eval.analysis.summary import summarise_rows
 from eval.models.checkpoint import open_checkpoint, open_model
 from eval.models.controls import derive
-from eval.models.identity import labels
+from eval.models.identity import labels, seed_labels
 from eval.rows.store import Results, Row
 from eval.views.comparison.gather import gather_models
 from eval.views.page.page import render_page
@@ -229,3 +229,16 @@ def test_models_are_called_by_name_and_by_what_tells_them_apart(rows, found):
     said = list(labels(rows).values())
     assert [re.sub(r"\([0-9a-f]{10}\)", "(HASH)", label) for label in said] == found
     assert len(set(said)) == len(said)
+
+
+def test_training_seeds_of_one_name_are_called_by_their_seed(save, tmp_path):
+    """Their mean stood as one run, and of two probes the second took the place of the first."""
+    models = [save(f"{seed}/flat", recipe={"seed": seed}, val_loss=3.0 + seed) for seed in (0, 1)]
+    rows, names = rows_about(*models), ["flat seed 0", "flat seed 1"]
+    Results(tmp_path / "out").append(rows)
+    for places in (models, [tmp_path / "out"]):
+        assert [record["model"] for record in compared(*places, every=True)] == names
+    assert [r["model"] for r in summarise_rows(rows, "lens", every_seed=True)] == names
+    untold = named("flat")
+    untold["checkpoint"] |= {"model_id": rows[0]["checkpoint"]["model_id"]}
+    assert list(seed_labels([untold, *rows[:2]]).values()) == ["flat"] * 2  # of no other seed

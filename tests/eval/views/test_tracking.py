@@ -41,6 +41,7 @@ from tests.eval.views.page.cases import (
     lens,
     make_row,
     make_rows,
+    renamed,
 )
 from tokenizer import open_corpus, pack, train_tokenizer
 
@@ -120,25 +121,28 @@ def runs_of_two(tracked):
     return found
 
 
-def test_a_report_offline_says_what_uploads_it(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("eval.views.tracking.track_results", lambda *_: ["ab", "cd"])
-    Results(tmp_path / "my results").append(FLAT)
-    words = [tmp_path / "my results", "--out", tmp_path / "page.html", "--wandb", "offline"]
+@pytest.mark.parametrize(
+    ("mode", "ends", "left"),
+    [("offline", None, True), ("online", None, False), ("online", TimeoutError, True)],
+)
+def test_a_report_says_what_is_left_to_upload(mode, ends, left, tmp_path, monkeypatch, capsys):
+    """Not the earlier reports of a run; online, what has not arrived when the network is gone."""
+    run = MagicMock(id="ab", **{"finish.side_effect": ends, "settings.sync_dir": "my results/ab"})
+    monkeypatch.setattr(wandb, "init", lambda **_: run)
+    Results(tmp_path / "results").append([make_row()])
+    words = [tmp_path / "results", "--out", tmp_path / "page.html", "--wandb", mode]
     assert main(["report", *map(str, words)]) == 0
-    where = f"'{tmp_path}/my results/wandb'/offline-run-*-"
-    assert f"W&B, offline: wandb sync {where}ab {where}cd\n" in capsys.readouterr().out
+    assert ("wandb sync 'my results/ab'\n" in capsys.readouterr().out) == left
 
 
 @pytest.mark.slow
 def test_each_model_is_a_run_whose_figures_are_logged_by_training_step(runs_of_two):
     assert set(runs_of_two) == {"flat", "llama"}
-    for (_, records), expected in zip(
-        (runs_of_two[name] for name in ("flat", "llama")), (FLAT, LLAMA), strict=True
-    ):
+    for name, expected in (("flat", FLAT), ("llama", LLAMA)):
+        _, records = runs_of_two[name]
         rows = [row for row in logged(records) if STEP in row]
-        assert [row[STEP] for row in rows] == sorted(
-            {row["checkpoint"]["step"] for row in expected}
-        )
+        steps = {row["checkpoint"]["step"] for row in expected}
+        assert [row[STEP] for row in rows] == sorted(steps)
         for row, figures in zip(rows, history(expected), strict=True):
             assert {k: v for k, v in row.items() if not k.startswith("_")} == pytest.approx(figures)
         axes = {(m.glob_name, m.step_metric) for m in records["metric"] if m.glob_name}
@@ -173,32 +177,39 @@ def test_table_and_page_are_logged(tracked, runs_of_two):
 
 
 def test_again_is_the_same_run(monkeypatch, tmp_path):
-    """Runs are begun with what they were begun with before; W&B's processes are left out."""
+    """Runs are begun with what they were begun with before, and replaced: every report is whole."""
     begin = MagicMock(side_effect=lambda **asked: MagicMock(id=asked["id"]))
     monkeypatch.setattr(wandb, "init", begin)
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
-    rows = [make_row(), make_row("flat")]
+    rows = [make_row(), renamed(make_row("flat"), "n" * 140)]
+    rows[0]["checkpoint"]["mixers"] = ["attention"] * 20
     first = track_results(tmp_path, rows)
-    assert len(set(first)) == 2
-    assert track_results(tmp_path, rows, mode="online", project="other") == first
-    assert set(track_results(tmp_path / "other", rows)).isdisjoint(first)
+    assert len(first) == 2
+    assert track_results(tmp_path, rows, mode="online", project="other").keys() == first.keys()
+    assert track_results(tmp_path / "other", rows).keys().isdisjoint(first)
     asked = [call.kwargs for call in begin.call_args_list]
-    assert [each["name"] for each in asked] == ["llama", "flat"] * 3
+    assert [each["name"] for each in asked] == ["llama", "n" * 128] * 3  # W&B refuses longer ones
+    assert {len(each["group"]) for each in asked[::2]} == {128}
     assert [each["mode"] for each in asked[::2]] == ["offline", "online", "offline"]
-    assert [each["resume"] for each in asked[::2]] == [None, "allow", None]
+    assert not any(each.get("resume") for each in asked)
 
 
-def test_online_without_an_account_is_one_line(tmp_path, monkeypatch, capsys):
-    def unknown(**_):
-        raise wandb.errors.UsageError("No API key\nconfigured.")
-
-    monkeypatch.setattr(wandb, "init", unknown)
+@pytest.mark.parametrize(
+    ("begin", "says"),
+    [
+        (MagicMock(side_effect=wandb.errors.UsageError("No API key\nset.")), "No API key set."),
+        (lambda **_: wandb.Settings(base_url="wandb.company.com"), "base_url"),
+    ],
+)
+def test_online_without_a_server_is_one_line(begin, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(wandb, "init", begin)
     Results(tmp_path / "results").append([make_row()])
     page = tmp_path / "page.html"
-    arguments = ["report", str(tmp_path / "results"), "--out", str(page), "--wandb", "online"]
-    assert main(arguments) == 2
+    words = [tmp_path / "results", "--out", page, "--wandb", "online"]
+    assert main(["report", *map(str, words)]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: --wandb online: No API key configured.")
+    assert error.startswith("error: --wandb online: ")
+    assert says in error
     assert error.count("\n") == 1
     assert page.is_file()  # which needs no account
 
@@ -330,7 +341,7 @@ def test_results_without_recoveries_are_logged_or_refused_in_a_line(row, monkeyp
         with pytest.raises(RequestError, match="no figures: there is nothing to log"):
             track_results(tmp_path, [row])
     else:
-        assert track_results(tmp_path, [row]) == ["a"]
+        assert list(track_results(tmp_path, [row])) == ["a"]
         assert [len(data) > 0 for data in tables] == [True]
 
 
@@ -351,8 +362,11 @@ def test_an_evaluation_has_the_config_of_the_training(tmp_path):
     with pytest.raises(RequestError, match=r"config\.yaml"):
         training_config([there])
     gone = training_config([row])
-    assert gone["d_model"] == row["checkpoint"]["d_model"]
-    assert gone["model_id"] == identity
+    assert (gone["model_id"], gone["d_model"]) == (identity, row["checkpoint"]["d_model"])
+    (tmp_path / "run" / "wandb_id").write_text("new")
+    (path / "meta.json").write_text(json.dumps({"data_sha256": "new", "model_id": "llama-new"}))
+    assert models_used([there]) == []  # it was asked of what lay there before
+    assert training_config([there]) == gone | {"parameters": 7}
 
 
 def test_the_keys_that_the_docs_list_are_logged():
@@ -374,8 +388,7 @@ def test_models_are_linked_by_their_run_and_one_that_is_not_there_is_said(tmp_pa
     (tmp_path / "run" / "wandb_id").write_text("abc123\n")
     put_together = make_row()
     del put_together["checkpoint"]["path"]
-    rows = [asked(first), asked(first), asked(best), asked(other), asked(tmp_path / "x" / "gone")]
-    rows.append(put_together)
+    rows = [*map(asked, (first, first, best, other, tmp_path / "x" / "gone")), put_together]
     used: list[str] = []
     _link(SimpleNamespace(use_artifact=used.append), rows)
     assert used == models_used(rows) == ["model-abc123:step-000100", "model-abc123:best"]

@@ -16,7 +16,13 @@ from eval.rows.store import Results, read_rows
 from eval.views.page.numbers import number_tables
 from eval.views.page.page import curves, render_page
 from eval.views.page.prompts import draw_prompts
-from eval.views.page.recoveries import ANSWERS, recoveries, select_lines, terminal_text
+from eval.views.page.recoveries import (
+    ANSWERS,
+    answer_lines,
+    recoveries,
+    select_lines,
+    terminal_text,
+)
 from tests.eval.views.compare_cases import compared
 from tests.eval.views.page.cases import (
     Page,
@@ -154,6 +160,19 @@ def test_the_terminal_has_them_by_step_in_few_lines():
     assert len(answers) == ANSWERS
     assert all("[" in line.split("adam")[1] for line in answers)
     assert "[b]flat" in terminal_text([renamed(make_row("flat"), "[b]flat")])
+
+
+def test_an_answer_says_of_which_question_it_is():
+    """Those of two noises, controls or parts had one heading."""
+    changes = [{}, {"noise": 1.0}, {"control": "shuffled"}, {"site": {"layer": 4, "part": "mixer"}}]
+    _, *answers = answer_lines([make_row(key=str(change), **change) for change in changes])
+    headings = [answer.partition("descent")[0].split("  ") for answer in answers]
+    assert headings == [
+        ["", "layer 4", "[:, 3:, :]", ""],
+        ["", "layer 4", "[:, 3:, :]", "noise 1", ""],
+        ["", "layer 4", "[:, 3:, :]", "control: shuffled", ""],
+        ["", "layer 4 mixer", "[:, 3:, :]", ""],
+    ]
 
 
 def test_the_page_is_well_formed_small_and_needs_nothing_else(html):
