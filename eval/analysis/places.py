@@ -8,6 +8,7 @@ from typing import Any
 
 from eval.messages import say_once
 from eval.rows.schema import Row
+from eval.rows.store import row_key
 
 
 def fields(row: Row, names: Sequence[str]) -> dict[str, Hashable]:
@@ -77,8 +78,9 @@ def of_geometry(row: Row) -> dict[str, Hashable]:
 
 
 def of_bits(row: Row) -> dict[str, Hashable]:
-    """A passage of a story, or a text that was given: `prompt_kind`."""
-    return fields(row, BITS) | {"prompt_kind": row["prompts"]}
+    """A passage of a story, or a text that was given, named by the hash of its tokens."""
+    text = f" ({row_key(row['tokens'])[:8]})" if row["prompts"] == "text" else ""
+    return fields(row, BITS) | {"prompt_kind": f"{row['prompts']}{text}"}
 
 
 def last_looks(rows: Iterable[Row]) -> list[Row]:
