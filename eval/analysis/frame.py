@@ -239,7 +239,7 @@ def _bits_per_byte(row: Row) -> Measured | None:
 def _bits(row: Row) -> Iterator[Row]:
     """A row for each figure: of one distance, prior and precision, alone or with those before."""
     names = ("key", "kind", "checkpoint", "site", "corpus", "place", "candidates")
-    about = {n: row[n] for n in (*names, "prompts", "prompt", "truth")}
+    about = {n: row[n] for n in (*names, "prompts", "prompt", "truth", "tokens")}
     for line in figure_lines(row):
         yield {**about, **line}
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from eval.messages import say_once
 from eval.rows.schema import Row
+from eval.rows.store import row_key
 
 
 def fields(row: Row, names: Sequence[str]) -> dict[str, Hashable]:
@@ -77,8 +78,9 @@ def of_geometry(row: Row) -> dict[str, Hashable]:
 
 
 def of_bits(row: Row) -> dict[str, Hashable]:
-    """A passage of a story, or a text that was given: `prompt_kind`."""
-    return fields(row, BITS) | {"prompt_kind": row["prompts"]}
+    """A passage of a story, or a text that was given, named by the hash of its tokens."""
+    text = f" ({row_key(row['tokens'])[:8]})" if row["prompts"] == "text" else ""
+    return fields(row, BITS) | {"prompt_kind": f"{row['prompts']}{text}"}
 
 
 def last_looks(rows: Iterable[Row]) -> list[Row]:
@@ -87,12 +89,18 @@ def last_looks(rows: Iterable[Row]) -> list[Row]:
     A look is one lens, model and request: figures of other texts are no samples of one.
     """
     rows = list(rows)
-    last = {_looked_at(row): row["look"] for row in rows if row.get("look")}
-    earlier = {row["look"]: _looked_at(row)[:2] for row in rows
-               if row.get("look") and row["look"] != last[_looked_at(row)]}  # fmt: skip
+    last = {looked_at(row): row["look"] for row in rows if row.get("look")}
+    earlier = {row["look"]: looked_at(row)[:2] for row in rows
+               if row.get("look") and row["look"] != last[looked_at(row)]}  # fmt: skip
     for lens, name in dict.fromkeys(earlier.values()):
         say_once(f"lens {lens} looked at {name} more than once; its last look counts")
     return [row for row in rows if row.get("look") not in earlier]
+
+
+def looked_at(row: Row) -> tuple[Hashable, ...]:
+    """The lens of a row of one, and its model at one training step."""
+    about = row["checkpoint"]
+    return row["lens"], about["name"], about["step"], about["weights_sha256"]
 
 
 def tell_texts_apart(rows: Iterable[Row]) -> list[Row]:
@@ -143,11 +151,6 @@ def _corpus_of(row: Row) -> str | None:
     if row["kind"] == "probe":
         return row["settings"].get("corpus")
     return row["corpus"] if row["kind"] in ("loss", "bits") else None
-
-
-def _looked_at(row: Row) -> tuple[Hashable, ...]:
-    about = row["checkpoint"]
-    return row["lens"], about["name"], about["step"], about["weights_sha256"]
 
 
 def _written(settings: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ a slice, a prompt) are joined over their solvers and seeds, and every token gets
 from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from eval.analysis.accepts import accepted, hidden_positions, is_false_accept, weights
@@ -152,7 +153,16 @@ def accepts(rows: Iterable[Row]) -> Accepts:
         wrong=len(wrong),
         answers=len(answers),
         tokens=sum(row["length"] for row in answers),
-        wrong_pairs=len({(prompt_of(row), weights(row)) for row in wrong}),
-        pairs=len({(prompt_of(row), weights(row)) for row in answers}),
+        wrong_pairs=_count_pairs(wrong),
+        pairs=_count_pairs(answers),
         ambiguous=sum(not row["exact"] for row in answers) - len(wrong),
     )
+
+
+def _count_pairs(rows: Iterable[Row]) -> int:
+    """Pairs of prompt and model; a prompt that a slice cuts short is no other one.
+
+    What is left of it comes just before the whole one in the order of tokens.
+    """
+    known = sorted({(weights(row), row["prompts"], *row["truth"]) for row in rows})
+    return sum(after[: len(pair)] != pair for pair, after in pairwise([*known, ()]))

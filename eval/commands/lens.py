@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from eval.commands.flags import Models, Natural, Out, Plugins, Positive, Shard, Words, listed
 from eval.commands.result import Result, command, next_step
-from eval.messages import RequestError
+from eval.messages import RequestError, say_once
 from eval.rows.plugins import run_plugins
 
 COMMON = {"lens", "prompts", "prompt_kind", "length", "texts"}
@@ -50,6 +50,7 @@ def lens(
         length: tokens of each story that are read; default: 64
         words: tokens to follow; each must be one token, with the space before it: ' happy'
     """
+    from eval.analysis.places import looked_at
     from eval.drawing.tables import terminal
     from eval.lenses.lens import ALL, FOLDER, Request, parse_lenses, word_tokens
     from eval.lenses.task import LensTask
@@ -78,9 +79,16 @@ def lens(
         run_tasks(tasks, results, "looking")
         documents = [document for task in tasks if (document := task.read(results))]
         by_document: dict[str, list[Row]] = {document["key"]: [] for document in documents}
-        for row in results.rows():
-            by_document.get(row.get("look", ""), []).append(row)
+        looks = [row for row in results.rows() if row.get("look")]
+        for row in looks:
+            by_document.get(row["look"], []).append(row)
     rows = [row for of_document in by_document.values() for row in of_document]
+    last = {looked_at(row): row["look"] for row in looks}
+    if later := {row["lens"] for row in rows if row["look"] != last[looked_at(row)]}:
+        say_once(
+            f"--out {out}: pages and summaries show a later look of {', '.join(sorted(later))}; "
+            "give another directory for this one"
+        )
     if len(documents) == 1:
         shown = _shown(documents[0], rows)
     else:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from eval.lenses.charts import Lines
 from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens
-from eval.lenses.stories import stories, whole_windows
+from eval.lenses.stories import begun_in, stories, whole_windows
 from eval.lenses.trace import spaced_layers
 from eval.measures.linear import ProbeFit, outputs_of, pack, unpack
 from eval.messages import RequestError
@@ -138,6 +138,7 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
     count = whole_windows(checkpoint, request, 4, "probes of words need")
     train = stories(checkpoint, request, "fitting", count)
     valid = stories(checkpoint, request, "evaluation", count // 4)
+    begun = torch.tensor(begun_in(checkpoint, request, len(valid)))
     classes = torch.unique(torch.cat([train.flatten(), valid.flatten()]))
     layers = [0, *spaced_layers(len(model.blocks), LAYERS)]
     about, make = {"lens": "detokenisation", "layers": layers}, partial(fit_layers, checkpoint)
@@ -155,7 +156,7 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
         named = [probe(x[at]).argmax(dim=1) for probe, x in zip(probes, outputs, strict=True)]
         hits = torch.stack(named) == truth[at + o]
         where: dict[str, Any] = {"group": group, "offset": o}
-        story = (positions // valid.shape[1]).tolist()
+        story = begun[positions // valid.shape[1]].tolist()
         table.add("read", hits, layer=layers, story=story, **where)
         if len(layers) > 2:  # a model of one block has no middle
             change = hits[-1].float() - hits[len(layers) // 2].float()

@@ -21,6 +21,7 @@ from eval.drawing import figures, markup, plots
 from eval.lenses.charts import Lines, Tables
 from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens, word_tokens
 from eval.lenses.trace import readers
+from eval.messages import RequestError, say_once
 from eval.sites.circuit import widened
 
 TOP = 5
@@ -39,7 +40,7 @@ def token_energy(model: LanguageModel, x: Tensor) -> Tensor:
     to the readers as they are to each other.
 
     Raises:
-        RequestError: a final norm that is not known.
+        RequestError: as `readers`.
     """
     units = F.normalize(readers(model).double(), dim=-1)
     x = widened(x)
@@ -153,8 +154,13 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
     add_readings(
         checkpoint, batch, request, table, lambda _, stream: checkpoint.model.logits(stream)
     )
-    layers, energy = range(len(batch.streams)), token_energy(checkpoint.model, batch.streams)
-    table.add("token energy", batch.masked(energy), layer=layers, **batch.axes)
+    try:
+        energy = token_energy(checkpoint.model, batch.streams)
+    except RequestError as error:
+        say_once(f"token energy left out: {error}")
+    else:
+        layers = range(len(batch.streams))
+        table.add("token energy", batch.masked(energy), layer=layers, **batch.axes)
 
 
 def add_readings(

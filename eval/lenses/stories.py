@@ -56,6 +56,15 @@ def stories(checkpoint: Checkpoint, request: Request, use: Use, count: int) -> T
     return checkpoint.keep(("stories", text, use, count), cut)
 
 
+def begun_in(checkpoint: Checkpoint, request: Request, count: int) -> list[int]:
+    """The number of the story in which each of the first windows for evaluation begins.
+
+    Windows of one story are no independent samples.
+    """
+    length = min(WINDOW, checkpoint.config.context)
+    return held_out_text(checkpoint, request.corpus).begun_in("evaluation", count, length)
+
+
 def whole_windows(checkpoint: Checkpoint, request: Request, least: int, what: str) -> int:
     """How many windows the tokens of a request are.
 

@@ -16,11 +16,11 @@ from torch import Tensor
 from arch import LanguageModel
 from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens
 from eval.lenses.logit import Read, add_readings, charts, draw_words, read_layers
-from eval.lenses.stories import stories, whole_windows
+from eval.lenses.stories import begun_in, stories, whole_windows
 from eval.lenses.trace import trace
 from eval.rows.fits import fitted
 
-HELD = 16  # windows to choose on, and as many to report on
+HELD = 16  # windows to choose on, at most those fitted on, and as many to report on
 SURE = 2.0  # standard errors by which a map has to be better than the identity
 RIDGE = 1e-3  # of the mean variance of a feature
 PART = 1 << 22  # numbers of streams that are computed at once
@@ -97,15 +97,17 @@ def divergences(model: LanguageModel, weight: Tensor, bias: Tensor, windows: Ten
 def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table: Table) -> None:
     """What each layer's stream says as the output, after a fitted affine map."""
     model, count = checkpoint.model, whole_windows(checkpoint, request, 2, "the tuned lens needs")
-    text = stories(checkpoint, request, "fitting", count + HELD)
-    text = text[:count], text[count:], stories(checkpoint, request, "evaluation", HELD)
+    held = min(HELD, count)
+    text = stories(checkpoint, request, "fitting", count + held)
+    text = text[:count], text[count:], stories(checkpoint, request, "evaluation", held)
     fit = partial(fit_tuned, model, *text)
     found = fitted(request.store, checkpoint, {"lens": "tuned"}, text, fit)
     read = tuned_read(model, found["weight"], found["bias"])
     add_readings(checkpoint, batch, request, table, read)
     methods, layers = ("plain", "tuned"), range(len(model.blocks))
     judged, name = torch.stack([found[method] for method in methods]), "divergence on other stories"
-    table.add(name, judged, method=methods, story=range(HELD), layer=layers)
+    story = begun_in(checkpoint, request, held)
+    table.add(name, judged, method=methods, story=story, layer=layers)
     plain = [str(layer) for layer, learnt in enumerate(found["learnt"].tolist()) if not learnt]
     if plain:
         title = "layers that keep the identity, as no map was better"

@@ -18,7 +18,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -115,6 +115,17 @@ class HeldOutText:
             if (number % BACKGROUND == 0) == (use == "background")
         )
 
+    def encoded(self, use: Use) -> Iterator[list[int]]:
+        """The tokens of each story of one use, its end included where there is one."""
+        stories = self.stories(use)
+        while batch := list(islice(stories, BATCH)):
+            yield from self.encode(batch)
+
+    def begun_in(self, use: Use, count: int, length: int) -> list[int]:
+        """The number of the story in which each of the first `windows` begins, at most `count`."""
+        numbers = (repeat(number, len(ids)) for number, ids in enumerate(self.encoded(use)))
+        return list(islice(chain.from_iterable(numbers), 0, count * length, length))
+
     def windows(self, use: Use, count: int, length: int, least: int | None = None) -> Tensor:
         """The first windows of the stories of one use, joined by end-of-text: `(count, length)`.
 
@@ -124,10 +135,7 @@ class HeldOutText:
         Raises:
             RequestError: too few tokens, or none at all.
         """
-        tokens: list[int] = []
-        stories = self.stories(use)
-        while len(tokens) < count * length and (batch := list(islice(stories, BATCH))):
-            tokens += chain.from_iterable(self.encode(batch))
+        tokens = list(islice(chain.from_iterable(self.encoded(use)), count * length))
         if least and 0 < len(tokens) < count * length:
             say_once(f"corpus {self.corpus}: {len(tokens):,} tokens of {use} text, all are used")
         count = min(count, max(least or count, len(tokens) // length))
@@ -277,11 +285,9 @@ def inside_stories(text: HeldOutText, length: int) -> Iterator[Prompt]:
 
 
 def _encoded(text: HeldOutText) -> Iterator[tuple[int, ...]]:
-    """The tokens of each story for evaluation."""
-    stories = text.stories("evaluation")
-    while batch := list(islice(stories, BATCH)):
-        for ids in text.encode(batch):
-            yield tuple(ids[:-1] if ids and ids[-1] in text.ends else ids)
+    """The tokens of each story for evaluation, without its end."""
+    for ids in text.encoded("evaluation"):
+        yield tuple(ids[:-1] if ids and ids[-1] in text.ends else ids)
 
 
 def random_prompts(tokenizer: Tokenizer, count: int, length: int) -> list[Prompt]:

@@ -190,6 +190,8 @@ def test_a_bound_on_false_accepts_counts_pairs_of_prompt_and_model():
     assert accepts(several)[::3] == (2, 1)
     halved = [row | {"uncertified": "weights in float16"} for row in rows]
     assert accepts(halved).answers == 0
+    cut = [r | {"key": f"{r['key']} cut", "truth": r["truth"][:8], "length": 8} for r in rows]
+    assert accepts([*rows, *cut])[3:5] == (0, len(pairs))  # what a slice leaves is no other prompt
 
 
 def test_verdicts_are_summed_up_beside_the_methods():
@@ -348,10 +350,10 @@ def test_figures_of_unlike_questions_are_not_pooled():
     lengths = [geometry | {"length": n, "condition": n, "key": str(n)} for n in (8, 16)]
     assert lines_of(lengths, "geometry", "condition") == [8, 16]
     passage = bits_row(about(0), 0, 4.0)
-    rows = [passage, bits_row(about(0), 1, 2.0) | {"prompts": "text", "key": "text"}]
+    rows = [passage, *(bits_row(about(0), n, 2.0 * n) | {"prompts": "text"} for n in (1, 3))]
     found = [r for r in summarise_rows(rows, "bits") if r["bits"] is not None and r["distance"]]
-    assert [(r["prompt_kind"], r["bits"]) for r in found if r["shown"] == "alone"] == [
-        ("inside", 4.0), ("text", 2.0),
+    assert [(r["prompt_kind"].split()[0], r["bits"]) for r in found if r["shown"] == "alone"] == [
+        ("inside", 4.0), ("text", 2.0), ("text", 6.0),
     ]  # fmt: skip
     (table,) = number_tables(frame([row | {"key": str(i)} for i, row in enumerate(probes)]))
     assert "settings" in table.brief.headings

@@ -89,6 +89,16 @@ def test_lenses_of_parts_leave_out_a_model_of_whole_blocks():
     assert not seen & {"residual", "circuits", "features"}
 
 
+def test_a_norm_that_is_not_known_costs_the_token_energy_alone(capsys):
+    """The whole logit lens was refused."""
+    model = open_model(their_model("cohere"), tokenizer=byte_tokenizer())
+    seen = lens(model, lens="logit", text="Tom had a red ball.", corpus="toy:300")
+    figures = {row["figure"] for row in seen.rows}
+    assert "divergence" in figures
+    assert "token energy" not in figures
+    assert "token energy left out: " in capsys.readouterr().err
+
+
 def test_a_text_given_twice_is_one_sample_and_one_token_has_no_rank(model_directory, tmp_path):
     out = tmp_path / "out"
     asked = ("--lens", "attribution", "residual", "--text", "A", "A", *FAST)
@@ -116,7 +126,11 @@ def test_what_was_looked_at_is_not_looked_at_again(model_directory, tmp_path, mo
     assert look(first, "--out", out, *asked) == 0
     assert read_rows([out]) == rows[:4]
     assert seen == ["first", "second"]
-    assert look(first, "--out", out, *asked, "--seed", 1) == 0
+    capsys.readouterr()
+    for seed, told in ((1, False), (0, True)):  # the page would show the look at the other seed
+        assert look(first, "--out", out, *asked, "--seed", seed) == 0
+        said = f"--out {out}: pages and summaries show a later look of counting"
+        assert (said in capsys.readouterr().err) == told
     assert seen == ["first", "second", "first"]
     assert all("NaN" not in path.read_text() for path in (out / "lenses").glob("*.json"))
 

@@ -3,6 +3,7 @@
 import json
 import math
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from eval.lenses.lens import Lens, lenses
 from eval.lenses.table import Table
 from tests.eval.lenses.cases import ask, look, story_checkpoint, wrapped_checkpoint
 from tests.said import one_line
+from tokenizer import open_corpus
 
 
 def only(table: Table, name: str) -> dict:
@@ -51,6 +53,43 @@ def test_a_mean_of_clusters_that_are_alike_has_no_limits():
     table = Table()
     table.add("size", torch.tensor([0.1 + 0.2, 0.3]), prompt=["a", "b"])
     assert only(table, "size") == {"figure": "size", "n": 2, "value": pytest.approx(0.3)}
+
+
+@pytest.fixture
+def make_corpus(tmp_path):
+    """Writes held-out documents: the first half is for evaluation, the last one for fitting."""
+
+    def write(*documents):
+        (tmp_path / "valid.txt").write_text("<|endoftext|>".join(documents))
+        return str(tmp_path)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("lens", "figure"), [("tuned", "divergence on other stories"), ("detokenisation", "read")]
+)
+def test_windows_of_a_story_are_one_cluster(lens, figure, make_corpus):
+    """Neighbouring windows of a book were as many stories."""
+    told_apart = [story[:99] for story in islice(open_corpus("toy:200", "train"), 120)]
+    books = [" ".join(told_apart[i : i + 30]) for i in range(0, 120, 30)]
+    for documents, limited in ((told_apart, True), (books, False)):
+        checkpoint, corpus = story_checkpoint(context=32), make_corpus(*documents)
+        found = look(lens, checkpoint, range(40, 48), corpus=corpus, tokens=800)
+        rows = [row for row in found.figures() if row["figure"] == figure]
+        assert any("low" in row for row in rows) == limited
+        assert max(row["n"] for row in rows) > 9
+
+
+def test_few_tokens_hold_few_windows_back(make_corpus):
+    """Sixteen windows were held back, so that lowering --tokens did not help."""
+    checkpoint = story_checkpoint(context=32)
+    ids = checkpoint.tokenizer.encode(" ".join(islice(open_corpus("toy:40", "train"), 9))).ids
+    text = [checkpoint.tokenizer.decode(ids[start:end]) for start, end in ((0, 300), (300, 900))]
+    corpus = make_corpus(text[0], "An end.", "One.", text[1])
+    found = look("tuned", checkpoint, range(40, 48), corpus=corpus, tokens=256)
+    judged = [row["n"] for row in found.figures() if row["figure"] == "divergence on other stories"]
+    assert {*judged} == {8}
 
 
 @pytest.mark.parametrize(
