@@ -130,7 +130,13 @@ def _inspect(options: argparse.Namespace) -> None:
     tokenizer = load_tokenizer(options.tokenizer)
     if options.text is not None:
         check_text(f"--text {options.text!a:.80}:", options.text)
-    corpus = open_corpus(options.corpus, "valid", limit=options.limit, field=options.field)
+    corpus = open_corpus(
+        options.corpus,
+        "valid",
+        valid_fraction=VALID_FRACTION,
+        limit=options.limit,
+        field=options.field,
+    )
     print(_describe(tokenizer, corpus, options.tokenizer))
     if options.text is not None:
         spelt = load_tokenizer(options.tokenizer)  # here a special token that is spelt is one
@@ -235,7 +241,7 @@ def _parser() -> Parser:
 
     add = command("inspect", _inspect, "show what a tokenizer has learnt")
     add("tokenizer", metavar="FILE", help="a tokenizer.json")
-    corpora = "measured on its valid split (%(default)s)"
+    corpora = "measured on what pack holds out of it by default (%(default)s)"
     add("--corpus", default="toy", metavar="SOURCE", help=corpora)
     add("--text", help="a text to split")
     return parser

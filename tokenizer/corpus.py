@@ -11,8 +11,8 @@
     hub:HuggingFaceFW/fineweb-edu:sample-10BT        one of its subsets
 
 A source that sets stories aside for validation is used as it is divided, but a story that is in
-both splits is held out: `train` leaves it out. Any other sets none aside: it is either split,
-whole, unless a `valid_fraction` of it is asked for. A text is never changed.
+both splits is held out: `train` leaves it out. Any other sets none aside: all of it is `train`,
+unless a `valid_fraction` of it is asked for. A text is never changed.
 """
 
 from __future__ import annotations
@@ -30,12 +30,22 @@ from typing import Any
 from tokenizer.bpe import END_OF_TEXT, CorpusError, reason
 from tokenizer.data import SPLITS, PackedData
 from tokenizer.readers import ROWS, check_kind, read_batches, read_file
-from tokenizer.splits import ENDINGS, digest, divide_folder, held_out, say_once
+from tokenizer.splits import (
+    ENDINGS,
+    digest,
+    divide_folder,
+    held_out,
+    list_files,
+    refuse_missing,
+    say_once,
+)
 from tokenizer.toy import toy_stories
 
 TOY_STORIES = 20_000
 NAMES = {"train": ("train",), "valid": ("valid", "validation", "val", "dev")}
 """Of the splits of a dataset of the hub."""
+CACHED = ("datasets.load", "datasets.packaged_modules.cache.cache")
+"""Loggers that say which copy of a dataset is read, where the hub is out of reach."""
 Read = Callable[[], Iterator[str]]
 
 
@@ -43,7 +53,7 @@ Read = Callable[[], Iterator[str]]
 class Corpus:
     """The stories of one split of a source. Each iteration reads them again, from the first.
 
-    `fraction` of what is read stands in `valid`; it is None when the source is divided itself.
+    `fraction` of what is read stands in `valid`; it is None where all of it is of this split.
     `limit` is how many stories to stop after.
     """
 
@@ -87,7 +97,8 @@ def open_corpus(
             downloaded first, whole.
 
     Raises:
-        CorpusError: The source is missing, is of no known kind, or holds fewer than two stories.
+        CorpusError: The source is missing, is of no known kind, has no such split, or holds fewer
+            than two stories (packed data: none, as one may be many that were joined).
     """
     if split not in SPLITS:
         raise CorpusError(f"split {split}: must be {' or '.join(SPLITS)}")
@@ -97,15 +108,15 @@ def open_corpus(
         raise CorpusError(f"--valid-fraction {valid_fraction}: must lie between 0 and 1")
     source = os.fspath(source)
     parts = _parts(source, field, stream)
-    train, valid = parts.get("train"), parts.get("valid")
-    if valid_fraction is not None and train is not None and valid in (None, train):
-        corpus = Corpus(source, split, train, valid_fraction, limit)
+    if valid_fraction is not None and "train" in parts and "valid" not in parts:
+        corpus = Corpus(source, split, parts["train"], valid_fraction, limit)
     elif split in parts:
         corpus = Corpus(source, split, parts[split], None, limit)
     else:
-        raise CorpusError(f"{source}: has no {split} split; choose a source that has one")
+        divided = ", or give a valid_fraction, such as 0.05" * ("train" in parts)
+        raise CorpusError(f"{source}: has no {split} split; choose a source that has one{divided}")
     first = len(list(islice(corpus, 2)))
-    if first < 2:
+    if first < (1 if PackedData.stands_in(source) else 2):
         held = f"{source}: holds {('no story', 'one story only')[first]}"
         needed = "at least two stories are needed"
         if corpus.fraction is None:
@@ -122,7 +133,7 @@ def _stories(read: Read) -> Iterator[str]:
 
 
 def _parts(source: str, field: str, stream: bool) -> dict[str, Read]:
-    """Map the splits that a source has to what reads them; what is not divided is both."""
+    """Map the splits that a source has to what reads them; what is not divided is `train`."""
     path = Path(source)
     if source.partition(":")[0] == "toy":
         return _toy_parts(source)
@@ -140,10 +151,10 @@ def _parts(source: str, field: str, stream: bool) -> dict[str, Read]:
             f"{', '.join(ENDINGS)}, a directory with train.* and valid.*, or hub:NAME"
         )
     else:
-        parts = dict.fromkeys(SPLITS, _files_part([path], field))
-    train, valid = parts.get("train"), parts.get("valid")
-    if train is None or valid is None or train == valid:
+        parts = {"train": _files_part([path], field)}
+    if not parts.keys() >= {*SPLITS}:
         return parts
+    train, valid = parts["train"], parts["valid"]
 
     def read() -> Iterator[str]:
         held, kept, left_out = set(map(digest, _stories(valid))), 0, 0
@@ -192,13 +203,8 @@ def _toy_parts(source: str) -> dict[str, Read]:
 
 
 def _directory_parts(folder: Path, field: str) -> dict[str, Read]:
-    """Read `train.txt`, or parts such as `train-00000-of-00004.parquet` in order.
-
-    Where no name tells of a split, all files of the folder and the folders in it are one part.
-    """
-    found = divide_folder(folder)
-    parts = {split: _files_part(files, field) for split, files in found.items()}
-    return dict.fromkeys(SPLITS, parts["all"]) if "all" in parts else parts
+    """Read `train.txt`, or parts such as `train-00000-of-00004.parquet` in order."""
+    return {split: _files_part(files, field) for split, files in divide_folder(folder).items()}
 
 
 def _files_part(files: list[Path], field: str) -> Read:
@@ -220,6 +226,8 @@ def _hub_parts(source: str, field: str, stream: bool) -> dict[str, Read]:
     # What datasets keeps of a folder is told apart by times and names, not by what files hold.
     advice = "; or give the folder without hub:" * here
     loaded = _load(source, advice, name, subset or None, streaming=stream or here)
+    if here:
+        refuse_missing(list_files(Path(name))[0])
     splits: dict[str, Any] = {str(split): rows for split, rows in loaded.items()}
     parts: dict[str, Read] = {
         split: partial(_column, f"{source}: split {name}", advice, splits[name], field)
@@ -241,6 +249,8 @@ def _load(about: str, advice: str, *arguments: Any, **options: Any) -> Any:
     from datasets import load_dataset
 
     logging.getLogger("datasets").setLevel(logging.CRITICAL)  # its errors are raised as well
+    for logger in CACHED:
+        logging.getLogger(logger).setLevel(logging.WARNING)
     try:
         return load_dataset(*arguments, **options)
     except Exception as error:  # of datasets, of files, or of the HTTP library

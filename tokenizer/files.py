@@ -110,7 +110,8 @@ def complete_shards(out: Path) -> int:
 def describe_files(source: str) -> str | None:
     """Return how many files a source has, their size, and when the last was written; or nothing.
 
-    Of a folder the files count that are read; of `hub:FOLDER` and packed data all do.
+    Of a folder the files count that are read; of `hub:FOLDER` and packed data all do. Of a dataset
+    of the hub its revision is returned, if the network tells it.
     """
     kind, _, name = source.partition(":")
     root = Path(name.partition(":")[0] if kind == "hub" else source)
@@ -119,12 +120,23 @@ def describe_files(source: str) -> str | None:
         all_count = kind == "hub" or PackedData.stands_in(root)
         paths = chain.from_iterable(list_files(root)) if all_count else text_files(root)
     found = [path for path in paths if path.is_file()]
+    if kind == "hub" and not found:
+        return _revision(str(root))
     if not found or kind == "toy":
         return None
     stats = [path.stat() for path in found]
     changed = datetime.fromtimestamp(max(stat.st_mtime for stat in stats), timezone.utc)
     size = sum(stat.st_size for stat in stats)
     return f"{len(found):,} of {size:,} bytes, written until {changed.isoformat(' ')}"
+
+
+def _revision(name: str) -> str | None:
+    from huggingface_hub import HfApi
+
+    try:
+        return f"of revision {HfApi().dataset_info(name).sha}"
+    except Exception:  # of the name, or of the HTTP library; it is said where it is read
+        return None
 
 
 def sync(path: Path) -> None:

@@ -12,7 +12,7 @@ Each split is written as shards: files of whole stories. A shard ends with the f
 brings it to the size asked for. Until all are complete they are in `.data.partial` beside `data`.
 The same command, given again after an interruption, counts the stories of the complete shards,
 skips them in the source, and writes the other shards; the result is the same. It is refused where
-files of the source were changed in between.
+files of the source, or the revision of a dataset of the hub, were changed in between.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
     test.txt        is not read
 
 A split is a whole word at the beginning or the end of a name, numbers and words such as `data`
-left out; `training_tips.txt` and `latest.txt` name none. Where no name tells of a split, all files
-are one text. A `tokenizer.json`, packed data and models in the folder are no text. What is not
-plain, and what is not read, is said in one line.
+left out; `training_tips.txt`, `latest.txt` and a title such as `The Last Train.txt` name none.
+Where no name tells of a split, all files are one text. A `tokenizer.json`, packed data and models
+in the folder are no text. What is not plain, and what is not read, is said in one line.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SHOWN = 6  # names in a line
 
 
 def divide_folder(folder: Path) -> dict[str, list[Path]]:
-    """Map `train` and `valid` to their files, sorted; `all` where no name tells of a split.
+    """Map `train` and `valid` to their files, sorted; all are `train` where no name tells a split.
 
     Raises:
         CorpusError: No file can be read, or one is compressed, Arrow's or missing; or the names do
@@ -69,11 +69,11 @@ def divide_folder(folder: Path) -> dict[str, list[Path]]:
             found.setdefault(split, []).append(path)
     unnamed, test = found.pop("", []), found.pop("test", [])
     for paths in found.values() or [unnamed]:
-        _refuse_missing(paths)
+        refuse_missing(paths)
     if not found and not test:
         if len(unnamed) > 1 or others:
             _say(folder, {"read as one text, whose stories are divided": unnamed}, others)
-        return {"all": unnamed}
+        return {"train": unnamed}
     if "train" not in found and (unnamed or test):
         raise CorpusError(
             f"{folder}: {_names(folder, [*found.get('valid', []), *test])} is named after a split, "
@@ -118,7 +118,7 @@ def text_files(folder: Path) -> list[Path]:
     return sorted({path for paths in found.values() for path in paths})
 
 
-def _refuse_missing(paths: list[Path]) -> None:
+def refuse_missing(paths: list[Path]) -> None:
     """Refuse files such as `train-00000-of-00004.parquet` of which some are not there.
 
     Raises:
@@ -162,11 +162,9 @@ def _splits_in(name: str) -> set[str]:
     words = [word for word in re.findall(r"[^\W\d_]+", plain) if word not in BESIDE]
     words = [re.sub(r"(data|set|split|text|file)s?$", "", word) for word in words]
     ends = {*words[:1], *words[-1:]}
-    return {
-        split
-        for split, listed in SPLIT_WORDS.items()
-        if any(word in listed and (len(words) == 1 or word not in ALONE) for word in ends)
-    }
+    if len(words) > 1:  # with blanks between them it is a title
+        ends -= {*words} if re.search(r"[^\W\d_]\W* [^\W\d_]", plain) else {*ALONE}
+    return {split for split, listed in SPLIT_WORDS.items() if ends.intersection(listed)}
 
 
 def _say(folder: Path, read: dict[str, list[Path]], others: list[Path]) -> None:

@@ -29,7 +29,13 @@ from arch.formats.foreign import (
     refuse_dangling,
     say_own_code,
 )
-from arch.formats.hub.reader import import_hub, is_hub_export
+from arch.formats.hub.reader import (
+    HELD_OUT,
+    PROVENANCE,
+    import_hub,
+    is_hub_export,
+    read_provenance,
+)
 from arch.formats.named_tokens import ENDS, NAMING, read_ends, say_left_out_tokens
 from arch.formats.rotations import check_frequencies
 from arch.mixers import Attention
@@ -96,7 +102,7 @@ def export_transformers(
 
     Its blocks have attention of one form, swiglu and rmsnorm, and a final norm. An export in this
     layout that is there is replaced. `meta` is the model's meta.json, of which the ends of a text
-    are used.
+    and `HELD_OUT` are used.
 
     Raises:
         ModelError: the model is not Llama-style, or something else is there.
@@ -105,6 +111,8 @@ def export_transformers(
     directory = Path(directory)
     ids, tokenizer_files = describe_tokenizer(tokenizer_json, model.config.context, meta)
     config = {**_llama_config(model), **ids}
+    if held_out := {name: meta[name] for name in HELD_OUT if meta.get(name) is not None}:
+        config[PROVENANCE] = held_out
     weights = {renamed(name, _NAMES): tensor for name, tensor in weights_of(model).items()}
 
     files = {
@@ -174,9 +182,10 @@ def import_transformers(directory: str | Path) -> LoadedModel:
     loaded = from_transformers(config, read_all, tokenizer_json, directory)
     say_left_out_tokens([directory / n for n in NAMING], tokenizer_json, directory)
     files = [file for name in ENDS if (file := directory / name).is_file()]
-    ends = read_ends(files, loaded.tokenizer_json)
+    known = read_ends(files, loaded.tokenizer_json)
+    known |= read_provenance(config, directory / "config.json")
     say_own_code(config, directory)
-    return dataclasses.replace(loaded, meta=loaded.meta | ends)
+    return dataclasses.replace(loaded, meta=loaded.meta | known)
 
 
 def from_transformers(
@@ -365,7 +374,7 @@ def _refuse_unknown(given: dict[str, Any], rope: dict[str, Any], path: Path) -> 
 
     A Llama of transformers has no windows, whatever its configuration says of them; a Qwen3 has.
     """
-    known = {*_REQUIRED, *_HONOURED, *WITHOUT_EFFECT}
+    known = {*_REQUIRED, *_HONOURED, *WITHOUT_EFFECT, PROVENANCE}
     known.add("original_max_position_embeddings")  # of a scaled rotation, which is refused
     windows = given["model_type"] == "qwen3" and given.get("use_sliding_window")
     known |= set() if windows else {"sliding_window", "max_window_layers", "use_sliding_window"}

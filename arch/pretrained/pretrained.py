@@ -39,7 +39,7 @@ from arch.formats.foreign import (
     weight_files,
 )
 from arch.formats.hub.card import download
-from arch.formats.hub.reader import import_hub, is_hub_export
+from arch.formats.hub.reader import import_hub, is_hub_export, read_provenance
 from arch.formats.llama import from_transformers
 from arch.formats.rotations import (
     check_frequencies,
@@ -170,7 +170,7 @@ def wrap_model(model: Any) -> LanguageModel:
 
 
 def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer, dict[str, Any]]:
-    """A model of transformers, its tokenizer and the ends of its texts; no code of it is run."""
+    """A model of transformers, its tokenizer and what is known of texts; no code of it is run."""
     if importlib.util.find_spec("transformers") is None:
         raise ModelError(
             "pretrained models need transformers; fix, in the checkout: pip install -e "
@@ -189,7 +189,8 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer, dict[str, Any]
             else:
                 tokenizer = open_tokenizer(Path(directory))
                 say_wrong_split(config, tokenizer, name)
-            ends = read_ends_of_text(Path(name if more else directory), tokenizer)
+            known = read_ends_of_text(Path(name if more else directory), tokenizer)
+            known |= read_provenance(config, Path(directory, "config.json"))
             options: dict[str, Any] = {"ignore_mismatched_sizes": True, "output_loading_info": True}
             options |= {"dtype": dtype, "use_safetensors": True} if not more else {"dtype": dtype}
             options |= {"key_mapping": mapping} if mapping else {}
@@ -205,7 +206,7 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer, dict[str, Any]
     model, found = loaded
     _check_loaded(name, found)
     _check_computed(name, model, config, None if more else Path(directory))
-    return model, tokenizer, ends
+    return model, tokenizer, known
 
 
 def _check_computed(name: str, model: Any, config: dict[str, Any], directory: Path | None) -> None:

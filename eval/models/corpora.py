@@ -100,9 +100,8 @@ def corpus_label(corpus: str) -> str:
 
     A corpus that is no longer there, or that has no file of its own, has its name alone.
     """
-    path = Path(corpus)
-    known = corpus_hash(corpus) if path.is_file() or PackedData.stands_in(path) else None
-    return f"{path.name} ({known[:8]})" if known else path.name
+    name, known = Path(corpus).name, corpus_hash(corpus)
+    return f"{name} ({known[:8]})" if known else name
 
 
 def corpus_hash(corpus: str) -> str | None:
@@ -112,7 +111,7 @@ def corpus_hash(corpus: str) -> str | None:
     that are read of a folder; of a large file there, of its size and pieces.
     """
     path = Path(corpus)
-    if not corpus:  # of a text of one's own, not the working directory
+    if corpus.partition(":")[0] in ("", "toy"):  # a text of one's own, the generator: no folders
         return None
     if PackedData.stands_in(corpus):
         about = (path / "meta.json").stat()

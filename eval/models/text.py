@@ -65,7 +65,7 @@ class HeldOutText:
     """The held-out stories of a corpus, as one model reads them.
 
     Reading them raises a `CorpusError` where the corpus cannot be read or holds out fewer than two
-    stories. Data that another tokenizer packed are read as their texts.
+    stories; of packed data one will do. Data that another tokenizer packed are read as their texts.
 
     Attributes:
         corpus: a source that `tokenizer.open_corpus` reads, packed data among them.

@@ -59,7 +59,7 @@ def test_train_leaves_another_file_alone_and_its_own_beside_it(file, tmp_path, c
     assert (tmp_path / "t.json.new").read_bytes() == file.read_bytes()
 
 
-def test_train_leaves_out_what_pack_holds_out(tmp_path):
+def test_train_leaves_out_what_pack_holds_out_and_inspect_is_measured_on_it(tmp_path, capsys):
     source, out = tmp_path / "stories.jsonl", tmp_path / "t.json"
     rows = (json.dumps({"text": f"Story {number**3} of it."}) for number in range(200))
     source.write_text("\n".join(rows))
@@ -69,6 +69,9 @@ def test_train_leaves_out_what_pack_holds_out(tmp_path):
     assert tokenizer_hash(load_tokenizer(out)) == tokenizer_hash(learnt)
     every = train_tokenizer(open_corpus(source, "train"), 300)
     assert tokenizer_hash(learnt) != tokenizer_hash(every)
+    assert main(["inspect", str(out), "--corpus", str(source)]) == 0
+    held_out = data.meta["splits"]["valid"]["stories"]
+    assert f"{source}, valid: {held_out} stories" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP, errno.EIO])

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ import pytest
 from tests.said import one_line
 from tests.tokenizer.conftest import contents
 from tokenizer import CorpusError, open_corpus, pack
+from tokenizer.files import describe_files
 from tokenizer.pack import Layout
 
 STORIES = [
@@ -115,10 +117,20 @@ def test_a_train_split_that_is_all_held_out_is_refused_as_such(tmp_path):
         open_corpus(str(tmp_path), "train")
 
 
-def test_a_single_file_is_either_split_unless_a_share_is_set_aside(tmp_path):
+@pytest.mark.parametrize("name", ["stories.txt", "deep/a.jsonl"])
+def test_what_is_not_divided_is_no_held_out_text(tmp_path, name):
+    """All of it was `valid`, the stories that a model was trained on among them."""
+    (tmp_path / "in" / name).parent.mkdir(parents=True)
+    path = write(tmp_path / "in" / name, STORIES)
+    for source in (path, path.parent, tmp_path / "in"):
+        with one_line(CorpusError, f"{source}: has no valid split"):
+            open_corpus(source, "valid")
+        assert list(open_corpus(source, "train")) == STORIES
+
+
+def test_a_share_of_a_single_file_is_set_aside(tmp_path):
     stories = [f"Story number {number}." for number in range(400)]
     path = str(write(tmp_path / "stories.txt", [*stories, *stories]))
-    assert list(open_corpus(path, "valid")) == list(open_corpus(path, "train"))
     splits = {split: open_corpus(path, split, valid_fraction=0.25) for split in ("train", "valid")}
     train, valid = (list(splits[split]) for split in ("train", "valid"))
     assert sorted(train + valid) == sorted([*stories, *stories])
@@ -216,6 +228,39 @@ def test_a_dataset_that_cannot_be_used_is_refused(hub):
     write(hub / "data" / "test-00000-of-00001.parquet", STORIES)
     with pytest.raises(CorpusError, match="has no train or validation split, only test"):
         open_corpus(f"hub:{hub}", "train")
+
+
+def test_half_a_download_of_a_dataset_is_refused(hub):
+    for number in (0, 2):
+        write(hub / "data" / f"train-{number:05d}-of-00004.parquet", STORIES)
+    with one_line(CorpusError, "00001, 00003 missing"):
+        open_corpus(f"hub:{hub}", "train")
+
+
+def test_which_copy_is_read_without_the_network_is_said(hub, tmp_path, caplog):
+    """It may be an older revision, or the only configuration that was ever read."""
+    copy = tmp_path / "cache" / "some___stories" / "default" / "0.0.0" / "abc"
+    copy.mkdir(parents=True)
+    table = pa.table({"text": STORIES})
+    with pa.ipc.new_stream(str(copy / "stories-train.arrow"), table.schema) as file:
+        file.write_table(table)
+    split = {"name": "train", "num_examples": len(STORIES), "dataset_name": "stories"}
+    about = {"config_name": "default", "dataset_name": "stories", "splits": {"train": split}}
+    (copy / "dataset_info.json").write_text(json.dumps(about))
+    assert list(open_corpus("hub:some/stories", "train")) == STORIES
+    assert str(copy) in caplog.text
+
+
+def test_the_revision_of_a_dataset_stands_for_its_files(monkeypatch):
+    class Hub:
+        def dataset_info(self, name):
+            if name != "some/stories":
+                raise OSError("no network")
+            return SimpleNamespace(sha="0af3")
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    assert "0af3" in str(describe_files("hub:some/stories:large"))
+    assert describe_files("hub:other/stories") is None
 
 
 def test_a_packing_of_a_folder_of_the_hubs_shape_goes_on_with_the_same_files_alone(

@@ -90,7 +90,7 @@ def train(name: str, message: str) -> tuple[str, str]:
         ("train toy:10 --out {at}", "is a directory"),
         ("train toy:10 --out {new} --vocab-size 9999", "--vocab-size 9999"),
         ("train toy:10 --out {new} --vocab-size 257", "--vocab-size 257: must be 258"),
-        ("inspect {t} --corpus {at}/one", "has no valid split"),
+        ("inspect {t} --corpus {at}/one", "for valid; at least two"),
         ("pack {at}/few.txt --tokenizer {t} --out {new} --valid-fraction 1e-9",
          "holds no story for valid"),
         (f"{PACK} --valid-fraction 1.5", "--valid-fraction 1.5"),

@@ -30,6 +30,8 @@ NAMED = [
     ("tales_train/a.txt", "tales_val/b.txt"),
     ("train-00000-of-00001.jsonl", "x-validation-00000-of-00001.jsonl"),
     ("TRAIN.JSONL", "val.jsonl"),
+    ("train data.txt", "held out (1).txt"),
+    ("tales-train 2.txt", "tales-valid 2.txt"),
 ]
 
 
@@ -106,7 +108,8 @@ def test_a_test_split_is_not_read_and_that_is_said(tmp_path, caplog, name):
 @pytest.mark.parametrize(
     "name",
     ["training_tips.txt", "devotion.txt", "latest.txt", "the_train_ride.txt", "evaluate.txt",
-     "invalid.txt", "trainer.txt", "contest.txt", "testament.txt", "value.txt"],
+     "invalid.txt", "trainer.txt", "contest.txt", "testament.txt", "value.txt",
+     "The Girl on the Train.txt", "Time to Test.txt", "Train, The.txt", "Dev - A Life.txt"],
 )  # fmt: skip
 def test_a_word_inside_a_name_is_no_split(tmp_path, caplog, name):
     write(tmp_path, name, "one", 100)

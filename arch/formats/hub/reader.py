@@ -1,5 +1,6 @@
 """Opens a model in the hub's layout as the model that it is; the code beside it never runs."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from arch.storage.weights import build_model, drop_padding, is_tied, read_weight
 MODEL_TYPE = "remnant"
 PROVENANCE = "remnant"
 """The setting that holds what is known of a model's training."""
+HELD_OUT = ("field", "valid_fraction")
+"""Of the provenance: what tells which stories of a text were not trained on."""
 FIELDS = {  # in a config.json of transformers, and ours
     "vocab_size": "vocab_size",
     "max_position_embeddings": "context",
@@ -50,8 +53,9 @@ def is_hub_export(directory: str | Path) -> bool:
 def import_hub(directory: str | Path) -> LoadedModel:
     """Reads what `export_hub` wrote, in the precision of its weights, in evaluation mode.
 
-    What transformers saved since is another model: of its provenance the ends of a text hold, where
-    its own files name none. Rows that its embedding was padded with are left out.
+    What transformers saved since is another model: of its provenance there hold `HELD_OUT` and,
+    where its own files name none, the ends of a text. Rows that its embedding was padded with are
+    left out.
 
     Raises:
         ModelError: a file that is missing, a setting that is missing or not known, a mixer that is
@@ -63,15 +67,12 @@ def import_hub(directory: str | Path) -> LoadedModel:
         raise ModelError(f"{directory} has no tokenizer.json; save the tokenizer there")
     given = read_settings(path)
     config = _read_config(given, path)
-    provenance = given.get(PROVENANCE) or {}
-    if not isinstance(provenance, dict):
-        raise ModelError(f"{path}: {PROVENANCE} is {show_value(provenance)}; expected an object")
     meta: dict[str, Any] = {"name": directory.absolute().name}
     if "transformers_version" in given:  # which no export has
-        provenance = {n: v for n, v in provenance.items() if n in ("begin", "end", "stops")}
         meta["source"] = "transformers"
-    meta |= {n: v for n, v in provenance.items() if n in META}
-    check_meta(meta, path)
+        meta |= read_provenance(given, path, (*HELD_OUT, "begin", "end", "stops"))
+    else:
+        meta |= read_provenance(given, path, META)
     tokenizer_json = drop_rowless(file, read_text(file), config.vocab_size)
     size = check_vocabulary(file, tokenizer_json, config.vocab_size, MULTIPLES)
     if "transformers_version" in given:
@@ -87,6 +88,22 @@ def import_hub(directory: str | Path) -> LoadedModel:
         )
     model = drop_padding(build_model(config, weights, str(directory)), size)
     return LoadedModel(model, model.config, tokenizer_json, meta, directory)
+
+
+def read_provenance(
+    given: dict[str, Any], path: Path, names: Collection[str] = HELD_OUT
+) -> dict[str, Any]:
+    """What a configuration records of a model's training under these names, in either layout.
+
+    Raises:
+        ModelError: it is of another type than its readers take.
+    """
+    provenance = given.get(PROVENANCE) or {}
+    if not isinstance(provenance, dict):
+        raise ModelError(f"{path}: {PROVENANCE} is {show_value(provenance)}; expected an object")
+    known = {name: value for name, value in provenance.items() if name in names}
+    check_meta({"name": "", **known}, path)
+    return known
 
 
 def _read_config(given: dict[str, Any], path: Path) -> ModelConfig:

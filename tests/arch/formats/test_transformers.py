@@ -21,6 +21,7 @@ from arch import (
     export_transformers,
     import_transformers,
     load_model,
+    load_pretrained,
     save_model,
 )
 from arch.formats.llama import open_directory
@@ -181,6 +182,28 @@ def test_an_export_ends_a_text_at_each_token_that_ended_it_here(tmp_path, export
     loaded = open_directory(tmp_path / "out")
     assert loaded.meta["end"] == "<|eot|>"
     assert set(meta["stops"]) <= set(loaded.meta["stops"])
+
+
+KNOWN = {"field": "story", "valid_fraction": 0.01}
+
+
+@pytest.mark.parametrize("export", [export_transformers, export_hub])
+def test_an_export_says_which_stories_were_held_out(tmp_path, export):
+    """It was asked about stories that it had been trained on."""
+    export(tmp_path / "out", our_model(), TOKENIZER.to_str(), KNOWN)
+    for opened in (open_directory(tmp_path / "out"), load_pretrained(str(tmp_path / "out"))):
+        assert opened.meta.items() >= KNOWN.items()
+
+
+def test_a_llama_that_transformers_saved_says_it_too(tmp_path):
+    export_transformers(tmp_path / "out", our_model(), TOKENIZER.to_str(), KNOWN)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    directory = saved(theirs, tmp_path / "theirs")
+    assert import_transformers(directory).meta.items() >= KNOWN.items()
+    edit(directory, remnant={"valid_fraction": "x"})
+    for read in (import_transformers, load_pretrained):
+        with one_line(ModelError, "config.json: valid_fraction is 'x'"):
+            read(str(directory))
 
 
 def test_weights_may_be_in_several_files_and_hold_old_tables(llama_directory):

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 from typing import Any
 
 import numpy as np
@@ -237,6 +238,20 @@ def test_a_folder_whose_files_have_the_sizes_of_before_is_another(tmp_path, monk
         found.add(corpora.corpus_hash(str(tmp_path)))
     assert len(found) == 2
     assert corpora.corpus_hash("") is None  # of a text of one's own, not of the working directory
+
+
+def test_two_folders_of_one_name_are_two_corpora(tmp_path, monkeypatch):
+    """Recoveries of prompts from both were averaged."""
+    labels = set()
+    for place in ("english", "german"):
+        (tmp_path / place / "text").mkdir(parents=True)
+        (tmp_path / place / "text" / "valid.txt").write_text(f"One {place} story.\n\nTwo.")
+        labels.add(corpora.corpus_label(str(tmp_path / place / "text")))
+    assert len(labels) == 2
+    assert all(re.fullmatch(r"text \([0-9a-f]{8}\)", label) for label in labels)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "german" / "text").rename("toy")
+    assert corpora.corpus_label("toy") == "toy"  # the generator, whatever lies here
 
 
 def test_stories_are_joined_without_an_end_of_text_where_there_is_none(small_model, tmp_path):

@@ -311,6 +311,18 @@ def test_packed_data_decodes_to_its_stories(settings, block, tokenizer_file, tmp
     assert again.hash == data.hash
 
 
+def test_packed_data_that_hold_out_one_joined_story_are_asked_about(
+    model_directory, tokenizer_file, small_tokenizer, tmp_path
+):
+    source = tmp_path / "book.txt"
+    source.write_text("\n\n".join(STORIES[:90]))
+    data = pack(source, tokenizer_file, tmp_path / "data", valid_fraction=0.3, story_tokens=99_999)
+    loss = measure_loss(open_checkpoint(model_directory()), str(data.path))
+    assert (loss["stories"], loss["bytes"]) == (1, data.meta["splits"]["valid"]["bytes"])
+    with one_line(RequestError, f"--corpus {data.path}: its held-out stories for fitting"):
+        HeldOutText(str(data.path), small_tokenizer).windows("fitting", 1, 8)
+
+
 def test_data_fit_a_tokenizer_that_transformers_saved(small_tokenizer, tokenizer_file, tmp_path):
     """It writes a file of its own for the same vocabulary and merges."""
     transformers = pytest.importorskip("transformers")
