@@ -162,8 +162,8 @@ def open_wandb(
     """The logger of the run in W&B, begun or gone on with; offline where online does not work."""
     import wandb
 
+    begun_before = (run / "wandb_id").is_file()
     own = _board_id(run / "wandb_id", say, "W&B")
-    begun_before = any(run.glob(f"wandb/*run-*-{own}*"))
     flag = f"--wandb {settings.wandb}"
     modes = {"online": "going on offline", "offline": "going on without it"}
     for mode in list(modes)[list(modes).index(settings.wandb) :]:
@@ -182,8 +182,8 @@ def open_wandb(
                 name=run.resolve().name[:NAME_LETTERS],
                 id=own,
                 reinit="create_new",  # never the run that something else in this process has open
-                # offline for `wandb sync`, which would write this start over an earlier one
-                resume="allow" if mode == "online" or begun_before else None,
+                # also offline: `wandb sync` would write this start over those before
+                resume="allow" if begun_before else None,
                 dir=run,
                 mode=mode,  # pyright: ignore[reportArgumentType]
                 config=config,

@@ -46,15 +46,14 @@ def test_a_copy_of_a_run_is_another_run_in_wandb(tmp_path, monkeypatch):
     assert lines == [f"{tmp_path}/copy is a copy of {first}: it begins a run of its own in W&B"]
 
 
-def test_what_a_later_start_writes_offline_goes_on_with_the_earlier(tmp_path, monkeypatch):
-    """Uploaded, it was written over that."""
+@pytest.mark.parametrize("mode", ["offline", "online"])
+def test_a_later_start_goes_on_with_the_earlier(tmp_path, monkeypatch, mode):
+    """What it wrote offline was written over that when it was uploaded."""
     begun = []
     monkeypatch.setattr("wandb.init", lambda **given: begun.append(given) or MagicMock())
     config = {"model": {"mixers": ["flat"], "d_model": 8, "n_layers": 1}}
     for _ in range(2):
-        open_wandb(tmp_path, RunSettings(wandb="offline"), config, print)
-        folder = f"offline-run-20261130_080000-{begun[0]['id']}"
-        (tmp_path / "wandb" / folder).mkdir(parents=True, exist_ok=True)
+        open_wandb(tmp_path, RunSettings(wandb=mode), config, print)
     assert [given["resume"] for given in begun] == [None, "allow"]
 
 
