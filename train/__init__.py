@@ -39,6 +39,9 @@ def fit(recipe: Recipe) -> int | None:
     Data that are a text file get a tokenizer and are packed into the run first. The recipe stays as
     it is: what is chosen for this run alone, such as those packed data, is set in a copy.
 
+    A process that Lightning has started for a run of several devices leaves one of a single device
+    to its parent.
+
     Returns:
         The signal that ended the run early, if one did.
 
@@ -49,12 +52,14 @@ def fit(recipe: Recipe) -> int | None:
     from arch.kernels.arithmetic import plain_arithmetic
     from train.commands.prepare import prepare_data
     from train.processes.launcher import check_launcher
-    from train.processes.together import together
+    from train.processes.together import is_left_to_parent, together
 
     recipe = copy.deepcopy(recipe)
     recipe.check()
     recipe.given("data")
     recipe.given("run")
+    if is_left_to_parent(recipe.trainer):
+        return None
     check_launcher(recipe.trainer)
     with together(recipe.trainer), plain_arithmetic():
         prepare_data(recipe)

@@ -100,10 +100,12 @@ class Recipe:
             )
         fraction, packed = self.run.valid_fraction, data.meta["valid_fraction"]
         if fraction not in (None, packed):
-            known = "a validation split of its source" if packed is None else packed
+            known, advice = "a validation split of its source", "leave it out"
+            if packed is not None:
+                known = packed
+                advice = "pack it anew with --valid-fraction, or give a text with another --run"
             raise RunError(
-                f"--valid_fraction {fraction}: {data.path} was packed with {known}; pack it anew "
-                "with --valid-fraction, or give a text as --data with another --run"
+                f"--valid_fraction {fraction}: {data.path} was packed with {known}; {advice}"
             )
         if wanted not in (None, layout):
             advice = " --context N" if wanted == "rows" else ""

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 import yaml
-from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Trainer, seed_everything
 
 from arch import LanguageModel, check_causal, count_parameters, describe
 from arch.errors import is_out_of_memory
 from arch.storage.files import read_json
 from tokenizer import PackedData
+from train.processes.launcher import is_first
 from train.recipe import ELSEWHERE, WITHOUT, Recipe, flat
 from train.record.evaluate import Evaluations, check_suite
 from train.record.log import Log
@@ -64,7 +64,7 @@ class Run:
         self.recipe, settings, data = recipe, recipe.run, recipe.open_data()
         check_suite(settings)
         self.directory = RunDirectory(Path(recipe.given("run")))
-        self.main = rank_zero_only.rank == 0
+        self.main = is_first()
         if settings.resume == "never" and self.main:  # the others may find what this one has made
             self.directory.refuse_begun()
         self.datamodule = PackedDataModule(

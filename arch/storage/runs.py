@@ -70,7 +70,7 @@ def saved_steps(run: Path) -> dict[int, Path]:
     """The model directories of a run, or of its folder `models`, by step in ascending order."""
     found = (*run.glob("models/step-*"), *run.glob("step-*")) if run.is_dir() else ()
     numbers = {path: path.name.removeprefix("step-") for path in found}
-    return {int(n): p for p, n in sorted(numbers.items(), key=lambda i: i[1]) if n.isdecimal()}
+    return dict(sorted((int(n), path) for path, n in numbers.items() if n.isdecimal()))
 
 
 def shipped_models() -> list[Path]:

@@ -17,6 +17,7 @@ from tests.train.cases import TINY, fit, rows
 from train import read_recipe
 from train.record import progress
 from train.run import Run
+from train.settings import ScheduleSettings
 from train.steps.module import LanguageModule
 
 
@@ -139,6 +140,33 @@ def test_a_budget_goes_on_where_it_was_and_is_complete_in_the_end(data, tmp_path
     assert "resumed at step 30 with minutes 0.5 -> 1.0" in capsys.readouterr().out
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert json.dumps(config["minutes"]) == "1.0"
+
+
+def test_a_budget_is_spent_at_the_last_step(data, tmp_path, clock, monkeypatch, capsys):
+    """With long validations before, another step fitted: the same command trained it."""
+    now, validate = clock(lambda step: 1.0), LanguageModule.on_validation_epoch_start
+
+    def slow(self):
+        now[0] += 10
+        validate(self)
+
+    monkeypatch.setattr(LanguageModule, "on_validation_epoch_start", slow)
+    flags = [*BUDGET.split(), "--minutes", "0.5", "--validate_every", "10", "--resume", "auto"]
+    assert fit(data, tmp_path / "run", *flags) == 0
+    assert "is complete" not in capsys.readouterr().out
+    assert fit(data, tmp_path / "run", *flags) == 0
+    assert f"{tmp_path}/run is complete" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("pace", [None, 1.2])
+def test_a_budget_that_is_spent_has_no_step(pace):
+    spent = {"seconds": 60.0, "pace": pace}
+    budgets = [
+        progress.TimeBudget(minutes, 10, ScheduleSettings(), (1, 1), spent, print)
+        for minutes in (1, 2)
+    ]
+    assert budgets[0].total(100, 1000) == 100
+    assert budgets[1].total(100, 1000) > 100
 
 
 def test_a_run_of_steps_goes_on_for_minutes(data, tmp_path, clock):

@@ -242,6 +242,37 @@ def test_a_folder_of_text_is_packed_as_its_names_divide_it(tmp_path, monkeypatch
         assert f"{place}: not a directory of packed data (no meta.json)" in said
 
 
+def test_no_fraction_is_taken_of_a_text_that_is_divided(data, tmp_path, capsys):
+    """It was packed, then refused, with advice that was refused, too."""
+    folder, run = tmp_path / "texts", tmp_path / "run"
+    folder.mkdir()
+    for name in ("train.txt", "valid.txt"):
+        stories = (f"Once upon a time there were {n} {name}." for n in range(9))
+        (folder / name).write_text("\n\n".join(stories))
+    for source in (Path("toy:40"), folder, data):
+        assert fit(source, run, "--valid_fraction", "0.2") == 2
+        said = capsys.readouterr().err
+        assert f"--valid_fraction 0.2: {source} " in said
+        assert said.endswith("leave it out\n")
+        assert not run.exists()
+
+
+def test_a_folder_of_text_may_hold_what_another_trainer_packed(tmp_path, capsys):
+    """As nanoGPT prepares it; a .bin made it packed data, a model or a run."""
+    folder = tmp_path / "shakespeare"
+    folder.mkdir()
+    for name in ("train.bin", "val.bin", "prepare.py", "readme.md"):
+        (folder / name).write_bytes(b"binary")
+    stories = (f"Once upon a time there were {n} cats." for n in range(400))
+    (folder / "input.txt").write_text("\n\n".join(stories))
+    assert fit(folder, tmp_path / "run", "--model.vocab_size", "400") == 0
+    for name in ("config.json", "meta.json"):  # a model has it beside a .bin, or packed data
+        (folder / name).write_text("{}")
+        assert fit(folder, tmp_path / "other") == 2
+        assert f"{folder}: not a directory of packed data" in capsys.readouterr().err
+        (folder / name).unlink()
+
+
 def test_rows_of_a_text_have_a_target_for_the_last_position(tmp_path, caplog):
     """They were as long as the context, which fit itself then advised against."""
     text = tmp_path / "book.txt"

@@ -23,8 +23,8 @@ from train.settings import RunError
 LOCK = ".data.lock"
 """A file of the run that the first process locks while it packs; it says what is packed."""
 VOCABULARY = "vocab_size"
-BINARY = (".bin", ".safetensors", ".ckpt")
-"""Of files in packed data, a model or a run, which have files of text as well."""
+BINARY = (".safetensors", ".ckpt")
+"""Of files in a model or a run, which have files of text as well."""
 PATIENCE = 120.0
 """Seconds that a process waits for the first one to begin with packing."""
 
@@ -113,14 +113,22 @@ def is_text(source: str) -> bool:
     if path.is_file() or source.partition(":")[0] == "toy":
         return True
     files, others = list_files(path)  # nothing where no folder is
-    return bool(files) and not any(other.suffix.lower() in BINARY for other in others)
+    return bool(files) and not any(map(_is_binary, others))
+
+
+def _is_binary(path: Path) -> bool:
+    """Whether a file is one of packed data, a model or a run; a .bin alone may be anything."""
+    beside = (path.with_name(name) for name in ("meta.json", "config.json"))
+    kind = path.suffix.lower()
+    return kind in BINARY or (kind == ".bin" and any(file.is_file() for file in beside))
 
 
 def _pack(recipe: Recipe, source: str, run: Path) -> None:
     """Trains a tokenizer and packs; other processes of the run see by a lock that it goes on.
 
     Raises:
-        RunError: the run has begun, and is not to be gone on with.
+        RunError: the run has begun, and is not to be gone on with; or a fraction is asked for of
+            stories that are divided.
         tokenizer.CorpusError: the stories cannot be read, or are too few.
     """
     if recipe.run.resume == "never":
@@ -128,6 +136,10 @@ def _pack(recipe: Recipe, source: str, run: Path) -> None:
     print(f"{source}: training a tokenizer and packing into {run / 'data'}", flush=True)
     fraction = recipe.run.valid_fraction or VALID_FRACTION
     stories = open_corpus(source, "train", valid_fraction=fraction)
+    if recipe.run.valid_fraction and stories.fraction is None:
+        raise RunError(
+            f"--valid_fraction {fraction}: {source} sets stories aside itself; leave it out"
+        )
     make_directory(run)
     with (run / LOCK).open("w") as lock:
         with suppress(OSError):  # a file system without locks

@@ -21,7 +21,8 @@ ALONE = "for one process outside srun set SLURM_JOB_NAME=interactive"
 
 def is_first() -> bool:
     """Whether this process is the first of its run, or the only one."""
-    return all(int(os.environ.get(name, "0")) == 0 for name in RANKS)
+    names = ("RANK",) if in_torchrun() else RANKS  # which numbers machines otherwise than SLURM
+    return all(int(os.environ.get(name, "0")) == 0 for name in names)
 
 
 def in_torchrun() -> bool:

@@ -196,6 +196,15 @@ def _own_store() -> Any:
     return store
 
 
+def is_left_to_parent(settings: TrainerSettings) -> bool:
+    """Whether Lightning has started this process, whose parent does a run of one process alone.
+
+    It goes through its script from the top, and meets runs that were not what it was started for.
+    """
+    child = PORT in os.environ and os.environ.get("LOCAL_RANK", "0") != "0"
+    return child and count_processes(settings) == 1
+
+
 def _is_launched() -> bool:
     """Whether torchrun or SLURM has started this process and all others of its run."""
     return in_torchrun() or (in_slurm() and all(name in os.environ for name in TASK))

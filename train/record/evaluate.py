@@ -18,9 +18,11 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from arch.storage.files import read_json
@@ -55,8 +57,8 @@ def check_suite(settings: RunSettings) -> None:
 class Evaluations(Callback):
     """Has the models of some steps evaluated, and logs the columns of `eval compare` by step.
 
-    A signal that stops the run ends an evaluation that is at work. When the run goes on, the models
-    of which it lacks figures since are evaluated first.
+    A signal that stops the run, or an error, ends an evaluation that is at work. When the run goes
+    on, the models of which it lacks figures since are evaluated first.
 
     Comes after `ModelDirectories` among the callbacks.
 
@@ -76,7 +78,7 @@ class Evaluations(Callback):
         waited: Callable[[Trainer, float], None],
     ) -> None:
         self._directory, self._settings, self._log = directory, settings, log
-        self._stopped, self._waited = lambda: stop.received is not None, waited
+        self._stop, self._failed, self._waited = stop, False, waited
         self._pool = ThreadPoolExecutor(1)
         self._waiting: list[tuple[dict[str, Any], Future[tuple[dict[str, float], str]]]] = []
 
@@ -102,14 +104,23 @@ class Evaluations(Callback):
         self._collect(wait=True)
         self._pool.shutdown()
 
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Has the evaluation that is at work end, for which the process would wait."""
+        self._failed = True
+
+    def _stopped(self) -> bool:
+        return self._failed or self._stop.received is not None
+
     def _evaluate(self, trainer: Trainer, steps: list[int]) -> None:
         began = time.perf_counter()
         for model in map(self._directory.model, steps if trainer.is_global_zero else []):
             if model.is_dir():
                 meta, folder = read_json(model / "meta.json"), self._directory.path / "eval"
                 about = {name: meta[name] for name in ("step", "tokens_seen")}
-                suite = self._settings.eval
-                work = self._pool.submit(measure, model, folder, suite, self._stopped)
+                given = model, folder, self._settings.eval, trainer.strategy.root_device
+                work = self._pool.submit(measure, *given, self._stopped)
                 self._waiting.append((about, work))
         self._collect(wait=self._settings.eval_wait)
         if self._settings.eval_wait:
@@ -136,20 +147,26 @@ class Evaluations(Callback):
 
 
 def measure(
-    model: Path, folder: Path, suite: str, stopped: Callable[[], bool] = lambda: False
+    model: Path,
+    folder: Path,
+    suite: str,
+    device: torch.device,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> tuple[dict[str, float], str]:
     """Evaluates a model directory: the columns of `eval compare` that were measured, and a line.
 
     Args:
         suite: of `eval invert`.
+        device: where it is evaluated.
         stopped: ends it, without figures, as soon as this is true.
     """
     began, faults = time.perf_counter(), []
+    run = partial(_run, _environment(device), stopped)
     for name, *more in (("loss",), ("invert", "--suite", suite), ("bits",)):
-        faults += _run(stopped, name, str(model), "--out", str(folder), *more)
+        faults += run(name, str(model), "--out", str(folder), *more)
     with tempfile.TemporaryDirectory() as scratch:
         table = Path(scratch) / "table.csv"
-        faults += _run(stopped, "compare", str(model), str(folder), "--csv", str(table))
+        faults += run("compare", str(model), str(folder), "--csv", str(table))
         figures = _read_figures(table, model) if table.is_file() else {}
     if not figures and stopped():
         return {}, "eval was ended by the signal, and gave no figures"
@@ -173,10 +190,19 @@ def _read_figures(table: Path, model: Path) -> dict[str, float]:
     return {name: float(value) for name, value in found.items()}
 
 
-def _run(stopped: Callable[[], bool], *words: str) -> list[str]:
-    """Runs a command of `eval`, until it is stopped; what went wrong, if anything."""
-    environment = {**os.environ}
+def _environment(device: torch.device) -> dict[str, str]:
+    """The variables of an evaluation, which sees the device that trains and no other GPU."""
+    visible, number = "", device.index or 0
+    if device.type == "cuda":
+        listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+        visible = listed.split(",")[number] if listed else str(number)
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": visible}
     environment.pop("REMNANT_KERNELS", None)  # chosen for training: an evaluation is in fp32
+    return environment
+
+
+def _run(environment: dict[str, str], stopped: Callable[[], bool], *words: str) -> list[str]:
+    """Runs a command of `eval`, until it is stopped; what went wrong, if anything."""
     if stopped():
         return []
     process = subprocess.Popen(

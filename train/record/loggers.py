@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from lightning.pytorch.loggers import Logger, WandbLogger
@@ -75,7 +76,7 @@ class TolerantWandbLogger(WandbLogger):
         lacking = self._run is None
         if run is not None and (lacking or run.settings.mode == "offline"):
             about = "not all of it has arrived" if lacking else "offline"
-            self._say(f"W&B, {about}: wandb sync {Path(run.settings.sync_dir)}")
+            self._say(f"W&B, {about}: {_sync_command(run.settings)}")
         self._run = None
 
     def _try(self, act: Callable[[], Any]) -> None:
@@ -161,6 +162,7 @@ def open_wandb(
     """The logger of the run in W&B, begun or gone on with; offline where online does not work."""
     import wandb
 
+    begun_before = (run / "wandb_id").is_file()
     own = _board_id(run / "wandb_id", say, "W&B")
     flag = f"--wandb {settings.wandb}"
     modes = {"online": "going on offline", "offline": "going on without it"}
@@ -180,7 +182,8 @@ def open_wandb(
                 name=run.resolve().name[:NAME_LETTERS],
                 id=own,
                 reinit="create_new",  # never the run that something else in this process has open
-                resume="allow" if mode == "online" else None,
+                # also offline: `wandb sync` would write this start over those before
+                resume="allow" if begun_before else None,
                 dir=run,
                 mode=mode,  # pyright: ignore[reportArgumentType]
                 config=config,
@@ -192,6 +195,14 @@ def open_wandb(
         with tolerating_wandb(say, f"{flag}: {{}}"):
             wandb.teardown()  # what remains of the attempt would hold the run's id
     return None
+
+
+def _sync_command(settings: Any) -> str:
+    """What uploads a W&B run later, by its settings: if it is offline, what all starts wrote."""
+    path = Path(settings.sync_dir)
+    if settings.mode == "online":
+        return f"wandb sync --include-online {quote(str(path))}"
+    return f"wandb sync {quote(str(path.parent))}/offline-run-*-{settings.run_id}*"
 
 
 def _is_undrawn(name: str) -> bool:

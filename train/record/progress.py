@@ -220,9 +220,12 @@ class TimeBudget(Callback):
 
     def total(self, step: int, otherwise: int) -> int:
         """All steps that the time is enough for, after `step` of them, if the speed is known."""
+        left = self._limit - self._seconds()
+        if left <= 0:
+            return step
         if self._pace is None:  # more than a guess would shorten the warm-up
             return step + max(otherwise, 10 * self._schedule.warmup_steps)
-        return step + max(0, math.floor((self._limit - self._seconds()) / self._pace))
+        return step + math.floor(left / self._pace)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts the clock."""
@@ -233,11 +236,15 @@ class TimeBudget(Callback):
     ) -> None:
         """Corrects the number of steps; the first of a start, which compiles, is no measure.
 
-        The first step of a later start counts as long as those before.
+        The first step of a later start counts as long as those before. After the last step nothing
+        is left, also where another step would fit: the run is complete.
         """
         step = trainer.global_step
         steps = step - self._first
-        if not ends_step(trainer, batch_idx) or step >= trainer.max_steps:
+        if not ends_step(trainer, batch_idx):
+            return
+        if step >= trainer.max_steps:
+            self._spent += max(0.0, self._limit - self._seconds())
             return
         ending = trainer.world_size == 1 and trainer.max_steps - step < self._every
         if steps == 1:

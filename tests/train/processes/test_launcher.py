@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 
 from tests.train.cases import TINY, fit
+from train import read_recipe
 from train.__main__ import main
 from train.commands import prepare
 from train.commands.plan import Needs
-from train.processes.launcher import check_launcher
+from train.processes.launcher import check_launcher, is_first
+from train.processes.together import PORT
+from train.run import Run
 from train.settings import RunError, TrainerSettings
 
 LAUNCHED = {"TORCHELASTIC_RUN_ID": "none", "LOCAL_RANK": "0", "GROUP_RANK": "0"}
@@ -85,6 +88,34 @@ def test_the_others_do_not_wait_for_ever_for_the_first(tmp_path, variables, monk
     assert "has not packed" in refused(
         fit(Path("toy:20"), tmp_path / "run", "--trainer.devices", "2")
     )
+
+
+def test_a_child_of_lightning_leaves_a_run_of_one_device_to_its_parent(data, tmp_path, variables):
+    """A script that trains on one device and then on two: the child was refused, and ended both."""
+    variables(f"{PORT}=1 LOCAL_RANK=1 NODE_RANK=0 WORLD_SIZE=2")
+    assert fit(data, tmp_path / "run") == 0
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [
+        ("NODE_RANK=0", True),
+        ("NODE_RANK=1", False),  # which Lightning does not ask for: it wrote the same files
+        ("NODE_RANK=0 LOCAL_RANK=1", False),
+    ],
+)
+def test_a_run_has_one_first_process(data, tmp_path, variables, words, first):
+    variables(words)
+    flags = [*TINY.split(), "--data", str(data), "--run", str(tmp_path / "run")]
+    assert Run(read_recipe(*flags)).main == is_first() == first
+
+
+@pytest.mark.parametrize(("rank", "first"), [("0", True), ("1", False)])
+def test_torchrun_numbers_machines_otherwise_than_slurm(variables, rank, first):
+    """No process was the first where `srun` had started torchrun on the machines."""
+    variables(f"TORCHELASTIC_RUN_ID=a RANK={rank} LOCAL_RANK=0 SLURM_PROCID={1 - int(rank)}")
+    assert is_first() == first
 
 
 def test_an_address_that_nobody_knows_is_named(data, tmp_path, variables, refused):

@@ -13,11 +13,14 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 from eval.__main__ import main as evaluate
 from tests.train.cases import fail, fit, interrupt, names, processes_by
 from train.record.evaluate import FIGURES, measure
 from train.settings import REMNANT
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +36,7 @@ def in_this_process(monkeypatch):
     def run(command, *, env, **_):
         assert command[1:3] == [REMNANT, "eval"]
         assert "REMNANT_KERNELS" not in env  # which was chosen for training
+        assert env["CUDA_VISIBLE_DEVICES"] == ""  # the run is on the CPU
         commands.append(command[3:])
         said = io.StringIO()
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
@@ -179,7 +183,7 @@ def test_the_last_model_of_a_run_that_stops_early_is_evaluated(data, tmp_path, m
 
 @pytest.mark.usefixtures("in_this_process")
 def test_commands_that_fail_are_named_in_the_line(tmp_path):
-    figures, line = measure(tmp_path / "step-000003", tmp_path / "out", "none")
+    figures, line = measure(tmp_path / "step-000003", tmp_path / "out", "none", CPU)
     assert not figures
     assert all(f"eval {name} failed: " in line for name in ("loss", "invert", "bits"))
 
@@ -197,10 +201,50 @@ def test_a_command_is_a_process_from_whatever_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     here = processes_by(only_the_last)
     monkeypatch.setattr("train.record.evaluate.subprocess", here)
-    _, line = measure(tmp_path / "step-000003", tmp_path / "out", "none")
+    _, line = measure(tmp_path / "step-000003", tmp_path / "out", "none", CPU)
     assert ended[0].returncode == 2
     assert "eval compare failed: " in line
     assert "No module" not in line
+
+
+@pytest.mark.parametrize(
+    ("device", "listed", "visible"),
+    [("cuda:1", "5,GPU-7", "GPU-7"), ("cuda:3", None, "3"), ("cpu", "5,7", "")],
+)
+def test_a_model_is_evaluated_where_it_is_trained(tmp_path, monkeypatch, device, listed, visible):
+    """It was on the first GPU, whichever trained."""
+    seen = []
+
+    def note(command, *, env, **_):
+        seen.append(env["CUDA_VISIBLE_DEVICES"])
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if listed:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    monkeypatch.setattr("train.record.evaluate.subprocess", processes_by(note))
+    measure(tmp_path / "step-000003", tmp_path / "out", "none", torch.device(device))
+    assert seen == [visible] * 4
+
+
+def test_a_run_that_fails_ends_an_evaluation(data, tmp_path, monkeypatch, at_step):
+    """Its process waited for that, and held its GPU."""
+    begun, start, running = [], subprocess.Popen, threading.Event()
+
+    def hang(command, **how):
+        begun.append(start(["sleep", "100"], **how))
+        running.set()
+        return begun[-1]
+
+    def break_down(loss):
+        assert running.wait(10)
+        return loss * torch.nan
+
+    monkeypatch.setattr("train.record.evaluate.subprocess.Popen", hang)
+    at_step(1, break_down)
+    flags = ["--eval_every", "2", "--eval_wait", "false"]
+    assert fit(data, tmp_path / "run", *flags) == 2
+    assert [process.wait(10) for process in begun] == [-signal.SIGTERM]
 
 
 def _steps(run):

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import types
+from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -45,8 +46,19 @@ def test_a_copy_of_a_run_is_another_run_in_wandb(tmp_path, monkeypatch):
     assert lines == [f"{tmp_path}/copy is a copy of {first}: it begins a run of its own in W&B"]
 
 
+@pytest.mark.parametrize("mode", ["offline", "online"])
+def test_a_later_start_goes_on_with_the_earlier(tmp_path, monkeypatch, mode):
+    """What it wrote offline was written over that when it was uploaded."""
+    begun = []
+    monkeypatch.setattr("wandb.init", lambda **given: begun.append(given) or MagicMock())
+    config = {"model": {"mixers": ["flat"], "d_model": 8, "n_layers": 1}}
+    for _ in range(2):
+        open_wandb(tmp_path, RunSettings(wandb=mode), config, print)
+    assert [given["resume"] for given in begun] == [None, "allow"]
+
+
 @pytest.mark.slow
-def test_a_run_offline_stays_in_its_directory_and_keeps_its_id(data, tmp_path):
+def test_a_run_offline_stays_in_its_directory_and_keeps_its_id(data, tmp_path, capsys):
     run = tmp_path / "run"
     mixers = "attention(heads=8, kv_heads=2, qk_norm=true)+parallel(branches=2, activation=gelu)"
     flags = ["--wandb", "offline", "--wandb_tags", f"[{'x' * 70}]", "--model.mixers"]
@@ -55,10 +67,14 @@ def test_a_run_offline_stays_in_its_directory_and_keeps_its_id(data, tmp_path):
     name = (run / "wandb_id").read_text()
     run = run.rename(tmp_path / "moved")
     more = [*flags, "--resume", "auto", "--trainer.max_steps", "8"]
+    capsys.readouterr()
     assert fit(data, run, *more, "--wandb_group", "mine") == 0
     assert (run / "wandb_id").read_text() == name
     files = sorted((run / "wandb").glob("offline-run-*/run-*.wandb"))
     assert len(files) == 2  # of two runs in one second, wandb numbers the second: -1
+    (uploaded,) = re.findall(r"wandb sync (\S+)\n", capsys.readouterr().out)
+    folders = tmp_path.glob(str(Path(uploaded).relative_to(tmp_path)))
+    assert sorted(folders) == [file.parent for file in files]
     assert all(
         re.fullmatch(rf"offline-run-\d+_\d+-{name}(-\d+)?", each.parent.name) for each in files
     )
@@ -68,6 +84,7 @@ def test_a_run_offline_stays_in_its_directory_and_keeps_its_id(data, tmp_path):
     assert (about.job_type, about.run_group) == ("train", f"{mixers} d16 n2")
     assert list(about.tags) == ["attention", "parallel", "x" * 64]
     assert (later.run_id, later.run_group) == (name, "mine")
+    assert (about.resume, later.resume) == (False, True)
     assert "artifact" not in first  # only online: offline they would be copies
     steps: dict[int, dict[str, Any]] = {step: {} for step in range(7)}
     for row in logged(first):
@@ -281,7 +298,17 @@ def test_what_wandb_has_not_got_in_time_is_left_to_be_uploaded(
     assert fit(data, tmp_path / "run", "--wandb", "online") == 0
     said = capsys.readouterr().out
     assert "--wandb online: Timed out" in said
-    assert "wandb sync logs" in said
+    assert "wandb sync --include-online logs" in said  # else wandb leaves it out
+
+
+def test_the_command_that_uploads_a_run_can_be_pasted():
+    """A path with a blank was two."""
+    lines, run = [], Online("ab")
+    run.settings = types.SimpleNamespace(
+        mode="offline", sync_dir="my runs/wandb/offline-run-1-ab", run_id="ab"
+    )
+    TolerantWandbLogger(run, lines.append, "--wandb offline").close(failed=False)
+    assert lines == ["W&B, offline: wandb sync 'my runs/wandb'/offline-run-*-ab*"]
 
 
 def test_a_mistake_of_ours_is_not_taken_for_one_of_the_view(data, tmp_path, online, monkeypatch):

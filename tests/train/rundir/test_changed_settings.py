@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from arch import add_to_meta, load_model
-from arch.storage.runs import find_model
+from arch.storage.runs import find_model, saved_steps
 from eval.models.checkpoint import open_checkpoint
 from tests.train.cases import fail, fit, weights
 
@@ -108,6 +108,14 @@ def test_losses_over_other_tokens_are_not_compared(data, finished, capsys):
     shutil.rmtree(run / "best")
     add_to_meta(run / "models" / "step-000006", {"val_loss": 0.1})
     assert find_model(f"{run}@best") == run / "models" / "step-000008"
+
+
+def test_models_are_in_the_order_of_their_steps(tmp_path):
+    """The millionth, whose name has a digit more, came before the others."""
+    steps = [0, 999_999, 1_000_000]
+    for step in steps:
+        (tmp_path / "models" / f"step-{step:06d}").mkdir(parents=True)
+    assert list(saved_steps(tmp_path)) == steps
 
 
 def test_another_number_of_threads_is_said(data, finished, capsys):

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from arch import load_model
 from tests.train.cases import TINY, fail, fit, interrupt, names, pack_toy, rows, weights
@@ -150,7 +149,7 @@ def test_a_complete_run_stays_as_it_is_and_a_longer_one_goes_on_from_it(
     assert fit(data, run, "--resume", "auto") == 0
     assert "is complete: 6 of 6 steps; raise --trainer.max_steps" in capsys.readouterr().out
     with monkeypatch.context() as patch:
-        patch.setattr(rank_zero_only, "rank", 1)  # another process of the run, which says nothing
+        patch.setattr("train.run.is_first", lambda: False)  # another process, which says nothing
         assert fit(data, run, "--resume", "auto") == 0
         assert capsys.readouterr().out == ""
     assert fit(data, run, "--resume", "auto", "--dropout", "0.5", "--log_every", "3") == 2
