@@ -21,7 +21,8 @@ def write(path, engine, kind="KVCache", old=False, stale=0, room=0, **more):
         numbers = [count, 4, 64, more.get("end", count)]  # of a window: kept, most, where it ends
         if old:
             header |= {f"2.{layer}": kind, f"0.{layer}": ""}
-            window = {f"0.{layer}.{i}": n for i, n in enumerate((4, 64, 256, count, count))}
+            step = () if old == "four numbers" else (256,)
+            window = {f"0.{layer}.{i}": n for i, n in enumerate((4, 64, *step, count, count))}
             header |= {} if kind == "KVCache" else {name: str(n) for name, n in window.items()}
         else:
             header |= {f"1.{layer}": kind, f"2.{layer + 1}.0": f"{layer}.2"}
@@ -33,7 +34,7 @@ def write(path, engine, kind="KVCache", old=False, stale=0, room=0, **more):
 
 
 @pytest.mark.parametrize("kind", ["KVCache", "RotatingKVCache"])
-@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("old", [False, True, "four numbers"])
 @pytest.mark.parametrize(("stale", "room"), [(0, 0), (0, 30), (6, 3)])
 def test_rows_up_to_the_count_are_read(engine, tmp_path, kind, old, stale, room):
     """Rows behind it are room, or tokens that were taken back, whose text is not the prompt's."""
