@@ -18,7 +18,7 @@ from eval.inversion.guesses import open_readbacks
 from eval.inversion.problem import Problem
 from eval.inversion.reading import Reading
 from eval.messages import ArgumentError, first_of, say_once, span
-from eval.sites.circuit import CACHED, Circuit
+from eval.sites.circuit import CACHED, Circuit, uncertified
 from eval.sites.rounding import Tolerance
 from eval.sites.site import open_site
 from eval.sites.slices import Slice
@@ -201,6 +201,7 @@ def identify(
     positions, matches = visible.positions(stored.values.shape[1]), list[Match]()
     whole = (visible.low, visible.high) == (0, None)
     supposed = computed is None and (positions[0] > 0 or not (whole or layer is None))
+    supposed = supposed and not uncertified(checkpoint.model)  # which proves none in any precision
     if layer is None:
         matches, computed = find_site(checkpoint, stored, positions, source, part, computed)
         part, layer, hits, tried, distance = matches[0]
