@@ -23,7 +23,8 @@ def write(path, engine, kind="KVCache", old=False, stale=0, room=0, **more):
             header |= {f"2.{layer}": kind, f"0.{layer}": ""}
             step = () if old == "four numbers" else (256,)
             window = {f"0.{layer}.{i}": n for i, n in enumerate((4, 64, *step, count, count))}
-            header |= {} if kind == "KVCache" else {name: str(n) for name, n in window.items()}
+            if kind != "KVCache" and old != "no numbers":
+                header |= {name: str(n) for name, n in window.items()}
         else:
             header |= {f"1.{layer}": kind, f"2.{layer + 1}.0": f"{layer}.2"}
             numbers = numbers if kind == "RotatingKVCache" else numbers[:1]
@@ -58,6 +59,7 @@ def test_a_prompt_cache_gives_the_text(engine, ask, tmp_path):
     ("more", "seen"),
     [
         ({"kind": "RotatingKVCache", "end": 4}, "a window that holds the last rows alone"),
+        ({"kind": "RotatingKVCache", "old": "no numbers"}, "without the number of its rows"),
         ({"kind": "ArraysCache"}, "layers 1, 2, 3, ArraysCache"),
         ({"count": 0}, "KVCache of 0 rows"),
         ({"count": 21}, "KVCache of 21 rows"),
