@@ -113,7 +113,7 @@ def find_site(
     ranked = [circuit for group in groups for circuit in group]
     if not count:
         return [Match(circuit.part, circuit.depth, 0, 0) for circuit in ranked], computed or EXACT
-    choices = [Arithmetic(checkpoint, name, corpus) for name in _precisions(stored, computed)]
+    choices = [Arithmetic(checkpoint, name, corpus) for name in list_precisions(stored, computed)]
     tried: list[tuple[Match, str]] = []
     for prompt in _first_prompts(stored, count):
         found = _try_sites(choices, groups, prompt)
@@ -259,9 +259,10 @@ def find_precision(
 ) -> str:
     """The precision in which a site's numbers were computed, by its first tokens: see `find_site`.
 
-    The lower one of the format where they do not say that it was float32.
+    The lower one of the format where they do not say that it was float32; float32 where they are
+    hidden.
     """
-    count, names = _first_shown(positions), _precisions(stored)
+    count, names = _first_shown(positions), list_precisions(stored)
     if not count or len(names) == 1:
         return EXACT
     hits = dict.fromkeys(names, 0)
@@ -273,7 +274,7 @@ def find_precision(
     return max(names[1:], key=lambda name: hits[name])
 
 
-def _precisions(stored: Stored, computed: str | None = None) -> list[str]:
+def list_precisions(stored: Stored, computed: str | None = None) -> list[str]:
     """Those that numbers of a format may have been computed in, the likeliest first."""
     if computed:
         return [computed]

@@ -32,6 +32,7 @@ from eval.captured.files.axes import find_order, take_layer
 from eval.captured.files.caches import Cache, read_cache
 from eval.captured.files.stored import FLOATS, read_stored, view_bits
 from eval.captured.files.tensors import Raw
+from eval.captured.locate import list_precisions
 from eval.captured.search.head import LOGITS, are_logits, solve_head
 from eval.captured.search.outputs import pass_over_damage, search, try_exact
 from eval.captured.site import Captured, find_zeros, identify, leave_out_empty, start_at
@@ -93,8 +94,9 @@ def recover(
         scale: of numbers of 8 bits: one number, or `(width,)` for channels, `(T,)` or `(T, 1)` for
             tokens, `(T, groups)` for groups of channels, `(B, heads, T, 1)` for tokens and heads.
         zero_point: of integers: the code that stands for 0, alike.
-        computed: fp32, bf16 or fp16, in which the captured model computed; None: found, which takes
-            the first positions.
+        computed: fp32, bf16 or fp16, in which the captured model computed; None: found, by the
+            first positions; where these are hidden, each that the format may be of is searched in,
+            until most tokens are certain.
         solver: one of `python -m eval solvers`; None: `propose` where all positions are shown, else
             `alternating`.
         settings: of the solver.
@@ -144,11 +146,7 @@ def recover(
         captured = captured.without_first()
     captured = captured.up_to_last()
     chosen = _choose_solver(captured, solver, settings)
-    found = search(captured, chosen, seed)
-    if captured.arithmetic.name != EXACT and computed is None:
-        captured, found = try_exact(captured, found)
-    found, certified = _certify(captured, found)
-    answer = Recovered.of(captured, found, certified, chosen.name)
+    captured, answer = _search_precisions(captured, chosen, seed, computed)
     if elsewhere := _look_elsewhere(captured, answer, layer, computed):
         answer = replace(answer, elsewhere=elsewhere)
     grades = [grade for prompt in answer.grades for grade in prompt]
@@ -294,6 +292,45 @@ def _choose_solver(captured: Captured, name: str | None, settings: dict[str, Any
             + (", or try solver decoder where few positions are shown" * (name != "decoder"))
         )
     return solver
+
+
+def _search_precisions(
+    captured: Captured, solver: Solver, seed: int, computed: str | None
+) -> tuple[Captured, Recovered]:
+    """The answer; where the precision is supposed, in that in which most tokens are certain."""
+    names = list_precisions(captured.stored) if captured.supposed else [captured.arithmetic.name]
+    answers, certain = list[tuple[Captured, Recovered]](), list[int]()
+    for name in names:
+        if answers:
+            say_once(
+                f"most tokens are not certain as computed in {names[0]}, which is supposed, as the "
+                f"first row is not shown whole: searching as computed in {name}, too"
+            )
+        chosen = replace(captured, arithmetic=replace(captured.arithmetic, name=name))
+        answers.append(_search(chosen, solver, seed, computed))
+        grades = [grade for prompt in answers[-1][1].grades for grade in prompt]
+        certain.append(grades.count("certain"))
+        if 2 * certain[-1] > len(grades):
+            break
+    if captured.supposed and not any(certain):
+        others = ", or give --computed bf16 or fp16" * (len(names) == 1)
+        say_once(
+            f"no token is certain as computed in {', '.join(names)}; the first row, which tells "
+            f"site and precision, is not shown whole: check --layer and --part{others}"
+        )
+    captured, answer = answers[certain.index(max(certain))]
+    counts = zip(*(found.evaluations for _, found in answers), strict=True)
+    return captured, replace(answer, evaluations=[sum(of_prompt) for of_prompt in counts])
+
+
+def _search(
+    captured: Captured, solver: Solver, seed: int, computed: str | None
+) -> tuple[Captured, Recovered]:
+    found = search(captured, solver, seed)
+    if captured.arithmetic.name != EXACT and computed is None:
+        captured, found = try_exact(captured, found)
+    found, certified = _certify(captured, found)
+    return captured, Recovered.of(captured, found, certified, solver.name)
 
 
 def _certify(captured: Captured, found: Found) -> tuple[Found, Certified]:

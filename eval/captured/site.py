@@ -18,7 +18,7 @@ from eval.inversion.guesses import open_readbacks
 from eval.inversion.problem import Problem
 from eval.inversion.reading import Reading
 from eval.messages import ArgumentError, first_of, say_once, span
-from eval.sites.circuit import CACHED, Circuit
+from eval.sites.circuit import CACHED, Circuit, uncertified
 from eval.sites.rounding import Tolerance
 from eval.sites.site import open_site
 from eval.sites.slices import Slice
@@ -42,6 +42,7 @@ class Captured:
     visible: Slice
     arithmetic: Arithmetic
     matches: list[Match]
+    supposed: bool = False  # its precision, as no first row is shown whole
     guess: Tensor | None = None  # of a first token that is hidden, (B, 1)
 
     @property
@@ -198,10 +199,18 @@ def identify(
 ) -> Captured:
     """Finds the site and the precision, where they are not given."""
     positions, matches = visible.positions(stored.values.shape[1]), list[Match]()
+    whole = (visible.low, visible.high) == (0, None)
+    supposed = computed is None and (positions[0] > 0 or not (whole or layer is None))
+    supposed = supposed and not uncertified(checkpoint.model)  # which proves none in any precision
     if layer is None:
         matches, computed = find_site(checkpoint, stored, positions, source, part, computed)
         part, layer, hits, tried, distance = matches[0]
-        if tried and not hits:
+        if not tried:
+            say_once(
+                f"the first row is hidden, so that {part}.{layer} is taken by the mean and "
+                "variance of its channels alone; if it is another, give --layer and --part"
+            )
+        elif not hits:
             say_once(
                 f"no token fits to rounding at any site; {part}.{layer} is taken, where the outputs"
                 f" are {100 * distance:.2g} % of their length off, {CLEAR:g} times as much or more "
@@ -213,14 +222,13 @@ def identify(
     if 0 in layers:
         _say_what_embedding_lacks(circuit)
     visible.channels(circuit.width)
-    whole = (visible.low, visible.high) == (0, None)
     if computed is None:
         first = positions if whole else []
         computed = find_precision(checkpoint, circuit, stored, first, source)
     if computed != EXACT:
         say_once(f"computed in {computed}: the numbers are held against that precision")
     arithmetic = Arithmetic(checkpoint, computed, source)
-    return Captured(checkpoint, source, circuit, stored, visible, arithmetic, matches)
+    return Captured(checkpoint, source, circuit, stored, visible, arithmetic, matches, supposed)
 
 
 def first_tells(captured: Captured) -> bool:

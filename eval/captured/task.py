@@ -314,12 +314,19 @@ def describe_rows(name: str, rows: list[dict[str, Any]]) -> str:
     where = f"{name}: {sites}, {rows[0]['format']}, by {rows[0]['solver']}"
     if rows[0]["sites_tried"]:
         best, *others = rows[0]["sites_tried"]
-        count = f"{best['hits']} of its first {best['tried']} tokens fit"
-        where += f"; found: {count if best['hits'] else 'the nearest, as no token fits at any'}"
+        found = "the nearest, as no token fits at any"
+        if best["hits"]:
+            found = f"{best['hits']} of its first {best['tried']} tokens fit"
+        elif not best["tried"]:
+            found = "by mean and variance alone, as the first row is hidden"
+        where += f"; found: {found}"
         if best["hits"] and others:
             most = max(match["hits"] for match in others)
             where += f", at most {most} at {len(others)} other sites"
-    return "\n".join([where, *(line for row in rows for line in _describe_prompt(row))])
+    said = {row["prompt"]: _describe_prompt(row) for row in rows}
+    for prompt, line in rows[0].get("refused", {}).items():
+        said[int(prompt)] = [f"  prompt {prompt} has no text: {line}"]
+    return "\n".join([where, *(line for prompt in sorted(said) for line in said[prompt])])
 
 
 def _describe_prompt(row: dict[str, Any]) -> list[str]:

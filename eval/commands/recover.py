@@ -72,7 +72,7 @@ def recover_file(
         scale: scale of 8-bit numbers: a number, or a tensor's name; default: the tensor NAME.scale
             of the file
         computed: precision in which the captured model computed; default: found from the first
-            positions, if these are known
+            positions; if these are hidden, fp32 or that of the format, whichever proves more
         solver: solver that searches; default: propose where all positions are known, else
             alternating
         truth: true texts, one for each prompt, to score the answer

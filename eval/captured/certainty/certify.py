@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from eval.captured.certainty.agreement import Agreement, are_told, find_evidence
-from eval.captured.certainty.likelihood import LIKELY, token_probabilities
+from eval.captured.certainty.likelihood import LIKELY, WHOLE, token_probabilities
 from eval.captured.certainty.rivals import NAMED, Beside, find_alike
-from eval.captured.certainty.verified import Found, Verified, verify
+from eval.captured.certainty.verified import BESIDE, Found, Verified, verify
 from eval.captured.site import Captured, find_zeros
 from eval.inversion.problem import Problem
 from eval.messages import say_once
@@ -88,9 +88,12 @@ def certify(captured: Captured, found: Found) -> Certified:
     named = torch.tensor([[t in others for t in range(T)] for others in alike])
     doubtful = ~sure.to(shown) & ~named.to(shown) & ~empty
     tokens = settled.verified.tokens
-    chances = token_probabilities(
-        circuit, stored.values, captured.visible, tokens, shown & doubtful, doubtful
-    )
+    size = max(1, BESIDE // (min(len(circuit.vocabulary), WHOLE) * circuit.width))
+    parts = (x.split(size) for x in (stored.values, tokens, shown & doubtful, doubtful))
+    chances = torch.cat([
+        token_probabilities(circuit, captured.visible, *of_prompts)
+        for of_prompts in zip(*parts, strict=True)
+    ])  # fmt: skip
     likely = (chances >= LIKELY).to(shown)
     left_out = [_find_tail(*of_row) for of_row in zip(shown, evidence | likely, empty, strict=True)]
     return Certified(settled.verified, certificates, alike, chances, left_out)
@@ -187,12 +190,12 @@ def settle_alike(
                 versions = tokens[row].repeat(len(choices), 1)
                 versions[:, t] = choices
                 agrees, misfit = agreement.of_versions(circuit.of_tokens(versions), row)
-                best = int(misfit.argmin())
+                best = int(misfit[: 1 + NAMED].argmin())  # of the likeliest
                 tokens[row, t] = choices[best]
                 equal = (agrees >= agrees[best]).all(dim=1)
                 equal[best] = False
                 if equal.any():
-                    alike[row][t] = choices[equal].tolist()
+                    alike[row][t] = choices[equal].tolist()[:NAMED]
         if tokens.equal(before):
             break
         beside = None

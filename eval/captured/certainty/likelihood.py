@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
 from arch import State
+from eval.captured.certainty.rivals import nearest_rows
 from eval.models.memory import candidates_at_once
 from eval.sites.circuit import Circuit
 from eval.sites.slices import Slice
@@ -32,14 +33,14 @@ LEAST = 3  # positions of a prompt: of fewer no token is called likely by its di
 
 @torch.no_grad()
 def token_probabilities(
-    circuit: Circuit, values: Tensor, shown: Slice, tokens: Tensor, wanted: Tensor, doubtful: Tensor
+    circuit: Circuit, shown: Slice, values: Tensor, tokens: Tensor, wanted: Tensor, doubtful: Tensor
 ) -> Tensor:
     """The probability of each answered token, `(B, T)`; NaN where it is not wanted.
 
     Args:
         circuit: the site that was captured.
-        values: the outputs captured, `(B, T, width)`.
         shown: the channels shown.
+        values: the outputs captured, `(B, T, width)`.
         tokens: the answer, `(B, T)`.
         wanted: positions whose token is asked about, `(B, T)`; their own outputs are known.
         doubtful: these, and hidden positions whose token nothing proves, `(B, T)`.
@@ -47,20 +48,21 @@ def token_probabilities(
     found = torch.full(tokens.shape, math.nan)
     V, device = len(circuit.vocabulary), tokens.device
     drawn = torch.randperm(V, generator=torch.Generator().manual_seed(0))[:WHOLE].to(device)
+    # Where not all are run, a token's twin, whose outputs are the same, is run in any case.
+    near = nearest_rows(circuit, tokens) if V > WHOLE else tokens.new_empty(*tokens.shape, 0)
     state, before = None, 0
     for t in range(tokens.shape[1]):
         if not wanted[:, t].any():
             continue
         if t > before:
             state, before = circuit.prefix(tokens[:, before:t], state), t
-        outputs = _run(
-            circuit, torch.cat([tokens[:, t, None], drawn.repeat(len(tokens), 1)], 1), state
-        )
+        others = torch.cat([near[:, t], drawn.repeat(len(tokens), 1)], dim=1)
+        outputs = _run(circuit, torch.cat([tokens[:, t, None], others], dim=1), state)
         for row in wanted[:, t].nonzero()[:, 0].tolist():
-            others = shown.narrow(outputs[row, 1:][drawn != tokens[row, t]])
-            own = shown.narrow(outputs[row, :1])
+            rivals = outputs[row, 1:][others[row] != tokens[row, t]]
+            candidates = shown.narrow(torch.cat([outputs[row, :1], rivals]))
             target = shown.narrow(values[row, t])
-            found[row, t] = probability(torch.cat([own, others]), target, V)
+            found[row, t] = probability(candidates, target, V, chosen=near.shape[2])
     for row, of_row in enumerate(zip(found.tolist(), doubtful.tolist(), strict=True)):
         found[row, _find_unexplained(*of_row) :].clamp_(max=DOUBTFUL)
     return found
@@ -91,22 +93,26 @@ def _run(circuit: Circuit, tokens: Tensor, state: State | None) -> Tensor:
     ], dim=1)  # fmt: skip
 
 
-def probability(outputs: Tensor, target: Tensor, searched: int) -> float:
+def probability(outputs: Tensor, target: Tensor, searched: int, chosen: int = 0) -> float:
     """The probability that the first of `(N, C)` outputs, and none other, is behind a target.
 
     Args:
         outputs: of the answered token, and of others, `(N, C)`.
         target: captured, `(C,)`.
         searched: tokens of which the first is the nearest; those that were not run count as others.
+        chosen: others, the first ones, that were not drawn: they stand for no other token.
     """
     outputs, target = outputs.double(), target.double()
     mean = outputs.mean(dim=0)
     centred = outputs - mean, target - mean, searched
-    found = min(_likelihood_fraction(outputs, target, searched), _likelihood_fraction(*centred))
+    found = min(
+        _likelihood_fraction(outputs, target, searched, chosen),
+        _likelihood_fraction(*centred, chosen),
+    )
     return DOUBTFUL if found > DOUBTFUL and _is_mixed(*centred) else found
 
 
-def _likelihood_fraction(outputs: Tensor, target: Tensor, searched: int) -> float:
+def _likelihood_fraction(outputs: Tensor, target: Tensor, searched: int, chosen: int = 0) -> float:
     """The fraction of the first of `(N, C)` outputs in the likelihood of a target's direction."""
     tiny = torch.finfo(outputs.dtype).tiny
     outputs, target = normalize(outputs, dim=1), normalize(target, dim=0)
@@ -116,7 +122,8 @@ def _likelihood_fraction(outputs: Tensor, target: Tensor, searched: int) -> floa
     directions = float(gram.trace() ** 2 / gram.square().sum().clamp(min=tiny))
     power = min(max(directions - 1, 0), DIRECTIONS) / 2  # on a sphere there is one less
     others = (squares[0] / squares[1:]).pow(power)
-    return 1 / (1 + (searched - 1) * float(others.mean()))
+    drawn = (searched - 1 - chosen) * float(others[chosen:].mean())
+    return 1 / (1 + float(others[:chosen].sum()) + drawn)
 
 
 def _is_mixed(outputs: Tensor, target: Tensor, searched: int) -> bool:

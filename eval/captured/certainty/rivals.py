@@ -16,6 +16,7 @@ EXACT_RIVALS = 8  # of them where numbers are stored in float32, which leaves ha
 TWINS = 4  # tokens that are run besides: those whose embedding rows are nearest the answer's
 ALIGNED = 2  # and those whose rows have the nearest direction, as norms take off length and mean
 DRAWN = 4  # and some at random
+LAST = TWINS + ALIGNED + DRAWN  # rivals that stand behind the likeliest ones
 SLOPED = 64  # tokens that are run at a hidden position: those that change what is shown least
 DIRECTIONS = 32  # random ones, in which outputs shown are derived by hidden tokens
 AHEAD = 8  # positions with evidence that a hidden token's rivals are run through at first
@@ -93,9 +94,14 @@ def find_alike(
 
 
 def _note(alike: list[dict[int, list[int]]], t: int, rivals: Tensor, fits: Tensor) -> None:
-    """Adds those of `(B, N)` rivals at position t that agree to each prompt's."""
+    """Adds those of `(B, N)` rivals at position t that agree to each prompt's.
+
+    The likeliest few, and behind them all neighbours, of which later outputs may tell none apart.
+    """
     for row in fits.any(dim=1).nonzero()[:, 0].tolist():
-        alike[row][t] = list(dict.fromkeys(rivals[row, fits[row]].tolist()))[:NAMED]
+        likeliest = list(dict.fromkeys(rivals[row, fits[row]].tolist()))[:NAMED]
+        last = rivals[row, -LAST:][fits[row, -LAST:]].tolist()
+        alike[row][t] = list(dict.fromkeys([*likeliest, *last]))
 
 
 def _join_rivals(

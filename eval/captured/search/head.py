@@ -53,8 +53,10 @@ def solve_head(model: LanguageModel, stored: Stored) -> Stored:
         say_once(f"logits: the last {count - V} of {count} are of no token, and left out")
     weight = weight - weight.mean(dim=0)
     values, step = values[..., :V], step[..., :V]
+    filled = stored.values.any(dim=-1).cpu()  # rows of zeros stand for those before the first
     if cap:
-        if bool((values.abs() >= cap).any() or values.logsumexp(dim=-1).abs().max() < NONE):
+        sums = values[filled].logsumexp(dim=-1)
+        if bool((values.abs() >= cap).any() or sums.abs().max() < NONE):
             raise ArgumentError(
                 "outputs",
                 f"this model caps its logits at {cap:g}; give these, not their logarithms",
@@ -65,6 +67,7 @@ def solve_head(model: LanguageModel, stored: Stored) -> Stored:
     inverse = torch.linalg.pinv(weight)  # (D, V)
     solved = values @ inverse.T
     left = (values - solved @ weight.T).norm(dim=-1) / values.norm(dim=-1)
+    left = left.masked_fill(~filled, torch.nan)
     if not bool((left.nanmedian(dim=1).values < MISFIT).all()):
         raise ArgumentError(
             "outputs",
@@ -73,12 +76,12 @@ def solve_head(model: LanguageModel, stored: Stored) -> Stored:
         )
     deviation = (step.square() / 12 @ inverse.square().T).sqrt()
     say_once("logits: the outputs of the final norm are solved for, by the head")
-    _say_how_long(model, solved)
+    _say_how_long(model, solved[filled])
     return Stored(solved.float(), (DEVIATION * deviation).float(), stored.format)
 
 
 def _say_how_long(model: LanguageModel, solved: Tensor) -> None:
-    """Says where outputs `(B, T, D)` are not as long as those that the final norm gives."""
+    """Says where outputs `(N, D)` are not as long as those that the final norm gives."""
     if isinstance(model.norm, nn.Identity):
         return
     length, device = min(SAMPLE, model.config.context), model.embedding.weight.device

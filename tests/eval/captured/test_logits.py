@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 from eval import RequestError, open_model, recover
 from eval.captured.files.stored import read_stored
 from eval.captured.search.head import solve_head
+from eval.captured.site import start_at
 from tests.arch.cases import byte_tokenizer
 from tests.arch.pretrained.test_decoder import GROUPED
 from tests.arch.pretrained.test_pretrained import V, random_model, their_model
@@ -44,16 +45,27 @@ def test_logits_give_the_text_away(scored, form, part):
     assert found.site.startswith("final.")
 
 
+def test_rows_that_are_hidden_are_no_logits_of_a_temperature(scored, capsys):
+    """Zeros stand for them, of which there may be more than of the others."""
+    model, logits = scored
+    solve_head(model.model, start_at(read_stored(logits), 20))
+    assert "temperature" not in capsys.readouterr().err
+
+
 def test_logits_of_a_head_with_a_bias_and_with_rows_that_no_token_has():
     theirs = their_model("llama 1", dtype=torch.float32, vocab_size=V + 14)
     theirs.lm_head.bias = torch.nn.Parameter(2 * torch.randn(V + 14))
     tokens = torch.tensor([byte_tokenizer().encode(text).ids for text in SHORT])
     with torch.no_grad():
         logits = theirs(tokens).logits
-    found = recover(open_model(theirs, tokenizer=byte_tokenizer()), logits, corpus="toy:400")
+    model = open_model(theirs, tokenizer=byte_tokenizer())
+    found = recover(model, logits, corpus="toy:400")
     assert found.texts == SHORT
     assert found.site.startswith("final.")
     assert all(grade == "certain" for row in found.grades for grade in row)
+    stored = read_stored(logits)
+    later = solve_head(model.model, start_at(stored, 20))  # as if zeros were no logits of this head
+    torch.testing.assert_close(later.values[:, 20:], solve_head(model.model, stored).values)
 
 
 @pytest.mark.first(1)

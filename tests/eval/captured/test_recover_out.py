@@ -196,7 +196,21 @@ def test_a_masked_prompt_that_cannot_be_read_leaves_the_others(words, wrong, los
     assert f"; {len(rows[0]['tokens'])} right" in said.out
     assert main(["recover", *words]) == 0
     assert rows_of(words) == rows
+    lines = capsys.readouterr().out.splitlines()
+    shown = [line.strip() for line in lines if line.startswith(("  '", "  prompt "))]
+    assert len(shown) == 3  # by their numbers, also the one that has no text
+    assert shown[lost].startswith(f"prompt {lost} ")
     assert main(["recover", *words, "--truth", *TEXTS]) == 2
+
+
+def test_a_site_that_no_first_row_tells_is_said_to_be_taken_by_mean_and_variance(words, capsys):
+    """It was called the nearest, as no token fitted at any; none had been tried."""
+    held = load_file(words[0])
+    save_file({"x": held["block.1"][:, 1:].contiguous()}, words[0])
+    assert main(["recover", *words, "--first", "1"]) == 0
+    said = capsys.readouterr()
+    assert "found: by mean and variance alone" in said.out
+    assert "give --layer and --part" in said.err
 
 
 @pytest.mark.parametrize("axes", [(-1,), (0, 1), (0, 2)], ids=["token", "channel", "position"])

@@ -96,6 +96,25 @@ def test_states_of_a_computation_in_lower_precision_are_recovered(captured, dire
     assert recover(model, states["2"].to(KINDS[kind]), layer=2, corpus="toy:400").computed == "fp32"
 
 
+def test_a_precision_that_a_hidden_first_row_does_not_tell_is_tried(captured, directories, capsys):
+    """Float32 was supposed without a word, by which numbers of a bfloat16 model prove nothing."""
+    from transformers import AutoModelForCausalLM
+
+    model, states = captured
+    theirs = AutoModelForCausalLM.from_pretrained(directories["llama"], dtype=torch.bfloat16)
+    tokens = states["tokens"][:1, :4]
+    with torch.no_grad():
+        outputs = theirs(tokens, output_hidden_states=True).hidden_states[1][:, 1:]
+    arguments = {"layer": 1, "first": 1, "corpus": "toy:400", "settings": {"starts": 1}}
+    found = recover(model, outputs, **arguments)
+    assert "searching as computed in bf16" in capsys.readouterr().err
+    assert (found.computed, found.grades) == ("bf16", [["certain"] * 4])
+    assert torch.equal(found.tokens, tokens)
+    noise = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0))
+    recover(model, states["1"][:1, 1:4] + 0.01 * noise, **arguments)
+    assert "give --computed bf16 or fp16" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("name", "part"), [("llama", "rotated_key"), ("gpt_neo", "block")])
 def test_bfloat16_changes_far_positions_as_a_run_of_transformers_does(name, part, tmp_path):
     """Rotations of rounded frequencies moved far keys 20 times as far; a GPT-Neo had no copy."""

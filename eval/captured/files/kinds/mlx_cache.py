@@ -82,12 +82,15 @@ def _count_rows(source: Source, header: Mapping[str, str], layer: int, kind: str
     if kind not in (*PLAIN, WINDOW):
         return kind
     count = _number(source, f"{layer}.2")
-    if kind == WINDOW:  # in 0.26 the header has its numbers
+    if kind == WINDOW:  # in 0.26 the header has its numbers, four or five: the last two count
+        held = [number for name, number in sorted(header.items()) if name.startswith(f"0.{layer}.")]
         count, end = (
-            _number(source, f"{layer}.{number}", header.get(f"0.{layer}.{old}"))
-            for number, old in ((2, 3), (5, 4))
+            _number(source, f"{layer}.{number}", old)
+            for number, old in zip((2, 5), [None, None, *held][-2:], strict=True)
         )
-        if count is None or count != end:
+        if count is None or end is None:
+            return f"{kind} without the number of its rows"
+        if count != end:
             return "a window that holds the last rows alone"
     count = present if count is None else count
     return count if 0 < count <= present else f"{kind} of {count} rows"

@@ -21,8 +21,10 @@ def write(path, engine, kind="KVCache", old=False, stale=0, room=0, **more):
         numbers = [count, 4, 64, more.get("end", count)]  # of a window: kept, most, where it ends
         if old:
             header |= {f"2.{layer}": kind, f"0.{layer}": ""}
-            window = {f"0.{layer}.{i}": n for i, n in enumerate((4, 64, 256, count, count))}
-            header |= {} if kind == "KVCache" else {name: str(n) for name, n in window.items()}
+            step = () if old == "four numbers" else (256,)
+            window = {f"0.{layer}.{i}": n for i, n in enumerate((4, 64, *step, count, count))}
+            if kind != "KVCache" and old != "no numbers":
+                header |= {name: str(n) for name, n in window.items()}
         else:
             header |= {f"1.{layer}": kind, f"2.{layer + 1}.0": f"{layer}.2"}
             numbers = numbers if kind == "RotatingKVCache" else numbers[:1]
@@ -33,7 +35,7 @@ def write(path, engine, kind="KVCache", old=False, stale=0, room=0, **more):
 
 
 @pytest.mark.parametrize("kind", ["KVCache", "RotatingKVCache"])
-@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("old", [False, True, "four numbers"])
 @pytest.mark.parametrize(("stale", "room"), [(0, 0), (0, 30), (6, 3)])
 def test_rows_up_to_the_count_are_read(engine, tmp_path, kind, old, stale, room):
     """Rows behind it are room, or tokens that were taken back, whose text is not the prompt's."""
@@ -57,6 +59,7 @@ def test_a_prompt_cache_gives_the_text(engine, ask, tmp_path):
     ("more", "seen"),
     [
         ({"kind": "RotatingKVCache", "end": 4}, "a window that holds the last rows alone"),
+        ({"kind": "RotatingKVCache", "old": "no numbers"}, "without the number of its rows"),
         ({"kind": "ArraysCache"}, "layers 1, 2, 3, ArraysCache"),
         ({"count": 0}, "KVCache of 0 rows"),
         ({"count": 21}, "KVCache of 21 rows"),
