@@ -72,16 +72,16 @@ def find_first_row(captured: Captured, prompt: int) -> str:
 def find_other_site(captured: Captured, computed: str | None) -> str:
     """The site or precision in which most of the first tokens fit, as a line.
 
-    Empty if there is none, or if it is that of the answer.
+    Empty if there is none, or if as many fit at that of the answer, as of coarse numbers.
     """
-    if captured.held[0]:
+    own, tried = count_hits(captured.arithmetic, captured.circuit, captured.stored, captured.held)
+    if own == tried:  # or none is tried, as the first row is hidden
         return ""
     for name in [computed] if computed else sorted(FLOATS, key=lambda name: name != EXACT):
-        if match := _best_site(captured, name):
+        if (match := _best_site(captured, name)) and match.hits > own:
             fits = f"{match.hits} of the first {match.tried} tokens fit there"
             if (match.part, (match.layer,)) == (captured.circuit.part, captured.circuit.sites):
-                same = name == captured.arithmetic.name
-                return "" if same else f"{fits} as computed in {name}; give --computed {name}"
+                return f"{fits} as computed in {name}; give --computed {name}"
             where = f"{match.part}.{match.layer}"
             how = "" if name in (computed, EXACT) else f", computed in {name} (--computed {name})"
             return f"{where}: {fits}{how}; give --layer {match.layer} --part {match.part}"

@@ -48,6 +48,18 @@ def test_why_rows_behind_a_first_one_that_tells_nothing_do_not_fit_is_said(
     assert said in lines
 
 
+def test_coarse_codes_that_fit_elsewhere_by_chance_are_not_sent_there():
+    """Of codes of 2 bits many tokens fit at any site, and as many at their own."""
+    module = their_model("gpt2", n_embd=64, n_layer=2)
+    text = tokens_of("The hen sat")
+    states = module(text, output_hidden_states=True).hidden_states[1].detach()
+    scale = states.abs().amax(dim=-1, keepdim=True)
+    codes = (states / scale).round().to(torch.int8)
+    found = recover(open_theirs(module), codes, scale=scale, layer=1, corpus="toy:400")
+    assert "certain" not in found.grades[0]
+    assert found.elsewhere == ""
+
+
 def test_streams_without_a_mean_are_named_where_tokens_are_likely(capsys):
     """As of wide streams, of which the mean is a small part: noise was given as the reason."""
     module = their_model("gpt2", n_embd=64, n_layer=2)
