@@ -76,6 +76,16 @@ def _deterministic() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _absent_devices_are_not_seeded() -> Iterator[None]:
+    """torch would note the stack of every such call, milliseconds, for the day a device is used."""
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in (torch.cuda, torch.xpu, torch.mtia):
+            if not kind.is_available():
+                patch.setattr(kind, "manual_seed_all", lambda seed: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _no_waiting_for_the_disk() -> Iterator[None]:
     """What a test writes need not outlive a power failure."""
     with pytest.MonkeyPatch.context() as patch:

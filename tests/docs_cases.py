@@ -212,7 +212,7 @@ def workspace(place: Path) -> Path:
     stories = place / "tinystories"
     stories.mkdir()
     write_book(place)
-    parts = {"train": [(900, 0, "train"), (60, 1, "valid")], "valid": [(160, 2, "valid")]}
+    parts = {"train": [(400, 0, "train"), (30, 1, "valid")], "valid": [(160, 2, "valid")]}
     for split, drawn in parts.items():
         texts = (f"{story}\n<|endoftext|>\n" for part in drawn for story in toy_stories(*part))
         (stories / f"{split}.txt").write_text("".join(texts), encoding="utf-8")

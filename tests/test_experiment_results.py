@@ -122,7 +122,8 @@ def e7_named(solver: str, name: str, hidden: int = 3, step: int = 1950) -> str:
 
 def e8_bits(model: str, precision: str, place: int, layer: int = 30) -> Series:
     """Of each passage the bits of one output, by its number in the list of distances."""
-    found = table("experiments/e8b").query("name == @model and layer == @layer")
+    found = table("experiments/e8b")
+    found = found[(found.name == model) & (found.layer == layer)]
     return at(found.set_index("passage"), f"bits.{precision}.alone", place)
 
 

@@ -139,8 +139,12 @@ def test_the_files_beside_a_tokenizer_say_what_ends_a_text(tmp_path, capsys):
     theirs = reference("flat", tokenizer.get_vocab_size(), 12, 8, 2)
     save_file(theirs.state_dict(), tmp_path / "model.safetensors")
     flag = ["--tokenizer", str(tmp_path / "tokenizer.json")]
-    for command, *source in (("import", str(tmp_path / "model.safetensors")), ("init",)):
-        assert main([command, *source, str(tmp_path / command), *flag]) == 0
+    sizes = ["--set", "n_layers=1", "d_model=8", "context=16"]
+    for command, source, small in (
+        ("import", [str(tmp_path / "model.safetensors")], []),
+        ("init", [], sizes),
+    ):
+        assert main([command, *source, str(tmp_path / command), *flag, *small]) == 0
         assert load_model(tmp_path / command).meta["end"] == "</s>"
         assert "names <unk>, which tokenizer.json does not" in capsys.readouterr().err
 

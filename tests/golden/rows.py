@@ -121,7 +121,8 @@ def measure(case: str) -> Figures:
         return _of_tables(command)
     if command == "recover":
         return _recovered(**asked)
-    result = getattr(evals, command)(**asked)
+    named = "model" if "model" in asked else "models"
+    result = getattr(evals, command)(**asked | {named: opened(asked[named])})
     if command == "generate":
         return {"text": result.text}
     if command == "invert":
@@ -136,6 +137,12 @@ def measure(case: str) -> Figures:
             if name not in LEFT_OUT:
                 found[name].append(value)
     return {name: _digest(values) for name, values in found.items()}
+
+
+@cache
+def opened(name: str) -> Any:
+    """A model that the rows of it share, with what was fitted on it."""
+    return evals.open_model(name)
 
 
 def _recovery(row: dict[str, Any]) -> Figures:
@@ -157,7 +164,7 @@ def _recovery(row: dict[str, Any]) -> Figures:
 
 
 def _recovered(model: str, layer: int, corpus: str) -> Figures:
-    checkpoint = evals.open_model(model)
+    checkpoint = opened(model)
     (batch,) = evals.activations(checkpoint, [CAT, RED[:18]], layer)
     outputs = batch.outputs[f"block.{layer}"][:, :5]
     found = evals.recover(checkpoint, outputs, layer=layer, corpus=corpus)
@@ -171,8 +178,8 @@ def _tables() -> dict[str, list[dict[str, Any]]]:
     with tempfile.TemporaryDirectory() as out:
         asked: dict[str, Any] = READ | {"layers": "last", "slices": [SHOWN, ONE]}
         asked |= {"solvers": ["sweep", "alternating", "chance"], "text": [CAT, DOG, RED]}
-        evals.invert(models, out, **asked)
-        evals.loss(models, out=out, stories=4, **READ)
+        evals.invert([*map(opened, models)], out, **asked)
+        evals.loss([*map(opened, models)], out=out, stories=4, **READ)
         return {"summary": summary(out).rows, "compare": evals.compare(out, prompts="text").rows}
 
 

@@ -46,6 +46,7 @@ def test_a_step_that_fails_ends_it_and_a_place_must_be_writable(tmp_path, capsys
 def test_force_removes_a_demo_and_no_other_folder(tmp_path, capsys, monkeypatch):
     """`--out . --force` removed the working directory."""
     monkeypatch.setattr(demo, "steps", lambda out: [Step("mixer", ["arch", "check", "identity"])])
+    monkeypatch.setattr("arch.__main__.main", lambda words: 0)
     words = ["--force", "--out"]
     mine, earlier = tmp_path / "log.txt", tmp_path / "demo" / "old"
     mine.write_text("notes")

@@ -4,6 +4,7 @@ import csv
 import os
 import shutil
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
@@ -98,6 +99,7 @@ def test_a_page_and_its_rows(kernels, toy, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(quick, "pack_toy", pack_toy)
     monkeypatch.setattr(quick, "WAITS", ENDED)
+    monkeypatch.setattr(quick, "kernel_errors", partial(kernel_errors, width=16))
     monkeypatch.setattr(quick, "ModelConfig", lambda size, **_: ModelConfig(size, 64, 32, 1))
     monkeypatch.setattr(bench_training, "Entrant", Simulated)
     monkeypatch.setattr(quick, "implementation", lambda *_: (kernels, "so it is"))

@@ -2,6 +2,7 @@
 
 import shutil
 from functools import cache
+from importlib.metadata import entry_points
 
 import pytest
 import torch
@@ -19,6 +20,14 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _installed_callbacks_are_found_once():
+    """Every trainer looks through the metadata of all packages for them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lightning.fabric.utilities.registry.entry_points", cache(entry_points))
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -166,7 +166,7 @@ print("loaded:", [n for n in ("lightning", "wandb", "datasets") if n in sys.modu
 
 def test_a_text_file_becomes_a_model_by_one_command(tmp_path, capsys):
     run, text = tmp_path / "run", tmp_path / "book.jsonl"
-    stories = [f"Once upon a time there were {n} cats and {n + 1} dogs." for n in range(400)]
+    stories = [f"Once upon a time there were {n} cats and {n + 1} dogs." for n in range(150)]
     text.write_text("\n".join(json.dumps({"text": story}) for story in stories))
     flags = ["--model.vocab_size", "4096"]
     assert fit(text, run, *flags) == 0

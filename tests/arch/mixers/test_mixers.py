@@ -71,13 +71,16 @@ def test_a_state_stays_as_it_is_when_others_go_on_from_it(entry):
 
 @pytest.mark.parametrize("entry", MIXERS)
 def test_gradients_are_those_of_finite_differences(entry):
-    mixer = random_mixer(entry, D, 3)
+    features = D if "heads=4" in entry or "size=3" in entry else D // 2  # as few as it takes
+    mixer = random_mixer(entry, features, 3)
     parameters = dict(mixer.named_parameters())
 
     def run(x, *tensors):
         return functional_call(mixer, dict(zip(parameters, tensors, strict=True)), x)
 
-    assert torch.autograd.gradcheck(run, (draw(1, 3, D).requires_grad_(), *parameters.values()))
+    assert torch.autograd.gradcheck(
+        run, (draw(1, 3, features).requires_grad_(), *parameters.values())
+    )
 
 
 @pytest.mark.parametrize("entry", [*filter(has_triangles, MIXERS)])

@@ -24,10 +24,17 @@ transformers = pytest.importorskip("transformers")
 from tests.arch.pretrained.test_pretrained import random_model  # noqa: E402 - it needs transformers
 
 V, D, L = 259, 32, 2
+WHOLE = ("general.type", "tokenizer.")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-WHOLE = ("general.type", "tokenizer.")
+@pytest.fixture(autouse=True, scope="module")
+def _views_in_c():
+    """Of a vocabulary a reader takes thousands, and each of a `memmap` runs Python."""
+    mapped = np.memmap
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(np, "memmap", lambda *a, **k: np.asarray(mapped(*a, **k)))
+        yield
 
 
 def write_gguf(file, lacks=(), extra=None, parts=1, settings=None, pre="gpt-2", words=(), **more):

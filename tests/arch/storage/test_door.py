@@ -73,7 +73,7 @@ CONFIGS = {
     "norm": ["x" * 100_000, ["layernorm"]],
     "channel_mixer": ["os.system", "gelu+gelu", 5, "gelu(bias=" + "1" * 500 + ")"],
     "mixers": [
-        ["flat"] * 10**6, ["+".join(["flat"] * 3000)], ["+".join(["flat"] * 100)], ["(" * 100_000],
+        ["flat"] * 10**5, ["+".join(["flat"] * 3000)], ["+".join(["flat"] * 100)], ["(" * 100_000],
         ["(" * 500], [["flat"]], [], None, [""], ["flat\0"], ["\x1b]0;owned\x07\u202e"], 5,
         ["parallel(branches=1000000000)"], ["expanded(factor=100000)"], ["kernel(size=9**9**9)"],
         ["attention(heads=1000000)"], ["attention(heads=2, rope_base=1e999)"],
