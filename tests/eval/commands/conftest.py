@@ -5,4 +5,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _few_stories(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eval.models.text.EVALUATED", 50)
+    monkeypatch.setattr("eval.models.text.EVALUATED", 20)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import eval as evals
-from arch import check_causal
+from arch import check_causal, save_model
 from eval.__main__ import command_function, main
 from eval.commands.flags import read_arguments
 from eval.commands.result import Result, command
@@ -151,11 +151,11 @@ def test_invert_from_python_is_that_of_the_command(model_directory, tmp_path, ca
     assert Path(result.page(str(tmp_path / "page.html"))).read_text().startswith("<!")
 
 
-@pytest.mark.first(2)
-@pytest.mark.parametrize("kind", ["autocast", "float64", "meta", "inference", "medium", "tf32"])
-def test_figures_do_not_depend_on_what_a_notebook_has_set(model_directory, kind):
-    """Of tensors of its own: under autocast a loss was another one, in silence."""
-    place = model_directory(n_layers=1)
+@pytest.fixture(scope="module")
+def ask(tmp_path_factory, small_model, small_tokenizer):
+    """Asks for figures and outputs of one model; with what it answers by itself."""
+    place = tmp_path_factory.mktemp("asked") / "flat"
+    save_model(place, small_model(n_layers=1), small_tokenizer.to_str(), {"name": "flat"})
 
     def ask():
         model = evals.open_model(place)
@@ -167,7 +167,14 @@ def test_figures_do_not_depend_on_what_a_notebook_has_set(model_directory, kind)
         tokens = evals.recover(model, states).tokens
         return *figures, tokens.tolist(), batch.outputs["block.1"].tolist()
 
-    expected = ask()
+    return ask, ask()
+
+
+@pytest.mark.first(2)
+@pytest.mark.parametrize("kind", ["autocast", "float64", "meta", "inference", "medium", "tf32"])
+def test_figures_do_not_depend_on_what_a_notebook_has_set(ask, kind):
+    """Of tensors of its own: under autocast a loss was another one, in silence."""
+    again, expected = ask
     try:
         with contextlib.ExitStack() as stack:
             if kind == "autocast":
@@ -182,7 +189,7 @@ def test_figures_do_not_depend_on_what_a_notebook_has_set(model_directory, kind)
                 torch.backends.cuda.matmul.fp32_precision = "tf32"
             else:
                 torch.set_default_dtype(torch.float64)
-            assert ask() == expected
+            assert again() == expected
             assert torch.get_default_dtype() == (
                 torch.float64 if kind == "float64" else torch.float32
             )
@@ -193,7 +200,8 @@ def test_figures_do_not_depend_on_what_a_notebook_has_set(model_directory, kind)
 
 def test_rows_and_tables_are_of_the_call_alone(model_directory, tmp_path):
     """Though the directory holds more."""
-    models, out = [model_directory("flat", step) for step in (0, 5)], str(tmp_path / "out")
+    models = [model_directory("flat", step, n_layers=1) for step in (0, 5)]
+    out = str(tmp_path / "out")
     before = sorted(tmp_path.rglob("*"))
     assert evals.geometry(models[0], layers=1, hidden=1, count=1, length=4).rows
     assert sorted(tmp_path.rglob("*")) == before  # without `out`
@@ -212,7 +220,7 @@ def test_rows_and_tables_are_of_the_call_alone(model_directory, tmp_path):
 
 
 def test_answers_are_printed_with_wrong_tokens_marked(model_directory):
-    model = model_directory()
+    model = model_directory(n_layers=1)
     words: dict[str, Any] = {"text": "Tom sat.", "layers": 1, "set_": "adam.steps=1"}
     result = evals.invert(model, solvers=["sweep", "adam"], **words)
     _, *lines = str(result).splitlines()[:3]

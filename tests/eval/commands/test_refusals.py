@@ -88,7 +88,7 @@ REFUSED = {
         ("--quantisers int3", "--quantisers: 'int3' is not one of bf16"),
         ("--prior model --before 0", "--prior model"),
         ("--count 40 --candidates 1 --distances 1", "passages of 14 tokens"),
-        ("--layers 2 --part key", "Flat"),
+        ("--part key", "Flat"),
         ("--text a --count 2", "--count: is of passages"),
         ("--candidates 9999", "--candidates 9999: the vocabulary has"),
         ("--text Zq --candidates 1 --distances 0", "--candidates 1: * --text is none of"),
@@ -198,7 +198,7 @@ def place(tmp_path_factory, small_model, small_tokenizer):
     """A model, a run and results, and others of each that something is wrong with."""
     place = tmp_path_factory.mktemp("place")
     meta = {"name": "flat", "step": 0}
-    save_model(place / "model", small_model(), small_tokenizer.to_str(), meta)
+    save_model(place / "model", small_model(n_layers=1), small_tokenizer.to_str(), meta)
     other = train_tokenizer(open_corpus("toy:60:9", "train"), vocab_size=390).to_str()
     save_model(place / "short", small_model(context=16), small_tokenizer.to_str(), meta)
     save_model(place / "namesake", small_model(vocab_size=390), other, meta)

@@ -11,7 +11,7 @@ from eval.rows.progress import watching
 from eval.sites.circuit import Circuit
 from tests.eval.inversion.search_cases import posed, prompts, sharpened, solve, tokens_of
 
-V, STEPS = 48, 60
+V, STEPS = 48, 40
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from tokenizer.pack import Layout
 SOURCES = ("stories.txt", "stories.jsonl", "directory", "toy:1000", "packed")
 BODY = "went to the park. " + "It was a sunny day. " * 20
 OWN = "held-out stories of the training data"
-STORIES = [f"Number {i % 500:03d} {BODY}" for i in range(700)]
+STORIES = [f"Number {i % 350:03d} {BODY}" for i in range(490)]
 HOSTILE = ["Zoë met 🙂.", "A <|pad|> in a text.", "\u201cTwo\u201d\nlines,  a gap.", "One.", "Two."]
 
 
@@ -195,7 +195,7 @@ def trained(make_source, model_directory, tokenizer_file, tmp_path, monkeypatch)
         data = pack(source, tokenizer_file, Path(f"data-{name}"))
         about = {"data": str(data.path), "data_sha256": data.hash, "data_source": source}
         about["valid_fraction"] = data.meta["valid_fraction"]
-        path = model_directory(name, step=10)
+        path = model_directory(name, step=10, n_layers=1)
         meta = path / "meta.json"
         meta.write_text(json.dumps(json.loads(meta.read_text()) | about | changed))
         return path
@@ -378,10 +378,10 @@ def test_an_open_model_reads_a_corpus_that_was_written_anew(
         rows = getattr(evals, command)(model, corpus=str(tmp_path / "text"), **asked).rows
         return [{name: row[name] for name in row.keys() - {"seconds"}} for row in rows]
 
-    opened, found = evals.open_model(path := model_directory()), []
+    opened, found = evals.open_model(path := model_directory(n_layers=1)), []
     (tmp_path / "text").mkdir()
     for seed in (1, 2):
-        stories = islice(open_corpus(f"toy:400:{seed}", "train"), 200)
+        stories = islice(open_corpus(f"toy:400:{seed}", "train"), 100)
         (tmp_path / "text" / "valid.txt").write_text("<|endoftext|>".join(stories))
         found.append(figures(opened))
         assert found[-1] == figures(evals.open_model(path))

@@ -98,7 +98,7 @@ def invert(model: Path, out: Path, *more: object) -> int:
 
 
 def test_the_examples_of_the_docs_recover_tokens(model_directory, example, tmp_path):
-    model, out, unit = model_directory(), tmp_path / "rows", tmp_path / "unit.py"
+    model, out, unit = model_directory(n_layers=1), tmp_path / "rows", tmp_path / "unit.py"
     unit.write_text(UNIT)
     plugins = ("--plugin", example, "--plugin", unit)
     assert invert(model, out, *plugins, "--solvers", "hill", "unit", "--set", "hill.width=200") == 0

@@ -14,7 +14,7 @@ from eval.rows import tasks
 from eval.rows.store import ROWS, Results, read_rows
 from tests.eval.views.page.cases import make_row
 
-TEXT = ["--corpus", "toy:400"]
+TEXT = ["--corpus", "toy:200"]
 FEW = [*TEXT, "--count", "2", "--length", "6"]
 SLICE = ["--slices", "[:, 0:, :]"]
 COMMANDS = {

@@ -265,7 +265,7 @@ def test_the_best_model_of_a_run_has_the_settings_of_the_run(model_directory, tm
     ],
 )
 def test_recoveries_are_those_of_the_summary(tmp_path, name, hidden, quantity, solver):
-    rows = make_rows(models=("flat",), layers=(2, 4), count=3)
+    rows = make_rows(models=("flat",), layers=(2, 4), count=2)
     departing = [{"noise": 0.5}, {"control": "shuffled"}, {"padded": True}]
     rows += [
         row | change | {"key": f"{row['key']}{change}"} for row in rows for change in departing

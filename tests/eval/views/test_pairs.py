@@ -70,7 +70,7 @@ def test_alike_checkpoints_are_equivalent_and_seeds_are_the_unit():
 
 
 def test_the_command_pairs_two_lines_or_two_named(tmp_path, capsys):
-    Results(tmp_path).append(make_rows(models=("flat", "llama"), layers=(4,), count=3))
+    Results(tmp_path).append(make_rows(models=("flat", "llama"), layers=(4,), hidden=(0,), count=3))
     assert run_compare(tmp_path, "--last") == 0
     assert "flat, step 300 minus llama, step 300" in capsys.readouterr().out
     assert run_compare(tmp_path, "--paired", "flat@0", "flat") == 0

@@ -91,10 +91,10 @@ def results(tmp_path_factory):
         place / "model", model, story_tokenizer().to_str(), {"name": NASTY, "step": 0}
     )
     out = place / "results"
-    asked = ["--text", 'Tom said "<b>hi</b>". The dog was sad.', "The cat and the dog ran.",
-             "--corpus", "toy:400", "--tokens", "400"]  # fmt: skip
+    asked = ["--text", 'Tom said "<b>hi</b>".', "The dog ran.", "--corpus", "toy:400"]
+    asked += ["--tokens", "400"]
     assert main(["lens", str(path), "--out", str(out), *asked]) == 0
-    Results(out).append(make_rows(layers=(4,), count=2))
+    Results(out).append(make_rows(("flat",), layers=(4,), hidden=(1,), count=1))
     page = ["--out", str(out / "page.html"), "--figures", str(out / "figures")]
     assert main(["report", str(out), *page]) == 0
     return out
