@@ -23,14 +23,14 @@ def invert(*words: object) -> int:
 
 
 def test_invert_writes_rows_and_report_makes_a_page(model_directory, tmp_path, capsys):
-    before, after = (model_directory("flat", step, n_layers=1) for step in (0, 5))
+    before, after = model_directory("flat"), model_directory("flat", step=5)
     out = tmp_path / "results"
     slices = ["--slices", "[:, 0:, :]", "[:, 1:, :]"]
-    assert invert(before, after, "--out", out, "--layers", 1, *SHORT, *slices) == 0
+    assert invert(before, after, "--out", out, "--layers", 1, 2, *SHORT, *slices) == 0
     assert "rows.jsonl" in capsys.readouterr().out
     rows = read_rows([out])
-    # checkpoints x prompts x (descent, adam, chance: 2 slices; the searches: 1)
-    assert len(rows) == 2 * 2 * (3 * 2 + 3)
+    # checkpoints x layers x prompts x (descent, adam, chance: 2 slices; the searches: 1)
+    assert len(rows) == 2 * 2 * 2 * (3 * 2 + 3)
     assert len({row["key"] for row in rows}) == len(rows)
     exact = [row for row in rows if row["family"] == "search"]
     assert {row["solver"] for row in exact} == {"sweep", "propose", "alternating"}
