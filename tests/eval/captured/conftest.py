@@ -14,6 +14,12 @@ from tests.eval.inversion.search_cases import SHORT
 FAMILIES = {"llama": "llama 2, grouped, scaled", "gpt2": "gpt2"}
 
 
+@pytest.fixture(autouse=True)
+def _fewer_prefixes(_few_prefixes, monkeypatch):
+    """Maps of these small models are fitted after fewer prefixes yet."""
+    monkeypatch.setattr("eval.inversion.guesses.PREFIXES", 12)
+
+
 @pytest.fixture(scope="session")
 def directories(tmp_path_factory):
     """Models in transformers' layout, each with its tokens and hidden states in a file."""

@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import cache
 
 import pytest
 import torch
@@ -33,6 +34,7 @@ def unsaid():
     say_once.cache_clear()
 
 
+@cache
 def open_theirs(name):
     """A model of transformers, and its outputs `(layers, B, T, D)` for two prompts."""
     module = their_model(name)
@@ -281,7 +283,7 @@ def test_a_prompt_behind_another_one_is_named(capsys):
     positions = torch.tensor([[*range(behind), *range(T - behind)]])
     packing = {"attention_mask": mask[None, None], "position_ids": positions}
     states = module(tokens, output_hidden_states=True, **packing).hidden_states
-    model = open_model(module, tokenizer=byte_tokenizer())
+    model, _ = open_theirs("gpt2")
     found = recover(model, states[2], layer=2, computed="fp32", corpus="toy:400")
     assert (found.tokens[0, :behind].tolist(), found.left_out[0][0]) == (first, behind)
     assert f"from row {behind} on 6 of 6 tokens fit as another" in capsys.readouterr().err
@@ -308,12 +310,12 @@ MISSES = {
 
 @pytest.mark.first(1)
 @pytest.mark.parametrize("kind", MISSES)
-def test_why_rows_behind_those_that_fit_do_not_is_said(kind, capsys):
+def test_why_rows_behind_those_that_fit_do_not_is_said(kind, llama, capsys):
     part, change, said = MISSES[kind]
     module, tokens = their_model("llama"), tokens_of("Zinc melts at 4")
     output = module(tokens, output_hidden_states=True, use_cache=True)
     outputs = change(output.hidden_states[2:], output.past_key_values.layers[1])
-    model = open_model(module, tokenizer=byte_tokenizer())
+    model, _ = llama
     found = recover(model, outputs, layer=2, part=part, computed="fp32", corpus="toy:400")
     assert found.grades[0][0] == "certain"
     assert said in capsys.readouterr().err

@@ -40,13 +40,13 @@ def test_states_of_transformers_are_recovered(captured, layer):
 @pytest.mark.first(1)
 def test_a_hidden_token_is_searched_for(captured):
     model, states = captured
-    outputs = states["2"].clone()
+    outputs = states["2"][:1].clone()
     outputs[:, 7] = torch.nan
     shown = [t for t in range(12) if t != 7]
     found = recover(model, outputs, layer=2, shown=shown, corpus="toy:400")
     assert found.solver == "alternating"
-    assert found.texts == SHORT
-    assert found.residual.shape == (2, 11)
+    assert found.texts == SHORT[:1]
+    assert found.residual.shape == (1, 11)
 
 
 def test_what_another_text_gave_is_certified_nowhere(captured, nowhere_else):
@@ -80,7 +80,7 @@ def test_streams_without_a_mean_or_a_length_are_named(
 
     It centres no weights of a model whose norms keep the mean, and what a norm gives has none.
     """
-    states = load_file(f"{directories[family]}/states.safetensors")["1"]
+    states = load_file(f"{directories[family]}/states.safetensors")["1"][:1]
     try:
         found = recover(
             opened[family], change(states), layer=layer, computed="fp32", corpus="toy:400"
@@ -216,8 +216,9 @@ def test_a_file_gives_the_texts_with_their_certificates(asked, tmp_path):
 
 def test_a_tensor_of_several_that_is_refused_is_said_and_left_out(asked):
     ask, states = asked
-    held = {"a": states["1"].mean(dim=1), "block.1": states["1"], "block.9": states["1"]}
-    code, rows, said = ask(held, "--truth", *SHORT)
+    x = states["1"][:1]
+    held = {"a": states["1"].mean(dim=1), "block.1": x, "block.9": x}
+    code, rows, said = ask(held, "--truth", SHORT[0])
     assert code == 0
     assert {row["tensor"] for row in rows} == {"block.1"}
     assert all(row["right"] == 12 for row in rows)
@@ -252,7 +253,7 @@ def test_a_tensor_of_several_that_cannot_be_read_is_said_and_left_out(
 def test_a_layer_or_part_takes_the_tensors_of_that_name(asked):
     """Each was asked as if it were of that layer, whatever its name said."""
     ask, states = asked
-    held = {"block.1": states["1"], "block.2": states["2"], "value.2": states["1"]}
+    held = {"block.1": states["1"][:1], "block.2": states["2"][:1], "value.2": states["1"][:1]}
     code, rows, _ = ask(held, "--layer", "1")
     assert (code, {row["tensor"] for row in rows}) == (0, {"block.1"})
     code, rows, _ = ask(held, "--layer", "2", "--part", "block")
@@ -267,7 +268,7 @@ def test_a_layer_or_part_takes_the_tensors_of_that_name(asked):
 def test_a_layer_is_not_told_by_numbers_of_other_names(asked, name):
     """All of them were inverted as if each were of that layer."""
     ask, states = asked
-    held = {name.format(layer): states[layer] for layer in "12"}
+    held = {name.format(layer): states[layer][:1] for layer in "12"}
     code, rows, said = ask(held, "--layer", "2")
     assert (code, rows, "--tensor NAME" in said) == (2, None, True)
     code, rows, _ = ask(held, "--layer", "2", "--tensor", name.format(2))
@@ -276,12 +277,12 @@ def test_a_layer_is_not_told_by_numbers_of_other_names(asked, name):
 
 def test_only_some_positions_are_known(asked):
     ask, states = asked
-    outputs = states["1"].clone()
+    outputs = states["1"][:1].clone()
     outputs[:, 3] = torch.nan
     known = [str(t) for t in range(8) if t != 3]
     code, rows, _ = ask({"block.1": outputs}, "--positions", *known)
     assert code == 0
-    assert [row["text"] for row in rows] == [text[:8] for text in SHORT]
+    assert [row["text"] for row in rows] == [SHORT[0][:8]]
     assert rows[0]["solver"] == "alternating"
 
 

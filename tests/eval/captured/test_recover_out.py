@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from arch import save_model
 from eval import activations, open_model
 from eval.__main__ import main
 from eval.captured import task as searching
@@ -15,18 +16,27 @@ from eval.inversion.solver import SOLVERS, solvers
 TEXTS = "Tom had a red ball.", "The hen ran home to"
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, small_model, small_tokenizer):
+    """The directory of a model, and the model as it is open: what is fitted of it is kept."""
+    path = tmp_path_factory.mktemp("flat") / "step-000000"
+    about = {"name": "flat", "step": 0}
+    save_model(path, small_model(), small_tokenizer.to_str(), about)
+    return str(path), open_model(str(path))
+
+
 @pytest.fixture
-def words(tmp_path, model_directory):
+def words(tmp_path, model, monkeypatch):
     """A model, a file of two tensors and a results directory."""
-    path = model_directory()
-    checkpoint = open_model(str(path))
+    path, checkpoint = model
+    monkeypatch.setattr("eval.models.checkpoint.open_model", lambda *_: checkpoint)
     held = {}
     for layer in (1, 2):
         (batch,) = activations(checkpoint, [TEXTS[0]], layer)
         held |= batch.outputs
     file = tmp_path / "captured.safetensors"
     save_file({name: outputs.contiguous() for name, outputs in held.items()}, file)
-    return [str(file), "--model", str(path), "--corpus", "toy:400", "--out", str(tmp_path / "o")]
+    return [str(file), "--model", path, "--corpus", "toy:400", "--out", str(tmp_path / "o")]
 
 
 def rows_of(words):
@@ -42,6 +52,7 @@ def test_what_is_there_is_not_searched_again(words, monkeypatch, capsys):
     assert main(["recover", *words]) == 0
     first = capsys.readouterr().out
     monkeypatch.setattr(searching, "recover", refuse)
+    monkeypatch.setattr("eval.models.checkpoint.open_model", open_model)  # it is opened again
     assert main(["recover", *words]) == 0
     assert capsys.readouterr().out == first
     assert [row["text"] for row in rows_of(words)] == [TEXTS[0]] * 2
@@ -113,10 +124,9 @@ def test_views_show_what_was_kept(words, tmp_path, capsys):
     assert "block.2" in page.read_text()
 
 
-def test_another_tensor_of_one_name_is_another_question(words):
+def test_another_tensor_of_one_name_is_another_question(words, model):
     assert main(["recover", *words, "--tensor", "block.1"]) == 0
-    checkpoint = open_model(words[2])
-    (batch,) = activations(checkpoint, [TEXTS[1]], 1)
+    (batch,) = activations(model[1], [TEXTS[1]], 1)
     save_file({"block.1": torch.clone(batch.outputs["block.1"])}, words[0])
     assert main(["recover", *words, "--tensor", "block.1"]) == 0
     assert [row["text"] for row in rows_of(words)] == list(TEXTS)
@@ -124,8 +134,7 @@ def test_another_tensor_of_one_name_is_another_question(words):
 
 def padded(model, side):
     """Outputs of both texts in one tensor, whose other rows are drawn, and their mask."""
-    checkpoint = open_model(model)
-    rows = [next(activations(checkpoint, [text], 1)).outputs["block.1"][0] for text in TEXTS]
+    rows = [next(activations(model, [text], 1)).outputs["block.1"][0] for text in TEXTS]
     T = 3 + max(map(len, rows))
     outputs = torch.randn(
         len(rows), T, rows[0].shape[1], generator=torch.Generator().manual_seed(0)
@@ -138,8 +147,8 @@ def padded(model, side):
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_rows_that_a_mask_leaves_out_are_not_read(words, side, tmp_path, capsys):
-    outputs, mask = padded(words[2], side)
+def test_rows_that_a_mask_leaves_out_are_not_read(words, model, side, tmp_path, capsys):
+    outputs, mask = padded(model[1], side)
     save_file({"block.1": outputs, "attention_mask": mask}, words[0])
     assert main(["recover", *words]) == 0
     assert [row["text"] for row in rows_of(words)] == list(TEXTS)
@@ -153,9 +162,9 @@ def test_rows_that_a_mask_leaves_out_are_not_read(words, side, tmp_path, capsys)
 
 
 @pytest.mark.parametrize("noisy", [0, 1])
-def test_a_masked_prompt_that_fits_nowhere_leaves_the_others(words, noisy, capsys):
+def test_a_masked_prompt_that_fits_nowhere_leaves_the_others(words, model, noisy, capsys):
     """The longest is searched first; of a file without a site all were refused for one prompt."""
-    outputs, mask = padded(words[2], "left")
+    outputs, mask = padded(model[1], "left")
     outputs[noisy] = torch.randn(outputs[0].shape, generator=torch.Generator().manual_seed(1))
     save_file({"x": outputs, "attention_mask": mask}, words[0])
     assert main(["recover", *words]) == 0
@@ -177,9 +186,11 @@ def test_a_masked_prompt_that_fits_nowhere_leaves_the_others(words, noisy, capsy
         (None, 2, [0, 1, 0]),
     ],
 )
-def test_a_masked_prompt_that_cannot_be_read_leaves_the_others(words, wrong, lost, prompts, capsys):
+def test_a_masked_prompt_that_cannot_be_read_leaves_the_others(
+    words, model, wrong, lost, prompts, capsys
+):
     """It was refused with the others, of the same rows or not, which were answered already."""
-    outputs, mask = (x[prompts] for x in padded(words[2], "left"))
+    outputs, mask = (x[prompts] for x in padded(model[1], "left"))
     if wrong is None:
         mask[lost] = 0
     else:
@@ -214,9 +225,9 @@ def test_a_site_that_no_first_row_tells_is_said_to_be_taken_by_mean_and_variance
 
 
 @pytest.mark.parametrize("axes", [(-1,), (0, 1), (0, 2)], ids=["token", "channel", "position"])
-def test_rows_of_codes_that_a_mask_leaves_out_are_not_read(words, axes):
+def test_rows_of_codes_that_a_mask_leaves_out_are_not_read(words, model, axes):
     """The mask was not used beside a scale that has not a number for each code."""
-    outputs, mask = padded(words[2], "left")
+    outputs, mask = padded(model[1], "left")
     scale = outputs.abs().amax(axes, keepdim=True) / 127
     held = {"block.1": (outputs / scale).round().to(torch.int8), "attention_mask": mask}
     held["block.1.scale"] = scale if axes == (-1,) else scale.flatten()
