@@ -138,6 +138,7 @@ def test_a_tail_behind_proved_tokens_is_asked_on_its_own():
         assert limit_chances(chances, [p == 1.0 for p in chances]) == chances
 
 
+@pytest.mark.slow
 def test_two_scores_of_one_decimal_prove_no_token():
     """Some of 4,096 tokens has them by chance: a wrong one was certain behind a wrong prompt."""
     checkpoint = open_model("remnant:llama-small")
