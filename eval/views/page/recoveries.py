@@ -165,8 +165,8 @@ def answer_lines(rows: Sequence[Row]) -> list[str]:
             )
         )
         prompt = f"{printable(about['name'])}, step {about['step']}: {visible(row['text'])}"
-        asked = coordinates(row)
-        which = "  ".join([f"layer {site(asked)}", row["slice"], *departures(asked).values()])
+        question = coordinates(row)
+        which = "  ".join([f"layer {site(question)}", row["slice"], *departures(question).values()])
         where = f"  {which}  {row['solver']:12}"
         prompts.setdefault(prompt, []).append(f"{where}  {said}")
     return [line for prompt, lines in prompts.items() for line in (prompt, *lines)]

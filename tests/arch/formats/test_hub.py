@@ -125,15 +125,15 @@ def test_transformers_opens_an_export_and_generates_the_same_tokens(hybrid, auto
 def test_what_transformers_saved_of_an_export_is_another_model(tmp_path, capsys):
     """It kept the name, the step and the id: a fine-tuned model was averaged with its first."""
     model = hub_model("flat")
-    kept = {"end": "<|endoftext|>", "field": "story", "valid_fraction": 0.01}
-    export_hub(tmp_path / "out", model, TOKENIZER.to_str(), META | kept)
+    provenance = {"end": "<|endoftext|>", "field": "story", "valid_fraction": 0.01}
+    export_hub(tmp_path / "out", model, TOKENIZER.to_str(), META | provenance)
     RemnantForCausalLM.from_pretrained(tmp_path / "out").save_pretrained(tmp_path / "tuned")
     padded = byte_tokenizer()
     padded.add_special_tokens(["[PAD]"])  # as for training there
     (tmp_path / "tuned/tokenizer.json").write_text(padded.to_str())
     loaded = load_pretrained(str(tmp_path / "tuned"))
     known = {"name": "tuned", "source": "transformers", "stops": ["<|endoftext|>"]}
-    assert loaded.meta == known | kept
+    assert loaded.meta == known | provenance
     assert "[PAD]" in capsys.readouterr().err
     assert loaded.config.vocab_size == V
 

@@ -197,7 +197,7 @@ def test_an_export_says_which_stories_were_held_out(tmp_path, export):
 
 def test_a_llama_that_transformers_saved_says_it_too(tmp_path):
     export_transformers(tmp_path / "out", our_model(), TOKENIZER.to_str(), KNOWN)
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=False)
     directory = saved(theirs, tmp_path / "theirs")
     assert import_transformers(directory).meta.items() >= KNOWN.items()
     edit(directory, remnant={"valid_fraction": "x"})

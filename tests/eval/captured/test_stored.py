@@ -101,7 +101,9 @@ def test_a_precision_that_a_hidden_first_row_does_not_tell_is_tried(captured, di
     from transformers import AutoModelForCausalLM
 
     model, states = captured
-    theirs = AutoModelForCausalLM.from_pretrained(directories["llama"], dtype=torch.bfloat16)
+    theirs = AutoModelForCausalLM.from_pretrained(
+        directories["llama"], dtype=torch.bfloat16, trust_remote_code=False
+    )
     tokens = states["tokens"][:1, :4]
     with torch.no_grad():
         outputs = theirs(tokens, output_hidden_states=True).hidden_states[1][:, 1:]
