@@ -19,8 +19,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs a command of a room; 0 when it answered, 2 when it could not, 130 after Ctrl-C."""
     room, *words = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if room in ROOMS:
-        # This project's folder first: the working directory may have an arch or a train of its own.
-        sys.path[:0] = [str(Path(__file__).resolve().parent), ""]
+        # The working directory last: it may have an arch, or a tokenizers, of its own.
+        sys.path[:] = [str(Path(__file__).resolve().parent), *sys.path, ""]
         try:
             return import_module(f"{room}.__main__").main(words)
         except KeyboardInterrupt:

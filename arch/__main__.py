@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 if __name__ == "__main__":
-    # The working directory may have folders or files of the rooms' names: they are not ours.
+    # The working directory may have folders or files of our names, or a library's: it comes last.
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.append(sys.path.pop(0))
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     sys.modules.pop("arch", None)
 

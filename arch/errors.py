@@ -53,6 +53,8 @@ _NO_MEMORY = (
     "could not create a memory object",  # oneDNN
     "could not create a primitive",
     "Cannot allocate memory",
+    "out of memory",  # CUDA, and NCCL of CUDA
+    "STATUS_ALLOC_FAILED",  # cuBLAS, cuDNN
 )
 
 

@@ -1,8 +1,22 @@
 """The command `remnant`: every room by its name."""
 
+import sys
+from importlib.machinery import PathFinder
+
 import pytest
 
 import remnant
+
+
+def test_a_mixer_in_the_working_directory_is_found_and_shadows_no_library(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", "tokenizers"):
+        (tmp_path / f"{name}.py").touch()
+    assert remnant.main(["train", "recipes"]) == 0
+    found = [PathFinder.find_spec(name) for name in ("mine", "tokenizers")]
+    inside = [str(tmp_path) in str(spec and spec.origin) for spec in found]
+    assert inside == [True, False]
 
 
 @pytest.mark.parametrize(

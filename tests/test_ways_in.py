@@ -36,7 +36,8 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
 def test_a_command_works_beside_folders_of_its_names(tmp_path, words):
     for name in ("train", "eval", "tokenizer"):
         (tmp_path / name).mkdir()
-    (tmp_path / "arch.py").write_text("open('ran', 'w')")
+    for name in ("arch.py", "tokenizers.py"):
+        (tmp_path / name).write_text("open('ran', 'w')")
     process = start(tmp_path, *words.split())
     said, wrong = process.communicate(timeout=100)
     assert process.returncode == 0, wrong

@@ -68,7 +68,7 @@ def build_trainer(
     `launcher` is what stands for the one that started this process, if anything should.
 
     Raises:
-        RunError: a device that is not there, or the like.
+        RunError: a device that is not there, several devices in a notebook, or the like.
     """
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     gpu = recipe.trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
@@ -101,5 +101,8 @@ def build_trainer(
             )
     except REFUSALS as error:
         raise RunError(_refuse_devices(recipe, error)) from error
+    if (starter := trainer.strategy.launcher) and starter.is_interactive_compatible:  # it forks
+        devices = f"--trainer.devices {recipe.trainer.devices}"
+        raise RunError(f"{devices}: a notebook trains on one device; give 1, or run a script")
     trainer.fit_loop.epoch_loop = EpochLoop(trainer, max_steps=trainer.max_steps)
     return trainer

@@ -14,8 +14,10 @@ from typing import Any
 from arch.config import parse_object
 from arch.errors import ModelError, printable
 
-UNWRITTEN = re.compile(r"__pycache__|\.DS_Store|\..*\.tmp")
-"""What Python and macOS leave in a directory that they only read, and an interrupted write."""
+UNWRITTEN = re.compile(
+    r"__pycache__|\.DS_Store|\._.*|\.ipynb_checkpoints|\..*\.sw[a-p]|\.nfs\w+|\..*\.tmp"
+)
+"""What Python, macOS, Jupyter, vim and NFS leave where they only read, and an interrupted write."""
 POINTER = b"version https://git-lfs.github.com/spec/"
 
 

@@ -17,7 +17,7 @@ from tests.train.cases import TINY, fit, rows
 from train import read_recipe
 from train.record import progress
 from train.run import Run
-from train.settings import ScheduleSettings
+from train.settings import RunError, ScheduleSettings
 from train.steps.module import LanguageModule
 
 
@@ -70,6 +70,15 @@ def test_a_trainer_validates_a_module_that_a_checkpoint_alone_gives(make, whole)
     (figures,) = run.trainer.validate(loaded, datamodule=run.datamodule, verbose=False)
     assert figures["val_loss"] == pytest.approx(saved.meta["val_loss"])
     assert not run.directory.path.exists()
+
+
+def test_a_notebook_trains_on_one_device(make, monkeypatch):
+    """Lightning forked it: rows were written twice, and a GPU failed when the run had begun."""
+    connector = "lightning.pytorch.trainer.connectors.accelerator_connector"
+    monkeypatch.setattr(f"{connector}._IS_INTERACTIVE", True)
+    with pytest.raises(RunError, match=r"--trainer.devices 2: a notebook"):
+        make("--trainer.devices 2")
+    make("--trainer.devices 1")
 
 
 def test_no_private_attribute_of_another_object_is_written():

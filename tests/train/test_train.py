@@ -22,6 +22,7 @@ from tokenizer import PAD, PackedData
 from tokenizer.pack import Layout
 from train.__main__ import main
 from train.commands.cli import recipes
+from train.rundir.rundir import RunDirectory
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +111,18 @@ def test_a_run_leaves_the_callers_random_numbers(data, tmp_path):
     before = states()
     assert fit(data, tmp_path / "run", "--trainer.max_steps", "1") == 0
     assert states() == before
+
+
+def test_who_may_write_to_a_shared_run_may_lock_it(tmp_path):
+    """Its owner alone could, whatever the umask."""
+    directory, before = RunDirectory(tmp_path / "run"), os.umask(0o002)
+    try:
+        directory.prepare("", [])
+    finally:
+        os.umask(before)
+        directory.release()
+    files = [path.stat().st_mode & 0o777 for path in directory.path.iterdir()]
+    assert files == [0o664, 0o664]  # .lock and config.yaml
 
 
 def test_rows_count_their_tokens_without_pads(small_tokenizer, tmp_path):

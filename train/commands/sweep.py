@@ -319,7 +319,7 @@ def _facts(recipe: Recipe, run: Path) -> dict[str, Any]:
     from train.rundir.identity import NOT_RECIPE
 
     data, packed = recipe.given("data"), run / "data"
-    if data == str(packed):  # of a text, which the run has packed
+    if Path(data).resolve() == packed.resolve():  # of a text, which the run has packed
         data = PackedData(packed).meta["source"]
     text = is_text(data)
     where = str(Path(data).resolve()) if Path(data).exists() or not text else data

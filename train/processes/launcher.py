@@ -14,6 +14,8 @@ TASK = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
 """What `srun` says to each of its tasks."""
 NUMBERS = {*RANKS, *TASK, "GROUP_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT", "SLURM_NNODES"}
 NUMBERS |= {"WORLD_SIZE", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_STEP_NUM_TASKS"}
+ADDRESSES = {"MASTER_ADDR", "JSM_NAMESPACE_RANK"}
+"""One of them is set where a launcher or a user says how several machines meet."""
 INTERACTIVE = ("bash", "interactive")
 """Names of SLURM jobs that Lightning takes for a shell: a run in it is one process."""
 ALONE = "for one process outside srun set SLURM_JOB_NAME=interactive"
@@ -57,6 +59,11 @@ def check_launcher(settings: TrainerSettings) -> None:
     wanted, devices = count_processes(settings), f"--trainer.devices {settings.devices}"
     if in_slurm():
         _check_task(wanted)
+    elif settings.num_nodes > 1 and not in_torchrun() and not ADDRESSES & os.environ.keys():
+        raise RunError(
+            f"--trainer.num_nodes {settings.num_nodes}: nothing says where the other machines are; "
+            "start this by srun or torchrun (docs/cluster.md), or give --trainer.num_nodes 1"
+        )
     for name in ("SLURM_STEP_NUM_TASKS",) if in_slurm() else ("WORLD_SIZE",):
         found = os.environ.get(name)
         if None not in (found, wanted) and int(found or 0) != wanted:
@@ -77,8 +84,8 @@ def count_processes(settings: TrainerSettings) -> int | None:
     """Processes of a run on all its machines; None where the devices of a machine decide."""
     devices = settings.devices
     if isinstance(devices, str):
-        words = devices.split(",")
-        devices = int(devices) if devices.isdecimal() else words if len(words) > 1 else -1
+        words = [word for word in devices.split(",") if word]  # "1," is the second device alone
+        devices = int(devices) if devices.isdecimal() else words if "," in devices else -1
     count = len(devices) if isinstance(devices, list) else devices
     return count * settings.num_nodes if count > 0 else None
 
@@ -91,7 +98,8 @@ def _check_task(wanted: int | None) -> None:
             f"SLURM_NTASKS is {tasks} and SLURM_NTASKS_PER_NODE is not set: start a task for each "
             f"device by srun with --ntasks-per-node; {ALONE}, or unset SLURM_NTASKS"
         )
-    missing = [name for name in TASK if name not in os.environ]
+    # A batch script has the numbers of a first task, too, but belongs to no step of `srun`.
+    missing = [name for name in (*TASK, "SLURM_STEP_NUM_TASKS") if name not in os.environ]
     if missing and wanted != 1:
         raise RunError(
             f"SLURM_NTASKS is {tasks} and {missing[0]} is not set: start a task for each device by "

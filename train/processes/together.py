@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import functools
 import itertools
+import math
 import os
 import socket
 import threading
@@ -23,7 +24,7 @@ from train.processes.launcher import TASK, count_processes, in_slurm, in_torchru
 from train.settings import RunError, TrainerSettings
 
 PATIENCE = 600
-"""Seconds for all processes to start, and again to end."""
+"""Seconds for all processes to start. The end has no limit: the first may still evaluate."""
 GRACE = 2
 """Seconds in which a process that another's failure ends may end by itself."""
 PAUSE = 0.2
@@ -121,7 +122,7 @@ class _Meeting:
         return self.rank == 1 or not self.local
 
     def __enter__(self) -> "_Meeting":
-        here = self._wait_for_all("here", self.count or 1)
+        here = self._wait_for_all("here", self.count or 1, PATIENCE)
         if here < (self.count or 1):
             raise RunError(f"{here} of {self.count} processes have started; start all of them")
         return self
@@ -177,8 +178,8 @@ class _Meeting:
         while self._store.add("heard", 0) < others and time.monotonic() < end:
             time.sleep(PAUSE / 4)
 
-    def _wait_for_all(self, key: str, count: int) -> int:
-        found, end = self._store.add(key, 1), time.monotonic() + PATIENCE
+    def _wait_for_all(self, key: str, count: int, seconds: float = math.inf) -> int:
+        found, end = self._store.add(key, 1), time.monotonic() + seconds
         while found < count and time.monotonic() < end:
             time.sleep(PAUSE / 4)
             found = self._store.add(key, 0)

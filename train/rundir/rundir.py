@@ -187,7 +187,7 @@ class RunDirectory:
         return RunError(f"{what}; {last}; {advice}, a lower --optimizer.lr and another --run")
 
     def _take(self) -> None:
-        self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
         try:
             # POSIX locks: those of a killed process are gone at once.
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

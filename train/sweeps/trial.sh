@@ -6,4 +6,4 @@ set -eu
 run="${SWEEP_RUNS:-runs/sweeps}/${WANDB_SWEEP_ID:?is not set: start this by wandb agent}/${WANDB_RUN_ID:?is not set}"
 mkdir -p "$run"
 printf %s "$WANDB_RUN_ID" > "$run/wandb_id"
-exec python -m train fit --wandb=online --resume=auto "$@" --run="$run"
+exec python "$(dirname "$0")/../../remnant.py" train fit --wandb=online --resume=auto "$@" --run="$run"

@@ -159,9 +159,12 @@ def test_a_file_system_without_permissions_that_flushes_no_directory_is_written(
 
 
 def test_saving_again_replaces_the_directory(directory):
-    (directory / "__pycache__").mkdir()
-    for name in (".DS_Store", ".meta.json.x.tmp"):  # the second of a write that was killed
+    """Who looked at a model of a run with vim or Jupyter ended that run."""
+    for name in ("__pycache__", ".ipynb_checkpoints"):
+        (directory / name).mkdir()
+    for name in (".DS_Store", "._meta.json", ".meta.json.swp", ".nfs0000000001a2b3c400000001"):
         (directory / name).touch()
+    (directory / ".meta.json.x.tmp").touch()  # of a write that was killed
     save_model(directory, small_model("parallel"), tokenizer_json(), {"step": 4})
     loaded = load_model(directory)
     assert (loaded.config.mixers, loaded.meta["step"]) == (("parallel",), 4)
@@ -196,6 +199,7 @@ def test_a_directory_that_a_process_has_open_on_nfs_is_replaced(directory, monke
         ("config.json", "index.html"),
         ("README.md", "config.json"),
         (*FILES, "notes.txt"),
+        (*FILES, ".git"),
         ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
          "tokenizer_config.json"),
     ],

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.distributed import DistBackendError  # pyright: ignore[reportPrivateImportUsage]
 
 from arch import (
     LanguageModel,
@@ -230,6 +231,20 @@ def test_memory_that_ran_out_is_not_the_mixers_fault():
         check_causal(model)
     assert is_out_of_memory(caught.value)
     assert not isinstance(caught.value, ModelError)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        DistBackendError("NCCL error: unhandled cuda error\nCuda failure 2 'out of memory'"),
+    ],
+    ids=str,
+)
+def test_a_gpu_that_is_full_is_out_of_memory(error):
+    """It was a traceback, or a machine that is gone."""
+    assert is_out_of_memory(error)
 
 
 def test_sizes_are_compared_before_a_model_is_built(directory, monkeypatch):

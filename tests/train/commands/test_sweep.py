@@ -89,7 +89,7 @@ def test_the_agent_starts_training_in_a_directory_of_its_own(tmp_path):
     assert done.returncode == 0, done.stderr
     run = tmp_path / "runs" / "swept" / "abc123"
     said = done.stdout.splitlines()
-    assert said[:3] == ["-m", "train", "fit"]
+    assert ((ROOT / said[0]).resolve(), *said[1:3]) == (Path(sweep.REMNANT), "train", "fit")
     assert said[-1] == f"--run={run}"
     assert {*flags, "--wandb=online"} < set(said)
     assert (run / "wandb_id").read_text() == "abc123"  # training goes on with this id
@@ -172,17 +172,18 @@ def test_runs_that_ended_early_are_not_those_of_other_settings(
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_an_interrupted_run_does_not_go_on_with_other_settings(
-    file, stories, tmp_path, at_step, capfd
-):
-    """It trained some steps with each, and stood in the table as a run of the second."""
-    words = ["sweep", str(file), "--data", str(stories.path), "--out", str(tmp_path / "out")]
-    words += ["--", *TINY.split()]
+def test_an_interrupted_run_does_not_go_on_with_other_settings(file, tmp_path, at_step, capfd):
+    """It trained some steps with each, and stood in the table as a run of the second.
+
+    By another path of --out it was refused, as one of other data, where it had packed a text.
+    """
+    words = ["sweep", str(file), "--data=toy:40", f"--out={tmp_path}/out", "--", *TINY.split()]
     at_step(2, interrupt(signal.SIGTERM))
     assert main(words) == 128 + signal.SIGTERM
     at_step(0, fail)
     assert main([*words, "--optimizer.weight_decay=0.5"]) == 2
     assert "lr=0.001: it began with optimizer.weight_decay" in capfd.readouterr().err
+    words[3] = f"--out={tmp_path}/../{tmp_path.name}/out"
     assert main([*words, "--log_every=3"]) == 0
 
 

@@ -73,13 +73,37 @@ def test_a_plan_needs_no_cluster(data, variables, monkeypatch, capsys):
     assert "on each of 2 cpu" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("devices", [2, "2", [0, 1], "0,1"])
-def test_the_processes_of_a_launcher_are_compared_with_the_devices(variables, devices):
-    variables("TORCHELASTIC_RUN_ID=a WORLD_SIZE=2 RANK=1 LOCAL_RANK=1")
+@pytest.mark.parametrize(
+    ("devices", "count"),
+    [(2, 2), ("2", 2), ([0, 1], 2), ("0,1", 2), ("0,1,", 2), ("1,", 1), ([1], 1)],
+)
+def test_the_processes_of_a_launcher_are_compared_with_the_devices(variables, devices, count):
+    variables(f"TORCHELASTIC_RUN_ID=a WORLD_SIZE={count} RANK={count - 1} LOCAL_RANK={count - 1}")
     check_launcher(TrainerSettings(devices=devices))
-    with pytest.raises(RunError, match="WORLD_SIZE is 2"):
+    with pytest.raises(RunError, match=f"WORLD_SIZE is {count}"):
         check_launcher(TrainerSettings(devices=devices, num_nodes=2))
     check_launcher(TrainerSettings(devices="auto"))
+
+
+@pytest.mark.parametrize("words", ["SLURM_NTASKS=1", "SLURM_NTASKS=4 SLURM_NTASKS_PER_NODE=4"])
+def test_a_batch_script_trains_on_several_devices_by_srun_alone(variables, words):
+    """It trained on one of them in silence, or waited for tasks that nobody had started."""
+    variables(f"{words} SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0")
+    for devices in (4, "auto"):
+        with pytest.raises(RunError, match="srun"):
+            check_launcher(TrainerSettings(devices=devices))
+    check_launcher(TrainerSettings(devices=1))
+    variables("SLURM_JOB_NAME=interactive")
+    check_launcher(TrainerSettings(devices=4))
+
+
+def test_several_machines_need_a_launcher_or_an_address(variables, monkeypatch):
+    """The first waited half an hour for the others."""
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(RunError, match=r"--trainer\.num_nodes 2"):
+        check_launcher(TrainerSettings(num_nodes=2))
+    variables("MASTER_ADDR=first NODE_RANK=1")
+    check_launcher(TrainerSettings(num_nodes=2))
 
 
 def test_the_others_do_not_wait_for_ever_for_the_first(tmp_path, variables, monkeypatch, refused):

@@ -193,6 +193,27 @@ def test_a_child_may_meet_its_parent_in_a_later_run(first_run):
     assert not other.is_alive()
 
 
+def test_who_is_ready_waits_for_the_last(first_run, monkeypatch):
+    """The others left after ten minutes, and SLURM then ended the first, which still evaluated."""
+    monkeypatch.setattr("train.processes.together.PATIENCE", 0)
+    settings, ready = TrainerSettings(devices=2), threading.Event()
+
+    def child():
+        with together(settings):
+            ready.set()
+
+    other = threading.Thread(target=child, daemon=True)
+    first_run(0)
+    with together(settings):
+        first_run(1)
+        other.start()
+        assert ready.wait(10)
+        other.join(0.3)
+        assert other.is_alive()
+    other.join(10)
+    assert not other.is_alive()
+
+
 def lives(process: int) -> bool:
     """Whether a process has not ended; one that nobody waits for stays as a zombie."""
     try:

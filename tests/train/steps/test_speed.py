@@ -243,11 +243,11 @@ def turing(monkeypatch):
 @pytest.mark.usefixtures("turing")
 def test_no_gpu_emulates_bfloat16_unless_it_is_told_to(monkeypatch):
     given = {}
-    loop = SimpleNamespace(epoch_loop=None)
+    loop, strategy = SimpleNamespace(epoch_loop=None), SimpleNamespace(launcher=None)
 
     def trainer(**settings):
         given.update(settings)
-        return SimpleNamespace(fit_loop=loop, max_steps=1)
+        return SimpleNamespace(fit_loop=loop, max_steps=1, strategy=strategy)
 
     monkeypatch.setattr("train.trainer.Trainer", trainer)
     monkeypatch.setattr("train.trainer.EpochLoop", lambda *_, **__: None)
