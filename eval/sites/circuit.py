@@ -333,15 +333,12 @@ def join(circuits: Sequence[Circuit]) -> tuple[Circuit, Callable[[Tensor], list[
     The function beside it cuts its `(..., width)` outputs into those of each.
     """
     layers = sorted({layer for circuit in circuits for layer in circuit.layer_numbers})
-    numbers = [[layers.index(layer) for layer in circuit.layer_numbers] for circuit in circuits]
     whole = replace(circuits[0], layers=layers)
 
     def cut(outputs: Tensor) -> list[Tensor]:
-        parts = outputs.split(whole.widths, dim=-1)
-        return [
-            parts[own[0]] if len(own) == 1 else torch.cat([parts[i] for i in own], dim=-1)
-            for own in numbers
-        ]
+        by_layer = dict(zip(layers, outputs.split(whole.widths, dim=-1), strict=True))
+        parts = [[by_layer[layer] for layer in circuit.layer_numbers] for circuit in circuits]
+        return [part[0] if len(part) == 1 else torch.cat(part, dim=-1) for part in parts]
 
     return whole, cut
 

@@ -164,12 +164,6 @@ def test_floors_are_measured_in_passes_that_the_memory_bears(small_model, monkey
         assert ((again - parts).norm(dim=-1) <= limit).all()
 
 
-LENGTH, COUNT = 6, 4
-
-
-PROMPTS, LAYERS = 100, (1, 2, 3)
-
-
 def test_floors_of_a_slice_are_of_its_channels_alone(small_model):
     """A channel slice's floor is measured on those channels, not on the whole width."""
     circuit, truth = Circuit(small_model(), 2), prompts()

@@ -305,8 +305,8 @@ class _Search:
         collisions: list[dict[int, list[int]]] = [{} for _ in rows]
         for s, token in enumerate(tokens[:, turns.first :].T):
             distances = try_tokens(problem, s, state)[:, None]
-            found = find_collisions(distances, problem.tolerance.limit[:, s, None])
-            for alike, of_prompt in zip(found, collisions, strict=True):
+            limit = problem.tolerance.limit[:, s, None]
+            for alike, of_prompt in zip(find_collisions(distances, limit), collisions, strict=True):
                 if alike:
                     of_prompt[turns.k + s] = alike[0]
             state = problem.circuit.prefix(token[:, None], state)
