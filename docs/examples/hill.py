@@ -7,18 +7,18 @@ from eval.inversion.solver import Answer, solver
 
 
 @solver("search", random=True, title="hill climbing")
-def hill(problem, chance, *, rounds: int = 25, width: int = 64):
+def hill(problem, generators, *, rounds: int = 25, width: int = 64):
     """Exchanges one token at a time for a random one, and keeps what comes nearer.
 
     Args:
         problem: of any slice.
-        chance: the source of each row's guesses.
+        generators: of each row's guesses.
         rounds: over all positions.
         width: tokens tried at a position in each.
     """
     V, T = len(problem.vocabulary), problem.length
     answers = []
-    for row, generator in enumerate(chance):
+    for row, generator in enumerate(generators):
         one = problem.of([row])
         tokens = random_tokens([generator], (T,), problem.vocabulary)
         scores = torch.full((T, V), -torch.inf, device=tokens.device)

@@ -74,7 +74,7 @@ class Recovered:
     def of(cls, captured: Captured, found: Found, certified: Certified, solver: str) -> "Recovered":
         """The answer of a search, in words."""
         checkpoint, verified, T = captured.checkpoint, certified.verified, captured.length
-        ids, circuit = verified.tokens.tolist(), captured.circuit
+        ids = verified.tokens.tolist()
         kept = [row[: min(tail, default=T)]
                 for row, tail in zip(ids, certified.left_out, strict=True)]  # fmt: skip
         floor = found.problem.slice.select(verified.rounding).norm(dim=-1)
@@ -99,7 +99,7 @@ class Recovered:
                 {t: checkpoint.words(tokens) for t, tokens in others.items()}
                 for others in certified.alike
             ],
-            site=f"{circuit.part}.{'+'.join(map(str, circuit.sites))}",
+            site=captured.circuit.name,
             matches=captured.matches,
             format=captured.stored.format,
             computed=captured.arithmetic.name,

@@ -74,7 +74,7 @@ class Arithmetic:
             outputs, rounding = visible.select(outputs), visible.select(rounding)
             return float((rounding.norm(dim=-1) / outputs.norm(dim=-1)).max())
 
-        key = "floor fraction", circuit.sites, circuit.part, self._text, str(visible), length
+        key = "floor fraction", circuit.name, self._text, str(visible), length
         return self.checkpoint.keep(key, largest)
 
     def change_fraction(self, circuit: Circuit, quantile: float = 1.0) -> float:
@@ -118,5 +118,4 @@ class Arithmetic:
             usual = (change / size)[:, 1:].nan_to_num().square().mean(dim=(0, 1)).sqrt()
             return (size[..., 0] / outputs.norm(dim=-1)).flatten(), usual
 
-        site = circuit.sites, circuit.part
-        return self.checkpoint.keep(("arithmetic", self.name, site, self._text), measure)
+        return self.checkpoint.keep(("arithmetic", self.name, circuit.name, self._text), measure)

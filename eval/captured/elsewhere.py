@@ -37,7 +37,7 @@ def describe_numbers(captured: Captured) -> str:
     """What may have changed the numbers behind the site: the end of a line, or empty."""
     model, circuit = captured.checkpoint.model, captured.circuit
     if circuit.part == "key":
-        blocks = [model.blocks[layer - 1] for layer in circuit.sites]
+        blocks = [model.blocks[layer - 1] for layer in circuit.layer_numbers]
         inside = {name.rpartition(".")[2] for block in blocks for name, _ in block.named_modules()}
         if norms := sorted(filter(KEY_NORM.fullmatch, inside)):
             return (
@@ -80,11 +80,10 @@ def find_other_site(captured: Captured, computed: str | None) -> str:
     for name in [computed] if computed else sorted(FLOATS, key=lambda name: name != EXACT):
         if (match := _best_site(captured, name)) and match.hits > own:
             fits = f"{match.hits} of the first {match.tried} tokens fit there"
-            if (match.part, (match.layer,)) == (captured.circuit.part, captured.circuit.sites):
+            if match.name == captured.circuit.name:
                 return f"{fits} as computed in {name}; give --computed {name}"
-            where = f"{match.part}.{match.layer}"
             how = "" if name in (computed, EXACT) else f", computed in {name} (--computed {name})"
-            return f"{where}: {fits}{how}; give --layer {match.layer} --part {match.part}"
+            return f"{match.name}: {fits}{how}; give --layer {match.layer} --part {match.part}"
     return ""
 
 

@@ -63,8 +63,13 @@ class Match(NamedTuple):
     tried: int
     distance: float = 0.0
 
+    @property
+    def name(self) -> str:
+        """Part and layer, as `Circuit.name`."""
+        return f"{self.part}.{self.layer}"
+
     def __str__(self) -> str:
-        return f"{self.part}.{self.layer}: {self.hits} of the first {self.tried} tokens fit"
+        return f"{self.name}: {self.hits} of the first {self.tried} tokens fit"
 
 
 def find_site(
@@ -129,7 +134,7 @@ def find_site(
         tried.insert(0, tried.pop(tried.index(nearest)))
         name = nearest[1]
     elif not best.hits:
-        names = ", ".join(f"{circuit.part}.{circuit.depth}" for circuit in ranked)
+        names = ", ".join(circuit.name for circuit in ranked)
         raise ArgumentError(
             "outputs",
             f"no token fits at the likeliest sites ({names}); are they of another model, "
@@ -168,7 +173,7 @@ def _far_nearest(tried: list[tuple[Match, str]]) -> tuple[Match, str] | None:
     None where there is none, or it is not near.
     """
     best, name = min(tried, key=lambda entry: entry[0].distance)
-    others = [x.distance for x, _ in tried if (x.part, x.layer) != (best.part, best.layer)]
+    others = [x.distance for x, _ in tried if x.name != best.name]
     clear = CLEAR * best.distance <= min(others, default=math.inf)
     return (best, name) if best.distance <= NEAR and clear else None
 

@@ -137,7 +137,7 @@ def recover(
             raise ArgumentError(
                 "layer", f"logits are of the last layer, {last}; leave it out", layer
             )
-        if (visible.low, visible.high) != (0, None):
+        if not visible.has_all_channels:
             raise ArgumentError("shown", "logits are solved from all channels; leave `:`")
         solved = solve_head(checkpoint.model, stored)
         stored, layer, part = solved.to(stored.values.device), last, "final"
@@ -283,7 +283,7 @@ def _choose_solver(captured: Captured, name: str | None, settings: dict[str, Any
     (solver,) = parse_solvers({name: settings or {}})
     if refusal := solver.refusal(visible, T, causal=True):
         raise ArgumentError("solver", f"{refusal}", name)
-    if captured.circuit.part == "rotated_key" and (visible.low, visible.high) != (0, None):
+    if captured.circuit.part == "rotated_key" and not visible.has_all_channels:
         raise ArgumentError("shown", "rotated keys are recovered from all channels; leave `:`")
     if visible.hidden(T) > MANY:
         say_once(

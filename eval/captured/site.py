@@ -20,7 +20,6 @@ from eval.inversion.reading import Reading
 from eval.messages import ArgumentError, first_of, say_once, span
 from eval.sites.circuit import CACHED, Circuit, uncertified
 from eval.sites.rounding import Tolerance
-from eval.sites.site import open_site
 from eval.sites.slices import Slice
 
 if TYPE_CHECKING:
@@ -199,7 +198,7 @@ def identify(
 ) -> Captured:
     """Finds the site and the precision, where they are not given."""
     positions, matches = visible.positions(stored.values.shape[1]), list[Match]()
-    whole = (visible.low, visible.high) == (0, None)
+    whole = visible.has_all_channels
     supposed = computed is None and (positions[0] > 0 or not (whole or layer is None))
     supposed = supposed and not uncertified(checkpoint.model)  # which proves none in any precision
     if layer is None:
@@ -216,10 +215,9 @@ def identify(
                 f" are {100 * distance:.2g} % of their length off, {CLEAR:g} times as much or more "
                 "at all others"
             )
-    layers = [layer] if isinstance(layer, int) else list(layer)
-    circuit = open_site(checkpoint, layers, part or "block")
+    circuit = Circuit(checkpoint.model, layer, part or "block")
     _check_shape(stored, circuit)
-    if 0 in layers:
+    if 0 in circuit.layer_numbers:
         _say_what_embedding_lacks(circuit)
     visible.channels(circuit.width)
     if computed is None:

@@ -1,7 +1,7 @@
 """Guesses of tokens from outputs: a circuit's read-back. Solvers verify them.
 
 After one and the same prefix, outputs of different tokens are x A + c + scatter: x is a token's
-embedding, A the slopes, c the prefix's own share. Slopes and the scatter's covariance are fitted on
+embedding, A the slopes, c what the prefix adds. Slopes and the scatter's covariance are fitted on
 tokens that stand after prefixes of ordinary text, each prefix's mean taken out. Where the output of
 some token after the prefix is known, c drops out, and every other token is judged by the distance
 of the target from where the slopes put it, in the scatter's metric: linear discriminant analysis
@@ -14,17 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from eval.models.checkpoint import Checkpoint
 from eval.models.text import held_out_text
 from eval.rows.fits import fitted
 from eval.sites.circuit import Circuit, join
-
-if TYPE_CHECKING:
-    from eval.models.checkpoint import Checkpoint
 
 PREFIXES = 128
 """Prefixes of text, after which candidates are run.
@@ -90,8 +87,8 @@ class ReadBack:
         key = low, high, first
         if key not in self._guessers:
             slopes, scatter = self._fit(first)
-            own = slopes[:, low:high], scatter[low:high, low:high]
-            self._guessers[key] = self._guesser(*own)
+            shown = slice(low, high)
+            self._guessers[key] = self._guesser(slopes[:, shown], scatter[shown, shown])
         return self._guessers[key]
 
     def guesser_through(self, rows: Tensor, first: bool) -> Guesser:
@@ -117,7 +114,7 @@ class ReadBack:
 def whitening(scatter: Tensor, shrink: float) -> Tensor:
     """Matrices `(..., C, C)` that give differences of a scatter `(..., C, C)` unit scatter.
 
-    To each channel's variance, above 0, a share of it is added: `shrink`.
+    To each channel's variance, above 0, the fraction `shrink` of it is added.
     """
     size = scatter.diagonal(dim1=-2, dim2=-1).sqrt()[..., None]
     unit = torch.eye(scatter.shape[-1]).to(scatter)
@@ -203,7 +200,7 @@ def fit_readbacks(circuits: Sequence[Circuit], text: Tensor) -> list[dict[str, T
 
 
 def open_readbacks(
-    checkpoint: "Checkpoint",
+    checkpoint: Checkpoint,
     corpus: str,
     circuits: list[Circuit],
     directory: str | Path | None = None,
@@ -220,7 +217,7 @@ def open_readbacks(
         windows = text.background.to(checkpoint.model.embedding.weight.device)
         fits = cache(lambda: fit_readbacks(missing, windows))
         for i, circuit in enumerate(missing):
-            site = {"layers": circuit.sites, "part": circuit.part}
+            site = {"layers": circuit.layer_numbers, "part": circuit.part}
             about = {"fit": "readback", **site, "without": sorted(circuit.without)}
             tensors = fitted(directory, checkpoint, about, [windows], lambda i=i: fits()[i])
             readbacks[circuit] = ReadBack(circuit.vocabulary, tensors)

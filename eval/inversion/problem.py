@@ -2,29 +2,27 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from eval.inversion.guesses import ReadBack
 from eval.messages import RequestError
 from eval.sites.circuit import Circuit
 from eval.sites.rounding import Tolerance
 from eval.sites.slices import Slice
 
-if TYPE_CHECKING:
-    from eval.inversion.guesses import ReadBack
-
 TOGETHER = 8192  # tokens that are run at once where choices of hidden ones are checked
 
-Chance = list[torch.Generator]
-"""A source of chance for each row, so that no row depends on its batch."""
+Generators = list[torch.Generator]
+"""A source of random numbers for each row, so that no row depends on its batch."""
 Shown = slice
-"""Of the positions shown."""
-ReadBacksOf = Callable[[list[Circuit]], "list[ReadBack]"]
+"""Python's own slice, of the positions shown: within `Problem` its name is that of a field."""
+ReadBacksOf = Callable[[list[Circuit]], list[ReadBack]]
 
 
-def no_readbacks(_: list[Circuit]) -> "list[ReadBack]":
+def no_readbacks(_: list[Circuit]) -> list[ReadBack]:
     """Refuses: this problem was given no background text to guess from."""
     raise RequestError("no background text was given, from which this solver could guess")
 
@@ -141,8 +139,7 @@ def pose(
     rounding: Tensor,
     shown: Slice,
     noise: float = 0.0,
-    chance: Chance | None = None,
-    **known: Any,
+    generators: Generators | None = None,
 ) -> Problem:
     """Makes the problem of a slice of captured outputs.
 
@@ -154,8 +151,7 @@ def pose(
         rounding: of each number, as `capture` gives it.
         noise: standard deviation of Gaussian noise in the target, in units of the root mean square
             of each position's shown outputs.
-        chance: the source of each prompt's noise.
-        known: further fields of the problem.
+        generators: of each prompt's noise.
 
     Raises:
         RequestError: an empty slice.
@@ -165,12 +161,12 @@ def pose(
     target, floor = shown.select(outputs), shown.select(rounding).norm(dim=-1)
     size = noise * target.norm(dim=-1) / channels**0.5
     if noise:
-        assert chance
-        drawn = torch.stack([torch.randn(target.shape[1:], generator=g) for g in chance])
+        assert generators
+        drawn = torch.stack([torch.randn(target.shape[1:], generator=g) for g in generators])
         target = target + size[..., None] * drawn.to(target)
     # the length of C draws is within 4 / sqrt(2) of sqrt(C) but once in many thousand times
     tolerance = Tolerance(floor, size * (channels**0.5 + 4 / 2**0.5), torch.zeros_like(floor))
     if circuit.causal:
         length = positions[-1] + 1
         shown = Slice.of(positions, length, shown.low, shown.high)
-    return Problem(circuit, shown, length, target, tolerance, size, **known)
+    return Problem(circuit, shown, length, target, tolerance, size)

@@ -27,7 +27,7 @@ from eval.rows.progress import Progress, report_progress, watched
 from eval.sites.circuit import Circuit, join, step_together
 
 GROWTH = 8  # of a shortlist that does not hit
-ENOUGH = 256  # tokens run at a position: the nearest is taken within the limit, not only if near
+ENOUGH = 256  # tokens run at a position, from which on the limit counts, not the usual one
 
 
 class Paths(NamedTuple):
@@ -101,25 +101,23 @@ class Reading:
         """One pass of all positions, layers and prompts, for which the host never waits.
 
         Args:
-            given: the tokens that are hidden, `(P, k)`.
+            given: the tokens that are hidden, `(P, k)`; None where none is.
         """
-        T, state, likely = self.problems[0].length, None, None
+        target, T = self.problems[0].target, self.problems[0].length
+        state, likely = None, torch.empty(len(target), 0, dtype=torch.long, device=target.device)
         path, reads, good, distances = [], [], [], []
         if given is not None and given.shape[1]:
             path = list(given.T)
             state, likely = self._go_on(given, None)
         for t in range(self.hidden, T):
-            known = self._known(self.whole, state, likely)
-            outputs = [None] * len(self.problems) if known is None else self.cut(known)
-            chosen = [self._choose(i, t, known, likely) for i, known in enumerate(outputs)]
+            outputs = self.cut(self._run(self.whole, likely, state))
+            chosen = [self._choose(i, t, likely, of_layer) for i, of_layer in enumerate(outputs)]
             read, best = map(torch.stack, zip(*chosen, strict=True))
             ran = step_together(self.circuits, self.model.embed(best), state)
             nearest = []
             for i, problem in enumerate(self.problems):
-                tokens, candidates, known = best[i], ran[i], outputs[i]
-                if known is not None and likely is not None:
-                    tokens = torch.cat([likely, tokens], dim=1)
-                    candidates = torch.cat([known, candidates], dim=1)
+                tokens = torch.cat([likely, best[i]], dim=1)
+                candidates = torch.cat([outputs[i], ran[i]], dim=1)
                 nearest.append(_nearest(problem, t - self.hidden, tokens, candidates))
             token, distance, hit = map(torch.stack, zip(*nearest, strict=True))
             first = hit.int().argmax(dim=0, keepdim=True)  # the first layer that hits, or the first
@@ -135,14 +133,10 @@ class Reading:
         path, good, distances = (torch.stack(parts, dim=-1) for parts in (path, good, distances))
         return Paths(path, reads, good, distances)
 
-    def _choose(
-        self, i: int, t: int, known: Tensor | None, likely: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def _choose(self, i: int, t: int, likely: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Layer i's weights `(P, D)` at position t, and its shortlist beside the likely tokens."""
-        read = self._read(i, t, self.problems[i], known, likely)
-        scores = self._guesser(i, t).scores(read)
-        if likely is not None:
-            scores = scores.scatter(1, likely, -torch.inf)
+        read = self._read(i, t, self.problems[i], likely, outputs)
+        scores = self._guesser(i, t).scores(read).scatter(1, likely, -torch.inf)
         return read, scores.topk(self.shortlist).indices
 
     def search_alone(self, i: int, p: int, paths: Paths, good: list[bool]) -> LayerAnswer:
@@ -151,36 +145,36 @@ class Reading:
         Args:
             good: whether the pass settled each position shown for them.
         """
-        row, on_path = LayerAnswer(paths.path[p].clone(), paths.reads[i, p].clone()), True
+        answer, on_path = LayerAnswer(paths.path[p].clone(), paths.reads[i, p].clone()), True
         for t, settled in enumerate(good, start=self.hidden):
-            row.evaluations += 1 + (self.likely if t else 0) + self.shortlist
+            answer.evaluations += 1 + (self.likely if t else 0) + self.shortlist
             if not (on_path and settled):
-                row.searched += 1
-                self._search(i, t, self.problems[i].of([p]), row)
-                on_path &= bool(row.tokens[t] == paths.path[p, t])
-        return row
+                answer.searched += 1
+                self._search(i, t, self.problems[i].of([p]), answer)
+                on_path &= bool(answer.tokens[t] == paths.path[p, t])
+        return answer
 
-    def _search(self, i: int, t: int, problem: Problem, row: LayerAnswer) -> None:
+    def _search(self, i: int, t: int, problem: Problem, answer: LayerAnswer) -> None:
         """Puts the nearest token at position t, those before it being settled."""
-        state, likely = self._go_on(row.tokens[None, :t], None) if t else (None, None)
-        known, circuit = self._known(problem.circuit, state, likely), problem.circuit
+        state, likely = None, answer.tokens.new_empty(1, 0)
+        if t:
+            state, likely = self._go_on(answer.tokens[None, :t], None)
+        circuit, tolerance, s = problem.circuit, problem.tolerance, t - self.hidden
         guesser, V, size = self._guesser(i, t), len(circuit.vocabulary), self.shortlist
-        s = t - self.hidden
-        read = self._read(i, t, problem, known, likely)
-        tokens = row.tokens.new_empty(0) if likely is None else likely[0]
-        outputs = row.reads.new_empty(0, circuit.width) if known is None else known[0]
-        row.evaluations += t + len(tokens)
+        outputs = self._run(circuit, likely, state)
+        read = self._read(i, t, problem, likely, outputs)
+        tokens, outputs = likely[0], outputs[0]
+        answer.evaluations += t + len(tokens)
         while True:
             scores = guesser.scores(read)[0]
             scores[tokens] = -torch.inf
             best = scores.topk(min(size, V - len(tokens))).indices
             ran = circuit.step(circuit.embed(best)[:, None], state)[:, 0]
             tokens, outputs = torch.cat([tokens, best]), torch.cat([outputs, ran])
-            row.evaluations += len(best)
+            answer.evaluations += len(best)
             distances = _distances(problem, s, outputs[None])[0]
-            row.reads[s] = read[0]
-            tolerance = problem.tolerance
-            limit = tolerance.near if len(tokens) < ENOUGH else tolerance.limit
+            answer.reads[s] = read[0]
+            limit = tolerance.usual_limit if len(tokens) < ENOUGH else tolerance.limit
             hit = bool(distances.min() <= limit[0, s])
             if hit or len(tokens) == V:
                 break
@@ -189,9 +183,9 @@ class Reading:
             embedding = circuit.embed(tokens[nearest])[None]
             read = guesser.read(problem.target[:, s], shown[nearest][None], embedding)
             size = min(GROWTH * size, candidates_at_once(self.model))
-        row.tokens[t] = tokens[distances.argmin()]
-        row.proved &= hit
-        row.swept += len(tokens) == V
+        answer.tokens[t] = tokens[distances.argmin()]
+        answer.proved &= hit
+        answer.swept += len(tokens) == V
 
     def _go_on(self, tokens: Tensor, state: State | None) -> tuple[State, Tensor]:
         """The state after `(P, S)` more tokens, and the likeliest next ones, `(P, n)`."""
@@ -199,26 +193,24 @@ class Reading:
         logits = self.model.logits(hidden[:, -1:].to(self.model.embedding.weight.dtype))
         return state, logits[:, 0].topk(self.likely).indices
 
-    def _known(self, circuit: Circuit, state: State | None, likely: Tensor | None) -> Tensor | None:
-        """Outputs of the likeliest tokens, `(P, n, width)`; none at the first position."""
-        if likely is None:
-            return None
-        x = self.model.embed(likely).flatten(0, 1)[:, None]
-        return circuit.step(x, state).view(*likely.shape, -1)
+    def _run(self, circuit: Circuit, tokens: Tensor, state: State | None) -> Tensor:
+        """Outputs of `(P, n)` next tokens, `(P, n, width)`; n is 0 at the first position."""
+        if not tokens.numel():
+            return circuit.vocabulary.new_empty(*tokens.shape, circuit.width)
+        x = self.model.embed(tokens).flatten(0, 1)[:, None]
+        return circuit.step(x, state).view(*tokens.shape, -1)
 
     def _guesser(self, i: int, t: int) -> Guesser:
         shown = self.problems[i].slice
         return self.readbacks[i].guesser(shown.low, shown.high, first=not t)
 
-    def _read(
-        self, i: int, t: int, problem: Problem, known: Tensor | None, likely: Tensor | None
-    ) -> Tensor:
-        """Layer i's weights at position t, from the mean of known tokens' outputs, `(P, D)`."""
-        if known is None or likely is None:
-            output, embedding = self.readbacks[i].start(problem.slice.low, problem.slice.high)
-        else:
-            output = problem.slice.narrow(known).mean(dim=1)
+    def _read(self, i: int, t: int, problem: Problem, likely: Tensor, outputs: Tensor) -> Tensor:
+        """Layer i's weights at position t, from the mean of likely tokens' outputs, `(P, D)`."""
+        if likely.numel():
+            output = problem.slice.narrow(outputs).mean(dim=1)
             embedding = self.whole.embed(likely).mean(dim=1)
+        else:
+            output, embedding = self.readbacks[i].start(problem.slice.low, problem.slice.high)
         return self._guesser(i, t).read(problem.target[:, t - self.hidden], output, embedding)
 
 
@@ -231,8 +223,9 @@ def _distances(problem: Problem, t: int, outputs: Tensor) -> Tensor:
 def _nearest(
     problem: Problem, t: int, tokens: Tensor, outputs: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Each prompt's nearest token of `(P, n)`, its distance, and whether that is near enough."""
+    """Each prompt's nearest token of `(P, n)`, its distance, and whether it is a usual one."""
     distances = _distances(problem, t, outputs)
     nearest = distances.argmin(dim=1, keepdim=True)
     distance = distances.gather(1, nearest)[:, 0]
-    return tokens.gather(1, nearest)[:, 0], distance, distance <= problem.tolerance.near[:, t]
+    hit = distance <= problem.tolerance.usual_limit[:, t]
+    return tokens.gather(1, nearest)[:, 0], distance, hit

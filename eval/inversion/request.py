@@ -182,15 +182,14 @@ class Inversion:
         Args:
             unfit: solvers, too, that do not fit a slice; else slices that show nothing, alone.
         """
-        causal = "mask" not in self.without
-        found = dict[str, None]()
+        causal, lines = "mask" not in self.without, list[str]()
         for solver, shown, length in product(self.configured, self.shown, lengths):
             refusal = solver.refusal(shown, length, causal)
             if refusal and not shown.shows(length):
-                found[refusal] = None
+                lines.append(refusal)
             elif refusal and unfit:
-                found[f"{solver.name} at {shown} ({refusal.partition(', as in')[0]})"] = None
-        return list(found)
+                lines.append(f"{solver.name} at {shown} ({refusal.partition(', as in')[0]})")
+        return list(dict.fromkeys(lines))
 
 
 def _read_value(text: str) -> Any:

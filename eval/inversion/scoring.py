@@ -1,4 +1,4 @@
-"""What looks at the truth: the figures of a recovery's row that follow from an answer and it."""
+"""The figures of a recovery's row that follow from an answer and the truth, which is read here."""
 
 import math
 import statistics
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from eval.inversion.gradient.descend import normal
 from eval.inversion.gradient.objectives import OBJECTIVES
-from eval.inversion.problem import Chance, Problem
-from eval.inversion.solver import COLLISIONS, Answer, Solver
+from eval.inversion.problem import Generators, Problem
+from eval.inversion.solver import COLLISIONS, Answer, Solver, drop_scores
 from eval.measures.ranks import token_ranks
 
 SHIFT = 0.05  # the published arrival test compares with an input shifted by this much noise
@@ -21,19 +21,14 @@ SHIFT = 0.05  # the published arrival test compares with an input shifted by thi
 
 def score_answer(answer: Answer, truth: Tensor) -> Answer:
     """The answer with ranks of the true tokens, `(T,)`, in place of its scores."""
-    scores, tokens = answer.scores, answer.tokens.clone()
-    return replace(
-        answer,
-        tokens=tokens,
-        scores=scores.new_empty(len(tokens), 0),
-        ranks=token_ranks(scores, truth.to(scores.device), tokens),
-        collisions={t: alike[:COLLISIONS] for t, alike in answer.collisions.items()},
-    )
+    ranks = token_ranks(answer.scores, truth.to(answer.scores.device), answer.tokens)
+    collisions = {t: alike[:COLLISIONS] for t, alike in answer.collisions.items()}
+    return replace(drop_scores(answer), ranks=ranks, collisions=collisions)
 
 
 @torch.no_grad()
 def score_arrivals(
-    chosen: Solver, problem: Problem, answers: list[Answer], truth: Tensor, chance: Chance
+    solver: Solver, problem: Problem, answers: list[Answer], truth: Tensor, generators: Generators
 ) -> list[tuple[bool, float] | None]:
     """The published protocol's own test of each answer: did the descent arrive?
 
@@ -41,9 +36,9 @@ def score_arrivals(
     the true embeddings shifted by 0.05 N(0, 1) (Badger, 2409.01482).
 
     Args:
-        chosen: a solver; of one without vectors there is nothing to test.
+        solver: that gave the answers; where they have no vectors there is nothing to test.
         truth: the tokens, `(P, T)`.
-        chance: the sources that the solver drew from, which go on.
+        generators: from which the solver drew, and which go on.
 
     Returns:
         Of each row whether it arrived and the loss reached, or None.
@@ -51,8 +46,8 @@ def score_arrivals(
     vectors = [answer.vectors for answer in answers if answer.vectors is not None]
     if len(vectors) < len(answers):
         return [None] * len(answers)
-    loss, true = OBJECTIVES[chosen.settings.get("objective", "l1")], problem.circuit.embed(truth)
-    shifted = true + SHIFT * normal(chance, true.shape[1:], true)
+    loss, true = OBJECTIVES[solver.settings.get("objective", "l1")], problem.circuit.embed(truth)
+    shifted = true + SHIFT * normal(generators, true.shape[1:], true)
     bar = loss(problem.shown(shifted), problem.target)
     reached = loss(problem.shown(torch.stack(vectors)), problem.target)
     return list(zip((reached < bar).tolist(), reached.tolist(), strict=True))
@@ -79,19 +74,15 @@ def verdicts(
     Ambiguous: another token explains the evidence as exactly. Either several tokens lie within the
     limit at that position, or the whole answer does although it is not the truth.
     """
-    right = [a == b for a, b in zip(named, truth, strict=True)]
-    return [
-        "ambiguous"
-        if t in collisions or (within and not right[t])
-        else "recovered"
-        if right[t]
-        else "not found"
-        for t in range(len(right))
-    ]
+    judged = []
+    for t, (token, true) in enumerate(zip(named, truth, strict=True)):
+        unsure = t in collisions or (within and token != true)
+        judged.append("ambiguous" if unsure else "recovered" if token == true else "not found")
+    return judged
 
 
 def set_recall(tokens: list[int], truth: list[int], positions: list[int]) -> float | None:
-    """The share of the true tokens at some positions that were named there, in any order.
+    """The fraction of the true tokens at some positions that were named there, in any order.
 
     Tokens count as often as they stand there (a multiset). None without positions.
     """

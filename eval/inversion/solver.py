@@ -1,10 +1,10 @@
 """Solvers by name: a solver is a function with a decorator, and `ask_solver` asks it.
 
     @solver("search", hidden=range(1))
-    def name(problem, chance, *, starts=24) -> list[Answer]:
+    def name(problem, generators, *, starts=24) -> list[Answer]:
         '''Its description on pages.'''
 
-It is called with a `Problem` and a source of chance for each of its rows, and gives an answer for
+It is called with a `Problem` and a random generator for each of its rows, and gives an answer for
 each row. Keyword-only arguments are the settings, recorded in every row. What an answer claims is
 checked by `ask_solver`: no solver certifies itself. The modules of `eval.inversion.solvers` are
 read for solvers, and files of the user's own (`eval.rows.plugins`).
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from eval.inversion.gradient.objectives import OBJECTIVES, VARIABLES, restrict
-from eval.inversion.problem import Chance, Problem
+from eval.inversion.problem import Generators, Problem
 from eval.messages import ArgumentError, RequestError, nearest
 from eval.models.identity import hash_source
 from eval.rows.plugins import Registry
@@ -34,6 +34,7 @@ FAMILIES = ("gradient", "prior", "search", "control")
 NAMES: dict[str, Sequence[str]] = {"objective": list(OBJECTIVES), "variable": list(VARIABLES)}
 """Settings whose values are names."""
 ANY = 1 << 30
+"""The end of a range of hidden tokens that has none: `hidden=range(1, ANY)`."""
 COLLISIONS = 16
 """Tokens that an answer names, at most, where several lie within the limit."""
 
@@ -84,7 +85,9 @@ class Answer:
 
 
 Solve = Callable[..., Iterable[Answer]]
+"""Its arguments: `Problem`, or a list of them; `Generators`; settings by name."""
 Score = Callable[[Answer, int], Answer]
+"""An answer and the number of its row, to the answer with what its scores tell in their place."""
 F = TypeVar("F", bound=Solve)
 
 
@@ -95,13 +98,13 @@ class Solver:
     Attributes:
         name: as in rows, flags and suites.
         family: one of `FAMILIES`.
-        function: called with a problem, its chance and the settings.
+        function: called with a problem, its rows' generators and the settings.
         title: its name on pages.
         hidden: how many hidden tokens it can work with, of those before the last position shown, in
             a causal model; None: any slice and any model.
         random: whether another seed can give another answer.
         layers: whether it takes a list of problems of the same prompts, one for each layer, and
-            answers all; its chance is then of one problem's rows.
+            answers all; its generators are then of one problem's rows.
         guesses: whether it guesses from background text (`Problem.readbacks`).
         settings: keyword-only arguments, recorded in every row.
         code: of a user's own file, its SHA-256; None for our own.
@@ -194,28 +197,28 @@ class Solver:
         return replace(self, family=family, settings=self.settings | settings)
 
 
-def drop_scores(answer: Answer, row: int) -> Answer:
-    """The answer without its scores, where there is no truth to rank among them."""
+def drop_scores(answer: Answer, _row: int = 0) -> Answer:
+    """The answer without its scores, and with its tokens alone, not as a view of all rows'."""
     tokens, scores = answer.tokens.clone(), answer.scores.new_empty(len(answer.tokens), 0)
     return replace(answer, tokens=tokens, scores=scores)
 
 
 def ask_solver(
-    chosen: Solver, problems: Sequence[Problem], chance: Chance, score: Score = drop_scores
+    chosen: Solver, problems: Sequence[Problem], generators: Generators, score: Score = drop_scores
 ) -> list[list[Answer]]:
     """Each problem's answers, verified in fp32, with their certificates.
 
     Args:
         problems: one; of a solver that shares passes over layers, one for each layer.
-        chance: of each row of a problem.
+        generators: of each row of a problem.
         score: gives an answer, with the number of its row, without its scores, which take V times
             as much as its tokens; called for each before the next one is made.
     """
     started, P = time.perf_counter(), len(problems[0].target)
     given = list(problems) if chosen.layers else problems[0]
     answers: list[Answer] = []
-    for found in chosen.function(given, chance, **chosen.settings):
-        answers.append(score(_restricted(found, problems[0].allowed), len(answers) % P))
+    for answer in chosen.function(given, generators, **chosen.settings):
+        answers.append(score(_restricted(answer, problems[0].allowed), len(answers) % P))
     seconds = (time.perf_counter() - started) / len(answers)
     parts = [answers[i : i + P] for i in range(0, len(answers), P)]
     for problem, of_problem in zip(problems, parts, strict=True):
@@ -233,14 +236,14 @@ def ask_solver(
     return parts
 
 
-def _restricted(found: Answer, allowed: Sequence[int] | None) -> Answer:
+def _restricted(answer: Answer, allowed: Sequence[int] | None) -> Answer:
     """The answer in allowed tokens, and whether it diverged."""
-    best = found.scores.amax(dim=-1)  # NaN where any is
-    found = replace(found, diverged=found.diverged or not bool(best.isfinite().all()))
-    if not allowed:
-        return found
-    scores = restrict(found.scores, allowed)
-    return replace(found, scores=scores, tokens=scores.argmax(dim=-1))
+    best = answer.scores.amax(dim=-1)  # NaN where any is
+    answer = replace(answer, diverged=answer.diverged or not bool(best.isfinite().all()))
+    if allowed is None:
+        return answer
+    scores = restrict(answer.scores, allowed)
+    return replace(answer, scores=scores, tokens=scores.argmax(dim=-1))
 
 
 SOLVERS: Registry[Solver] = Registry("solver", "eval.inversion.solvers")

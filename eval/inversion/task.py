@@ -7,6 +7,7 @@ captures the prompts' outputs, asks the solver, scores the answers, and gives a 
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby, product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from eval.inversion.guesses import ReadBack, open_readbacks
-from eval.inversion.problem import Problem, pose
+from eval.inversion.problem import Problem, ReadBacksOf, pose
 from eval.inversion.request import Inversion
 from eval.inversion.scoring import (
     is_permuted,
@@ -40,7 +41,7 @@ from eval.sites.slices import Slice
 
 
 class Trial(NamedTuple):
-    """One row of a task: a prompt, the seed of chance, and whether its target is another's."""
+    """One row of a task: prompt, seed of the solver, and whether its target is another prompt's."""
 
     prompt: Prompt
     seed: int
@@ -75,7 +76,7 @@ class Task:
 
     @property
     def lot(self) -> "Task":
-        """What tasks have in common that batches alone tell apart: one process answers all."""
+        """The task without trials; tasks of equal lots are batches, which one process answers."""
         return replace(self, trials=())
 
     @property
@@ -89,7 +90,7 @@ class Task:
         return [self.key(site, trial) for site in self.sites for trial in self.trials]
 
     def key(self, site: Site, trial: Trial) -> str:
-        """A row's key: the question, the model, the solver and the source of chance.
+        """A row's key: the question, the model, the solver and its seed.
 
         The rest of a run is no part of it: floors are measured, and shuffled targets taken, among
         its prompts of one length, and read-backs fitted on its corpus. Rows that are there stay as
@@ -136,13 +137,13 @@ class Task:
         problems = self._pose(readbacks)
         length, device = problems[0].length, problems[0].target.device
         truth = torch.tensor([trial.prompt.tokens[:length] for trial in self.trials], device=device)
-        chance = [_generator(trial.prompt, trial.seed) for trial in self.trials]
+        generators = [_generator(trial.prompt, trial.seed) for trial in self.trials]
         rows: list[Row] = []
         answered = ask_solver(
-            self.solver, problems, chance, lambda answer, p: score_answer(answer, truth[p])
+            self.solver, problems, generators, lambda answer, p: score_answer(answer, truth[p])
         )
         for site, problem, answers in zip(self.sites, problems, answered, strict=True):
-            arrivals = score_arrivals(self.solver, problem, answers, truth, chance)
+            arrivals = score_arrivals(self.solver, problem, answers, truth, generators)
             truth_fits = problem.residual(truth)[1].tolist()
             for p, trial in enumerate(self.trials):
                 row = self._row(site, trial, problem, p, answers[p], truth_fits[p])
@@ -153,33 +154,37 @@ class Task:
                 rows.append(row)
         return rows
 
-    def _pose(self, readbacks: Any) -> list[Problem]:
+    def _pose(self, readbacks: ReadBacksOf) -> list[Problem]:
         """A problem for each site."""
-        numbers = [self.prompts.index(trial.prompt) for trial in self.trials]
-        rows = [
-            self._another(n) if trial.shuffled else n
-            for n, trial in zip(numbers, self.trials, strict=True)
-        ]
-        known = {"allowed": self.allowed, "readbacks": readbacks}
+        targets = [self._target(trial) for trial in self.trials]
         problems = []
         for circuit, (outputs, rounding) in zip(*self._capture(), strict=True):
-            chance = [_generator(trial.prompt, f"noise {trial.seed}") for trial in self.trials]
-            shown = outputs[rows], rounding[rows], self.slice
-            problems.append(pose(circuit, *shown, self.noise, chance, **known))
+            generators = [_generator(trial.prompt, f"noise {trial.seed}") for trial in self.trials]
+            shown = outputs[targets], rounding[targets], self.slice
+            problem = pose(circuit, *shown, self.noise, generators)
+            problems.append(replace(problem, allowed=self.allowed, readbacks=readbacks))
         return problems
 
-    def _another(self, number: int) -> int:
-        """The number of the next prompt that differs up to the last position shown."""
+    def _target(self, trial: Trial) -> int:
+        """The number of the prompt whose outputs are the target.
+
+        Of a shuffled trial it is the next prompt that differs up to the last position shown.
+        """
+        number = self.prompts.index(trial.prompt)
+        if not trial.shuffled:
+            return number
         seen = [prompt.tokens[: self.slice.stop_of(len(prompt.tokens))] for prompt in self.prompts]
         following = (*range(number + 1, len(seen)), *range(number))
         return next(n for n in following if seen[n] != seen[number])
 
     def _capture(self) -> tuple[list[Circuit], list[tuple[Tensor, Tensor]]]:
         """The sites' circuits, and what they give for all prompts, kept with the model."""
-        remember, device = self.checkpoint.keep, self.checkpoint.model.embedding.weight.device
-        circuits = {site: remember(("circuit", site), lambda s=site: s.circuit(self.checkpoint))
-                    for site in self.sites}  # fmt: skip
-        captured = remember(("captured", self.prompts), dict)
+        checkpoint, device = self.checkpoint, self.checkpoint.model.embedding.weight.device
+        circuits = {
+            site: checkpoint.keep(("circuit", site), partial(site.circuit, checkpoint))
+            for site in self.sites
+        }
+        captured = checkpoint.keep(("captured", self.prompts), dict)
         if missing := [site for site in circuits if site not in captured]:
             tokens = torch.tensor([prompt.tokens for prompt in self.prompts], device=device)
             outputs = capture([circuits[site] for site in missing], tokens)
@@ -187,18 +192,18 @@ class Task:
         return list(circuits.values()), [captured[site] for site in circuits]
 
     def _row(
-        self, site: Site, trial: Trial, problem: Problem, p: int, found: Answer, truth_fits: bool
+        self, site: Site, trial: Trial, problem: Problem, p: int, answer: Answer, truth_fits: bool
     ) -> Row:
         checkpoint, prompt = self.checkpoint, trial.prompt
         real, shown = min(prompt.real, problem.length), problem.positions
         tokens = list(prompt.tokens[:real])
-        assert found.ranks is not None
-        rank, named = found.ranks[:real].tolist(), found.tokens[:real].tolist()
+        assert answer.ranks is not None
+        rank, named = answer.ranks[:real].tolist(), answer.tokens[:real].tolist()
         seen = [t for t in shown if t < real]
         hidden = [t for t in range(real) if t not in seen]
         floor = problem.tolerance.floor[p, : len(seen)]
-        judged = ((), False) if trial.shuffled else (found.collisions, found.within)
-        runner_up = None if found.runner_up is None else found.runner_up[: len(seen)].to(floor)
+        judged = ((), False) if trial.shuffled else (answer.collisions, answer.within)
+        runner_up = None if answer.runner_up is None else answer.runner_up[: len(seen)].to(floor)
         return {
             "key": self.key(site, trial),
             "kind": "recovery",
@@ -222,25 +227,25 @@ class Task:
             "exact": named == tokens,
             "set_recall": set_recall(named, tokens, hidden),
             "permuted": is_permuted(named, tokens, hidden),
-            "residual": found.residual,
+            "residual": answer.residual,
             "floor": float(problem.tolerance.floor[p].norm()),
             **nearest_rival(runner_up, floor),
-            "at_floor": found.within,
+            "at_floor": answer.within,
             "truth_at_floor": truth_fits,
-            "diverged": found.diverged,
+            "diverged": answer.diverged,
             "criterion": None,
-            "certificate": found.certificate,
+            "certificate": answer.certificate,
             "uncertified": uncertified(problem.circuit.model),
             "verdict": verdicts(named, tokens, *judged),
             "collisions": [
                 {"position": t, "tokens": checkpoint.words(same)}
-                for t, same in found.collisions.items()
+                for t, same in answer.collisions.items()
                 if t < real
             ],
-            "steps_to_solve": found.steps,
-            "evaluations": found.evaluations,
-            "seconds": round(found.seconds, 4),
-            "notes": found.notes | ({"cut": prompt.real - real} if prompt.real > real else {}),
+            "steps_to_solve": answer.steps,
+            "evaluations": answer.evaluations,
+            "seconds": round(answer.seconds, 4),
+            "notes": answer.notes | ({"cut": prompt.real - real} if prompt.real > real else {}),
         }
 
     def _settings_of(self, trial: Trial) -> Row:
@@ -344,5 +349,5 @@ def _grouped(sites: list[Site], together: bool) -> Iterator[tuple[Site, ...]]:
 
 
 def _generator(prompt: Prompt, seed: object) -> torch.Generator:
-    """Chance that belongs to the prompt and the seed, whatever batch they stand in."""
+    """A random generator of a prompt and a seed, whatever batch they stand in."""
     return torch.Generator().manual_seed(int(row_key(prompt.tokens, seed), 16) % 2**63)

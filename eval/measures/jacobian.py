@@ -52,7 +52,7 @@ def local_geometry(circuit: Circuit, tokens: Tensor, hidden: int) -> dict[str, A
     embeddings = exact.model.embed(tokens)
     outputs = exact(embeddings[None])[0, hidden:]
     if not outputs.isfinite().all():
-        raise RequestError(f"layer {circuit.layers} gives numbers that are not finite")
+        raise RequestError(f"layer {circuit.depth} gives numbers that are not finite")
     unit = float(exact.scale / outputs.square().mean().sqrt())
     J = jacobian(exact, embeddings, hidden) * unit
     read = exact.model.with_positions(embeddings[None])[0]

@@ -111,7 +111,7 @@ def outputs_of(circuit: Circuit, windows: Tensor) -> Tensor:
     batches = windows.split(max(1, tokens_at_once(circuit.model) // windows.shape[1]))
     outputs = torch.cat([circuit.of_tokens(batch) for batch in batches])
     if not outputs.isfinite().all():
-        raise RequestError(f"layer {circuit.layers} gives numbers that are not finite")
+        raise RequestError(f"layer {circuit.depth} gives numbers that are not finite")
     return outputs
 
 

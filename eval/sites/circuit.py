@@ -49,8 +49,8 @@ class Circuit:
 
     Args:
         model: in evaluation mode, its parameters without gradient.
-        layers: 0 (the embedding itself) to the number of blocks; the features of several are
-            joined, so that the output has D of them for each.
+        layers: one or several, from 0 (the embedding itself) to the number of blocks; the features
+            of several are joined, so that the output has D of them for each.
         part: one of `PARTS`, of each layer's block.
         without: some of `ABLATIONS`.
 
@@ -59,13 +59,15 @@ class Circuit:
     """
 
     model: LanguageModel
-    layers: int | tuple[int, ...]
+    layers: int | Sequence[int]
     part: str = "block"
     without: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
+        numbers = (self.layers,) if isinstance(self.layers, int) else tuple(self.layers)
+        object.__setattr__(self, "layers", numbers)
         depth = len(self.model.blocks)
-        for layer in self.sites:
+        for layer in numbers:
             if not 0 <= layer <= depth:
                 raise ArgumentError("layer", f"must be 0 (the embedding) to {depth}", layer)
         if self.part not in PARTS:
@@ -82,14 +84,20 @@ class Circuit:
         self._require_parts([self._block(i) for i in range(self.depth)])
 
     @property
-    def sites(self) -> tuple[int, ...]:
-        """The layers as a tuple."""
-        return (self.layers,) if isinstance(self.layers, int) else self.layers
+    def layer_numbers(self) -> tuple[int, ...]:
+        """The layers as a tuple, also of a single one."""
+        assert isinstance(self.layers, tuple)
+        return self.layers
+
+    @property
+    def name(self) -> str:
+        """Part and layers, as `block.3`, or `block.1+4` of two that are joined."""
+        return f"{self.part}.{'+'.join(map(str, self.layer_numbers))}"
 
     @property
     def depth(self) -> int:
         """How many blocks have to run."""
-        return max(self.sites)
+        return max(self.layer_numbers)
 
     @property
     def causal(self) -> bool:
@@ -105,9 +113,9 @@ class Circuit:
     def widths(self) -> list[int]:
         """Features of each layer's output; keys and values have some for each head of a layer."""
         if self.part not in CACHED:
-            return [self.model.config.d_model] * len(self.sites)
+            return [self.model.config.d_model] * len(self.layer_numbers)
         x = self.model.embedding.weight[:1, None]
-        return [self._cached(self._block(layer - 1), x, 0).shape[-1] for layer in self.sites]
+        return [self._cached(self._block(n - 1), x, 0).shape[-1] for n in self.layer_numbers]
 
     def __call__(self, embeddings: Tensor) -> Tensor:
         """`(B, T, D)` embeddings to the site's `(B, T, width)` outputs."""
@@ -183,7 +191,8 @@ class Circuit:
         if self.part != "rotated_key":
             return self, values
         turned = []
-        for layer, of_layer in zip(self.sites, values.split(self.widths, -1), strict=True):
+        parts = values.split(self.widths, -1)
+        for layer, of_layer in zip(self.layer_numbers, parts, strict=True):
             mixer: Any = self._block(layer - 1).token_mixer
             if isinstance(mixer, WholeLayer):
                 turns = mixer.runner.caches.turns(layer - 1, of_layer.shape[1]).to(of_layer)
@@ -196,7 +205,7 @@ class Circuit:
         return replace(self, part="key"), torch.cat(turned, dim=-1)
 
     def _require_attention(self) -> None:
-        for layer in self.sites:
+        for layer in self.layer_numbers:
             if not layer:
                 raise ArgumentError(
                     "part", "layer 0, the embedding, has none; give 1", repr(self.part)
@@ -215,8 +224,8 @@ class Circuit:
 
     def _require_norm(self) -> None:
         depth = len(self.model.blocks)
-        if self.sites != (depth,):
-            layers = "+".join(map(str, self.sites))
+        if self.layer_numbers != (depth,):
+            layers = "+".join(map(str, self.layer_numbers))
             raise RequestError(
                 f"part 'final' of layer {layers}: only the last layer, {depth}, has it; give that"
             )
@@ -249,7 +258,7 @@ class Circuit:
             )
 
     def _walk(self, embeddings: Tensor, mix: Mix, start: int) -> Tensor:
-        (outputs,) = _walk([self], [len(embeddings)], embeddings, mix, start)
+        (outputs,) = _walk_together([self], [len(embeddings)], embeddings, mix, start)
         return outputs
 
     def _mix_whole(self, i: int, mixer: Any, x: Tensor) -> Tensor:
@@ -257,11 +266,6 @@ class Circuit:
 
     def _block(self, i: int) -> Block:
         return self.model.blocks[i]  # pyright: ignore[reportReturnType]
-
-    @property
-    def _recomposed(self) -> bool:
-        """Whether a block cannot be run by its own `combine`."""
-        return self.part == "stream" or bool(self.without - {"mask"})
 
     def _cached(self, block: Block, x: Tensor, start: int) -> Tensor:
         """What attention remembers of a block's input, `(N, T, D)` to `(N, T, width)`."""
@@ -286,7 +290,7 @@ class Circuit:
         outputs = {"mixer": mixed}
         if self.part in CACHED and isinstance(block.token_mixer, CausalAttention | WholeLayer):
             outputs[self.part] = self._cached(block, x, start)
-        if not self._recomposed:
+        if self.part != "stream" and not self.without - {"mask"}:  # else not its own `combine`
             return outputs | {"block": block.combine(x, mixed)}
         stream = block.site("stream", mixed if "residual" in self.without else x + mixed)
         if "channel" in self.without:
@@ -319,8 +323,8 @@ def step_together(circuits: list[Circuit], embeddings: Tensor, state: State | No
         return y.view(P, -1, K, D).transpose(0, 1).reshape(-1, 1, D)
 
     x, start = embeddings[order].reshape(-1, 1, D), state.length if state else 0
-    outputs = dict(zip(order, _walk(chosen, [P * K] * len(order), x, mix, start), strict=True))
-    return [outputs[i].view(P, K, -1) for i in range(len(order))]
+    outputs = _walk_together(chosen, [P * K] * len(order), x, mix, start)
+    return [outputs[order.index(i)].view(P, K, -1) for i in range(len(order))]
 
 
 def join(circuits: Sequence[Circuit]) -> tuple[Circuit, Callable[[Tensor], list[Tensor]]]:
@@ -328,36 +332,34 @@ def join(circuits: Sequence[Circuit]) -> tuple[Circuit, Callable[[Tensor], list[
 
     The function beside it cuts its `(..., width)` outputs into those of each.
     """
-    layers = sorted({layer for circuit in circuits for layer in circuit.sites})
-    numbers = [[layers.index(layer) for layer in circuit.sites] for circuit in circuits]
-    whole = replace(circuits[0], layers=tuple(layers))
+    layers = sorted({layer for circuit in circuits for layer in circuit.layer_numbers})
+    whole = replace(circuits[0], layers=layers)
 
     def cut(outputs: Tensor) -> list[Tensor]:
-        parts = outputs.split(whole.widths, dim=-1)
-        return [
-            parts[own[0]] if len(own) == 1 else torch.cat([parts[i] for i in own], dim=-1)
-            for own in numbers
-        ]
+        by_layer = dict(zip(layers, outputs.split(whole.widths, dim=-1), strict=True))
+        parts = [[by_layer[layer] for layer in circuit.layer_numbers] for circuit in circuits]
+        return [part[0] if len(part) == 1 else torch.cat(part, dim=-1) for part in parts]
 
     return whole, cut
 
 
-def _walk(
+def _walk_together(
     circuits: list[Circuit], rows: list[int], embeddings: Tensor, mix: Mix, start: int
 ) -> list[Tensor]:
+    """The outputs of circuits, the deepest last; each has so many `rows` of the batch, in turn."""
     taken: list[list[Tensor]] = [[] for _ in circuits]
     x, first = _enter(circuits[-1].model, embeddings, start), 0  # first: whose rows lead the batch
-    sites = dict.fromkeys(PARTS, embeddings)
+    by_part = dict.fromkeys(PARTS, embeddings)
     for depth in range(circuits[-1].depth + 1):
         if depth:
-            sites = circuits[-1]._run(depth - 1, x, mix, start)
-            x = sites["block"]
+            by_part = circuits[-1]._run(depth - 1, x, mix, start)
+            x = by_part["block"]
             if circuits[-1].part == "final" and depth == circuits[-1].depth:
-                sites["final"] = circuits[-1].model.norm(x)
-        of_site = sites.get(circuits[-1].part, x)  # a hybrid's other layers have no keys
+                by_part["final"] = circuits[-1].model.norm(x)
+        of_site = by_part.get(circuits[-1].part, x)  # a hybrid's other layers have no keys
         outputs = of_site.split(rows[first:])
         for parts, circuit, output in zip(taken[first:], circuits[first:], outputs, strict=True):
-            if depth in circuit.sites:
+            if depth in circuit.layer_numbers:
                 parts.append(output)
         while first < len(circuits) and circuits[first].depth == depth:
             x = x[rows[first] :]

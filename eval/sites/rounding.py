@@ -44,15 +44,18 @@ class Tolerance:
         return ACCEPT * self.floor + self.spread + ALLOWED * self.change
 
     @cached_property
-    def near(self) -> Tensor:
-        """The distance that the right token keeps at most positions, and half of it at half."""
+    def usual_limit(self) -> Tensor:
+        """At most positions the right token lies within this distance.
+
+        At half of the positions it lies within half of this distance.
+        """
         return self.limit if self.usual is None else replace(self, change=self.usual).limit
 
     def accepts(self, residual: Tensor) -> Tensor:
         """Whether `(P, S)` distances are those of the right tokens, of each prompt, `(P,)`."""
         within = (residual <= self.limit).all(dim=-1)
         if self.usual is not None:
-            within &= (residual <= self.near / 2).float().mean(dim=-1) >= 0.5
+            within &= (residual <= self.usual_limit / 2).float().mean(dim=-1) >= 0.5
         return within
 
     def narrowed(self, other: "Tolerance") -> "Tolerance":

@@ -90,15 +90,6 @@ def read_sites(checkpoint: Checkpoint, words: Sequence[int | str]) -> dict[str, 
                 "block.3 or block.1+4; or layers alone, as in 3, all or last"
             )
         for joined in choose_layers(checkpoint, [layers]):
-            name = f"{part}.{'+'.join(map(str, joined))}"
-            circuits[name] = open_site(checkpoint, joined, part)
+            circuit = Circuit(checkpoint.model, joined, part)
+            circuits[circuit.name] = circuit
     return circuits
-
-
-def open_site(checkpoint: Checkpoint, layers: Sequence[int], part: str) -> Circuit:
-    """The circuit of one layer, or of several joined.
-
-    Raises:
-        RequestError: no such layer or part.
-    """
-    return Circuit(checkpoint.model, layers[0] if len(layers) == 1 else tuple(layers), part)

@@ -56,14 +56,23 @@ class Slice:
         first, *more = zip(starts, stops, strict=True)
         return cls(*first, low, high, tuple(more))
 
+    @property
+    def ranges(self) -> tuple[tuple[int, int | None], ...]:
+        """Start and stop of each range of positions shown."""
+        return ((self.start, self.stop), *self.more)
+
+    @property
+    def has_all_channels(self) -> bool:
+        """Whether it leaves out no channel, however wide the site is."""
+        return (self.low, self.high) == (0, None)
+
     def positions(self, length: int) -> list[int]:
         """The positions shown, in ascending order, of a prompt of that length.
 
         Raises:
             RequestError: it shows nothing.
         """
-        ranges = ((self.start, self.stop), *self.more)
-        shown = sorted({t for start, stop in ranges for t in range(length)[start:stop]})
+        shown = sorted({t for start, stop in self.ranges for t in range(length)[start:stop]})
         if not shown:
             raise RequestError(
                 f"slice {self} shows nothing of a prompt of {length} tokens; give a longer text, "
@@ -73,8 +82,7 @@ class Slice:
 
     def shows(self, length: int) -> bool:
         """Whether it shows a position of a prompt of that length."""
-        ranges = ((self.start, self.stop), *self.more)
-        return any(range(length)[start:stop] for start, stop in ranges)
+        return any(range(length)[start:stop] for start, stop in self.ranges)
 
     def channels(self, width: int) -> int:
         """How many channels are shown, of a site that is so wide.
@@ -110,9 +118,8 @@ class Slice:
 
     def __str__(self) -> str:
         """The slice in its notation."""
-        channels = _range(self.low, self.high) if (self.low, self.high) != (0, None) else ":"
-        ranges = ((self.start, self.stop), *self.more)
-        return f"[:, {'+'.join(_range(*bounds) for bounds in ranges)}, {channels}]"
+        channels = ":" if self.has_all_channels else _range(self.low, self.high)
+        return f"[:, {'+'.join(_range(*bounds) for bounds in self.ranges)}, {channels}]"
 
 
 def _bounds(text: str, part: str) -> tuple[int, int | None]:

@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -89,7 +90,7 @@ def _problem(subject: Subject, prompts: int, length: int, hidden: int = 0) -> Pr
         return [ReadBack(c.vocabulary, fit) for c, fit in zip(circuits, fits, strict=True)]
 
     ((outputs, rounding),) = capture([circuit], subject.tokens[:prompts, :length])
-    return pose(circuit, outputs, rounding, Slice(hidden), readbacks=readbacks)
+    return replace(pose(circuit, outputs, rounding, Slice(hidden)), readbacks=readbacks)
 
 
 def _generators(count: int) -> list[torch.Generator]:

@@ -1,6 +1,6 @@
 """What gradient solvers share: the loop, starts and rates in the embedding's own scale.
 
-    x = scaled_start(problem, chance)
+    x = scaled_start(problem, generators)
     optimizer = torch.optim.Adam([x], lr=0.2 * problem.circuit.scale)
 
     def step(i):
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from eval.inversion.gradient.objectives import restrict
-from eval.inversion.problem import Chance, Problem
+from eval.inversion.problem import Generators, Problem
 from eval.inversion.solver import Answer
 from eval.rows.progress import Progress, report_progress
 
@@ -60,10 +60,9 @@ def descend(
         solved = problem.residual(tokens)[1].tolist()
         for row in rows:
             if row not in answers and (solved[row] or i == steps):
+                own = tokens[row].clone(), now[row].clone()  # else each holds all rows' scores
                 took = i if solved[row] else None
-                # clones: else each answer holds all rows' scores
-                found = Answer(tokens[row].clone(), now[row].clone(), steps=took, evaluations=spent)
-                answers[row] = found
+                answers[row] = Answer(*own, steps=took, evaluations=spent)
         if len(answers) == len(rows):
             break
     return [answers[row] for row in rows]
@@ -78,21 +77,19 @@ def with_gradient(loss: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, 
     return losses.detach(), gradient
 
 
-def normal(chance: Chance, shape: Sequence[int], like: Tensor) -> Tensor:
+def normal(generators: Generators, shape: Sequence[int], like: Tensor) -> Tensor:
     """N(0, 1), `(P, *shape)`."""
-    return torch.stack([torch.randn(*shape, generator=generator) for generator in chance]).to(like)
+    return torch.stack([torch.randn(*shape, generator=g) for g in generators]).to(like)
 
 
-def random_tokens(chance: Chance, shape: Sequence[int], vocabulary: Tensor) -> Tensor:
+def random_tokens(generators: Generators, shape: Sequence[int], vocabulary: Tensor) -> Tensor:
     """Uniformly random tokens, `(P, *shape)`."""
-    drawn = [
-        torch.randint(len(vocabulary), tuple(shape), generator=generator) for generator in chance
-    ]
+    drawn = [torch.randint(len(vocabulary), tuple(shape), generator=g) for g in generators]
     return torch.stack(drawn).to(vocabulary.device)
 
 
-def scaled_start(problem: Problem, chance: Chance) -> Tensor:
+def scaled_start(problem: Problem, generators: Generators) -> Tensor:
     """Noise that is spread like the model's embeddings, `(P, T, D)`."""
     W = problem.vocabulary
-    noise = normal(chance, (problem.length, W.shape[1]), W)
+    noise = normal(generators, (problem.length, W.shape[1]), W)
     return noise * problem.circuit.scale + W.mean(dim=0)

@@ -6,17 +6,13 @@
 * decoder: from `(B, T, D)` vectors to scores of the vocabulary at each position, `(B, T, V)`.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, huber_loss, normalize
 
-if TYPE_CHECKING:
-    from eval.sites.circuit import Circuit
+from eval.sites.circuit import Circuit
 
 Objective = Callable[[Tensor, Tensor], Tensor]
 """Shown outputs and their target, `(P, S, C)` each, to a loss for each prompt, `(P,)`."""
@@ -108,11 +104,11 @@ def by_normed_direction(circuit: Circuit, solution: Tensor) -> Tensor:
     return torch.stack(scores, dim=1)
 
 
-def restrict(scores: Tensor, allowed: Iterable[int] | Tensor | None) -> Tensor:
+def restrict(scores: Tensor, allowed: Sequence[int] | None) -> Tensor:
     """Scores `(..., V)`, at minus infinity all but those of allowed tokens; None allows all."""
     if allowed is None:
         return scores
-    ids = torch.as_tensor(list(allowed), dtype=torch.long, device=scores.device)
+    ids = torch.tensor(allowed, device=scores.device)
     restricted = torch.full_like(scores, -torch.inf)
     restricted[..., ids] = scores[..., ids]
     return restricted

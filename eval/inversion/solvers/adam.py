@@ -7,19 +7,14 @@ from torch import Tensor
 
 from eval.inversion.gradient.descend import descend, scaled_start, with_gradient
 from eval.inversion.gradient.objectives import by_distance, by_normed_direction, relative
-from eval.inversion.problem import Chance, Problem
+from eval.inversion.problem import Generators, Problem
 from eval.inversion.solver import Answer, solver
 
 RATE = 0.2  # the first one, in standard deviations of the embedding
 
 
 @solver("gradient", random=True, title="Adam at the model's scale")
-def adam(
-    problem: Problem,
-    chance: Chance,
-    *,
-    steps: int = 300,
-) -> list[Answer]:
+def adam(problem: Problem, generators: Generators, *, steps: int = 300) -> list[Answer]:
     """Gradient descent by Adam, its start and step size scaled to the model's own embedding.
 
     Adam (Kingma & Ba, 1412.6980) with a rate that falls along a half cosine. The start is drawn
@@ -28,10 +23,10 @@ def adam(
 
     Args:
         problem: of any slice.
-        chance: the source of each row's start.
+        generators: of each row's start.
         steps: the most that a row takes.
     """
-    return descend_by_adam(problem, scaled_start(problem, chance), steps)
+    return descend_by_adam(problem, scaled_start(problem, generators), steps)
 
 
 def descend_by_adam(

@@ -4,14 +4,14 @@ from torch import Tensor
 
 from eval.inversion.gradient.descend import descend, normal, with_gradient
 from eval.inversion.gradient.objectives import OBJECTIVES, by_pseudo_inverse, model_input, width
-from eval.inversion.problem import Chance, Problem
+from eval.inversion.problem import Generators, Problem
 from eval.inversion.solver import Answer, solver
 
 
 @solver("gradient", random=True, title="gradient descent (the published protocol)")
 def descent(
     problem: Problem,
-    chance: Chance,
+    generators: Generators,
     *,
     steps: int = 500,
     rate: float = 0.02,
@@ -29,7 +29,7 @@ def descent(
 
     Args:
         problem: of any slice.
-        chance: the source of each row's start.
+        generators: of each row's start.
         steps: number of steps; 500 in the published code.
         rate: the first rate; 0.02 in the published code for mixers.
         objective: the loss that is minimised.
@@ -38,7 +38,7 @@ def descent(
             alone, with the tokens before it as found; a hidden token stays at its start.
     """
     loss, T, W = OBJECTIVES[objective], problem.length, problem.vocabulary
-    x = normal(chance, (T, width(variable, W)), W)
+    x = normal(generators, (T, width(variable, W)), W)
 
     def read(x: Tensor) -> Tensor:
         return model_input(variable, x, W)

@@ -4,14 +4,14 @@ import torch
 
 from eval.inversion.gradient.descend import descend, random_tokens, with_gradient
 from eval.inversion.gradient.objectives import by_distance, relative
-from eval.inversion.problem import Chance, Problem
+from eval.inversion.problem import Generators, Problem
 from eval.inversion.solver import Answer, solver
 
 RATE = 0.1  # in standard deviations of the embedding
 
 
 @solver("gradient", random=True, title="PEZ")
-def pez(problem: Problem, chance: Chance, *, steps: int = 1000) -> list[Answer]:
+def pez(problem: Problem, generators: Generators, *, steps: int = 1000) -> list[Answer]:
     """Moves vectors by the gradient that is computed at their nearest tokens.
 
     Hard prompts made easy (Wen et al., 2302.03668): projected gradients, by Adam. The best guess
@@ -19,11 +19,11 @@ def pez(problem: Problem, chance: Chance, *, steps: int = 1000) -> list[Answer]:
 
     Args:
         problem: of any slice.
-        chance: the source of each row's first guess, of random tokens.
+        generators: of each row's first guess, of random tokens.
         steps: the most that a row takes.
     """
     W = problem.vocabulary
-    x = W[random_tokens(chance, (problem.length,), W)]
+    x = W[random_tokens(generators, (problem.length,), W)]
     best, least = x.clone(), torch.full_like(x[:, 0, 0], torch.inf)
     optimizer = torch.optim.Adam([x], lr=RATE * problem.circuit.scale)
 

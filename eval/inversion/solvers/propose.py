@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from time import perf_counter
 
-from eval.inversion.problem import Chance, Problem
+from eval.inversion.problem import Generators, Problem
 from eval.inversion.reading import Reading
 from eval.inversion.solver import Answer, solver
 
@@ -14,7 +14,7 @@ SHORTLIST = 4  # tokens nearest by the read-back that are run at first
 @solver(
     "search", title="exact search, propose and verify", hidden=range(1), layers=True, guesses=True
 )
-def propose(problems: Sequence[Problem], chance: Chance) -> Iterator[Answer]:
+def propose(problems: Sequence[Problem], generators: Generators) -> Iterator[Answer]:
     """Guesses each token from the stream by a fitted linear map, and verifies it by running it.
 
     If no guess fits, more tokens are tried, in the end the whole vocabulary. All positions must be
@@ -23,7 +23,7 @@ def propose(problems: Sequence[Problem], chance: Chance) -> Iterator[Answer]:
 
     Args:
         problems: of circuits that differ in their layers only, of the same prompts.
-        chance: not used.
+        generators: not used.
     """
     started = perf_counter()
     fits = problems[0].readbacks([problem.circuit for problem in problems])
@@ -34,11 +34,11 @@ def propose(problems: Sequence[Problem], chance: Chance) -> Iterator[Answer]:
     for i, problem in enumerate(problems):
         for p in range(len(problem.target)):
             started = perf_counter()
-            row = reading.search_alone(i, p, paths, good[i][p])
+            answer = reading.search_alone(i, p, paths, good[i][p])
             yield Answer(
-                tokens=row.tokens,
-                scores=row.scores(problem, fits[i]),
-                evaluations=row.evaluations,
+                tokens=answer.tokens,
+                scores=answer.scores(problem, fits[i]),
+                evaluations=answer.evaluations,
                 seconds=shared + perf_counter() - started,
-                notes={"alone": row.searched, "swept": row.swept},
+                notes={"alone": answer.searched, "swept": answer.swept},
             )

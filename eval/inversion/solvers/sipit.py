@@ -5,12 +5,14 @@ from torch import Tensor
 
 from arch import State
 from eval.inversion.gradient.descend import with_gradient
-from eval.inversion.problem import Chance, Problem
+from eval.inversion.problem import Generators, Problem
 from eval.inversion.solver import Answer, solver
 
 
 @solver("search", hidden=range(1), title="search in the order of gradients, SipIt")
-def sipit(problem: Problem, chance: Chance, *, steps: int = 1000, tried: int = 1) -> list[Answer]:
+def sipit(
+    problem: Problem, generators: Generators, *, steps: int = 1000, tried: int = 1
+) -> list[Answer]:
     """Tries tokens at each position in the order in which a descent comes near them.
 
     SipIt (2510.15511). All positions must be shown. From left to right, a free embedding descends
@@ -21,7 +23,7 @@ def sipit(problem: Problem, chance: Chance, *, steps: int = 1000, tried: int = 1
 
     Args:
         problem: every position shown.
-        chance: not used.
+        generators: not used.
         steps: the most at each position; a step counts three evaluations and the tokens it tries.
         tried: tokens that are tried at each step.
     """

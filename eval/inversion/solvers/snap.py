@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from eval.inversion.gradient.descend import scaled_start
-from eval.inversion.problem import Chance, Problem
+from eval.inversion.problem import Generators, Problem
 from eval.inversion.solver import ANY, Answer, solver
 from eval.inversion.solvers.adam import adam, descend_by_adam
 
@@ -16,7 +16,9 @@ TOGETHER = 256  # prompts that are run at once
 
 
 @solver("search", hidden=range(1, ANY), random=True, title="snap and resolve")
-def snap(problem: Problem, chance: Chance, *, steps: int = 300, resolve: int = 600) -> list[Answer]:
+def snap(
+    problem: Problem, generators: Generators, *, steps: int = 300, resolve: int = 600
+) -> list[Answer]:
     """Descends on all vectors, makes the shown ones tokens, then descends on the hidden ones alone.
 
     If all vectors are free, the hidden ones are not determined, as the shown ones absorb their
@@ -26,16 +28,16 @@ def snap(problem: Problem, chance: Chance, *, steps: int = 300, resolve: int = 6
 
     Args:
         problem: with k >= 1 hidden positions before the last one shown.
-        chance: the source of each prompt's starts.
+        generators: of each prompt's starts.
         steps: steps of Adam on all positions.
         resolve: steps of Adam on the hidden ones.
     """
-    first = adam(problem, chance, steps=steps)
+    first = adam(problem, generators, steps=steps)
     tokens = torch.stack([answer.tokens for answer in first])
     free = torch.ones_like(tokens, dtype=torch.bool)
     free[:, problem.positions] = False
     known = problem.circuit.embed(tokens)
-    start = torch.where(free[..., None], scaled_start(problem, chance), known)
+    start = torch.where(free[..., None], scaled_start(problem, generators), known)
     second = descend_by_adam(problem, start, resolve, free=free, normed=True)
     answers = []
     for p, (rough, resolved) in enumerate(zip(first, second, strict=True)):

@@ -5,11 +5,11 @@ from torch import Tensor
 
 from eval.inversion.gradient.descend import descend, normal, with_gradient
 from eval.inversion.gradient.objectives import huber, model_input
-from eval.inversion.problem import Chance, Problem
+from eval.inversion.problem import Generators, Problem
 from eval.inversion.solver import Answer, solver
 
 RATE = 0.065  # of Adam on z
-KEEP = 0.9  # the share of z that is kept at every step
+KEPT = 0.9  # the fraction of z that is kept at every step
 TEMPERATURE = 0.05  # of the softmax
 NOISE = 0.1  # standard deviation of the start, which is zeros in the paper
 BETAS = 0.9, 0.995
@@ -17,7 +17,7 @@ FORGET = 50  # steps after which the moments start anew
 
 
 @solver("gradient", random=True, title="SODA")
-def soda(problem: Problem, chance: Chance, *, steps: int = 1000) -> list[Answer]:
+def soda(problem: Problem, generators: Generators, *, steps: int = 1000) -> list[Answer]:
     """Descends on a softmax over the vocabulary at each position, with decay and restarts of Adam.
 
     Sparse one-hot discrete Adam (Skapars et al., 2507.01693). The model reads
@@ -26,11 +26,11 @@ def soda(problem: Problem, chance: Chance, *, steps: int = 1000) -> list[Answer]
 
     Args:
         problem: of any slice.
-        chance: the source of each row's start.
+        generators: of each row's start.
         steps: the most that a row takes.
     """
     W = problem.vocabulary
-    z = NOISE * normal(chance, (problem.length, len(W)), W)
+    z = NOISE * normal(generators, (problem.length, len(W)), W)
     optimizer = torch.optim.Adam([z], betas=BETAS)
 
     def read(z: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ def soda(problem: Problem, chance: Chance, *, steps: int = 1000) -> list[Answer]
         optimizer.param_groups[0]["lr"] = RATE * correction
         z.grad = with_gradient(lambda z: huber(problem.shown(read(z)), problem.target), z)[1]
         optimizer.step()
-        z.mul_(KEEP)
+        z.mul_(KEPT)
         return 3 * problem.length
 
     return descend(problem, step, lambda: z, steps)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from arch import State
-from eval.inversion.problem import Chance, Problem
+from eval.inversion.problem import Generators, Problem
 from eval.inversion.solver import COLLISIONS, Answer, solver
 from eval.models.memory import candidates_at_once
 from eval.rows.progress import Progress, report_progress, watched
@@ -17,7 +17,7 @@ from eval.sites.circuit import Circuit
 
 
 @solver("search", hidden=range(1), title="exact search, sweep")
-def sweep(problem: Problem, chance: Chance, *, prior: float = 0.0) -> list[Answer]:
+def sweep(problem: Problem, generators: Generators, *, prior: float = 0.0) -> list[Answer]:
     """Tries every token of the vocabulary at each position, left to right, and keeps the nearest.
 
     All positions must be shown. With Gaussian noise in the target the nearest token is the
@@ -28,7 +28,7 @@ def sweep(problem: Problem, chance: Chance, *, prior: float = 0.0) -> list[Answe
 
     Args:
         problem: every position shown.
-        chance: not used.
+        generators: not used.
         prior: weight of the model's own next-token probabilities; 1 is Bayes' rule.
     """
     circuit, (P, S, C) = problem.circuit, problem.target.shape
@@ -71,9 +71,9 @@ def sweep(problem: Problem, chance: Chance, *, prior: float = 0.0) -> list[Answe
     ]
 
 
-def _report(problem: Problem, tokens: list[Tensor], ambiguous: list[Tensor]) -> None:
-    nearest = torch.stack([to_target.amin(dim=1) for to_target in ambiguous], dim=1)
-    margins = (runner_up(ambiguous[-1]) / problem.tolerance.floor[:, len(tokens) - 1]).log2()
+def _report(problem: Problem, tokens: list[Tensor], distances: list[Tensor]) -> None:
+    nearest = torch.stack([to_target.amin(dim=1) for to_target in distances], dim=1)
+    margins = (runner_up(distances[-1]) / problem.tolerance.floor[:, len(tokens) - 1]).log2()
     settled = nearest <= problem.tolerance.limit[:, : len(tokens)]
     report_progress(Progress(torch.stack(tokens, dim=1), settled, margins))
 

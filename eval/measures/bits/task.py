@@ -17,7 +17,7 @@ from eval.rows.progress import Progress, report_progress
 from eval.rows.store import Results, Row, row_key
 from eval.sites.circuit import Circuit
 from eval.sites.rounding import capture
-from eval.sites.site import choose_single_layers, open_site
+from eval.sites.site import choose_single_layers
 from tokenizer import tokenizer_hash
 
 COUNT = 40
@@ -209,5 +209,5 @@ def plan_bits(
         )
     chosen = choose_single_layers(checkpoint, layers)
     for layer in chosen:
-        open_site(checkpoint, [layer], part)
+        Circuit(checkpoint.model, layer, part)  # refuses one that does not exist
     return [BitsTask(checkpoint, layer, part, design) for layer in sorted(chosen)]

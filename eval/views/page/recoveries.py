@@ -131,7 +131,7 @@ def departures(record: Record) -> dict[str, str]:
         "control": f"control: {record.get('control')}",
         "padded": "padded",
     }
-    departs = {"channels": (shown.low, shown.high) != (0, None)} | record
+    departs = {"channels": not shown.has_all_channels} | record
     return {name: said for name, said in words.items() if departs.get(name)}
 
 

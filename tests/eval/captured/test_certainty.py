@@ -16,7 +16,7 @@ from eval.__main__ import main
 from eval.captured.certainty.agreement import find_evidence
 from eval.captured.certainty.likelihood import LIKELY, probability
 from eval.models.text import held_out_text
-from eval.sites.site import open_site
+from eval.sites.circuit import Circuit
 from tests.arch.cases import byte_tokenizer
 from tests.arch.pretrained.test_pretrained import GROUPED, random_model
 from tests.said import one_line
@@ -53,7 +53,7 @@ def test_hidden_tokens_are_certain_by_as_many_numbers_as_tell_them_together(
     """Three in bfloat16 agree with some of all prompts of three tokens: wrong ones were certain."""
     model, _ = states
     tokens = torch.randint(256, (1, 3), generator=torch.Generator().manual_seed(18))
-    outputs = open_site(model, [1], "block").of_tokens(tokens).bfloat16()
+    outputs = Circuit(model.model, 1).of_tokens(tokens).bfloat16()
     found = recover(model, outputs, layer=1, shown=f"[:, 2:, :{channels}]", corpus="toy:400",
                     computed="fp32")  # fmt: skip
     assert found.tokens.tolist() == tokens.tolist()

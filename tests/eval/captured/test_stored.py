@@ -12,7 +12,7 @@ from eval.captured.arithmetic import Arithmetic
 from eval.captured.files.stored import read_stored
 from eval.captured.locate import find_precision, find_site
 from eval.messages import RequestError
-from eval.sites.site import open_site
+from eval.sites.circuit import Circuit
 from tests.arch.pretrained.test_decoder import their_model as decoder_model
 from tests.arch.pretrained.test_pretrained import saved
 from tests.eval.inversion.search_cases import SHORT
@@ -127,7 +127,7 @@ def test_bfloat16_changes_far_positions_as_a_run_of_transformers_does(name, part
     path = saved(theirs, tmp_path / "model")
     checkpoint = open_model(f"hf:{path}")
     tokens = torch.arange(length)[None] * 7 % 250
-    site = open_site(checkpoint, [1], part)
+    site = Circuit(checkpoint.model, 1, part)
     outputs = site.of_tokens(tokens)
     ours = Arithmetic(checkpoint, "bf16", "toy:400").change(site, tokens, outputs)
     real = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, trust_remote_code=False)
@@ -159,7 +159,7 @@ def test_states_too_far_for_float32_are_taken_for_the_lower_precision(captured, 
     (best, *_), computed = find_site(checkpoint, stored, positions, "toy:400")
     assert (best.part, best.layer, computed) == ("block", 2, "bf16")
     stored = read_stored(far[:, 1:].bfloat16())
-    circuit = open_site(checkpoint, [2], "block")
+    circuit = Circuit(checkpoint.model, 2)
     assert find_precision(checkpoint, circuit, stored, positions[1:], "toy:400") == "fp32"
     assert find_precision(checkpoint, circuit, stored, positions[:-1], "toy:400") == "bf16"
 

@@ -31,7 +31,7 @@ QUICK: dict[str, dict[str, Any]] = {
 """Settings with which solvers that fit or descend recover shown tokens of small models."""
 
 
-def chance(count: int, seed: int = 0) -> list[torch.Generator]:
+def generators(count: int, seed: int = 0) -> list[torch.Generator]:
     return [torch.Generator().manual_seed(100 * seed + i) for i in range(count)]
 
 
@@ -46,7 +46,7 @@ def posed(
     place: tuple[Any, ...] = site or (2,)
     circuit = Circuit(model, *place)
     ((outputs, rounding),) = capture([circuit], truth)
-    return pose(circuit, outputs, rounding, Slice.parse(shown), noise, chance(len(truth)))
+    return pose(circuit, outputs, rounding, Slice.parse(shown), noise, generators(len(truth)))
 
 
 def readback(circuit: Circuit) -> ReadBack:
@@ -82,7 +82,7 @@ def solve(
         return [(guesses or readback)(circuit) for circuit in circuits]
 
     known = [replace(problem, readbacks=readbacks) for problem in several]
-    parts = ask_solver(replace(asked, function=function), known, chance(len(known[0].target)))
+    parts = ask_solver(replace(asked, function=function), known, generators(len(known[0].target)))
     answers = [each for part in parts for each in part]
     for each, found in zip(answers, raw, strict=True):
         each.scores = found.scores

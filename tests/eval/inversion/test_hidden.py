@@ -9,7 +9,7 @@ import torch
 from eval.inversion.solvers.alternating.search import alternating
 from tests.eval.inversion.search_cases import (
     MIXERS,
-    chance,
+    generators,
     misread,
     posed,
     prompts,
@@ -134,9 +134,9 @@ def test_prompts_are_answered_together_as_alone(small_model, shown, factor):
     fit = readback(problem.circuit)
     problem = replace(problem, readbacks=lambda _: [fit])
     short: dict[str, Any] = {"starts": 2, "rounds": 1}
-    together = alternating(problem, chance(3), **short)
+    together = alternating(problem, generators(3), **short)
     for p, answer in enumerate(together):
-        (alone,) = alternating(problem.of([p]), [chance(3)[p]], **short)
+        (alone,) = alternating(problem.of([p]), [generators(3)[p]], **short)
         assert alone.tokens.equal(answer.tokens)
         for name in ("enumerated", "collisions", "evaluations"):
             assert getattr(alone, name) == getattr(answer, name)

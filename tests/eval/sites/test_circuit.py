@@ -135,6 +135,13 @@ def test_layers_with_other_numbers_of_heads_are_joined_and_cut_each_at_its_width
         torch.testing.assert_close(keys, before.of_tokens(tokens), atol=1e-5, rtol=1e-5)
 
 
+def test_a_layer_alone_is_the_same_site_however_it_is_written(small_model):
+    """Written as a tuple it was another one, for which guesses were fitted anew."""
+    model = small_model()
+    assert len({Circuit(model, layers) for layers in (2, (2,), [2])}) == 1
+    assert [Circuit(model, layers).name for layers in (2, (0, 2))] == ["block.2", "block.0+2"]
+
+
 def test_unmasked_attention_is_torchs_own_without_a_mask(small_model):
     model = small_model(mixers=("attention(heads=1)",), n_layers=1).double()
     circuit = Circuit(model, 1, "mixer", frozenset({"mask"}))

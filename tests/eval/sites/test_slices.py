@@ -10,7 +10,7 @@ from eval.inversion.problem import pose
 from eval.sites.circuit import Circuit
 from eval.sites.rounding import ACCEPT, capture
 from eval.sites.slices import Slice
-from tests.eval.inversion.search_cases import chance, posed, prompts
+from tests.eval.inversion.search_cases import generators, posed, prompts
 
 
 def bounds() -> st.SearchStrategy[str]:
@@ -116,7 +116,7 @@ def test_noise_is_as_large_as_promised_and_allowed_for(small_model):
     assert (noisy.distances(circuit.of_tokens(truth)) <= noisy.tolerance.limit).all()
     assert (noisy.tolerance.limit < 2 * noise * scale * 32**0.5).all()
     ((outputs, rounding),) = capture([circuit], truth[3:4])
-    one = pose(circuit, outputs, rounding, Slice(), noise, [chance(16)[3]])
+    one = pose(circuit, outputs, rounding, Slice(), noise, [generators(16)[3]])
     torch.testing.assert_close(one.target, noisy.target[3:4])
 
 
@@ -162,12 +162,6 @@ def test_floors_are_measured_in_passes_that_the_memory_bears(small_model, monkey
     for size in (1, 5, 31):  # computed in another batch, the truth still lies within the limit
         again = circuit.of_tokens(truth.repeat(size, 1))[:12]
         assert ((again - parts).norm(dim=-1) <= limit).all()
-
-
-LENGTH, COUNT = 6, 4
-
-
-PROMPTS, LAYERS = 100, (1, 2, 3)
 
 
 def test_floors_of_a_slice_are_of_its_channels_alone(small_model):

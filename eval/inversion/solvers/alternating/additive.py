@@ -170,9 +170,6 @@ def orders(k: int) -> list[tuple[int, ...]]:
     if k <= ALL_ORDERS:
         return list(itertools.permutations(range(k)))
     here = tuple(range(k))
-    swaps = []
-    for i, j in itertools.combinations(here, 2):
-        swapped = list(here)
-        swapped[i], swapped[j] = j, i
-        swaps.append(tuple(swapped))
+    pairs = itertools.combinations(here, 2)
+    swaps = [tuple({i: j, j: i}.get(t, t) for t in here) for i, j in pairs]
     return [here, *swaps, *(here[r:] + here[:r] for r in range(1, k))]

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from eval.inversion.problem import Chance, Problem
+from eval.inversion.problem import Generators, Problem
 from eval.inversion.reading import Reading
 from eval.inversion.solver import ANY, COLLISIONS, Answer, solver
 from eval.inversion.solvers.alternating.turns import LIKELY, SCREENS, Turns
@@ -46,7 +46,7 @@ UNBOUNDED = 1 << 40  # tokens run forward, more than any search takes
 )
 def alternating(
     problem: Problem,
-    chance: Chance,
+    generators: Generators,
     *,
     starts: int = 24,
     rounds: int = 8,
@@ -59,16 +59,16 @@ def alternating(
 
     Args:
         problem: with k >= 1 hidden positions before the last one shown.
-        chance: the source of each prompt's random starts.
+        generators: of each prompt's random starts.
         starts: most starts for a run of hidden tokens; then the nearest answer is returned.
         rounds: turns of a start.
         budget: tokens run for a prompt; the turn that reaches it is the last.
     """
     (fit,) = problem.readbacks([problem.circuit])
-    before = torch.empty(len(chance), 0, dtype=torch.long, device=problem.target.device)
-    unspent, parts = torch.full((len(chance),), budget), []
+    before = torch.empty(len(generators), 0, dtype=torch.long, device=problem.target.device)
+    unspent, parts = torch.full((len(generators),), budget), []
     for run in problem.runs():
-        search = _Search(Turns(run, before, fit, chance), rounds, unspent)
+        search = _Search(Turns(run, before, fit, generators), rounds, unspent)
         parts.append(search.answers(starts))
         before = torch.cat([before, torch.stack([part.tokens for part in parts[-1]])], dim=1)
         unspent = unspent - search.turns.spent
@@ -129,10 +129,8 @@ class _Search:
         the second; searched for together they cannot.
         """
         turns = self.turns
-        best, counts = (
-            [_End(0.0, hidden, proved=True) for hidden in turns.hidden],
-            [0] * len(self.ends),
-        )
+        best = [_End(0.0, hidden, proved=True) for hidden in turns.hidden]
+        counts = [0] * len(best)
         if turns.k:
             self.descend_from(starts)
             best = [_by_distance(ends)[0] for ends in self.ends]
@@ -142,8 +140,8 @@ class _Search:
         rows = [p for p, end in enumerate(best) if not end.proved and open_[p]]
         if rows and turns.problem.target.shape[1] > 1:
             one_more = turns.problem.of(rows).showing(slice(1, None))
-            chance = [turns.chance[p] for p in rows]
-            wider = Turns(one_more, turns.before[rows], turns.readback, chance)
+            generators = [turns.generators[p] for p in rows]
+            wider = Turns(one_more, turns.before[rows], turns.readback, generators)
             search = _Search(wider, self.rounds, unspent[rows])
             search.descend_from(starts)
             turns.spent[rows] += wider.spent
@@ -171,7 +169,7 @@ class _Search:
                 if guess is not None:
                     turns.hidden[p] = guess[p]
                 elif p not in crossed:
-                    size, generator = (turns.k,), turns.chance[p]
+                    size, generator = (turns.k,), turns.generators[p]
                     drawn = torch.randint(len(turns.vocabulary), size, generator=generator)
                     turns.hidden[p] = drawn.to(turns.hidden)
             self._descend(rows)
@@ -194,7 +192,7 @@ class _Search:
             choices = choices.expand(len(rows), -1, -1)
         else:
             size = COMBINED, turns.k
-            drawn = [torch.randint(count, size, generator=turns.chance[p]) for p in rows]
+            drawn = [torch.randint(count, size, generator=turns.generators[p]) for p in rows]
             choices = torch.stack(drawn)
         guesses = torch.cat([ends, ends.gather(1, choices.to(ends.device))], dim=1)
         turns.hidden[rows] = ends[:, 0]
@@ -307,8 +305,8 @@ class _Search:
         collisions: list[dict[int, list[int]]] = [{} for _ in rows]
         for s, token in enumerate(tokens[:, turns.first :].T):
             distances = try_tokens(problem, s, state)[:, None]
-            found = find_collisions(distances, problem.tolerance.limit[:, s, None])
-            for alike, of_prompt in zip(found, collisions, strict=True):
+            limit = problem.tolerance.limit[:, s, None]
+            for alike, of_prompt in zip(find_collisions(distances, limit), collisions, strict=True):
                 if alike:
                     of_prompt[turns.k + s] = alike[0]
             state = problem.circuit.prefix(token[:, None], state)

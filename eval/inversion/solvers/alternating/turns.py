@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from eval.inversion.guesses import ReadBack
-from eval.inversion.problem import Chance, Problem
+from eval.inversion.problem import Generators, Problem
 from eval.inversion.reading import Reading
 from eval.inversion.solvers.alternating.additive import (
     Changes,
@@ -42,7 +42,7 @@ class Turns:
         problem: P prompts up to the end of the run, with nothing else shown.
         before: the tokens before the hidden ones, `(P, n)`.
         readback: for guesses of visible tokens.
-        chance: of each prompt.
+        generators: of each prompt.
 
     Attributes:
         first: the first position shown.
@@ -55,11 +55,11 @@ class Turns:
     """
 
     def __init__(
-        self, problem: Problem, before: Tensor, readback: ReadBack, chance: Chance
+        self, problem: Problem, before: Tensor, readback: ReadBack, generators: Generators
     ) -> None:
         self.problem, self.before, self.readback = problem, before, readback
         self.likely = LIKELY if problem.tolerance.usual is None else COARSE
-        self.chance, self.screen = chance, SCREENS[0]
+        self.generators, self.screen = generators, SCREENS[0]
         self.first, self.circuit = problem.hidden, problem.circuit
         self.k, W = self.first - before.shape[1], self.circuit.vocabulary
         length = min(problem.length, self.first + WINDOW)
@@ -80,7 +80,7 @@ class Turns:
             whole = torch.arange(V, device=self.before.device)
             self.sample = whole.expand(len(self.before), -1)
             return
-        drawn = [torch.randperm(V, generator=self.chance[p])[: SAMPLE * D] for p in rows]
+        drawn = [torch.randperm(V, generator=self.generators[p])[: SAMPLE * D] for p in rows]
         self.sample = self.before.new_zeros(len(self.before), SAMPLE * D)
         self.sample[rows] = torch.stack(drawn).to(self.before)
 
@@ -135,10 +135,7 @@ class Turns:
         else:
             self.fits[rows] = -Changes(changes).singles(missing).sqrt()
         changes, n = Changes(changes), listed.shape[2]
-        drawn = [
-            torch.stack([torch.randint(n, (BEAMS,), generator=self.chance[p]) for _ in range(k)])
-            for p in rows
-        ]
+        drawn = [torch.randint(n, (k, BEAMS), generator=self.generators[p]) for p in rows]
         drawn = torch.stack(drawn).mT.to(hidden.device)
         chosen, counts = different(explain(changes, missing, BEAMS, drawn))
         counts = counts.clamp(max=BEAMS).tolist()

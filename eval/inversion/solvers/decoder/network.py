@@ -7,7 +7,6 @@ the model itself writes, so that no corpus is needed (language model inversion, 
 """
 
 import copy
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -15,12 +14,10 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from arch import LanguageModel
+from eval.inversion.problem import Problem
 from eval.messages import RequestError
 from eval.rows.progress import Progress, report_progress
 from eval.sites.circuit import Circuit
-
-if TYPE_CHECKING:
-    from eval.inversion.problem import Problem
 
 BLOCK = 32  # one decoder is for prompts of up to 32 tokens, another for up to 64, and so on
 WRITTEN = 1 << 19  # tokens of text that the model writes
@@ -73,7 +70,7 @@ class Decoder(nn.Module):
         return self.model.logits(hidden[:, -1:] if last else hidden)
 
 
-def open_decoder(problem: "Problem", steps: int) -> Decoder:
+def open_decoder(problem: Problem, steps: int) -> Decoder:
     """The decoder of a problem's circuit and channels, trained when it is first asked for.
 
     Raises:
@@ -87,11 +84,9 @@ def open_decoder(problem: "Problem", steps: int) -> Decoder:
             f"solver decoder: {problem.length} tokens; it needs a row more than the prompt has of "
             f"the context, {context}; use solver alternating"
         )
-    about = circuit.sites, circuit.part, circuit.without, shown.low, shown.high, longest, steps
-    return circuit.model.keep(
-        ("decoder", *about),
-        lambda: train_decoder(circuit, shown.low, shown.high, longest, steps),
-    )
+    about = shown.low, shown.high, longest, steps
+    key = "decoder", circuit.name, circuit.without, *about
+    return circuit.model.keep(key, lambda: train_decoder(circuit, *about))
 
 
 @torch.no_grad()
@@ -107,8 +102,8 @@ def write_text(circuit: Circuit, count: int, generator: torch.Generator) -> Tens
         new, state = tokens, None
         while tokens.shape[1] < length:
             hidden, state = model.prefix(model.embed(new), state)
-            chances = model.logits(hidden[:, -1:])[:, 0].float().softmax(dim=-1).cpu()
-            new = torch.multinomial(chances, 1, generator=generator).to(device)
+            probabilities = model.logits(hidden[:, -1:])[:, 0].float().softmax(dim=-1).cpu()
+            new = torch.multinomial(probabilities, 1, generator=generator).to(device)
             tokens = torch.cat([tokens, new], dim=1)
         parts.append(tokens)
     return torch.cat(parts)

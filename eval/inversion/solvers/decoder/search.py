@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from eval.inversion.guesses import whitening
-from eval.inversion.problem import Chance, Problem
+from eval.inversion.problem import Generators, Problem
 from eval.inversion.solver import ANY, Answer, solver
 from eval.inversion.solvers.alternating.additive import Changes, explain
 from eval.inversion.solvers.decoder.network import Decoder, open_decoder
@@ -36,7 +36,7 @@ LOGITS = 1 << 25  # numbers that the decoder gives at once
 
 @solver("search", title="exact search from a decoder", hidden=range(1, ANY), random=True)
 def decoder(
-    problem: Problem, chance: Chance, *, steps: int = 4000, budget: int = 1 << 19
+    problem: Problem, generators: Generators, *, steps: int = 4000, budget: int = 1 << 19
 ) -> list[Answer]:
     """Searches from the prompts that a trained decoder writes for the last shown output.
 
@@ -45,7 +45,7 @@ def decoder(
 
     Args:
         problem: with k >= 1 hidden positions before the last one shown.
-        chance: the source of each prompt's draws.
+        generators: of each prompt's draws.
         steps: steps of the decoder's training, 1,024 tokens each.
         budget: tokens run for a prompt, in the decoder or in the model; then the nearest prompt is
             returned.
@@ -54,7 +54,7 @@ def decoder(
     metrics = [whitening(trained.scatter, shrink).to(problem.target) for shrink in SHRINKS]
     return [
         _Search(problem.of([p]), trained, metrics, generator).answer(budget)
-        for p, generator in enumerate(chance)
+        for p, generator in enumerate(generators)
     ]
 
 
@@ -135,8 +135,8 @@ class _Search:
         """How unlikely the decoder thinks `(N, T)` tokens, `(N,)`."""
         parts = []
         for part in tokens.split(max(1, LOGITS // (self.T * self.V))):
-            chances = self._logits(part).log_softmax(dim=-1)
-            parts.append(-chances.gather(2, part[..., None])[..., 0].sum(dim=1))
+            logs = self._logits(part).log_softmax(dim=-1)
+            parts.append(-logs.gather(2, part[..., None])[..., 0].sum(dim=1))
         return torch.cat(parts)
 
     def _beam(self) -> Tensor:
@@ -152,8 +152,8 @@ class _Search:
     def _write(self, tokens: Tensor) -> Tensor:
         """Prompts that begin with `(N, n)` tokens, the others drawn by the decoder."""
         while tokens.shape[1] < self.T:
-            chances = self._logits(tokens, last=True).softmax(dim=-1).cpu()
-            drawn = torch.multinomial(chances, 1, generator=self.generator).to(tokens)
+            probabilities = self._logits(tokens, last=True).softmax(dim=-1).cpu()
+            drawn = torch.multinomial(probabilities, 1, generator=self.generator).to(tokens)
             tokens = torch.cat([tokens, drawn], dim=1)
         return tokens
 
