@@ -190,6 +190,17 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message}; see {self.prog} --help\n")
 
 
+def _given(word: str) -> str:
+    """A word; an empty one is refused, which as a path would be the working directory."""
+    if not word:
+        raise argparse.ArgumentTypeError("the value is empty; give one")
+    return word
+
+
+def _path(word: str) -> Path:
+    return Path(_given(word))
+
+
 def _parser() -> Parser:
     parser = Parser(
         prog="python -m tokenizer",
@@ -218,16 +229,16 @@ def _parser() -> Parser:
 
     learn = "learn a byte-level BPE from stories, but those that pack holds out by default"
     add = command("train", _train, learn)
-    add("source", metavar="SOURCE", help=where)
-    add("--out", type=Path, required=True, metavar="FILE", help="the file to write")
+    add("source", type=_given, metavar="SOURCE", help=where)
+    add("--out", type=_path, required=True, metavar="FILE", help="the file to write")
     add("--vocab-size", default=VOCAB_SIZE, help="entries of the vocabulary (%(default)s)", **count)
 
     add = command(
         "pack", _pack, "encode stories into files that training reads; run again to continue"
     )
-    add("source", metavar="SOURCE", help=where)
-    add("--tokenizer", required=True, metavar="FILE", help="a tokenizer.json")
-    add("--out", type=Path, required=True, metavar="DIR", help="directory to make")
+    add("source", type=_given, metavar="SOURCE", help=where)
+    add("--tokenizer", type=_given, required=True, metavar="FILE", help="a tokenizer.json")
+    add("--out", type=_path, required=True, metavar="DIR", help="directory to make")
     layouts = "packed: stories follow each other; rows: one story a row (%(default)s)"
     add("--layout", choices=("packed", "rows"), default="packed", help=layouts)
     rows = "tokens in a row; a model is trained on all but the last: for 512 positions, 513"
@@ -242,9 +253,9 @@ def _parser() -> Parser:
     add("--shard-tokens", default=SHARD, help="tokens in a file (%(default)s)", **count)
 
     add = command("inspect", _inspect, "show what a tokenizer has learnt")
-    add("tokenizer", metavar="FILE", help="a tokenizer.json")
+    add("tokenizer", type=_given, metavar="FILE", help="a tokenizer.json")
     corpora = "measured on what pack holds out of it by default (%(default)s)"
-    add("--corpus", default="toy", metavar="SOURCE", help=corpora)
+    add("--corpus", type=_given, default="toy", metavar="SOURCE", help=corpora)
     add("--text", help="a text to split")
     return parser
 

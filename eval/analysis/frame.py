@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from eval.analysis.accepts import accepted, is_false_accept
-from eval.analysis.places import (
+from eval.analysis.coordinates import (
     BITS,
     OF_LOSS,
     fields,

@@ -50,7 +50,7 @@ def lens(
         length: tokens of each story that are read; default: 64
         words: tokens to follow; each must be one token, with the space before it: ' happy'
     """
-    from eval.analysis.places import looked_at
+    from eval.analysis.coordinates import looked_at
     from eval.drawing.tables import terminal
     from eval.lenses.lens import ALL, FOLDER, Request, parse_lenses, word_tokens
     from eval.lenses.task import LensTask

@@ -25,7 +25,7 @@ from eval.models.checkpoint import Checkpoint, open_checkpoint
 from eval.rows.store import read_rows
 from tests.arch.cases import byte_tokenizer
 from tests.eval.views.page.cases import about, every_kind
-from tokenizer import load_tokenizer
+from tokenizer import load_tokenizer, pack
 
 
 def stories_in(place, stories):
@@ -238,6 +238,19 @@ def test_a_folder_whose_files_have_the_sizes_of_before_is_another(tmp_path, monk
         found.add(corpora.corpus_hash(str(tmp_path)))
     assert len(found) == 2
     assert corpora.corpus_hash("") is None  # of a text of one's own, not of the working directory
+
+
+def test_a_corpus_is_named_alike_on_every_machine(tmp_path):
+    labels, tokenizer = set(), tmp_path / "tokenizer.json"
+    tokenizer.write_text(byte_tokenizer().to_str())
+    for machine in ("laptop", "server"):
+        pack("toy:20", tokenizer, tmp_path / machine / "stories")
+        labels.add(corpora.corpus_label(str(tmp_path / machine / "stories")))
+    (label,) = labels
+    assert re.fullmatch(r"stories \([0-9a-f]{8}\)", label)
+    (tmp_path / "book.txt").write_text("Once.")
+    assert corpora.corpus_label(str(tmp_path / "book.txt")).startswith("book.txt (")
+    assert [*map(corpora.corpus_label, ("toy:20", "/gone/data"))] == ["toy:20", "data"]
 
 
 def test_two_folders_of_one_name_are_two_corpora(tmp_path, monkeypatch):
