@@ -34,6 +34,7 @@ from tokenizer.bpe import (
     check_text,
     encode_stories,
     load_tokenizer,
+    printable,
     token_bytes,
     tokenizer_hash,
     train_tokenizer,
@@ -63,8 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of the pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (CorpusError, OSError) as error:
-        said = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(error))
-        print(f"error: {said}", file=sys.stderr)  # names of columns and files may hold anything
+        print(f"error: {printable(error)}", file=sys.stderr)  # names of columns may hold anything
         return 2
     except KeyboardInterrupt:
         shards = complete_shards(options.out) if options.run is _pack else 0
@@ -144,7 +144,7 @@ def _inspect(options: argparse.Namespace) -> None:
         spelt = load_tokenizer(options.tokenizer)  # here a special token that is spelt is one
         text = spelt.encode(options.text, add_special_tokens=False)
         size, count = len(options.text.encode()), len(text.ids)
-        print(f"\ntext\n{' '.join(text.tokens)}")
+        print(f"\ntext\n{printable(' '.join(text.tokens))}")
         print(f"{count} tokens, {size} bytes, {size / max(1, count):.2f} bytes per token")
 
 
@@ -168,7 +168,7 @@ def _describe(tokenizer: Tokenizer, corpus: Corpus, name: str) -> str:
         f"entries          {len(pieces):,} ({special} special, {alone} bytes,"
         f" {len(learnt):,} merges)",
         f"sha256           {tokenizer_hash(tokenizer)}",
-        f"measured on      {corpus.source}, {corpus.split}: {stories:,} stories,"
+        f"measured on      {printable(corpus.source)}, {corpus.split}: {stories:,} stories,"
         f" {size:,} bytes, {tokens:,} tokens",
         f"bytes per token  {size / tokens:.3f}",
         f"tokens per story {tokens / stories:.1f}",
@@ -177,7 +177,7 @@ def _describe(tokenizer: Tokenizer, corpus: Corpus, name: str) -> str:
     for title, listed in (("longest tokens", longest), ("rarest tokens", rarest)):
         lines.append(f"\n{title}\n{'id':>6}{'bytes':>7}{'count':>10}  token")
         for t in listed[:SHOWN]:
-            word = tokenizer.id_to_token(t)
+            word = printable(tokenizer.id_to_token(t))  # an added one may hold anything
             lines.append(f"{t:>6}{len(pieces[t]):>7}{used[t]:>10,}  {word}")
     return "\n".join(lines)
 

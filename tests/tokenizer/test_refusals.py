@@ -142,6 +142,7 @@ def test_what_the_parser_refuses_is_one_line(words, capsys):
         (lambda at: Layout("rows", 8, "top"), "--pad-side top"),
         (lambda at: load_tokenizer(at / "latin.txt"), "latin.txt: not a tokenizer file ("),
         (lambda at: load_tokenizer(at / "text"), "no such file"),
+        (lambda at: load_tokenizer(at / "my t.json"), "/my t.json'"),  # as a shell reads it
         (lambda at: load_tokenizer(at / "far.json"), "far.json names id 4294967294"),
         (lambda at: token_bytes(Tokenizer(models.WordLevel({"a": 0, "wörld ": 1}))),
          "is not made of bytes"),

@@ -225,8 +225,11 @@ def test_rows_of_a_module_with_a_hook_are_not_those_without(model_directory, tmp
     assert len({*nats}) == 3
 
 
+@pytest.mark.parametrize("prefix", ["", "hub:"])
 @pytest.mark.parametrize("large", [1 << 26, 9])
-def test_a_folder_whose_files_have_the_sizes_of_before_is_another(tmp_path, monkeypatch, large):
+def test_a_folder_whose_files_have_the_sizes_of_before_is_another(
+    tmp_path, monkeypatch, large, prefix
+):
     """As where stories are shuffled; its earlier loss was given as its own."""
     monkeypatch.setattr(corpora, "LARGE", large)
     monkeypatch.setattr(corpora, "PIECE", 4)
@@ -235,9 +238,9 @@ def test_a_folder_whose_files_have_the_sizes_of_before_is_another(tmp_path, monk
     for time, words in enumerate((["One cat.", "Two cat."], ["Two cat.", "One cat."])):
         (tmp_path / "valid.txt").write_text("<|endoftext|>".join(words))
         os.utime(tmp_path / "valid.txt", (time, time))
-        found.add(corpora.corpus_hash(str(tmp_path)))
+        found.add(corpora.corpus_hash(f"{prefix}{tmp_path}"))
     assert len(found) == 2
-    assert corpora.corpus_hash("") is None  # of a text of one's own, not of the working directory
+    assert corpora.corpus_hash(prefix) is None  # of no text, not of the working directory
 
 
 def test_a_corpus_is_named_alike_on_every_machine(tmp_path):
@@ -253,15 +256,17 @@ def test_a_corpus_is_named_alike_on_every_machine(tmp_path):
     assert [*map(corpora.corpus_label, ("toy:20", "/gone/data"))] == ["toy:20", "data"]
 
 
-def test_two_folders_of_one_name_are_two_corpora(tmp_path, monkeypatch):
+@pytest.mark.parametrize("prefix", ["", "hub:"])
+def test_two_folders_of_one_name_are_two_corpora(tmp_path, monkeypatch, prefix):
     """Recoveries of prompts from both were averaged."""
     labels = set()
     for place in ("english", "german"):
         (tmp_path / place / "text").mkdir(parents=True)
         (tmp_path / place / "text" / "valid.txt").write_text(f"One {place} story.\n\nTwo.")
-        labels.add(corpora.corpus_label(str(tmp_path / place / "text")))
+        labels.add(corpora.corpus_label(f"{prefix}{tmp_path / place / 'text'}"))
     assert len(labels) == 2
-    assert all(re.fullmatch(r"text \([0-9a-f]{8}\)", label) for label in labels)
+    assert all(re.fullmatch(rf"{prefix}text \([0-9a-f]{{8}}\)", label) for label in labels)
+    assert corpora.corpus_label("hub:some/text") == "hub:some/text"  # none is like another's
     monkeypatch.chdir(tmp_path)
     (tmp_path / "german" / "text").rename("toy")
     assert corpora.corpus_label("toy") == "toy"  # the generator, whatever lies here
