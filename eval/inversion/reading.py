@@ -109,17 +109,17 @@ class Reading:
             path = list(given.T)
             state, likely = self._go_on(given, None)
         for t in range(self.hidden, T):
-            known = self._known(self.whole, state, likely)
-            outputs = [None] * len(self.problems) if known is None else self.cut(known)
-            chosen = [self._choose(i, t, known, likely) for i, known in enumerate(outputs)]
+            joined = self._known(self.whole, state, likely)
+            known = [None] * len(self.problems) if joined is None else self.cut(joined)
+            chosen = [self._choose(i, t, of_layer, likely) for i, of_layer in enumerate(known)]
             read, best = map(torch.stack, zip(*chosen, strict=True))
             ran = step_together(self.circuits, self.model.embed(best), state)
             nearest = []
             for i, problem in enumerate(self.problems):
-                tokens, candidates, known = best[i], ran[i], outputs[i]
-                if known is not None and likely is not None:
+                tokens, candidates, outputs = best[i], ran[i], known[i]
+                if outputs is not None and likely is not None:
                     tokens = torch.cat([likely, tokens], dim=1)
-                    candidates = torch.cat([known, candidates], dim=1)
+                    candidates = torch.cat([outputs, candidates], dim=1)
                 nearest.append(_nearest(problem, t - self.hidden, tokens, candidates))
             token, distance, hit = map(torch.stack, zip(*nearest, strict=True))
             first = hit.int().argmax(dim=0, keepdim=True)  # the first layer that hits, or the first

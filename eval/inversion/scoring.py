@@ -91,7 +91,7 @@ def verdicts(
 
 
 def set_recall(tokens: list[int], truth: list[int], positions: list[int]) -> float | None:
-    """The share of the true tokens at some positions that were named there, in any order.
+    """The fraction of the true tokens at some positions that were named there, in any order.
 
     Tokens count as often as they stand there (a multiset). None without positions.
     """
