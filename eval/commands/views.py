@@ -243,7 +243,7 @@ def report(
 
     from arch.storage.files import write_text
     from eval.drawing.figures import write_figures
-    from eval.lenses.lens import read_documents
+    from eval.lenses.documents import read_documents
     from eval.rows.store import read_rows, results_in
     from eval.views.page.page import draw_lenses, render_page
     from eval.views.tracking import track_results

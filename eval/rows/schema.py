@@ -198,7 +198,7 @@ class Parts(TypedDict):
 
 
 class OfWindows(OfModel, total=False):
-    """How the text was cut, and a hash of texts given in a corpus's place.
+    """How the text was cut (with `--length`), and a hash of texts given in a corpus's place.
 
     Earlier rows lack both, and are of joined stories.
     """

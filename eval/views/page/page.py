@@ -55,7 +55,7 @@ LINES = 300
 
 
 def draw_lenses(documents: Sequence[dict[str, Any]], rows: Sequence[Row]) -> list["LensSection"]:
-    """What lenses drew of their documents (`eval.lenses.lens.read_documents`), for the page.
+    """What lenses drew of their documents (`eval.lenses.documents.read_documents`), for the page.
 
     A line names the lenses that rows are of and whose documents are not there.
     """

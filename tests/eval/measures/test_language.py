@@ -25,6 +25,7 @@ from eval.models.checkpoint import Checkpoint, open_checkpoint
 from eval.rows.store import read_rows
 from tests.arch.cases import byte_tokenizer
 from tests.eval.views.page.cases import about, every_kind
+from tests.said import one_line
 from tokenizer import load_tokenizer, pack
 
 
@@ -36,16 +37,17 @@ def stories_in(place, stories):
     return str(place)
 
 
-def test_loss_is_the_mean_over_windows_and_by_story(model_directory, tmp_path):
-    path = model_directory()
+@pytest.mark.parametrize("length", [None, 7])
+def test_loss_is_the_mean_over_windows_and_by_story(length, model_directory, tmp_path):
+    path, T = model_directory(), length or 32  # the context
     stories = ["Tom had a red ball.", "Mia saw a big dog.\nIt ran.", "The end came."]
-    loss = measure_loss(open_checkpoint(path), stories_in(tmp_path, stories))
+    loss = measure_loss(open_checkpoint(path), stories_in(tmp_path, stories), length=length)
     tokenizer = load_tokenizer(path)
     ids = [[*tokenizer.encode(story).ids, 0] for story in stories]
     tokens = [token for story in ids for token in story]
     model, nats = load_model(path).model.double(), []
-    for start in range(0, len(tokens) - 1, 32):  # the context
-        window = torch.tensor([tokens[start : start + 33]])
+    for start in range(0, len(tokens) - 1, T):
+        window = torch.tensor([tokens[start : start + T + 1]])
         logits = model(window[:, :-1])[0].detach()
         nats += F.cross_entropy(logits, window[0, 1:], reduction="none").tolist()
     counts = [len(ids[0]) - 1, len(ids[1]), len(ids[2])]  # the first token is not predicted
@@ -60,12 +62,13 @@ def test_loss_is_the_mean_over_windows_and_by_story(model_directory, tmp_path):
     assert loss["stories"] == 3
 
 
-def test_the_loss_as_lm_eval_cuts_text(model_directory, tmp_path):
+@pytest.mark.parametrize("length", [None, 7])
+def test_the_loss_as_lm_eval_cuts_text(length, model_directory, tmp_path):
     """Token by token; tests/interop/test_lm_eval.py asks lm-eval itself."""
-    path, T = model_directory(), 32
+    path, T = model_directory(), length or 32
     stories = ["Tom had a red ball.", "Mia saw a big dog. " * 9, "It ran. " * 40, "é"]
-    checkpoint = open_checkpoint(path)
-    loss = measure_documents(checkpoint, stories_in(tmp_path, stories), batch_size=3)
+    checkpoint, corpus = open_checkpoint(path), stories_in(tmp_path, stories)
+    loss = measure_documents(checkpoint, corpus, batch_size=3, length=length)
     model, tokenizer, nats = load_model(path).model.double(), load_tokenizer(path), []
     for story in stories:
         line = [0, *tokenizer.encode(story.strip()).ids]
@@ -89,12 +92,28 @@ def test_rows_of_other_windows_are_other_rows(model_directory, tmp_path):
     asked: Any = {"corpus": corpus, "out": str(tmp_path / "out")}
     plain = eval_loss(model_directory(), **asked)
     other = eval_loss(model_directory(), windows="lm-eval", **asked)
-    assert plain.rows[0]["key"] != other.rows[0]["key"]
+    short = eval_loss(model_directory(), length=3, **asked)
+    assert len({result.rows[0]["key"] for result in (plain, other, short)}) == 3
     assert other.rows[0]["tokens"] == plain.rows[0]["tokens"] - 1
-    lines = frame([*plain.rows, *other.rows])
-    assert set(lines["windows"]) == {"joined", "lm-eval"}
+    lines = frame([*plain.rows, *other.rows, *short.rows])
+    assert set(lines["windows"]) == {"joined", "lm-eval", "joined, 3 tokens"}
     old = [{name: v for name, v in row.items() if name != "windows"} for row in plain.rows]
     assert set(frame(old)["windows"]) == {"joined"}
+
+
+@pytest.mark.parametrize("windows", ["joined", "lm-eval"])
+def test_a_window_that_memory_does_not_hold_is_refused_before_it_is_run(
+    windows, model_directory, monkeypatch
+):
+    """One of the 131,072 tokens of Llama 3's context took more than a hundred gigabytes."""
+    monkeypatch.setattr("eval.models.memory.host_memory", lambda: 1 << 17)  # 16 tokens of width 32
+    asked: Any = {"windows": windows, "text": "Mia saw a big dog. " * 9}
+    with one_line(RequestError, "--length: "):
+        eval_loss(model_directory(), **asked)
+    assert eval_loss(model_directory(), **asked, length=8).rows
+    assert eval_loss(model_directory(), **asked | {"text": "Mia ran."}).rows
+    with one_line(RequestError, "--length 33: the context of "):
+        eval_loss(model_directory(), **asked, length=33)
 
 
 def test_losses_of_two_texts_are_two_lines_and_compared_on_one(model_directory, tmp_path, capsys):
