@@ -33,6 +33,9 @@ SIZES = (
     "num_attention_heads", "n_head", "num_key_value_heads", "head_dim",
 )  # fmt: skip
 """Sizes that some tensor of the model has at least, but for intermediate_size."""
+WIDEST = 2**16
+"""The most that intermediate_size may be where experts have a width of their own: unless some layer
+has no experts, no tensor shows it."""
 WINDOWS = ("sliding_window", "attention_chunk_size")
 POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
 LEARNT = re.compile(
@@ -264,7 +267,7 @@ def _check_sizes(config: dict[str, Any], shapes: Shapes, path: Path) -> None:
             most = largest
             if name == "intermediate_size":
                 # A RecurrentGemma has half of it, an LFM2 two thirds, and experts may have none.
-                most = GREATEST if section.get("moe_intermediate_size") else 2 * largest
+                most = max(2 * largest, WIDEST if section.get("moe_intermediate_size") else 0)
             if section.get(name, 0) and section[name] > most:
                 raise ModelError(
                     f"{path}: {name} is {section[name]}; no dimension of the weights is above "
@@ -366,9 +369,7 @@ def _check_section(section: dict[str, Any], path: Path) -> None:
         elif name in (*LAYERS, *SIZES):
             fits, words = type(value) is int and 0 < value < GREATEST, "a whole number above 0"
         elif name in WINDOWS:
-            off = (
-                value == 0 and section.get("use_sliding_window") is False
-            )  # as a Qwen2 MoE is saved
+            off = value == 0 and section.get("use_sliding_window") is False  # as of a Qwen2 MoE
             fits = value is False or off or (type(value) is int and value > 0)
             words = "null, or 1 or more"
         elif name in NUMBERS:

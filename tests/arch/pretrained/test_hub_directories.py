@@ -356,6 +356,12 @@ def test_what_stands_in_no_weight_or_in_no_model_is_passed_over(family, settings
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
+def test_a_width_that_would_take_all_memory_is_refused_beside_experts_too(llama):
+    directory = llama(family="Qwen3Moe", config={"intermediate_size": 10**8}, **FEW)
+    with pytest.raises(ModelError, match="intermediate_size is 100000000"):
+        load_pretrained(str(directory))
+
+
 def test_a_setting_that_another_transformers_adds_makes_no_other_model(llama, cache, monkeypatch):
     """Rows of a name of the hub, or of a module in memory, could not be continued."""
     directory, hashes = llama(), []
