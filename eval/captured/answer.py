@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from eval.captured.certainty.certify import Certified
-from eval.captured.certainty.likelihood import LIKELY
+from eval.captured.certainty.likelihood import LIKELY_PROBABILITY
 from eval.captured.certainty.verified import Found
 from eval.captured.locate import Match
 from eval.captured.site import Captured
@@ -119,10 +119,16 @@ class Recovered:
         return any(proof for proofs in self.certificates for proof in proofs)
 
     @property
+    def mostly_certain(self) -> bool:
+        """Whether more than half of the tokens are certain."""
+        sure = [bool(proof) for proofs in self.certificates for proof in proofs]
+        return 2 * sum(sure) > len(sure)
+
+    @property
     def grades(self) -> list[list[str]]:
-        """Of each prompt and position: certain, likely (`LIKELY` or more probable) or unknown."""
+        """Of each prompt and position: certain, likely (by `LIKELY_PROBABILITY`) or unknown."""
         return [
-            ["certain" if proof else "likely" if (p or 0) >= LIKELY else "unknown"
+            ["certain" if proof else "likely" if (p or 0) >= LIKELY_PROBABILITY else "unknown"
              for proof, p in zip(proofs, chances, strict=True)]
             for proofs, chances in zip(self.certificates, self.probabilities, strict=True)
         ]  # fmt: skip

@@ -2,8 +2,8 @@
 
 A model that computes in bfloat16 rounds after each of its steps, so that its states lie much
 further from those of float32 than their own format's step. How far is measured: a copy of the model
-computes in that precision, too. Another implementation rounds in another order; what it changes is
-of the same size, but for tokens here and there, and not the same.
+computes in that precision, too. Another implementation rounds in another order. Its changes differ
+from ours number by number; their size is about the same, except at a few tokens.
 """
 
 import copy

@@ -38,9 +38,9 @@ FIRST = 6  # tokens searched for
 PROMPTS = 3  # that are searched, one after another, until most of the first tokens of one fit
 TRIED = 16, 256  # tokens run at each position: the likeliest by the text, and by the read-back
 WINDOWS = 16, 64  # of background text, and tokens of each
-CENTRED, LEAST = 1e-3, 4  # of the root mean square, a mean that is none; positions that tell
+CENTRED, FEWEST_ROWS = 1e-3, 4  # of the root mean square, a mean that is none; rows that tell
 UNIT = 0.05  # by which the root mean square behind a norm may differ from 1
-NEAR, CLEAR = 0.1, 3.0
+FARTHEST_FRACTION, CLEAR_RATIO = 0.1, 3.0
 """Of outputs' length, how far off they may be at a site that no token fits to rounding; and how
 many times as far they are at all other sites, at least."""
 LARGEST_SQUARE = 25.0  # squared deviations count up to here, in variances
@@ -174,25 +174,25 @@ def _far_nearest(tried: list[tuple[Match, str]]) -> tuple[Match, str] | None:
     """
     best, name = min(tried, key=lambda entry: entry[0].distance)
     others = [x.distance for x, _ in tried if x.name != best.name]
-    clear = CLEAR * best.distance <= min(others, default=math.inf)
-    return (best, name) if best.distance <= NEAR and clear else None
+    clear = CLEAR_RATIO * best.distance <= min(others, default=math.inf)
+    return (best, name) if best.distance <= FARTHEST_FRACTION and clear else None
 
 
 def describe_change(model: LanguageModel, values: Tensor) -> str:
     """What outputs `(N, width)` of length 1 or without a mean tell, as the end of a line.
 
-    Nothing of others, nor of any where the model's own stream has no mean, as behind norms after
-    its blocks.
+    Empty for other outputs, and for models whose own stream has mean 0, as behind norms after their
+    blocks. A length of 1 is told of any model.
     TransformerLens centres the weights of a model whose norms take off the mean, and of no other.
     """
-    if len(values) >= LEAST and bool(((values.norm(dim=-1) - 1).abs() <= CENTRED).all()):
+    if len(values) >= FEWEST_ROWS and bool(((values.norm(dim=-1) - 1).abs() <= CENTRED).all()):
         return (
             "; every row has the length 1, as embeddings that are normalised: give them as they "
             "were before (llama.cpp: --embd-normalize -1; vLLM: use_activation false)"
         )
     if not _are_centred(values):
         return ""
-    tokens = torch.arange(LEAST, device=model.embedding.weight.device)[None]
+    tokens = torch.arange(FEWEST_ROWS, device=model.embedding.weight.device)[None]
     own = Circuit(model, 1).of_tokens(tokens)[0].to(model.embedding.weight.dtype)
     if _are_centred(own):
         return ""
@@ -214,7 +214,8 @@ def describe_change(model: LanguageModel, values: Tensor) -> str:
 def _are_centred(values: Tensor) -> bool:
     """Whether the mean over features of `(N, width)` outputs is none at every position."""
     mean, size = values.mean(dim=-1).abs(), values.square().mean(dim=-1).sqrt()
-    return len(values) >= LEAST and bool((mean <= CENTRED * size).all()) and bool(size.any())
+    enough = len(values) >= FEWEST_ROWS
+    return enough and bool((mean <= CENTRED * size).all()) and bool(size.any())
 
 
 def _group(ranked: list[Circuit]) -> list[list[Circuit]]:

@@ -11,6 +11,7 @@ which decides.
 import operator
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -20,24 +21,17 @@ from eval.captured.answer import Recovered
 from eval.captured.arithmetic import EXACT
 from eval.captured.certainty.certify import Certified, certify
 from eval.captured.certainty.verified import Found
-from eval.captured.elsewhere import (
-    count_alone,
-    describe_numbers,
-    describe_swapped,
-    find_first_row,
-    find_other_site,
-    look_elsewhere,
-)
 from eval.captured.files.axes import find_order, take_layer
 from eval.captured.files.caches import Cache, read_cache
 from eval.captured.files.stored import FLOATS, read_stored, view_bits
 from eval.captured.files.tensors import Raw
+from eval.captured.hints import add_hints
 from eval.captured.locate import list_precisions
 from eval.captured.search.head import LOGITS, are_logits, solve_head
 from eval.captured.search.outputs import pass_over_damage, search, try_exact
-from eval.captured.site import Captured, find_zeros, identify, leave_out_empty, start_at
+from eval.captured.site import Captured, identify, leave_out_empty, start_at
 from eval.inversion.solver import Solver, parse_solvers
-from eval.messages import ArgumentError, first_of, question, say_once
+from eval.messages import ArgumentError, question, say_once
 from eval.models.checkpoint import open_models
 from eval.models.corpora import choose_corpus
 from eval.sites.slices import Slice
@@ -47,7 +41,6 @@ if TYPE_CHECKING:
 
 
 DAMAGED = 4  # positions of a prompt that are passed over, at most
-BEHIND = 3  # positions that no token fits, from which rows before them may be padding
 MANY = 3  # hidden tokens whose search is announced, as it may take long
 
 
@@ -95,8 +88,8 @@ def recover(
             tokens, `(T, groups)` for groups of channels, `(B, heads, T, 1)` for tokens and heads.
         zero_point: of integers: the code that stands for 0, alike.
         computed: fp32, bf16 or fp16, in which the captured model computed; None: found, by the
-            first positions; where these are hidden, each that the format may be of is searched in,
-            until most tokens are certain.
+            first positions. If the first positions are hidden, each precision that the format
+            allows is tried, until most tokens are certain.
         solver: one of `python -m eval solvers`; None: `propose` where all positions are shown, else
             `alternating`.
         settings: of the solver.
@@ -129,7 +122,7 @@ def recover(
     order = find_order(checkpoint.model, raw.outputs.shape, layer, part)
     stored = start_at(read_stored(raw.outputs, format, raw.scale, raw.zero_point, order), first)
     stored = stored.to(checkpoint.model.embedding.weight.device)
-    visible = leave_out_empty(stored, _slice(shown, first, stored.values.shape[1]))
+    stored, visible = leave_out_empty(stored, _slice(shown, first, stored.values.shape[1]))
     source = choose_corpus([checkpoint], corpus)
     if part == LOGITS or (part is layer is None and are_logits(checkpoint.model, stored.values)):
         last = checkpoint.config.n_layers
@@ -144,19 +137,9 @@ def recover(
     captured = identify(checkpoint, source, stored, visible, layer, part, computed)
     if shown is None and solver is None:
         captured = captured.without_first()
-    captured = captured.up_to_last()
     chosen = _choose_solver(captured, solver, settings)
     captured, answer = _search_precisions(captured, chosen, seed, computed)
-    if elsewhere := _look_elsewhere(captured, answer, layer, computed):
-        answer = replace(answer, elsewhere=elsewhere)
-    grades = [grade for prompt in answer.grades for grade in prompt]
-    if 2 * grades.count("certain") < len(grades) and (swapped := describe_swapped(captured)):
-        say_once(swapped)
-    _say_what_misses(captured, answer, tuple(raw.outputs.shape))
-    _say_what_may_pad(answer)
-    _say_what_repeats(captured, answer)
-    _say_what_is_packed(captured, answer)
-    return answer
+    return add_hints(captured, answer, layer, computed, tuple(raw.outputs.shape))
 
 
 def _read_whole(name: str, given: Any) -> Any:
@@ -184,98 +167,6 @@ def _read_whole(name: str, given: Any) -> Any:
     return numbers if is_list or name == "shown" else numbers[0]
 
 
-def _look_elsewhere(
-    captured: Captured,
-    answer: Recovered,
-    layer: int | Sequence[int] | None,
-    computed: str | None,
-) -> str:
-    """Says where else, or in which precision, an answer's rows fit; empty where nothing is said."""
-    seen, other = "", ""
-    if layer is not None and not answer.fits:
-        seen, other = "nothing fits", look_elsewhere(captured, computed)
-    elif not answer.proven:
-        seen, other = "no token is certain", find_other_site(captured, computed)
-        other = other or describe_numbers(captured).removeprefix("; ")
-    elif layer is not None and all(2 * len(tail) > captured.length for tail in answer.left_out):
-        # as of keys, of which the first is not turned
-        seen, other = "most rows fit nothing", find_other_site(captured, computed)
-    if other:
-        say_once(f"{seen} at {answer.site}; {other}")
-    return other
-
-
-def _say_what_misses(captured: Captured, answer: Recovered, shape: tuple[int, ...]) -> None:
-    """Says which prompts no token fits, where tokens of others fit: they may be no prompts.
-
-    Prompts of zeros are said before.
-    """
-    fitting = [any(grade != "unknown" for grade in grades) for grades in answer.grades]
-    zeros = find_zeros(captured.stored).all(dim=1).tolist()
-    missing = [prompt for prompt, fits in enumerate(fitting) if not fits and not zeros[prompt]]
-    if any(fitting) and missing:
-        first_row = find_first_row(captured, missing[0])
-        say_once(
-            f"no token fits in prompt {first_of(missing)} (of {len(fitting)}, outputs {shape}): "
-            + (
-                f"in prompt {missing[0]} {first_row}"
-                if first_row
-                else "does their first axis hold tokens, layers, or keys and values? give "
-                "(B, T, width) of one of them"
-            )
-        )
-
-
-def _say_what_may_pad(answer: Recovered) -> None:
-    """Says where rows of one token alone stand before many that no token fits: padding."""
-    padded = {
-        prompt: tail[0]
-        for prompt, (row, tail) in enumerate(
-            zip(answer.tokens.tolist(), answer.left_out, strict=True)
-        )
-        if len(tail) >= BEHIND and tail[0] > 1 and len(set(row[: tail[0]])) == 1
-    }
-    if padded:
-        prompt, row = next(iter(padded.items()))
-        say_once(
-            f"prompt {prompt}: its first {row} rows are of one token, and none fits behind: is that"
-            f" padding? give the rows from {row} on alone, or a tensor attention_mask (B, T)"
-            + f"; likewise of {len(padded) - 1} more prompts"
-            * (len(padded) > 1)
-        )
-
-
-def _say_what_repeats(captured: Captured, answer: Recovered) -> None:
-    """Says where the first row that proves no token is one of those before it."""
-    for prompt, (rows, grades) in enumerate(
-        zip(captured.stored.values, answer.grades, strict=True)
-    ):
-        row = next((t for t, grade in enumerate(grades) if grade != "certain"), 0)
-        same = (rows[:row] == rows[row]).all(dim=-1).nonzero()[:, 0].tolist()
-        if same and rows[row].any():
-            say_once(
-                f"prompt {prompt}: row {row} repeats row {same[-1]}, and proves no token: do chunks"
-                " overlap? give each row once"
-            )
-            return
-
-
-def _say_what_is_packed(captured: Captured, answer: Recovered) -> None:
-    """Says where the rows that no token fits are those of another prompt, behind the first one.
-
-    Of one prompt alone, as padding behind the others of a batch would take a search for each.
-    """
-    tails = [tail[0] if len(tail) >= BEHIND else 0 for tail in answer.left_out]
-    prompt = next((number for number, row in enumerate(tails) if row), 0)
-    row = tails[prompt]
-    hits, count = count_alone(captured, prompt, row) if row else (0, 0)
-    if 2 * hits > count:
-        say_once(
-            f"prompt {prompt}: from row {row} on {hits} of {count} tokens fit as another prompt's "
-            f"beginning, as where several are packed; give the rows from {row} on alone as well"
-        )
-
-
 def _choose_solver(captured: Captured, name: str | None, settings: dict[str, Any] | None) -> Solver:
     """The solver that is asked, which must fit what is shown."""
     visible, T = captured.visible, captured.length
@@ -299,7 +190,7 @@ def _search_precisions(
 ) -> tuple[Captured, Recovered]:
     """The answer; where the precision is supposed, in that in which most tokens are certain."""
     names = list_precisions(captured.stored) if captured.supposed else [captured.arithmetic.name]
-    answers, certain = list[tuple[Captured, Recovered]](), list[int]()
+    answers = list[tuple[Captured, Recovered]]()
     for name in names:
         if answers:
             say_once(
@@ -308,10 +199,9 @@ def _search_precisions(
             )
         chosen = replace(captured, arithmetic=replace(captured.arithmetic, name=name))
         answers.append(_search(chosen, solver, seed, computed))
-        grades = [grade for prompt in answers[-1][1].grades for grade in prompt]
-        certain.append(grades.count("certain"))
-        if 2 * certain[-1] > len(grades):
+        if answers[-1][1].mostly_certain:
             break
+    certain = [sum(map(bool, chain(*found.certificates))) for _, found in answers]
     if captured.supposed and not any(certain):
         others = ", or give --computed bf16 or fp16" * (len(names) == 1)
         say_once(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from eval.captured.arithmetic import EXACT, Arithmetic
 from eval.captured.files.stored import Stored, rounding_spread
-from eval.captured.locate import CLEAR, TRIED, Match, find_precision, find_site
+from eval.captured.locate import CLEAR_RATIO, TRIED, Match, find_precision, find_site
 from eval.inversion.guesses import open_readbacks
 from eval.inversion.problem import Problem
 from eval.inversion.reading import Reading
@@ -25,7 +25,7 @@ from eval.sites.slices import Slice
 if TYPE_CHECKING:
     from eval.models.checkpoint import Checkpoint
 
-DRAWN = 512  # tokens run at the first position, to see how far their outputs lie from those stored
+DRAWN_FIRST_TOKENS = 512  # run at the first position, to see how far they lie from what is stored
 LARGEST_NUMBER = 1e16  # captured: squares of larger ones overflow, and everything fits them
 DISTINCT = 4  # times the spread of rounding: a token drawn at random lies farther off
 
@@ -83,13 +83,6 @@ class Captured:
         visible = Slice.of(self.positions[1:], self.length)
         return replace(self, visible=visible, guess=guess)
 
-    def up_to_last(self) -> "Captured":
-        """Without the positions after the last one shown, as nothing tells of their tokens."""
-        T, shown = self.positions[-1] + 1, self.visible
-        visible = Slice.of(self.positions, T, shown.low, shown.high)
-        stored = self.stored.map(lambda x: x[:, :T])
-        return replace(self, visible=visible, stored=stored)
-
     def pose(self) -> Problem:
         """The search for their tokens."""
         checkpoint, source, visible, T = self.checkpoint, self.source, self.visible, self.length
@@ -117,9 +110,10 @@ def start_at(stored: Stored, first: int) -> Stored:
     return stored.map(lambda x: nn.functional.pad(x, (0, 0, first, 0)))
 
 
-def leave_out_empty(stored: Stored, visible: Slice) -> Slice:
-    """The slice without positions that hold zeros only: empty slots of a cache, or zeroed rows.
+def leave_out_empty(stored: Stored, visible: Slice) -> tuple[Stored, Slice]:
+    """Leaves out positions that hold zeros only: empty slots of a cache, or zeroed rows.
 
+    The outputs end with the last position that is still shown, as nothing tells of later tokens.
     Zeros are no evidence of a token, though the output of one whose embedding is 0 may be 0. In
     codes of a coarse scale they are ordinary numbers, but for a whole prompt.
 
@@ -150,10 +144,11 @@ def leave_out_empty(stored: Stored, visible: Slice) -> Slice:
         for t, good in zip(shown, some, strict=True)
         if not good and (t > last or not stored.coarse)
     ]
-    if not empty:
-        return visible
-    say_once(f"{_hold(empty)} zeros only; left out")
-    return Slice.of([t for t in shown if t not in empty], T, visible.low, visible.high)
+    if empty:
+        say_once(f"{_hold(empty)} zeros only; left out")
+    shown = [t for t in shown if t not in empty]
+    visible = Slice.of(shown, last + 1, visible.low, visible.high)
+    return stored.map(lambda x: x[:, : last + 1]), visible
 
 
 def _say_what_is_not_finite(
@@ -212,8 +207,8 @@ def identify(
         elif not hits:
             say_once(
                 f"no token fits to rounding at any site; {part}.{layer} is taken, where the outputs"
-                f" are {100 * distance:.2g} % of their length off, {CLEAR:g} times as much or more "
-                "at all others"
+                f" are {100 * distance:.2g} % of their length off, {CLEAR_RATIO:g} times as much "
+                "or more at all others"
             )
     circuit = Circuit(checkpoint.model, layer, part or "block")
     _check_shape(stored, circuit)
@@ -244,8 +239,8 @@ def first_tells(captured: Captured) -> bool:
     searched, first = captured.circuit.unrotated(stored.values[:, :1])
     spread = spread[:, :1] + arithmetic.change_fraction(searched, 0.5) * first.norm(dim=-1)
     V = len(searched.vocabulary)
-    drawn = torch.randperm(V, generator=torch.Generator().manual_seed(0))[:DRAWN, None]
-    apart = torch.cdist(first[:, 0], searched.of_tokens(drawn.to(first.device))[:, 0])
+    drawn = torch.randperm(V, generator=torch.Generator().manual_seed(0))[:DRAWN_FIRST_TOKENS]
+    apart = torch.cdist(first[:, 0], searched.of_tokens(drawn[:, None].to(first.device))[:, 0])
     alike = (apart <= DISTINCT * spread).sum(dim=1)
     return bool((alike <= 1).all())  # the token itself may have been drawn
 

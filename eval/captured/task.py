@@ -13,7 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from eval.captured.answer import Recovered
-from eval.captured.certainty.likelihood import LIKELY
+from eval.captured.certainty.likelihood import LIKELY_PROBABILITY
 from eval.captured.files.axes import UNITS, JoinedOutputs, find_order, spread, take_layer
 from eval.captured.files.clear import describe
 from eval.captured.files.stored import view_bits
@@ -110,9 +110,9 @@ class RecoverTask:
     ) -> Iterator[tuple[list[int], list[int], Recovered]]:
         """The answers, each with the numbers of its prompts, and those of its rows of padding.
 
-        None of prompts where the answer is of all. Prompts with certain tokens tell the site and
-        the precision of those that follow. Prompts that are refused where others are answered get
-        their line in `lines`.
+        The list of prompt numbers is empty where one answer covers all prompts. Prompts with
+        certain tokens tell the site and the precision of those that follow. Prompts that are
+        refused where others are answered get their line in `lines`.
         """
         if raw.ids is not None:
             yield [], [], self._recover_scores(raw.outputs, raw.ids)
@@ -358,7 +358,7 @@ def _count_grades(row: dict[str, Any]) -> str:
     ]
     said = f"{grades.count('certain')} of {len(grades)} tokens certain"
     if "certain" not in grades or grades.count("likely"):
-        said += f", {grades.count('likely')} likely (p {LIKELY} or more)"
+        said += f", {grades.count('likely')} likely (p {LIKELY_PROBABILITY} or more)"
     said += f"; residual at most {max(ratios, default=0.0):.3g} floors"
     is_noisy = row["relative_residual"] and grades.count("likely")
     if "certain" not in grades and is_noisy and not row.get("elsewhere"):

@@ -1,6 +1,6 @@
 """How far rounding moves the outputs of a circuit, and which distances are taken for none."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -65,10 +65,14 @@ class Tolerance:
         floor = torch.minimum(self.floor, other.floor)
         return Tolerance(floor, torch.minimum(self.spread, other.spread), change, usual)
 
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Tolerance":
+        """The same with a change of each part."""
+        usual = None if self.usual is None else change(self.usual)
+        return Tolerance(change(self.floor), change(self.spread), change(self.change), usual)
+
     def __getitem__(self, index: Any) -> "Tolerance":
         """The tolerance of some prompts or positions."""
-        usual = None if self.usual is None else self.usual[index]
-        return Tolerance(self.floor[index], self.spread[index], self.change[index], usual)
+        return self.map(lambda x: x[index])
 
 
 @torch.no_grad()

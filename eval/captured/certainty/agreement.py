@@ -12,6 +12,8 @@ from eval.sites.circuit import Circuit
 from eval.sites.rounding import Tolerance
 from eval.sites.slices import Slice
 
+LARGEST_MISFIT = 100.0  # the square of a number's distance, in squares of what may pass
+
 
 @dataclass(frozen=True)
 class Agreement:
@@ -60,12 +62,14 @@ class Agreement:
         """`(N, T, width)` outputs of versions of one prompt: their agreement `(N, S)`, and misfit.
 
         S are the positions that count. The misfit `(N,)` is the sum of squares, each number's over
-        what its format lets pass.
+        what its format lets pass. A square counts up to `LARGEST_MISFIT`, as numbers that are no
+        outputs of the model would outweigh all others.
         """
         counted = self.counted[row]
         off = self.slice.narrow(outputs - self.stored.values[row])[:, counted].abs()
         allowed = self.slice.narrow(self.tolerance.limit[row])[None, counted]
         misfit = (off / allowed.clamp(min=torch.finfo(off.dtype).tiny)).square()
+        misfit = misfit.clamp(max=LARGEST_MISFIT)
         return (off <= allowed).all(dim=-1), misfit.double().sum(dim=(1, 2))
 
 
@@ -87,13 +91,13 @@ def are_told(log_chances: Tensor, tokens: int, most: float) -> list[list[bool]]:
     """Of `(B, T)` positions, whether outputs there or later tell the token, by prompt.
 
     A causal model's outputs at a position are evidence for all tokens up to it, whatever follows.
-    They tell those that none before them told, together: of as many hidden tokens, some would
-    agree with few or coarse numbers by chance.
+    An output proves its own token and all earlier unproved ones together, if the expected number of
+    wrong combinations that agree by chance is below `most`.
 
     Args:
         log_chances: that a token agrees by chance, `(B, T)`; 0 where outputs are no evidence.
         tokens: of the vocabulary, any of which may stand at a position.
-        most: chance that some of them agree, at most.
+        most: number of wrong combinations that are expected to agree.
     """
     telling, choices = torch.zeros_like(log_chances, dtype=torch.bool), log_chances.new_zeros(())
     for t in range(log_chances.shape[1]):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from eval.captured.certainty.agreement import Agreement, are_told, find_evidence
-from eval.captured.certainty.likelihood import LIKELY, WHOLE, token_probabilities
+from eval.captured.certainty.likelihood import LIKELY_PROBABILITY, WHOLE, token_probabilities
 from eval.captured.certainty.rivals import NAMED, Beside, find_alike
 from eval.captured.certainty.verified import BESIDE, Found, Verified, verify
 from eval.captured.site import Captured, find_zeros
@@ -22,9 +22,9 @@ from eval.sites.rounding import Tolerance, capture
 SWAPS = 512  # pairs of hidden positions whose tokens change places, the nearest pairs first
 LEAST_FLOOR = 2  # units of rounding of a position's root mean square: a floor of any of its numbers
 UNSETTLED = 3  # tolerances that rivals must miss by in a prompt where several tokens fit somewhere
-CHANCE = 0.01  # of other tokens agreeing by chance with outputs that tell some, at most
+MOST_FALSE_MATCHES = 0.01  # other tokens expected to agree by chance with outputs that tell some
 PAIRS = 64  # of tokens, drawn, whose second outputs show how far outputs of a site spread
-ROUNDS = 4  # of choosing among tokens that agree; each ends where a prompt's tokens stay
+CHOICES = 4  # times that tokens are chosen among those that agree, until they stay
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,8 @@ def certify(captured: Captured, found: Found) -> Certified:
     empty = shown & zeros
     evidence = evidence & ~empty
     by_chance = _log_chances(agreement).to(shown.device).masked_fill(~evidence, 0)
-    told, alike = are_told(by_chance, len(circuit.vocabulary), CHANCE), settled.alike
+    told = are_told(by_chance, len(circuit.vocabulary), MOST_FALSE_MATCHES)
+    alike = settled.alike
     for row, t in _find_unsettled(found.problem, settled, agreement):
         told[row][t] = False
     if unproved := uncertified(captured.checkpoint.model):
@@ -87,16 +88,22 @@ def certify(captured: Captured, found: Found) -> Certified:
     sure = torch.tensor([[proof is not None for proof in proofs] for proofs in certificates])
     named = torch.tensor([[t in others for t in range(T)] for others in alike])
     doubtful = ~sure.to(shown) & ~named.to(shown) & ~empty
-    tokens = settled.verified.tokens
-    size = max(1, BESIDE // (min(len(circuit.vocabulary), WHOLE) * circuit.width))
-    parts = (x.split(size) for x in (stored.values, tokens, shown & doubtful, doubtful))
-    chances = torch.cat([
-        token_probabilities(circuit, captured.visible, *of_prompts)
-        for of_prompts in zip(*parts, strict=True)
-    ])  # fmt: skip
-    likely = (chances >= LIKELY).to(shown)
+    chances = _find_probabilities(
+        captured, found.problem, settled.verified.tokens, shown & doubtful, doubtful
+    )
+    likely = (chances >= LIKELY_PROBABILITY).to(shown)
     left_out = [_find_tail(*of_row) for of_row in zip(shown, evidence | likely, empty, strict=True)]
     return Certified(settled.verified, certificates, alike, chances, left_out)
+
+
+def _find_probabilities(captured: Captured, problem: Problem, *of_prompts: Tensor) -> Tensor:
+    """See `token_probabilities`; of as many prompts at once as leave their outputs small."""
+    circuit, of_prompts = captured.circuit, (captured.stored.values, *of_prompts)
+    size = max(1, BESIDE // (min(len(circuit.vocabulary), WHOLE) * circuit.width))
+    return torch.cat([
+        token_probabilities(problem.of(rows), circuit, *(x[rows] for x in of_prompts))
+        for rows in torch.arange(len(problem.target), device=problem.target.device).split(size)
+    ])  # fmt: skip
 
 
 @torch.no_grad()
@@ -124,8 +131,7 @@ def _find_unsettled(
     """
     if not any(settled.alike):
         return
-    allowed = agreement.tolerance
-    wide = Tolerance(*(UNSETTLED * x for x in (allowed.floor, allowed.spread, allowed.change)))
+    wide = agreement.tolerance.map(lambda x: UNSETTLED * x)
     loose = find_alike(problem, settled.verified.tokens, replace(agreement, tolerance=wide))
     for row, (others, rivals) in enumerate(zip(settled.alike, loose, strict=True)):
         if others:
@@ -181,7 +187,7 @@ def settle_alike(
     """
     tokens, circuit = tokens.clone(), agreement.circuit
     alike: list[dict[int, list[int]]] = [{} for _ in tokens]
-    for _ in range(ROUNDS):
+    for _ in range(CHOICES):
         before = tokens.clone()
         for row, rivals in enumerate(find_alike(problem, tokens, agreement, beside)):
             alike[row] = {}

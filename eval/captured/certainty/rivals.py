@@ -16,11 +16,12 @@ RIVALS = 256  # other tokens that are run at a position shown: the likeliest by 
 EXACT_RIVALS = 8  # of them where numbers are stored in float32, which leaves hardly any room
 TWINS = 4  # tokens that are run besides: those whose embedding rows are nearest the answer's
 ALIGNED = 2  # and those whose rows have the nearest direction, as norms take off length and mean
-DRAWN = 4  # and some at random
-LAST = TWINS + ALIGNED + DRAWN  # rivals that stand behind the likeliest ones
+DRAWN_RIVALS = 4  # and some at random
+LAST = TWINS + ALIGNED + DRAWN_RIVALS  # rivals that stand behind the likeliest ones
 SLOPED = 64  # tokens that are run at a hidden position: those that change what is shown least
-DIRECTIONS = 32  # random ones, in which outputs shown are derived by hidden tokens
+SLOPE_DIRECTIONS = 32  # random ones, in which outputs shown are derived by hidden tokens
 AHEAD = 8  # positions with evidence that a hidden token's rivals are run through at first
+MIXED = 16  # tokens that may be mixed into an output, the likeliest, where not all are run
 NAMED = 16  # of the tokens that fit as well, named at most
 
 
@@ -40,7 +41,7 @@ class Beside:
 @torch.no_grad()
 def choose_rivals(problem: Problem, tokens: Tensor) -> Tensor:
     """The rivals of `(B, T)` tokens, all of them shown in float32: `(B, T, N)`."""
-    known = _likeliest(problem, tokens, EXACT_RIVALS)
+    known = find_likeliest(problem, tokens, EXACT_RIVALS)
     neighbours = nearest_rows(problem.circuit, tokens)
     rivals = [
         _join_rivals(problem.circuit, tokens, t, [known[t]], neighbours[:, t])
@@ -75,7 +76,7 @@ def find_alike(
         return alike
     neighbours = nearest_rows(circuit, tokens)
     count = EXACT_RIVALS if agreement.stored.format == EXACT else RIVALS
-    known, slopes = _likeliest(problem, tokens, count), None
+    known, slopes = find_likeliest(problem, tokens, count), None
     if not bool(counted.all()):
         slopes = _slopes(agreement, tokens)
     state, before = None, 0
@@ -110,7 +111,7 @@ def _join_rivals(
 ) -> Tensor:
     """Guessed, neighbouring and random tokens, `(B, N)`, none of them the answer at t."""
     generator, V = torch.Generator().manual_seed(t), len(circuit.vocabulary)
-    drawn = torch.randint(V, (len(tokens), DRAWN), generator=generator).to(tokens.device)
+    drawn = torch.randint(V, (len(tokens), DRAWN_RIVALS), generator=generator).to(tokens.device)
     rivals = torch.cat([*guessed, neighbours, drawn], dim=1)
     return torch.where(rivals == tokens[:, t, None], (rivals + 1) % V, rivals)
 
@@ -120,13 +121,10 @@ def _run_rivals(
 ) -> Tensor:
     """Whether `(B, N)` rivals at position t agree, as far as they are run."""
     circuit, counted, B = agreement.circuit, agreement.counted, len(tokens)
-    own = bool(counted[:, t].all())
     where = counted[:, t:].any(dim=0).nonzero()[:, 0]
-    stop = t + 1 if own else t + 1 + int(where[: min(AHEAD, len(where))][-1])
+    decided = bool(counted[:, t].all())  # by their own outputs
+    stop = t + 1 if decided else t + 1 + int(where[: min(AHEAD, len(where))][-1])
     fits, N = torch.ones_like(rivals, dtype=torch.bool), rivals.shape[1]
-    if own:
-        outputs = circuit.step(circuit.embed(rivals.flatten())[:, None], state)
-        return agreement.of_span(outputs.view(B, N, 1, -1), t)
     size = max(1, candidates_at_once(circuit.model) // (B * (stop - t)))
     for start in range(0, N, size):
         part = rivals[:, start : start + size]
@@ -139,19 +137,32 @@ def _run_rivals(
     return fits
 
 
-def _likeliest(problem: Problem, tokens: Tensor, count: int) -> dict[int, Tensor]:
-    """The tokens that the read-back thinks likeliest at each position shown, `(B, count)`."""
+def find_likeliest(
+    problem: Problem, tokens: Tensor, count: int, mixed: int = 0
+) -> dict[int, Tensor]:
+    """The tokens that the read-back thinks likeliest at each position shown, `(B, count + mixed)`.
+
+    The answer's own, `(B, T)`, are not among them. The last ones are those towards whose outputs
+    what is shown lies from the answer's, however near: as if some of them were mixed in.
+    """
     (fit,) = problem.readbacks([problem.circuit])
     searched, shown, found = problem.circuit, problem.slice, {}
     own = searched.of_tokens(tokens)
     for s, t in enumerate(problem.positions):
         guesser = fit.guesser(shown.low, shown.high, first=not t)
         answer = tokens[:, t, None]
-        read = guesser.read(
-            problem.target[:, s], shown.narrow(own[:, t]), searched.embed(answer)[:, 0]
-        )
-        scores = guesser.scores(read).scatter(1, answer, -torch.inf)
-        found[t] = scores.topk(min(count, scores.shape[1] - 1)).indices
+        output, embedding = shown.narrow(own[:, t]), searched.embed(answer)[:, 0]
+        scores = guesser.scores(guesser.read(problem.target[:, s], output, embedding))
+        best = [(scores, count)]
+        if mixed:
+            alone = guesser.scores(guesser.read(output, output, embedding))
+            along, squares = scores - alone, alone.gather(1, answer) - alone
+            along = along - along.gather(1, answer)
+            best.append((along / squares.clamp(min=torch.finfo(along.dtype).tiny).sqrt(), mixed))
+        found[t] = torch.cat([
+            of.scatter(1, answer, -torch.inf).topk(min(number, of.shape[1] - 1)).indices
+            for of, number in best
+        ], dim=1)  # fmt: skip
     return found
 
 
@@ -174,7 +185,7 @@ def _nearest(rows: Tensor, tokens: Tensor, count: int) -> Tensor:
 
 
 def _slopes(agreement: Agreement, tokens: Tensor) -> Tensor:
-    """How outputs that count change with each token's embedding: `(B, DIRECTIONS, T, D)`.
+    """How outputs that count change with each token's embedding: `(B, SLOPE_DIRECTIONS, T, D)`.
 
     Rows are derivatives in random directions, so that their product with a change of an embedding
     is as long, on average, as the change of the outputs.
@@ -185,10 +196,11 @@ def _slopes(agreement: Agreement, tokens: Tensor) -> Tensor:
         outputs = agreement.slice.narrow(circuit(embeddings))
         counted = agreement.counted[..., None]
         found = []
-        for number in range(DIRECTIONS):
+        for number in range(SLOPE_DIRECTIONS):
             drawn = torch.randn(outputs.shape, generator=generator).to(outputs) * counted
+            again = number + 1 < SLOPE_DIRECTIONS
             (slope,) = torch.autograd.grad(
-                outputs, embeddings, drawn, retain_graph=number + 1 < DIRECTIONS, allow_unused=True
+                outputs, embeddings, drawn, retain_graph=again, allow_unused=True
             )
             found.append(torch.zeros_like(embeddings) if slope is None else slope)
     return torch.stack(found, dim=1)

@@ -8,7 +8,7 @@ from torch import Tensor
 from eval.captured.arithmetic import EXACT, Arithmetic
 from eval.captured.certainty.rivals import (
     ALIGNED,
-    DRAWN,
+    DRAWN_RIVALS,
     EXACT_RIVALS,
     TWINS,
     Beside,
@@ -86,5 +86,5 @@ def _runs_beside(captured: Captured, problem: Problem, arithmetic: Arithmetic) -
     """Whether the rivals of an answer are few, and decided by each position's own output."""
     exact = arithmetic.name == EXACT and captured.stored.format == EXACT
     shown = len(captured.positions) == captured.length and problem.circuit is captured.circuit
-    numbers = captured.stored.values.numel() * (EXACT_RIVALS + TWINS + ALIGNED + DRAWN)
-    return exact and shown and numbers <= BESIDE
+    rivals = EXACT_RIVALS + TWINS + ALIGNED + DRAWN_RIVALS
+    return exact and shown and captured.stored.values.numel() * rivals <= BESIDE

@@ -11,7 +11,7 @@ from eval.captured.certainty.verified import Found, verify
 from eval.captured.site import Captured
 from eval.inversion.solver import Solver, ask_solver
 
-ROUNDS = 2  # searches: the second with limits measured on the first one's answers
+SEARCHES = 2  # the second with limits measured on the first one's answers
 
 
 def search(captured: Captured, solver: Solver, seed: int) -> Found:
@@ -20,7 +20,7 @@ def search(captured: Captured, solver: Solver, seed: int) -> Found:
     B, T = len(problem.target), problem.length
     answers, rows, evaluations = {}, list(range(B)), [0] * B
     tokens = torch.zeros(B, T, dtype=torch.long, device=problem.target.device)
-    for _ in range(ROUNDS):
+    for _ in range(SEARCHES):
         generators = [torch.Generator().manual_seed(seed) for _ in rows]
         (found,) = ask_solver(solver, [problem.of(rows)], generators)
         answers |= dict(zip(rows, found, strict=True))

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from eval.models.checkpoint import Checkpoint
     from eval.sites.activations import Model
 
-LIKELY = 64  # tokens that the text makes likeliest, run at each position
+LIKELIEST_TOKENS = 64  # by the text, that are run at each position
 SHORTLIST = 256  # tokens run besides; four times as many while none fits
-CHANCE = 1e-4  # of other tokens agreeing by chance with scores that tell one, at most
+MOST_FALSE_MATCHES = 1e-4  # other tokens expected to agree by chance with scores that tell one
 NEAREST = 8  # tokens of the smallest crowd whose chance is taken; the next have twice as many
 ROUNDING = 16
 """Units of float32 by which another computation's score may differ, of the size of its terms."""
@@ -150,7 +150,8 @@ class _Search:
         chance = probability(centred[order], values - values.mean(), V)
         token = int(tokens[order[0]])
         hidden, self.state = self.circuit.extend(tokens[order[:1], None], self.state)
-        self.likely = (hidden[0, 0] @ self.weight.T + self.bias).topk(min(LIKELY, V)).indices
+        logits = hidden[0, 0] @ self.weight.T + self.bias
+        self.likely = logits.topk(min(LIKELIEST_TOKENS, V)).indices
         return Position(
             token,
             tokens[order[: int(agree.sum())]].tolist(),
@@ -158,7 +159,7 @@ class _Search:
             float((half + slack).norm()),
             chance,
             len(tokens),
-            by_chance < math.log(CHANCE),
+            by_chance < math.log(MOST_FALSE_MATCHES),
         )
 
     def _log_chance(self, scores: Tensor, tolerance: Tensor) -> float:

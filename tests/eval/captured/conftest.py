@@ -45,7 +45,7 @@ def opened(directories):
 @pytest.fixture
 def nowhere_else(monkeypatch):
     """No other site is looked for where tokens are unsure: what is said of it makes none surer."""
-    monkeypatch.setattr("eval.captured.recover._look_elsewhere", lambda *_: "")
+    monkeypatch.setattr("eval.captured.hints._look_elsewhere", lambda *_: "")
 
 
 @pytest.fixture

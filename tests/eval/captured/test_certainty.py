@@ -14,7 +14,7 @@ from arch.mixers.attention import Rotary
 from eval import RequestError, activations, open_model, recover
 from eval.__main__ import main
 from eval.captured.certainty.agreement import find_evidence
-from eval.captured.certainty.likelihood import LIKELY, probability
+from eval.captured.certainty.likelihood import LIKELY_PROBABILITY, probability
 from eval.models.text import held_out_text
 from eval.sites.circuit import Circuit
 from tests.arch.cases import byte_tokenizer
@@ -181,6 +181,14 @@ def test_zeros_beside_outputs_are_unknown(zero_embedded, layer, capsys):
         assert alone.grades[0][3] == "unknown"
 
 
+def test_empty_slots_behind_a_prompt_may_pass_the_context(zero_embedded):
+    """They were refused as positions of a text too long."""
+    model, _, _, states = zero_embedded
+    slots = states.new_zeros(1, model.config.context, states.shape[2])
+    found = recover(model, torch.cat([states, slots], dim=1), layer=1, corpus="toy:400")
+    assert found.texts == [BEGINNING]
+
+
 @pytest.mark.parametrize("size", [0.0, 0.1])
 def test_small_rows_are_no_token_whose_output_is_the_smallest(size):
     """As rows that were normed: the nearest output was likely, although zeros lie nearer."""
@@ -190,7 +198,7 @@ def test_small_rows_are_no_token_whose_output_is_the_smallest(size):
         torch.randn(64, generator=draw),
     )
     outputs[0] *= 0.6
-    assert probability(outputs, outputs[0] + 0.1 * noise, 4096) > LIKELY
+    assert probability(outputs, outputs[0] + 0.1 * noise, 4096) > LIKELY_PROBABILITY
     assert probability(outputs, size * outputs[1], 4096) <= 0.5
     mean = outputs.mean(dim=0)
     outputs[0] = mean + 0.01 * noise
@@ -204,7 +212,7 @@ def test_a_token_is_not_likely_where_another_has_the_rows_direction():
     outputs[0] = 0.55 * outputs[1] + 0.35 * outputs[2]
     assert probability(outputs, target, 4096) <= 0.5
     outputs[1] *= -1
-    assert probability(outputs, target, 4096) > LIKELY
+    assert probability(outputs, target, 4096) > LIKELY_PROBABILITY
 
 
 @pytest.mark.first(1)
@@ -216,13 +224,14 @@ def test_what_is_no_output_makes_no_token_likely(numbers, rows):
     outputs = nn.functional.normalize(outputs, dim=1)
     nearest = [outputs[(outputs - x).square().sum(dim=1).argsort()] for x in targets]
     found = [probability(of, x, 4096) for of, x in zip(nearest, targets, strict=True)]
-    assert sum(chance >= LIKELY for chance in found) <= 1
+    assert sum(chance >= LIKELY_PROBABILITY for chance in found) <= 1
 
 
 def test_a_shorter_row_is_likely_by_its_direction():
     """As behind a norm: it was not, where zeros lie as near."""
     outputs = torch.randn(4096, 64, generator=torch.Generator().manual_seed(0))
-    assert probability(outputs, 0.3 * outputs[0] + 0.01 * outputs[1], 4096) > LIKELY
+    target = 0.3 * outputs[0] + 0.01 * outputs[1]
+    assert probability(outputs, target, 4096) > LIKELY_PROBABILITY
 
 
 @pytest.mark.parametrize(("weight", "likely"), [(0.2, True), (0.45, False)])
@@ -231,7 +240,23 @@ def test_a_token_is_not_likely_where_another_output_is_mixed_in_by_half(weight, 
     draw = torch.Generator().manual_seed(0)
     outputs, noise = torch.randn(4096, 64, generator=draw), torch.randn(64, generator=draw)
     target = (1 - weight) * outputs[0] + weight * outputs[7] + 0.1 * noise
-    assert (probability(outputs, target, 4096) >= LIKELY) == likely
+    assert (probability(outputs, target, 4096) >= LIKELY_PROBABILITY) == likely
+
+
+@pytest.mark.parametrize("whole", [8192, 64])
+def test_no_token_of_averaged_prompts_is_likely_where_few_tokens_are_run(
+    whole, nowhere_else, monkeypatch
+):
+    """The other prompt's token was not among those drawn, and the nearer one was likely."""
+    monkeypatch.setattr("eval.captured.certainty.likelihood.WHOLE", whole)
+    monkeypatch.setattr("eval.captured.certainty.likelihood.RIVALS", 16)
+    theirs = random_model("Llama", torch.float32, GROUPED | {"hidden_size": 64})
+    ids = torch.tensor([byte_tokenizer().encode(text).ids for text in ("Tom had a", "Then it w")])
+    first, second = theirs.get_input_embeddings()(ids).detach()
+    model = open_model(theirs, tokenizer=byte_tokenizer())
+    found = recover(model, 0.6 * first + 0.4 * second, layer=0, computed="fp32", corpus="toy:400")
+    assert found.tokens[0].tolist() == ids[0].tolist()
+    assert "likely" not in found.grades[0]
 
 
 @pytest.mark.slow

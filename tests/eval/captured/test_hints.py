@@ -48,6 +48,37 @@ def test_why_rows_behind_a_first_one_that_tells_nothing_do_not_fit_is_said(
     assert said in lines
 
 
+@pytest.fixture
+def erased():
+    """A model whose first position is so far off that bfloat16 erases its token; states of it."""
+    module = their_model("gpt2", n_layer=2).requires_grad_(False)
+    module.transformer.wpe.weight[0] *= 1000
+    states = module(tokens_of("Tom had"), output_hidden_states=True).hidden_states[1]
+    return open_theirs(module), states.bfloat16()
+
+
+def test_rows_that_no_token_fits_choose_none_among_tokens_that_fit(erased):
+    """Hundreds of tolerances off, they outweighed the others, and no token was certain."""
+    model, states = erased
+    noise = 10 * torch.randn(1, 3, states.shape[2], generator=torch.Generator().manual_seed(0))
+    alone, more = (
+        recover(model, outputs, layer=1, computed="fp32", corpus="toy:400")
+        for outputs in (states, torch.cat([states, noise.bfloat16()], dim=1))
+    )
+    assert "certain" in alone.grades[0]
+    assert more.tokens[0, :7].tolist() == alone.tokens[0].tolist()
+    assert more.grades[0][:7] == alone.grades[0]
+
+
+def test_one_token_before_empty_slots_may_be_too_coarse(erased):
+    """It was a traceback."""
+    model, states = erased
+    slots = torch.cat([states[:, :1], 0 * states[:, 1:4]], dim=1)
+    found = recover(model, slots, layer=1, computed="bf16", corpus="toy:400")
+    assert found.tokens.shape == (1, 1)
+    assert not found.proven
+
+
 def test_coarse_codes_that_fit_elsewhere_by_chance_are_not_sent_there():
     """Of codes of 2 bits many tokens fit at any site, and as many at their own."""
     module = their_model("gpt2", n_embd=64, n_layer=2)
@@ -71,17 +102,23 @@ def test_streams_without_a_mean_are_named_where_tokens_are_likely(capsys):
     assert "no token is certain at block.1; the mean" in capsys.readouterr().err
 
 
-def test_positions_that_counted_padding_are_asked_for_where_tokens_are_likely(
-    tmp_path, monkeypatch, capsys
-):
-    """Rows of neighbouring positions differ little in trained models."""
+@pytest.fixture
+def neighbours():
+    """A model whose rows of neighbouring positions differ little, as those of trained models."""
     module = their_model("gpt2", n_layer=2).requires_grad_(False)
     module.transformer.wpe.weight *= 0.02
-    model = open_theirs(module)
+    module.transformer.h[0].attn.c_proj.weight *= 0.1
+    return module
+
+
+def test_positions_that_counted_padding_are_asked_for_where_tokens_are_likely(
+    neighbours, tmp_path, monkeypatch, capsys
+):
+    model = open_theirs(neighbours)
     monkeypatch.setattr("eval.models.checkpoint.open_model", lambda *_: model)
     tokens = torch.cat([torch.full((1, 3), 257), tokens_of("Tom had")], dim=1)
     mask = (torch.arange(tokens.shape[1]) > 2).long()[None]
-    states = module(tokens, attention_mask=mask, output_hidden_states=True).hidden_states
+    states = neighbours(tokens, attention_mask=mask, output_hidden_states=True).hidden_states
     file = tmp_path / "c.safetensors"
     save_file({"block.1": states[1].contiguous(), "attention_mask": mask}, file)
     words = ["recover", str(file), "--model", "theirs", "--computed", "fp32"]
@@ -89,6 +126,36 @@ def test_positions_that_counted_padding_are_asked_for_where_tokens_are_likely(
     said = capsys.readouterr()
     assert "7 likely" in said.out
     assert "behind 3 rows of padding: did the positions count them" in said.err
+
+
+@pytest.mark.parametrize(
+    ("prompts", "said"),
+    [(slice(1, 2), "no token is certain at block.1; "), (slice(0, 2), "in prompt 1 ")],
+)
+def test_rows_before_a_prompt_are_named_where_its_tokens_are_likely(
+    prompts, said, neighbours, capsys
+):
+    """Padding without a mask: noise was given as the reason, or nothing said."""
+    tokens = torch.cat([torch.full((1, 3), 257), tokens_of("Tom had")], dim=1)
+    tokens = torch.cat([tokens_of("The hen it"), tokens])
+    mask = torch.ones_like(tokens)
+    mask[1, :3] = 0
+    given = {"attention_mask": mask, "position_ids": (mask.cumsum(dim=-1) - 1).clamp(min=0)}
+    states = neighbours(tokens, output_hidden_states=True, **given).hidden_states[1][prompts]
+    found = recover(open_theirs(neighbours), states, layer=1, computed="fp32", corpus="toy:400")
+    assert "likely" in found.grades[-1]
+    assert f"{said}from row 3 on 6 of 6 tokens fit" in capsys.readouterr().err
+
+
+def test_a_prompt_behind_another_is_named_where_its_tokens_are_likely(neighbours, capsys):
+    states = [
+        neighbours(tokens_of(text), output_hidden_states=True).hidden_states[1]
+        for text in ("Tom had", "The hen")
+    ]
+    outputs, model = torch.cat(states, dim=1), open_theirs(neighbours)
+    found = recover(model, outputs, layer=1, computed="fp32", corpus="toy:400")
+    assert found.grades[0][-1] == "likely"
+    assert "from row 7 on 6 of 6 tokens fit as another prompt" in capsys.readouterr().err
 
 
 def test_keys_before_a_norm_of_keys_are_named(capsys):

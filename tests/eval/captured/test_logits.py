@@ -45,6 +45,12 @@ def test_logits_give_the_text_away(scored, form, part):
     assert found.site.startswith("final.")
 
 
+def test_a_prompt_of_zeros_refuses_no_logits_of_others(scored):
+    model, logits = scored
+    found = recover(model, torch.cat([logits[:1], 0 * logits[:1]]), corpus="toy:400")
+    assert (found.texts, set(found.grades[1])) == ([SHORT[0], ""], {"unknown"})
+
+
 def test_rows_that_are_hidden_are_no_logits_of_a_temperature(scored, capsys):
     """Zeros stand for them, of which there may be more than of the others."""
     model, logits = scored

@@ -4,10 +4,14 @@ import pytest
 import torch
 
 from eval import activations, open_model, recover
+from eval.captured.certainty.agreement import Agreement
 from eval.captured.certainty.certify import certify
+from eval.captured.certainty.rivals import find_alike
 from eval.captured.certainty.verified import Found, verify
 from eval.captured.files.stored import read_stored
 from eval.captured.site import identify
+from eval.sites.circuit import Circuit
+from eval.sites.rounding import Tolerance
 from eval.sites.slices import Slice
 from tests.arch.cases import byte_tokenizer
 from tests.arch.pretrained.test_pretrained import GROUPED, random_model
@@ -47,6 +51,7 @@ def test_tokens_of_equal_rows_are_not_likely_where_few_tokens_are_run(
 ):
     """Of a large vocabulary the twin was seldom drawn, and the token alone was near."""
     monkeypatch.setattr("eval.captured.certainty.likelihood.WHOLE", 64)
+    monkeypatch.setattr("eval.captured.certainty.likelihood.RIVALS", 16)
     checkpoint, encoded, outputs = twins
     noise = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0))
     size = outputs.square().mean(dim=-1, keepdim=True).sqrt()
@@ -68,6 +73,27 @@ def test_tokens_of_equal_rows_are_named_where_all_tokens_fit_their_own_output(tw
     token = int(certified.verified.tokens[0, 0])
     assert {token, *certified.alike[0][0]} == {TWINS[0][0], encoded[0]}
     assert certified.certificates[0][0] is None
+
+
+def test_rivals_of_many_prompts_are_run_in_parts(twins, monkeypatch):
+    """All at once they took more memory than there was, behind a search of hours."""
+    checkpoint, encoded, outputs = twins
+    stored = read_stored(outputs.bfloat16())
+    captured = identify(checkpoint, "toy:400", stored, Slice(), 1, None, "fp32")
+    problem, tokens = captured.pose(), torch.tensor([encoded])
+    rounding = verify(captured, problem, tokens).rounding
+    tolerance = Tolerance(rounding, stored.step, torch.zeros_like(rounding))
+    agreement = Agreement(captured.circuit, stored, tolerance, Slice())
+    together, step, sizes = find_alike(problem, tokens, agreement), Circuit.step, list[int]()
+
+    def counted(circuit, embeddings, state):
+        sizes.append(len(embeddings))
+        return step(circuit, embeddings, state)
+
+    monkeypatch.setattr(Circuit, "step", counted)
+    monkeypatch.setattr("eval.captured.certainty.rivals.candidates_at_once", lambda _: 16)
+    assert find_alike(problem, tokens, agreement) == together
+    assert max(sizes) == 16
 
 
 @pytest.mark.first(1)
