@@ -45,11 +45,9 @@ from arch.storage.directory import (
     vocabulary_size,
 )
 from arch.storage.files import read_text
-from arch.storage.runs import SHIPPED
+from arch.storage.runs import HUB, PRETRAINED, SHIPPED
 from arch.storage.values import YamlLoader
 
-HUB = "hub:"
-PRETRAINED = "hf:"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Errors of a place that has no room."""
 
@@ -64,7 +62,7 @@ def main(words: Sequence[str] | None = None) -> int:
             raise ModelError(f"{out}: holds a model already; remove it, or choose another")
         options.run(options)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        arch.kernels.process.discard_output(sys.stdout)
     except (ModelError, OSError) as error:
         said = str(error)
         if isinstance(error, OSError) and error.errno in FULL and out:  # while it was written

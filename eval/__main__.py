@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import inspect
 import io
-import os
 import sys
 from difflib import get_close_matches
 from importlib import import_module
@@ -26,7 +25,7 @@ if __name__ == "__main__":
 
 
 from arch.errors import is_out_of_memory
-from arch.kernels.process import open_closed_streams  # before torch
+from arch.kernels.process import discard_output, open_closed_streams  # before torch
 from eval.messages import ArgumentError, RequestError, nearest, say
 
 if TYPE_CHECKING:  # libraries are loaded where an interruption is one line
@@ -92,7 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:  # a reader such as `head` has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output(sys.stdout)
     except KeyboardInterrupt:
         say(f"interrupted; {_kept(words)}")
         return 130

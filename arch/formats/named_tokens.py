@@ -94,7 +94,7 @@ def ends_of_text(roles: Mapping[str, str | None]) -> dict[str, str]:
     """
     end = roles.get("eos_token")
     ends = {"begin": roles.get("bos_token") or end, "end": end}
-    return {place: token for place, token in ends.items() if token}
+    return {role: token for role, token in ends.items() if token}
 
 
 def _say_what_is_added(

@@ -11,9 +11,11 @@ them in a step of `llama-small` on a CPU, a sixth of its time.
 What a user has set is left alone. A command also opens streams that a user has closed.
 """
 
+import contextlib
 import ctypes
 import os
 import sys
+from typing import TextIO
 
 SPINS = "10000"
 """Turns of waiting after which a thread sleeps; libgomp's own default is 300,000."""
@@ -38,6 +40,12 @@ def open_closed_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - to the end
+
+
+def discard_output(stream: TextIO) -> None:
+    """Sends nowhere what is still printed to a stream, if a file is behind it."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 if "torch" not in sys.modules and not CHOSEN & os.environ.keys():

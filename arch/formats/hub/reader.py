@@ -53,9 +53,9 @@ def is_hub_export(directory: str | Path) -> bool:
 def import_hub(directory: str | Path) -> LoadedModel:
     """Reads what `export_hub` wrote, in the precision of its weights, in evaluation mode.
 
-    What transformers saved since is another model: of its provenance there hold `HELD_OUT` and,
-    where its own files name none, the ends of a text. Rows that its embedding was padded with are
-    left out.
+    If transformers has saved the export again, it is another model. Of its recorded training only
+    `HELD_OUT` stays, and the ends of a text if its own files name none. Rows that its embedding was
+    padded with are left out.
 
     Raises:
         ModelError: a file that is missing, a setting that is missing or not known, a mixer that is
