@@ -28,7 +28,7 @@ from arch.formats.foreign import refuse_dangling
 from arch.formats.hub.card import download, push_directory
 from arch.formats.hub.export import export_hub
 from arch.formats.llama import check_importable, export_transformers, open_directory
-from arch.formats.named_tokens import NAMING, say_left_out_tokens
+from arch.formats.named_tokens import say_left_out_tokens
 from arch.formats.structured import HELD
 from arch.mixers import refuse_foreign
 from arch.model import LanguageModel
@@ -238,7 +238,7 @@ def _read_tokenizer(file: Path) -> tuple[str, dict[str, Any]]:
     """A tokenizer.json, and what begins and ends a text, as the files beside it name it."""
     text = read_text(file)
     ends = read_ends_of_text(file.parent, read_tokenizer(text, file))
-    say_left_out_tokens([file.parent / name for name in NAMING], text, file.parent)
+    say_left_out_tokens(file.parent, text)
     return text, ends
 
 

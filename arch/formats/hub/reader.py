@@ -7,7 +7,7 @@ from typing import Any
 from arch.config import ModelConfig
 from arch.errors import ModelError, printable, show_value
 from arch.formats.foreign import WITHOUT_EFFECT, common_prefix, read_layout, read_settings
-from arch.formats.named_tokens import ENDS, read_ends
+from arch.formats.named_tokens import read_ends
 from arch.mixers import MIXERS
 from arch.patterns import find_foreign
 from arch.storage.directory import (
@@ -19,7 +19,7 @@ from arch.storage.directory import (
     drop_rowless,
 )
 from arch.storage.files import read_json, read_text
-from arch.storage.weights import build_model, drop_padding, is_tied, read_weights
+from arch.storage.weights import build_model, drop_padding, is_tied, read_all_weights
 
 MODEL_TYPE = "remnant"
 PROVENANCE = "remnant"
@@ -76,9 +76,9 @@ def import_hub(directory: str | Path) -> LoadedModel:
     tokenizer_json = drop_rowless(file, read_text(file), config.vocab_size)
     size = check_vocabulary(file, tokenizer_json, config.vocab_size, MULTIPLES)
     if "transformers_version" in given:
-        meta |= read_ends([f for n in ENDS if (f := directory / n).is_file()], tokenizer_json)
+        meta |= read_ends(directory, tokenizer_json)
     files, _ = read_layout(given, directory)
-    held = {name: tensor for each in files for name, tensor in read_weights(each).items()}
+    held = read_all_weights(files)
     prefix = common_prefix(list(held), directory)
     weights = {name.removeprefix(prefix): tensor for name, tensor in held.items()}
     if config.tied and not is_tied(weights):
