@@ -54,7 +54,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 def main(words: Sequence[str] | None = None) -> int:
     """Runs a command; the exit code."""
-    arch.kernels.process.open_closed_streams()
+    arch.kernels.process.prepare_streams()
     options = _parser().parse_args(words)
     out: Path | None = getattr(options, "out", None)
     try:
@@ -90,6 +90,17 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message}; see {self.prog} --help\n")
 
 
+def _given(word: str) -> str:
+    """A word; an empty one is refused, which as a path would be the working directory."""
+    if not word:
+        raise argparse.ArgumentTypeError("the value is empty; give one")
+    return word
+
+
+def _path(word: str) -> Path:
+    return Path(_given(word))
+
+
 OUT = "the model directory to write"
 
 
@@ -106,17 +117,18 @@ def _parser() -> Parser:
 
     about = "print a model as a table: parts, shapes, parameters, FLOPs per token"
     add = command("describe", _describe, about)
-    add("model", metavar="DIR", help="a model directory, a run, RUN@STEP, or a config.json")
+    described = "a model directory, a run, RUN@STEP, or a config.json"
+    add("model", metavar="DIR", type=_given, help=described)
     add("--context", type=int, metavar="T", help="tokens of a sequence, for the FLOPs")
 
     add = command("init", _init, "write an untrained model of any size, drawn from a seed")
-    add("out", metavar="OUT", type=Path, help=OUT)
-    add("--tokenizer", metavar="FILE", type=Path, required=True, help="a tokenizer.json")
+    add("out", metavar="OUT", type=_path, help=OUT)
+    add("--tokenizer", metavar="FILE", type=_path, required=True, help="a tokenizer.json")
     config = (
         "a config.json, or a training recipe (YAML), of which the section model is read; default: "
         "512 wide, 8 blocks, context 512, flat mixers"
     )
-    add("--config", metavar="FILE", type=Path, help=config)
+    add("--config", metavar="FILE", type=_path, help=config)
     fields = "fields of the configuration, as in d_model=1024 'mixers=[parallel(branches=2)]'"
     add(
         "--set",
@@ -135,7 +147,7 @@ def _parser() -> Parser:
         "a model directory, or remnant:NAME; a mixer's entry, such as module.Class, of which a "
         "small model is made; or hf: and a model of transformers"
     )
-    add("model", metavar="MODEL", help=checked)
+    add("model", metavar="MODEL", type=_given, help=checked)
     _add_exchange(command)
     return parser
 
@@ -149,12 +161,12 @@ def _add_exchange(command: Callable[..., Callable]) -> None:
         "checkpoint of maskedmixers or of structured mixers; hub:NAME downloads a directory whose "
         "weights are safetensors (of a repository of GGUF files, download the file yourself)"
     )
-    add("source", metavar="SOURCE", help=sources)
-    add("out", metavar="DIR", type=Path, help=OUT)
+    add("source", metavar="SOURCE", type=_given, help=sources)
+    add("out", metavar="DIR", type=_path, help=OUT)
     add(
         "--tokenizer",
         metavar="FILE",
-        type=Path,
+        type=_path,
         help="a tokenizer.json, for a checkpoint of mixers whose directory holds none",
     )
     held = (
@@ -164,8 +176,9 @@ def _add_exchange(command: Callable[..., Callable]) -> None:
     add("--mixer", choices=HELD, help=held)
 
     add = command("export", _export, "write a model in a layout that transformers reads")
-    add("model", metavar="DIR", help="a model directory, a run, RUN@STEP or RUN@best")
-    add("out", metavar="OUT", type=Path, help="the directory to write")
+    exported = "a model directory, a run, RUN@STEP or RUN@best"
+    add("model", metavar="DIR", type=_given, help=exported)
+    add("out", metavar="OUT", type=_path, help="the directory to write")
     layout = (
         "transformers (default): that of transformers, for a Llama-style model; hub: any built-in "
         "mixer, with the model's code and a model card, to be loaded with trust_remote_code=True"
@@ -173,9 +186,9 @@ def _add_exchange(command: Callable[..., Callable]) -> None:
     add("--layout", choices=("transformers", "hub"), default="transformers", help=layout)
     add("--license", metavar="NAME", help="for the model card, by the hub's name, as mit")
     tables = "for the model card: tables that `eval summary --markdown FILE` wrote of its rows"
-    add("--recovered", metavar="FILE", type=Path, help=tables)
+    add("--recovered", metavar="FILE", type=_path, help=tables)
     pushed = "upload OUT to this repository with huggingface_hub; a new repository is private"
-    add("--push", metavar="OWNER/NAME", help=pushed)
+    add("--push", metavar="OWNER/NAME", type=_given, help=pushed)
 
 
 def _describe(options: argparse.Namespace) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import inspect
-import io
 import sys
 from difflib import get_close_matches
 from importlib import import_module
@@ -25,7 +24,7 @@ if __name__ == "__main__":
 
 
 from arch.errors import is_out_of_memory
-from arch.kernels.process import discard_output, open_closed_streams  # before torch
+from arch.kernels.process import discard_output, prepare_streams  # before torch
 from eval.messages import ArgumentError, RequestError, nearest, say
 
 if TYPE_CHECKING:  # libraries are loaded where an interruption is one line
@@ -76,15 +75,9 @@ VIEWS = ("summary", "compare", "report")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one command; 0 when it answered, 2 when it could not, 130 when it was interrupted.
-
-    What the console's encoding lacks is printed by its code, as `\\xe9`.
-    """
+    """Runs one command; 0 when it answered, 2 when it could not, 130 when it was interrupted."""
     words = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    open_closed_streams()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    prepare_streams()
     try:
         try:
             _answer(words)
@@ -199,7 +192,11 @@ def run_command(name: str, words: list[str]) -> tuple[Result, str]:
         ]
         raise RequestError(refusal(event, [flag_name(parameter.name) for parameter in optional]))
 
-    single = {flag_name(p.name) for p in parameters if reader_of(p.annotation).nargs == 1}
+    single = {
+        flag_name(p.name)
+        for p in parameters
+        if reader_of(p.annotation).nargs == 1 and p.annotation is not bool
+    }
     program = f"python -m eval {name}"
     words = [*_joined(words, single)]
     with refusals.on_parse_error(refuse):

@@ -34,6 +34,7 @@ from tokenizer.bpe import (
     check_text,
     encode_stories,
     load_tokenizer,
+    printable,
     token_bytes,
     tokenizer_hash,
     train_tokenizer,
@@ -63,8 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of the pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (CorpusError, OSError) as error:
-        said = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(error))
-        print(f"error: {said}", file=sys.stderr)  # names of columns and files may hold anything
+        print(f"error: {printable(error)}", file=sys.stderr)  # names of columns may hold anything
         return 2
     except KeyboardInterrupt:
         shards = complete_shards(options.out) if options.run is _pack else 0
@@ -144,7 +144,7 @@ def _inspect(options: argparse.Namespace) -> None:
         spelt = load_tokenizer(options.tokenizer)  # here a special token that is spelt is one
         text = spelt.encode(options.text, add_special_tokens=False)
         size, count = len(options.text.encode()), len(text.ids)
-        print(f"\ntext\n{' '.join(text.tokens)}")
+        print(f"\ntext\n{printable(' '.join(text.tokens))}")
         print(f"{count} tokens, {size} bytes, {size / max(1, count):.2f} bytes per token")
 
 
@@ -168,7 +168,7 @@ def _describe(tokenizer: Tokenizer, corpus: Corpus, name: str) -> str:
         f"entries          {len(pieces):,} ({special} special, {alone} bytes,"
         f" {len(learnt):,} merges)",
         f"sha256           {tokenizer_hash(tokenizer)}",
-        f"measured on      {corpus.source}, {corpus.split}: {stories:,} stories,"
+        f"measured on      {printable(corpus.source)}, {corpus.split}: {stories:,} stories,"
         f" {size:,} bytes, {tokens:,} tokens",
         f"bytes per token  {size / tokens:.3f}",
         f"tokens per story {tokens / stories:.1f}",
@@ -177,7 +177,7 @@ def _describe(tokenizer: Tokenizer, corpus: Corpus, name: str) -> str:
     for title, listed in (("longest tokens", longest), ("rarest tokens", rarest)):
         lines.append(f"\n{title}\n{'id':>6}{'bytes':>7}{'count':>10}  token")
         for t in listed[:SHOWN]:
-            word = tokenizer.id_to_token(t)
+            word = printable(tokenizer.id_to_token(t))  # an added one may hold anything
             lines.append(f"{t:>6}{len(pieces[t]):>7}{used[t]:>10,}  {word}")
     return "\n".join(lines)
 
@@ -188,6 +188,17 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Ends with code 2."""
         self.exit(2, f"error: {message}; see {self.prog} --help\n")
+
+
+def _given(word: str) -> str:
+    """A word; an empty one is refused, which as a path would be the working directory."""
+    if not word:
+        raise argparse.ArgumentTypeError("the value is empty; give one")
+    return word
+
+
+def _path(word: str) -> Path:
+    return Path(_given(word))
 
 
 def _parser() -> Parser:
@@ -218,16 +229,16 @@ def _parser() -> Parser:
 
     learn = "learn a byte-level BPE from stories, but those that pack holds out by default"
     add = command("train", _train, learn)
-    add("source", metavar="SOURCE", help=where)
-    add("--out", type=Path, required=True, metavar="FILE", help="the file to write")
+    add("source", type=_given, metavar="SOURCE", help=where)
+    add("--out", type=_path, required=True, metavar="FILE", help="the file to write")
     add("--vocab-size", default=VOCAB_SIZE, help="entries of the vocabulary (%(default)s)", **count)
 
     add = command(
         "pack", _pack, "encode stories into files that training reads; run again to continue"
     )
-    add("source", metavar="SOURCE", help=where)
-    add("--tokenizer", required=True, metavar="FILE", help="a tokenizer.json")
-    add("--out", type=Path, required=True, metavar="DIR", help="directory to make")
+    add("source", type=_given, metavar="SOURCE", help=where)
+    add("--tokenizer", type=_given, required=True, metavar="FILE", help="a tokenizer.json")
+    add("--out", type=_path, required=True, metavar="DIR", help="directory to make")
     layouts = "packed: stories follow each other; rows: one story a row (%(default)s)"
     add("--layout", choices=("packed", "rows"), default="packed", help=layouts)
     rows = "tokens in a row; a model is trained on all but the last: for 512 positions, 513"
@@ -242,9 +253,9 @@ def _parser() -> Parser:
     add("--shard-tokens", default=SHARD, help="tokens in a file (%(default)s)", **count)
 
     add = command("inspect", _inspect, "show what a tokenizer has learnt")
-    add("tokenizer", metavar="FILE", help="a tokenizer.json")
+    add("tokenizer", type=_given, metavar="FILE", help="a tokenizer.json")
     corpora = "measured on what pack holds out of it by default (%(default)s)"
-    add("--corpus", default="toy", metavar="SOURCE", help=corpora)
+    add("--corpus", type=_given, default="toy", metavar="SOURCE", help=corpora)
     add("--text", help="a text to split")
     return parser
 

@@ -14,6 +14,7 @@ import hashlib
 import json
 import logging
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -53,10 +54,14 @@ class CorpusError(ValueError):
     """Bad input, in one line: what was given, what is allowed, and the fix."""
 
 
+def printable(text: object) -> str:
+    """Return a text as a line may show it: what steers a terminal is spelt out, as `\\x1b`."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
+
+
 def reason(error: BaseException) -> str:
     """Return what an error of a library says, in one line; its type where it says nothing."""
-    said = " ".join(str(error).split())[:200] or type(error).__name__
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in said)
+    return printable(" ".join(str(error).split())[:200] or type(error).__name__)
 
 
 def train_tokenizer(
@@ -111,7 +116,7 @@ def _cut_words(stories: Iterable[str]) -> Iterator[str]:
         if ends and not warned:
             warned, start = True, ends[0] - LONGEST
             word = WORD.match(story, start)
-            source = getattr(stories, "source", "the stories")
+            source = printable(getattr(stories, "source", "the stories"))
             logging.getLogger(__name__).warning(
                 f"{source}: story {number} has a word of {word.end() - start if word else 0:,} "
                 f"letters without a blank; words are learnt from in pieces of {LONGEST:,}"
@@ -149,7 +154,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
         raise CorpusError(
-            f"{file}: no such file; make one with: python -m tokenizer train SOURCE --out {file}"
+            f"{file}: no such file; make one with: python -m tokenizer train SOURCE --out "
+            f"{shlex.quote(str(file))}"
         )
     try:
         tokenizer = Tokenizer.from_str(text := file.read_text("utf-8"))
@@ -259,6 +265,7 @@ def _made_of(tokenizer: Tokenizer) -> list[Any]:
     added: dict[str, Any] = {}
     for token in parts["added_tokens"]:
         flags = [flag for flag in MATCHING if token[flag]]
+        flags += ["ordinary"] * (not token["special"])  # which a story that spells it has
         added[token["content"]] = [token["id"], *flags] if flags else token["id"]
     return [added, *(parts[name] for name in ("model", "normalizer", "pre_tokenizer"))]
 

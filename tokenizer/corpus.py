@@ -7,7 +7,8 @@
     folder                          with files or folders that are named after train and valid (or
                                     validation, val, dev), a test split is not read; or with files
                                     of one kind, also in folders in it; or packed data
-    hub:roneneldan/TinyStories      a dataset of the hub, or hub:FOLDER of the same shape
+    hub:roneneldan/TinyStories      a dataset of the hub, or hub:FOLDER of the same shape; what of
+                                    its splits is not read is said
     hub:HuggingFaceFW/fineweb-edu:sample-10BT        one of its subsets
 
 A source that sets stories aside for validation is used as it is divided, but a story that is in
@@ -32,6 +33,7 @@ from tokenizer.data import SPLITS, PackedData
 from tokenizer.readers import ROWS, check_kind, read_batches, read_file
 from tokenizer.splits import (
     ENDINGS,
+    SPLIT_WORDS,
     digest,
     divide_folder,
     held_out,
@@ -42,8 +44,6 @@ from tokenizer.splits import (
 from tokenizer.toy import toy_stories
 
 TOY_STORIES = 20_000
-NAMES = {"train": ("train",), "valid": ("valid", "validation", "val", "dev")}
-"""Of the splits of a dataset of the hub."""
 CACHED = ("datasets.load", "datasets.packaged_modules.cache.cache")
 """Loggers that say which copy of a dataset is read, where the hub is out of reach."""
 Read = Callable[[], Iterator[str]]
@@ -216,7 +216,8 @@ def _files_part(files: list[Path], field: str) -> Read:
     if len({check_kind(file) for file in files}) > 1:
         seen = ", ".join(file.name for file in files[:8]) + (", ..." if len(files) > 8 else "")
         raise CorpusError(f"{files[0].parent}: several kinds of file ({seen}); keep one")
-    return lambda: chain.from_iterable(read_file(file, field) for file in files)
+    about = Path(os.path.commonpath(files))  # the folder of several, or the one file
+    return lambda: chain.from_iterable(read_file(file, field, about) for file in files)
 
 
 def _hub_parts(source: str, field: str, stream: bool) -> dict[str, Read]:
@@ -229,15 +230,20 @@ def _hub_parts(source: str, field: str, stream: bool) -> dict[str, Read]:
     if here:
         refuse_missing(list_files(Path(name))[0])
     splits: dict[str, Any] = {str(split): rows for split, rows in loaded.items()}
-    parts: dict[str, Read] = {
-        split: partial(_column, f"{source}: split {name}", advice, splits[name], field)
-        for split, names in NAMES.items()
-        for name in names
-        if name in splits
+    chosen = {
+        split: name
+        for split in SPLITS
+        for name in reversed(splits)  # of two the first counts
+        if name.casefold().replace("_", "") in SPLIT_WORDS[split]
     }
-    if not parts:
+    if not chosen:
         raise CorpusError(f"{source}: has no train or validation split, only {', '.join(splits)}")
-    return parts
+    if unread := [name for name in splits if name not in chosen.values()]:
+        say_once(f"{source}: of its splits not read: {', '.join(unread)}{advice}")
+    return {
+        split: partial(_column, f"{source}: split {name}", advice, splits[name], field)
+        for split, name in chosen.items()
+    }
 
 
 def _load(about: str, advice: str, *arguments: Any, **options: Any) -> Any:

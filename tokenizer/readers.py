@@ -22,6 +22,7 @@ from tokenizer.bpe import END_OF_TEXT, CorpusError, check_text, reason
 from tokenizer.data import BLOCK
 from tokenizer.splits import ENDINGS, PACKED, say_once
 
+TEXT = ".txt"
 SEPARATORS = (
     re.escape(END_OF_TEXT),
     r"\n[ \t\r]*\n|\r[ \t]*\r(?!\n)",
@@ -32,13 +33,16 @@ ROWS = 1000  # of a table, at a time
 POINTER = b"version https://git-lfs.github.com/spec/"
 
 
-def read_file(path: Path, field: str) -> Iterator[str]:
+def read_file(path: Path, field: str, source: Path | None = None) -> Iterator[str]:
     """Yield the texts of a file; `field` is the column of those that have columns.
+
+    `source` is the folder of several files, of which it is said once how plain text is read.
 
     Raises:
         CorpusError: It cannot be read, or a row holds no text; the row and the file are named.
     """
-    return READERS[path.suffix.lower()](path, field)
+    kind = path.suffix.lower()
+    return _read_text(path, source or path) if kind == TEXT else READERS[kind](path, field)
 
 
 def check_kind(path: Path) -> str:
@@ -50,7 +54,7 @@ def check_kind(path: Path) -> str:
     kind = path.suffix.lower()
     if kind in PACKED:
         raise CorpusError(f"{path}: is compressed, which is not read; unpack it")
-    if kind not in READERS:
+    if kind not in ENDINGS:
         known = ", ".join(ENDINGS)
         raise CorpusError(f"{path}: unknown kind of file; the name must end in {known}")
     return kind
@@ -95,10 +99,10 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(map(str, names))[:200] or "none"
 
 
-def _read_text(path: Path, _: str) -> Iterator[str]:
+def _read_text(path: Path, source: Path) -> Iterator[str]:
     """Yield what `<|endoftext|>` divides in a `.txt` file, or its paragraphs, or lines."""
     stat = path.stat()
-    separator = _separator(path, stat.st_size, stat.st_mtime_ns)
+    separator = _separator(path, source, stat.st_size, stat.st_mtime_ns)
     pending, fresh, size = "", [], 0
     for block in _blocks(path):
         fresh.append(block)
@@ -111,8 +115,8 @@ def _read_text(path: Path, _: str) -> Iterator[str]:
 
 
 @cache
-def _separator(path: Path, size: int, changed: int) -> re.Pattern[str]:
-    """What divides a text file; of a file without `<|endoftext|>`, that is said."""
+def _separator(path: Path, source: Path, size: int, changed: int) -> re.Pattern[str]:
+    """What divides a text file; of a source without `<|endoftext|>`, that is said."""
     marks, before = [re.compile(mark) for mark in SEPARATORS], ""
     found = marks[-1]
     for block in _blocks(path):
@@ -125,8 +129,8 @@ def _separator(path: Path, size: int, changed: int) -> re.Pattern[str]:
         before = read[max(0, len(text) - 100) :]
     what = "paragraph" if found is marks[1] else "line"
     say_once(
-        f"{path}: plain text without {END_OF_TEXT}, each {what} is a story; to join them, pack it "
-        "with --story-tokens N"
+        f"{source}: plain text without {END_OF_TEXT}, each {what} is a story; to join them, pack "
+        "it with --story-tokens N"
     )
     return found
 
@@ -310,10 +314,9 @@ def _tables(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 READERS = {
-    ".txt": _read_text,
     ".jsonl": _read_json_lines,
     ".json": _read_json,
     ".parquet": _read_parquet,
     ".csv": _read_csv,
 }
-"""By the ending of a file's name; `ENDINGS` lists them."""
+"""Of files with columns, by the ending of the name; `ENDINGS` lists these and `TEXT`."""

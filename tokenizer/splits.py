@@ -2,10 +2,11 @@
 
     train.txt, Train.txt, owt_train.txt, wiki.train.txt, train-00000-of-00002.parquet, train/a.txt
     valid.txt; validation, val, dev, eval and held-out are the same
-    test.txt        is not read
+    test.txt        is not read, nor is what lies in a folder `test`
 
 A split is a whole word at the beginning or the end of a name, numbers and words such as `data`
-left out; `training_tips.txt`, `latest.txt` and a title such as `The Last Train.txt` name none.
+left out; `training_tips.txt`, `latest.txt` and a title such as `The Last Train.txt` name none. A
+folder of texts in which only `The_Last_Train.txt` or the like tells of a split is refused.
 Where no name tells of a split, all files are one text. A `tokenizer.json`, packed data and models
 in the folder are no text. What is not plain, and what is not read, is said in one line.
 """
@@ -19,7 +20,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from tokenizer.bpe import CorpusError
+from tokenizer.bpe import CorpusError, printable
 from tokenizer.data import PackedData
 
 SPLIT_WORDS = {
@@ -46,14 +47,7 @@ def divide_folder(folder: Path) -> dict[str, list[Path]]:
             not tell which are for training.
     """
     files, others = list_files(folder)
-    for path in others:
-        if path.suffix.lower() in PACKED and Path(path.stem).suffix.lower() in ENDINGS:
-            raise CorpusError(f"{path}: is compressed, which is not read; unpack it")
-        if path.suffix.lower() == ".arrow":
-            raise CorpusError(
-                f"{path}: is of datasets' save_to_disk, which is not read; load it by "
-                "load_from_disk, and save each split by to_parquet"
-            )
+    _refuse_unread({*files}, others)
     if not files:
         raise CorpusError(
             f"{folder}: no train.* or valid.* in it that ends in {', '.join(ENDINGS)}"
@@ -74,14 +68,15 @@ def divide_folder(folder: Path) -> dict[str, list[Path]]:
         if len(unnamed) > 1 or others:
             _say(folder, {"read as one text, whose stories are divided": unnamed}, others)
         return {"train": unnamed}
-    if "train" not in found and (unnamed or test):
-        raise CorpusError(
-            f"{folder}: {_names(folder, [*found.get('valid', []), *test])} is named after a split, "
-            f"no file after train ({_names(folder, unnamed) or 'there is no other'}); name the "
-            "text to train on train.*"
-        )
-    unread = [*test, *unnamed, *others]
     named = [path for paths in found.values() for path in paths]
+    told, unread = [*named, *test], [*test, *unnamed, *others]
+    title = len(unnamed) > len(told) and all(_may_be_title(p.relative_to(folder)) for p in told)
+    if (title and "valid" not in found) or ("train" not in found and (unnamed or test)):
+        raise CorpusError(
+            f"{folder}: named after a split: {_names(folder, told)}; others: "
+            f"{_names(folder, unnamed) or 'none'}; name the text to train on train.*, and write a "
+            "title with blanks, as The Last Train.txt"
+        )
     if unread or not all(path.parent == folder and PLAIN.fullmatch(path.name) for path in named):
         _say(folder, found, unread)
     return found
@@ -118,21 +113,47 @@ def text_files(folder: Path) -> list[Path]:
     return sorted({path for paths in found.values() for path in paths})
 
 
-def refuse_missing(paths: list[Path]) -> None:
-    """Refuse files such as `train-00000-of-00004.parquet` of which some are not there.
+def _refuse_unread(files: set[Path], others: list[Path]) -> None:
+    """Refuse text in a form that is not read, unless it lies there unpacked as well.
 
     Raises:
-        CorpusError: It names those that are missing.
+        CorpusError: It names a file that is compressed, or Arrow's.
     """
-    numbers: dict[tuple[Path, str, int, str], set[int]] = {}
+    for path in others:
+        text = path.with_suffix("")
+        packed = path.suffix.lower() in PACKED and text.suffix.lower() in ENDINGS
+        if packed and text not in files:
+            raise CorpusError(f"{path}: is compressed, which is not read; unpack it")
+        if path.suffix.lower() == ".arrow":
+            raise CorpusError(
+                f"{path}: is of datasets' save_to_disk, which is not read; load it by "
+                "load_from_disk, and save each split by to_parquet"
+            )
+
+
+def refuse_missing(paths: list[Path]) -> None:
+    """Refuse files such as `train-00000-of-00004.parquet` that are not one whole dataset.
+
+    Raises:
+        CorpusError: It names those that are missing, or two files of two versions of a dataset.
+    """
+    numbers: dict[tuple[Path, str, str], dict[int, Path]] = {}
+    counts: dict[tuple[Path, str, str], int] = {}
     for path in paths:
         if match := NUMBERED.fullmatch(path.stem):
-            name, number, count = match.groups()
-            alike = path.parent, name, int(count), path.suffix
-            numbers.setdefault(alike, set()).add(int(number))
-    for (folder, name, count, ending), found in numbers.items():
+            alike, number, count = (path.parent, match[1], path.suffix), int(match[2]), match[3]
+            found = numbers.setdefault(alike, {})
+            if number in found or counts.setdefault(alike, int(count)) != int(count):
+                other = found.get(number) or next(iter(found.values()))
+                raise CorpusError(
+                    f"{path}: beside {other.name}, which is of another version of the dataset; "
+                    "keep the files of one version"
+                )
+            found[number] = path
+    for (folder, name, ending), found in numbers.items():
+        count = counts[folder, name, ending]
         first = int(count in found)  # some count from 1
-        if missing := sorted({*range(first, first + count)} - found):
+        if missing := sorted({*range(first, first + count)} - {*found}):
             listed = ", ".join(f"{number:05d}" for number in missing[:SHOWN])
             more = f" and {len(missing) - SHOWN} more" * (len(missing) > SHOWN)
             raise CorpusError(
@@ -147,7 +168,9 @@ def _split_of(path: Path) -> str:
     Raises:
         CorpusError: It tells of two.
     """
-    names = [*path.parts[:-1], path.name[: -len(path.suffix)]]
+    names = _names_in(path)
+    if any(_splits_in(folder) == {"test"} for folder in names[:-1]):  # whatever is in it
+        return "test"
     found = {split for name in names for split in _splits_in(name)}
     if len(found) > 1:
         raise CorpusError(
@@ -157,13 +180,28 @@ def _split_of(path: Path) -> str:
     return found.pop() if found else ""
 
 
+def _may_be_title(path: Path) -> bool:
+    """Whether only longer names tell of a path's split, as `The_Last_Train.txt` does."""
+    return all(len(_words_in(name)) > 1 for name in _names_in(path) if _splits_in(name))
+
+
+def _names_in(path: Path) -> list[str]:
+    """Return the names of a path's folders and of its file, in small letters."""
+    names = [*path.parts[:-1], path.name[: -len(path.suffix)]]
+    return [re.sub(r"held[-_. ]?out", "heldout", name.casefold()) for name in names]
+
+
+def _words_in(name: str) -> list[str]:
+    match = NUMBERED.fullmatch(name)  # whose hash has letters, too
+    words = re.findall(r"[^\W\d_]+", match[1] if match else name)
+    return [re.sub(r"(data|set|split|text|file)s?$", "", w) for w in words if w not in BESIDE]
+
+
 def _splits_in(name: str) -> set[str]:
-    plain = re.sub(r"held[-_. ]?out", "heldout", name.casefold())
-    words = [word for word in re.findall(r"[^\W\d_]+", plain) if word not in BESIDE]
-    words = [re.sub(r"(data|set|split|text|file)s?$", "", word) for word in words]
+    words = _words_in(name)
     ends = {*words[:1], *words[-1:]}
     if len(words) > 1:  # with blanks between them it is a title
-        ends -= {*words} if re.search(r"[^\W\d_]\W* [^\W\d_]", plain) else {*ALONE}
+        ends -= {*words} if re.search(r"[^\W\d_]\W* [^\W\d_]", name) else {*ALONE}
     return {split for split, listed in SPLIT_WORDS.items() if ends.intersection(listed)}
 
 
@@ -176,13 +214,13 @@ def _say(folder: Path, read: dict[str, list[Path]], others: list[Path]) -> None:
 def _names(folder: Path, paths: list[Path]) -> str:
     shown = [str(path.relative_to(folder)) for path in paths[:SHOWN]]
     more = [f"{len(paths) - SHOWN} more"] * (len(paths) > SHOWN)
-    return ", ".join([*(name if name.isprintable() else ascii(name) for name in shown), *more])
+    return ", ".join([*map(printable, shown), *more])
 
 
 @cache
 def say_once(line: str) -> None:
     """Print a line on stderr, the first time it is given."""
-    logging.getLogger(__name__).warning(line)
+    logging.getLogger(__name__).warning(printable(line))
 
 
 def held_out(text: str, fraction: float) -> bool:

@@ -40,9 +40,9 @@ KEPT = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code: 2 for bad input, 130 after Ctrl-C."""
-    from arch.kernels.process import open_closed_streams  # before torch
+    from arch.kernels.process import prepare_streams  # before torch
 
-    open_closed_streams()
+    prepare_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help"):
         print(USAGE)

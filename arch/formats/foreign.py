@@ -23,14 +23,19 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PREFIXES = ("_orig_mod.", "module.", "_fsdp_wrapped_module.", "base_model.model.",
             "language_model.")  # fmt: skip
 """What compiling, training in parallel, a merged adapter or a model of pictures puts before."""
-HARMLESS = re.compile(r"rotary_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$|position_ids$")
+HARMLESS = re.compile(
+    r"rotary_emb\.inv_freq$|\.(attn|attention)\.((masked_)?bias|causal_mask)$|position_ids$"
+)
 """Tensors of old files that can be computed, and that no model reads."""
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 SIZES = (
     "hidden_size", "n_embd", "d_model", "intermediate_size", "ffn_dim", "n_inner", "vocab_size",
     "num_attention_heads", "n_head", "num_key_value_heads", "head_dim",
 )  # fmt: skip
-"""Sizes that no tensor of the model can be smaller than."""
+"""Sizes that some tensor of the model has at least, but for intermediate_size."""
+WIDEST = 2**16
+"""The most that intermediate_size may be where experts have a width of their own: unless some layer
+has no experts, no tensor shows it."""
 WINDOWS = ("sliding_window", "attention_chunk_size")
 POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
 LEARNT = re.compile(
@@ -259,7 +264,11 @@ def _check_sizes(config: dict[str, Any], shapes: Shapes, path: Path) -> None:
                     f"{path}: {name} is {section[name]}; the weights have {max(learnt)} positions"
                 )
         for name in SIZES:
-            if section.get(name, 0) and section[name] > largest:
+            most = largest
+            if name == "intermediate_size":
+                # A RecurrentGemma has half of it, an LFM2 two thirds, and experts may have none.
+                most = max(2 * largest, WIDEST if section.get("moe_intermediate_size") else 0)
+            if section.get(name, 0) and section[name] > most:
                 raise ModelError(
                     f"{path}: {name} is {section[name]}; no dimension of the weights is above "
                     f"{largest}"
@@ -360,9 +369,7 @@ def _check_section(section: dict[str, Any], path: Path) -> None:
         elif name in (*LAYERS, *SIZES):
             fits, words = type(value) is int and 0 < value < GREATEST, "a whole number above 0"
         elif name in WINDOWS:
-            off = (
-                value == 0 and section.get("use_sliding_window") is False
-            )  # as a Qwen2 MoE is saved
+            off = value == 0 and section.get("use_sliding_window") is False  # as of a Qwen2 MoE
             fits = value is False or off or (type(value) is int and value > 0)
             words = "null, or 1 or more"
         elif name in NUMBERS:

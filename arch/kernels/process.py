@@ -8,11 +8,12 @@ Memory that is freed is kept for the next tensor. The C library (glibc) gives ev
 back to the kernel and asks for the next one anew, each of whose pages then costs a fault: 12,000 of
 them in a step of `llama-small` on a CPU, a sixth of its time.
 
-What a user has set is left alone. A command also opens streams that a user has closed.
+What a user has set is left alone. A command also makes its streams ready for any text.
 """
 
 import contextlib
 import ctypes
+import io
 import os
 import sys
 from typing import TextIO
@@ -35,11 +36,17 @@ def keep_memory() -> None:
         allocate(MAP, 2**31 - 1)
 
 
-def open_closed_streams() -> None:
-    """Lets what is printed go nowhere, where a user has closed the stream."""
+def prepare_streams() -> None:
+    """Lets any text be printed: nowhere, where a user has closed the stream.
+
+    What the console's encoding lacks is printed by its code, as `\\xe9`.
+    """
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
+        stream = getattr(sys, name)
+        if stream is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - to the end
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def discard_output(stream: TextIO) -> None:

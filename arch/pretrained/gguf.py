@@ -25,8 +25,9 @@ FREQUENCIES = "rope_freqs.weight"
 TURNED = "rope.dimension_count"
 WITHOUT_EFFECT = {
     "attention.head_count_kv", "attention.key_length", "attention.value_length", "context_length",
-    "feed_forward_length", "rope.scaling.finetuned", "rope.scaling.original_context_length",
-    "tensor_data_layout", "vocab_size",
+    "expert_feed_forward_length", "expert_shared_feed_forward_length", "feed_forward_length",
+    "rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout",
+    "vocab_size",
 }  # fmt: skip
 """Settings that change nothing of what a model computes, or that the shapes of its weights tell.
 

@@ -110,7 +110,7 @@ def load_pretrained(
     if is_hub_export(name):
         loaded = import_hub(name)
         return replace(loaded, model=loaded.model.to(device))
-    model, tokenizer, ends = _read(name, dtype)
+    model, tokenizer, config, ends = _read(name, dtype)
     with refusals(name):
         wrapped = wrap_model(model)
     tokenizer = fit_tokenizer(tokenizer, wrapped.embedding.num_embeddings, name)
@@ -121,7 +121,7 @@ def load_pretrained(
         "source": "transformers",
         "family": model.config.model_type,
         "precision": str(dtype).removeprefix("torch."),
-        "settings": model.config.to_dict(),
+        "settings": config,
     } | ends
     return LoadedModel(wrapped.to(device), wrapped.config, tokenizer.to_str(), meta, Path(name))
 
@@ -134,7 +134,7 @@ def import_gguf(file: Path) -> LoadedModel:
     """
     check_gguf(file)
     refuse_factors(file)
-    source, tokenizer, ends = _read(str(file), torch.float32)
+    source, tokenizer, _, ends = _read(str(file), torch.float32)
     config = source.config.to_dict()
     config.pop("quantization_config", None)  # the weights are dequantised
     loaded = from_transformers(config, source.state_dict, tokenizer.to_str(), file)
@@ -169,8 +169,11 @@ def wrap_model(model: Any) -> LanguageModel:
     return parts if is_whole(parts, model) else Decoder(model)  # as if a setting turns off the mask
 
 
-def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer, dict[str, Any]]:
-    """A model of transformers, its tokenizer and what is known of texts; no code of it is run."""
+def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer, dict[str, Any], dict[str, Any]]:
+    """A model of transformers, its tokenizer, its configuration and what is known of texts.
+
+    The configuration is as its files have it. No code of the model is run.
+    """
     if importlib.util.find_spec("transformers") is None:
         raise ModelError(
             "pretrained models need transformers; fix, in the checkout: pip install -e "
@@ -206,7 +209,7 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer, dict[str, Any]
     model, found = loaded
     _check_loaded(name, found)
     _check_computed(name, model, config, None if more else Path(directory))
-    return model, tokenizer, known
+    return model, tokenizer, config, known
 
 
 def _check_computed(name: str, model: Any, config: dict[str, Any], directory: Path | None) -> None:

@@ -16,6 +16,12 @@ QUANTISATION = "quantization_config: quant_method"
 BITS = ("load_in_8bit", "load_in_4bit")  # without which transformers takes codes for weights
 KERNELS = ("rwkv", "eetq", "fbgemm_fp8", "fp8", "metal", "mxfp4", "mxfp8", "nvfp4")
 """Families and quantisations that transformers computes by code of the hub, where it can."""
+OF_MPT: dict[str, tuple[Any, ...]] = {
+    "alibi": (True,), "alibi_bias_max": (8,), "rope": (False, None), "prefix_lm": (False,),
+    "sliding_window_size": (-1, None), "logit_scale": (None,),
+    "norm_type": ("low_precision_layernorm", "layernorm"),
+}  # fmt: skip
+"""Settings that transformers does not read of an MPT, and the values as which it computes them."""
 
 
 def check_config(name: str, directory: Path) -> None:
@@ -44,6 +50,7 @@ def read_config(name: str, directory: str, more: dict[str, Any]) -> tuple[dict[s
     if more:
         check_settings(config, Path(name))
     _check_names(name, config)
+    _check_mpt(name, config)
     _refuse_kernels(name, config, bool(more))
     if config.get("model_type") == MODEL_TYPE:
         raise ModelError(f"{name} is a model of remnant; fix: python -m arch import hub:{name} DIR")
@@ -164,6 +171,19 @@ def _check_names(name: str, config: dict[str, Any]) -> None:
             raise ModelError(
                 f"{name} cannot be loaded: {setting} is {show_value(value)}; transformers "
                 f"knows {', '.join(sorted(known[setting]))}"
+            )
+
+
+def _check_mpt(name: str, config: dict[str, Any]) -> None:
+    """Refuses an MPT whose positions or norms are others than those of transformers' one MPT."""
+    inner = config.get("attn_config")
+    told = config | (inner if isinstance(inner, dict) else {})
+    for setting, read in OF_MPT.items() if config.get("model_type") == "mpt" else ():
+        if (value := told.get(setting, read[0])) not in read:
+            raise ModelError(
+                f"{name} cannot be loaded: {setting} is {show_value(value)}, which transformers' "
+                f"mpt computes as {show_value(read[0])}; load it by its own code, and give "
+                "open_model the module"
             )
 
 

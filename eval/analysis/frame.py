@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from eval.analysis.accepts import accepted, is_false_accept
-from eval.analysis.places import (
+from eval.analysis.coordinates import (
     BITS,
     OF_LOSS,
     fields,
@@ -240,6 +240,7 @@ def _bits(row: Row) -> Iterator[Row]:
     """A row for each figure: of one distance, prior and precision, alone or with those before."""
     names = ("key", "kind", "checkpoint", "site", "corpus", "place", "candidates")
     about = {n: row[n] for n in (*names, "prompts", "prompt", "truth", "tokens")}
+    about["cluster"] = (row["prompts"], *row["truth"], *row["tokens"])  # an id alone is any token
     for line in figure_lines(row):
         yield {**about, **line}
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from eval.captured.files.stored import FLOATS, rounding_spread
+from eval.captured.files.stored import EXACT, FLOATS, rounding_spread
 from eval.models.text import HeldOutText, held_out_text
 from eval.sites.circuit import Circuit
 from eval.sites.rounding import Tolerance, capture
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 WINDOWS = 8, 32  # of background text, and tokens of each
 USUAL = 0.9  # fraction of tokens that a lower precision changes as usual; the others up to 10 times
-EXACT = "fp32"
 
 
 @dataclass(frozen=True)

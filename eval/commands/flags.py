@@ -10,7 +10,7 @@ import math
 import os
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from tyro.conf import Positional, UseAppendAction, arg
@@ -72,9 +72,7 @@ Out: TypeAlias = Annotated[str | None, arg(metavar="DIR")]
 Shard: TypeAlias = Annotated[str | None, arg(metavar="I/N")]
 Part: TypeAlias = Literal["block", "mixer", "stream", "key", "rotated_key", "value", "final"]
 """Of a layer: `eval.sites.circuit.PARTS`."""
-CapturedPart: TypeAlias = Literal[
-    "block", "mixer", "stream", "key", "rotated_key", "value", "final", "logits"
-]
+CapturedPart: TypeAlias = Literal[Part, "logits"]
 """Also logits, from which the head is solved; one `Literal`, as a flag takes one alone."""
 File: TypeAlias = Annotated[str, Positional, arg(metavar="FILE")]
 
@@ -156,7 +154,7 @@ def read_several(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | Non
 def read_arguments(hints: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of a call, read as the command line reads its words.
 
-    None and open models stay as they are.
+    None and open models stay as they are. What can be gone through once alone becomes a list.
 
     Args:
         hints: the type of each parameter.
@@ -165,8 +163,10 @@ def read_arguments(hints: Mapping[str, Any], given: Mapping[str, Any]) -> dict[s
     Raises:
         RequestError: a value that the flag refuses.
     """
-    arguments = dict(given)
-    for name, value in given.items():
+    arguments = {
+        name: list(value) if isinstance(value, Iterator) else value for name, value in given.items()
+    }
+    for name, value in list(arguments.items()):
         values = listed(value)
         _refuse_others(name, values, value is None)
         plain = all(isinstance(v, str | int | float | os.PathLike) for v in values)
@@ -198,7 +198,8 @@ def read_arguments(hints: Mapping[str, Any], given: Mapping[str, Any]) -> dict[s
 def _refuse_others(name: str, values: Sequence[Any], absent: bool) -> None:
     """Refuses values that a call in Python may give and no command line: nothing, bytes, a path.
 
-    `absent` is whether None stands for all of them.
+    Also an empty word, as of a shell's variable that is not set: a path would be the working
+    directory. `absent` is whether None stands for all of them.
     """
     fix = ""
     if name in PLACES and all(value is None for value in values):
@@ -208,6 +209,8 @@ def _refuse_others(name: str, values: Sequence[Any], absent: bool) -> None:
     for value in values:
         if isinstance(value, float) and math.isnan(value) and name in TEXTS:
             fix = "a missing value is no text; leave it out, as by dropna()"
+        elif isinstance(value, str) and not value and name not in (*TEXTS, "truth"):
+            fix = "the value is empty; give one"
         elif value is None and not absent:
             fix = "give words or numbers"
         elif isinstance(value, bytes | bytearray):
@@ -221,7 +224,8 @@ def _refuse_others(name: str, values: Sequence[Any], absent: bool) -> None:
         elif isinstance(value, Mapping):
             fix = "give words or numbers, not a mapping"
         if fix:
-            raise RequestError(f"{flag_name(name)} {str(value)[:80]}: {fix}")
+            where = name if name in PLACES else flag_name(name)
+            raise RequestError(f"{where} {str(value)[:80] or repr(value)}: {fix}")
 
 
 def reader_of(hint: Any) -> PrimitiveConstructorSpec[Any]:

@@ -36,6 +36,7 @@ def loss(
     out: Out = None,
     device: str = "auto",
     shard: Shard = None,
+    length: Positive | None = None,
 ) -> Result:
     """Measures the loss on held-out stories: nats/token, bits/byte, perplexity, tokens/s.
 
@@ -51,6 +52,8 @@ def loss(
             story stands alone, after the token that begins a text (an end of text, or the BOS that
             files of transformers name), as in lm-evaluation-harness
         out: results directory, for `python -m eval compare`; what is in it is not measured again
+        length: tokens of a window; default: the model's context, which may be more than memory
+            holds. Rows of another length are not compared
     """
     from eval.analysis.summary import summarise_rows
     from eval.drawing.tables import lay_out, terminal
@@ -63,9 +66,11 @@ def loss(
         raise RequestError(f"{flag}: is of held-out stories, which --text replaces; give one")
     texts = None if text is None else tuple(listed(text))
     checkpoints = open_models(models, device)
+    for checkpoint in checkpoints:
+        checkpoint.check_length(length or 1)
     corpus = choose_corpus(checkpoints, corpus) if texts is None else ""
     tasks = [
-        Measurement(checkpoint, corpus, stories, batch_size, texts, windows)
+        Measurement(checkpoint, corpus, stories, batch_size, texts, windows, length)
         for checkpoint in checkpoints
     ]
     rows, note = answered(tasks, out, "predicting", shard)

@@ -50,9 +50,10 @@ def lens(
         length: tokens of each story that are read; default: 64
         words: tokens to follow; each must be one token, with the space before it: ' happy'
     """
-    from eval.analysis.places import looked_at
+    from eval.analysis.coordinates import looked_at
     from eval.drawing.tables import terminal
-    from eval.lenses.lens import ALL, FOLDER, Request, parse_lenses, word_tokens
+    from eval.lenses.documents import FOLDER
+    from eval.lenses.lens import ALL, Request, parse_lenses, word_tokens
     from eval.lenses.task import LensTask
     from eval.lenses.trace import gather
     from eval.models.checkpoint import open_models

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -128,11 +129,13 @@ def compare(
     saved = gather_models(given)
     rows = of_present_models(gather_rows(given), saved)
     _refuse_unasked(rows, solver=solver, prompts=None if prompts == "story" else prompts)
-    records = comparison.checkpoint_records(saved, rows, every_seed, solver, prompts)
-    if not records:
+    records_of = partial(
+        comparison.checkpoint_records, every_seed=every_seed, solver=solver, prompts=prompts
+    )
+    if not (records := records_of(saved, rows)):
         raise RequestError(f"{given[0]}: no rows here, and no figures of a run yet")
     ended = comparison.pool_ends(saved, rows, every_seed) if last or paired else ([], [])
-    ends = comparison.checkpoint_records(*ended, every_seed, solver, prompts)
+    ends = records_of(*ended)
     shown = ends if last else records
     shown = comparison.sort_records(shown, sort) if sort else shown
     tables = [comparison.checkpoint_table(shown)]
@@ -148,10 +151,9 @@ def compare(
         shown = pairs if paired else shown
     if plot:
         unknown = any(record["tokens"] is None for record in records)
-        drawn = comparison.pool_ends(saved, rows, every_seed, others=True)
-        records = comparison.checkpoint_records(*drawn, every_seed, solver, prompts)
+        records = records_of(*comparison.pool_ends(saved, rows, every_seed, others=True))
         drawn = comparison.pool_ends([*saved, *comparison.reported(saved)], rows, every_seed, True)
-        curves = comparison.checkpoint_records(*drawn, every_seed, figures=())
+        curves = records_of(*drawn, figures=())
         write_plot(plot, records, curves, x or ("step" if unknown else "tokens"))
     return _compared(shown, tables, csv, markdown, plot or "")
 
@@ -241,7 +243,7 @@ def report(
 
     from arch.storage.files import write_text
     from eval.drawing.figures import write_figures
-    from eval.lenses.lens import read_documents
+    from eval.lenses.documents import read_documents
     from eval.rows.store import read_rows, results_in
     from eval.views.page.page import draw_lenses, render_page
     from eval.views.tracking import track_results

@@ -185,7 +185,8 @@ class Explorer:
         if "@" in given:
             return f"host {printable(given, 80)} is none"
         if host not in self.names and (self.local or not _is_address(host)):
-            return f"host {host[:80]!r} is not this server's"
+            fix = "open it by this machine's address, or start it with --host NAME"
+            return f"host {host[:80]!r} is not this server's; {fix}"
         origin = request.headers.get("origin")
         if origin is not None and origin != f"{request.url.scheme}://{given}":
             return f"origin {origin[:80]!r} may not ask here"

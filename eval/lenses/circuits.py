@@ -48,7 +48,7 @@ Act = Callable[[Tensor], Tensor]
 @torch.no_grad()
 def attention_pattern(mixer: CausalAttention, x: Tensor) -> Tensor:
     """Weights of each head, `(B, heads, T, T)`, for normed inputs `(B, T, D)`."""
-    q, k, _ = (part.transpose(1, 2) for part in mixer.place(x, 0))
+    q, k, _ = (part.transpose(1, 2) for part in mixer.project_at(x, 0))
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     scores = mixer.scale * q @ k.transpose(2, 3)
     seen = mixer.visible(scores.shape[-2], scores.shape[-1], x.device)
@@ -173,8 +173,9 @@ def separated(model: LanguageModel, streams: Tensor, seed: int) -> list[Record]:
 
     The streams are `(n + 1, 1, T, D)`. The acts are a random rotation of all features, and the
     reversal of positions. The value is |part(act(x)) - act(part(x))| / |part(x)|, 0 where the two
-    commute; what the part makes of zeros, its bias, is left out. Attention's pattern is held as it
-    is for A, the weights alone, and OV, the values alone; several in a block have their names.
+    commute; what the part makes of zeros, its bias, is left out. For attention two more parts are
+    measured with the pattern fixed: A (the pattern alone) and OV (values and output projection
+    alone). If a block has several attentions, their names stand behind A and OV.
     """
     rows, D, generator = [], streams.shape[-1], torch.Generator().manual_seed(seed)
     turn = torch.linalg.qr(torch.randn(D, D, generator=generator))[0].to(streams)

@@ -20,12 +20,11 @@ from eval.lenses.stories import begun_in, stories, whole_windows
 from eval.lenses.trace import spaced_layers
 from eval.measures.linear import ProbeFit, outputs_of, pack, unpack
 from eval.messages import RequestError
+from eval.models.pieces import Pieces
 from eval.rows.fits import fitted
 from eval.sites.circuit import Circuit
 
-SPACE = ("Ġ", "▁", " ")  # how tokenizers write a space at a token's beginning
 APOSTROPHES = ("'", "’")
-BREAKS = ("Ċ", "\n", "<0x0A>")
 OFFSETS = (-2, -1, 0, 1)
 BACK, AHEAD = 2, 1  # positions that every offset needs around it
 GROUPS = ("words of several", "words of one", "any position")
@@ -40,10 +39,9 @@ def alphabet(tokenizer: Tokenizer, vocabulary: int) -> tuple[Tensor, Tensor]:
     `'s` and the like have none.
     """
     begins, lettered = [], []
-    special = tokenizer.get_added_tokens_decoder()
+    special, pieces = tokenizer.get_added_tokens_decoder(), Pieces(tokenizer)
     for token in range(vocabulary):
-        text = tokenizer.id_to_token(token) or ""
-        begins.append(text.startswith(SPACE) or any(b in text for b in BREAKS) or token in special)
+        begins.append(any(map(str.isspace, pieces.alone(token))) or token in special)
         piece = tokenizer.decode([token]).strip()
         word = any(map(str.isalpha, piece)) and not piece.startswith(APOSTROPHES)
         lettered.append(word and token not in special)

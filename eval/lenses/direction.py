@@ -147,6 +147,7 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
     answers = checkpoint.model.logits(streams[-1])[batch.real].argmax(dim=-1)
     others, read = answers.roll(len(answers) // 2), streams[:, batch.real].float()
     cosines = [F.cosine_similarity(read, rows[tokens], dim=-1) for tokens in (answers, others)]
+    cosines[1][:, others == answers] = torch.nan  # the same answer is no control
     axes: dict[str, Any] = {"layer": range(len(streams)), "prompt": batch.prompt_of}
     table.add(
         "cosine with answer", torch.stack(cosines), answer=("its answer", "another's"), **axes

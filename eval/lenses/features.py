@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from arch import LanguageModel
 from eval.lenses.charts import Lines
-from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens, token_ids
+from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens
 from eval.lenses.stories import retellings
 from eval.lenses.trace import blocks_of
 from eval.messages import RequestError
+from eval.models.pieces import encode_text
 
 OUTPUTS = ("down", "down_proj", "c_proj")
 """What the layer after the hidden units is called: in ours, in Llama and Mistral, in GPT-2."""
@@ -102,7 +103,7 @@ def overlap_of_tellings(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 def retelling_tokens(checkpoint: Checkpoint) -> Tensor:
     """First tellings of every story, then second ones, all cut to one length, `(2 N, T)`."""
     texts = [text for tellings in zip(*retellings(), strict=True) for text in tellings]
-    rows = [token_ids(checkpoint.tokenizer, text) for text in texts]
+    rows = [encode_text(checkpoint.tokenizer, text, "text") for text in texts]
     length = min(checkpoint.config.context, *map(len, rows))
     device = checkpoint.model.embedding.weight.device
     return torch.tensor([ids[:length] for ids in rows], device=device)

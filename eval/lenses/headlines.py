@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from eval.analysis.places import last_looks
+from eval.analysis.coordinates import last_looks
 from eval.lenses.lens import lenses
 from eval.rows.schema import Row
 

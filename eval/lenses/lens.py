@@ -8,35 +8,29 @@ file when it is run.
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from tokenizers import Tokenizer
 
 from eval.lenses.charts import Chart, Tables, word_tables
 from eval.lenses.table import Record, Table
 from eval.lenses.trace import PromptBatch, gather
+from eval.lenses.words import word_tokens as word_tokens
 from eval.messages import RequestError, nearest
 from eval.models.checkpoint import Checkpoint
+from eval.models.text import Prompt
+from eval.rows.plugins import Registry
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
     from eval.drawing.figures import Figure
-from eval.models.pieces import encode_text
-from eval.models.text import Prompt
-from eval.rows.misfits import find_misfit, parse_json
-from eval.rows.plugins import Registry
-from eval.rows.schema import LensDocument
 
 TOKENS = 8192
 ALL = "all"
-FOLDER = "lenses"
-Document = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -159,77 +153,3 @@ def parse_lenses(names: list[str]) -> list[Lens]:
             )
         chosen |= known if name == ALL else {name: known[name]}
     return list(chosen.values())
-
-
-def token_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The tokens of a text, none added."""
-    return encode_text(tokenizer, text, "text")
-
-
-def spaced_ids(tokenizer: Tokenizer, word: str) -> list[int]:
-    """The tokens of a word after a space, as it stands behind another.
-
-    At the start of a text some tokenizers add a space of their own.
-    """
-    first = tokenizer.encode("a", add_special_tokens=False).ids
-    whole = token_ids(tokenizer, f"a {word}")
-    stands_apart = whole[: len(first)] == first
-    return whole[len(first) :] if stands_apart else token_ids(tokenizer, f" {word}")
-
-
-def word_tokens(checkpoint: Checkpoint, words: Iterable[str]) -> dict[str, int]:
-    """The one token that each word is.
-
-    Raises:
-        RequestError: a word that is no token or several, with its split shown.
-    """
-    known = {}
-    for word in words:
-        bare, spaced = token_ids(checkpoint.tokenizer, word), spaced_ids(checkpoint.tokenizer, word)
-        ids = spaced_ids(checkpoint.tokenizer, word[1:]) if word.startswith(" ") else bare
-        if not ids:
-            raise RequestError(f"--words {word!r}: there is no token in it; give a word")
-        if len(ids) > 1:
-            split = " ".join(f'"{piece}"' for piece in checkpoint.pieces(ids))
-            other = f', or " {word}", which is one' if len(spaced) == 1 else ""
-            said = f'--words "{word}": is {len(ids)} tokens here: {split}'
-            raise RequestError(f"{said}; choose one of them{other}")
-        known[word] = ids[0]
-    return known
-
-
-def model_name(document: Document) -> str:
-    """What a checkpoint is called in a menu: its name and its step."""
-    checkpoint = document["checkpoint"]
-    return f"{checkpoint['name']} at {checkpoint['step']}"
-
-
-def read_documents(directory: str | Path) -> Iterator[Document]:
-    """Every document of a results directory, in the order of their names.
-
-    Raises:
-        RequestError: as `read_document`.
-    """
-    for path in sorted((Path(directory) / FOLDER).glob("*.json")):
-        yield read_document(path)
-
-
-def read_document(path: Path) -> Document:
-    """A document from its file.
-
-    Raises:
-        RequestError: it does not hold what a document must.
-    """
-    try:
-        document = parse_json(path.read_bytes())
-        fault = find_misfit(document, LensDocument)
-        for numbers in () if fault else document["numbers"]:
-            expected = math.prod(map(len, numbers["axes"].values()))
-            words = {value for value in numbers["values"] if isinstance(value, str)}
-            if len(numbers["values"]) != expected or not words <= {"inf", "-inf"}:
-                fault = f"numbers of {numbers['name']!r}: expected {expected} for its axes"
-    except ValueError:
-        fault = "not JSON"
-    if fault:
-        raise RequestError(f"{path}: no document of a lens ({fault}); delete it and ask again")
-    return document

@@ -16,7 +16,7 @@ from eval.lenses.charts import Heat
 from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens, word_tokens
 from eval.lenses.stories import swaps
 from eval.lenses.trace import TOGETHER, run_on, trace
-from eval.messages import RequestError
+from eval.messages import RequestError, say_once
 
 SWAPS = 2  # built-in stories for each attribute
 WHERE = ("changed", "between", "last")
@@ -54,20 +54,31 @@ class Pair(NamedTuple):
 def prompt_pairs(checkpoint: Checkpoint, batch: PromptBatch, request: Request) -> list[Pair]:
     """Each two consecutive prompts that have as many tokens and differ.
 
-    The words asked for are the answers, in the order of the prompts.
+    The words asked for are the answers, in the order of the prompts. A line names each of several
+    given texts that is in no pair.
 
     Raises:
-        RequestError: a word of several tokens.
+        RequestError: a word of several tokens, or several given texts of which no two are a pair.
     """
     rows = [tokens[: last + 1] for tokens, last in zip(batch.tokens, batch.last, strict=True)]
     words = list(word_tokens(checkpoint, request.words).values())
     answers = (words[1], words[0]) if len(words) > 1 else None  # the second is the source
     named = list(zip(batch.labels, rows, strict=True))
-    return [
-        Pair(f"{other} in {label}", "prompts", source, target, answers)
-        for (label, target), (other, source) in zip(named[::2], named[1::2], strict=False)
-        if len(source) == len(target) and not torch.equal(source, target)
-    ]
+    pairs, left_out = [], {label: len(tokens) for label, tokens in named}
+    for (label, target), (other, source) in zip(named[::2], named[1::2], strict=False):
+        if len(source) == len(target) and not torch.equal(source, target):
+            pairs.append(Pair(f"{other} in {label}", "prompts", source, target, answers))
+            del left_out[label], left_out[other]
+    if len(named) > 1 and {prompt.kind for prompt in request.prompts} == {"text"}:
+        sizes = ", ".join(f"{label} has {count} tokens" for label, count in left_out.items())
+        if not pairs:
+            raise RequestError(
+                "--text: patching takes two texts that follow each other, differ and have as many "
+                f"tokens ({sizes}); give two of equal length"
+            )
+        if left_out:
+            say_once(f"--text: patching left out texts that make no pair of equal length ({sizes})")
+    return pairs
 
 
 def story_pairs(checkpoint: Checkpoint, seed: int) -> list[Pair]:

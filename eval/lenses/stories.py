@@ -18,9 +18,11 @@ from typing import NamedTuple
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from eval.lenses.lens import Request, spaced_ids, token_ids
+from eval.lenses.lens import Request
+from eval.lenses.words import spaced_ids
 from eval.messages import RequestError
 from eval.models.checkpoint import Checkpoint
+from eval.models.pieces import encode_text
 from eval.models.text import Use, held_out_text
 
 WINDOW = 128  # tokens, or the context
@@ -135,9 +137,9 @@ def tell_story(tokenizer: Tokenizer, frame: str, cue: str, chosen: dict[str, str
     words, places = {}, {}
     for attribute, word in chosen.items():
         before = frame[: frame.index("{" + attribute + "}")].format(**chosen).rstrip()
-        places[attribute] = len(token_ids(tokenizer, before))
+        places[attribute] = len(encode_text(tokenizer, before, "text"))
         words[attribute] = spaced_ids(tokenizer, word)[0]
-    return Story(tuple(token_ids(tokenizer, text)), words, places, cue, text)
+    return Story(tuple(encode_text(tokenizer, text, "text")), words, places, cue, text)
 
 
 def contexts(

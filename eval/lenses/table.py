@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from eval.analysis.places import NO_PLACE
+from eval.analysis.coordinates import NOT_COORDINATES
 from eval.analysis.statistics import clustered, wilson
 from eval.analysis.summary import COUNTS, MODEL, SAMPLED
 from eval.messages import RequestError
 
 CLUSTERS = ("story", "prompt", "pair", "token")
 SAMPLES = (*CLUSTERS, "position")
-ROW = {*NO_PLACE, *MODEL, *SAMPLED, *COUNTS, "lens", "prompt_kind"} - {*SAMPLES}
+ROW = {*NOT_COORDINATES, *MODEL, *SAMPLED, *COUNTS, "lens", "prompt_kind"} - {*SAMPLES}
 """Fields of every row, or of what sums rows up: an axis of such a name would replace them."""
 MEASURED = ("value", "low", "high", "n", "reason")
 """Fields of a figure that are no place."""

@@ -14,7 +14,8 @@ from math import isfinite
 from pathlib import Path
 
 from arch.storage.files import write_text
-from eval.lenses.lens import FOLDER, Document, Lens, Request, read_document
+from eval.lenses.documents import FOLDER, Document, read_document
+from eval.lenses.lens import Lens, Request
 from eval.lenses.table import MEASURED, Table
 from eval.messages import RequestError, say_once
 from eval.models.checkpoint import Checkpoint

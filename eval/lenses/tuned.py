@@ -22,7 +22,7 @@ from eval.rows.fits import fitted
 
 HELD = 16  # windows to choose on, at most those fitted on, and as many to report on
 SURE = 2.0  # standard errors by which a map has to be better than the identity
-RIDGE = 1e-3  # of the mean variance of a feature
+RIDGE = 1e-3  # of each feature's own variance, as a few are far larger than the others
 PART = 1 << 22  # numbers of streams that are computed at once
 
 
@@ -74,8 +74,8 @@ def least_squares(model: LanguageModel, windows: Tensor) -> tuple[Tensor, Tensor
         gram += inputs.mT @ inputs
         toward += inputs.mT @ streams[-1]
     squares, sums = gram.diagonal(dim1=1, dim2=2)[:, :D], gram[:, D, :D]
-    variance = (squares / N - (sums / N).square()).mean(-1, keepdim=True)
-    squares += N * RIDGE * variance.clamp(min=1e-12)
+    variance = squares / N - (sums / N).square()
+    squares += N * RIDGE * variance.clamp(min=1e-8 * squares / N + 1e-12)  # none is quite constant
     maps = torch.linalg.solve(gram, toward).to(head.dtype)
     return maps[:, :D], maps[:, D]
 
@@ -101,7 +101,8 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
     text = stories(checkpoint, request, "fitting", count + held)
     text = text[:count], text[count:], stories(checkpoint, request, "evaluation", held)
     fit = partial(fit_tuned, model, *text)
-    found = fitted(request.store, checkpoint, {"lens": "tuned"}, text, fit)
+    about = {"lens": "tuned", "ridge": "by feature"}  # earlier fits had one ridge for all
+    found = fitted(request.store, checkpoint, about, text, fit)
     read = tuned_read(model, found["weight"], found["bias"])
     add_readings(checkpoint, batch, request, table, read)
     methods, layers = ("plain", "tuned"), range(len(model.blocks))

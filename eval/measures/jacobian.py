@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from eval.measures.ranks import effective_rank
 from eval.messages import RequestError
@@ -27,6 +28,18 @@ from eval.sites.circuit import Circuit
 NULL = 1e-3  # of the largest singular value: a norm's direction that moves less counts as removed
 POSITIONS = 2048  # sent through the circuit together on a CPU, at most
 EXACT = 6  # times the memory of a pass with gradients: float64, and a graph of the gradient
+
+
+class NoSingle(TorchFunctionMode):
+    """Casts to float32 give float64: norms of transformers cast whatever they are given."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Calls the function with float64 in the place of float32."""
+        func = torch.Tensor.double if func is torch.Tensor.float else func
+        args = [torch.float64 if value is torch.float32 else value for value in args]
+        for name, value in (kwargs := dict(kwargs or {})).items():
+            kwargs[name] = torch.float64 if value is torch.float32 else value
+        return func(*args, **kwargs)
 
 
 def local_geometry(circuit: Circuit, tokens: Tensor, hidden: int) -> dict[str, Any]:
@@ -49,13 +62,14 @@ def local_geometry(circuit: Circuit, tokens: Tensor, hidden: int) -> dict[str, A
         RequestError: k out of range, or outputs that are not finite.
     """
     exact = circuit.exact
-    embeddings = exact.model.embed(tokens)
-    outputs = exact(embeddings[None])[0, hidden:]
-    if not outputs.isfinite().all():
-        raise RequestError(f"layer {circuit.depth} gives numbers that are not finite")
-    unit = float(exact.scale / outputs.square().mean().sqrt())
-    J = jacobian(exact, embeddings, hidden) * unit
-    read = exact.model.with_positions(embeddings[None])[0]
+    with NoSingle():
+        embeddings = exact.model.embed(tokens)
+        outputs = exact(embeddings[None])[0, hidden:]
+        if not outputs.isfinite().all():
+            raise RequestError(f"layer {circuit.depth} gives numbers that are not finite")
+        unit = float(exact.scale / outputs.square().mean().sqrt())
+        J = jacobian(exact, embeddings, hidden) * unit
+        read = exact.model.with_positions(embeddings[None])[0]
     removed = _removed(J, embeddings[:hidden], read[:hidden])
     J = J - (J @ removed) @ removed.T
     dimensions = J.shape[1] - removed.shape[1]

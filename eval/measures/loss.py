@@ -37,6 +37,7 @@ class Measurement:
     batch_size: int | None
     texts: tuple[str, ...] | None
     windows: Windows = "joined"
+    length: int | None = None
 
     @property
     def keys(self) -> list[str]:
@@ -45,6 +46,8 @@ class Measurement:
         if self.windows != "joined":
             begin = _begin(self.checkpoint)
             question += [self.windows, *([begin] if begin != "<|endoftext|>" else [])]
+        if self.length:
+            question += [f"length {self.length}"]
         return [row_key(*self.checkpoint.identity, "loss", *question)]
 
     def run(self, results: Results) -> list[Row]:
@@ -53,9 +56,9 @@ class Measurement:
         from eval.models.memory import windows_at_once
 
         model, context = self.checkpoint.model, self.checkpoint.config.context
-        batch = self.batch_size or windows_at_once(model, context)
+        batch = self.batch_size or windows_at_once(model, self.length or context)
         measure = measure_loss if self.windows == "joined" else measure_documents
-        loss = measure(self.checkpoint, self.corpus, self.stories, batch, self.texts)
+        loss = measure(self.checkpoint, self.corpus, self.stories, batch, self.texts, self.length)
         if self.texts is None:
             known = {"corpus_hash": corpus_hash(self.corpus)}
         else:
@@ -66,7 +69,7 @@ class Measurement:
             "checkpoint": self.checkpoint.provenance,
             "corpus": self.corpus if self.texts is None else None,
             **known,
-            "windows": self.windows,
+            "windows": self.windows + (f", {self.length} tokens" if self.length else ""),
             "device": model.embedding.weight.device.type,
             "batch": batch,
         }
@@ -79,11 +82,12 @@ def measure_loss(
     stories: int | None = None,
     batch_size: int | None = None,
     texts: Sequence[str] | None = None,
+    length: int | None = None,
 ) -> dict[str, Any]:
     """Loss of a checkpoint on all held-out stories of a corpus, or on texts in their place.
 
     Stories are joined by ends of text. Every token but the first is predicted once, from at most
-    one context of tokens before it, in windows that do not overlap.
+    one window of tokens before it. Windows do not overlap.
 
     Args:
         corpus: a source that `tokenizer.open_corpus` reads.
@@ -91,6 +95,7 @@ def measure_loss(
         batch_size: windows sent through the model together; as many as the device's memory bears
             when not given.
         texts: predicted in the place of a corpus's stories.
+        length: tokens of a window, at most the context; the context when not given.
 
     Returns:
         Fields of a row (`eval.rows.schema.LossRow`): `tokens` predicted, ends of stories included;
@@ -98,7 +103,8 @@ def measure_loss(
         `tokens_per_second`; `parts`, the sums of each story or of several that follow each other.
 
     Raises:
-        RequestError: fewer than two tokens, or a loss that is not finite.
+        RequestError: fewer than two tokens, a window that memory does not hold, or a loss that is
+            not finite.
         CorpusError: the corpus cannot be read.
     """
     import numpy as np
@@ -107,7 +113,7 @@ def measure_loss(
     from eval.models.memory import windows_at_once
 
     tokens, owner, sizes = _tokens(checkpoint, corpus, stories, texts)
-    T = checkpoint.config.context
+    T = length or _whole_context(checkpoint, len(tokens) - 1)
     batch_size = batch_size or windows_at_once(checkpoint.model, T)
     device = checkpoint.model.embedding.weight.device
     started, losses = time.perf_counter(), []
@@ -131,6 +137,7 @@ def measure_documents(
     stories: int | None = None,
     batch_size: int | None = None,
     texts: Sequence[str] | None = None,
+    length: int | None = None,
 ) -> dict[str, Any]:
     """Loss of a checkpoint as lm-evaluation-harness measures it on rolling log-likelihoods.
 
@@ -139,7 +146,7 @@ def measure_documents(
     the tokenizer adds to a story are predicted with it, as a second BOS, but for a story that
     spells the first. A special token that is spelt in it is that token, and its bytes count.
     Windows do not overlap in what they predict; the last of a story keeps as many tokens before it
-    as the context holds.
+    as a window holds.
 
     Args, returns and raises: as `measure_loss`; also a `RequestError` where the tokenizer has no
     such token.
@@ -152,7 +159,7 @@ def measure_documents(
     from eval.models.pieces import encode_text
     from eval.models.text import held_out_text
 
-    text, T = held_out_text(checkpoint, corpus), checkpoint.config.context
+    text = held_out_text(checkpoint, corpus)
     tokenizer, named = checkpoint.tokenizer, _begin(checkpoint)
     if (begin := tokenizer.token_to_id(named)) is None:
         raise RequestError(f"--windows lm-eval: the tokenizer has no {named} to start behind")
@@ -174,6 +181,7 @@ def measure_documents(
             f"{checkpoint.path}: as lm-eval does, bits/byte counts the {more} tokens that the "
             f"tokenizer adds to {len(bare)} texts"
         )
+    T = length or _whole_context(checkpoint, max(map(len, encoded), default=1) - 1)
     cut = [(part, count, i) for i, ids in enumerate(encoded) for part, count in _cut(ids, T)]
     windows = sorted(cut, key=lambda window: len(window[0]))  # those of a batch are alike in length
     if not windows:
@@ -198,6 +206,23 @@ def measure_documents(
 def _begin(checkpoint: "Checkpoint") -> str:
     """The token that lm-evaluation-harness puts before a text."""
     return checkpoint.meta.get("begin") or "<|endoftext|>"
+
+
+def _whole_context(checkpoint: "Checkpoint", longest: int) -> int:
+    """The context, as the length of windows; a text has `longest` tokens to predict, at most.
+
+    Raises:
+        RequestError: memory does not hold such a window.
+    """
+    from eval.models.memory import holds_row
+
+    context = checkpoint.config.context
+    if not holds_row(checkpoint.model, min(context, longest)):
+        raise RequestError(
+            f"--length: memory does not hold a window of {min(context, longest)} tokens (the "
+            f"context of {checkpoint.path} is {context}); give a shorter one, such as --length 1024"
+        )
+    return context
 
 
 def _cut(ids: list[int], T: int) -> Iterator[tuple[list[int], int]]:

@@ -371,7 +371,7 @@ def _in_memory(module: nn.Module, tokenizer: Any, name: str) -> Checkpoint:
     named = getattr(module, "generation_config", None), theirs
     ids = [found for about in named if (found := getattr(about, "eos_token_id", None)) is not None]
     ends = read_stops(ids[0] if ids else None, backend.to_str()) | ends_of_text(roles)
-    settings = json.loads(model.config.to_json()) | (theirs.to_dict() if foreign else {})
+    settings = json.loads(model.config.to_json()) | (theirs.to_diff_dict() if foreign else {})
     meta = {"name": name, "source": "memory", **ends, "settings": settings}
     weights = uuid4().hex if identity.is_steered(module) else identity.weights_hash(model)
     return Checkpoint(model, model.config, backend, meta, Path(name), weights=weights)

@@ -4,13 +4,14 @@ import hashlib
 import json
 from collections.abc import Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from arch.storage.files import file_sha256
 from eval.messages import RequestError, say, say_once
 from tokenizer import PackedData
-from tokenizer.splits import text_files
+from tokenizer.splits import list_files, text_files
 
 if TYPE_CHECKING:
     from eval.models.checkpoint import Checkpoint
@@ -98,9 +99,13 @@ def own_corpus(checkpoint: "Checkpoint") -> tuple[str, str]:
 def corpus_label(corpus: str) -> str:
     """A corpus as `name (hash)`, equal on every machine: the last part of its path, 8 hex digits.
 
-    A corpus that is no longer there, or that has no file of its own, has its name alone.
+    A corpus that is no longer there, or that has no file of its own, has its name alone; a dataset
+    of the hub its whole name.
     """
-    name, known = Path(corpus).name, corpus_hash(corpus)
+    prefix, known = "hub:" * corpus.startswith("hub:"), corpus_hash(corpus)
+    if prefix and not known:
+        return corpus
+    name = prefix + Path(corpus.removeprefix(prefix)).name
     return f"{name} ({known[:8]})" if known else name
 
 
@@ -108,19 +113,24 @@ def corpus_hash(corpus: str) -> str | None:
     """What tells a corpus from another of its name; None of one that is no file or folder.
 
     It is the SHA-256 of packed tokens, of a file's bytes, or of the names and bytes of the files
-    that are read of a folder; of a large file there, of its size and pieces.
+    that are read of a folder, and of all files of `hub:FOLDER`; of a large file there, of its size
+    and pieces.
     """
-    path = Path(corpus)
-    if corpus.partition(":")[0] in ("", "toy"):  # a text of one's own, the generator: no folders
+    kind, _, name = corpus.partition(":")
+    source = name.partition(":")[0] if kind == "hub" else corpus
+    if kind == "toy" or not source:  # the generator, a text of one's own: no folders
         return None
-    if PackedData.stands_in(corpus):
+    path = Path(source)
+    if kind != "hub" and PackedData.stands_in(path):
         about = (path / "meta.json").stat()
         return _hash_packed(path, about.st_size, about.st_mtime_ns)
     if path.is_file():
         about = path.stat()
         return _hash_file(path, about.st_size, about.st_mtime_ns)
-    hashes = []
-    for file in text_files(path) if path.is_dir() else ():
+    hashes, files = [], []
+    if path.is_dir():
+        files = chain(*list_files(path)) if kind == "hub" else text_files(path)
+    for file in filter(Path.is_file, files):
         about = file.stat()
         read = _hash_file if about.st_size <= LARGE else _hash_pieces
         digest = read(file, about.st_size, about.st_mtime_ns)

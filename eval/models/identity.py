@@ -223,7 +223,7 @@ def _refuse_two_trainings(known: Iterable[Mapping[str, Any]]) -> None:
         if about["step"] and about.get("max_steps"):
             other = first.setdefault((about["model_id"], about["step"]), about)
             if other["max_steps"] != about["max_steps"]:
-                pair = [_place(Path(c.get("path") or c["name"])) for c in (other, about)]
+                pair = [home_of(Path(c.get("path") or c["name"])) for c in (other, about)]
                 raise RequestError(
                     f"{pair[0]} and {pair[1]}: at step {about['step']} they are of trainings of "
                     f"{other['max_steps']} and {about['max_steps']} steps, and would count as "
@@ -234,7 +234,7 @@ def _refuse_two_trainings(known: Iterable[Mapping[str, Any]]) -> None:
             continue
         which = about["model_id"], about["name"], about["seed"], about["step"]
         other = first.setdefault(which, about)
-        places = [_place(Path(checkpoint["path"])) for checkpoint in (other, about)]
+        places = [home_of(Path(checkpoint["path"])) for checkpoint in (other, about)]
         if other["val_loss"] != about["val_loss"] and places[0].resolve() != places[1].resolve():
             raise RequestError(
                 f"{places[0]} and {places[1]}: {about['name']} of seed {about['seed']} was trained "
@@ -243,7 +243,7 @@ def _refuse_two_trainings(known: Iterable[Mapping[str, Any]]) -> None:
             )
 
 
-def _place(model: Path) -> Path:
+def home_of(model: Path) -> Path:
     """The run of a model directory, or the directory itself where it lies in no run."""
     return run_of(model) if model.name == BEST or model.parent.name == MODELS_IN_RUN else model
 

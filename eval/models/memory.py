@@ -9,6 +9,8 @@ from arch import LanguageModel
 
 GPU = 16
 """Rows of a GPU's batch, at most, for each that a CPU's may have."""
+STREAMS = 64
+"""Streams that a block holds at once without gradients, at most."""
 CGROUP = {
     "": ("", "memory.max", "memory.current", "inactive_file"),
     "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -32,15 +34,25 @@ def rows_at_once(model: LanguageModel, length: int, most: int = 64, gradients: b
     if gradients:
         token = 4 * (3 * config.vocab_size + 32 * config.d_model * (1 + config.n_layers))
     else:
-        token = 4 * (config.vocab_size + 64 * config.d_model)
+        token = 4 * (config.vocab_size + STREAMS * config.d_model)
 
     def measured() -> int:
         gpu = device.type == "cuda"
-        memory = torch.cuda.mem_get_info(device)[0] // 2 if gpu else host_memory() // 4
+        memory = free_memory(device) // (2 if gpu else 4)
         rows = max(1, min(most * GPU if gpu else most, memory // (token * length)))
         return 1 << (rows.bit_length() - 1)
 
     return model.keep(f"rows at once {length} {most} {gradients}", measured)
+
+
+def holds_row(model: LanguageModel, length: int) -> bool:
+    """Whether memory holds a block's streams of one row of `length` tokens, without gradients."""
+    return 4 * STREAMS * model.config.d_model * length <= free_memory(model.embedding.weight.device)
+
+
+def free_memory(device: torch.device) -> int:
+    """What a GPU has free, in bytes, or `host_memory`."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_memory()
 
 
 def host_memory(root: Path = Path("/")) -> int:

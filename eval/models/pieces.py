@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -137,7 +138,7 @@ def encode_text(
     if len(text) <= LONGEST_NAME and os.path.isfile(text):
         say_once(
             f"{flag} {text}: is read as this text, not as the file of that name; for what the file "
-            f'holds give "$(cat {text})"'
+            f'holds give "$(cat {shlex.quote(text)})"'
         )
     with encoding_of(flag):
         return tokenizer.encode(text, add_special_tokens=with_added).ids

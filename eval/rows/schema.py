@@ -38,14 +38,14 @@ class About(OfDirectory):
     weights_sha256: str
 
 
-class OfPlace(TypedDict, total=False):
+class OfSite(TypedDict, total=False):
     """What of a layer is taken, where it is no whole block."""
 
     part: str
     without: list[str]
 
 
-class Place(OfPlace):
+class Site(OfSite):
     """Layers whose outputs were taken; several are joined."""
 
     layer: int | list[int]
@@ -97,7 +97,7 @@ class RecoveryRow(OfTruth):
     of the answer.
     """
 
-    site: Place
+    site: Site
     slice: str
     length: int
     shown: list[int]
@@ -143,14 +143,6 @@ class RecoveryRow(OfTruth):
     notes: dict[str, Any]
 
 
-class OfFigure(OfModel, total=False):
-    """The interval of a figure, and of how many it is."""
-
-    low: float | None
-    high: float | None
-    n: int | None
-
-
 class Read(TypedDict):
     """How well tokens are read."""
 
@@ -164,7 +156,7 @@ class ProbeRow(OfModel):
     top1, nats, information and gain stand beside those of the `unigram`.
     """
 
-    site: Place
+    site: Site
     method: str
     settings: dict[str, Any]
     offset: int
@@ -185,7 +177,7 @@ class OfInputs(OfPrompt, total=False):
 class GeometryRow(OfInputs):
     """The Jacobian of one prompt's visible outputs by its hidden tokens, in a layer."""
 
-    site: Place
+    site: Site
     length: int
     hidden: int
     prompts: str
@@ -206,7 +198,7 @@ class Parts(TypedDict):
 
 
 class OfWindows(OfModel, total=False):
-    """How the text was cut, and a hash of texts given in a corpus's place.
+    """How the text was cut (with `--length`), and a hash of texts given in a corpus's place.
 
     Earlier rows lack both, and are of joined stories.
     """
@@ -230,13 +222,19 @@ class LossRow(OfWindows):
     parts: Parts
 
 
-class OfTexts(OfFigure, total=False):
-    """A hash of what a lens was asked: its texts and settings; older rows lack it."""
+class OfFigure(OfModel, total=False):
+    """The interval of a figure, and of how many it is; a hash of the lens's texts and settings.
 
+    Older rows lack the hash.
+    """
+
+    low: float | None
+    high: float | None
+    n: int | None
     texts: str
 
 
-class LensRow(OfTexts):
+class LensRow(OfFigure):
     """One figure of one lens; further fields say of what it is: a layer, a head, a word."""
 
     lens: str
@@ -254,7 +252,7 @@ class BitsRow(OfModel):
     `truth` is the token asked about, alone; figures go by `distances`.
     """
 
-    site: Place
+    site: Site
     corpus: str
     prompts: str
     prompt: int

@@ -2,8 +2,8 @@
 
 A task's rows are on the disk before the next task begins. Several processes may share the work: of
 N shards, shard I takes every N-th lot of tasks from the I-th on, and appends to a rows file of its
-own. A task is a lot, unless tasks beside each other name one (`lot`), as those that were cut by the
-memory that there was.
+own. Neighbouring tasks with an equal `lot` form one lot; any other task is a lot by itself. Batches
+of one question have an equal `lot`.
 """
 
 import sys

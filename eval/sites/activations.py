@@ -68,7 +68,8 @@ def activations(
         out: a directory into which each text is written before its batch is yielded, as vLLM does:
             `text-N.safetensors` with `hidden_states`, `(T, sites, width)`, and `token_ids`, `(T,)`
             (https://github.com/vllm-project/vllm, `example_hidden_states_connector.py`). Sites are
-            then single blocks, and the directory has no such files yet. None: nothing is written.
+            then single blocks, in the order of their layers, and the directory has no such files
+            yet. None: nothing is written.
 
     Raises:
         RequestError: texts under names; a site that does not exist, or cannot be written, a
@@ -111,7 +112,8 @@ def _written(batches: Iterator[Activations], out: Path) -> Iterator[Activations]
 
     number = 0
     for batch in batches:
-        stack = torch.stack(list(batch.outputs.values()), dim=2)
+        names = sorted(batch.outputs, key=lambda name: int(name.rpartition(".")[2]))
+        stack = torch.stack([batch.outputs[name] for name in names], dim=2)
         for tokens, states, T in zip(batch.tokens, stack, batch.lengths.tolist(), strict=True):
             held = {"hidden_states": states[:T], "token_ids": tokens[:T]}
             path = out / FILE.format(number)

@@ -17,7 +17,6 @@ from typing import Any
 
 from arch.errors import reason
 from arch.storage.files import read_json, write_text
-from arch.storage.runs import run_of
 from eval.analysis.frame import Frame, frame
 from eval.analysis.summary import (
     SAMPLED,
@@ -30,9 +29,9 @@ from eval.drawing.tables import to_csv
 from eval.lenses.headlines import headlines
 from eval.messages import RequestError, say
 from eval.models.corpora import corpus_label
-from eval.models.identity import labels, model_id
+from eval.models.identity import home_of, labels, model_id
 from eval.rows.schema import Row
-from eval.views.comparison.gather import of_models, read_settings
+from eval.views.comparison.gather import METRICS, of_models, read_settings
 from eval.views.comparison.table import FIGURES, checkpoint_records
 
 STEP, TOKENS = "checkpoint_step", "tokens_seen"
@@ -163,14 +162,15 @@ def training_config(rows: Sequence[Row]) -> dict[str, Any]:
     """What the training of a model was given, as in the config of its own W&B run.
 
     It stands in the run's config.yaml, else in a model's meta.json; of a model that is no longer
-    there rows know a few sizes. So runs of both kinds are filtered and grouped alike.
+    there rows know a few sizes. So runs of both kinds are filtered and grouped alike. The config of
+    another project, in whose folder a model lies, is not read.
     """
     about = rows[-1]["checkpoint"]
     path = Path(about.get("path", ""))
     config: dict[str, Any] = {}
     meta = _meta_of(about) or {}
-    if meta:
-        config = read_settings(run_of(path))
+    if meta and (home_of(path) / METRICS).is_file():
+        config = read_settings(home_of(path))
     if meta and not config and (path / "config.json").is_file():
         config = {**meta.get("recipe", {}), "model": read_json(path / "config.json")}
     known = {key: value for key, value in config.items() if key not in SITUATION}
@@ -257,7 +257,7 @@ def models_used(rows: list[Row]) -> list[str]:
     known = {about["path"]: about for row in rows if (about := row["checkpoint"]).get("path")}
     names = []
     for path, about in known.items():
-        beside = run_of(Path(path)) / "wandb_id"
+        beside = home_of(Path(path)) / "wandb_id"
         if beside.is_file() and _meta_of(about) is not None:
             names.append(f"model-{beside.read_text().strip()}:{Path(path).name}")
     return names

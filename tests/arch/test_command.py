@@ -55,6 +55,15 @@ def test_closed_streams_are_no_error(llama, monkeypatch):
         sys.stderr.close()
 
 
+def test_a_console_of_ascii_shows_what_was_written(llama, monkeypatch, tmp_path):
+    """There was a traceback, after the model was written."""
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    assert main(["export", str(llama[1]), str(tmp_path / "bücher")]) == 0
+    sys.stdout.flush()
+    assert raw.getvalue().endswith(rb"b\xfccher" + b"\n")
+
+
 def test_describe_of_what_is_no_model(llama, capsys):
     _, path = llama
     (path / "model.safetensors").write_bytes(b"cut")
@@ -255,7 +264,8 @@ def test_check_takes_a_model_of_the_repository_by_its_name(capsys):
 
 
 def test_what_the_parser_refuses_is_one_line(capsys):
-    for words in (["init"], ["export", "a", "b", "--layout", "c"]):
+    empty = (["describe", ""], ["init", "", "--tokenizer", "t"], ["init", "a", "--tokenizer="])
+    for words in (["init"], ["export", "a", "b", "--layout", "c"], *empty):
         with pytest.raises(SystemExit, match="2"):
             main(words)
         said = capsys.readouterr().err

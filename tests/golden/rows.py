@@ -90,6 +90,10 @@ CASES: dict[str, Case] = {
     "prompts, lines": prompts(str(FOLDER / "stories.jsonl")),
     "prompts, directory": prompts(str(STORIES)),
     "lens flat": lens("flat", "all"),
+    "lens flat, patching": (
+        "lens",
+        READ | {"models": model("flat"), "lens": "patching", "text": CAT},
+    ),
     "lens llama": lens("llama", "logit", "circuits"),
     "lens hf-gpt2": lens("hf-gpt2", "logit", "circuits"),
     "probe": (

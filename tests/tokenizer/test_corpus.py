@@ -89,6 +89,17 @@ def test_plain_text_is_read_by_paragraphs_or_lines(tmp_path, monkeypatch, caplog
     assert not set(train) & set(valid)
 
 
+def test_how_plain_text_is_read_is_said_once_of_a_folder(tmp_path, caplog):
+    """In a line in which its name steers no terminal."""
+    folder = tmp_path / "books\x1b[31m"
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"{number}.txt").write_text("One.\nTwo.\nThree.")
+    assert len(list(open_corpus(folder, "train"))) == 9
+    assert sum("plain text" in line for line in caplog.messages) == 1
+    assert all(map(str.isprintable, caplog.messages))
+
+
 def test_a_separator_far_into_a_file_counts(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("tokenizer.readers.BLOCK", 7)
     path = tmp_path / "stories.txt"
@@ -187,6 +198,19 @@ def test_a_dataset_of_the_hubs_shape_is_read(hub):
     train = open_corpus(f"hub:{hub}", "train")
     assert list(train) == list(train) == STORIES
     assert list(open_corpus(f"hub:{hub}", "valid")) == OTHERS
+
+
+def test_splits_of_a_dataset_have_the_names_of_folders_and_the_others_are_said(monkeypatch, caplog):
+    """Those held out under another name were passed over without a word."""
+    from datasets import Dataset, DatasetDict
+
+    texts = {"train": STORIES, "held_out": OTHERS, "dev": STORIES, "extra": STORIES}
+    made = DatasetDict({name: Dataset.from_dict({"text": rows}) for name, rows in texts.items()})
+    monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: made)
+    assert list(open_corpus("hub:some/tales", "valid")) == OTHERS
+    (said,) = caplog.messages
+    assert "hub:some/tales: " in said
+    assert said.endswith("dev, extra")
 
 
 def test_a_folder_is_read_as_it_is_whatever_its_times_say(hub):

@@ -165,7 +165,17 @@ def test_a_joined_story_has_the_ids_of_its_text(tmp_path):
         assert learnt.encode(text).ids == ids[:-1]
 
 
-@pytest.mark.parametrize("flag", ["single_word", "lstrip", "rstrip", "normalized"])
+def test_an_entry_that_steers_a_terminal_is_spelt_out(tokenizer, tmp_path, capsys):
+    entry, odd = "\x1b]0;owned by nobody\x07", Tokenizer.from_file(str(tokenizer))
+    odd.add_tokens([entry])
+    odd.save(str(tmp_path / "t.json"))
+    assert main(["inspect", str(tmp_path / "t.json"), "--corpus", "toy:40", "--text", entry]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("owned") == 2
+    assert all(map(str.isprintable, shown.splitlines()))
+
+
+@pytest.mark.parametrize("flag", ["single_word", "lstrip", "rstrip", "normalized", "special"])
 def test_an_entry_that_is_found_elsewhere_in_a_text_is_another(flag, tokenizer):
     plain, other = (Tokenizer.from_file(str(tokenizer)) for _ in range(2))
     plain.add_tokens([AddedToken("dog", normalized=False)])

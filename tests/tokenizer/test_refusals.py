@@ -117,7 +117,16 @@ def test_a_command_refuses_in_one_line(words, message, place, tokenizer, capsys)
     assert sorted(place.rglob("*")) == before
 
 
-@pytest.mark.parametrize("words", ["train", "train toy --out x --vocab-size 1e3", "pack --size 3"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train",
+        "train toy --out x --vocab-size 1e3",
+        "pack --size 3",
+        "train toy:10 --out=",  # of a variable that is not set
+        "inspect t.json --corpus=",  # the working directory was read
+    ],
+)
 def test_what_the_parser_refuses_is_one_line(words, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(words.split())
@@ -133,6 +142,7 @@ def test_what_the_parser_refuses_is_one_line(words, capsys):
         (lambda at: Layout("rows", 8, "top"), "--pad-side top"),
         (lambda at: load_tokenizer(at / "latin.txt"), "latin.txt: not a tokenizer file ("),
         (lambda at: load_tokenizer(at / "text"), "no such file"),
+        (lambda at: load_tokenizer(at / "my t.json"), "/my t.json'"),  # as a shell reads it
         (lambda at: load_tokenizer(at / "far.json"), "far.json names id 4294967294"),
         (lambda at: token_bytes(Tokenizer(models.WordLevel({"a": 0, "wörld ": 1}))),
          "is not made of bytes"),

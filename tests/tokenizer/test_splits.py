@@ -32,6 +32,7 @@ NAMED = [
     ("TRAIN.JSONL", "val.jsonl"),
     ("train data.txt", "held out (1).txt"),
     ("tales-train 2.txt", "tales-valid 2.txt"),
+    ("tales-train-00000-of-00001-0af3.txt", "tales-valid-00000-of-00001-0be4.txt"),
 ]
 
 
@@ -93,7 +94,10 @@ def test_numbered_files_are_one_split(tmp_path):
     assert read(tmp_path) == {"train": ["training"] * 30, "valid": ["held"] * 30}
 
 
-@pytest.mark.parametrize("name", ["test.txt", "tales-test.txt", "test/a.txt", "Testing.txt"])
+@pytest.mark.parametrize(
+    "name",
+    ["test.txt", "tales-test.txt", "test/a.txt", "Testing.txt", "test/chunk1/holdout_0.txt"],
+)
 def test_a_test_split_is_not_read_and_that_is_said(tmp_path, caplog, name):
     write(tmp_path, "train.txt", "training")
     write(tmp_path, name, "test")
@@ -122,9 +126,25 @@ def test_a_word_inside_a_name_is_no_split(tmp_path, caplog, name):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["notes.md", ".hidden.txt", ".cache/a.txt", "notes.txt", "sub/more.txt", "weird\x1b.log"],
+    "name", ["The_Girl_on_the_Train.txt", "train-to-nowhere.txt", "Test_of_Time.txt"]
 )
+def test_a_title_that_tells_of_a_split_takes_over_no_folder(tmp_path, name):
+    """It was the train split, and all other books were not read."""
+    for book in (name, "tales.txt", "poems.txt"):
+        write(tmp_path, book, "book")
+    with one_line(CorpusError, name):
+        open_corpus(str(tmp_path), "train")
+    (tmp_path / name).rename(tmp_path / name.replace("_", " ").replace("-", " "))
+    assert sum(map(len, read(tmp_path).values())) == 90
+    write(tmp_path, "train.txt", "training")
+    assert {*read(tmp_path)["train"]} == {"training"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["notes.md", ".hidden.txt", ".cache/a.txt", "notes.txt", "sub/more.txt", "weird\x1b.log",
+     "train.txt.gz", "valid.txt.zip"],
+)  # fmt: skip
 def test_what_is_not_read_is_named(tmp_path, caplog, name):
     write(tmp_path, "train.txt", "training")
     write(tmp_path, "valid.txt", "held")
@@ -174,10 +194,13 @@ def test_what_cannot_be_told_is_refused(tmp_path, names, told):
         (["data/a-train-00000-of-00002-0af3.jsonl"], "a-train-*-of-00002.jsonl: 00001 missing"),
         (["00001-of-00003.txt", "00003-of-00003.txt"], "00002 missing"),
         ([f"train-{n:05d}-of-00009.txt" for n in (1, 2)], "00007 and 1 more missing"),
+        ([f"train-0000{n}-of-00002-{h}.txt" for n in (0, 1) for h in ("aa", "bb")], "00002-bb"),
+        ([f"train-0000{n}-of-0000{m}.txt" for n, m in ((0, 1), (0, 2), (1, 2))], "of-00001"),
+        ([f"train-0000{n}-of-0000{m}.txt" for n, m in ((1, 1), (2, 3), (3, 3))], "of-00001"),
     ],
 )
-def test_files_that_are_missing_are_named(tmp_path, names, told):
-    """A download that was cut off was packed without a word."""
+def test_files_that_are_no_whole_dataset_are_named(tmp_path, names, told):
+    """A download that was cut off, or two versions of one, were packed without a word."""
     for name in names:
         write(tmp_path, name, "x")
     with one_line(CorpusError, told):
@@ -185,4 +208,4 @@ def test_files_that_are_missing_are_named(tmp_path, names, told):
 
 
 def test_every_kind_that_is_listed_has_a_reader():
-    assert tuple(readers.READERS) == splits.ENDINGS
+    assert (readers.TEXT, *readers.READERS) == splits.ENDINGS

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from arch import State
 from eval.captured.certainty.agreement import Agreement
+from eval.captured.files.stored import EXACT
 from eval.inversion.problem import Problem
 from eval.models.memory import candidates_at_once
 from eval.sites.circuit import Circuit
@@ -73,7 +74,7 @@ def find_alike(
             _note(alike, t, beside.tokens[:, t], fits)
         return alike
     neighbours = nearest_rows(circuit, tokens)
-    count = EXACT_RIVALS if agreement.stored.format == "fp32" else RIVALS
+    count = EXACT_RIVALS if agreement.stored.format == EXACT else RIVALS
     known, slopes = _likeliest(problem, tokens, count), None
     if not bool(counted.all()):
         slopes = _slopes(agreement, tokens)

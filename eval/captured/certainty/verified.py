@@ -84,7 +84,7 @@ def verify(
 
 def _runs_beside(captured: Captured, problem: Problem, arithmetic: Arithmetic) -> bool:
     """Whether the rivals of an answer are few, and decided by each position's own output."""
-    exact = arithmetic.name == EXACT and captured.stored.format == "fp32"
+    exact = arithmetic.name == EXACT and captured.stored.format == EXACT
     shown = len(captured.positions) == captured.length and problem.circuit is captured.circuit
     numbers = captured.stored.values.numel() * (EXACT_RIVALS + TWINS + ALIGNED + DRAWN)
     return exact and shown and numbers <= BESIDE

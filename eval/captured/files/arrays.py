@@ -17,12 +17,17 @@ from typing import IO, Any, NoReturn
 import torch
 from torch import Tensor
 
+from eval.captured.files.stored import BITS, dtype_name
 from eval.messages import RequestError, say_once
 
 FILES = "a .safetensors, .npy or .npz file"
 UNPACKED = 3, 16 << 20  # times an archive's bytes, and more, that it may unpack to
 STATE = "state.json"
 WIDTHS = {"halffloat": "float16", "float": "float32", "double": "float64"}
+CODE_NAMES = frozenset(map(dtype_name, BITS))
+"""Integers that may be codes, or the bits of floats, in a column of arrays."""
+TORCH_SAVED = (b"PK", b"\x80\x02\x8a\x0a")
+"""First bytes of what torch.save writes, now and before version 1.6."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ def list_archive(path: Path) -> dict[str, Entry]:
     """
     members = list_members(path)
     if any(name.endswith(".pkl") for name in members):
-        refuse_pickle(path)
+        refuse_pickle(path, b"PK")
     for name in members:
         if not name.endswith(".npy"):
             raise RequestError(f"{path}: an archive with {name}, which is no array; give {FILES}")
@@ -217,13 +222,15 @@ def _read_column(name: str, column: Any) -> Entry | list[list[int]] | None:
     while kinds.is_list(leaf) or kinds.is_large_list(leaf) or kinds.is_fixed_size_list(leaf):
         leaf, depth = leaf.value_type, depth + 1
     kind = WIDTHS.get(str(leaf))
-    if kind is None and not (pyarrow.types.is_integer(leaf) and depth == 1):
+    if depth > 1 and str(leaf) in CODE_NAMES:
+        kind = str(leaf)
+    if kind is None and not (kinds.is_integer(leaf) and depth == 1):
         return None
     while held.type != leaf:
         lengths = compute.call_function("list_value_length", [held]).unique().to_pylist()
         if lengths in ([0], [None]):  # nothing stands in it
             return None
-        if len(lengths) != 1 and kind is None:  # of ids, which nothing is inverted by
+        if len(lengths) != 1 and kinds.is_integer(leaf):  # as of ids before they are padded
             say_once(f"not read: {name}, whole numbers in rows of {lengths[:5]}"[:300])
             return None
         if len(lengths) != 1:
@@ -241,18 +248,23 @@ def _read_column(name: str, column: Any) -> Entry | list[list[int]] | None:
     return Entry(tuple(shape), kind, lambda: values)
 
 
-def refuse_pickle(path: Path) -> NoReturn:
-    """Refuses a file of objects.
+def refuse_pickle(path: Path, start: bytes) -> NoReturn:
+    """Refuses a file of objects, which begins with these bytes.
 
     Raises:
         RequestError: always.
     """
+    flag = "give --torch-file, which reads tensors alone, or " * start.startswith(TORCH_SAVED)
     raise RequestError(
-        f"{path}: a pickle, which could run code when it is read; give --torch-file, which reads "
-        "tensors alone, or save them by safetensors.torch.save_file({name: tensor, ...}, FILE)"
+        f"{path}: a pickle, which could run code when it is read; {flag}save its tensors by "
+        "safetensors.torch.save_file({name: tensor, ...}, FILE)"
     )
 
 
 def first_line(error: Exception) -> str:
-    """What an error of a library says, without what follows in other lines."""
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+    """What an error of a library says, without what follows in other lines.
+
+    Torch's advice to run what a file holds is left out.
+    """
+    said = str(error).rpartition("WeightsUnpickler error: ")[2].strip()
+    return (said.splitlines() or [type(error).__name__])[0][:200]

@@ -16,13 +16,15 @@ import torch
 from torch import Tensor
 
 from arch import LanguageModel
-from eval.captured.files.stored import BYTES, CODES, FLOATS, ORDERS, spread_units
+from eval.captured.files.stored import EIGHT_BITS, FLOAT_NAMES, ORDERS, dtype_name, spread_units
 from eval.captured.files.tensors import Outputs, Raw, name_site
 from eval.messages import ArgumentError, RequestError, say_once
 from eval.sites.circuit import CACHED, Circuit
 
-NEAR = 0.5  # of the change between two layers, by which a block's output misses the second, at most
-SAME = 1e-3  # of that change: so near the right block alone comes, as in float32
+NEAR = 0.5
+"""A block explains the step from one layer to the next if its error is below this fraction of the
+step."""
+SAME = 1e-3  # of that step: so near the right block alone comes, as in float32
 FINAL = "final"
 CACHE_ORDERS = {3: ("BTC", "HTd", "THd"), 4: ("BHTd", "BTHd")}
 """Orders of a cache's axes, as labelled in `ORDERS`; the first counts where it fits."""
@@ -50,9 +52,9 @@ def take_layer(
     shape = tuple(raw.outputs.shape)
     if len(shape) not in ORDERS or shape[-1] != D or not raw.outputs.numel():
         return raw
-    if raw.outputs.dtype in (torch.float64, *FLOATS.values()):
+    if (kind := dtype_name(raw.outputs.dtype)) in FLOAT_NAMES:
         full, numbers = raw, raw.outputs
-    elif raw.outputs.dtype in (*BYTES.values(), *CODES.values()):
+    elif kind in EIGHT_BITS:
         full = spread(raw)
         numbers = _multiply(full)
     else:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from eval.captured.files.arrays import (
     STATE,
+    TORCH_SAVED,
     Entry,
     check_size,
     first_line,
@@ -32,7 +33,7 @@ from eval.captured.files.kinds import (
 )
 from eval.captured.files.kinds.kind import Capture, Source, make_entry
 from eval.captured.files.stored import NOT_PLAIN, is_plain
-from eval.captured.files.tensors import MASK, list_tensors, read_tensors
+from eval.captured.files.tensors import MASK, find_mask, list_tensors, read_tensors
 from eval.messages import RequestError, say_once
 from eval.rows.misfits import parse_json
 
@@ -165,15 +166,16 @@ def _list_torch(path: Path) -> Held:
     Raises:
         RequestError: it holds anything but tensors, numbers and texts, or no tensor.
     """
-    if not _start(path).startswith((b"PK", b"\x80")):  # torch.load reads other kinds too
-        raise RequestError(f"{path}: --torch-file: no file of torch.save; leave the flag out")
+    if not _start(path).startswith(TORCH_SAVED):  # torch.load reads other kinds too
+        fix = "leave the flag out, or save a pickle's tensors by torch.save"
+        raise RequestError(f"{path}: --torch-file: no file of torch.save; {fix}")
     if zipfile.is_zipfile(path):
         list_members(path)
     try:
         held = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of many kinds, by what is damaged
         found = re.search(r"GLOBAL (\S+)", str(error))
-        line = f"holds a {found[1]}; {PLAIN}" if found else first_line(error)
+        line = f"{f'holds a {found[1]}' if found else first_line(error)}; {PLAIN}"
         raise RequestError(f"{path}: --torch-file: no tensors of torch.save ({line})") from None
     if isinstance(held, dict) and held.get("beam_indices") is not None:
         raise RequestError(
@@ -205,7 +207,7 @@ def _list_torch(path: Path) -> Held:
         raise RequestError(f"{path}: --torch-file: {odd[0]}: {NOT_PLAIN}")
     check_size(path, sum(x.numel() * x.element_size() for x in tensors.values()))
     plain = {name: x.detach().resolve_conj().resolve_neg() for name, x in tensors.items()}
-    _extend_mask(plain, added)
+    _extend_masks(plain, added)
     return {name: make_entry(x) for name, x in plain.items()}, facts
 
 
@@ -238,26 +240,24 @@ def _join_steps(name: str, value: Any) -> Any:
     return layers
 
 
-def _extend_mask(tensors: dict[str, Tensor], added: Mapping[str, int]) -> None:
+def _extend_masks(tensors: dict[str, Tensor], added: Mapping[str, int]) -> None:
     """Gives tensors whose steps are joined the mask of their prompts, with 1 at each added row.
 
-    Of these `added` says how many there are. The mask itself remains where others have its axes.
+    Of these `added` says how many there are. A mask itself remains where others have its axes.
     """
-    mask = tensors.get(MASK)
-    fits = {
-        name: count
-        for name, count in added.items()
-        if count
-        and mask is not None
-        and mask.shape == (len(tensors[name]), tensors[name].shape[1] - count)
-    }
-    if mask is None or not fits:
-        return
-    if not any(x.dim() > 2 and x.shape[:2] == mask.shape for x in tensors.values()):
-        del tensors[MASK]
-    for name, count in fits.items():
-        more = mask.new_ones(len(mask), count)
-        tensors[f"{name}.{MASK}"] = torch.cat([mask, more], dim=1)
+    extended, used = dict[str, Tensor](), set[str]()
+    joined = {name: count for name, count in added.items() if count}
+    for name, count in joined.items():
+        B, T, _ = tensors[name].shape
+        if mask := find_mask(name, tensors, {(B, T - count)}):
+            more = tensors[mask].new_ones(B, count)
+            extended[f"{name}.{MASK}"] = torch.cat([tensors[mask], more], dim=1)
+            used.add(mask)
+    for mask in used:
+        shape = tensors[mask].shape
+        if not any(x.dim() > 2 and x.shape[:2] == shape for x in tensors.values()):
+            del tensors[mask]
+    tensors |= extended
 
 
 def _join_layer(steps: Sequence[Any], from_one: bool = False) -> Tensor | None:

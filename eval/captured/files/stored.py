@@ -13,17 +13,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eval.messages import ArgumentError, RequestError
+from eval.messages import ArgumentError, RequestError, say_once
 
-FLOATS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-BYTES = {
+
+def dtype_name(kind: torch.dtype) -> str:
+    """The name of a type of numbers, as float32."""
+    return str(kind).removeprefix("torch.")
+
+
+EXACT = "fp32"
+FLOATS = {"bf16": torch.bfloat16, "fp16": torch.float16, EXACT: torch.float32}
+FP8 = {
     "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2,
     "fp8_e4m3fnuz": torch.float8_e4m3fnuz, "fp8_e5m2fnuz": torch.float8_e5m2fnuz,
 }  # fmt: skip
 CODES = {"int8": torch.int8, "uint8": torch.uint8}
+FLOAT_NAMES = frozenset(map(dtype_name, (torch.float64, *FLOATS.values())))
+EIGHT_BITS = frozenset(map(dtype_name, (*FP8.values(), *CODES.values())))
 BITS = {torch.int8: 1, torch.uint8: 1, torch.int16: 2, torch.uint16: 2}
 """Integers that may hold the bits of floats, by their bytes."""
-FORMATS = (*FLOATS, *BYTES, *CODES)
+FORMATS = (*FLOATS, *FP8, *CODES)
 ORDERS = {2: "TC", 3: "BTC", 4: "BHTd"}
 """Axes of a tensor, by how many it has: prompts B, tokens T, channels C, heads H and those of d."""
 ENOUGH = 16  # numbers that are no chance where all of them are also numbers of 8 bits
@@ -122,15 +131,15 @@ def read_stored(
     """
     if format is not None and format not in FORMATS:
         raise ArgumentError("format", f"must be one of {', '.join(FORMATS)}", repr(format))
-    known = {kind: name for name, kind in (FLOATS | BYTES | CODES).items()}
-    known[torch.float64] = "fp32"
-    own = known.get(outputs.dtype)
+    known = {kind: name for name, kind in (FLOATS | FP8 | CODES).items()}
+    known[torch.float64] = EXACT
+    own, seen = known.get(outputs.dtype), dtype_name(outputs.dtype)
     order = order or ORDERS.get(outputs.dim())
     if order is None or not outputs.numel() or own is None:
         stacked = "; of a stack of layers give one layer's" if outputs.dim() > max(ORDERS) else ""
         raise ArgumentError(
             "outputs",
-            f"{tuple(outputs.shape)} of {_kind(outputs)}; give numbers of fp64, "
+            f"{tuple(outputs.shape)} of {seen}; give numbers of fp64, "
             f"{', '.join(FORMATS)}, of the shape (T, width), (B, T, width), or (B, heads, T, width)"
             f" of a key/value cache{stacked}; of bits of bfloat16 say format bf16"
             " (--stored bf16)",
@@ -140,18 +149,17 @@ def read_stored(
         for name, given in (("scale", scale), ("zero_point", zero_point)):
             if given is not None:
                 raise RequestError(
-                    f"{name}: outputs of {_kind(outputs)} need none; multiply by it first, or "
-                    "leave it out"
+                    f"{name}: outputs of {seen} need none; multiply by it first, or leave it out"
                 )
         return _of_floats(_arrange(outputs.float(), order), format)
     if format not in (None, own):
-        raise ArgumentError("format", f"outputs are of {_kind(outputs)}; leave it out", format)
+        raise ArgumentError("format", f"outputs are of {seen}; leave it out", format)
     return _of_bytes(outputs, own, scale, zero_point, order)
 
 
 def view_bits(outputs: Tensor, format: str | None) -> Tensor:
     """The floats of a format whose bits a tensor of integers holds; any other tensor as it is."""
-    kind = (FLOATS | BYTES).get(format or "")
+    kind = (FLOATS | FP8).get(format or "")
     held = BITS.get(outputs.dtype)
     return outputs if kind is None or held != kind.itemsize else outputs.contiguous().view(kind)
 
@@ -161,13 +169,13 @@ def _of_floats(values: Tensor, format: str | None) -> Stored:
     known = format or _shortest(values)
     if known in CODES:
         raise ArgumentError("format", "give the integers themselves, and their scale", known)
-    if format is None and known == "fp32":
+    if format is None and known == EXACT:
         decimals, digits = _read_decimals(values), _read_digits(values)
         # Numbers of few decimals have few digits too, the small ones fewer, and the reverse.
         fewer = decimals is None or (digits and _have_fewer_digits(digits, decimals))
         if printed := digits if fewer else decimals:
             return printed
-    return Stored(values, _steps(values, (FLOATS | BYTES)[known]), known)
+    return Stored(values, _steps(values, (FLOATS | FP8)[known]), known)
 
 
 def _of_bytes(
@@ -179,12 +187,17 @@ def _of_bytes(
 ) -> Stored:
     """Numbers of 8 bits in units of their scale; see `read_stored`."""
     codes, shape = outputs.float(), outputs.shape
-    if own in BYTES:
+    if own in FP8:
         if zero_point is not None:
             raise ArgumentError(
-                "zero_point", f"outputs of {_kind(outputs)} have none; leave it out"
+                "zero_point", f"outputs of {dtype_name(outputs.dtype)} have none; leave it out"
             )
-        steps, units = _steps(codes, BYTES[own]), 1.0 if scale is None else scale
+        if scale is None:
+            say_once(
+                f"outputs: {own} without a scale, for which 1 is taken; if there is one, give it "
+                "(a tensor named NAME.scale in the file, --scale, or scale=)"
+            )
+        steps, units = _steps(codes, FP8[own]), 1.0 if scale is None else scale
     else:
         fp8 = "; of bits of fp8 say format fp8_e4m3 or fp8_e5m2 (--stored)"
         if scale is None:
@@ -233,17 +246,18 @@ def spread_units(
         raise RequestError(f"{name}: a {type(given).__name__}; give {SHAPES}") from None
     if not is_plain(units) or not units.numel():
         raise RequestError(f"{name}: {NOT_PLAIN if units.numel() else 'no numbers'}; give {SHAPES}")
+    seen = dtype_name(units.dtype)
     if units.is_complex() or units.dtype == torch.bool:
-        raise RequestError(f"{name}: of {_kind(units)}; give real numbers")
+        raise RequestError(f"{name}: of {seen}; give real numbers")
     if name == "scale" and units.dtype in CODES.values():
         raise RequestError(
-            f"{name}: of {_kind(units)}, as exponents of powers of two (MX formats) or scales that "
+            f"{name}: of {seen}, as exponents of powers of two (MX formats) or scales that "
             "are quantised themselves are kept; give what they stand for, as floats"
         )
     try:
         units = units.detach().float()
     except RuntimeError:  # of 4 bits, which torch holds and does not convert
-        raise RequestError(f"{name}: of {_kind(units)}; give floats") from None
+        raise RequestError(f"{name}: of {seen}; give floats") from None
     if units.numel() == 1:
         return units.reshape(()).expand(shape)
     readings = [reading.expand(shape) for reading in _readings(units, shape, order)]
@@ -302,10 +316,10 @@ def _shortest(values: Tensor) -> str:
             torch.equal(part.to(kind).to(part.dtype), part) for part in (finite[:1000], finite)
         )
 
-    name = next((name for name, kind in FLOATS.items() if held(kind)), "fp32")
-    if name == "fp32":
+    name = next((name for name, kind in FLOATS.items() if held(kind)), EXACT)
+    if name == EXACT:
         return name
-    byte = next((name for name, kind in BYTES.items() if held(kind)), None)
+    byte = next((name for name, kind in FP8.items() if held(kind)), None)
     return byte if byte and finite.unique().numel() >= ENOUGH else name
 
 
@@ -371,7 +385,3 @@ def _steps(values: Tensor, kind: torch.dtype) -> Tensor:
     finite = values.nan_to_num(0.0, 0.0, 0.0)
     steps = torch.ldexp(torch.full_like(values, eps / 2), torch.frexp(finite).exponent)
     return steps.masked_fill(finite == 0, least).clamp(min=least)
-
-
-def _kind(outputs: Tensor) -> str:
-    return str(outputs.dtype).removeprefix("torch.")

@@ -4,7 +4,7 @@ Nothing in a file is run, and a tensor is read only when it is asked for.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from eval.captured.files.arrays import (
     list_array,
     refuse_pickle,
 )
+from eval.captured.files.stored import EIGHT_BITS
 from eval.messages import RequestError, say_once
 from eval.rows.misfits import parse_json
 from eval.sites.circuit import PARTS
@@ -30,8 +31,6 @@ ZERO_POINTS = ("zero_point", "zero_points", "zp", "zeros")
 MASK = "attention_mask"
 """The name of a tensor that says which rows of each prompt are no padding."""
 TEXTS = ("token_ids", "input_ids", "tokens", "ids", "sequences", "prompt_token_ids")
-BYTES = ("int8", "uint8", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
-NUMBERS = ("float64", "float32", "float16", "bfloat16", *BYTES)
 WORDS = ("bf16", "fp16")
 """Formats of 16 bits, which may stand as integers."""
 SAFETENSORS = {
@@ -85,7 +84,7 @@ class Outputs:
     @property
     def scaled(self) -> bool:
         """Whether its numbers are of 8 bits, so that a scale may belong to them."""
-        return self.outputs.kind in BYTES
+        return self.outputs.kind in EIGHT_BITS
 
     def read(self) -> Raw:
         """Reads it."""
@@ -130,9 +129,11 @@ def read_tensors(
             raise RequestError(f"--tensor {name}: {path} has {', '.join(known) or 'none'}")
     if not known:
         listed = ", ".join(f"{name} {entry}" for name, entry in held.items()) or "nothing"
+        pickled = any(entry.kind == "object" for entry in held.values())
+        fix = "; objects are pickles: numpy.savez(FILE, **arrays) saves arrays" * pickled
         raise RequestError(
-            f"{path}: holds {listed}; give tensors of the shape (T, width) or (B, T, width), and "
-            "--stored where bits of bf16 or fp16 stand as integers"
+            f"{path}: holds {listed}; give tensors of the shape (T, width) or (B, T, width), not "
+            f"pooled, and --stored where bits of bf16 or fp16 stand as integers{fix}"
         )
     masks = {name: _mask_of(name, held) for name in known}
     found: dict[str, Outputs] = {}
@@ -142,7 +143,7 @@ def read_tensors(
         found[name] = Outputs(held[name], **{role: held[other] for role, other in own.items()})
     used = {*known, scale, *(mask for of in masks.values() for mask in of.values())}
     rest = {name: entry for name, entry in held.items() if name not in used}
-    eight_bits = any(entry.kind in BYTES for entry in known.values())
+    eight_bits = any(entry.kind in EIGHT_BITS for entry in known.values())
     for name, (base, _) in companions.items():
         if not base and not eight_bits:
             raise RequestError(
@@ -176,7 +177,7 @@ def list_tensors(path: Path) -> dict[str, Entry]:
     if start.startswith(b"PK") and not start.endswith(b"{"):
         return list_archive(path)
     if start.startswith(b"\x80") and not start.endswith(b"{"):
-        refuse_pickle(path)
+        refuse_pickle(path, start)
     return _list_safetensors(path)
 
 
@@ -206,25 +207,29 @@ def name_site(name: str) -> tuple[int, str] | None:
 
 
 def _split_companion(name: str) -> tuple[str, str] | None:
-    """The tensor that a scale or a zero point belongs to by its name, or "", and which it is."""
-    match = re.fullmatch(rf"(?:(.+)[._])?({'|'.join((*SCALES, *ZERO_POINTS))})", name)
+    """The tensor that a scale or a zero point belongs to by its name, or "", and which it is.
+
+    Of tensors in a list, `states_scales.3` belongs to `states.3`.
+    """
+    companions = "|".join((*SCALES, *ZERO_POINTS))
+    match = re.fullmatch(rf"(?:(.+)[._])?({companions})((?:\.\d+)*)", name)
     if match is None:
         return None
-    return match[1] or "", "scale" if match[2] in SCALES else "zero_point"
+    return (match[1] or "") + match[3], "scale" if match[2] in SCALES else "zero_point"
 
 
 def _may_be_outputs(name: str, entry: Entry, stored: str | None) -> bool:
-    """Whether a tensor may be a site's outputs; ids, masks and texts may not."""
-    is_mask = re.search(r"masks?(_\d+)?(\.|$)", name.lower())
-    if len(entry.shape) < 2 or entry.kind in ("object", "str") or is_mask:
+    """Whether a tensor may be a site's outputs; ids, masks, texts and pooled states may not."""
+    is_other = re.search(r"masks?(_\d+)?(\.|$)|pool|sentence_embedding", name.lower())
+    if len(entry.shape) < 2 or entry.kind in ("object", "str") or is_other:
         return False
-    numbers = entry.kind in NUMBERS or not entry.kind.startswith(("int", "uint", "bool"))
+    numbers = entry.kind in EIGHT_BITS or not entry.kind.startswith(("int", "uint", "bool"))
     bits = stored in WORDS and entry.kind in ("int16", "uint16")
     return numbers or bits or len(entry.shape) > 2 or name.rpartition(".")[0] in PARTS
 
 
 def _mask_of(name: str, held: dict[str, Entry]) -> dict[str, str]:
-    """The mask of a tensor's prompts, `(B, T)`, by its role: that of its name, else of the file.
+    """The mask of a tensor's prompts, `(B, T)`, by its role; see `find_mask`.
 
     Of one prompt also `(T,)`. Of a stack of layers, which the model tells, B and T may be other
     axes than of prompts. A mask of another shape, as of the scores of attention, says nothing of
@@ -234,10 +239,32 @@ def _mask_of(name: str, held: dict[str, Entry]) -> dict[str, str]:
     shapes = {axes[:2], *((n,) for n in axes), *((1, n) for n in axes)}
     if len(axes) > 1:
         shapes |= {(axes[0], axes[-1]), axes[1:]}
-    for mask in (f"{name}.{MASK}", MASK):
-        if mask in held and held[mask].shape in shapes:
-            return {"mask": mask}
-    return {}
+    mask = find_mask(name, held, shapes)
+    return {"mask": mask} if mask else {}
+
+
+def find_mask(
+    name: str, held: Mapping[str, Entry | Tensor], shapes: Collection[tuple[int, ...]]
+) -> str | None:
+    """The name of the mask nearest to a tensor by its name, of one of the shapes; None: no mask.
+
+    That of the tensor itself, of the list or dictionary that it lies in, or at its place in a list
+    of masks; else the only one in a dictionary, where it lies among tensors of its own shape alone,
+    as beside token ids.
+    """
+    path = name.split(".")
+    masks = [
+        ".".join([*path[:i], MASK, *behind])
+        for i in range(len(path), -1, -1)
+        for behind in ([], path[i + 1 :])
+    ]
+    inner = [other for other in held if other.endswith(f".{MASK}")]
+    if len(inner) == 1:
+        start = inner[0].removesuffix(MASK)
+        beside = {tuple(x.shape) for other, x in held.items() if f"{other}.".startswith(start)}
+        masks += inner if len(beside) == 1 else []
+    fits = (mask for mask in masks if mask in held and tuple(held[mask].shape) in shapes)
+    return next(fits, None)
 
 
 def _companions_of(
@@ -255,7 +282,7 @@ def _companions_of(
         RequestError: two of one role, one beside numbers that need none, or one that is not known.
     """
     entry, own = held[name], dict[str, str]()
-    eight_bits = entry.kind in BYTES
+    eight_bits = entry.kind in EIGHT_BITS
     for base in (name, ""):
         for other, (of, role) in companions.items():
             if of != base or (not base and (role in own or not eight_bits)):
@@ -270,7 +297,11 @@ def _companions_of(
         )
     for other, about in held.items():
         follows = eight_bits and other.startswith((f"{name}.", f"{name}_"))
-        is_alike = len(about.shape) > 1 and about.shape[-1] == entry.shape[-1]  # a tensor itself
+        is_alike = (  # a tensor itself, and no row of units for its channels
+            len(about.shape) > 1
+            and about.shape[-1] == entry.shape[-1]
+            and (about.shape[-2] > 1 or entry.shape[-2] == 1)
+        )
         known = other in companions or other in (scale, f"{name}.{MASK}") or is_alike
         if follows and not known:
             raise RequestError(

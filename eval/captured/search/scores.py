@@ -270,7 +270,7 @@ def _answer(checkpoint: "Checkpoint", found: list[Position], format: str) -> Rec
         site=f"scores of {checkpoint.config.n_layers}",
         matches=[],
         format=format,
-        computed="fp32",
+        computed=EXACT,
         solver="scores",
         evaluations=[sum(of.ran for of in found)],
     )

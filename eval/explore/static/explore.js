@@ -37,7 +37,9 @@ const write = () => {
   for (const name of ["layer", "noise", "kind", "lens", "precision"]) {
     if (state[name] || state[name] === 0 && name === "layer") lines.push([name, state[name]]);
   }
-  history.replaceState(null, "", `#${new URLSearchParams(lines)}`);
+  const address = `#${new URLSearchParams(lines)}`;
+  try { history.replaceState(null, "", address); } catch { /* Safari takes a hundred in 30 s; a later one does it */ }
+  return address;
 };
 
 const question = (changes = {}) => {
@@ -72,9 +74,8 @@ const say = (text, wrong = false) => {
 const changed = () => { // what was said is of the question before
   at("copied").hidden = true;
   if (!running) say("");
-  write();
   clearTimeout(asking);
-  asking = setTimeout(look, 120);
+  asking = setTimeout(() => { write(); look(); }, 120);
 };
 
 const look = async () => {
@@ -181,7 +182,7 @@ const ask = async (kind) => {
       if (event.type === "question") {
         sentence = event; // the form may hold another one by the time of the answer
         at("results").replaceChildren();
-        show[kind].prepare(event);
+        show[kind].prepare?.(event);
       }
       if (event.type === "waiting") say(event.before ? `waiting; ${event.before} before you` : "");
       if (event.type === "begin") { begun++; say("at work …"); }
@@ -310,7 +311,6 @@ const show = {
     },
   },
   lens: {
-    prepare() {},
     question({ name }) { state.result = name; },
     end(event) {
       if (event.error || event.stopped) return;
@@ -388,7 +388,7 @@ const start = async () => {
   for (const name of ["command", "python"]) {
     at(`copy-${name}`).addEventListener("click", () => fields(name).catch((error) => say(error.message, true)));
   }
-  at("copy-link").addEventListener("click", () => { write(); copy(location.href); });
+  at("copy-link").addEventListener("click", () => copy(new URL(write(), location).href));
   addEventListener("hashchange", again);
   addEventListener("message", ({ source, data }) => { // the height of what a lens shows
     const frame = document.querySelector("iframe");

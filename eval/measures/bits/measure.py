@@ -98,7 +98,7 @@ def measure_bits(
         passage: whose token is asked about, which is one of the candidates.
         largest: `(C,)` magnitudes of a calibration text, for the quantisers.
         rounding: how far rounding moves the passage's outputs, `(T, C)`
-            (`inversion.problem.capture`).
+            (`eval.sites.rounding.capture`).
 
     Returns:
         The row's fields about the passage, the question and the answer: `rms`, `effect`,

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from eval.drawing.figures import Figure
-from eval.lenses.lens import Document, Lens, lenses, model_name
+from eval.lenses.documents import Document, model_name
+from eval.lenses.lens import Lens, lenses
 from eval.lenses.table import Table
 from eval.messages import say_once
 from eval.rows.schema import Row

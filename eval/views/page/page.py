@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
+from eval.analysis.coordinates import last_looks
 from eval.analysis.frame import Frame, frame
-from eval.analysis.places import last_looks
 from eval.drawing import figures, plots
 from eval.drawing.markup import EMPTY, STYLE
 from eval.drawing.tables import Record, text, whole_percent
@@ -30,6 +30,7 @@ from eval.views.page.recoveries import (
     deepest,
     recoveries,
     select_lines,
+    solvers_in_order,
 )
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ LINES = 300
 
 
 def draw_lenses(documents: Sequence[dict[str, Any]], rows: Sequence[Row]) -> list["LensSection"]:
-    """What lenses drew of their documents (`eval.lenses.lens.read_documents`), for the page.
+    """What lenses drew of their documents (`eval.lenses.documents.read_documents`), for the page.
 
     A line names the lenses that rows are of and whose documents are not there.
     """
@@ -134,10 +135,10 @@ def _of_recoveries(rows: Sequence[Row], lines: Frame) -> Record:
 
 def _families(records: Sequence[Record]) -> dict[str, list[str]]:
     """The solvers of each family."""
+    family_of = {record["solver"]: record["family"] for record in records}
     families: dict[str, list[str]] = {}
-    for record in sorted(records, key=lambda r: r["rank"]):
-        names = families.setdefault(record["family"], [])
-        names += [record["solver"]] * (record["solver"] not in names)
+    for solver in solvers_in_order(records):
+        families.setdefault(family_of[solver], []).append(solver)
     return families
 
 
@@ -191,27 +192,20 @@ def curves(records: Sequence[Record], field: str) -> list[Panel]:
         if changing:
             points = sorted(map(_point, changing), key=lambda p: (p["phase"] != BEFORE, p[field]))
             chart = plots.lines(
-                points, field, "", "solver", "phase", names=_solvers(changing), percent=True,
-                even=field != "layer", axis={"title": OVER[field]},
+                points, field, "", "solver", "phase", names=solvers_in_order(changing),
+                percent=True, even=field != "layer", axis={"title": OVER[field]},
             )  # fmt: skip
             drawn.append(Panel(heading, figures.inline(chart, f"tokens recovered, {heading}")))
     return drawn
 
 
-def _solver_words(records: Sequence[Record]) -> list[tuple[str, str, list[str]]]:
+def _solver_words(records: Sequence[Record]) -> list[tuple[str, str, str]]:
     """Each solver's name, its description and its settings."""
     from eval.inversion.solver import solvers
 
-    known = solvers()
-    settings: dict[str, list[str]] = {}
-    for record in sorted(records, key=lambda r: r["rank"]):
-        settings.setdefault(record["solver"], []).append(record["settings"])
-    return [(name, known[name].text if name in known else "", list(dict.fromkeys(variants)))
-            for name, variants in settings.items()]  # fmt: skip
-
-
-def _solvers(records: Sequence[Record]) -> list[str]:
-    return list(dict.fromkeys(r["solver"] for r in sorted(records, key=lambda r: r["rank"])))
+    known, settings = solvers(), {record["solver"]: record["settings"] for record in records}
+    return [(name, known[name].text if name in known else "", settings[name])
+            for name in solvers_in_order(records)]  # fmt: skip
 
 
 def _point(record: Record) -> Record:
@@ -224,9 +218,10 @@ def _point(record: Record) -> Record:
 
 
 def _checkpoints(rows: Sequence[Row]) -> list[Record]:
-    """Every checkpoint asked about, once."""
+    """Every checkpoint asked about, once; one of two names is two."""
     known = [row["checkpoint"] for row in rows if "checkpoint" in row]
-    return list({about["weights_sha256"]: about for about in known}.values())
+    names = ("name", "step", "weights_sha256")
+    return list({tuple(map(about.get, names)): about for about in known}.values())
 
 
 def _finalize(value: Any) -> Any:

@@ -116,6 +116,11 @@ def solver_names(records: Sequence[Record]) -> list[str]:
             for r in records]  # fmt: skip
 
 
+def solvers_in_order(records: Sequence[Record]) -> list[str]:
+    """The solvers of `recoveries`, each once, by their families and as `solvers` lists them."""
+    return list(dict.fromkeys(r["solver"] for r in sorted(records, key=lambda r: r["rank"])))
+
+
 def site(record: Record) -> str:
     """`4` for a block's output, `4 mixer` and the like for its parts."""
     return str(record["layer"]) + f" {record['part']}" * (record["part"] != "block")
@@ -142,13 +147,12 @@ def terminal_text(rows: Sequence[Row]) -> str:
         RequestError: there are no recoveries, or none with a token.
     """
     records = recoveries(select_lines(frame(rows)), over="step")
-    order = dict.fromkeys(r["solver"] for r in sorted(records, key=lambda r: r["rank"]))
     fields = {"tokens": "tokens asked for", "site": "layer", "departs": "with"}
     renamed = [record | {words: record[name] for name, words in fields.items()}
                for record in records]  # fmt: skip
     shown = ["model", "step", "layer", "tokens asked for", "with", "prompts"]
-    title = "Tokens recovered, % (top-1)"
-    table = across(renamed, shown, "solver", [("top1", "", True)], title, list(order))
+    title, order = "Tokens recovered, % (top-1)", solvers_in_order(records)
+    table = across(renamed, shown, "solver", [("top1", "", True)], title, order)
     answers = "\n".join(answer_lines(rows))
     return terminal(*[answers] * bool(answers), table)
 

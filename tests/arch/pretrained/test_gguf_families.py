@@ -1,5 +1,6 @@
 """GGUF files of other families than Llama: transformers, which wrote the weights, is the judge."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,9 @@ SIZES = {"hidden_size": D, "intermediate_size": 48, "num_attention_heads": 4, "v
 COMMON = {"context_length": T, "embedding_length": D, "attention.head_count": 4}
 LLAMA_LIKE = COMMON | {"feed_forward_length": 48, "rope.freq_base": 10000.0,
                        "attention.layer_norm_rms_epsilon": 1e-6}  # fmt: skip
+EXPERTS = {"num_hidden_layers": 2, "num_experts": 3, "num_experts_per_tok": 2}
+MOE = LLAMA_LIKE | {"block_count": 2, "attention.head_count_kv": 2, "expert_count": 3,
+                    "expert_used_count": 2}  # fmt: skip
 ROTATED = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
            "mrope_section": [2, 1, 1], "mrope_interleaved": True}  # fmt: skip
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -81,14 +85,24 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
                       "ssm.conv_kernel": 4, "ssm.state_size": 8, "ssm.group_count": 2,
                       "ssm.time_step_rank": 2, "ssm.inner_size": 16, "full_attention_interval": 4},
     ),
+    "qwen2moe": (  # of experts transformers reads the number, and takes these widths itself
+        "qwen2_moe",
+        SIZES | EXPERTS | {"moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632},
+        MOE | {"expert_feed_forward_length": 1408, "expert_shared_feed_forward_length": 5632},
+    ),
+    "qwen3moe": (
+        "qwen3_moe",
+        SIZES | EXPERTS | {"moe_intermediate_size": 768, "head_dim": 8, "norm_topk_prob": True},
+        MOE | {"expert_feed_forward_length": 768, "attention.key_length": 8},
+    ),
 }  # fmt: skip
 
 
-def write_family(file, family: str):
-    """A random model of a family as a GGUF file; the model."""
+def write_family(file, family: str, **changes: Any):
+    """A random model of a family, its sizes changed, as a GGUF file; the model."""
     kind, sizes, settings = FAMILIES[family]
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(kind, **sizes)
+    config = transformers.AutoConfig.for_model(kind, **sizes | changes)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     writer = gguf.GGUFWriter(file, family)
     adders = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32,
@@ -102,7 +116,7 @@ def write_family(file, family: str):
     writer.add_token_types([1] * 256 + [3] * 2 + [1])
     writer.add_token_merges(["o n"])
     writer.add_eos_token_id(256)
-    for name, tensor in model.state_dict().items():
+    for name, tensor in split_experts(model.state_dict()):
         if name != "lm_head.weight" or not config.tie_word_embeddings:
             writer.add_tensor(named(family, name), as_written(family, name, tensor))
     if "nextn_predict_layers" in settings:
@@ -114,7 +128,21 @@ def write_family(file, family: str):
     return model
 
 
+def split_experts(held: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors as they are named in a file: gates of experts apart from what they gate."""
+    for name, tensor in held.items():
+        if name.endswith("experts.gate_up_proj"):
+            for part, half in zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True):
+                yield name.replace("gate_up_proj", f"{part}_proj.weight"), half
+        else:
+            yield name + ".weight" * name.endswith("experts.down_proj"), tensor
+
+
 def named(family: str, name: str) -> str:
+    if "moe" in family:
+        stem, _, kind = name.rpartition(".")
+        known = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.upper()], 2)
+        return f"{known.get_name(stem)}.{kind}"
     own = NAMES_OF_BLOOM.items() if family == "bloom" else ()
     for theirs, written in (*own, *NAMES.items()):
         name = name.replace(theirs, written)
@@ -132,8 +160,10 @@ def as_written(family: str, name: str, tensor: torch.Tensor) -> np.ndarray:
         tensor = tensor + 1
     if "A_log" in name:
         tensor = -tensor.exp()
-    if tensor.dim() == 3:  # a convolution by channels
+    if "conv" in name and tensor.dim() == 3:  # by channels
         tensor = tensor[:, 0]
+    if "shared_expert_gate" in name:
+        tensor = tensor[0]
     return np.ascontiguousarray(tensor.numpy())
 
 
@@ -145,6 +175,12 @@ def test_a_file_that_transformers_reads_gives_its_logits(family, tmp_path):
     tokens = torch.randint(V, (2, 20))
     with torch.no_grad():
         torch.testing.assert_close(found.model(tokens), model(tokens).logits)
+
+
+def test_experts_of_another_width_than_transformers_takes_are_refused(tmp_path):
+    write_family(tmp_path / "m.gguf", "qwen3moe", moe_intermediate_size=8)
+    with one_line(ModelError, "mlp.experts"):
+        load_pretrained(str(tmp_path / "m.gguf"))
 
 
 def test_code_of_the_hub_is_not_fetched(tmp_path, monkeypatch):

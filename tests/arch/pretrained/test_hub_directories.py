@@ -9,12 +9,16 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
+import torch
+import transformers
 
 from arch import ModelError, import_transformers, load_pretrained
 from arch.formats.foreign import read_settings, say_own_code, say_unread_settings
 from arch.formats.llama import check_importable
 from arch.formats.rotations import check_turned
 from arch.pretrained.settings import read_config
+from eval.models.checkpoint import open_model
+from tests.arch.cases import byte_tokenizer
 from tests.said import one_line
 
 COMMON = {"attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.02,
@@ -75,6 +79,15 @@ OLMO3 = OLMO | {"model_type": "olmo3", "max_position_embeddings": 65536, "rope_s
                 "sliding_window": 4096}  # fmt: skip
 MULTIPLIERS = {"attention_multiplier": 0.015625, "embedding_multiplier": 12.0,
                "residual_multiplier": 0.22, "logits_scaling": 8.0}  # fmt: skip
+ALIBI = {"alibi": True, "alibi_bias_max": 8, "attn_impl": "torch", "attn_pdrop": 0,
+         "attn_type": "multihead_attention", "attn_uses_sequence_id": False, "clip_qkv": None,
+         "prefix_lm": False, "qk_ln": False, "softmax_scale": None}  # fmt: skip
+MPT = {"model_type": "mpt", "attn_config": ALIBI, "d_model": 4096, "emb_pdrop": 0,
+       "embedding_fraction": 1.0, "expansion_ratio": 4, "init_device": "cpu",
+       "learned_pos_emb": True, "logit_scale": None, "max_seq_len": 2048, "n_heads": 32,
+       "n_layers": 32, "no_bias": True, "norm_type": "low_precision_layernorm", "resid_pdrop": 0,
+       "tokenizer_name": "EleutherAI/gpt-neox-20b", "verbose": 0, "vocab_size": 50432,
+       "auto_map": {"AutoModelForCausalLM": "modeling_mpt.MPTForCausalLM"}}  # fmt: skip
 OWN_CODE = "names code of its own"
 
 HUB: dict[str, tuple[dict[str, Any], str]] = {  # what is said of them
@@ -216,6 +229,7 @@ HUB: dict[str, tuple[dict[str, Any], str]] = {  # what is said of them
                    "topk_method": "greedy",
                    "auto_map": {"AutoModelForCausalLM": "modeling_deepseek.DeepseekV2ForCausalLM"}},
         OWN_CODE),
+    "MPT": (MPT, OWN_CODE),
     "Mamba": ({"model_type": "mamba", "conv_kernel": 4, "d_inner": 1536, "d_model": 768,
                "expand": 2, "fused_add_norm": True, "hidden_act": "silu", "hidden_size": 768,
                "intermediate_size": 1536, "layer_norm_epsilon": 1e-5, "n_layer": 24,
@@ -248,6 +262,18 @@ REFUSED = {
     ),
     "pictures' rotation in a model of texts": (
         QWEN | {"rope_scaling": SEEING["rope_scaling"]}, "rope_type is 'mrope'"
+    ),
+    "MPT-7B-StoryWriter": (
+        MPT | {"attn_config": ALIBI | {"alibi_bias_max": 16}}, "alibi_bias_max is 16"
+    ),
+    "an MPT that turns": (
+        MPT | {"attn_config": ALIBI | {"alibi": False, "rope": True}}, "alibi is False"
+    ),
+    "an MPT that scales its logits": (
+        MPT | {"logit_scale": "inv_sqrt_d_model"}, "logit_scale is 'inv_sqrt_d_model'"
+    ),
+    "an MPT whose norms subtract no mean": (
+        MPT | {"norm_type": "rmsnorm"}, "norm_type is 'rmsnorm'"
     ),
 }  # fmt: skip
 IMPORTED = {
@@ -303,6 +329,53 @@ def test_a_base_of_all_layers_is_that_of_all_or_refused(llama):
     directory = llama(family="Olmo3", head_dim=8, config=old | {"rope_theta": 1e4})
     with one_line(ModelError, f"{directory}: rope_theta is 10000.0"):
         load_pretrained(str(directory))
+
+
+FEW = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8}
+MASK = {"transformer.h.0.attn.causal_mask": torch.ones(1, 1, 32, 32, dtype=torch.bool)}
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "more"),
+    [
+        ("Qwen3Moe", FEW | {"intermediate_size": 6144}, {}),
+        ("Qwen2Moe", FEW | {"intermediate_size": 5632, "shared_expert_intermediate_size": 8}, {}),
+        ("Lfm2", {"intermediate_size": 768}, {}),
+        ("RecurrentGemma", {"intermediate_size": 600}, {}),
+        ("CodeGen", {"num_attention_heads": 4, "rotary_dim": 4}, MASK),
+    ],
+)
+def test_what_stands_in_no_weight_or_in_no_model_is_passed_over(family, settings, more, llama):
+    """Widths that layers have not were compared with the weights, and masks taken for weights."""
+    directory = llama(family=family, weights=lambda held: held | more, **settings)
+    judge = transformers.AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=False)
+    tokens = torch.arange(20)[None]
+    with torch.no_grad():
+        expected = judge(tokens, use_cache=False).logits
+        found = load_pretrained(str(directory)).model(tokens)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_width_that_would_take_all_memory_is_refused_beside_experts_too(llama):
+    directory = llama(family="Qwen3Moe", config={"intermediate_size": 10**8}, **FEW)
+    with pytest.raises(ModelError, match="intermediate_size is 100000000"):
+        load_pretrained(str(directory))
+
+
+def test_a_setting_that_another_transformers_adds_makes_no_other_model(llama, cache, monkeypatch):
+    """Rows of a name of the hub, or of a module in memory, could not be continued."""
+    directory, hashes = llama(), []
+    name, known = cache(directory), transformers.PreTrainedConfig.to_dict
+    module = transformers.AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=False)
+    for added in ({}, {"new": 0}):
+        monkeypatch.setattr(
+            transformers.PreTrainedConfig, "to_dict", lambda made, added=added: known(made) | added
+        )
+        opened = [open_model(f"hf:{place}") for place in (name, directory)]
+        opened.append(open_model(module, tokenizer=byte_tokenizer()))
+        hashes.append([checkpoint.settings_sha256 for checkpoint in opened])
+    assert hashes[0] == hashes[1]
+    assert hashes[0][0] == hashes[0][1]
 
 
 def test_a_pickle_that_is_newer_than_what_is_read_is_said(llama, capsys):

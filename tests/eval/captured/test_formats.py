@@ -12,15 +12,16 @@ from safetensors.torch import load_file, save_file
 from eval import RequestError, recover
 from eval.__main__ import main
 from eval.captured.files.recognise import read_capture
-from eval.captured.files.stored import BYTES, FORMATS, read_stored, view_bits
+from eval.captured.files.stored import FORMATS, FP8, read_stored, view_bits
 from eval.commands.recover import Format
+from eval.messages import say_once
 from tests.said import one_line
 
 
-@pytest.mark.parametrize("kind", BYTES)
+@pytest.mark.parametrize("kind", FP8)
 def test_a_step_of_8_bits_is_the_distance_to_the_next_number(kind):
     """All 256 numbers of the format, sorted, are the oracle."""
-    numbers = torch.arange(256, dtype=torch.uint8).view(BYTES[kind])
+    numbers = torch.arange(256, dtype=torch.uint8).view(FP8[kind])
     numbers = numbers[numbers.float().isfinite() & (numbers.float() >= 0)]
     stored = read_stored(numbers[None])
     assert stored.format == kind
@@ -36,11 +37,19 @@ def test_a_step_of_8_bits_is_the_distance_to_the_next_number(kind):
 
 @pytest.mark.parametrize("kind", ["fp8_e4m3", "fp8_e5m2"])
 def test_numbers_of_8_bits_that_were_widened_are_known(kind):
-    numbers = torch.randn(1, 40, 9).to(BYTES[kind])
+    numbers = torch.randn(1, 40, 9).to(FP8[kind])
     for wider in (torch.bfloat16, torch.float16, torch.float32):
         stored = read_stored(numbers.to(wider))
         assert stored.format == kind
         assert torch.equal(stored.step, read_stored(numbers).step)
+
+
+@pytest.mark.parametrize("scale", [None, 2.0])
+def test_fp8_without_a_scale_is_said(scale, capsys):
+    """It was read in silence, also where its scale had a name that is not known."""
+    say_once.cache_clear()
+    read_stored(torch.ones(1, 5, 8).to(FP8["fp8_e4m3"]), scale=scale)
+    assert ("NAME.scale" in capsys.readouterr().err) == (scale is None)
 
 
 @pytest.mark.parametrize("places", [1, 2, 4])

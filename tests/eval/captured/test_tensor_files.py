@@ -69,6 +69,21 @@ def test_columns_of_a_folder_of_datasets_are_tensors(tmp_path, capsys):
     assert "input_ids: by name the tokens themselves, in clear" in capsys.readouterr().err
 
 
+def test_bits_in_a_column_are_read_where_the_format_is_said(tmp_path, capsys):
+    """They vanished without a line; whole numbers of unlike lengths are named, as ids are."""
+    import datasets
+
+    bits = S.bfloat16().view(torch.int16)
+    images = datasets.List(datasets.List(datasets.Value("uint8")))
+    features = datasets.Features({"states": datasets.Array2D((5, 8), "int16"), "images": images})
+    held = {"states": [bits.tolist()] * 2, "images": [[[1]], [[1], [2]]]}
+    datasets.Dataset.from_dict(held, features).save_to_disk(tmp_path)
+    ((name, found),) = read_capture(tmp_path, stored="bf16").outputs.items()
+    assert name == "states"
+    assert torch.equal(found.read().outputs, torch.stack([bits, bits]))
+    assert "not read: images" in capsys.readouterr().err
+
+
 def test_a_folder_of_data_sets_is_refused_by_the_name_of_one(tmp_path):
     import datasets
 
@@ -210,8 +225,15 @@ def test_a_pickle_is_never_loaded(tmp_path, kind):
             np.savez(path, objects=objects)
     else:
         path.write_bytes(pickle.dumps(Dangerous(trace)))
-    with one_line(RequestError, "pickle" if kind not in ("npy", "npz") else "object"):
+    with pytest.raises(RequestError) as caught:
         read(path)
+    line = str(caught.value)
+    assert "\n" not in line
+    assert ("numpy.savez" if kind in ("npy", "npz") else "pickle") in line
+    assert ("--torch-file" in line) == (kind == "pt")  # which reads no other pickle
+    if kind in ("pkl", "safetensors"):
+        with one_line(RequestError, "no file of torch.save"):
+            read_capture(path, torch_file=True)
     assert not trace.exists()
 
 
@@ -274,6 +296,8 @@ def test_a_companion_is_known_by_its_name(tmp_path, scale, zero):
         ({"a": INTEGERS, "a.scale": torch.ones(1), "a_scale": torch.ones(1)}, "a_scale"),
         ({"a": INTEGERS, "a.scale_inv": torch.ones(8)}, "a.scale_inv"),
         ({"a": INTEGERS, "a.scale": torch.ones(1), "a.shift": torch.ones(1)}, "a.shift"),
+        ({"a": INTEGERS, "a.scale": torch.ones(1), "a.offset": torch.ones(1, 8)}, "a.offset"),
+        ({"a": INTEGERS, "a.scale": torch.ones(1), "a_shift": torch.ones(1, 1, 8)}, "a_shift"),
         ({"a.scale": torch.ones(5, 8)}, "a.scale"),
         ({"ids": torch.ones(5, 8, dtype=torch.long)}, "int64"),
     ],
@@ -307,19 +331,22 @@ def test_a_tensor_that_is_said_to_be_the_scale_overrules_none_in_silence(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("name", "is_mask"),
+    ("name", "is_other"),
     [
         ("unmasked_states", False),
         ("masked.block.3", False),
         ("causal_mask", True),
         ("attention_mask.full_attention", True),
         ("Masks_0", True),
+        ("pooler_output", True),
+        ("sentence_embedding", True),
     ],
 )
-def test_masks_are_no_outputs(tmp_path, name, is_mask):
-    """By a part of the name, outputs of others were passed over."""
+def test_masks_and_pooled_states_are_no_outputs(tmp_path, name, is_other, capsys):
+    """By a part of the name, outputs of others were passed over; pooled rows were a prompt."""
     save_file({name: S.clone(), "block.1": S.clone()}, tmp_path / "a.safetensors")
-    assert (name not in read_tensors(tmp_path / "a.safetensors")) == is_mask
+    assert (name not in read_tensors(tmp_path / "a.safetensors")) == is_other
+    assert (f"not read: {name}" in capsys.readouterr().err) == is_other
 
 
 @pytest.mark.parametrize(

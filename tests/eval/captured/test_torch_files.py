@@ -39,6 +39,8 @@ SAVED = {
     "no steps": ((((S[None],), (S[None],))), ["a.0.0", "a.1.0"]),
     "lists of none": ({"h": ((), ()), "x": S}, ["x"]),
     "hooks": ({"blocks.0.hook_out": S[None], "blocks.0.attn.hook_pattern": S}, ["block.1"]),
+    "prompts of a hook": ({"blocks.3.hook_out": [S, S]},
+                          ["blocks.3.hook_out.0", "blocks.3.hook_out.1"]),
 }  # fmt: skip
 
 
@@ -68,6 +70,52 @@ def test_the_steps_of_a_generation_are_one_text(tmp_path, capsys):
     said = capsys.readouterr().err
     assert "a: the rows of 3 steps of generation are joined" in said
     assert "sequences: by name the tokens themselves, in clear" in said
+
+
+def test_scales_in_a_list_are_of_the_tensors_at_their_places(tmp_path):
+    """As speculators packs a sample: they were left out, and 1 was taken in silence."""
+    scales = [torch.full((5, 1), layer + 1.0) for layer in range(4)]
+    held = {"hidden_states": [S.to(torch.float8_e4m3fn)] * 4, "hidden_states_scales": scales}
+    more = {"input_ids": torch.arange(5), "loss_mask": torch.ones(5)}
+    torch.save(held | more, tmp_path / "a.pt")
+    outputs = read_capture(tmp_path / "a.pt", torch_file=True).outputs
+    assert list(outputs) == [f"hidden_states.{layer}" for layer in range(4)]
+    for entry, scale in zip(outputs.values(), scales, strict=True):
+        raw: Any = entry.read()
+        assert torch.equal(raw.scale, scale)
+
+
+FIRST, LAST = [[0, 0, 1, 1, 1]], [[1, 1, 0, 0, 0]]
+M, N = torch.tensor(FIRST), torch.tensor(LAST)
+INPUTS = {"inputs": {"input_ids": torch.ones_like(M), "attention_mask": M}}
+MASKED = {
+    "dictionaries": ([{"h": S, "attention_mask": M}, {"h": S, "attention_mask": N}], [FIRST, LAST]),
+    "lists": ({"h": [S, S], "attention_mask": [M, N]}, [FIRST, LAST]),
+    "beside the tokens": (INPUTS | {"h": (S[None], S[None])}, [FIRST, FIRST]),
+    "beside a hook": (INPUTS | {"blocks.1.hook_out": S[None]}, [FIRST]),
+    "steps": (INPUTS | {"h": [S[None], S[None, :1]]}, [[[0, 0, 1, 1, 1, 1]]]),
+    "of another tensor": ({"a": S, "a.attention_mask": M, "b": S}, [FIRST, None]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MASKED)
+def test_a_mask_in_a_list_or_dictionary_is_of_its_prompts(kind, tmp_path, capsys):
+    """It was left out, and rows of padding were searched."""
+    held, masks = MASKED[kind]
+    torch.save(held, tmp_path / "a.pt")
+    outputs = read_capture(tmp_path / "a.pt", torch_file=True).outputs
+    found = [entry.read().mask for entry in outputs.values()]
+    assert [mask if mask is None else mask.tolist() for mask in found] == masks
+    assert "attention_mask" not in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_nobody_is_advised_to_run_what_a_file_holds(tmp_path):
+    """Torch's own message does, of what it cannot read."""
+    torch.save({"a": S}, tmp_path / "a.pt", pickle_protocol=4)
+    with pytest.raises(RequestError, match=r"\(\w.*; save a plain dict") as caught:
+        read_capture(tmp_path / "a.pt", torch_file=True)
+    assert "weights_only" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

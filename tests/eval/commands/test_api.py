@@ -48,7 +48,10 @@ READ = [
     ("bits", "--quantisers int8 fp8", {"quantisers": ("int8", "fp8")}),
     ("invert", "--seeds 9007199254740993 1e3", {"seeds": (9007199254740993, 1000)}),
     ("loss", "--corpus toy", {"corpus": "toy"}),
+    ("bits", "--full --text -x", {"full": True, "text": "-x"}),
 ]
+OPEN = [object(), object()]
+"""In the place of open models."""
 
 
 @pytest.mark.parametrize(("name", "words", "read"), READ)
@@ -78,8 +81,11 @@ def test_flags_are_read_as_arguments_are(name, words, read, monkeypatch):
         ({"layers": torch.tensor([1, 2])}, {"layers": ("1", "2")}),
         ({"noise": np.array([0.0, 0.5])}, {"noise": (0.0, 0.5)}),
         ({"text": pandas.Series(["Tom", "Mia"], index=[5, 6])}, {"text": ("Tom", "Mia")}),
+        ({"text": iter(["Tom", "Mia"])}, {"text": ("Tom", "Mia")}),  # a second model had none
+        ({"models": iter(OPEN)}, {"models": OPEN}),
         ({"models": []}, "models: give one at least"),
         ({"models": None}, "models: give one at least"),
+        ({"models": ["a", ""]}, "models '': the value is empty"),
         ({"text": b"abc"}, "--text b'abc': give a text"),  # three texts: 97, 98 and 99
         ({"text": [Path("book.txt")]}, "--text book.txt: a path is no text"),  # its name was read
         ({"slices": slice(1, None)}, "--slices slice(1, None, None): give it in quotes"),

@@ -132,7 +132,12 @@ REFUSED = {
         ("results --out empty", "--out empty: Is a directory; give a file"),
         ("results --out page.pdf", "--out page.pdf: the page is HTML; name it .html in place of"),
     ],
-    "summary": [("torn.parquet", "torn.parquet"), ("results --csv file/t.csv", "file")],
+    "summary": [
+        ("torn.parquet", "torn.parquet"),
+        ("results --csv file/t.csv", "file"),
+        ("''", "results '': the value is empty"),  # of a variable that is not set
+        ("results --csv ''", "--csv '': the value is empty"),
+    ],
     "generate": [
         ("model --prompt '" + "far " * 40 + "'", "the model's context is 32"),
         ("model --prompt ''", "--prompt ''"),
@@ -165,6 +170,7 @@ REFUSED = {
         ("model namesake --out out --count 2", "namesake"),
     ],
     "loss": [
+        ("model --out ''", "--out '': the value is empty"),
         ("trained", "trained/models/step-000010"),
         ("file", "file: is a file; give a model directory"),
         ("model --text a --corpus toy", "--corpus: is of held-out stories"),

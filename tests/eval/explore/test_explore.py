@@ -123,6 +123,7 @@ def test_a_host_of_any_letters_answers_to_its_name(explored):
     """Requests name it in small ones."""
     with running([str(explored)], host="MyMac.local") as port:
         assert send(port, "/", Host="MyMac.local:80")[0] == 200
+        assert "--host NAME" in send(port, "/", Host="other.local")[1]["error"]
 
 
 def test_questions_wait_in_a_line_that_ends(explored):

@@ -10,8 +10,9 @@ from tokenizers import Tokenizer, models
 from eval import RequestError, lens, open_model, probe
 from eval.__main__ import main
 from eval.analysis.summary import summarise_rows
+from eval.lenses.documents import read_documents
 from eval.lenses.headlines import headlines
-from eval.lenses.lens import LENSES, Lens, read_documents
+from eval.lenses.lens import LENSES, Lens
 from eval.rows.store import ROWS, read_rows
 from tests.arch.cases import byte_tokenizer
 from tests.arch.pretrained.test_decoder import their_model

@@ -47,6 +47,16 @@ def sentencepiece() -> tuple[torch.Tensor, torch.Tensor]:
     return alphabet(tokenizer, len(pieces))
 
 
+def wordpiece() -> tuple[torch.Tensor, torch.Tensor]:
+    """No token has a blank: its decoder writes one before each that does not go on."""
+    pieces = ["the", "dog", "##s", ",", "[UNK]"]
+    known = {piece: i for i, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.WordPiece(known, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.WordPiece()
+    return alphabet(tokenizer, len(pieces))
+
+
 KNOWN = torch.tensor([True, False, False]), torch.tensor([True, True, False])
 """Of a beginning, a continuation, a comma: whether it begins a word, and has letters."""
 
@@ -56,6 +66,8 @@ KNOWN = torch.tensor([True, False, False]), torch.tensor([True, True, False])
     [
         (sentencepiece, [0, 1, 2, 3, 4, 5, 6, 5, 3, 4], [1, 2, 3, 1, 0, 1, 0, 1, 1, 0],
          [2, 3, 5, 7, 8]),
+        (wordpiece, [0, 1, 2, 3, 0, 1, 1, 2, 2, 0], [1, 1, 2, 0, 1, 1, 1, 2, 3, 1],
+         [0, 2, 4, 5, 8]),
         (lambda: KNOWN, [1, 1, 0, 1, 1, 2, 1, 0, 0, 1], [1, 2, 1, 2, 3, 0, 1, 1, 1, 2],
          [1, 4, 6, 7]),
     ],

@@ -16,6 +16,7 @@ from eval.lenses.steering import (
     logits_after,
     swap_vectors,
 )
+from eval.messages import RequestError, say_once
 from tests.eval.lenses.cases import (
     look,
     prepending_tokenizer,
@@ -23,6 +24,7 @@ from tests.eval.lenses.cases import (
     story_checkpoint,
     story_tokenizer,
 )
+from tests.said import one_line
 
 
 def hooked(module: Any, model: Any, tokens: Any, change: Any) -> Any:
@@ -62,6 +64,19 @@ def test_words_are_answers_in_the_order_of_the_texts():
     asked = {"words": tuple(word for (word,) in words)}
     found = look("patching", checkpoint, range(60, 66), range(70, 76), **asked)
     assert found.texts[0]["lines"][0][2] == checkpoint.words([40, 41])
+
+
+def test_given_texts_that_make_no_pair_are_refused_or_named(capsys):
+    """Built-in stories alone were shown, without a word about the texts."""
+    checkpoint = story_checkpoint(mixers=("attention",))
+    with one_line(RequestError, "(text 0 has 6 tokens, text 1 has 5 tokens)"):
+        look("patching", checkpoint, range(60, 66), range(70, 75))
+    say_once.cache_clear()
+    for third, said in (((), False), ((range(40, 44),), True)):
+        found = look("patching", checkpoint, range(60, 66), range(70, 76), *third)
+        assert found.texts[0]["lines"][0][0] == "text 1 in text 0"
+        assert ("(text 2 has 4 tokens)" in capsys.readouterr().err) == said
+    assert look("patching", checkpoint, range(60, 66)).texts  # built-in stories, as of one text
 
 
 def test_a_word_after_a_space_is_the_token_that_it_is_in_a_text():

@@ -133,6 +133,19 @@ def test_the_plane_that_is_drawn_is_that_of_the_last_prompt():
     assert drawn == [pytest.approx((float(x), float(y))) for x, y, _ in last]
 
 
+def test_the_control_of_an_answer_is_another_answer():
+    """Of one token, and of positions with one answer, it was the answer itself."""
+    checkpoint = story_checkpoint()
+    for tokens in ([5], [5, 6, 5, 6, 7, 7]):
+        found = look("direction", checkpoint, tokens)
+        answers = checkpoint.model(torch.tensor([tokens]))[0].argmax(-1)
+        others = answers.roll(len(answers) // 2)
+        control = of(found, "cosine with answer", answer="another's")
+        assert torch.equal(control[0].isnan(), answers == others)
+        labels = {row["answer"] for row in figures(found, "cosine with answer")}
+        assert ("another's" in labels) == bool((answers != others).any())
+
+
 def test_pairs_are_ranked_in_their_rows(matrices):
     first, second = torch.tensor([2, 2, 7]), torch.tensor([3, 9, 7])
     rows = matrices[0, first] @ matrices[1].T

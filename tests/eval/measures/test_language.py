@@ -25,7 +25,8 @@ from eval.models.checkpoint import Checkpoint, open_checkpoint
 from eval.rows.store import read_rows
 from tests.arch.cases import byte_tokenizer
 from tests.eval.views.page.cases import about, every_kind
-from tokenizer import load_tokenizer
+from tests.said import one_line
+from tokenizer import load_tokenizer, pack
 
 
 def stories_in(place, stories):
@@ -36,16 +37,17 @@ def stories_in(place, stories):
     return str(place)
 
 
-def test_loss_is_the_mean_over_windows_and_by_story(model_directory, tmp_path):
-    path = model_directory()
+@pytest.mark.parametrize("length", [None, 7])
+def test_loss_is_the_mean_over_windows_and_by_story(length, model_directory, tmp_path):
+    path, T = model_directory(), length or 32  # the context
     stories = ["Tom had a red ball.", "Mia saw a big dog.\nIt ran.", "The end came."]
-    loss = measure_loss(open_checkpoint(path), stories_in(tmp_path, stories))
+    loss = measure_loss(open_checkpoint(path), stories_in(tmp_path, stories), length=length)
     tokenizer = load_tokenizer(path)
     ids = [[*tokenizer.encode(story).ids, 0] for story in stories]
     tokens = [token for story in ids for token in story]
     model, nats = load_model(path).model.double(), []
-    for start in range(0, len(tokens) - 1, 32):  # the context
-        window = torch.tensor([tokens[start : start + 33]])
+    for start in range(0, len(tokens) - 1, T):
+        window = torch.tensor([tokens[start : start + T + 1]])
         logits = model(window[:, :-1])[0].detach()
         nats += F.cross_entropy(logits, window[0, 1:], reduction="none").tolist()
     counts = [len(ids[0]) - 1, len(ids[1]), len(ids[2])]  # the first token is not predicted
@@ -60,12 +62,13 @@ def test_loss_is_the_mean_over_windows_and_by_story(model_directory, tmp_path):
     assert loss["stories"] == 3
 
 
-def test_the_loss_as_lm_eval_cuts_text(model_directory, tmp_path):
+@pytest.mark.parametrize("length", [None, 7])
+def test_the_loss_as_lm_eval_cuts_text(length, model_directory, tmp_path):
     """Token by token; tests/interop/test_lm_eval.py asks lm-eval itself."""
-    path, T = model_directory(), 32
+    path, T = model_directory(), length or 32
     stories = ["Tom had a red ball.", "Mia saw a big dog. " * 9, "It ran. " * 40, "é"]
-    checkpoint = open_checkpoint(path)
-    loss = measure_documents(checkpoint, stories_in(tmp_path, stories), batch_size=3)
+    checkpoint, corpus = open_checkpoint(path), stories_in(tmp_path, stories)
+    loss = measure_documents(checkpoint, corpus, batch_size=3, length=length)
     model, tokenizer, nats = load_model(path).model.double(), load_tokenizer(path), []
     for story in stories:
         line = [0, *tokenizer.encode(story.strip()).ids]
@@ -89,12 +92,28 @@ def test_rows_of_other_windows_are_other_rows(model_directory, tmp_path):
     asked: Any = {"corpus": corpus, "out": str(tmp_path / "out")}
     plain = eval_loss(model_directory(), **asked)
     other = eval_loss(model_directory(), windows="lm-eval", **asked)
-    assert plain.rows[0]["key"] != other.rows[0]["key"]
+    short = eval_loss(model_directory(), length=3, **asked)
+    assert len({result.rows[0]["key"] for result in (plain, other, short)}) == 3
     assert other.rows[0]["tokens"] == plain.rows[0]["tokens"] - 1
-    lines = frame([*plain.rows, *other.rows])
-    assert set(lines["windows"]) == {"joined", "lm-eval"}
+    lines = frame([*plain.rows, *other.rows, *short.rows])
+    assert set(lines["windows"]) == {"joined", "lm-eval", "joined, 3 tokens"}
     old = [{name: v for name, v in row.items() if name != "windows"} for row in plain.rows]
     assert set(frame(old)["windows"]) == {"joined"}
+
+
+@pytest.mark.parametrize("windows", ["joined", "lm-eval"])
+def test_a_window_that_memory_does_not_hold_is_refused_before_it_is_run(
+    windows, model_directory, monkeypatch
+):
+    """One of the 131,072 tokens of Llama 3's context took more than a hundred gigabytes."""
+    monkeypatch.setattr("eval.models.memory.host_memory", lambda: 1 << 17)  # 16 tokens of width 32
+    asked: Any = {"windows": windows, "text": "Mia saw a big dog. " * 9}
+    with one_line(RequestError, "--length: "):
+        eval_loss(model_directory(), **asked)
+    assert eval_loss(model_directory(), **asked, length=8).rows
+    assert eval_loss(model_directory(), **asked | {"text": "Mia ran."}).rows
+    with one_line(RequestError, "--length 33: the context of "):
+        eval_loss(model_directory(), **asked, length=33)
 
 
 def test_losses_of_two_texts_are_two_lines_and_compared_on_one(model_directory, tmp_path, capsys):
@@ -225,8 +244,11 @@ def test_rows_of_a_module_with_a_hook_are_not_those_without(model_directory, tmp
     assert len({*nats}) == 3
 
 
+@pytest.mark.parametrize("prefix", ["", "hub:"])
 @pytest.mark.parametrize("large", [1 << 26, 9])
-def test_a_folder_whose_files_have_the_sizes_of_before_is_another(tmp_path, monkeypatch, large):
+def test_a_folder_whose_files_have_the_sizes_of_before_is_another(
+    tmp_path, monkeypatch, large, prefix
+):
     """As where stories are shuffled; its earlier loss was given as its own."""
     monkeypatch.setattr(corpora, "LARGE", large)
     monkeypatch.setattr(corpora, "PIECE", 4)
@@ -235,20 +257,35 @@ def test_a_folder_whose_files_have_the_sizes_of_before_is_another(tmp_path, monk
     for time, words in enumerate((["One cat.", "Two cat."], ["Two cat.", "One cat."])):
         (tmp_path / "valid.txt").write_text("<|endoftext|>".join(words))
         os.utime(tmp_path / "valid.txt", (time, time))
-        found.add(corpora.corpus_hash(str(tmp_path)))
+        found.add(corpora.corpus_hash(f"{prefix}{tmp_path}"))
     assert len(found) == 2
-    assert corpora.corpus_hash("") is None  # of a text of one's own, not of the working directory
+    assert corpora.corpus_hash(prefix) is None  # of no text, not of the working directory
 
 
-def test_two_folders_of_one_name_are_two_corpora(tmp_path, monkeypatch):
+def test_a_corpus_is_named_alike_on_every_machine(tmp_path):
+    labels, tokenizer = set(), tmp_path / "tokenizer.json"
+    tokenizer.write_text(byte_tokenizer().to_str())
+    for machine in ("laptop", "server"):
+        pack("toy:20", tokenizer, tmp_path / machine / "stories")
+        labels.add(corpora.corpus_label(str(tmp_path / machine / "stories")))
+    (label,) = labels
+    assert re.fullmatch(r"stories \([0-9a-f]{8}\)", label)
+    (tmp_path / "book.txt").write_text("Once.")
+    assert corpora.corpus_label(str(tmp_path / "book.txt")).startswith("book.txt (")
+    assert [*map(corpora.corpus_label, ("toy:20", "/gone/data"))] == ["toy:20", "data"]
+
+
+@pytest.mark.parametrize("prefix", ["", "hub:"])
+def test_two_folders_of_one_name_are_two_corpora(tmp_path, monkeypatch, prefix):
     """Recoveries of prompts from both were averaged."""
     labels = set()
     for place in ("english", "german"):
         (tmp_path / place / "text").mkdir(parents=True)
         (tmp_path / place / "text" / "valid.txt").write_text(f"One {place} story.\n\nTwo.")
-        labels.add(corpora.corpus_label(str(tmp_path / place / "text")))
+        labels.add(corpora.corpus_label(f"{prefix}{tmp_path / place / 'text'}"))
     assert len(labels) == 2
-    assert all(re.fullmatch(r"text \([0-9a-f]{8}\)", label) for label in labels)
+    assert all(re.fullmatch(rf"{prefix}text \([0-9a-f]{{8}}\)", label) for label in labels)
+    assert corpora.corpus_label("hub:some/text") == "hub:some/text"  # none is like another's
     monkeypatch.chdir(tmp_path)
     (tmp_path / "german" / "text").rename("toy")
     assert corpora.corpus_label("toy") == "toy"  # the generator, whatever lies here

@@ -1,5 +1,6 @@
 """Probes against their textbook restatements, and on data whose answer is known."""
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from arch.pretrained.pretrained import PretrainedModel
+from arch.pretrained.pretrained import PretrainedModel, wrap_model
 from eval.commands.probe import _read_out
 from eval.measures import linear
 from eval.measures.classifiers import (
@@ -31,7 +32,8 @@ from eval.measures.linear import (
 )
 from eval.measures.ranks import token_ranks
 from eval.sites.circuit import Circuit
-from tests.arch.pretrained.test_pretrained import their_model
+from tests.arch.pretrained.test_decoder import GROUPED
+from tests.arch.pretrained.test_pretrained import random_model, their_model
 from tests.eval.views.page.cases import about, every_kind
 
 V, D = 12, 5
@@ -218,6 +220,26 @@ def test_a_norm_removes_what_embedding_and_position_make_together():
         figures = local_geometry(Circuit(model, layer), prompt() % 258, 2)
         assert figures["removed"] == 2 * each
         assert figures["sigma_min"] > 1e-4 * figures["sigma_max"]
+
+
+@pytest.mark.parametrize("family", ["Llama", "Gemma"])  # whose norms have weights, or those and 1
+def test_norms_that_cast_to_float32_are_measured_in_float64(family):
+    """The same model with torch's own norms, which cast nothing, has the same figures."""
+    theirs = random_model(family, torch.float64, GROUPED)
+    plain = copy.deepcopy(theirs)
+    for name, norm in theirs.named_modules():
+        if type(norm).__name__.endswith("RMSNorm"):
+            eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+            own = torch.nn.RMSNorm(norm.weight.shape, eps, dtype=torch.float64)
+            own.weight = torch.nn.Parameter(norm.weight + (family == "Gemma"), requires_grad=False)
+            plain.set_submodule(name, own)
+    for layer in (1, 2):
+        found, expected = (
+            local_geometry(Circuit(wrap_model(model), layer), prompt() % 258, 2)
+            for model in (theirs, plain)
+        )
+        for name in ("removed", "sigma_max", "sigma_min", "effective_rank"):
+            assert found[name] == pytest.approx(expected[name], rel=1e-10, abs=1e-12), name
 
 
 def test_figures_are_those_of_the_singular_values(small_model):

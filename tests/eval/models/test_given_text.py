@@ -65,8 +65,13 @@ def test_a_text_that_spells_a_special_token_has_it_in_every_command(model):
     assert loss["bytes"] == len("Tom  ran")
 
 
-def test_a_text_that_is_the_name_of_a_file_is_said_to_be_read_as_it_stands(model, corpus, capsys):
+def test_a_text_that_is_the_name_of_a_file_is_said_to_be_read_as_it_stands(
+    model, corpus, tmp_path, capsys
+):
     tokenizer = open_checkpoint(model).tokenizer
+    (tmp_path / "my book.txt").touch()
+    encode_text(tokenizer, str(tmp_path / "my book.txt"))
+    assert f"'{tmp_path / 'my book.txt'}'" in capsys.readouterr().err  # as a shell reads it
     for text, said in ((corpus, True), (f"{corpus} ran.", False), ("x" * 9999, False)):
         assert encode_text(tokenizer, text, "--prompt") == tokenizer.encode(text).ids
         assert (f"--prompt {corpus}: " in capsys.readouterr().err) == said

@@ -14,7 +14,7 @@ from eval import RequestError
 from eval.__main__ import main
 from eval.analysis.frame import frame
 from eval.analysis.summary import summary_records
-from eval.lenses.lens import read_document
+from eval.lenses.documents import read_document
 from eval.rows.store import Results, read_rows
 from eval.rows.tasks import open_results
 from tests.eval.views.page.cases import SIZES, bits_row, checkpoint_of, every_kind, make_row

@@ -282,11 +282,19 @@ def test_recoveries_are_those_of_the_summary(tmp_path, name, hidden, quantity, s
     assert found == pytest.approx([*ends, expected["prompts"]])
 
 
-def test_rows_of_seeds_are_their_mean(tmp_path):
+@pytest.mark.parametrize("place", ["data", "runs/a-s{}/data"])
+def test_rows_of_seeds_are_their_mean(tmp_path, place):
+    """Where each run had packed the text itself, the figures of one stood for all."""
     nats = [3.0, 3.2, 3.7]
-    rows = [loss_row(about(300, f"a{s}", f"a-s{s}"), [n, n]) for s, n in enumerate(nats)]
+    rows = [loss_row(about(300, f"a{s}", f"a-s{s}"), [n, n], corpus=place.format(s),
+                     corpus_hash="h") for s, n in enumerate(nats)]  # fmt: skip
     Results(tmp_path).append(rows)
+    Results(tmp_path).append(
+        [bits_row(row["checkpoint"], 0, n) | {"corpus": row["corpus"], "corpus_hash": "h"}
+         for row, n in zip(rows, nats, strict=True)]
+    )  # fmt: skip
     (record,) = compared(tmp_path)
+    assert record["bits_at_4"] == pytest.approx(np.mean(nats))
     assert record["bits_per_byte"] == pytest.approx(np.mean(nats) / 2 / np.log(2))  # two bytes each
     assert record["bits_per_byte_low"] < record["bits_per_byte"] < record["bits_per_byte_high"]
     assert record["seeds"] == 3

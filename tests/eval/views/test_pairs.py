@@ -8,7 +8,7 @@ from eval.analysis.frame import frame
 from eval.rows.store import Results
 from eval.views.comparison.pairs import paired_records
 from tests.eval.views.compare_cases import run_compare
-from tests.eval.views.page.cases import about, loss_row, make_row, make_rows
+from tests.eval.views.page.cases import about, bits_row, loss_row, make_row, make_rows
 
 
 def test_two_checkpoints_are_compared_on_what_both_were_asked():
@@ -43,6 +43,16 @@ def test_two_checkpoints_are_paired_at_what_they_were_asked_whatever_others_were
             for model in ("flat", "llama") for step in (0, 100, 300) for p in range(4)]  # fmt: skip
     (record,) = paired_records(frame(rows), ("flat", 300), ("llama", 300), margin=5)
     assert (record["figure"], record["n"]) == ("hidden 3", 4)
+
+
+def test_passages_of_other_tokens_are_no_pair():
+    """Models of two tokenizers were paired where the tokens asked about have one number."""
+    rows = [bits_row(about(300, name, name), n, bits + n * bits / 9)
+            for name, bits in (("a", 2.0), ("b", 3.0)) for n in range(6)]  # fmt: skip
+    (record,) = paired_records(frame(rows), ("a", 300), ("b", 300), margin=5)
+    assert (record["n"], record["units"]) == (6, "passages")
+    rows[6:] = [row | {"tokens": [*row["tokens"], 7]} for row in rows[6:]]
+    assert not paired_records(frame(rows), ("a", 300), ("b", 300), margin=5)
 
 
 def test_alike_checkpoints_are_equivalent_and_seeds_are_the_unit():

@@ -20,7 +20,6 @@ from eval.analysis.frame import frame
 from eval.analysis.summary import summarise_rows
 from eval.lenses.lens import lenses
 from eval.messages import RequestError
-from eval.models.corpora import corpus_label
 from eval.rows.store import Results
 from eval.views.comparison.table import FIGURES, checkpoint_records
 from eval.views.tracking import (
@@ -43,7 +42,6 @@ from tests.eval.views.page.cases import (
     make_rows,
     renamed,
 )
-from tokenizer import open_corpus, pack, train_tokenizer
 
 FLAT = [*make_rows(models=("flat",), steps=(0, 100, 300), layers=(2, 4), count=3),
         *every_kind(about(0)), *every_kind(about(100))]  # fmt: skip
@@ -232,19 +230,6 @@ def test_few_keys_are_logged_by_names_that_can_be_sorted():
     } - {TOKENS}
 
 
-def test_a_corpus_is_named_alike_on_every_machine(tmp_path):
-    labels, tokenizer = set(), tmp_path / "tokenizer.json"
-    tokenizer.write_text(train_tokenizer(open_corpus("toy:60", "train"), vocab_size=390).to_str())
-    for machine in ("laptop", "server"):
-        pack("toy:20", tokenizer, tmp_path / machine / "stories")
-        labels.add(corpus_label(str(tmp_path / machine / "stories")))
-    (label,) = labels
-    assert re.fullmatch(r"stories \([0-9a-f]{8}\)", label)
-    (tmp_path / "book.txt").write_text("Once.")
-    assert corpus_label(str(tmp_path / "book.txt")).startswith("book.txt (")
-    assert (corpus_label("toy:20"), corpus_label("/gone/data")) == ("toy:20", "data")
-
-
 def test_a_table_is_strict_json():
     """W&B writes its file of a table as it is: -Infinity could not be read."""
     row = bits_row(about(100), 0, 4.0) | {"margin_bits": {"alone": [9.0, None]}}
@@ -351,6 +336,7 @@ def test_an_evaluation_has_the_config_of_the_training(tmp_path):
     (path / "meta.json").write_text(json.dumps({"data_sha256": "abc"}))
     settings = {"run": "there", "recipe": "flat", "optimizer": {"lr": 0.1}, "wandb": "online"}
     (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(settings))
+    (tmp_path / "run" / "metrics.jsonl").touch()
     row = make_row()
     there = row | {"checkpoint": row["checkpoint"] | {"path": str(path), "parameters": 7}}
     identity = row["checkpoint"]["model_id"]
@@ -367,6 +353,20 @@ def test_an_evaluation_has_the_config_of_the_training(tmp_path):
     (path / "meta.json").write_text(json.dumps({"data_sha256": "new", "model_id": "llama-new"}))
     assert models_used([there]) == []  # it was asked of what lay there before
     assert training_config([there]) == gone | {"parameters": 7}
+
+
+@pytest.mark.parametrize(("name", "record"), [("m", "metrics.jsonl"), ("models/m", "other")])
+def test_the_config_of_another_project_around_a_model_is_not_read(name, record, tmp_path):
+    """It was uploaded whole, with its passwords."""
+    (tmp_path / name).mkdir(parents=True)
+    (tmp_path / name / "meta.json").write_text('{"step": 0}')
+    (tmp_path / "config.yaml").write_text("password: x")
+    (tmp_path / record).touch()
+    (tmp_path / "wandb_id").write_text("theirs")
+    row = make_row()
+    row["checkpoint"]["path"] = str(tmp_path / name)
+    assert "password" not in training_config([row])
+    assert name != "m" or models_used([row]) == []
 
 
 def test_the_keys_that_the_docs_list_are_logged():

@@ -12,8 +12,9 @@ from typing import NamedTuple
 import torch
 
 from eval.captured.files.arrays import Entry
-from eval.captured.files.kinds.kind import FLOAT_NAMES, INTEGERS, Capture, Source
-from eval.captured.files.tensors import MASK, Outputs
+from eval.captured.files.kinds.kind import INTEGERS, Capture, Source
+from eval.captured.files.stored import FLOAT_NAMES
+from eval.captured.files.tensors import Outputs, find_mask
 from eval.sites.circuit import CACHED
 
 BEFORE = ("hook_resid_pre", "hook_in")
@@ -44,7 +45,8 @@ def recognise(source: Source) -> bool:
 
     Or a folder with a column for the tokens and one of a module, as `model.layers.3`.
     """
-    if any("hook_" in name and name.startswith("blocks.") for name in source.entries):
+    hooks = (name for name in source.entries if "hook_" in name and name.startswith("blocks."))
+    if not all(name.rpartition(".")[2].isdecimal() for name in hooks):  # numbers are of a list
         return True
     modules = any(map(MODULE.fullmatch, source.entries))
     return modules and IDS in source.entries and source.path.is_dir()
@@ -164,9 +166,8 @@ def _read_hook(source: Source, name: str, entry: Entry, headed: bool) -> Outputs
         raise source.refuse(f"{name} {entry}: give floats {axes}, or without B")
     # (B, T, heads * width) or (T, heads, width): the site's width tells, but not of these
     headed &= len(shape) == 4 or (len(shape) == 3 and shape[1] in (1, shape[0]))
-    mask = source.entries.get(f"{name}.{MASK}") or source.entries.get(MASK)
-    if mask and mask.shape not in (shape[:-2] if headed else shape[:-1], (1, shape[0])):
-        mask = None
+    shapes = shape[:-2] if headed else shape[:-1], (1, shape[0])
+    mask = source.entries.get(find_mask(name, source.entries, shapes) or "")
     if not headed:
         return Outputs(entry, mask=mask)
     joined = (*shape[:-2], shape[-2] * shape[-1])

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from eval.captured.files.arrays import Entry
+from eval.captured.files.stored import dtype_name
 from eval.captured.files.tensors import Outputs
 from eval.messages import RequestError
 
 LAYER = re.compile(r"(?:^|[._])(?:layers|h|blocks)(?:\.|__)(\d+)(?=[._]|$)")
 """The number of a layer in the name of a module."""
-FLOAT_NAMES = ("float64", "float32", "float16", "bfloat16")
 INTEGERS = ("int32", "int64")
 
 
@@ -90,8 +90,7 @@ def make_outputs(
 
 def make_entry(tensor: Tensor) -> Entry:
     """An entry that is read already."""
-    kind = str(tensor.dtype).removeprefix("torch.")
-    return Entry(tuple(tensor.shape), kind, lambda: tensor)
+    return Entry(tuple(tensor.shape), dtype_name(tensor.dtype), lambda: tensor)
 
 
 def check_scale(source: Source, name: str, scale: Tensor) -> None:

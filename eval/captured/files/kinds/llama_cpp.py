@@ -10,6 +10,7 @@ from torch import Tensor
 
 from eval.captured.files.arrays import Entry
 from eval.captured.files.kinds.kind import Capture, Source
+from eval.captured.files.stored import dtype_name
 from eval.captured.files.tensors import Outputs
 
 VERSIONS = {b"nsgg": ("session", (9, 10)), b"qsgg": ("slot", (2, 3))}
@@ -139,7 +140,7 @@ def _find_values(cursor: Cursor, T: int, transposed: bool) -> Outputs:
     offset = cursor.skip(T * width * size)
     shape = (width, T) if transposed else (T, width)
     read = partial(_read_values, cursor.path, offset, shape, kind, transposed)
-    return Outputs(Entry((T, width), str(kind).removeprefix("torch."), read))
+    return Outputs(Entry((T, width), dtype_name(kind), read))
 
 
 def _read_values(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from eval.captured.files.arrays import Entry
 from eval.captured.files.kinds.kind import Capture, Source
+from eval.captured.files.stored import dtype_name
 from eval.captured.files.tensors import Outputs
 
 HEADER = struct.Struct("<7i")
@@ -60,8 +61,8 @@ def read(source: Source) -> Capture:
         for pair, part in enumerate(("rotated_key", "value")):
             offset = HEADER.size + (pair * layers + layer) * T * width * kind.itemsize
             read_part = partial(_read, source.path, offset, (T, width), kind)
-            name = str(kind).removeprefix("torch.")
-            outputs[f"{part}.{layer + 1}"] = Outputs(Entry((T, width), name, read_part))
+            entry = Entry((T, width), dtype_name(kind), read_part)
+            outputs[f"{part}.{layer + 1}"] = Outputs(entry)
     return Capture(
         f"LMCache chunk: {T} tokens, {layers} layers, keys rotated; where it begins is not in it: "
         "give --first, if it is not the prompt's first chunk",

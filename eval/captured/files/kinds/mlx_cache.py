@@ -7,7 +7,8 @@ from functools import partial
 from torch import Tensor
 
 from eval.captured.files.arrays import Entry
-from eval.captured.files.kinds.kind import FLOAT_NAMES, INTEGERS, Capture, Source
+from eval.captured.files.kinds.kind import INTEGERS, Capture, Source
+from eval.captured.files.stored import FLOAT_NAMES
 from eval.captured.files.tensors import Outputs, read_metadata
 
 NAME = re.compile(r"\d+(\.\d+)+")

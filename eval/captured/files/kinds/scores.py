@@ -1,6 +1,7 @@
 """Scores that an API returns: the log-probabilities of a few next tokens at each position."""
 
-from eval.captured.files.kinds.kind import FLOAT_NAMES, INTEGERS, Capture, Source
+from eval.captured.files.kinds.kind import INTEGERS, Capture, Source
+from eval.captured.files.stored import FLOAT_NAMES
 from eval.captured.files.tensors import Outputs
 
 VALUES, IDS = "logprobs", "logprob_ids"

@@ -6,7 +6,8 @@ from functools import partial
 from torch import Tensor
 
 from eval.captured.files.arrays import Entry
-from eval.captured.files.kinds.kind import FLOAT_NAMES, Capture, Source, read_layer
+from eval.captured.files.kinds.kind import Capture, Source, read_layer
+from eval.captured.files.stored import FLOAT_NAMES
 from eval.captured.files.tensors import Outputs
 
 NAME = "kv_cache"

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from eval.captured.files.kinds.kind import (
-    FLOAT_NAMES,
     Capture,
     Source,
     check_scale,
@@ -16,6 +15,7 @@ from eval.captured.files.kinds.kind import (
     pad_prompts,
     read_layer,
 )
+from eval.captured.files.stored import FLOAT_NAMES, FLOATS, dtype_name
 from eval.captured.files.tensors import Outputs
 
 LENGTHS = "seq_lens"
@@ -23,7 +23,6 @@ COMPANIONS = ("_scale", "_zp", "_qmeta")
 LARGEST_CODE = {"int8": 127, "int4": 7, "int2": 1}
 BITS = {"int4": 4, "int2": 2}
 FP8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
-PLAIN = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def recognise(source: Source) -> bool:
@@ -59,7 +58,7 @@ def read(source: Source) -> Capture:
         if site in outputs:
             raise source.refuse(f"{name}: another module's tensor is {site} too; keep one of them")
         rows, scale = _read_rows(source, name)
-        formats.add(str(rows.dtype).removeprefix("torch."))
+        formats.add(dtype_name(rows.dtype))
         outputs[site] = _split(source, name, rows, scale, lengths)
     if not outputs:
         raise source.refuse("holds queries alone; give keys or outputs of blocks")
@@ -100,11 +99,11 @@ def _read_rows(source: Source, name: str) -> tuple[Tensor, Tensor | None]:
         return codes, _spread_scale(source, f"{name}_scale", scale.read(), codes, about)
     if tag in FP8 and scale is None and held.dtype == torch.uint8:
         return held.view(FP8[tag]), None
-    if tag in PLAIN and scale is None and held.dtype == PLAIN[tag]:
+    if tag in FLOATS and scale is None and held.dtype == FLOATS[tag]:
         return held, None
     raise source.refuse(
         f"{name}: {source.entries[name]}, {name}_scale {scale}, {name}_qmeta {str(about)[:100]}: "
-        f"known are {', '.join(LARGEST_CODE)} with a scale, {', '.join((*FP8, *PLAIN))} without"
+        f"known are {', '.join(LARGEST_CODE)} with a scale, {', '.join((*FP8, *FLOATS))} without"
     )
 
 
@@ -122,7 +121,7 @@ def _read_codes(source: Source, name: str, held: Tensor, about: dict[str, Any], 
     if held.dtype != kind or tuple(held.shape) != packed or not held.numel():
         raise source.refuse(
             f"{name} {source.entries[name]}: {tag} of orig_shape {(T, width)} takes {packed} "
-            f"{str(kind).removeprefix('torch.')}"
+            f"{dtype_name(kind)}"
         )
     if bits < 8:
         shifts = torch.arange(0, 8, bits, dtype=torch.uint8)

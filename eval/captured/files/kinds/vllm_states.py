@@ -1,15 +1,25 @@
 """Hidden states that vLLM writes: a file for each request, with its token ids beside them."""
 
 from eval.captured.files.arrays import Entry
-from eval.captured.files.kinds.kind import FLOAT_NAMES, INTEGERS, Capture, Source
-from eval.captured.files.tensors import Outputs
+from eval.captured.files.kinds.kind import INTEGERS, Capture, Source
+from eval.captured.files.stored import FLOAT_NAMES, FP8, dtype_name
+from eval.captured.files.tensors import MASK, Outputs
 
-STATES, IDS = "hidden_states", "token_ids"
+STATES, IDS, SCALES = "hidden_states", "token_ids", "hidden_states_scales"
+FP8_NAMES = frozenset(map(dtype_name, FP8.values()))
 
 
 def recognise(source: Source) -> bool:
-    """`hidden_states` of three axes, and `token_ids`, which are not as many as its second axis."""
-    if set(source.entries) != {STATES, IDS}:
+    """`hidden_states` of three axes, and `token_ids`, which are not as many as its second axis.
+
+    Beside floats, and beside fp8 with `hidden_states_scales`, there may be other tensors, but no
+    mask: a file is of one request.
+    """
+    if not {STATES, IDS} <= set(source.entries):
+        return False
+    more = set(source.entries) - {STATES, IDS}
+    kinds = FP8_NAMES if SCALES in more else FLOAT_NAMES
+    if more and (MASK in more or source.entries[STATES].kind not in kinds):
         return False
     states, ids = source.entries[STATES].shape, source.entries[IDS].shape
     return len(states) == 3 and len(ids) == 1 and (ids[0] != states[1] or ids[0] == states[0])
@@ -20,16 +30,20 @@ def read(source: Source) -> Capture:
 
     Layout: `vllm/v1/example_hidden_states_connector.py`. With prefix caching vLLM writes all ids,
     and the states of the last tokens alone (vllm-project/vllm#44485): the ids are read then.
+    Connectors of speculators write fp8 with a scale for each token, `(T, 1, 1)`, or keys beside.
 
     Raises:
-        RequestError: another type, or more states than tokens.
+        RequestError: another type, more states than tokens, or another scale.
     """
     states, ids = source.entries[STATES], source.entries[IDS]
     T, layers, width = states.shape
-    if states.kind not in FLOAT_NAMES or ids.kind not in INTEGERS:
+    scale = source.entries.get(SCALES)
+    if (scale is None and states.kind not in FLOAT_NAMES) or ids.kind not in INTEGERS:
         raise source.refuse(
             f"{STATES} {states}, {IDS} {ids}; vLLM writes floats of 16 bits or more, and int64"
         )
+    if scale is not None and scale.shape not in ((T, 1), (T, 1, 1)):
+        raise source.refuse(f"{SCALES} {scale}: give a scale for each token, {(T, 1, 1)}")
     if ids.shape[0] > T:
         why = (
             f"has states of {T} of its {ids.shape[0]} tokens alone, as vLLM writes them with "
@@ -40,14 +54,23 @@ def read(source: Source) -> Capture:
         return Capture(f"vLLM: {ids.shape[0]} token ids", {}, [ids.read().tolist()], refusal=why)
     if ids.shape != (T,) or not T * layers * width:
         raise source.refuse(f"{IDS} {ids}: {STATES} {states} has {T} tokens; give both whole")
-    outputs = {f"{STATES}.{i}": _entry(states, i) for i in range(layers)}
+    outputs = {f"{STATES}.{i}": _take(states, scale, i) for i in range(layers)}
     stack = Entry((1, *states.shape), states.kind, lambda: states.read()[None])
     kind = f"vLLM hidden states: {T} tokens, {layers} layers, {width} channels"
+    if more := sorted(set(source.entries) - {STATES, IDS, SCALES}):
+        kind += f"; not read: {', '.join(more)}"
     held = ids.read().tolist()
-    return Capture(kind, outputs, [held], {STATES: Outputs(stack)} if layers > 1 else {})
+    stacks = {STATES: Outputs(stack, _view(scale, (T, 1, 1)))} if layers > 1 else {}
+    return Capture(kind[:900], outputs, [held], stacks)
 
 
-def _entry(states: Entry, layer: int) -> Outputs:
+def _take(states: Entry, scale: Entry | None, layer: int) -> Outputs:
+    """The outputs of one layer, and their scale."""
     T, _, width = states.shape
     entry = Entry((T, width), states.kind, lambda: states.read()[:, layer].contiguous())
-    return Outputs(entry)
+    return Outputs(entry, _view(scale, (T, 1)))
+
+
+def _view(scale: Entry | None, shape: tuple[int, ...]) -> Entry | None:
+    """A scale, where there is one, in another shape."""
+    return scale and Entry(shape, scale.kind, lambda: scale.read().view(shape))

@@ -12,8 +12,9 @@ TEXTS = "Tom had a red ball.", "The hen ran."
 
 
 def test_what_capture_writes_is_audited(model_directory, ask, tmp_path, capsys):
+    """Layers stand in their order, in whichever they are given: as given, none was found."""
     model, out = str(model_directory()), tmp_path / "captured"
-    command = ["capture", model, "--text", *TEXTS, "--out", str(out), "--layers", "1", "2"]
+    command = ["capture", model, "--text", *TEXTS, "--out", str(out), "--layers", "2", "1"]
     assert main([*command, "--batch-size", "1"]) == 0
     assert "text-1.safetensors" in capsys.readouterr().out
     for number, text in enumerate(TEXTS):

@@ -9,7 +9,10 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from eval import RequestError
+from eval.captured.files.axes import take_layer
 from eval.captured.files.clear import read_texts
+from eval.captured.files.recognise import read_capture
+from eval.captured.files.stored import read_stored
 from tests.arch.cases import byte_tokenizer
 from tests.said import one_line
 
@@ -127,6 +130,34 @@ def test_ids_are_read_where_states_of_the_last_tokens_alone_stand(engine, ask, t
     code, rows, said = ask(file, "--verify")
     assert (code, rows) == (2, None)
     assert "12 of its 20 tokens" in said.splitlines()[-1]
+
+
+@pytest.mark.parametrize("shape", [(20, 1, 1), (20, 1)])
+def test_states_in_fp8_have_a_scale_for_each_token(engine, opened, tmp_path, shape):
+    """As a connector of speculators writes them: they were taken for prompts."""
+    states = torch.stack(engine.states[1:], 1)
+    scale = states.abs().amax((1, 2), keepdim=True) / 448
+    codes = (states / scale).to(torch.float8_e4m3fn)
+    more = {"hidden_states": codes, "hidden_states_scales": scale.view(shape)}
+    file = write(tmp_path / "a.safetensors", engine.states, engine.ids, **more)
+    capture, stack = read_capture(file), read_capture(file, layer=2).outputs["hidden_states"]
+    assert capture.ids == [engine.ids.tolist()]
+    taken = take_layer(opened["llama"].model, stack.read(), 2, None)
+    for raw in (capture.outputs["hidden_states.1"].read(), taken):
+        stored = read_stored(raw.outputs, scale=raw.scale)
+        assert torch.allclose(stored.values[0], engine.states[2], atol=float(stored.step.max()))
+
+
+def test_other_tensors_beside_the_states_are_named(engine, tmp_path):
+    """As keys, which a connector of speculators writes; beside a mask there are prompts."""
+    keys = torch.ones(20, 2, 8)
+    file = write(tmp_path / "a.safetensors", engine.states[1:], engine.ids, kv_last_local_k=keys)
+    capture = read_capture(file)
+    assert list(capture.outputs) == ["hidden_states.0", "hidden_states.1"]
+    assert "not read: kv_last_local_k" in capture.kind
+    mask = torch.ones(20, 2)
+    file = write(tmp_path / "b.safetensors", engine.states[1:], engine.ids, attention_mask=mask)
+    assert not read_capture(file).kind
 
 
 def test_mutants_are_read_or_refused(fuzz, file):

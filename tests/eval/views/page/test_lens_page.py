@@ -12,7 +12,8 @@ from arch.storage.directory import save_model
 from eval.__main__ import main
 from eval.drawing.figures import write_figures
 from eval.drawing.markup import highlighted
-from eval.lenses.lens import lenses, read_documents
+from eval.lenses.documents import read_documents
+from eval.lenses.lens import lenses
 from eval.lenses.table import Table
 from eval.rows.store import Results
 from eval.views.page.inside import LensSection, lens_sections
@@ -91,7 +92,7 @@ def results(tmp_path_factory):
         place / "model", model, story_tokenizer().to_str(), {"name": NASTY, "step": 0}
     )
     out = place / "results"
-    asked = ["--text", 'Tom said "<b>hi</b>".', "The dog ran.", "--corpus", "toy:400"]
+    asked = ["--text", *(f'Tom said "<b>hi</b>{n}".' for n in (1, 2)), "--corpus", "toy:400"]
     asked += ["--tokens", "400"]
     assert main(["lens", str(path), "--out", str(out), *asked]) == 0
     Results(out).append(make_rows(("flat",), layers=(4,), hidden=(1,), count=1))

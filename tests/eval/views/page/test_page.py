@@ -31,6 +31,7 @@ from tests.eval.views.page.cases import (
     every_kind,
     expected_share,
     lens,
+    loss_row,
     make_row,
     make_rows,
     renamed,
@@ -188,6 +189,12 @@ def test_the_page_is_well_formed_small_and_needs_nothing_else(html):
     assert "prefers-color-scheme: dark" in html
     for words in ("runs/llama/models/step-000300", "steps=500 rate=0.02", "1,234,567"):
         assert words in page.words  # where it comes from
+
+
+def test_each_name_of_the_same_weights_has_its_line():
+    rows = [loss_row(about(300, "a", name), [3.0]) | {"key": name} for name in ("flat", "copy")]
+    (table,) = (t for t in Page(render_page([*rows, *rows])).tables if t[0][0] == "checkpoint")
+    assert [line[0] for line in table[1:]] == ["flat", "copy"]
 
 
 def test_everything_from_rows_is_escaped_and_any_text_is_written(tmp_path):

@@ -23,13 +23,14 @@ def fields(row: Row, names: Sequence[str]) -> dict[str, Hashable]:
 
 def of_lens(row: Row) -> dict[str, Hashable]:
     """Every short field of a lens's row, but for those of every row."""
-    names = [n for n, v in row.items() if isinstance(v, str | int | float) and n not in NO_PLACE]
+    short = (name for name, value in row.items() if isinstance(value, str | int | float))
+    names = [name for name in short if name not in NOT_COORDINATES]
     return fields(row, ["layer", "part", *(n for n in names if n not in ("layer", "part"))])
 
 
 BITS = ("layer", "part", "corpus", "place", "candidates", "prior", "precision", "shown", "distance")
 OF_LOSS = ("key", "kind", "checkpoint", "corpus", "texts", "stories", "windows", "bytes")
-NO_PLACE = {
+NOT_COORDINATES = {
     "schema", "key", "kind", "checkpoint", "site", "settings", "family", "figure", "value", "low",
     "high", "n", "reason", "text", "truth", "prompt", "seed", "seconds", "device", "look",
 }  # fmt: skip
@@ -106,18 +107,22 @@ def looked_at(row: Row) -> tuple[Hashable, ...]:
 def tell_texts_apart(rows: Iterable[Row]) -> list[Row]:
     """Rows whose corpus has one name and other texts name the text too: its hash, or its bytes.
 
-    A file is written anew under its name, and models hold out other fractions of one file.
+    A file is written anew under its name, and models hold out other fractions of one file. A text
+    of several names, as each run packs it into its own directory, has the first of them.
     """
-    rows, hashes, sizes = list(rows), dict[Any, set[str]](), dict[Any, set[int]]()
+    rows, names, corpora = list(rows), dict[str, str](), list[str | None]()
+    hashes, sizes = dict[str, set[str]](), dict[Any, set[int]]()
     for row in rows:
         if corpus := _corpus_of(row):
+            corpus = names.setdefault(row.get("corpus_hash") or corpus, corpus)
             hashes.setdefault(corpus, set()).update(filter(None, [row.get("corpus_hash")]))
             sizes.setdefault((corpus, row.get("stories"), row.get("windows")), set()).add(
                 row.get("bytes", 0)
             )
+        corpora.append(corpus)
     told = []
-    for row in rows:
-        if corpus := _corpus_of(row):
+    for row, corpus in zip(rows, corpora, strict=True):
+        if corpus:
             about = []
             if len(hashes[corpus]) > 1:
                 about.append(str(row.get("corpus_hash") or "another text")[:8])
@@ -125,9 +130,9 @@ def tell_texts_apart(rows: Iterable[Row]) -> list[Row]:
                 about.append(f"{row.get('bytes')} bytes")
             if about:
                 say_once(f"corpus {corpus} is not one text; its figures are told apart")
-                named = f"{corpus} ({', '.join(about)})"
-                row = row | ({"settings": {**row["settings"], "corpus": named}}
-                             if row["kind"] == "probe" else {"corpus": named})  # fmt: skip
+                corpus = f"{corpus} ({', '.join(about)})"
+            row = row | ({"settings": {**row["settings"], "corpus": corpus}}
+                         if row["kind"] == "probe" else {"corpus": corpus})  # fmt: skip
         told.append(row)
     return told
 
