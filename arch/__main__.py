@@ -28,7 +28,7 @@ from arch.formats.foreign import refuse_dangling
 from arch.formats.hub.card import download, push_directory
 from arch.formats.hub.export import export_hub
 from arch.formats.llama import check_importable, export_transformers, open_directory
-from arch.formats.named_tokens import NAMING, say_left_out_tokens
+from arch.formats.named_tokens import say_left_out_tokens
 from arch.formats.structured import HELD
 from arch.mixers import refuse_foreign
 from arch.model import LanguageModel
@@ -45,11 +45,9 @@ from arch.storage.directory import (
     vocabulary_size,
 )
 from arch.storage.files import read_text
-from arch.storage.runs import SHIPPED
+from arch.storage.runs import HUB, PRETRAINED, SHIPPED
 from arch.storage.values import YamlLoader
 
-HUB = "hub:"
-PRETRAINED = "hf:"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Errors of a place that has no room."""
 
@@ -64,7 +62,7 @@ def main(words: Sequence[str] | None = None) -> int:
             raise ModelError(f"{out}: holds a model already; remove it, or choose another")
         options.run(options)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        arch.kernels.process.discard_output(sys.stdout)
     except (ModelError, OSError) as error:
         said = str(error)
         if isinstance(error, OSError) and error.errno in FULL and out:  # while it was written
@@ -253,7 +251,7 @@ def _read_tokenizer(file: Path) -> tuple[str, dict[str, Any]]:
     """A tokenizer.json, and what begins and ends a text, as the files beside it name it."""
     text = read_text(file)
     ends = read_ends_of_text(file.parent, read_tokenizer(text, file))
-    say_left_out_tokens([file.parent / name for name in NAMING], text, file.parent)
+    say_left_out_tokens(file.parent, text)
     return text, ends
 
 

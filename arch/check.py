@@ -33,7 +33,7 @@ FEW = 8
 """Prefixes that are run where a round is not of float32 and random weights."""
 PRETRAINED_POSITIONS = 16
 """Positions whose derivatives are taken in each layer of a model of transformers, at most."""
-NEAR = 1e-3
+TOLERANCE = 1e-3
 """Of an output's size: what `prefix` and `step` may differ by from `forward`."""
 Part = TypeVar("Part", bound=nn.Module)
 
@@ -106,7 +106,7 @@ def _check_as_it_is(model: LanguageModel, generator: torch.Generator) -> float:
     parts: dict[str, Callable[[Tensor], Tensor]]
     parts = {"layer 0 (the embedding)": model.with_positions}
     parts |= {_layer_name(model, layer): block for layer, block in enumerate(model.blocks, 1)}
-    eps, how = _rounding(x.dtype), "with its own weights"
+    eps, how = torch.finfo(x.dtype).eps, "with its own weights"
     for name, part in parts.items():
         moved, x = _check_part(name, part, x, lengths, eps, how)
         worst = max(worst, moved)
@@ -122,7 +122,7 @@ def _check_scrambled(
     lengths, block = _lengths(T), _scrambled(block, generator)
     device = next((weight.device for weight in block.parameters()), torch.device("cpu"))
     x = torch.randn(SCRAMBLED_ROWS, T, config.d_model, generator=generator).to(device)
-    how, eps = "with random weights, in", _rounding(torch.float32)
+    how, eps = "with random weights, in", torch.finfo(torch.float32).eps
     exact, _ = _check_part(name, block, x, lengths, eps, f"{how} float32")
     trained, _ = _check_part(name, block.train(), x, (), eps, f"{how} training mode")
     block.eval()
@@ -151,7 +151,6 @@ def _check_part(
     Returns:
         The largest difference, as a fraction of what rounding may make, and the outputs.
     """
-
     y, (K, T) = _run(name, part, x), x.shape[:2]
     cuts = _spread([n for n in _lengths(T) if n < T], K - 1)
     cuts += [T] * (K - len(cuts))  # of the last rows nothing is changed
@@ -227,11 +226,6 @@ def _spread(values: list[int], most: int) -> list[int]:
     return [values[round((i + 1) * len(values) / most) - 1] for i in range(most)]
 
 
-def _rounding(dtype: torch.dtype) -> float:
-    """The unit of rounding of what is computed in a dtype."""
-    return torch.finfo(dtype).eps
-
-
 @contextmanager
 def _in_evaluation(model: nn.Module) -> Iterator[None]:
     """The model is in evaluation mode, and then as it was, part by part."""
@@ -300,7 +294,7 @@ def _check_continues(model: LanguageModel, tokens: Tensor) -> float:
             outputs = torch.cat([first, block.step(candidates, state)[::2]], dim=1)
             differences = (outputs - y).abs().amax((0, 2)) / y.abs().max()
             largest = float(differences.max())
-            if not largest <= NEAR:
+            if not largest <= TOLERANCE:
                 position = int(differences.argmax())
                 raise ModelError(
                     f"{_layer_name(model, layer)}: {'step' if position >= cut else 'prefix'} "
@@ -328,7 +322,7 @@ def _check_jacobian(model: LanguageModel, generator: torch.Generator) -> float:
             (gradient,) = torch.autograd.grad(outputs[t], x, retain_graph=True)
             size = gradient[0].abs().amax(-1)
             above = float(size[t + 1 :].max() / size.max())
-            if not above <= NEAR:
+            if not above <= TOLERANCE:
                 later = t + 1 + int(size[t + 1 :].argmax())
                 raise ModelError(
                     f"{name} is not causal: its output at position {t} has a derivative with "

@@ -131,9 +131,9 @@ _KEPT: "WeakKeyDictionary[LanguageModel, dict[Hashable, Any]]" = WeakKeyDictiona
 class LanguageModel(nn.Module):
     """Embedding, blocks, norm, head.
 
-    Layers are counted as sites of evidence: 0 is the embedding, l is the output of block l. With
-    `checkpoint_activations` a backward pass keeps the input of each block alone, and computes the
-    rest of the block again: less memory for a third more work.
+    Layer 0 is the embedding; layer l is the output of block l. With `checkpoint_activations` a
+    backward pass keeps the input of each block alone, and computes the rest of the block again:
+    less memory for a third more work.
     """
 
     checkpoint_activations: bool = False

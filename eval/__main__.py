@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import inspect
-import os
 import sys
 from difflib import get_close_matches
 from importlib import import_module
@@ -25,7 +24,7 @@ if __name__ == "__main__":
 
 
 from arch.errors import is_out_of_memory
-from arch.kernels.process import prepare_streams  # before torch
+from arch.kernels.process import discard_output, prepare_streams  # before torch
 from eval.messages import ArgumentError, RequestError, nearest, say
 
 if TYPE_CHECKING:  # libraries are loaded where an interruption is one line
@@ -85,7 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:  # a reader such as `head` has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output(sys.stdout)
     except KeyboardInterrupt:
         say(f"interrupted; {_kept(words)}")
         return 130

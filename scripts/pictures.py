@@ -2,8 +2,8 @@
 
     python -m scripts.pictures [DEMO]
 
-Without a place it draws those that need no model. DEMO is what `make demo` made: of its models it
-draws the matrices, and with Chromium the explorer at work. Everything goes to docs/pictures: SVG
+Without DEMO it draws the pictures that need no model. DEMO is what `make demo` made: of its models
+it draws the matrices, and with Chromium the explorer at work. Everything goes to docs/pictures: SVG
 that follows the reader's light or dark setting, and a PNG of the explorer for each.
 """
 

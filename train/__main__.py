@@ -7,7 +7,6 @@ python -m train fit --config flat --data DIR --run runs/flat
 python -m train fit --config flat --data DIR --run runs/flat --resume auto
 """
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     from arch.errors import ModelError, is_out_of_memory, printable
+    from arch.kernels.process import discard_output
     from tokenizer import CorpusError
     from train.settings import RunError
 
@@ -65,7 +65,7 @@ def _run(words: list[str]) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # a reader such as `head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output(sys.stdout)
         if words[0] not in KEPT:
             return 0
         print(f"error: the reader of the output has gone; {KEPT[words[0]]}", file=sys.stderr)
@@ -82,7 +82,7 @@ def _run(words: list[str]) -> int:
 def _answer(words: list[str]) -> int:
     from train import fit
     from train.commands import sweep
-    from train.commands.cli import COMMANDS, read_command, recipes
+    from train.commands.cli import COMMANDS, list_recipes, read_command
     from train.processes.launcher import check_numbers
     from train.settings import RunError
 
@@ -93,7 +93,7 @@ def _answer(words: list[str]) -> int:
             return 0
         if flags:
             raise RunError(f"recipes {flags[0]}: one word too many; it takes none")
-        for name, line in recipes().items():
+        for name, line in list_recipes().items():
             print(f"{name:12}  {line}")
         return 0
     if command == "sweep":

@@ -9,6 +9,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from arch import ModelConfig
 from tokenizer import PackedData
 from train.settings import (
+    RECORDED_UNLESS,
+    UNRECORDED,
     BatchSettings,
     OptimizerSettings,
     RunError,
@@ -17,12 +19,6 @@ from train.settings import (
     TrainerSettings,
 )
 
-ELSEWHERE = {"model", "run", "data", "resume", "trust_code", "valid_fraction", "recipe"}
-ELSEWHERE |= {"eval", "eval_every", "eval_wait"}
-"""Settings that a model directory does not record: its config.json has the model's own and
-`data_sha256` stands for the data; the others change no model."""
-WITHOUT = {"dropout": 0.0}
-"""Values at which a setting is not recorded: it came later, and earlier models had no other."""
 NEEDED = {
     "data": "a directory of packed data, from python -m tokenizer pack, or a text file or folder",
     "run": "a directory for the run, for example runs/first",
@@ -121,11 +117,12 @@ class Recipe:
         return json.loads(json.dumps({**sections.pop("run"), **sections}))
 
     def recorded(self) -> dict[str, Any]:
-        """What model directories and checkpoints record of it: all that is not `ELSEWHERE`."""
+        """What model directories and checkpoints record of it: all that is not `UNRECORDED`."""
         return {
             name: value
             for name, value in self.plain().items()
-            if name not in ELSEWHERE and not (name in WITHOUT and value == WITHOUT[name])
+            if name not in UNRECORDED
+            and not (name in RECORDED_UNLESS and value == RECORDED_UNLESS[name])
         }
 
 

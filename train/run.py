@@ -19,22 +19,25 @@ from arch.errors import is_out_of_memory
 from arch.storage.files import read_json
 from tokenizer import PackedData
 from train.processes.launcher import is_first
-from train.recipe import ELSEWHERE, WITHOUT, Recipe, flat
+from train.recipe import Recipe, flat
 from train.record.evaluate import Evaluations, check_suite
 from train.record.log import Log
-from train.record.progress import Progress, StepBar, TimeBudget, epochs_advice, has_terminal
-from train.record.saving import (
-    Checkpoints,
-    ModelDirectories,
-    StopOnSignal,
-    settings_of,
-    since_best,
-)
-from train.rundir.identity import NOT_RECIPE, REPORTING, model_id
+from train.record.progress import Progress, StepBar, has_terminal
+from train.record.saving import Checkpoints, ModelDirectories, since_best
+from train.record.stop import StopOnSignal
+from train.rundir.identity import model_id
 from train.rundir.resume import changed_settings, changes_since, choose_start, last_model
 from train.rundir.rundir import RunDirectory
 from train.rundir.verify import find_wrong_tensor
-from train.settings import PAIRS, RunError
+from train.settings import (
+    NOT_IN_MODEL_ID,
+    PAIRS,
+    RECORDED_UNLESS,
+    REPORTING,
+    UNRECORDED,
+    RunError,
+)
+from train.steps.budget import TimeBudget, epochs_advice
 from train.steps.data import PackedDataModule
 from train.steps.initial import start_from_weights
 from train.steps.module import LanguageModule
@@ -90,7 +93,7 @@ class Run:
         self._initial = self._load_initial(model, data.tokenizer_json, budget)
         check_causal(model)
         self.module = LanguageModule(model, recipe.optimizer, schedule, self.total)
-        record = {**fixed, **settings_of(self.start)}
+        record = {**fixed, **self.start.settings}
         callbacks = self._callbacks(given, data, identity, record, budget)
         self.trainer = build_trainer(recipe, self.directory, callbacks, self.total)
         micro, parts = recipe.batch.split(self.trainer.world_size)
@@ -233,7 +236,7 @@ class Run:
         hidden = self.directory.hide_models(
             start.step, lambda meta: changes_since(meta, start).keys() <= REPORTING
         )
-        others = ELSEWHERE | REPORTING
+        others = UNRECORDED | REPORTING
         if start.checkpoint is None:  # what goes on has the same data, wherever they lie
             others -= {"data", "valid_fraction"}
         changed = any(before.get(name) != now[name] for name in {*now} - others)
@@ -269,7 +272,7 @@ class Run:
             changed = [changes_since(read_json(self.directory.model(last) / "meta.json"), start)]
         total, patience = self.total, self.recipe.run.early_stopping
         until = [loss for at, loss in self.directory.comparable().items() if at <= step]
-        if step > total or (step == total and step in self.directory.validations()):
+        if step > total or (step == total and step in self.directory.validated_steps()):
             flag = "--minutes" if self.recipe.run.minutes else "--trainer.max_steps"
             why = f"{step} of {total} steps; raise {flag}"
         elif step and patience and since_best(until) >= patience:
@@ -277,10 +280,10 @@ class Run:
         else:
             return False
         others = (
-            f"{name} {WITHOUT.get(name) if old is None else old}, now {new}"
+            f"{name} {RECORDED_UNLESS.get(name) if old is None else old}, now {new}"
             for settings in changed
             for name, (old, new) in settings.items()
-            if name not in {*NOT_RECIPE, "minutes"}
+            if name not in {*NOT_IN_MODEL_ID, "minutes"}
         )
         advice, other = f"{why} to go on", " with that, or choose another --run"
         if step > start.step:

@@ -1,4 +1,4 @@
-"""Every setting of a run; the docstrings are what `--help` shows."""
+"""Every setting of a run, and what it counts for; the docstrings are what `--help` shows."""
 
 import dataclasses
 import math
@@ -8,13 +8,48 @@ from operator import ge, gt, le, lt
 from pathlib import Path
 from typing import Any, Literal
 
+from arch.storage.runs import PRETRAINED
+
 SEEDS = 2**32 - 1
 """Largest seed: numpy takes no larger one."""
-HUB, PAIRS = "hf:", "pairs"
-"""How an `--init_from` begins that names a model of the hub; and the one that names no model."""
+PAIRS = "pairs"
+"""An `--init_from` that names no model."""
 REMNANT = str(Path(__file__).resolve().parents[1] / "remnant.py")
 """Runs a command of a room, whatever the working directory holds, such as an eval.py."""
 BOUNDS = {"at least": ge, "at most": le, "above": gt, "below": lt}
+UNRECORDED = {
+    "model", "run", "data", "resume", "trust_code", "valid_fraction", "recipe", "eval",
+    "eval_every", "eval_wait",
+}  # fmt: skip
+"""Settings that a model directory does not record: its config.json has the model's own and
+`data_sha256` stands for the data; the others change no model."""
+RECORDED_UNLESS = {"dropout": 0.0}
+"""Values at which a setting is not recorded: it came later, and earlier models had no other."""
+REPORTING = {
+    "save_steps", "save_every", "save_best", "checkpoint_every", "validate_every",
+    "validate_tokens", "early_stopping", "log_every", "loggers", "wandb", "wandb_project",
+    "wandb_group", "wandb_tags",
+}  # fmt: skip
+"""Settings that change no weight of any step: when a run is saved, validated and reported."""
+NOT_IN_MODEL_ID = REPORTING | {
+    "seed", "precision", "compile", "checkpoint_activations", "layout",
+    "trainer.accelerator", "trainer.devices", "trainer.strategy", "trainer.num_nodes",
+    "trainer.max_steps", "batch.micro", "vocab_multiple", "tf32",
+    "machine.threads", "machine.instructions", "machine.torch", "machine.numpy",
+}  # fmt: skip
+"""Settings that steps and seeds of one model need not share: how often a run is saved and reported,
+how long it is, and how a device computes a step."""
+PER_PROCESS = {
+    "run", "resume", "init_from", "trust_code", "recipe", "eval", "loggers", "wandb",
+    "wandb_project", "wandb_group", "wandb_tags", "compile", "checkpoint_activations", "tf32",
+    "trainer.accelerator", "trainer.devices",
+}  # fmt: skip
+"""Settings that the processes of a run need not share: where files lie on a machine, what the first
+does alone, and how a device computes a step."""
+FIXED = ("model.", "data_sha256", "seed", "optimizer.name", "optimizer.muon_mixing")
+"""How the names begin of settings that no run changes on its way."""
+GROUPS = ("optimizer.embedding_lr",)
+"""Settings by which the optimiser has a group of weights more, which no run gets on its way."""
 
 
 class RunError(ValueError):
@@ -273,8 +308,8 @@ def _expand_home(name: str, value: str | None) -> str | None:
         return None
     if not isinstance(value, str):
         raise RunError(f"--{name} is {value!r}; it must be a path, or ~/ and a path")
-    kind, path = (HUB, value[len(HUB) :]) if value.startswith(HUB) else ("", value)
-    path = os.path.expanduser(path)
+    kind = PRETRAINED if value.startswith(PRETRAINED) else ""
+    path = os.path.expanduser(value.removeprefix(kind))
     known = path.encode(errors="replace").decode() == path
     if not path or "\0" in path or path.startswith("~") or not known:
         utf8 = "" if known else " in UTF-8"

@@ -36,7 +36,7 @@ from arch.formats.hub.reader import (
     is_hub_export,
     read_provenance,
 )
-from arch.formats.named_tokens import ENDS, NAMING, read_ends, say_left_out_tokens
+from arch.formats.named_tokens import read_ends, say_left_out_tokens
 from arch.formats.rotations import check_frequencies
 from arch.mixers import Attention
 from arch.mixers.attention import QK_EPS
@@ -54,7 +54,7 @@ from arch.storage.weights import (
     build_model,
     drop_padding,
     is_tied,
-    read_weights,
+    read_all_weights,
     renamed,
     translate,
     weights_of,
@@ -177,12 +177,11 @@ def import_transformers(directory: str | Path) -> LoadedModel:
 
     def read_all() -> dict[str, Tensor]:
         files, _ = read_layout(config, directory)
-        return {name: tensor for file in files for name, tensor in read_weights(file).items()}
+        return read_all_weights(files)
 
     loaded = from_transformers(config, read_all, tokenizer_json, directory)
-    say_left_out_tokens([directory / n for n in NAMING], tokenizer_json, directory)
-    files = [file for name in ENDS if (file := directory / name).is_file()]
-    known = read_ends(files, loaded.tokenizer_json)
+    say_left_out_tokens(directory, tokenizer_json)
+    known = read_ends(directory, loaded.tokenizer_json)
     known |= read_provenance(config, directory / "config.json")
     say_own_code(config, directory)
     return dataclasses.replace(loaded, meta=loaded.meta | known)

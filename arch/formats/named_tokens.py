@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,31 +12,31 @@ from arch.storage.files import read_json
 
 SETTINGS, ADDED_TOKENS = "tokenizer_config.json", "added_tokens.json"
 SPECIAL_TOKENS_MAP = "special_tokens_map.json"
-NAMING = (SETTINGS, SPECIAL_TOKENS_MAP, ADDED_TOKENS)
+_NAMING = (SETTINGS, SPECIAL_TOKENS_MAP, ADDED_TOKENS)
 """Files that may name tokens beside a tokenizer.json."""
-ENDS = ("config.json", "generation_config.json", SPECIAL_TOKENS_MAP, SETTINGS)
+_ENDS = ("config.json", "generation_config.json", SPECIAL_TOKENS_MAP, SETTINGS)
 """Files that say what begins and ends a text; the later one holds."""
 SPECIAL_TOKEN = re.compile(r"(?:bos|eos|unk|sep|pad|cls|mask)_token")
 SPECIAL_TOKENS = ("additional_special_tokens", "extra_special_tokens")
 
 
-def say_left_out_tokens(files: Iterable[Path], tokenizer_json: str, source: object) -> None:
-    """Says on stderr which tokens `NAMING` files add to those of the tokenizer itself.
+def say_left_out_tokens(directory: Path, tokenizer_json: str) -> None:
+    """Says on stderr which tokens files of a directory add to those of its tokenizer itself.
 
     Raises:
         ModelError: one of them is no JSON.
     """
-    known = parse_object(tokenizer_json, str(source))
+    known = parse_object(tokenizer_json, str(directory))
     model, added = known.get("model"), known.get("added_tokens")
     held = model.get("vocab") if isinstance(model, dict) else None
     ids = dict(held) if isinstance(held, dict) else {}
     if isinstance(held, list):
         ids = {piece[0]: token for token, piece in enumerate(held) if piece}
     ids |= {entry.get("content"): entry.get("id") for entry in added or ()}
-    for file in (file for file in files if file.is_file()):
+    for file in _existing(directory, _NAMING):
         held = read_json(file)
         named = _named_tokens(held, file.name)
-        _say_what_is_added(held, known.get("post_processor"), file.name, source)
+        _say_what_is_added(held, known.get("post_processor"), file)
         others = {
             text: f"{text} as {token}" if token else text
             for text, token in named
@@ -45,8 +45,8 @@ def say_left_out_tokens(files: Iterable[Path], tokenizer_json: str, source: obje
         ids |= dict.fromkeys(others)  # said once
         if others:
             print(
-                f"{source}: {file.name} names {printable(', '.join([*others.values()][:3]))}, which"
-                " tokenizer.json does not; its tokens are those of tokenizer.json",
+                f"{directory}: {file.name} names {printable(', '.join([*others.values()][:3]))}, "
+                "which tokenizer.json does not; its tokens are those of tokenizer.json",
                 file=sys.stderr,
             )
 
@@ -58,8 +58,8 @@ def named_roles(held: dict[str, Any]) -> dict[str, str]:
     return {role: token for role, token in named.items() if isinstance(token, str) and token}
 
 
-def read_ends(files: Iterable[Path], tokenizer_json: str) -> dict[str, Any]:
-    """The `ends_of_text` as files beside a tokenizer name them, the later files before the earlier.
+def read_ends(directory: Path, tokenizer_json: str) -> dict[str, Any]:
+    """The `ends_of_text` as files of a directory name them.
 
     The ids that a configuration names as `eos_token_id` are read by `read_stops`.
 
@@ -68,7 +68,7 @@ def read_ends(files: Iterable[Path], tokenizer_json: str) -> dict[str, Any]:
     """
     roles: dict[str, str | None] = {}
     ids: Any = None
-    for file in files:
+    for file in _existing(directory, _ENDS):
         held = read_json(file)
         roles |= named_roles(held)
         ids = held.get("eos_token_id", ids)
@@ -94,18 +94,20 @@ def ends_of_text(roles: Mapping[str, str | None]) -> dict[str, str]:
     """
     end = roles.get("eos_token")
     ends = {"begin": roles.get("bos_token") or end, "end": end}
-    return {place: token for place, token in ends.items() if token}
+    return {role: token for role, token in ends.items() if token}
 
 
-def _say_what_is_added(
-    held: dict[str, Any], post_processor: Any, file: str, source: object
-) -> None:
+def _existing(directory: Path, names: Sequence[str]) -> list[Path]:
+    return [file for name in names if (file := directory / name).is_file()]
+
+
+def _say_what_is_added(held: dict[str, Any], post_processor: Any, file: Path) -> None:
     """Says on stderr which token a file has put around each text, and the tokenizer does not."""
     for role, token in named_roles(held).items():
         if held.get(f"add_{role}") is True and repr(token) not in repr(post_processor):
             print(
-                f"{source}: {file} says add_{role}, tokenizer.json adds no {printable(token)} to a "
-                "text; texts are asked without it",
+                f"{file.parent}: {file.name} says add_{role}, tokenizer.json adds no "
+                f"{printable(token)} to a text; texts are asked without it",
                 file=sys.stderr,
             )
 

@@ -58,10 +58,10 @@ def check_frequencies(held: dict[str, Tensor], own: list[Tensor], source: object
 def check_turned(config: dict[str, Any], own: list[Tensor], made: Any, source: object) -> None:
     """Refuses settings of a rotation that the model does not read, or reads otherwise.
 
-    They are settings for all layers beside those for kinds of layers, of which a family reads one
-    form; a base that it reads for one kind of layers, or for none; a part of each head, where the
-    model turns all of it; and names of other families. `own` are its frequencies, `made` is the
-    configuration that it was made by.
+    Refused are: settings for all layers beside settings for kinds of layers; a base that the family
+    uses for some layers only, or for none; a partial rotation where the model turns whole heads; a
+    setting under another family's name that differs from what is computed. `own` are the model's
+    frequencies, `made` is the configuration that it was made by.
 
     Raises:
         ModelError: naming them.

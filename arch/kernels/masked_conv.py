@@ -243,7 +243,7 @@ def dw(g: Tensor, x: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
     return torch.einsum("bihd,bjhd->hij", g, x).tril().to(dtype)
 
 
-def _keep_forward(ctx: Any, inputs: tuple, output: Tensor) -> None:
+def _save_forward(ctx: Any, inputs: tuple, output: Tensor) -> None:
     x, weight, bias = inputs
     ctx.save_for_backward(x, weight)
     ctx.bias_dtype = None if bias is None else bias.dtype
@@ -264,7 +264,7 @@ def _backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     )
 
 
-def _keep_two(ctx: Any, inputs: tuple, output: Tensor) -> None:
+def _save_two(ctx: Any, inputs: tuple, output: Tensor) -> None:
     ctx.save_for_backward(*inputs[:2])
 
 
@@ -283,9 +283,9 @@ def _dw_backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, ...]:
     return forward(x, u, None) if need_g else None, dx(g, u) if need_x else None, None, None
 
 
-forward.register_autograd(_backward, setup_context=_keep_forward)
-dx.register_autograd(_dx_backward, setup_context=_keep_two)
-dw.register_autograd(_dw_backward, setup_context=_keep_two)
+forward.register_autograd(_backward, setup_context=_save_forward)
+dx.register_autograd(_dx_backward, setup_context=_save_two)
+dw.register_autograd(_dw_backward, setup_context=_save_two)
 
 
 def _triton(x: Tensor) -> ModuleType | None:

@@ -11,10 +11,12 @@ them in a step of `llama-small` on a CPU, a sixth of its time.
 What a user has set is left alone. A command also makes its streams ready for any text.
 """
 
+import contextlib
 import ctypes
 import io
 import os
 import sys
+from typing import TextIO
 
 SPINS = "10000"
 """Turns of waiting after which a thread sleeps; libgomp's own default is 300,000."""
@@ -45,6 +47,12 @@ def prepare_streams() -> None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - to the end
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def discard_output(stream: TextIO) -> None:
+    """Sends nowhere what is still printed to a stream, if a file is behind it."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 if "torch" not in sys.modules and not CHOSEN & os.environ.keys():

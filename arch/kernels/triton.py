@@ -109,10 +109,10 @@ def lower_block(index, blocks):
     """
     even = 1 - blocks % 2
     line = index // (blocks + even)
-    place = index % (blocks + even)
+    slot = index % (blocks + even)
     upper = line + even
-    i = tl.where(place < upper, upper - 1, blocks - 1 - line)
-    j = tl.where(place < upper, place, place - upper)
+    i = tl.where(slot < upper, upper - 1, blocks - 1 - line)
+    j = tl.where(slot < upper, slot, slot - upper)
     return i, j
 
 
@@ -141,7 +141,7 @@ def dw_kernel(
     program = tl.program_id(0)
     i, j = lower_block(program % lower, blocks)
     program //= lower
-    place = program.to(tl.int64) * lower + i * (i + 1) // 2 + j
+    slot = program.to(tl.int64) * lower + i * (i + 1) // 2 + j
     head = program % heads
     split = program // heads
 
@@ -168,7 +168,7 @@ def dw_kernel(
             a = tl.load(a_tile, mask=depth + k[None, :] < width, other=0.0)
             b = tl.load(b_tile, mask=depth + k[None, :] < width, other=0.0)
         acc = tl.dot(a, tl.trans(b), acc)
-    tl.store(parts_ptr + place * BLOCK * BLOCK + m[:, None] * BLOCK + m[None, :], acc)
+    tl.store(parts_ptr + slot * BLOCK * BLOCK + m[:, None] * BLOCK + m[None, :], acc)
 
 
 @triton.jit(do_not_specialize=["lower", "heads", "splits"])
@@ -194,10 +194,10 @@ def add_parts_kernel(
     row = i * BLOCK + entry // BLOCK
     column = j * BLOCK + entry % BLOCK
     acc = tl.zeros((ENTRIES,), tl.float32)
-    place = head * lower + i * (i + 1) // 2 + j
+    slot = head * lower + i * (i + 1) // 2 + j
     for start in range(0, splits, UNROLL):
         split = start + tl.arange(0, UNROLL)[:, None]
-        source = parts_ptr + (split * heads * lower + place) * (BLOCK * BLOCK) + entry[None, :]
+        source = parts_ptr + (split * heads * lower + slot) * (BLOCK * BLOCK) + entry[None, :]
         acc += tl.sum(tl.load(source, mask=split < splits, other=0.0), 0)
     target = gradient_ptr + head * length * length + row.to(tl.int64) * length + column
     inside = (row < length) & (column <= row)

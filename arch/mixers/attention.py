@@ -57,7 +57,7 @@ class CausalAttention(TokenMixer):
         scale = self.rotate(back, start).norm() / x.norm()  # 1, but where a family scales
         return back / scale
 
-    def place(self, x: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
+    def project_at(self, x: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values `(B, T, heads, width)` of positions start ... start + T."""
         q, k, v = self.project(x)
         return self.rotate(q, start), self.rotate(k, start), v
@@ -68,18 +68,18 @@ class CausalAttention(TokenMixer):
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, T, D) -> (B, T, D)`."""
-        return self._attend(*self.place(x, 0))
+        return self._attend(*self.project_at(x, 0))
 
     def unmasked(self, x: Tensor) -> Tensor:
         """As `forward`, every position seeing all: what a causal model was never trained for."""
-        return self._attend(*self.place(x, 0), causal=False)
+        return self._attend(*self.project_at(x, 0), causal=False)
 
     def prefix(self, x: Tensor, state: KeyValue | None = None) -> tuple[Tensor, KeyValue]:
         """The state is the key/value cache."""
         if state is None:
-            q, k, v = self.place(x, 0)
+            q, k, v = self.project_at(x, 0)
             return self._attend(q, k, v), KeyValue(k, v)
-        q, k, v = self.place(x, state.keys.shape[1])
+        q, k, v = self.project_at(x, state.keys.shape[1])
         pairs = zip(state, (k, v), strict=True)
         after = KeyValue(*(torch.cat(pair, dim=1) for pair in pairs))
         return self._attend(q, *after), after
@@ -90,7 +90,7 @@ class CausalAttention(TokenMixer):
         All candidates of a prefix meet its keys in one product; nothing is expanded to N.
         """
         past_k, past_v = state
-        q, k, v = self.place(x, past_k.shape[1])
+        q, k, v = self.project_at(x, past_k.shape[1])
         N, S = q.shape[:2]
         P, t, kv_heads, width = past_k.shape
         q = q.reshape(P, N // P, S, kv_heads, -1, width) * self.scale

@@ -135,17 +135,17 @@ class Repeat(nn.Module):
 
     Of `size` taps each has a v. `decay` none: g is 1. learnt: g is exp(-softplus(rate)), and starts
     where it halves over the context. published: g is the rate, held between 0.9 and 1 without a
-    gradient beyond, to the power of 1/c; where `bracket`, v is divided by c instead.
+    gradient beyond, to the power of 1/c; where `divides_values`, v is divided by c instead.
 
     Raises:
         ModelError: decay=published at a context at which c is 0.
     """
 
     def __init__(
-        self, context: int, heads: int, size: int, by: str, decay: Decay, bracket: bool
+        self, context: int, heads: int, size: int, by: str, decay: Decay, divides_values: bool
     ) -> None:
         super().__init__()
-        self.by, self.decay, self.bracket = by, decay, bracket
+        self.by, self.decay, self.divides_values = by, decay, divides_values
         unit = 512 if size == 1 else 256
         self.constant = context // unit
         if decay == "published" and not self.constant:
@@ -184,7 +184,7 @@ class Repeat(nn.Module):
         return (values * decay_powers(lags, self._log_decay())).tril()
 
     def _values(self) -> Tensor:
-        return self.values / self.constant if self.bracket else self.values
+        return self.values / self.constant if self.divides_values else self.values
 
     def _log_decay(self) -> Tensor | None:
         """The logarithm of g, `(heads,)`; None where g is 1."""
@@ -193,7 +193,7 @@ class Repeat(nn.Module):
         rate = self.rate.to(torch.promote_types(self.rate.dtype, torch.float32))
         if self.decay == "learnt":
             return -F.softplus(rate)
-        return rate.clamp(0.9, 1.0).log() / (1 if self.bracket else self.constant)
+        return rate.clamp(0.9, 1.0).log() / (1 if self.divides_values else self.constant)
 
 
 class Running(NamedTuple):
@@ -204,7 +204,7 @@ class Running(NamedTuple):
 
 
 class Row(Structured):
-    """y_i = sum over j <= i of v[j] g^(i-j) x_j, + b_i: a token is as strong as its place says."""
+    """y_i = sum over j <= i of v[j] g^(i-j) x_j, + b_i: v[j] weights position j for all readers."""
 
     kinds: tuple[str, ...] = ("source",)
     split = False
@@ -252,7 +252,7 @@ class Row(Structured):
 
 
 class Column(Row):
-    """y_i = v[i] sum over j <= i of g^(i-j) x_j, + b_i: a place says how much it takes of all."""
+    """y_i = v[i] sum over j <= i of g^(i-j) x_j, + b_i: v[i] weights what position i reads."""
 
     kinds = ("destination",)
 

@@ -180,11 +180,11 @@ class LayerRunner:
             if last in outputs and arguments and arguments[0] is _stream(outputs[last]):
                 after.append(module)
 
-        def keep(number: int) -> Any:
+        def remember(number: int) -> Any:
             return lambda module, arguments, output: outputs.update({number: output})
 
         parts = [m for m in self.model.modules() if not list(m.children())]
-        hooks = [m.register_forward_hook(keep(i)) for i, m in enumerate(self.layers)]
+        hooks = [m.register_forward_hook(remember(i)) for i, m in enumerate(self.layers)]
         hooks += [m.register_forward_pre_hook(follow) for m in parts]
         try:
             ids = torch.zeros(1, 2, dtype=torch.long, device=self.model.device)

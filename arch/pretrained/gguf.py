@@ -40,8 +40,8 @@ SCALES = re.compile(r"scal|factor|group")
 NEEDED = {"context_length": "context_length", "attention.head_count_kv": "attention.head_count_kv",
           "attention.layer_norm_rms_epsilon": "attention.layer_norm",
           "attention.layer_norm_epsilon": "attention.layer_norm"}  # fmt: skip
-"""Settings of families that have them, for which transformers has values of its own; how what may
-stand for them begins."""
+"""Settings that a file must hold, or transformers uses a default of its own. The value is how the
+name of an accepted substitute begins."""
 DIGITS_FIRST = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
 """Ways to split a text in which each digit is taken out before it is split as GPT-2's."""
 LIKE_GPT2 = (*DIGITS_FIRST, "gpt-2", "mpt", "olmo", "jais", "phi-2", "gigachat", "mellum",
@@ -129,10 +129,11 @@ def scale_rotation(file: Path, model: Any) -> None:
 def read_own_tokenizer(file: Path) -> Tokenizer:
     """The tokenizer that a file holds, as llama.cpp reads it, whatever lies beside the file.
 
-    A class of transformers adds an <|endoftext|> behind the tokens of a file, begins no text with a
-    blank that begins with one, merges words that are tokens as they stand, leaves digits with the
-    blank before them, and passes over tokens that `_name_as_written` adds. The last rows that a
-    converter has named `[PAD` and their number are no tokens.
+    transformers' tokenizer differs from llama.cpp's: it adds <|endoftext|> after the file's tokens;
+    adds no leading blank to a text that begins with one; merges inside words that are tokens
+    themselves; keeps digits with the blank before them; and ignores the tokens that
+    `_name_as_written` adds. The last rows that a converter has named `[PAD` and their number are
+    no tokens.
     """
     from transformers import AutoTokenizer
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from arch.errors import ModelError
 
 CHECKED = 5  # positions of a model, on which what its layers write is checked
-NEAR = 1e-4  # of its size: what two ways of computing it may differ by
+TOLERANCE = 1e-4  # of its size: what two ways of computing it may differ by
 DRAWN = 4  # times the width of a head: vectors whose keys are compared, position by position
 
 
@@ -159,7 +159,7 @@ class LayerCaches:
         left, _, right = torch.linalg.svd(torch.einsum("nhtw,nhv->twv", keys, first))
         turns = left @ right
         off = torch.einsum("nhtw,twv->nhtv", keys, turns) - first[:, :, None]
-        if not bool(off.norm() <= NEAR * keys.norm()):
+        if not bool(off.norm() <= TOLERANCE * keys.norm()):
             raise ModelError(
                 f"keys of a {self.runner.kind} differ between positions by more than a turn; these "
                 "are not known here, its values and hidden states are"
@@ -189,12 +189,12 @@ class LayerCaches:
                 ours = self.written(number, x, 0)
                 rows = held.keys.shape[2]
                 if rows and all(
-                    _near(mine[:, :, -rows:], kept)
+                    _agrees(mine[:, :, -rows:], kept)
                     for mine, kept in zip(ours, (held.keys, held.values), strict=True)
                 ):
                     del self._faults[number]
             x = runner.layer(number, x, 0, make_cache())
 
 
-def _near(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and bool((a - b).abs().max() <= NEAR * b.abs().max())
+def _agrees(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and bool((a - b).abs().max() <= TOLERANCE * b.abs().max())

@@ -12,8 +12,6 @@ from tokenizers import Tokenizer
 from arch.config import MOST
 from arch.errors import ModelError, printable, reason, show_value
 from arch.formats.named_tokens import (
-    ENDS,
-    NAMING,
     SETTINGS,
     ends_of_text,
     read_ends,
@@ -80,7 +78,7 @@ def open_tokenizer(directory: Path) -> Tokenizer:
     if file.is_file():
         text = read_text(file)
         tokenizer = read_tokenizer(text, file)
-        say_left_out_tokens([directory / name for name in NAMING], text, directory)
+        say_left_out_tokens(directory, text)
         return tokenizer
     if settings.is_file() and read_json(settings).get("auto_map"):
         raise ModelError(f"{directory} cannot be loaded: its tokenizer {CODE}")
@@ -250,5 +248,4 @@ def read_ends_of_text(path: Path, tokenizer: Tokenizer) -> dict[str, Any]:
         roles = {role: tokenizer.id_to_token(token) for role, token in ids.items()}
         stops = [token for role, token in roles.items() if token and role != "bos_token"]
         return {"stops": stops} | ends_of_text(roles)
-    files = [file for name in ENDS if (file := path / name).is_file()]
-    return read_ends(files, tokenizer.to_str())
+    return read_ends(path, tokenizer.to_str())

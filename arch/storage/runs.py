@@ -17,7 +17,8 @@ from arch.storage.files import read_json
 BEST = "best"
 MODELS_IN_RUN = "models"
 """The folder of a run that holds its model directories."""
-SHIPPED = "remnant:"
+SHIPPED, PRETRAINED, HUB = "remnant:", "hf:", "hub:"
+"""How a source begins: a model of the repository, of transformers; a model or data of the hub."""
 MODELS = Path(__file__).resolve().parents[2] / "models"
 """The trained models of the repository, each a model directory."""
 SEED = re.compile(r"(?:^|[-_. ])s(?:eed)?[-_.= ]?\d+(?= \[|$)")

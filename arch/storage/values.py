@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-ELSEWHERE = re.compile(r"[-+]?0[0-9_]+|[-+]?[0-9][0-9_]*(:[0-9.]+)+")
+OTHER_BASES = re.compile(r"[-+]?0[0-9_]+|[-+]?[0-9][0-9_]*(:[0-9.]+)+")
 """Numbers to the base 8 or 60 in YAML 1.1, which YAML 1.2 and people read otherwise."""
 
 
@@ -29,7 +29,7 @@ class YamlLoader(yaml.SafeLoader):
 
     def construct_number(self, node: Any) -> int | float:
         """A number that has one meaning."""
-        if ELSEWHERE.fullmatch(node.value):
+        if OTHER_BASES.fullmatch(node.value):
             problem = f"{node.value} is no decimal number; write one, or quote a text"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
         if node.tag.endswith(":int"):

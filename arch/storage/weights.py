@@ -5,7 +5,7 @@ import re
 import struct
 import sys
 import threading
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -319,6 +319,11 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{path} cannot be read: {printable(error, 160)}") from None
+
+
+def read_all_weights(files: Iterable[Path]) -> dict[str, Tensor]:
+    """The tensors of all shards of a model, by their names."""
+    return {name: tensor for file in files for name, tensor in read_weights(file).items()}
 
 
 def renamed(name: str, names: dict[str, str]) -> str:

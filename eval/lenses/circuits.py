@@ -48,7 +48,7 @@ Act = Callable[[Tensor], Tensor]
 @torch.no_grad()
 def attention_pattern(mixer: CausalAttention, x: Tensor) -> Tensor:
     """Weights of each head, `(B, heads, T, T)`, for normed inputs `(B, T, D)`."""
-    q, k, _ = (part.transpose(1, 2) for part in mixer.place(x, 0))
+    q, k, _ = (part.transpose(1, 2) for part in mixer.project_at(x, 0))
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     scores = mixer.scale * q @ k.transpose(2, 3)
     seen = mixer.visible(scores.shape[-2], scores.shape[-1], x.device)

@@ -27,7 +27,7 @@ from arch.kernels.arithmetic import plain_arithmetic
 from arch.pretrained.pretrained import load_pretrained, refusals, wrap_model
 from arch.pretrained.tokenizers import fit_tokenizer, largest_id, read_tokenizer
 from arch.storage.files import file_sha256, read_json
-from arch.storage.runs import SHIPPED, find_model, walk_folders
+from arch.storage.runs import PRETRAINED, SHIPPED, find_model, walk_folders
 from arch.storage.weights import check_finite, drop_padding
 from eval.messages import ArgumentError, RequestError
 from eval.models import TRUST_CODE, identity
@@ -36,7 +36,6 @@ from eval.models.running.outputs import Outputs, run_model
 from eval.models.running.patches import Patch, patched_sites
 from tokenizer import END_OF_TEXT
 
-PRETRAINED = "hf:"
 Kept = TypeVar("Kept")
 Built = TypeVar("Built", bound=nn.Module)
 

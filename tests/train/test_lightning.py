@@ -18,6 +18,7 @@ from train import read_recipe
 from train.record import progress
 from train.run import Run
 from train.settings import RunError, ScheduleSettings
+from train.steps import budget
 from train.steps.module import LanguageModule
 
 
@@ -100,7 +101,8 @@ def clock(monkeypatch):
             return original(self, batch, batch_idx)
 
         monkeypatch.setattr(LanguageModule, "training_step", training_step)
-        monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+        for module in (progress, budget):
+            monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
         return now
 
     return set_seconds
@@ -171,7 +173,7 @@ def test_a_budget_is_spent_at_the_last_step(data, tmp_path, clock, monkeypatch, 
 def test_a_budget_that_is_spent_has_no_step(pace):
     spent = {"seconds": 60.0, "pace": pace}
     budgets = [
-        progress.TimeBudget(minutes, 10, ScheduleSettings(), (1, 1), spent, print)
+        budget.TimeBudget(minutes, 10, ScheduleSettings(), (1, 1), spent, print)
         for minutes in (1, 2)
     ]
     assert budgets[0].total(100, 1000) == 100

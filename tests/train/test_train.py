@@ -21,7 +21,7 @@ from tests.train.cases import fit, losses, names, pack_toy, rows, weights
 from tokenizer import PAD, PackedData
 from tokenizer.pack import Layout
 from train.__main__ import main
-from train.commands.cli import recipes
+from train.commands.cli import list_recipes
 from train.rundir.rundir import RunDirectory
 
 
@@ -145,7 +145,7 @@ def test_rows_count_their_tokens_without_pads(small_tokenizer, tmp_path):
     }
 
 
-@pytest.mark.parametrize("name", recipes())
+@pytest.mark.parametrize("name", list_recipes())
 def test_every_recipe_is_one_that_can_be_run(name, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["fit", "--config", name, "--print_config"])
@@ -153,7 +153,7 @@ def test_every_recipe_is_one_that_can_be_run(name, capsys):
     settings = yaml.safe_load(capsys.readouterr().out)
     assert settings["trainer"]["max_steps"] > settings["schedule"]["warmup_steps"]
     assert main(["recipes"]) == 0
-    assert f"{name:12}  {recipes()[name]}\n" in capsys.readouterr().out
+    assert f"{name:12}  {list_recipes()[name]}\n" in capsys.readouterr().out
 
 
 def test_the_list_of_recipes_has_a_help(capsys):

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, get_args
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
 from arch.errors import printable
-from arch.storage.values import ELSEWHERE
+from arch.storage.values import OTHER_BASES
 from train.commands.yaml_file import read_yaml
 from train.processes.launcher import check_numbers, is_first
 from train.recipe import Recipe
@@ -145,7 +145,7 @@ def _refuse_clock_times(words: list[str], values: Namespace) -> None:
         value = value if equals else following
         odd = [CLOCK.fullmatch(value)]
         if value.startswith("["):
-            odd = [ELSEWHERE.fullmatch(part) for part in re.split(r"[\[\],\s]+", value)]
+            odd = [OTHER_BASES.fullmatch(part) for part in re.split(r"[\[\],\s]+", value)]
         if word.startswith("--") and any(odd):
             read = values.get(name.removeprefix("--"))
             if not isinstance(read, str):
@@ -166,7 +166,7 @@ def _parser(command: str, described: bool) -> Parser:
     return parser
 
 
-def recipes() -> dict[str, str]:
+def list_recipes() -> dict[str, str]:
     """Every recipe's name, and the first line of its opening comment."""
     return {
         path.stem: path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
@@ -174,13 +174,13 @@ def recipes() -> dict[str, str]:
     }
 
 
-def find_recipe(name: str) -> Path:
-    """The file of a recipe; a bare name means a recipe of the project, anything else a file.
+def check_recipe(name: str) -> Path:
+    """The file of a recipe, checked; a bare name is a recipe of the project, else it is a file.
 
     Raises:
         RunError: neither is there, or the file does not hold settings.
     """
-    known = list(recipes())
+    known = list(list_recipes())
     path = FOLDER / f"{name}.yaml" if name in known else Path(name).expanduser()
     if not path.is_file():
         alike = difflib.get_close_matches(path.stem, known, n=1)
@@ -203,7 +203,7 @@ def find_recipe(name: str) -> Path:
     return path
 
 
-def settings() -> list[str]:
+def setting_names() -> list[str]:
     """The names of all settings, as flags without their dashes."""
     sections = {"": RunSettings, **{f"{name}.": section for name, section in SECTIONS.items()}}
     return [
@@ -213,7 +213,7 @@ def settings() -> list[str]:
 
 def full_name(name: str) -> str:
     """A setting's whole name: `optimizer.lr` for `lr`, `batch.size` for `batch-size`."""
-    known, name = settings(), name.replace("-", "_")
+    known, name = setting_names(), name.replace("-", "_")
     meant = [n for n in known if name in (n.rpartition(".")[2], n.replace(".", "_"))]
     return name if name in known or len(meant) != 1 else meant[0]
 
@@ -234,9 +234,9 @@ def _recipes_first(words: list[str]) -> list[str]:
     for before, word in zip(["", *words], words, strict=False):
         flag, equals, value = word.partition("=")
         if before in CONFIG:
-            recipes.append(str(find_recipe(word)))
+            recipes.append(str(check_recipe(word)))
         elif flag in CONFIG:
-            recipes.append(f"{flag}={find_recipe(value)}" if equals else word)
+            recipes.append(f"{flag}={check_recipe(value)}" if equals else word)
         else:
             others.append(word)
     return [*recipes, *others]
@@ -250,7 +250,7 @@ def _one_line(message: str) -> str:
     )
     if match := re.search(unknown, message):
         key = match[1] or ".".join(filter(None, match.groups()[1:]))
-        alike = difflib.get_close_matches(key, settings(), n=1)
+        alike = difflib.get_close_matches(key, setting_names(), n=1)
         meant = SYNONYMS.get(key.replace("-", "_")) or next(iter(alike), "")
         guess = f"did you mean --{meant}? " if meant else ""
         return f"there is no setting --{key}; {guess}python -m train fit --help lists them all"

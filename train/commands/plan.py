@@ -21,14 +21,14 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 from arch import LanguageModel, describe
 from arch.mixers import without_numbers
-from tokenizer import PackedData
 from train.commands.prepare import is_text, prepare_data
 from train.recipe import Recipe
 from train.record.evaluate import check_suite
-from train.record.progress import clock, epochs_advice
-from train.record.saving import KEPT
+from train.record.progress import clock
+from train.record.saving import CHECKPOINTS_KEPT
 from train.rundir.rundir import RunDirectory
-from train.settings import PAIRS
+from train.settings import PAIRS, RunSettings
+from train.steps.budget import epochs_advice
 from train.steps.data import PackedDataModule
 from train.steps.module import LanguageModule
 from train.steps.pairs import check_pairs
@@ -64,6 +64,22 @@ class Needs(NamedTuple):
     buckets: int = 0
 
 
+class Speed(NamedTuple):
+    """What a few real steps took.
+
+    Attributes:
+        positions: a second, of all devices.
+        steps: that were timed.
+        windows: of each of these steps.
+        held: the most bytes on a GPU, by PyTorch's tensors, without DDP's buckets; None on a CPU.
+    """
+
+    positions: float
+    steps: int
+    windows: int
+    held: int | None
+
+
 def print_plan(recipe: Recipe) -> None:
     """Prints what a run needs; a few real steps are timed.
 
@@ -84,53 +100,49 @@ def _print_plan(recipe: Recipe, source: str | None) -> None:
     trainer = build_trainer(recipe, RunDirectory(Path()), [], launcher=[Nobody()])
     settings, config, batch = recipe.run, recipe.model, recipe.batch
     micro, parts = batch.split(trainer.world_size)
-    data, module = _open_data(recipe)
-    unit = "positions" if module and module.train_windows.padded else "tokens"
+    data = _open_data(recipe)
+    speed = measure_speed(recipe, trainer, micro, bool(arithmetic))
+    again = settings.checkpoint_activations
+    needs = count_memory(recipe, trainer, micro, parts, again)
+    other = count_memory(recipe, trainer, micro, parts, not again)
+    unit = "positions" if data and data.train_windows.padded else "tokens"
     cost, steps = describe(config).cost, recipe.trainer.max_steps
-    speed, measure, held = measured(recipe, trainer, micro, bool(arithmetic))
     if settings.minutes:
-        steps = max(1, int(60 * settings.minutes * speed / (batch.size * config.context)))
+        steps = max(1, int(60 * settings.minutes * speed.positions / (batch.size * config.context)))
+    models, tokens = saved_steps(settings, steps), steps * batch.size * config.context
+    epochs, validations = "", "validations not counted: give --data"
+    if data:
+        count = steps * batch.size / data.train_windows.count
+        epochs = f", {count:.2f} epochs of {source}{epochs_advice(count)}"
+        validations = _describe_validations(recipe, data, steps, models, speed)
+    validations += "; --eval_every's evaluations not counted" * bool(settings.eval_every)
+    minutes = f" in {settings.minutes:g} minutes, by the speed below:" if settings.minutes else ""
+
     print(
         f"model    {cost.parameters:,} parameters: {' '.join(config.mixers)}, d {config.d_model}, "
-        f"n {config.n_layers}, context {config.context}, vocabulary {config.vocab_size}"
-    )
-    tokens, epochs = steps * batch.size * config.context, ""
-    if module:
-        count = steps * batch.size / module.train_windows.count
-        epochs = f", {count:.2f} epochs of {source}{epochs_advice(count)}"
-    minutes = f" in {settings.minutes:g} minutes, by the speed below:" if settings.minutes else ""
-    print(
+        f"n {config.n_layers}, context {config.context}, vocabulary {config.vocab_size}\n"
         f"work    {minutes} {steps:,} steps of {batch.size} x {config.context} = {tokens:,} {unit}"
         f"{epochs}\n"
         f"         {cost.training_flops / 1e6:,.1f} MFLOP a {unit[:-1]}, "
         f"{cost.training_flops * tokens:.2e} FLOP in all"
     )
-    needs = _print_memory(recipe, trainer, micro, parts, held)
-    models = {0, steps, *(step for step in settings.save_steps if step <= steps)}
-    for every in filter(None, (settings.save_every, settings.eval_every)):
-        models |= {*range(0, steps + 1, every)}
-    validations = "validations not counted: give --data"
-    if data and module:
-        count = len(models | {*range(0, steps + 1, settings.validate_every)})
-        windows = -(-len(data.line("valid")) // module.valid_windows.stride)
-        held_out = count * min(windows, module.validate_windows or windows) * config.context
-        # A forward pass alone is a third of the work.
-        validations = f"about {clock(held_out / (3 * speed))} for {count} validations"
-    print(f"speed    {speed:,.0f} {unit}/s, {measure}")
+    _print_memory(trainer, needs, speed.held)
+    flag = f"--checkpoint_activations {str(not again).lower()}"
+    print(f"         {bytes_in_words(other.peak)} with {flag}")
+    device = trainer.strategy.root_device.type
+    others = f", times {trainer.world_size} devices" if trainer.world_size > 1 else ""
+    print(
+        f"speed    {speed.positions:,.0f} {unit}/s, measured over {speed.steps} steps of "
+        f"{speed.windows} x {config.context} tokens on one {device}{others}"
+    )
     if arithmetic:
         print(f"         {arithmetic}")
-    validations += "; --eval_every's evaluations not counted" * bool(settings.eval_every)
-    print(f"time     {clock(tokens / speed)} of training, {validations}")
-    checkpoint, saved = needs.weights + needs.optimiser, len(models) + settings.save_best
-    print(
-        f"disk     {size(saved * needs.weights + (KEPT + 1) * checkpoint)}: {saved} "
-        f"model directories of {size(needs.weights)}, {KEPT} checkpoints of {size(checkpoint)} and "
-        "one being written"
-    )
+    print(f"time     {clock(tokens / speed.positions)} of training, {validations}")
+    _print_disk(needs, len(models) + settings.save_best)
 
 
-def _open_data(recipe: Recipe) -> tuple[PackedData, PackedDataModule] | tuple[None, None]:
-    """The data that a recipe names, and what batches are made of; refuses what `fit` refuses.
+def _open_data(recipe: Recipe) -> PackedDataModule | None:
+    """The batches of the data that a recipe names; refuses what `fit` refuses.
 
     Raises:
         RunError, tokenizer.CorpusError: bad input, in one line.
@@ -140,33 +152,55 @@ def _open_data(recipe: Recipe) -> tuple[PackedData, PackedDataModule] | tuple[No
     if settings.init_from == PAIRS:
         check_pairs(config)
     if settings.data is None:
-        return None, None
+        return None
     data, tokens = recipe.open_data(), settings.validate_tokens
-    return data, PackedDataModule(data, config.context, recipe.batch, settings.seed, tokens)
+    return PackedDataModule(data, config.context, recipe.batch, settings.seed, tokens)
 
 
-def _print_memory(
-    recipe: Recipe, trainer: Trainer, micro: int, parts: int, held: int | None
-) -> Needs:
-    """Prints what a step needs, beside what was measured, and returns it."""
-    again, device = recipe.run.checkpoint_activations, trainer.strategy.root_device.type
-    needs, other = (
-        memory(recipe, trainer, micro, parts, recomputed) for recomputed in (again, not again)
-    )
+def saved_steps(settings: RunSettings, steps: int) -> set[int]:
+    """The steps after which a run of so many steps writes a model directory."""
+    saved = {0, steps, *(step for step in settings.save_steps if step <= steps)}
+    for every in filter(None, (settings.save_every, settings.eval_every)):
+        saved |= {*range(0, steps + 1, every)}
+    return saved
+
+
+def _describe_validations(
+    recipe: Recipe, data: PackedDataModule, steps: int, models: set[int], speed: Speed
+) -> str:
+    """How long the validations of a run take: those of its models, and those between them."""
+    count = len(models | {*range(0, steps + 1, recipe.run.validate_every)})
+    windows = -(-data.valid_windows.tokens // data.valid_windows.stride)
+    positions = min(windows, data.validate_windows or windows) * recipe.model.context
+    # A forward pass alone is a third of the work.
+    return f"about {clock(count * positions / (3 * speed.positions))} for {count} validations"
+
+
+def _print_memory(trainer: Trainer, needs: Needs, held: int | None) -> None:
+    """Prints what a step needs, beside what was measured."""
+    device, words = trainer.strategy.root_device.type, bytes_in_words
     rest = needs.peak - needs.weights - needs.optimiser - needs.buckets
-    buckets = f", DDP's buckets {size(needs.buckets)}" if needs.buckets else ""
+    buckets = f", DDP's buckets {words(needs.buckets)}" if needs.buckets else ""
     print(
-        f"memory   {size(needs.peak)} on each of {trainer.world_size} {device} at the peak: "
-        f"weights {size(needs.weights)}, optimiser {size(needs.optimiser)}{buckets}, activations "
-        f"and gradients {size(rest)}"
+        f"memory   {words(needs.peak)} on each of {trainer.world_size} {device} at the peak: "
+        f"weights {words(needs.weights)}, optimiser {words(needs.optimiser)}{buckets}, activations "
+        f"and gradients {words(rest)}"
     )
     if held:
-        print(f"         {size(held)} measured on one {device}, over the timed steps")
-    print(f"         {size(other.peak)} with --checkpoint_activations {str(not again).lower()}")
-    return needs
+        print(f"         {words(held)} measured on one {device}, over the timed steps")
 
 
-def memory(recipe: Recipe, trainer: Trainer, micro: int, parts: int, again: bool) -> Needs:
+def _print_disk(needs: Needs, saved: int) -> None:
+    """Prints what so many model directories and the checkpoints take."""
+    checkpoint, words = needs.weights + needs.optimiser, bytes_in_words
+    print(
+        f"disk     {words(saved * needs.weights + (CHECKPOINTS_KEPT + 1) * checkpoint)}: {saved} "
+        f"model directories of {words(needs.weights)}, {CHECKPOINTS_KEPT} checkpoints of "
+        f"{words(checkpoint)} and one being written"
+    )
+
+
+def count_memory(recipe: Recipe, trainer: Trainer, micro: int, parts: int, again: bool) -> Needs:
     """What training holds on one device, from two steps of at most two parts.
 
     They run on shapes alone, but for mixers of somebody else's, which may read their numbers.
@@ -196,19 +230,15 @@ def memory(recipe: Recipe, trainer: Trainer, micro: int, parts: int, again: bool
     (peak,) = tracker.get_tracker_snapshot("peak").values()
     weights = sum(p.numel() * p.element_size() for p in module.parameters())
     held = {str(getattr(kind, "value", kind)): count for kind, count in peak.items()}
-    ddp = isinstance(trainer.strategy, DDPStrategy)
-    buckets = sum(p.numel() * p.element_size() for p in module.parameters() if ddp)
+    buckets = weights if isinstance(trainer.strategy, DDPStrategy) else 0
     return Needs(held["Total"] + buckets, weights, held["Optstate"], buckets)
 
 
-def measured(
-    recipe: Recipe, trainer: Trainer, micro: int, chosen: bool = False
-) -> tuple[float, str, int | None]:
-    """Positions a second of all devices, how that is known, and on a GPU the most bytes held.
+def measure_speed(recipe: Recipe, trainer: Trainer, micro: int, chosen: bool = False) -> Speed:
+    """Times a few real steps.
 
-    A few real steps are timed. They are of random tokens, fewer at once on a CPU, where they would
-    be slow. A step of several parts has their passes and one step of the optimiser. Bytes are those
-    of PyTorch's tensors on one GPU, without DDP's buckets; None on a CPU.
+    They are of random tokens, fewer at once on a CPU, where they would be slow. A step of several
+    parts has their passes and one step of the optimiser.
     """
     device, times = trainer.strategy.root_device, list[tuple[float, float]]()
     module = _module(recipe)
@@ -240,17 +270,10 @@ def measured(
         times.append((between - before, now() - between))
     times = times[2:]  # of the first two, one compiles and one makes the optimiser's moments
     passes, updates = (sum(part) / len(times) for part in zip(*times, strict=True))
-    size = recipe.batch.size
-    seconds = size / trainer.world_size / windows * passes + updates
+    batch = recipe.batch.size
+    seconds = batch / trainer.world_size / windows * passes + updates
     held = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-    devices = trainer.world_size
-    what = f"{len(times)} steps of {windows} x {recipe.model.context} tokens"
-    others = f", times {devices} devices" if devices > 1 else ""
-    return (
-        size * recipe.model.context / seconds,
-        f"measured over {what} on one {device.type}{others}",
-        held,
-    )
+    return Speed(batch * recipe.model.context / seconds, len(times), windows, held)
 
 
 def _module(recipe: Recipe) -> LanguageModule:
@@ -259,8 +282,8 @@ def _module(recipe: Recipe) -> LanguageModule:
     return LanguageModule(model, recipe.optimizer, schedule, total)
 
 
-def size(count: float) -> str:
-    """Bytes in words, such as `1.5 MiB`."""
+def bytes_in_words(count: float) -> str:
+    """A number of bytes, such as `1.5 MiB`."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

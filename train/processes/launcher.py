@@ -1,7 +1,8 @@
 """Which of a run's processes this one is: as torchrun, SLURM or Lightning itself started it.
 
-Launchers say it in variables, which a shell or a notebook also has from a job around it. What they
-say is compared with the devices of the recipe before Lightning, which follows them, is imported.
+Launchers tell a process its rank in environment variables, which a shell or notebook inside a job
+inherits. Lightning trusts them, so they are compared with the recipe's devices before Lightning is
+imported.
 """
 
 import os

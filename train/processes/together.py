@@ -1,10 +1,10 @@
 """Several processes of one run end together: where one refuses or fails, the others follow it.
 
-The processes meet in a store before any of them does its part: those of torchrun and SLURM in one
-of all machines, those that Lightning itself starts in one that their parent keeps. Who fails says
-so there and prints its line; the others, which may wait for it in a barrier, end without a word and
-with the same code. At the end all wait for the last: a launcher that ends a job with its first
-process finds everything saved. Later runs of the same processes meet under other names there.
+The processes of a run meet in a store before they start: one store for all machines under torchrun
+or SLURM, else a store of the parent. The first that fails says so there and prints a line. The
+others, which may hang in a barrier, end with the same code and print nothing. At the end all wait
+for the last: a launcher that ends a job with its first process finds everything saved. Later runs
+of the same processes meet under other names there.
 """
 
 import atexit

@@ -28,7 +28,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from arch.storage.files import read_json
 from arch.storage.runs import saved_steps
 from train.record.log import Log
-from train.record.saving import StopOnSignal
+from train.record.stop import StopOnSignal
 from train.rundir.rundir import RunDirectory
 from train.settings import REMNANT, RunError, RunSettings
 

@@ -3,18 +3,18 @@
 `metrics.jsonl` is the record; the loggers get the same rows by the same steps.
 """
 
-import contextlib
 import json
 import os
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from tqdm import tqdm
 
+from arch.kernels.process import discard_output
 from arch.storage.files import read_json, write_file
 from train.record.loggers import TolerantWandbLogger, TrackioLogger, open_wandb
 from train.rundir.rundir import RunDirectory
@@ -48,7 +48,7 @@ class Log:
                 ) from None
 
     def start(self, trainer: Trainer, step: int, repeats: bool) -> None:
-        """Opens the record without its rows after the step that the run starts from, and loggers.
+        """Opens the loggers, and the record without its rows after `step`, where the run starts.
 
         Where the run `repeats` what it did before it was interrupted, W&B and trackio are not given
         the rows of those steps twice.
@@ -114,7 +114,7 @@ class Log:
             else:
                 print(line, flush=True)
         except OSError:  # who reads is gone, as `tee` after Ctrl-C: what follows goes nowhere
-            drop(sys.stdout)
+            discard_output(sys.stdout)
 
     def flush(self) -> None:
         """Forces the rows to the disk: a checkpoint must not be there without those before it."""
@@ -129,12 +129,6 @@ class Log:
             self._trackio.close()
         if self._wandb is not None:
             self._wandb.close(failed)
-
-
-def drop(stream: TextIO) -> None:
-    """Sends nowhere what is still printed to a stream, if a file is behind it."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _kind(row: dict[str, Any]) -> str:

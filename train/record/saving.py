@@ -1,4 +1,4 @@
-"""When a run is saved, validated and stopped, by Lightning's own callbacks.
+"""When a run is saved and validated, by Lightning's own callbacks.
 
 A step's model directory and checkpoint are on the disk before its validation starts: callbacks save
 at the end of a step, Lightning's validation loop runs after that. A validation that a kill cut off
@@ -8,14 +8,8 @@ is done when the run goes on.
 import contextlib
 import io
 import math
-import os
-import signal
-import stat
-import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -28,16 +22,15 @@ from arch import add_to_meta, save_model
 from arch.storage.files import write_file
 from tokenizer import PackedData
 from train.recipe import Recipe, flat
-from train.record.log import Log, drop
+from train.record.log import Log
 from train.record.progress import Progress
 from train.rundir.checkpoints import RECORD, read_checkpoint
-from train.rundir.identity import OF_PROCESS
 from train.rundir.resume import ResumePoint
 from train.rundir.rundir import RunDirectory
-from train.settings import RunError
+from train.settings import PER_PROCESS, RunError
 from train.steps.module import LanguageModule, ends_step
 
-KEPT = 2
+CHECKPOINTS_KEPT = 2
 """Checkpoints that a run keeps: the last, and one for when that is damaged."""
 
 
@@ -45,7 +38,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint to a temporary sibling, flushes it to the disk and renames it.
 
     Lightning's own is not atomic where the temporary folder is on another disk.
-    Then the oldest of the run's checkpoints are removed, all but `KEPT`.
+    Then the oldest of the run's checkpoints are removed, all but `CHECKPOINTS_KEPT`.
     """
 
     def __init__(self, directory: RunDirectory) -> None:
@@ -64,7 +57,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             buffer = io.BytesIO()
             torch.save(checkpoint, buffer)
             write_file(Path(path), buffer.getbuffer())
-        for old in self._directory.checkpoints()[:-KEPT]:
+        for old in self._directory.checkpoints()[:-CHECKPOINTS_KEPT]:
             with contextlib.suppress(OSError):
                 old.unlink()
 
@@ -76,7 +69,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class Checkpoints(Checkpoint):
-    """Lightning's checkpoints of the steps that are asked for or validated, of the last, of a stop.
+    """Writes a checkpoint every `every` steps, before validations, after the last step, at a stop.
 
     A checkpoint records the settings of `start`: those that the run began with, and how they were
     changed; and `fixed`, its model and its data.
@@ -153,10 +146,10 @@ class ModelDirectories(Callback):
         self._directory, self._settings, self._data = directory, recipe.run, data
         self._start, self._progress, self._log = start, progress, log
         given = flat(given) | {"data": f"data of hash {data.hash[:12]}"}
-        self._shared = {name: value for name, value in given.items() if name not in OF_PROCESS}
+        self._shared = {name: value for name, value in given.items() if name not in PER_PROCESS}
         self._provenance = {
             "name": directory.path.resolve().name,
-            **settings_of(start),
+            **start.settings,
             "data": str(data.path),
             "data_sha256": data.hash,
             "model_id": identity,
@@ -173,7 +166,7 @@ class ModelDirectories(Callback):
         if self._start.checkpoint is None:
             return True  # the record begins anew, whatever a killed run left in it
         step = self._start.step
-        return self._due(step, total)[1] and step not in self._directory.validations()
+        return self._due(step, total)[1] and step not in self._directory.validated_steps()
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         """Compares the processes of a run: each has read its flags and the directory by itself.
@@ -308,76 +301,6 @@ class ModelDirectories(Callback):
             with self._directory.writing(path):
                 write()
         trainer.strategy.barrier()
-
-
-class StopOnSignal(Callback):
-    """SIGTERM, SIGUSR1, SIGHUP and Ctrl-C end the run after the current step, saved.
-
-    A second signal of these kinds ends it at once, but for SIGHUP, which a shell repeats when its
-    terminal is closed; a run under `nohup` goes on. Schedulers announce the end of a job's time by
-    SIGUSR1, or whatever they are configured for. Several devices stop after the same step: the
-    first at which they agree, every `every` steps. Asking at every step would have each of them
-    wait for the others, and for its own work.
-
-    Comes before `ModelDirectories` among the callbacks.
-
-    Args:
-        every: steps between the lines of progress, at which a run waits for its devices anyway.
-    """
-
-    def __init__(self, every: int) -> None:
-        self.received: int | None = None
-        self._every = every
-
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Takes the signals over before the first validation, too."""
-        if trainer.state.fn is TrainerFn.VALIDATING:
-            self.on_train_start(trainer, pl_module)
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Takes the signals over, also from Lightning, which puts them back at the end.
-
-        Python gives them to its main thread alone: a run in another is ended by nobody.
-        """
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-            signal.signal(number, self._note)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
-            signal.signal(signal.SIGHUP, self._note)
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Stops every device after the same step."""
-        stop, parallel = self.received is not None, trainer.world_size > 1
-        if not ends_step(trainer, batch_idx) or (parallel and trainer.global_step % self._every):
-            return
-        if parallel:
-            stop = trainer.strategy.reduce_boolean_decision(stop, all=False)
-        trainer.should_stop = trainer.should_stop or stop
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.received = number
-        if number == signal.SIGHUP:
-            signal.signal(number, signal.SIG_IGN)
-            _leave_terminal()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _leave_terminal() -> None:
-    """Sends nowhere what is still printed to a terminal that was closed: it would be an error."""
-    for stream in filter(None, (sys.stdout, sys.stderr)):
-        with contextlib.suppress(OSError, ValueError):  # no file is behind the stream
-            if stat.S_ISCHR(os.fstat(stream.fileno()).st_mode):
-                drop(stream)
-
-
-def settings_of(start: ResumePoint) -> dict[str, Any]:
-    """The settings that a run began with, and how they were changed since."""
-    return {"recipe": start.recipe, "history": start.history}
 
 
 def since_best(losses: list[float]) -> int:

@@ -10,12 +10,8 @@ from train.recipe import flat
 from train.rundir.checkpoints import RECORD, Unreadable, read_checkpoint
 from train.rundir.rundir import RunDirectory
 from train.rundir.verify import find_wrong_entry
-from train.settings import RunError
+from train.settings import FIXED, GROUPS, RunError
 
-FIXED = ("model.", "data_sha256", "seed", "optimizer.name", "optimizer.muon_mixing")
-"""How the names begin of settings that no run changes on its way."""
-GROUPS = ("optimizer.embedding_lr",)
-"""Settings by which the optimiser has a group of weights more, which no run gets on its way."""
 FindFault = Callable[[dict[str, Any]], str | None]
 
 
@@ -39,6 +35,11 @@ class ResumePoint(NamedTuple):
     spent: dict[str, Any] | None
     unreadable: dict[Path, str]
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that a run began with, and how they were changed since."""
+        return {"recipe": self.recipe, "history": self.history}
+
 
 def choose_start(
     directory: RunDirectory,
@@ -49,7 +50,7 @@ def choose_start(
 ) -> ResumePoint:
     """Which checkpoint to start from, if any; with auto, the last that can be read.
 
-    Until a run has one of its own, that is the other run's that it began from, if it did.
+    A run that began from another run's checkpoint starts from that one until it has its own.
 
     Args:
         resume: never, auto or a checkpoint.

@@ -82,12 +82,15 @@ class RunDirectory:
         except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError):  # edited by hand
             return {}
 
-    def validations(self) -> dict[int, float]:
-        """The loss of every validation on record, in nats, by its step, oldest first."""
-        return {row["step"]: row["val_loss"] for row in self.rows() if "val_loss" in row}
+    def validated_steps(self) -> set[int]:
+        """The steps whose validation is on record."""
+        return {row["step"] for row in self.rows() if "val_loss" in row}
 
     def comparable(self, tokens: int | None = None) -> dict[int, float]:
-        """The validations on record that were over so many tokens, or as many as the last was."""
+        """The losses, in nats, of validations over so many tokens, or as many as the last had.
+
+        They are by their steps, oldest first.
+        """
         rows = [row for row in self.rows() if "val_loss" in row]
         if tokens is None and rows:
             tokens = rows[-1].get("val_tokens")

@@ -36,6 +36,9 @@ class Windows:
 
     The order and the offset are a function of the seed and the epoch.
 
+    Attributes:
+        tokens: of the split, in all.
+
     Raises:
         RunError: the context is above the length of the rows.
     """
@@ -43,7 +46,7 @@ class Windows:
     def __init__(self, data: PackedData, split: str, context: int, seed: int = 0) -> None:
         self._seed = seed
         self._line = data.line(split)
-        self._pad = None
+        self.tokens, self._pad = len(self._line), None
         if data.meta["layout"] == "rows":
             length = data.meta["context"]
             rows = len(self._line) // length

@@ -9,8 +9,9 @@ from arch import LanguageModel
 from arch.formats.hub.card import download
 from arch.formats.llama import check_importable, open_directory
 from arch.pretrained.tokenizers import read_tokenizer
+from arch.storage.runs import PRETRAINED
 from tokenizer import encode_alike
-from train.settings import HUB, RunError
+from train.settings import RunError
 
 PADDED_WEIGHTS = ("embedding.weight", "head.weight")
 COMPUTED = ("n_layers", "mixers", "channel_mixer", "norm", "norm_eps", "final_norm", "tied")
@@ -37,7 +38,7 @@ def start_from_weights(
         RunError: another tokenizer, or nothing fits.
         arch.ModelError: the source is not there, or no model.
     """
-    name = source.removeprefix(HUB)
+    name = source.removeprefix(PRETRAINED)
     path = name if name == source or Path(name).is_dir() else download(source, check_importable)
     loaded = open_directory(path, trust_code=trust_code)
     theirs = read_tokenizer(loaded.tokenizer_json, f"--init_from {source}: tokenizer.json")

@@ -146,7 +146,7 @@ class CombinedOptimizer(Optimizer):
         super().__init__(
             [group for optimizer in optimizers for group in optimizer.param_groups], {}
         )
-        self._share()
+        self._hand_out()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore
@@ -162,9 +162,9 @@ class CombinedOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads the state of all."""
         super().load_state_dict(state_dict)
-        self._share()
+        self._hand_out()
 
-    def _share(self) -> None:
+    def _hand_out(self) -> None:
         """Gives every optimiser its part of the groups and of the state held here."""
         groups = iter(self.param_groups)
         for optimizer, count in zip(self._optimizers, self._counts, strict=True):

@@ -85,23 +85,22 @@ def factorise_pairs(
 ) -> tuple[np.ndarray, np.ndarray]:
     """An embedding whose rows have length 1 a feature, and the head that fits it, both `(V, D)`.
 
-    The matrix M `(V, V)` holds the log of P(next token | token), less a number a row: a sparse part
-    for the pairs that were seen, and one row of frequencies for all others. The embedding is that
-    of the best approximation of rank D of M, beside the like matrices for the token before and the
-    second token after, every entry weighted by the frequencies of its tokens. The head minimises
-    the weighted squares of M - embedding head^T.
+    M `(V, V)` is log P(next token | token), up to a constant a row: a sparse part for seen pairs,
+    plus one row of log frequencies for all other pairs. The embedding comes from the best rank-D
+    approximation of M joined with similar matrices for the token before and the second token after;
+    frequent tokens weigh more. The head minimises the weighted squares of M - embedding head^T.
 
     Args:
         following: counts of the next token, `(V, V)`.
         second: counts of the second token after.
     """
-    shares = following.sum(axis=0) + 0.5
-    shares, V = shares / shares.sum(), len(shares)
-    weights = np.sqrt(shares * V).astype(np.float32)
-    frequencies = np.log(shares)
+    fractions = following.sum(axis=0) + 0.5
+    fractions, V = fractions / fractions.sum(), len(fractions)
+    weights = np.sqrt(fractions * V).astype(np.float32)
+    frequencies = np.log(fractions)
     frequencies = (frequencies - frequencies.mean()).astype(np.float32)
-    seen = log_ratios(following, shares)
-    others = [OTHERS * log_ratios(counts, shares) for counts in (following.T.tocsr(), second)]
+    seen = log_ratios(following, fractions)
+    others = [OTHERS * log_ratios(counts, fractions) for counts in (following.T.tocsr(), second)]
     scale = sparse.diags_array(weights)
     beside: Any = sparse.hstack([scale @ part @ scale for part in (seen, *others)]).tocsr()
     unseen = np.zeros(beside.shape[1], np.float32)
@@ -125,13 +124,13 @@ def factorise_pairs(
     return embedding, np.linalg.solve(squares, products.T).T
 
 
-def log_ratios(counts: sparse.csr_array, shares: np.ndarray) -> sparse.csr_array:
+def log_ratios(counts: sparse.csr_array, fractions: np.ndarray) -> sparse.csr_array:
     """log P(second | first) - log P(second), up to a number a row, which is that of unseen pairs.
 
     Args:
         counts: of pairs, `(V, V)`.
-        shares: each token's share of the data, `(V,)`.
+        fractions: of the data, by token, `(V,)`.
     """
     ratios = counts.copy()
-    ratios.data = np.log1p(ratios.data / (UNSEEN * shares[ratios.indices])).astype(np.float32)
+    ratios.data = np.log1p(ratios.data / (UNSEEN * fractions[ratios.indices])).astype(np.float32)
     return ratios

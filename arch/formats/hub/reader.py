@@ -7,7 +7,7 @@ from typing import Any
 from arch.config import ModelConfig
 from arch.errors import ModelError, printable, show_value
 from arch.formats.foreign import WITHOUT_EFFECT, common_prefix, read_layout, read_settings
-from arch.formats.named_tokens import ENDS, read_ends
+from arch.formats.named_tokens import read_ends
 from arch.mixers import MIXERS
 from arch.patterns import find_foreign
 from arch.storage.directory import (
@@ -19,7 +19,7 @@ from arch.storage.directory import (
     drop_rowless,
 )
 from arch.storage.files import read_json, read_text
-from arch.storage.weights import build_model, drop_padding, is_tied, read_weights
+from arch.storage.weights import build_model, drop_padding, is_tied, read_all_weights
 
 MODEL_TYPE = "remnant"
 PROVENANCE = "remnant"
@@ -53,9 +53,9 @@ def is_hub_export(directory: str | Path) -> bool:
 def import_hub(directory: str | Path) -> LoadedModel:
     """Reads what `export_hub` wrote, in the precision of its weights, in evaluation mode.
 
-    What transformers saved since is another model: of its provenance there hold `HELD_OUT` and,
-    where its own files name none, the ends of a text. Rows that its embedding was padded with are
-    left out.
+    If transformers has saved the export again, it is another model. Of its recorded training only
+    `HELD_OUT` stays, and the ends of a text if its own files name none. Rows that its embedding was
+    padded with are left out.
 
     Raises:
         ModelError: a file that is missing, a setting that is missing or not known, a mixer that is
@@ -76,9 +76,9 @@ def import_hub(directory: str | Path) -> LoadedModel:
     tokenizer_json = drop_rowless(file, read_text(file), config.vocab_size)
     size = check_vocabulary(file, tokenizer_json, config.vocab_size, MULTIPLES)
     if "transformers_version" in given:
-        meta |= read_ends([f for n in ENDS if (f := directory / n).is_file()], tokenizer_json)
+        meta |= read_ends(directory, tokenizer_json)
     files, _ = read_layout(given, directory)
-    held = {name: tensor for each in files for name, tensor in read_weights(each).items()}
+    held = read_all_weights(files)
     prefix = common_prefix(list(held), directory)
     weights = {name.removeprefix(prefix): tensor for name, tensor in held.items()}
     if config.tied and not is_tied(weights):

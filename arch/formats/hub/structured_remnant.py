@@ -109,9 +109,11 @@ class Toeplitz(Structured):
 class Repeat(nn.Module):
     """The triangles W[i,j] = v[j] g^(i-j), or v[i] g^(i-j): one v and one g for each head."""
 
-    def __init__(self, T: int, heads: int, size: int, by: str, decay: str, bracket: bool) -> None:
+    def __init__(
+        self, T: int, heads: int, size: int, by: str, decay: str, divides_values: bool
+    ) -> None:
         super().__init__()
-        self.by, self.decay, self.bracket = by, decay, bracket
+        self.by, self.decay, self.divides_values = by, decay, divides_values
         self.constant = T // (512 if size == 1 else 256)
         self.values = nn.Parameter(torch.empty(size, heads, T))
         self.rate = None if decay == "none" else nn.Parameter(torch.empty(heads))
@@ -131,7 +133,7 @@ class Repeat(nn.Module):
 
     def _weigh(self, x: Tensor) -> Tensor:
         """Each position times its values, the taps summed."""
-        values = self.values / self.constant if self.bracket else self.values
+        values = self.values / self.constant if self.divides_values else self.values
         (size, heads, _), y = values.shape, x.new_zeros(())
         for k, v in enumerate(values[..., : x.shape[1]]):
             y = y + shift(x, heads, k, size).unflatten(-1, (heads, -1)) * v.T[..., None]
@@ -146,12 +148,12 @@ class Repeat(nn.Module):
         if self.decay == "learnt":
             logarithm = -F.softplus(rate)
         else:
-            logarithm = rate.clamp(0.9, 1.0).log() / (1 if self.bracket else self.constant)
+            logarithm = rate.clamp(0.9, 1.0).log() / (1 if self.divides_values else self.constant)
         return decayed_sum(x, logarithm)
 
 
 class Row(Structured):
-    """y_i = sum over j <= i of v[j] g^(i-j) x_j, + b_i: a token is as strong as its place says."""
+    """y_i = sum over j <= i of v[j] g^(i-j) x_j, + b_i: v[j] weights position j for all readers."""
 
     kinds: tuple[str, ...] = ("source",)
     split = False
@@ -189,7 +191,7 @@ class Row(Structured):
 
 
 class Column(Row):
-    """y_i = v[i] sum over j <= i of g^(i-j) x_j, + b_i: a place says how much it takes of all."""
+    """y_i = v[i] sum over j <= i of g^(i-j) x_j, + b_i: v[i] weights what position i reads."""
 
     kinds = ("destination",)
 

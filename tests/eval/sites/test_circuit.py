@@ -148,7 +148,7 @@ def test_unmasked_attention_is_torchs_own_without_a_mask(small_model):
     x = torch.randn(2, 7, 32, dtype=torch.float64)
     block: Any = model.blocks[0]
     own, read = block.token_mixer, block.norm_token(x)
-    q, k, v = (h.transpose(1, 2) for h in own.place(read, 0))
+    q, k, v = (h.transpose(1, 2) for h in own.project_at(read, 0))
     expected = own.o_proj(F.scaled_dot_product_attention(q, k, v)[:, 0])
     torch.testing.assert_close(circuit(x), expected)
     moved = x.clone()

@@ -15,7 +15,7 @@ from tests.train.cases import TINY, fit, names, pack_toy
 from tests.train.forked import measure_growth
 from tokenizer.pack import Layout
 from train.__main__ import main
-from train.commands.plan import Needs, measured, memory
+from train.commands.plan import Needs, Speed, count_memory, measure_speed
 from train.recipe import Recipe
 from train.rundir.rundir import RunDirectory
 from train.settings import BatchSettings, TrainerSettings
@@ -32,7 +32,7 @@ def plan(*words: str) -> int:
 @pytest.fixture
 def no_memory(monkeypatch):
     """Spares a plan the counting of its tensors, for a test of what else it says."""
-    monkeypatch.setattr(train.commands.plan, "memory", lambda *_: Needs(4, 1, 2))
+    monkeypatch.setattr(train.commands.plan, "count_memory", lambda *_: Needs(4, 1, 2))
 
 
 @pytest.mark.slow
@@ -51,7 +51,7 @@ def test_the_memory_is_what_a_process_takes(mixer, again, forked, tmp_path):
         trainer=TrainerSettings("cpu", max_steps=9),
     )
     trainer = build_trainer(recipe, RunDirectory(tmp_path), [])
-    needs = memory(recipe, trainer, 16, 1, again)
+    needs = count_memory(recipe, trainer, 16, 1, again)
     assert needs.peak / 1.1 < grown < needs.peak * 1.1
     assert needs.optimiser == pytest.approx(2 * needs.weights, rel=1e-4)
 
@@ -92,12 +92,12 @@ def test_on_a_gpu_the_peak_of_the_timed_steps_is_measured(monkeypatch):
         ),
         world_size=1,
     )
-    _, how, held = measured(Recipe(model=ModelConfig(64, 8, 8, 1)), trainer, 2)
-    assert (held, how[-11:]) == (4096, "on one cuda")
+    speed = measure_speed(Recipe(model=ModelConfig(64, 8, 8, 1)), trainer, 2)
+    assert speed.held == 4096
     reset, step, peak = names
     first = seen.index(reset)
     assert seen == [*[step] * first, reset, *[step] * (len(seen) - first - 2), peak]
-    assert int(how.split()[2]) * first == 2 * (len(seen) - first - 2)
+    assert speed.steps * first == 2 * (len(seen) - first - 2)
 
 
 def test_a_step_of_several_parts_has_one_of_the_optimiser(monkeypatch):
@@ -120,14 +120,14 @@ def test_a_step_of_several_parts_has_one_of_the_optimiser(monkeypatch):
         monkeypatch.setattr(train.commands.plan, "CHEAP", cheap)
         recipe = Recipe(model=ModelConfig(64, 8, 8, 1), batch=BatchSettings(16, 4))
         trainer = build_trainer(recipe, RunDirectory(Path()), [])
-        speed, _, _ = measured(recipe, trainer, 4)
-        assert speed == pytest.approx(16 * 8 / (4 * 2 + 10))
+        speed = measure_speed(recipe, trainer, 4)
+        assert speed.positions == pytest.approx(16 * 8 / (4 * 2 + 10))
 
 
 @pytest.mark.usefixtures("no_memory")
 def test_a_plan_of_padded_rows_counts_positions(small_tokenizer, tmp_path, monkeypatch, capsys):
     """Its validations were real tokens, at a speed in positions."""
-    monkeypatch.setattr(train.commands.plan, "measured", lambda *_: (10.0, "measured so", None))
+    monkeypatch.setattr(train.commands.plan, "measure_speed", lambda *_: Speed(10.0, 3, 4, None))
     data = pack_toy(small_tokenizer, tmp_path / "toy", 40, Layout("rows", 201))
     assert plan("--data", str(data.path), "--model.context", "200") == 0
     shown = capsys.readouterr().out
@@ -139,7 +139,7 @@ def test_a_plan_of_padded_rows_counts_positions(small_tokenizer, tmp_path, monke
 
 @pytest.mark.usefixtures("no_memory")
 def test_what_was_measured_stands_beside_what_was_counted(monkeypatch, capsys):
-    monkeypatch.setattr(train.commands.plan, "measured", lambda *_: (9.0, "measured so", 3 << 30))
+    monkeypatch.setattr(train.commands.plan, "measure_speed", lambda *_: Speed(9.0, 3, 4, 3 << 30))
     assert plan() == 0
     shown = capsys.readouterr().out
     assert re.search(r"at the peak: .*\n +3.00 GiB measured on one cpu, over the timed", shown)

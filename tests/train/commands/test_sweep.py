@@ -19,8 +19,8 @@ from tests.train.cases import TINY, fail, interrupt, pack_toy, processes_by, row
 from train import read_recipe
 from train.__main__ import main
 from train.commands import sweep
-from train.commands.cli import settings
-from train.commands.sweep import name_trials, plan, read_sweep, trial_name
+from train.commands.cli import setting_names
+from train.commands.sweep_file import list_trials, name_trials, read_sweep, trial_name
 
 ROOT = Path(__file__).resolve().parents[3]
 FILES = sorted((ROOT / "train" / "sweeps").glob("*.yaml"))
@@ -48,8 +48,8 @@ def test_files_say_what_wandb_and_training_know(file):
     content = read_sweep(file)
     assert set(content) <= FIELDS
     assert content["metric"] == {"name": "val_bits_per_byte", "goal": "minimize"}
-    assert set(content["parameters"]) <= set(settings())
-    trials = list(plan(content))
+    assert set(content["parameters"]) <= set(setting_names())
+    trials = list(list_trials(content))
     assert 10 < len(trials) < 100
     varied = [n for n in trials[0] if len({str(t[n]) for t in trials}) > 1]
     assert len({trial_name(trial, varied) for trial in trials}) == len(trials)
@@ -65,7 +65,7 @@ def test_the_agent_starts_training_in_a_directory_of_its_own(tmp_path):
     from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
     content = read_sweep(FILES[0])
-    trial = next(plan(content))
+    trial = next(list_trials(content))
     filled = create_sweep_command(list(content["command"]))
     flags = create_sweep_command_args({"args": {n: {"value": v} for n, v in trial.items()}})["args"]
     command = [word for part in filled for word in (flags if part == "${args}" else [part])]

@@ -66,7 +66,8 @@ def test_one_process_trains_in_an_allocation(data, tmp_path, variables, words):
 
 
 def test_a_plan_needs_no_cluster(data, variables, monkeypatch, capsys):
-    monkeypatch.setattr("train.commands.plan.memory", lambda *_: Needs(4, 1, 2))  # takes a while
+    plan = "train.commands.plan"
+    monkeypatch.setattr(f"{plan}.count_memory", lambda *_: Needs(4, 1, 2))  # takes a while
     variables("SLURM_NTASKS=4 SLURM_JOB_NAME=jupyter LOCAL_RANK=7 WORLD_SIZE=8")
     shared = "--trainer.devices 2 --trainer.strategy ddp"
     assert main(["plan", *TINY.split(), "--data", str(data), *shared.split()]) == 0

@@ -107,7 +107,7 @@ def test_the_time_that_counting_takes_is_part_of_the_minutes(data, tmp_path, mon
         now += 0.7
         return "counted"
 
-    for clock in ("train.run.time", "train.record.progress.time"):
+    for clock in ("train.run.time", "train.record.progress.time", "train.steps.budget.time"):
         monkeypatch.setattr(clock, SimpleNamespace(perf_counter=look))
     monkeypatch.setattr("train.run.start_from_pairs", count)
     assert fit(data, tmp_path / "run", *PAIRS, "--minutes", "0.01") == 0
