@@ -36,7 +36,7 @@ def say_left_out_tokens(files: Iterable[Path], tokenizer_json: str, source: obje
     for file in (file for file in files if file.is_file()):
         held = read_json(file)
         named = _named_tokens(held, file.name)
-        _say_what_is_added(held, known.get("post_processor"), file.name, source)
+        _say_what_is_added(held, known, file.name, source)
         others = {
             text: f"{text} as {token}" if token else text
             for text, token in named
@@ -98,11 +98,25 @@ def ends_of_text(roles: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def _say_what_is_added(
-    held: dict[str, Any], post_processor: Any, file: str, source: object
+    held: dict[str, Any], tokenizer: dict[str, Any], file: str, source: object
 ) -> None:
-    """Says on stderr which token a file has put around each text, and the tokenizer does not."""
+    """Says on stderr what a file has put around each text, and the tokenizer does not.
+
+    That is a special token, or a blank before the text.
+    """
+    splits, around = tokenizer.get("pre_tokenizer"), repr(tokenizer.get("post_processor"))
+    said, made = (
+        about.get("add_prefix_space") if isinstance(about, dict) else None
+        for about in (held, splits)
+    )
+    if isinstance(said, bool) and isinstance(made, bool) and said != made:
+        print(
+            f"{source}: {file} says add_prefix_space {said}, tokenizer.json {made}; texts are read "
+            "as tokenizer.json says",
+            file=sys.stderr,
+        )
     for role, token in named_roles(held).items():
-        if held.get(f"add_{role}") is True and repr(token) not in repr(post_processor):
+        if held.get(f"add_{role}") is True and repr(token) not in around:
             print(
                 f"{source}: {file} says add_{role}, tokenizer.json adds no {printable(token)} to a "
                 "text; texts are asked without it",
