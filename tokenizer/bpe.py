@@ -267,7 +267,9 @@ def _made_of(tokenizer: Tokenizer) -> list[Any]:
         flags = [flag for flag in MATCHING if token[flag]]
         flags += ["ordinary"] * (not token["special"])  # which a story that spells it has
         added[token["content"]] = [token["id"], *flags] if flags else token["id"]
-    return [added, *(parts[name] for name in ("model", "normalizer", "pre_tokenizer"))]
+    # Classes of transformers write "" for no prefix or suffix of a token.
+    model = {name: None if value == "" else value for name, value in parts["model"].items()}
+    return [added, model, parts["normalizer"], parts["pre_tokenizer"]]
 
 
 def token_bytes(tokenizer: Tokenizer, name: object = "the tokenizer") -> list[bytes]:

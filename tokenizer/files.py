@@ -152,7 +152,8 @@ def sync(path: Path) -> None:
 
 
 def _partial(out: Path) -> Path:
-    return out.with_name(f".{out.name}.partial")
+    named = out if out.name else out.absolute()  # the working directory
+    return named.parent / f".{named.name}.partial"
 
 
 def _keep_or_clear(partial: Path, out: Path, request: dict[str, Any]) -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import codecs
 import csv
+import io
 import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache
-from itertools import dropwhile
+from itertools import chain, dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -268,12 +269,18 @@ def _cell(path: Path, number: int, row: object, field: str) -> str:
 
 def _read_csv(path: Path, field: str) -> Iterator[str]:
     csv.field_size_limit(sys.maxsize)  # a story may be longer than 128 KiB
-    rows = csv.reader(_lines(path), strict=True)
+    lines = (io.StringIO(line, newline="") for line in _lines(path))  # divided at a CR, too
+    rows = csv.reader(chain.from_iterable(lines), strict=True)
     try:
         names = next(rows, [])
         if names.count(field) > 1:
             raise CorpusError(f"{path}: {field} heads {names.count(field)} columns; keep one")
         if field not in names:
+            for mark in ";\t|":
+                if field in ",".join(names).split(mark):
+                    raise CorpusError(
+                        f"{path}: its cells are divided by {mark!r}; save it with commas"
+                    )
             raise _no_column(path, field, names)
         for number, row in enumerate(filter(None, rows), 1):
             if len(row) != len(names):

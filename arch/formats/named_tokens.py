@@ -36,7 +36,7 @@ def say_left_out_tokens(directory: Path, tokenizer_json: str) -> None:
     for file in _existing(directory, _NAMING):
         held = read_json(file)
         named = _named_tokens(held, file.name)
-        _say_what_is_added(held, known.get("post_processor"), file)
+        _say_what_is_added(held, known, file)
         others = {
             text: f"{text} as {token}" if token else text
             for text, token in named
@@ -101,10 +101,24 @@ def _existing(directory: Path, names: Sequence[str]) -> list[Path]:
     return [file for name in names if (file := directory / name).is_file()]
 
 
-def _say_what_is_added(held: dict[str, Any], post_processor: Any, file: Path) -> None:
-    """Says on stderr which token a file has put around each text, and the tokenizer does not."""
+def _say_what_is_added(held: dict[str, Any], tokenizer: dict[str, Any], file: Path) -> None:
+    """Says on stderr what a file has put around each text, and the tokenizer does not.
+
+    That is a special token, or a blank before the text.
+    """
+    splits, around = tokenizer.get("pre_tokenizer"), repr(tokenizer.get("post_processor"))
+    said, made = (
+        about.get("add_prefix_space") if isinstance(about, dict) else None
+        for about in (held, splits)
+    )
+    if isinstance(said, bool) and isinstance(made, bool) and said != made:
+        print(
+            f"{file.parent}: {file.name} says add_prefix_space {said}, tokenizer.json {made}; texts "
+            "are read as tokenizer.json says",
+            file=sys.stderr,
+        )
     for role, token in named_roles(held).items():
-        if held.get(f"add_{role}") is True and repr(token) not in repr(post_processor):
+        if held.get(f"add_{role}") is True and repr(token) not in around:
             print(
                 f"{file.parent}: {file.name} says add_{role}, tokenizer.json adds no "
                 f"{printable(token)} to a text; texts are asked without it",

@@ -94,14 +94,21 @@ class Story:
 
 
 def attribute_words(tokenizer: Tokenizer) -> dict[str, dict[str, int]]:
-    """The words of each attribute that are one token after a space, with that token.
+    """The words of each attribute that are one token of their own after a space, with that token.
 
-    An attribute with fewer than two such words is left out: none can be swapped.
+    A word is left out that is another token before a full stop, or the token of an unknown word.
+    An attribute with fewer than two words is left out: none can be swapped.
     """
     by_attribute = {}
     for attribute, words in WORDS.items():
         encoded = {word: spaced_ids(tokenizer, word) for word in words.split()}
-        single = {word: ids[0] for word, ids in encoded.items() if len(ids) == 1}
+        single = {
+            word: ids[0]
+            for word, ids in encoded.items()
+            if len(ids) == 1
+            and ids == spaced_ids(tokenizer, f"{word}.")[:1]
+            and tokenizer.decode(ids).strip().casefold() == word.casefold()
+        }
         if len(single) > 1:
             by_attribute[attribute] = dict(list(single.items())[:MOST])
     return by_attribute

@@ -24,7 +24,8 @@ def word_tokens(checkpoint: Checkpoint, words: Iterable[str]) -> dict[str, int]:
     """The one token that each word is.
 
     Raises:
-        RequestError: a word that is no token or several, with its split shown.
+        RequestError: a word that is no token or several, with its split shown; or one that the
+            tokenizer reads as another, such as that for what it does not know.
     """
     tokenizer, known = checkpoint.tokenizer, {}
     for word in words:
@@ -37,5 +38,8 @@ def word_tokens(checkpoint: Checkpoint, words: Iterable[str]) -> dict[str, int]:
             other = f', or " {word}", which is one' if len(spaced) == 1 else ""
             said = f'--words "{word}": is {len(ids)} tokens here: {split}'
             raise RequestError(f"{said}; choose one of them{other}")
+        read = checkpoint.words(ids)[0].strip()
+        if read.casefold() != word.strip().casefold():  # as <unk>
+            raise RequestError(f'--words "{word}": is read as "{read}" here; give a word it has')
         known[word] = ids[0]
     return known

@@ -162,7 +162,10 @@ def measure_documents(
     text = held_out_text(checkpoint, corpus)
     tokenizer, named = checkpoint.tokenizer, _begin(checkpoint)
     if (begin := tokenizer.token_to_id(named)) is None:
-        raise RequestError(f"--windows lm-eval: the tokenizer has no {named} to start behind")
+        raise RequestError(
+            f"--windows lm-eval: the tokenizer has no {named} to start behind; name its bos_token "
+            "in a tokenizer_config.json, or take --windows joined"
+        )
     held_out = [
         str(story) for story in islice(text.held_out() if texts is None else texts, stories)
     ]

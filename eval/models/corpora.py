@@ -105,8 +105,10 @@ def corpus_label(corpus: str) -> str:
     prefix, known = "hub:" * corpus.startswith("hub:"), corpus_hash(corpus)
     if prefix and not known:
         return corpus
-    name = prefix + Path(corpus.removeprefix(prefix)).name
-    return f"{name} ({known[:8]})" if known else name
+    path = Path(corpus.removeprefix(prefix))
+    if known and path.name in ("", ".."):  # the working directory, or one above it
+        path = path.resolve()
+    return f"{prefix}{path.name} ({known[:8]})" if known else path.name
 
 
 def corpus_hash(corpus: str) -> str | None:

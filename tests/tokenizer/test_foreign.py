@@ -184,6 +184,16 @@ def test_an_entry_that_is_found_elsewhere_in_a_text_is_another(flag, tokenizer):
     assert encoding_hash(plain) != encoding_hash(other)
 
 
+def test_a_tokenizer_that_a_class_of_transformers_saved_encodes_alike(tokenizer):
+    """GPT2Tokenizer writes empty prefixes and suffixes; training from such a model was refused."""
+    ours, about = Tokenizer.from_file(str(tokenizer)), json.loads(tokenizer.read_text())
+    about["model"] |= {"continuing_subword_prefix": "", "end_of_word_suffix": ""}
+    saved = Tokenizer.from_str(json.dumps(about))
+    assert '"end_of_word_suffix":""' in saved.to_str()
+    assert encode_alike(ours, saved)
+    assert encoding_hash(ours) == encoding_hash(saved)
+
+
 def test_the_bytes_of_an_entry_that_was_added_are_counted(tokenizer, tmp_path):
     added = Tokenizer.from_file(str(tokenizer))
     added.add_tokens(["little"])

@@ -117,6 +117,15 @@ def test_a_command_refuses_in_one_line(words, message, place, tokenizer, capsys)
     assert sorted(place.rglob("*")) == before
 
 
+def test_the_working_directory_is_no_place_for_data(tokenizer, tmp_path, monkeypatch, capsys):
+    """It has no name beside which to write."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert main(["pack", "toy:10", "--tokenizer", str(tokenizer), "--out", "."]) == 2
+    assert capsys.readouterr().err.startswith("error: --out .: already exists")
+    assert [path.name for path in tmp_path.rglob("*")] == ["here"]
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -139,7 +139,9 @@ REFUSED = {
     "half.json": (b'[{"text": "a"}, {"text": ', "half.json: not JSON"),
     "cells.csv": (b"n,text\n1,a\n1,b,c\n", "row 2 has 3 cells"),
     "quote.csv": (b'n,text\n1,a\n1,"b\n', "line 3"),
-    "column.csv": (b"n;text\n1;a\n", "no column text, only n;text"),
+    "column.csv": (b"n|story\n1|a\n", "no column text, only n|story"),
+    "divided.csv": (b"n;text\n1;a\n", "divided by ';'; save it with commas"),
+    "tabs.csv": (b"text\tn\na, b\t1\n", "divided by '\\t'"),
     "twice.csv": (b"text,text\na,b\nc,d\n", "text heads 2 columns"),
     "twice.jsonl": (b'{"text": "a", "text": "b"}\n{"text": "c"}\n', "line 1"),
     "twice.json": (b'[{"text": "a", "text": "b"}, {"text": "c"}]', "text stands twice"),
@@ -184,6 +186,16 @@ def test_json_of_lines_is_not_held_whole(tmp_path):
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 2e6 < (tmp_path / "t.json").stat().st_size
+
+
+def test_rows_of_a_csv_may_end_with_a_carriage_return(tmp_path):
+    """As spreadsheets of a Mac write them; in quotes it is of the text."""
+    texts = ["One, two.", 'He said "a\rb\r\nc\n".', "Three.\x0c\u2028"]
+    for end in ("\r", "\r\n", "\n"):
+        with (tmp_path / "t.csv").open("w", newline="", encoding="utf-8") as file:
+            rows = csv.writer(file, lineterminator=end)
+            rows.writerows([["text", "n"], *([text, 1] for text in texts)])
+        assert read(tmp_path / "t.csv") == [text.strip() for text in texts]
 
 
 def test_cells_of_a_csv_are_texts_of_any_length(tmp_path):

@@ -321,6 +321,15 @@ def test_what_a_tokenizer_once_added_is_said(llama, capsys):
         assert capsys.readouterr().err.count(said) == 1
 
 
+@pytest.mark.parametrize(("flag", "said"), [(True, 1), (False, 0)])
+def test_a_blank_that_a_class_puts_before_a_text_is_said(llama, capsys, flag, said):
+    """GPT2Tokenizer reads `Tom` as ` Tom` then, whatever tokenizer.json says."""
+    directory = llama()
+    (directory / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": flag}))
+    load_pretrained(str(directory))
+    assert capsys.readouterr().err.count("says add_prefix_space True") == said
+
+
 def test_added_tokens_that_the_embedding_has_no_row_for_are_left_out_and_said(llama, capsys):
     """As the one of pictures in Gemma 3's models of text alone, which were refused."""
     tokenizer, text = byte_tokenizer(), "an <image> a"

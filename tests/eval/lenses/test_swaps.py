@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from eval.lenses import stories
 from eval.lenses.lens import word_tokens
@@ -85,6 +86,28 @@ def test_a_word_after_a_space_is_the_token_that_it_is_in_a_text():
     assert len(tokenizer.encode(" dog").ids) == 2
     checkpoint = replace(story_checkpoint(), tokenizer=tokenizer)
     assert word_tokens(checkpoint, [" dog"]) == {" dog": tokenizer.token_to_id("▁dog")}
+
+
+def test_an_unknown_word_is_no_token_of_its_own():
+    """The token of unknown words was followed under the name of one, and swapped for itself."""
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "the": 1, "dog": 2, "dog.": 3}, "<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.normalizer = normalizers.Lowercase()
+    checkpoint = replace(story_checkpoint(), tokenizer=tokenizer)
+    assert word_tokens(checkpoint, ["Dog", "<unk>"]) == {"Dog": 2, "<unk>": 0}
+    with one_line(RequestError, '--words "zebra": is read as "<unk>"'):
+        word_tokens(checkpoint, ["zebra"])
+    assert stories.attribute_words(tokenizer) == {}
+
+
+def test_words_that_a_full_stop_joins_are_not_swapped():
+    """Steering took another token's place for theirs."""
+    words = [end for word in stories.WORDS["animal"].split() for end in (word, f"{word}.")]
+    tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, "dog"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    assert stories.attribute_words(tokenizer) == {}
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    assert len(stories.attribute_words(tokenizer)["animal"]) == stories.MOST
 
 
 @pytest.mark.parametrize("tokenizer", [story_tokenizer, prepending_tokenizer])

@@ -289,6 +289,8 @@ def test_two_folders_of_one_name_are_two_corpora(tmp_path, monkeypatch, prefix):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "german" / "text").rename("toy")
     assert corpora.corpus_label("toy") == "toy"  # the generator, whatever lies here
+    monkeypatch.chdir(tmp_path / "english" / "text")
+    assert {corpora.corpus_label(f"{prefix}{name}") for name in (".", "../text")} < labels
 
 
 def test_stories_are_joined_without_an_end_of_text_where_there_is_none(small_model, tmp_path):
@@ -302,6 +304,8 @@ def test_stories_are_joined_without_an_end_of_text_where_there_is_none(small_mod
     checkpoint = Checkpoint(model, model.config, plain, {"name": "m"}, tmp_path)
     loss = measure_loss(checkpoint, str(tmp_path))
     assert (loss["tokens"], loss["bytes"], loss["stories"]) == (16, 17, 2)
+    with one_line(RequestError, "name its bos_token in a tokenizer_config.json, or take --windows"):
+        measure_documents(checkpoint, str(tmp_path))
 
 
 def test_many_stories_make_few_parts(model_directory, tmp_path):
