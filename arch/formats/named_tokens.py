@@ -113,8 +113,8 @@ def _say_what_is_added(held: dict[str, Any], tokenizer: dict[str, Any], file: Pa
     )
     if isinstance(said, bool) and isinstance(made, bool) and said != made:
         print(
-            f"{file.parent}: {file.name} says add_prefix_space {said}, tokenizer.json {made}; texts "
-            "are read as tokenizer.json says",
+            f"{file.parent}: {file.name} says add_prefix_space {said}, tokenizer.json {made}; texts"
+            " are read as tokenizer.json says",
             file=sys.stderr,
         )
     for role, token in named_roles(held).items():
