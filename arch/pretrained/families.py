@@ -104,6 +104,20 @@ FAMILIES = {
     "llama": LLAMA,
     "mistral": LLAMA,
 }
+HARMLESS = ("transformers.utils.output_capturing", "transformers.modeling_utils")
+"""Where the hooks stand that transformers leaves in a model that once gave hidden states, or whose
+gradients are checkpointed."""
+
+
+def is_changed(part: nn.Module) -> bool:
+    """Whether hooks or another forward may change what a module computes.
+
+    Those of `HARMLESS` do not, nor do Accelerate's own, which move tensors to their devices, nor
+    what compiling puts around a module.
+    """
+    hooks = [*part._forward_hooks.values(), *part._forward_pre_hooks.values()]
+    own = "forward" in vars(part) and not any(hasattr(part, n) for n in ("_hf_hook", "_orig_mod"))
+    return own or any(getattr(hook, "__module__", "") not in HARMLESS for hook in hooks)
 
 
 def take_apart(model: Any) -> ModelParts:

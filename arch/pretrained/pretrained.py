@@ -39,7 +39,7 @@ from arch.formats.foreign import (
     weight_files,
 )
 from arch.formats.hub.card import download
-from arch.formats.hub.reader import import_hub, is_hub_export, read_provenance
+from arch.formats.hub.reader import MODEL_TYPE, import_hub, is_hub_export, read_provenance
 from arch.formats.llama import from_transformers
 from arch.formats.rotations import (
     check_frequencies,
@@ -49,7 +49,7 @@ from arch.formats.rotations import (
 )
 from arch.model import LanguageModel
 from arch.pretrained.decoder import Decoder, describe_pretrained, is_whole
-from arch.pretrained.families import take_apart
+from arch.pretrained.families import is_changed, take_apart
 from arch.pretrained.gguf import (
     GGUF,
     check_gguf,
@@ -148,8 +148,14 @@ def wrap_model(model: Any) -> LanguageModel:
     reads. An rwkv no longer divides its weights, and its stream, where it is evaluated.
 
     Raises:
-        ModelError: it is no causal decoder, or an rwkv whose weights are divided already.
+        ModelError: it is no causal decoder, an rwkv whose weights are divided already, or an export
+            of ours.
     """
+    if model.config.model_type == MODEL_TYPE:
+        raise ModelError(
+            "it is a model that arch export wrote; save it and its tokenizer (save_pretrained), "
+            "and give hf:DIR"
+        )
     if every := getattr(model.config, "rescale_every", 0):  # against overflow in half precision
         ran = any(getattr(part, "layers_are_rescaled", False) for part in model.modules())
         if ran and model.config.num_hidden_layers > every:
@@ -166,7 +172,10 @@ def wrap_model(model: Any) -> LanguageModel:
         parts = PretrainedModel(model)
     except (ModelError, AttributeError):  # a family, or a variant of one, of unknown parts
         return Decoder(model)
-    return parts if is_whole(parts, model) else Decoder(model)  # as if a setting turns off the mask
+    skipped = {*model.modules()} - {*parts.modules()}  # whose hooks the parts would leave out
+    if any(map(is_changed, skipped)) or not is_whole(parts, model):  # as where no mask is causal
+        return Decoder(model)
+    return parts
 
 
 def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer, dict[str, Any], dict[str, Any]]:

@@ -308,8 +308,9 @@ def open_model(
             or given for a model that has its own; a module of another kind.
     """
     if isinstance(model, nn.Module):
-        module: nn.Module = getattr(model, "_orig_mod", model)  # of one that torch.compile made
-        return _in_memory(module, tokenizer, name or type(module).__name__)
+        for around in ("_orig_mod", "module", "_orig_mod"):  # of compiling, and of training
+            model = getattr(model, around, model)
+        return _in_memory(model, tokenizer, name or type(model).__name__)  # pyright: ignore
     if tokenizer is not None or name is not None:
         raise RequestError(
             f"{model}: has a tokenizer and a name of its own; leave out tokenizer and name"
@@ -344,9 +345,10 @@ def _in_memory(module: nn.Module, tokenizer: Any, name: str) -> Checkpoint:
     check_finite(dict(module.named_parameters()), name)
     theirs: Any = module.config
     divides = getattr(theirs, "rescale_every", 0)  # an rwkv: its weights, as it runs
-    tensors = [*module.parameters(), *module.buffers()]
+    kept = [t for part in module.modules() for t in vars(part).values() if isinstance(t, Tensor)]
+    tensors = [*module.parameters(), *module.buffers(), *kept]  # a pruned weight is no parameter
     held = {t: t.clone() if divides or t.is_inference() else t for t in tensors}
-    shared = {id(buffer): held[buffer] for buffer in module.buffers()} | {
+    shared = {id(t): held[t].detach() for t in tensors} | {
         id(p): nn.Parameter(held[p].detach(), requires_grad=False) if p.is_floating_point() else p
         for p in module.parameters()
     }
@@ -358,10 +360,8 @@ def _in_memory(module: nn.Module, tokenizer: Any, name: str) -> Checkpoint:
         raise ModelError(
             f"{name}: cannot be copied ({reason(error)}); delete what it keeps beside its weights"
         ) from None
-    model: LanguageModel = copied  # pyright: ignore
-    if foreign:
-        with refusals(name):
-            model = wrap_model(copied)
+    with refusals(name):
+        model: LanguageModel = wrap_model(copied) if foreign else copied  # pyright: ignore
     backend = read_tokenizer(backend.to_str(), f"the tokenizer of {name}")  # the caller's stays
     backend = fit_tokenizer(backend, model.embedding.num_embeddings, name)
     say_how_text_is_read(backend, name)

@@ -30,8 +30,6 @@ CHANGED = "other settings (config.json, or the GGUF file), other code or another
 """How a model with another `settings_hash` is named."""
 KNOWN = ("abc", "arch", "builtins", "eval", "torch", "transformers", "typing")
 """Packages whose code stands in no hash."""
-CAPTURING = "transformers.utils.output_capturing"
-"""Where the hooks stand that transformers leaves in a model that once gave hidden states."""
 
 
 def model_id(meta: Mapping[str, Any], weights_sha256: str) -> str:
@@ -144,14 +142,13 @@ def written(file: Path) -> tuple[int, int]:
 def is_steered(module: "Module") -> bool:
     """Whether something changes what a module computes, in a way no hash tells.
 
-    Hooks or another forward do, but for Accelerate's own, which move tensors to their devices, and
-    those of `CAPTURING`; an adapter of PEFT, which can be switched off, merged or scaled; and a
-    rotation whose frequencies are no longer those that it was made with.
+    Hooks or another forward may, see `is_changed`; an adapter of PEFT, which can be switched off,
+    merged or scaled; and a rotation whose frequencies are no longer those that it was made with.
     """
+    from arch.pretrained.families import is_changed
+
     return any(
-        any(getattr(h, "__module__", "") != CAPTURING for h in part._forward_hooks.values())
-        or part._forward_pre_hooks
-        or ("forward" in vars(part) and not hasattr(part, "_hf_hook"))
+        is_changed(part)
         or type(getattr(part, "disable_adapters", None)) is bool  # of any model it is a function
         or _turns_otherwise(dict(part.named_buffers(recurse=False)))
         for part in module.modules()

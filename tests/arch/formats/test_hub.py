@@ -17,6 +17,7 @@ from arch.__main__ import main
 from arch.formats.hub import modeling_remnant
 from arch.formats.hub.configuration_remnant import RemnantConfig
 from arch.formats.hub.modeling_remnant import RemnantForCausalLM
+from arch.pretrained.pretrained import wrap_model
 from tests.arch.cases import MIXERS, byte_tokenizer, random_tokens, small_model
 from tests.said import complaint, one_line
 
@@ -178,6 +179,8 @@ def test_an_export_is_trained_with_checkpointed_activations(hybrid):
 def test_what_would_be_computed_wrongly_is_refused(hybrid):
     model, directory = hybrid
     theirs: Any = RemnantForCausalLM.from_pretrained(directory).eval()
+    with pytest.raises(ModelError, match="hf:DIR"):  # in memory, as after a fine-tuning
+        wrap_model(theirs)
     tokens = random_tokens(model, length=5)
     whole = theirs(tokens).logits
     behind = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])

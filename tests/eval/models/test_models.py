@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from torch.nn.utils import prune
 
 import eval as evals
 from arch import LanguageModel, ModelError, embedding_scale, load_model, save_model
@@ -67,10 +68,11 @@ def test_other_weights_in_memory_are_another_model(small_model, small_tokenizer)
 
 
 def test_a_module_is_opened_however_it_was_made(small_model, small_tokenizer):
-    """Of one that was compiled, or made in inference mode, the error named nothing."""
+    """Compiled, wrapped to be trained in parallel, or made in inference mode."""
     with torch.inference_mode():
         made = small_model()
-    modules: Any = small_model(), torch.compile(small_model(), backend="eager"), made
+    compiled = torch.compile(small_model(), backend="eager")
+    modules: Any = small_model(), compiled, torch.nn.DataParallel(small_model()), made
     models = [open_model(module, tokenizer=small_tokenizer, name="m") for module in modules]
     found = {model: evals.invert(model, **ASKED).rows for model in models}  # a model is a key
     assert len({rows[0]["residual"] for rows in found.values()}) == 1
@@ -263,14 +265,19 @@ def test_controls_of_two_training_seeds_are_two_networks(control, small_model, s
     assert torch.corrcoef(torch.stack(drawn).flatten(1))[0, 1].abs() < 0.1
 
 
+@pytest.mark.parametrize("start", [0, 12])  # beyond the tokens on which parts are checked
 @pytest.mark.parametrize("family", ["gpt2", "llama 1"])
-def test_a_hook_on_an_attention_of_theirs_counts(family):
+def test_a_hook_on_an_attention_of_theirs_counts(family, start):
     theirs, tokens = their_model(family, dtype=torch.float32), torch.arange(20)[None]
     before = theirs(tokens).logits
     layers = next(m for m in theirs.modules() if isinstance(m, torch.nn.ModuleList))
     attention: Any = layers[0]
     attention = attention.attn if family == "gpt2" else attention.self_attn
-    attention.register_forward_hook(lambda _, given, output: (output[0] * 0, *output[1:]))
+
+    def cut(_, given, output):
+        return (output[0] * (torch.arange(output[0].shape[1])[:, None] < start), *output[1:])
+
+    attention.register_forward_hook(cut)
     found = open_model(theirs, tokenizer=byte_tokenizer()).model(tokens)
     torch.testing.assert_close(found, theirs(tokens).logits)
     assert not torch.allclose(found, before, atol=1e-2)
@@ -289,6 +296,7 @@ def test_a_module_that_no_weight_tells_from_another_is_another(change):
     module = their_model("llama 1", dtype=torch.float32)
     first = open_model(module, tokenizer=byte_tokenizer())
     module(torch.arange(4)[None], output_hidden_states=True)  # which leaves hooks in its layers
+    module.enable_input_require_grads()  # one more, as where gradients are checkpointed
     assert open_model(module, tokenizer=byte_tokenizer()).identity == first.identity
     change(module)
     assert open_model(module, tokenizer=byte_tokenizer()).identity != first.identity
@@ -306,6 +314,15 @@ def test_the_parameters_of_a_model_are_its_own(name, padding):
     assert about["parameters"] == whole - padding * about["d_model"]
 
 
+def test_a_pruned_module_is_opened():
+    """Its weight is what masking makes of a parameter, which could not be copied."""
+    module = their_model("llama 1", dtype=torch.float32).requires_grad_()
+    tokens = torch.arange(20)[None]
+    prune.l1_unstructured(module.model.layers[0].mlp.up_proj, "weight", 0.5)
+    found = open_model(module, tokenizer=byte_tokenizer()).model(tokens)
+    torch.testing.assert_close(found, module(tokens).logits)
+
+
 def xlnet():
     config = transformers.XLNetConfig(vocab_size=258, d_model=16, n_layer=2, n_head=2, d_inner=32)
     return transformers.XLNetLMHeadModel(config)
@@ -313,7 +330,7 @@ def xlnet():
 
 def keeping_an_output():
     module = their_model("llama 1").requires_grad_()
-    module.last = module(torch.arange(4)[None]).logits
+    module.last = [module(torch.arange(4)[None]).logits]
     return module
 
 
