@@ -23,6 +23,12 @@ from tokenizer.data import PackedData
 from tokenizer.splits import list_files, text_files
 
 REQUEST = "request.json"
+FULL = {
+    errno.ENOSPC: "the disk is full; free space or choose another",
+    errno.EDQUOT: "your quota of this disk is used up; free space or choose another",
+    errno.EFBIG: "no file may become so large; raise ulimit -f or choose another disk",
+}
+"""Why a place has no room for a file, by the number of the error."""
 
 
 @contextmanager
@@ -187,8 +193,8 @@ def _reported(path: Path, only_full: bool = False) -> Iterator[None]:
             raise
         raise CorpusError(f"--out {str(path)!a}: {error}; give another name") from None
     except OSError as error:
-        if error.errno == errno.ENOSPC:
-            problem = "the disk is full; free space or choose another"
+        if error.errno in FULL:
+            problem = FULL[error.errno]
         elif only_full:
             raise
         else:

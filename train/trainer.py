@@ -14,7 +14,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
 from arch.errors import reason
-from train.processes.launcher import in_slurm
+from arch.mixers import has_foreign
+from train.processes.launcher import count_processes, in_slurm
 from train.recipe import Recipe
 from train.record.saving import AtomicCheckpointIO
 from train.rundir.rundir import RunDirectory
@@ -77,6 +78,9 @@ def build_trainer(
     settings |= {} if total is None else {"max_steps": total}
     if settings["accelerator"] == "auto" and not gpu:
         settings["accelerator"] = "cpu"  # Lightning's own choice may be a device that is not tested
+    several = (count_processes(recipe.trainer) or 2) > 1
+    if several and has_foreign(recipe.model.mixers):  # one of them may leave out a weight
+        settings["strategy"] = "ddp_find_unused_parameters_true"
     if settings["deterministic"] is None and not gpu and recipe.run.compile is True:
         settings["deterministic"] = True  # what is compiled for a CPU adds gradients in any order
     try:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.parameter import is_lazy
 
 from arch.errors import ModelError, is_out_of_memory, printable
 from arch.mixers.attention import Attention, CausalAttention, rotate, share_rotary
@@ -81,16 +82,24 @@ def _build(
     """A mixer; what a class of somebody else's raises is said in one line."""
     if kind in MIXERS.values():
         return kind(d_model, context, **arguments)
+    name = f"{kind.__module__}.{kind.__qualname__}"
     try:
-        return kind(d_model, context, **arguments)
+        mixer = kind(d_model, context, **arguments)
+        held = mixer.state_dict()
     except ModelError:
         raise
     except (Exception, SystemExit) as error:
         if is_out_of_memory(error):
             raise
         said = printable(f"{type(error).__name__}: {error}", 200)
-        name = f"{kind.__module__}.{kind.__qualname__}"
         raise ModelError(f"mixer {name} cannot be built ({said})") from error
+    for part, value in held.items():
+        if not isinstance(value, torch.Tensor) or is_lazy(value):
+            raise ModelError(
+                f"mixer {name}: its {part} is no tensor of known shape, and could not be saved; "
+                "give lazy layers their sizes, and keep a state in buffers"
+            )
+    return mixer
 
 
 def _lies_in(path: Path, directory: Path) -> bool:

@@ -123,6 +123,21 @@ class Unstarted(Leak):
         self.weight = nn.Parameter(torch.empty(d_model))
 
 
+class Lazy(Leak):
+    """Has a layer whose width is not known before the first input."""
+
+    def __init__(self, d_model: int, context: int) -> None:
+        super().__init__(d_model, context)
+        self.o_proj = nn.LazyLinear(d_model)
+
+
+class Counting(Leak):
+    """Has a state that is no tensor."""
+
+    def get_extra_state(self):
+        return {"steps": 1}
+
+
 class Scaled(Leak):
     """Causal, with a matrix and a vector of its own."""
 

@@ -92,6 +92,8 @@ def test_a_mixer_of_ones_own_takes_arguments_of_many_kinds(arguments, given):
         ("tests.arch.leaks.Annotated(scale=3)", "write * before scale in __init__"),
         ("tests.arch.leaks.Annotated(context=3)", "allowed: sizes, pair, any_of, rate, word, l"),
         ("tests.arch.leaks.Unstarted", "nothing says how weight of Unstarted starts"),
+        ("tests.arch.leaks.Lazy", "its o_proj.weight is no tensor of known shape"),
+        ("tests.arch.leaks.Counting", "its _extra_state is no tensor of known shape"),
         ("tests.arch.leaks.LEAKS", "tests.arch.leaks has no TokenMixer called LEAKS"),
         ("nowhere.Mixer", "nowhere cannot be imported (No module named 'nowhere'); run where nowh"),
         *((t, f"mixer {t!r} cannot be read; write name, name(key=value, ...), or several")

@@ -106,15 +106,16 @@ def _print_plan(recipe: Recipe, source: str | None) -> None:
     needs = count_memory(recipe, trainer, micro, parts, again)
     other = count_memory(recipe, trainer, micro, parts, not again)
     unit = "positions" if data and data.train_windows.padded else "tokens"
-    cost, steps = describe(config).cost, recipe.trainer.max_steps
-    if settings.minutes:
-        steps = max(1, int(60 * settings.minutes * speed.positions / (batch.size * config.context)))
+    cost, steps = describe(config).cost, _count_steps(recipe, data, speed)
     models, tokens = saved_steps(settings, steps), steps * batch.size * config.context
     epochs, validations = "", "validations not counted: give --data"
     if data:
         count = steps * batch.size / data.train_windows.count
         epochs = f", {count:.2f} epochs of {source}{epochs_advice(count)}"
-        validations = _describe_validations(recipe, data, steps, models, speed)
+        times = count_validations(settings, steps)
+        validations = (
+            f"about {clock(times * _time_validation(data, speed))} for {times} validations"
+        )
     validations += "; --eval_every's evaluations not counted" * bool(settings.eval_every)
     minutes = f" in {settings.minutes:g} minutes, by the speed below:" if settings.minutes else ""
 
@@ -165,15 +166,30 @@ def saved_steps(settings: RunSettings, steps: int) -> set[int]:
     return saved
 
 
-def _describe_validations(
-    recipe: Recipe, data: PackedDataModule, steps: int, models: set[int], speed: Speed
-) -> str:
-    """How long the validations of a run take: those of its models, and those between them."""
-    count = len(models | {*range(0, steps + 1, recipe.run.validate_every)})
-    windows = -(-data.valid_windows.tokens // data.valid_windows.stride)
-    positions = min(windows, data.validate_windows or windows) * recipe.model.context
-    # A forward pass alone is a third of the work.
-    return f"about {clock(count * positions / (3 * speed.positions))} for {count} validations"
+def count_validations(settings: RunSettings, steps: int) -> int:
+    """How many validations a run of so many steps has: those of its models, and others."""
+    return len(saved_steps(settings, steps) | {*range(0, steps + 1, settings.validate_every)})
+
+
+def _time_validation(data: PackedDataModule, speed: Speed) -> float:
+    """About how many seconds a validation takes."""
+    valid = data.valid_windows
+    windows = -(-valid.tokens // valid.stride)
+    positions = min(windows, data.validate_windows or windows) * (valid.width - 1)
+    return positions / (3 * speed.positions)  # a forward pass alone is a third of the work
+
+
+def _count_steps(recipe: Recipe, data: PackedDataModule | None, speed: Speed) -> int:
+    """The steps of a run; of its minutes validations take a part, but for the first and last."""
+    settings = recipe.run
+    if not settings.minutes:
+        return recipe.trainer.max_steps
+    seconds = recipe.batch.size * recipe.model.context / speed.positions
+    steps = max(1, int(60 * settings.minutes / seconds))
+    if data:
+        between = max(0, count_validations(settings, steps) - 2)
+        seconds += between * _time_validation(data, speed) / steps
+    return max(1, int(60 * settings.minutes / seconds))
 
 
 def _print_memory(trainer: Trainer, needs: Needs, held: int | None) -> None:

@@ -83,9 +83,9 @@ def choose_start(
         except Unreadable as error:
             unreadable[path] = error.reason
     if unreadable:
-        names = ", ".join(path.name for path in unreadable)
+        reasons = "; ".join(f"{path.name}: {reason}" for path, reason in unreadable.items())
         raise RunError(
-            f"--resume auto: no checkpoint in {directory.path} can be read ({names}); "
+            f"--resume auto: no checkpoint in {directory.path} can be read ({reasons}); "
             "start anew in another --run"
         )
     return beginning

@@ -53,26 +53,22 @@ def find_wrong_tensor(
 
     Args:
         content: of a checkpoint without a wrong entry.
-        model: whose weights it should have, all finite.
+        model: whose weights it should have, all finite but for buffers.
         optimizer: a new one, whose states it should have.
     """
     weights = content["state_dict"]
     expected = {f"model.{name}": value for name, value in model.state_dict().items()}
+    trained = {f"model.{name}" for name, _ in model.named_parameters(remove_duplicate=False)}
     for name in {**expected, **weights}:
         if name not in weights or name not in expected:
             return f"{name} is {'missing' if name in expected else 'no weight of the model'}"
-        if getattr(weights[name], "shape", None) != expected[name].shape:
+        if not isinstance(weights[name], Tensor) or weights[name].shape != expected[name].shape:
             return f"{name} is not of the shape {tuple(expected[name].shape)}"
-        if not is_finite(weights[name]):
+        if name in trained and not weights[name].isfinite().all():  # a mask holds -inf
             return f"{name} is not finite"
     states = content["optimizer_states"]
     state = states[0] if len(states) == 1 and isinstance(states[0], dict) else {}
     return _find_wrong_state(state.get("param_groups"), state.get("state"), optimizer)
-
-
-def is_finite(tensor: Any) -> bool:
-    """Whether a value is a tensor, and every entry of it finite."""
-    return isinstance(tensor, Tensor) and bool(tensor.isfinite().all())
 
 
 def _find_wrong_state(groups: Any, state: Any, optimizer: Optimizer) -> str | None:

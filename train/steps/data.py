@@ -163,6 +163,13 @@ class PackedDataModule(LightningDataModule):
                 f"of {context} tokens, fewer than one batch of {batch.size}; pack more stories, or "
                 "lower --batch.size or --model.context"
             )
+        if not self.train_bytes_per_token or not self.valid_bytes_per_token:
+            split = "valid" if self.train_bytes_per_token else "train"
+            raise RunError(
+                f"--data {data.path}: its split {split} has no text behind the first tokens of its "
+                "stories, so that nothing is predicted; pack longer stories"
+                + (", or raise --validate_tokens" if validate_tokens else "")
+            )
 
     @property
     def tokens_seen(self) -> int:

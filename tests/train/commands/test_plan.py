@@ -185,6 +185,19 @@ def test_a_plan_counts_every_model_that_a_run_saves(data, tmp_path, monkeypatch,
 
 
 @pytest.mark.usefixtures("no_memory")
+def test_validations_take_their_part_of_the_minutes(data, monkeypatch, capsys):
+    monkeypatch.setattr(train.commands.plan, "measure_speed", lambda *_: Speed(6400.0, 3, 4, None))
+    assert plan("--data", str(data), "--minutes", "1", "--validate_every", "5") == 0
+    shown = capsys.readouterr().out
+    steps, count = (
+        int(re.search(pattern, shown)[1].replace(",", ""))  # pyright: ignore
+        for pattern in (r"below: ([\d,]+) steps", r"for ([\d,]+) validations")
+    )
+    validation = 320 / (3 * 6400)
+    assert steps * 64 / 6400 + (count - 2) * validation == pytest.approx(60, rel=0.01)
+
+
+@pytest.mark.usefixtures("no_memory")
 def test_a_plan_takes_a_text_and_minutes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "book.txt").write_text("\n\n".join(f"Tom has {n} cats." for n in range(400)))

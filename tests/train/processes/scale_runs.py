@@ -7,9 +7,23 @@ from typing import Any
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_only
+from torch import Tensor, nn
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+from arch.mixers import TokenMixer
 from train.__main__ import main
+
+
+class Idle(TokenMixer):
+    """A mixer with a weight that no output depends on, so that it gets no gradient."""
+
+    def __init__(self, d_model: int, context: int) -> None:
+        super().__init__()
+        self.o_proj, self.unused = (nn.Linear(d_model, d_model) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.o_proj(x)
+
 
 WAIT = 300
 """Seconds after which two processes are taken to hang."""

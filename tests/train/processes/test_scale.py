@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load
 
 from tests.train.cases import TINY, fit, interrupt, losses, pack_toy, rows, weights
+from tests.train.processes import scale_runs
 from tests.train.processes.scale_runs import in_two_processes
 from tests.train.recorded import THREE, flags, on_record
 from tokenizer.pack import Layout
@@ -61,6 +62,7 @@ def said(data, folder, forked):
         "grown": "--resume auto",
         "shrunk": "--trainer.max_steps 3",
         "none": "--batch.micro 2",
+        "idle": f"--model.mixers [{scale_runs.__name__}.Idle]",
     }
     steps = [
         (name, command(data, folder / name, f"{SHARED} {more}")) for name, more in flags.items()
@@ -109,7 +111,7 @@ def samples_seen(run: Path) -> int:
 
 @pytest.mark.slow
 def test_two_processes_train_as_one(data, folder, said):
-    for name in ("two", "grown", "shrunk"):
+    for name in ("two", "grown", "shrunk", "idle"):
         assert said[name].count("exit code 0") == 2
     assert said["none"].count("exit code 2") == 2
     line = "--batch.size 6 is not a multiple of 2 windows on each of 2 devices; change --batch.size"

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from arch import load_model
-from tests.train.cases import fail, fit, names, rows, weights
+from arch.mixers import TokenMixer
+from tests.train.cases import TINY, fail, fit, names, rows, weights
+from train.__main__ import main
 from train.record.log import Log
 
 SPILLED = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -49,10 +52,11 @@ def test_a_damaged_checkpoint_is_passed_over(data, tmp_path, at_step, damage, ca
     for path in (run / "checkpoints").glob("*.ckpt"):
         damage(path)
     assert fit(data, run, "--resume", "auto") == 2
-    assert (
-        f"--resume auto: no checkpoint in {run} can be read (step-000006.ckpt, step-000002.ckpt); "
-        "start anew in another --run"
-    ) in capsys.readouterr().err
+    assert (f"--resume auto: no checkpoint in {run} can be read (step-000006.ckpt: ") in (
+        said := capsys.readouterr().err
+    )
+    assert "; step-000002.ckpt: " in said
+    assert "; start anew in another --run" in said
 
 
 def edit(change):
@@ -121,6 +125,30 @@ def test_a_broken_checkpoint_is_not_called_good(data, finished, at_step, capsys)
     at_step(7, spoil_and_fail)
     assert fit(data, run, "--resume", "auto", "--trainer.max_steps", "8") == 2
     assert f"last good checkpoint is {checkpoints / 'step-000005.ckpt'}" in capsys.readouterr().err
+
+
+class Masked(TokenMixer):
+    """Attention whose mask is part of its state, as in many a tutorial."""
+
+    mask: Tensor
+
+    def __init__(self, d_model: int, context: int) -> None:
+        super().__init__()
+        self.q_proj, self.o_proj = (nn.Linear(d_model, d_model) for _ in range(2))
+        self.register_buffer("mask", torch.full((context, context), -torch.inf).triu(1))
+
+    def forward(self, x):
+        scores = self.q_proj(x) @ x.transpose(1, 2) + self.mask[: x.shape[1], : x.shape[1]]
+        return self.o_proj(scores.softmax(-1) @ x)
+
+
+def test_a_mask_of_infinite_entries_is_no_damage(data, tmp_path, at_step, capsys):
+    run, flags = tmp_path / "run", ["--model.mixers", f"[{__name__}.Masked]"]
+    assert fit(data, run, *flags, "--trainer.max_steps", "3") == 0
+    at_step(6, lambda loss: loss * torch.nan)
+    assert fit(data, run, *flags, "--resume", "auto", "--checkpoint_every", "2") == 2
+    good = run / "checkpoints" / "step-000004.ckpt"
+    assert f"last good checkpoint is {good}" in capsys.readouterr().err
 
 
 NO_ROWS = ["5", "null", "[1]", '{"step": "a"}', '{"val_loss": 1}', "[" * 100_000, '"x"',
@@ -223,6 +251,15 @@ def test_wherever_the_disk_is_full_the_run_goes_on_later(data, whole, tmp_path, 
     assert fit(data, run, *flags, "--resume", "auto") == 0
     assert rows(run) == rows(whole)
     assert all(weights(run, step) == weights(whole, step) for step in range(7))
+
+
+@SPILLED
+def test_a_disk_without_room_for_the_packed_text_is_named(tmp_path, refused, capsys):
+    text, run = tmp_path / "book.txt", tmp_path / "run"
+    text.write_text("\n\n".join(f"Tom has {n} cats and {n * 7} dogs." for n in range(3000)))
+    with disk_of(40_000):
+        assert main(["fit", "--data", str(text), "--run", str(run), *TINY.split()]) == 2
+    assert f"--out {run / 'data'}: no file may become so large" in capsys.readouterr().err
 
 
 def test_a_lost_connection_is_reported_as_it_is(data, tmp_path, monkeypatch, capsys):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.train.cases import pack_toy
-from tokenizer import PAD, CorpusError, load_tokenizer, token_bytes
+from tokenizer import PAD, CorpusError, load_tokenizer, pack, token_bytes
 from tokenizer.pack import Layout
 from train.settings import BatchSettings, RunError
 from train.steps.data import IGNORE, PackedDataModule, Windows, train_batches
@@ -187,3 +187,12 @@ def test_data_that_vanishes_ends_the_stream_in_one_line(small_tokenizer, tmp_pat
     (data.path / "train-00000.bin").unlink()
     with pytest.raises(CorpusError, match=r"^\S+train-00000\.bin: 0 bytes, \d+ expected .*again$"):
         next(train_batches(windows, 0, BatchSettings(2)))
+
+
+def test_stories_of_one_token_are_nothing_to_predict(small_tokenizer, tmp_path):
+    for split, stories in (("train", ["Tom has a cat."] * 40), ("valid", ["a", "b"])):
+        (tmp_path / f"{split}.txt").write_text("\n<|endoftext|>\n".join(stories))
+    small_tokenizer.save(str(tmp_path / "tokenizer.json"))
+    data = pack(tmp_path, tmp_path / "tokenizer.json", tmp_path / "data", Layout("rows", 9))
+    with pytest.raises(RunError, match=r"split valid has no text .* pack longer stories$"):
+        PackedDataModule(data, 8, BatchSettings(4), 0, None)
