@@ -152,16 +152,20 @@ def _best_site(captured: Captured, computed: str | None) -> Match | None:
 
 
 def _describe_swapped(captured: Captured) -> str:
-    """A line if the first rows of all prompts fit as one prompt: `(T, B, width)`; else empty."""
+    """A line if the first rows of all prompts fit as one prompt: `(T, B, width)`; else empty.
+
+    Those of the second prompt must not all fit as its own, as where a tolerance is wide.
+    """
     stored, count = captured.stored, len(captured.stored.values)
     if count < 2 or captured.held[0] or count > captured.checkpoint.config.context:
         return ""
     column = stored.map(lambda x: x[:, 0][None])
     hits, tried = count_hits(captured.arithmetic, captured.circuit, column, range(count))
+    own, of_own = _count_alone(captured, 1, 0)
     return (
         f"the first rows of the first {tried} prompts fit {hits} tokens of one prompt: are the "
         "outputs (T, B, width)? give (B, T, width)"
-        if 2 * hits > tried > 1
+        if 2 * hits > tried > 1 and own < of_own
         else ""
     )
 

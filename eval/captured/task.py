@@ -23,7 +23,7 @@ from eval.captured.recover import recover
 from eval.captured.search.scores import recover_scores
 from eval.captured.site import LARGEST_NUMBER
 from eval.inversion.solver import parse_solvers
-from eval.messages import ArgumentError, RequestError, first_of, legible, say_once, span
+from eval.messages import ArgumentError, RequestError, first_of, legible, say, say_once, span
 from eval.models.checkpoint import Checkpoint
 from eval.rows.store import Results, finite_or_none, row_key
 
@@ -170,6 +170,11 @@ class RecoverTask:
             for name, held in numbers.items()
             if isinstance(held, Tensor) and held.shape == raw.outputs.shape
         }
+        if len(prompts) < len(raw.outputs) or rows != slice(0, raw.outputs.shape[-2]):
+            say(
+                f"{self.name}: by attention_mask rows {rows.start} to {rows.stop - 1} of prompts "
+                f"{first_of(prompts)}; the next lines count these prompts and rows from 0"
+            )
         name = f"{self.name}: of prompts {first_of(prompts)}"
         name += ", counted from 0" * (len(prompts) > 1)
         with _named(self.name if len(prompts) == len(raw.outputs) else name, ""):
@@ -257,11 +262,6 @@ class RecoverTask:
             rows = raw.outputs[prompt][..., start : start + count, :].float()
             unreadable = not bool((rows.abs() < LARGEST_NUMBER).all())
             spans.setdefault((start, start + count, unreadable), []).append(prompt)
-        T = raw.mask.shape[1]
-        for (start, end, _), prompts in spans.items():
-            if (start, end) != (0, T):
-                said = f"by attention_mask rows {start} to {end - 1} of {first_of(prompts)}"
-                say_once(f"{self.name}: {said}")
         longest = sorted(spans, key=lambda rows: (rows[0] - rows[1], rows[2]))
         return [(spans[rows], slice(*rows[:2])) for rows in longest]
 

@@ -143,7 +143,11 @@ def _batches(
         for text, ids in zip(batch, encoded, strict=True):
             if not ids:
                 raise RequestError(f"text {text!r}: there is no token in it; leave it out")
-            checkpoint.check_length(len(ids))
+            if len(ids) > (context := checkpoint.config.context):
+                raise RequestError(
+                    f"text {text!r:.50}: {len(ids)} tokens, the context of {checkpoint.path} is "
+                    f"{context}; give a shorter one"
+                )
         lengths = torch.tensor([len(ids) for ids in encoded], device=device)
         rows = [torch.tensor(ids, device=device) for ids in encoded]
         tokens = nn.utils.rnn.pad_sequence(rows, batch_first=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from eval.captured.files.stored import BITS, dtype_name
 from eval.messages import RequestError, say_once
@@ -23,6 +23,8 @@ from eval.messages import RequestError, say_once
 FILES = "a .safetensors, .npy or .npz file"
 UNPACKED = 3, 16 << 20  # times an archive's bytes, and more, that it may unpack to
 STATE = "state.json"
+MASK = "attention_mask"
+"""The name of a tensor that says which rows of each prompt are no padding."""
 WIDTHS = {"halffloat": "float16", "float": "float32", "double": "float64"}
 CODE_NAMES = frozenset(map(dtype_name, BITS))
 """Integers that may be codes, or the bits of floats, in a column of arrays."""
@@ -181,14 +183,18 @@ def _read_array(path: Path, member: str | None) -> Tensor:
 def list_columns(folder: Path) -> tuple[dict[str, Entry], dict[str, list[list[int]]]]:
     """The columns of arrays `(rows, T, width)`, and those of whole numbers `(rows, T)`.
 
+    Floats of unlike T are padded with zeros, and have a mask, unless one is given. A column of
+    other unlike rows is named in a line.
+
     Args:
         folder: that `datasets.Dataset.save_to_disk` wrote.
 
     Raises:
-        RequestError: a damaged folder.
+        RequestError: a damaged folder, or unlike rows alone.
     """
     import pyarrow
 
+    entries, ids, unlike = dict[str, Entry](), dict[str, list[list[int]]](), list[str]()
     try:
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
         names = [Path(entry["filename"]).name for entry in state["_data_files"]]
@@ -197,18 +203,39 @@ def list_columns(folder: Path) -> tuple[dict[str, Entry], dict[str, list[list[in
         table.validate(full=True)
         if not table.num_rows:
             raise ValueError("no rows")
-        columns = {name: _read_column(name, table[name]) for name in table.column_names}
+        for name in table.column_names:
+            column = _read_column(table[name])
+            if isinstance(column, str) and name == MASK and not table[name].null_count:
+                column = _pad(table[name].to_pylist())
+            if isinstance(column, list):
+                ids[name] = column
+            elif isinstance(column, str):
+                unlike.append(f"{name}, {column}")
+            elif column:
+                entries |= {f"{name}{end}": entry for end, entry in column.items()}
+        if unlike and not (entries or ids):
+            raise ValueError(f"{unlike[0]}; give them of one length")
+        if given := ids.get(MASK):  # which may leave out rows that are padding
+            size = len(given), len(given[0])
+            made = [name for name in entries if name.endswith(f".{MASK}")]
+            entries = {n: x for n, x in entries.items() if n not in made or x.shape != size}
     except Exception as error:  # of many kinds, by what is damaged
         raise RequestError(f"{folder}: not a folder of datasets ({first_line(error)})") from None
-    entries = {name: entry for name, entry in columns.items() if isinstance(entry, Entry)}
-    return entries, {name: ids for name, ids in columns.items() if isinstance(ids, list)}
+    for line in unlike:
+        say_once(f"{folder}: not read: {line}"[:1000])
+    return entries, ids
 
 
-def _read_column(name: str, column: Any) -> Entry | list[list[int]] | None:
-    """A column of arrays, or of lists of whole numbers; None of any other.
+def _pad(rows: list[list[int]]) -> list[list[int]]:
+    """Rows of a mask of one length, with zeros behind."""
+    longest = max(map(len, rows))
+    return [[*row, *[0] * (longest - len(row))] for row in rows]
 
-    Raises:
-        ValueError: its rows are not of one length.
+
+def _read_column(column: Any) -> dict[str, Entry] | list[list[int]] | str | None:
+    """Arrays and their mask, if any, by what ends their names; or lists of whole numbers.
+
+    None of any other column; words of one whose rows are of unlike lengths.
     """
     import pyarrow
     from pyarrow import compute
@@ -218,26 +245,27 @@ def _read_column(name: str, column: Any) -> Entry | list[list[int]] | None:
         held = held.chunk(0)
     held = getattr(held, "storage", held)
     whole, leaf, depth = held, held.type, 0
-    kinds = pyarrow.types
+    kinds, tokens = pyarrow.types, list[int]()
     while kinds.is_list(leaf) or kinds.is_large_list(leaf) or kinds.is_fixed_size_list(leaf):
         leaf, depth = leaf.value_type, depth + 1
     kind = WIDTHS.get(str(leaf))
     if depth > 1 and str(leaf) in CODE_NAMES:
         kind = str(leaf)
-    if kind is None and not (kinds.is_integer(leaf) and depth == 1):
+    if kind is None and not (depth == 1 and (kinds.is_integer(leaf) or kinds.is_boolean(leaf))):
         return None
     while held.type != leaf:
-        lengths = compute.call_function("list_value_length", [held]).unique().to_pylist()
-        if lengths in ([0], [None]):  # nothing stands in it
+        lengths = compute.call_function("list_value_length", [held])
+        each = lengths.unique().to_pylist()
+        if each in ([0], [None]):  # nothing stands in it
             return None
-        if len(lengths) != 1 and kinds.is_integer(leaf):  # as of ids before they are padded
-            say_once(f"not read: {name}, whole numbers in rows of {lengths[:5]}"[:300])
-            return None
-        if len(lengths) != 1:
-            raise ValueError(
-                f"{name}: rows of {lengths[:5]} entries; give them of one length, or leave it out"
-            )
-        shape.append(lengths[0])
+        prompts = held is whole and depth > 1 and not (kinds.is_integer(leaf) or None in each)
+        if len(each) > 1 and prompts:
+            tokens = lengths.to_pylist()
+            shape = [sum(tokens)]
+        elif len(each) != 1:  # as of ids before they are padded
+            return f"rows of {each[:5]} entries"
+        else:
+            shape.append(each[0])
         held = held.flatten()
     if held.null_count or len(shape) < 2:
         return None
@@ -245,7 +273,14 @@ def _read_column(name: str, column: Any) -> Entry | list[list[int]] | None:
         fits = compute.call_function("max", [held]).as_py() < 1 << 63  # in int64, as all ids do
         return whole.to_pylist() if fits else None
     values = torch.from_numpy(held.to_numpy(zero_copy_only=False).copy()).view(shape)
-    return Entry(tuple(shape), kind, lambda: values)
+    if not tokens:
+        return {"": Entry(tuple(shape), kind, lambda: values)}
+    padded = nn.utils.rnn.pad_sequence(list(values.split(tokens)), batch_first=True)
+    mask = (torch.arange(max(tokens)) < torch.tensor(tokens)[:, None]).long()
+    return {
+        "": Entry(tuple(padded.shape), kind, lambda: padded),
+        f".{MASK}": Entry(tuple(mask.shape), "int64", lambda: mask),
+    }
 
 
 def refuse_pickle(path: Path, start: bytes) -> NoReturn:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from eval.captured.files.arrays import (
     FILES,
+    MASK,
     Entry,
     first_line,
     list_archive,
@@ -28,8 +29,6 @@ from eval.sites.circuit import PARTS
 SCALES = ("scale", "scales")
 ZERO_POINTS = ("zero_point", "zero_points", "zp", "zeros")
 """Names of companions: after that of a tensor and a dot or underscore, or alone in the file."""
-MASK = "attention_mask"
-"""The name of a tensor that says which rows of each prompt are no padding."""
 TEXTS = ("token_ids", "input_ids", "tokens", "ids", "sequences", "prompt_token_ids")
 WORDS = ("bf16", "fp16")
 """Formats of 16 bits, which may stand as integers."""

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from eval import open_model, recover
 from eval.__main__ import main
@@ -169,3 +169,22 @@ def test_keys_before_a_norm_of_keys_are_named(capsys):
     assert not found.proven
     assert "k_norm" in found.elsewhere
     assert "--part rotated_key" in capsys.readouterr().err
+
+
+def test_rows_of_zeros_are_no_beginning_of_another_prompt(directories, opened, capsys):
+    """As in a batch that is padded with zeros: the token whose embedding is 0 fits each of them."""
+    states = load_file(f"{directories['llama']}/states.safetensors")["2"][:2, :7].clone()
+    states[1, 4:] = 0
+    assert not opened["llama"].model.embedding.weight[257].any()
+    found = recover(opened["llama"], states, layer=2, corpus="toy:400")
+    assert found.left_out == [[], [4, 5, 6]]
+    assert "another prompt" not in capsys.readouterr().err
+
+
+def test_prompts_whose_tokens_fit_are_not_asked_whether_their_axes_are_swapped(capsys):
+    """Of weights in bfloat16 none is certain, and rows fit several tokens."""
+    module = their_model("llama", num_hidden_layers=2).bfloat16()
+    states = module(tokens_of("Tom had", "The hen"), output_hidden_states=True).hidden_states[1]
+    found = recover(open_theirs(module), states, layer=1, corpus="toy:400")
+    assert found.texts == ["Tom had", "The hen"]
+    assert "(T, B, width)" not in capsys.readouterr().err

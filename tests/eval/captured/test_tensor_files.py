@@ -18,7 +18,7 @@ from safetensors.torch import save, save_file
 
 from eval import RequestError
 from eval.captured.files.recognise import read_capture
-from eval.captured.files.tensors import name_site, read_tensors
+from eval.captured.files.tensors import MASK, name_site, read_tensors
 from tests.said import one_line
 
 X = np.random.default_rng(0).standard_normal((5, 8)).astype(np.float32)
@@ -54,7 +54,7 @@ def test_columns_of_a_folder_of_datasets_are_tensors(tmp_path, capsys):
     import datasets
 
     held = {"states": X[None].repeat(2, 0), "input_ids": np.ones((2, 5), int),
-            "attention_mask": np.ones((2, 5), int), "text": ["a", "b"],
+            "attention_mask": np.ones((2, 5), bool), "text": ["a", "b"],
             "words": [["a"], ["b", "c"]], "tags": [[], []], "boxes": [[[1]], [[1], [2]]],
             "hashes": np.full((2, 3), 1 << 63, np.uint64)}  # fmt: skip
     large = datasets.LargeList(datasets.LargeList(datasets.Value("float32")))  # as polars writes
@@ -96,18 +96,38 @@ def test_a_folder_of_data_sets_is_refused_by_the_name_of_one(tmp_path):
 
 @pytest.mark.parametrize("number", [int, float])
 def test_a_column_of_unlike_lengths_is_named(tmp_path, number, capsys):
-    """Of whole numbers, as of ids before they are padded, it is left out: nothing needs them."""
+    """As of ids before they are padded, or of a loss for each token: nothing needs them."""
     import datasets
 
     rows = [[number(1)], [number(1), number(2)]]
     held = {"states": X[None].repeat(2, 0), "other": rows}
-    datasets.Dataset.from_dict(held).save_to_disk(tmp_path)
-    if number is int:
-        assert list(read_capture(tmp_path).outputs) == ["states"]
-        assert "not read: other" in capsys.readouterr().err
-        return
-    with one_line(RequestError, "other: rows of [1, 2]"):
-        read_capture(tmp_path)
+    datasets.Dataset.from_dict(held).save_to_disk(tmp_path / "a")
+    assert list(read_capture(tmp_path / "a").outputs) == ["states"]
+    assert "not read: other" in capsys.readouterr().err
+    datasets.Dataset.from_dict({"other": rows}).save_to_disk(tmp_path / "b")
+    with one_line(RequestError, "other, rows of [1, 2]"):
+        read_capture(tmp_path / "b")
+
+
+@pytest.mark.parametrize("masks", [None, [[0, 1, 1, 1, 1], [0, 1, 1]]])
+def test_arrays_of_unlike_lengths_are_prompts_with_a_mask(tmp_path, masks):
+    """The folder was refused, with all its other columns."""
+    import datasets
+
+    rows = {
+        "a": datasets.Array2D((None, 8), "float16"),
+        MASK: datasets.List(datasets.Value("int8")),
+    }
+    held = {"a": [X[:5].astype("f2"), X[:3].astype("f2")]} | ({MASK: masks} if masks else {})
+    features = datasets.Features({name: rows[name] for name in held})
+    datasets.Dataset.from_dict(held, features).save_to_disk(tmp_path)
+    (outputs,) = read_capture(tmp_path).outputs.values()
+    read = outputs.read()
+    assert read.mask is not None
+    first = 0 if masks else 1
+    assert read.mask.tolist() == [[first, 1, 1, 1, 1], [first, 1, 1, 0, 0]]
+    assert torch.equal(read.outputs[1, :3], S[:3].half())
+    assert not read.outputs[1, 3:].any()
 
 
 def test_arrays_of_an_archive_are_read_by_name(tmp_path, capsys):

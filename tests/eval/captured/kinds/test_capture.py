@@ -44,3 +44,12 @@ def test_files_of_an_earlier_capture_are_not_mixed_with_others(model_directory, 
     assert main([*words, "The dog."]) == 2
     assert f"--out {out}: " in capsys.readouterr().err
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_a_text_beyond_the_context_is_named(model_directory, tmp_path, capsys):
+    """A flag that the command has not was."""
+    words = ["capture", str(model_directory()), "--out", str(tmp_path / "captured"), "--text"]
+    assert main([*words, "a" * 500]) == 2
+    said = capsys.readouterr().err
+    assert "text 'aaa" in said
+    assert "--length" not in said

@@ -191,9 +191,10 @@ def test_ids_that_stand_as_lists_are_rows_of_whole_numbers(tmp_path, kind, ids, 
         assert read_capture(file, torch_file=kind == "torch").ids == [[4, 5, 6]]
 
 
-def test_rows_of_unlike_lengths_are_one_line(engine, tmp_path):
-    with one_line(RequestError, "of one length"):
-        read_capture(write_folder(tmp_path / "a", engine, ids=False, ragged=True))
+def test_rows_of_unlike_lengths_are_prompts(engine, ask, tmp_path):
+    folder = write_folder(tmp_path / "a", engine, ids=False, ragged=True)
+    texts = [row["tokens"] for row in ask(folder)[1]]
+    assert texts == [engine.ids[:8].tolist(), engine.ids[:10].tolist()]
 
 
 def test_mutants_are_read_or_refused(engine, fuzz, tmp_path):
