@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from eval.captured.captured import Captured
 from eval.captured.certainty.certify import Certified
 from eval.captured.certainty.likelihood import LIKELY_PROBABILITY
 from eval.captured.certainty.verified import Found
 from eval.captured.locate import Match
-from eval.captured.site import Captured
 from eval.messages import legible
 
 UNSURE = "?"

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from eval.captured.answer import Recovered
 from eval.captured.arithmetic import EXACT
+from eval.captured.captured import Captured, find_zeros
 from eval.captured.files.stored import FLOATS
 from eval.captured.locate import Match, count_hits, describe_change, find_beginnings, find_site
-from eval.captured.site import Captured, find_zeros
 from eval.messages import RequestError, first_of, say_once
 
 KEY_NORM = re.compile(r"(q?k|key)_(layer)?norm")

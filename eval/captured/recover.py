@@ -19,6 +19,7 @@ from torch import Tensor
 from arch.kernels.arithmetic import plain_arithmetic
 from eval.captured.answer import Recovered
 from eval.captured.arithmetic import EXACT
+from eval.captured.captured import Captured, identify, leave_out_empty, start_at
 from eval.captured.certainty.certify import Certified, certify
 from eval.captured.certainty.verified import Found
 from eval.captured.files.axes import find_order, take_layer
@@ -29,7 +30,6 @@ from eval.captured.hints import add_hints
 from eval.captured.locate import list_precisions
 from eval.captured.search.head import LOGITS, are_logits, solve_head
 from eval.captured.search.outputs import pass_over_damage, search, try_exact
-from eval.captured.site import Captured, identify, leave_out_empty, start_at
 from eval.inversion.solver import Solver, parse_solvers
 from eval.messages import ArgumentError, question, say_once
 from eval.models.checkpoint import open_models

@@ -13,6 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from eval.captured.answer import Recovered
+from eval.captured.captured import LARGEST_NUMBER
 from eval.captured.certainty.likelihood import LIKELY_PROBABILITY
 from eval.captured.files.axes import UNITS, JoinedOutputs, find_order, spread, take_layer
 from eval.captured.files.clear import describe
@@ -21,7 +22,6 @@ from eval.captured.files.tensors import Outputs, Raw
 from eval.captured.locate import Match
 from eval.captured.recover import recover
 from eval.captured.search.scores import recover_scores
-from eval.captured.site import LARGEST_NUMBER
 from eval.inversion.solver import parse_solvers
 from eval.messages import ArgumentError, RequestError, first_of, legible, say, say_once, span
 from eval.models.checkpoint import Checkpoint

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from eval.captured.captured import Captured, find_zeros
 from eval.captured.certainty.agreement import Agreement, are_told, find_evidence
 from eval.captured.certainty.likelihood import LIKELY_PROBABILITY, WHOLE, token_probabilities
 from eval.captured.certainty.rivals import NAMED, Beside, find_alike
 from eval.captured.certainty.verified import BESIDE, Found, Verified, verify
-from eval.captured.site import Captured, find_zeros
 from eval.inversion.problem import Problem
 from eval.messages import say_once
 from eval.models.memory import candidates_at_once

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from eval.captured.arithmetic import EXACT, Arithmetic
+from eval.captured.captured import Captured
 from eval.captured.certainty.rivals import (
     ALIGNED,
     DRAWN_RIVALS,
@@ -14,7 +15,6 @@ from eval.captured.certainty.rivals import (
     Beside,
     choose_rivals,
 )
-from eval.captured.site import Captured
 from eval.inversion.problem import Problem
 from eval.sites.rounding import Tolerance, capture, capture_beside
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import torch
 
 from eval.captured.arithmetic import EXACT, Arithmetic
+from eval.captured.captured import Captured
 from eval.captured.certainty.certify import Certified
 from eval.captured.certainty.damage import search_behind
 from eval.captured.certainty.verified import Found, verify
-from eval.captured.site import Captured
 from eval.inversion.solver import Solver, ask_solver
 
 SEARCHES = 2  # the second with limits measured on the first one's answers

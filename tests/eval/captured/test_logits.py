@@ -8,9 +8,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from eval import RequestError, open_model, recover
+from eval.captured.captured import start_at
 from eval.captured.files.stored import read_stored
 from eval.captured.search.head import solve_head
-from eval.captured.site import start_at
 from tests.arch.cases import byte_tokenizer
 from tests.arch.pretrained.test_decoder import GROUPED
 from tests.arch.pretrained.test_pretrained import V, random_model, their_model

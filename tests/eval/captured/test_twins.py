@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from eval import activations, open_model, recover
+from eval.captured.captured import identify
 from eval.captured.certainty.agreement import Agreement
 from eval.captured.certainty.certify import certify
 from eval.captured.certainty.rivals import find_alike
 from eval.captured.certainty.verified import Found, verify
 from eval.captured.files.stored import read_stored
-from eval.captured.site import identify
 from eval.sites.circuit import Circuit
 from eval.sites.rounding import Tolerance
 from eval.sites.slices import Slice
