@@ -76,6 +76,11 @@ def weights_hash(model: "Module") -> str:
     return digest.hexdigest()
 
 
+def versions(model: "Module") -> list[int]:
+    """How often each parameter was written to, as a step of an optimiser does."""
+    return [0 if p.is_inference() else p._version for p in model.parameters()]
+
+
 def settings_hash(
     settings: Mapping[str, Any], tokenizer: "Tokenizer", end: int | None, model: "Module"
 ) -> str:

@@ -9,8 +9,8 @@ import transformers
 
 import eval as evals
 from arch import LanguageModel, ModelError, embedding_scale, load_model, save_model
-from eval.models.checkpoint import draw, model_directory, open_checkpoint, open_model
-from eval.models.controls import derive
+from eval.models.checkpoint import model_directory, open_checkpoint, open_model
+from eval.models.controls import derive, draw
 from eval.models.identity import weights_hash
 from eval.models.memory import candidates_at_once, host_memory, rows_at_once
 from eval.rows.fits import fitted
@@ -64,6 +64,8 @@ def test_other_weights_in_memory_are_another_model(small_model, small_tokenizer)
     second = evals.open_model(module, tokenizer=small_tokenizer)
     assert first.provenance["name"] == second.provenance["name"] == "LanguageModel"
     assert first.model_id != second.model_id
+    with one_line(evals.RequestError, "open it again"):  # its rows would be of the first weights
+        evals.loss([second, first], text="Tom sat.")
 
 
 def test_a_module_is_opened_however_it_was_made(small_model, small_tokenizer):
