@@ -47,7 +47,7 @@ class Checkpoint:
     Attributes:
         control: how it was changed, of a model to compare with; None for the model itself.
         weights: a hash that stands for the weights, where no file does.
-        versions: of its parameters as they were opened.
+        sample: some of its weights as they were opened.
     """
 
     model: LanguageModel
@@ -57,11 +57,11 @@ class Checkpoint:
     path: Path
     control: str | None = None
     weights: str | None = None
-    versions: list[int] = field(init=False, repr=False)
+    sample: list[tuple[float, ...]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         identity.hash_classes(self.model)  # of the code as it was loaded
-        vars(self)["versions"] = identity.versions(self.model)
+        vars(self)["sample"] = identity.sample_weights(self.model)
 
     @plain_arithmetic()
     def __call__(self, text: str | Tensor) -> Outputs:
@@ -329,7 +329,7 @@ def open_models(
     device_of(device)  # which is refused though all are open
     opened = [m if isinstance(m, Checkpoint) else open_model(m, device) for m in given]
     for checkpoint in opened:
-        if checkpoint.versions != identity.versions(checkpoint.model):
+        if checkpoint.sample != identity.sample_weights(checkpoint.model):
             raise RequestError(f"{checkpoint.path}: its weights changed; open it again")
     return opened
 

@@ -76,9 +76,13 @@ def weights_hash(model: "Module") -> str:
     return digest.hexdigest()
 
 
-def versions(model: "Module") -> list[int]:
-    """How often each parameter was written to, as a step of an optimiser does."""
-    return [0 if p.is_inference() else p._version for p in model.parameters()]
+def sample_weights(model: "Module") -> list[tuple[float, ...]]:
+    """Of each parameter how often it was written to, which fused optimisers leave out, and some."""
+    return [
+        (0 if p.is_inference() else p._version,
+         *p.detach().flatten()[:: max(1, p.numel() // 16)].float().nan_to_num().tolist())
+        for p in model.parameters()
+    ]  # fmt: skip
 
 
 def settings_hash(

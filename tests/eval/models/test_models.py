@@ -64,8 +64,17 @@ def test_other_weights_in_memory_are_another_model(small_model, small_tokenizer)
     second = evals.open_model(module, tokenizer=small_tokenizer)
     assert first.provenance["name"] == second.provenance["name"] == "LanguageModel"
     assert first.model_id != second.model_id
-    with one_line(evals.RequestError, "open it again"):  # its rows would be of the first weights
-        evals.loss([second, first], text="Tom sat.")
+
+
+@pytest.mark.parametrize("fused", [False, True])  # a fused step writes without counting it
+def test_an_open_model_that_is_trained_on_is_refused(small_model, small_tokenizer, fused):
+    """Its rows would have been those of the weights before."""
+    module = small_model().requires_grad_()
+    opened = evals.open_model(module, tokenizer=small_tokenizer)
+    module(torch.tensor([[1, 2, 3]])).logsumexp(-1).sum().backward()
+    torch.optim.AdamW(module.parameters(), fused=fused).step()
+    with one_line(evals.RequestError, "open it again"):
+        evals.loss([opened], text="Tom sat.")
 
 
 def test_a_module_is_opened_however_it_was_made(small_model, small_tokenizer):
