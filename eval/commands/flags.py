@@ -213,6 +213,8 @@ def _refuse_others(name: str, values: Sequence[Any], absent: bool) -> None:
             fix = "the value is empty; give one"
         elif value is None and not absent:
             fix = "give words or numbers"
+        elif name in ("places", "results") and not isinstance(value, str | os.PathLike):
+            fix = f"a {type(value).__name__}; give the directory of its rows, its out"
         elif isinstance(value, bytes | bytearray):
             fix = "give a text, as by decode()"
         elif isinstance(value, slice):
@@ -225,7 +227,8 @@ def _refuse_others(name: str, values: Sequence[Any], absent: bool) -> None:
             fix = "give words or numbers, not a mapping"
         if fix:
             where = name if name in PLACES else flag_name(name)
-            raise RequestError(f"{where} {str(value)[:80] or repr(value)}: {fix}")
+            words = " ".join(str(value).split())[:80] or repr(value)
+            raise RequestError(f"{where} {words}: {fix}")
 
 
 def reader_of(hint: Any) -> PrimitiveConstructorSpec[Any]:

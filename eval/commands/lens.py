@@ -35,7 +35,8 @@ def lens(
 ) -> Result:
     """Looks inside a model through lenses (stream, logits by layer, mixers): documents and rows.
 
-    Everything is checked first. If a lens has its document already, that document is shown.
+    Texts, words and models are checked first; whether a lens can look at a model is seen in its
+    turn. If a lens has its document already, that document is shown.
 
     Args:
         out: results directory, for `python -m eval report`

@@ -7,9 +7,10 @@ positions are learnt, that is the length of embedding and position together. The
 assumed but tested on the Jacobian.
 """
 
+import copy
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from arch import LanguageModel
 from eval.measures.ranks import effective_rank
 from eval.messages import RequestError
 from eval.models.checkpoint import Checkpoint
@@ -42,6 +44,19 @@ class NoSingle(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+def exact(circuit: Circuit) -> Circuit:
+    """The circuit in float64; experts of transformers run one by one, as fused ones have none."""
+
+    def widen() -> LanguageModel:
+        model = copy.deepcopy(circuit.model).double()
+        for config in (getattr(part, "config", None) for part in model.modules()):
+            if hasattr(config, "_experts_implementation"):
+                setattr(config, "_experts_implementation", "eager")  # noqa: B010 - not declared
+        return model
+
+    return replace(circuit, model=circuit.model.keep("exact", widen))
+
+
 def local_geometry(circuit: Circuit, tokens: Tensor, hidden: int) -> dict[str, Any]:
     """Measures the map from the first `hidden` tokens to the other positions' outputs, in float64.
 
@@ -61,15 +76,15 @@ def local_geometry(circuit: Circuit, tokens: Tensor, hidden: int) -> dict[str, A
     Raises:
         RequestError: k out of range, or outputs that are not finite.
     """
-    exact = circuit.exact
+    wide = exact(circuit)
     with NoSingle():
-        embeddings = exact.model.embed(tokens)
-        outputs = exact(embeddings[None])[0, hidden:]
+        embeddings = wide.model.embed(tokens)
+        outputs = wide(embeddings[None])[0, hidden:]
         if not outputs.isfinite().all():
             raise RequestError(f"layer {circuit.depth} gives numbers that are not finite")
-        unit = float(exact.scale / outputs.square().mean().sqrt())
-        J = jacobian(exact, embeddings, hidden) * unit
-        read = exact.model.with_positions(embeddings[None])[0]
+        unit = float(wide.scale / outputs.square().mean().sqrt())
+        J = jacobian(wide, embeddings, hidden) * unit
+        read = wide.model.with_positions(embeddings[None])[0]
     removed = _removed(J, embeddings[:hidden], read[:hidden])
     J = J - (J @ removed) @ removed.T
     dimensions = J.shape[1] - removed.shape[1]

@@ -10,7 +10,7 @@ import copy
 import json
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,7 +37,6 @@ from eval.models.running.patches import Patch, patched_sites
 from tokenizer import END_OF_TEXT
 
 Kept = TypeVar("Kept")
-Built = TypeVar("Built", bound=nn.Module)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +46,7 @@ class Checkpoint:
     Attributes:
         control: how it was changed, of a model to compare with; None for the model itself.
         weights: a hash that stands for the weights, where no file does.
+        sample: some of its weights as they were opened.
     """
 
     model: LanguageModel
@@ -56,9 +56,11 @@ class Checkpoint:
     path: Path
     control: str | None = None
     weights: str | None = None
+    sample: list[tuple[float, ...]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         identity.hash_classes(self.model)  # of the code as it was loaded
+        vars(self)["sample"] = identity.sample_weights(self.model)
 
     @plain_arithmetic()
     def __call__(self, text: str | Tensor) -> Outputs:
@@ -325,7 +327,11 @@ def open_models(
     single = isinstance(models, str | nn.Module) or not isinstance(models, Iterable)
     given: Any = [models] if single else models
     device_of(device)  # which is refused though all are open
-    return [m if isinstance(m, Checkpoint) else open_model(m, device) for m in given]
+    opened = [m if isinstance(m, Checkpoint) else open_model(m, device) for m in given]
+    for checkpoint in opened:
+        if checkpoint.sample != identity.sample_weights(checkpoint.model):
+            raise RequestError(f"{checkpoint.path}: its weights changed; open it again")
+    return opened
 
 
 def _in_memory(module: nn.Module, tokenizer: Any, name: str) -> Checkpoint:
@@ -375,13 +381,6 @@ def _in_memory(module: nn.Module, tokenizer: Any, name: str) -> Checkpoint:
     meta = {"name": name, "source": "memory", **ends, "settings": settings}
     weights = uuid4().hex if identity.is_steered(module) else identity.weights_hash(model)
     return Checkpoint(model, model.config, backend, meta, Path(name), weights=weights)
-
-
-def draw(build: Callable[[], Built], seed: int) -> Built:
-    """A model that `build` makes with random weights of a seed; other draws are not disturbed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # and no other device's
-        return build().eval().requires_grad_(False)
 
 
 def device_of(name: str) -> torch.device:

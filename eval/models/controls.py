@@ -3,15 +3,19 @@
 import copy
 import hashlib
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
+import torch
 from torch import nn
 
 from arch import LanguageModel, ModelConfig, embedding_scale
 from eval.messages import RequestError
-from eval.models.checkpoint import Checkpoint, draw, open_checkpoint
+from eval.models.checkpoint import Checkpoint, open_checkpoint
 from tokenizer import encode_alike
 
+Built = TypeVar("Built", bound=nn.Module)
 _SCALE = re.compile(r"scale=(\d*\.?\d+(?:e-?\d+)?)")
 OWN_DRAW = "own draw"
 """In the hashes of what is drawn by the model's: rows of earlier draws have other keys."""
@@ -59,6 +63,13 @@ def derive(checkpoint: Checkpoint, control: str) -> Checkpoint:
     return replace(
         checkpoint, model=model, config=model.config, meta=meta, control=control, weights=digest
     )
+
+
+def draw(build: Callable[[], Built], seed: int) -> Built:
+    """A model that `build` makes with random weights of a seed; other draws are not disturbed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # and no other device's
+        return build().eval().requires_grad_(False)
 
 
 def _draw(checkpoint: Checkpoint, config: ModelConfig) -> LanguageModel:

@@ -74,6 +74,15 @@ def weights_hash(model: "Module") -> str:
     return digest.hexdigest()
 
 
+def sample_weights(model: "Module") -> list[tuple[float, ...]]:
+    """Of each parameter how often it was written to, which fused optimisers leave out, and some."""
+    return [
+        (0 if p.is_inference() else p._version,
+         *p.detach().flatten()[:: max(1, p.numel() // 16)].float().nan_to_num().tolist())
+        for p in model.parameters()
+    ]  # fmt: skip
+
+
 def settings_hash(
     settings: Mapping[str, Any], tokenizer: "Tokenizer", end: int | None, model: "Module"
 ) -> str:

@@ -1,6 +1,5 @@
 """A site of a model, such as the outputs of a layer, as a function of embeddings."""
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -161,12 +160,6 @@ class Circuit:
             return mixer.step(x, state.blocks[i])
 
         return self._walk(embeddings, mix, state.length)
-
-    @cached_property
-    def exact(self) -> "Circuit":
-        """The circuit in float64."""
-        model = self.model.keep("exact", lambda: copy.deepcopy(self.model).double())
-        return replace(self, model=model)
 
     @cached_property
     def vocabulary(self) -> Tensor:

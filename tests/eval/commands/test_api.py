@@ -21,6 +21,7 @@ from eval.commands.flags import read_arguments
 from eval.commands.result import Result, command
 from eval.commands.views import summary
 from eval.messages import say_once
+from tests.said import one_line
 
 KINDS = {"invert": "recovery"}
 HELP = """
@@ -107,6 +108,12 @@ def test_values_of_python_are_read_or_refused(given, read):
         with pytest.raises(evals.RequestError) as refusal:
             read_arguments(hints, given)
         assert str(refusal.value).startswith(read)
+
+
+@pytest.mark.parametrize("view", [evals.compare, summary])
+def test_a_result_is_not_the_directory_of_its_rows(view):
+    with one_line(evals.RequestError, "figures: a Result; give the directory"):
+        view(Result([], "a table\nof figures"))
 
 
 def test_a_star_imports_the_functions():

@@ -10,8 +10,8 @@ from torch.nn.utils import prune
 
 import eval as evals
 from arch import LanguageModel, ModelError, embedding_scale, load_model, save_model
-from eval.models.checkpoint import draw, model_directory, open_checkpoint, open_model
-from eval.models.controls import derive
+from eval.models.checkpoint import model_directory, open_checkpoint, open_model
+from eval.models.controls import derive, draw
 from eval.models.identity import weights_hash
 from eval.models.memory import candidates_at_once, host_memory, rows_at_once
 from eval.rows.fits import fitted
@@ -65,6 +65,17 @@ def test_other_weights_in_memory_are_another_model(small_model, small_tokenizer)
     second = evals.open_model(module, tokenizer=small_tokenizer)
     assert first.provenance["name"] == second.provenance["name"] == "LanguageModel"
     assert first.model_id != second.model_id
+
+
+@pytest.mark.parametrize("fused", [False, True])  # a fused step writes without counting it
+def test_an_open_model_that_is_trained_on_is_refused(small_model, small_tokenizer, fused):
+    """Its rows would have been those of the weights before."""
+    module = small_model().requires_grad_()
+    opened = evals.open_model(module, tokenizer=small_tokenizer)
+    module(torch.tensor([[1, 2, 3]])).logsumexp(-1).sum().backward()
+    torch.optim.AdamW(module.parameters(), fused=fused).step()
+    with one_line(evals.RequestError, "open it again"):
+        evals.loss([opened], text="Tom sat.")
 
 
 def test_a_module_is_opened_however_it_was_made(small_model, small_tokenizer):
