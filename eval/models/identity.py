@@ -28,6 +28,8 @@ Training: TypeAlias = tuple[str, str, int | None]
 """Its `model_id`, name and training seed, where that is known."""
 CHANGED = "other settings (config.json, or the GGUF file), other code or another tokenizer"
 """How a model with another `settings_hash` is named."""
+SAMPLED = 16
+"""Values of each parameter that are compared, about."""
 KNOWN = ("abc", "arch", "builtins", "eval", "torch", "transformers", "typing")
 """Packages whose code stands in no hash."""
 
@@ -75,12 +77,19 @@ def weights_hash(model: "Module") -> str:
 
 
 def sample_weights(model: "Module") -> list[tuple[float, ...]]:
-    """Of each parameter how often it was written to, which fused optimisers leave out, and some."""
-    return [
-        (0 if p.is_inference() else p._version,
-         *p.detach().flatten()[:: max(1, p.numel() // 16)].float().nan_to_num().tolist())
-        for p in model.parameters()
-    ]  # fmt: skip
+    """What tells that weights have changed: the writes to each parameter, and some of its values.
+
+    Fused optimisers write without counting.
+    """
+    import torch
+
+    samples = []
+    for weight in model.parameters():
+        numbers = torch.view_as_real(weight) if weight.is_complex() else weight
+        some = numbers.detach().flatten()[:: max(1, numbers.numel() // SAMPLED)].float()
+        writes = 0 if weight.is_inference() else weight._version
+        samples.append((writes, *some.nan_to_num().tolist()))
+    return samples
 
 
 def settings_hash(
