@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -92,7 +93,8 @@ def test_a_token_of_an_equal_row_is_certain_nowhere(k, places):
     with torch.no_grad():
         model.embedding.weight[true] = model.embedding.weight[tokens]
         best = model(torch.tensor([true]))[0].log_softmax(dim=-1).topk(k)
-    found = recover_scores(checkpoint, best.indices, printed(best.values, places), corpus="toy:400")
+    changed, scores = replace(checkpoint), printed(best.values, places)
+    found = recover_scores(changed, best.indices, scores, corpus="toy:400")
     assert not any(found.certificates[0])
     assert len(found.alike[0]) == len(true)
 
@@ -179,12 +181,12 @@ def test_a_token_of_a_crowd_is_certain_by_precise_scores(
     places, certain, small_model, small_tokenizer
 ):
     """Scores of tokens that are alike lie close: of a few coarse ones a wrong one fitted alone."""
-    checkpoint = open_model(small_model(mixers=("flat",)), tokenizer=small_tokenizer)
-    model, crowd = checkpoint.model, torch.arange(100, 132)
+    model, crowd = small_model(mixers=("flat",)), torch.arange(100, 132)
     apart = torch.randn(len(crowd), 32, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         model.embedding.weight[crowd] = model.embedding.weight[crowd[0]] + 0.02 * apart
         best = model(crowd[None, :9])[0].log_softmax(dim=-1).topk(3)
+    checkpoint = open_model(model, tokenizer=small_tokenizer)
     found = recover_scores(checkpoint, best.indices, printed(best.values, places), corpus="toy:400")
     assert found.tokens[0].tolist() == crowd[:9].tolist()
     assert {proof is not None for proof in found.certificates[0]} == {certain}
