@@ -129,9 +129,10 @@ def _separator(path: Path, source: Path, size: int, changed: int) -> re.Pattern[
             found = marks[1]
         before = read[max(0, len(text) - 100) :]
     what = "paragraph" if found is marks[1] else "line"
+    like = "" if source == path else "some files are "
     say_once(
-        f"{source}: plain text without {END_OF_TEXT}, each {what} is a story; to join them, pack "
-        "it with --story-tokens N"
+        f"{source}: {like}plain text without {END_OF_TEXT}, each {what} is a story; to join "
+        "them, pack it with --story-tokens N"
     )
     return found
 
@@ -269,8 +270,12 @@ def _cell(path: Path, number: int, row: object, field: str) -> str:
 
 def _read_csv(path: Path, field: str) -> Iterator[str]:
     csv.field_size_limit(sys.maxsize)  # a story may be longer than 128 KiB
-    lines = (io.StringIO(line, newline="") for line in _lines(path))  # divided at a CR, too
-    rows = csv.reader(chain.from_iterable(lines), strict=True)
+    lines = _lines(path)
+    first = next(lines, "")
+    lines = chain([first], lines)
+    if "\r" in first.rstrip("\r\n"):  # as of Excel for Mac; else a CR is in a cell
+        lines = chain.from_iterable(io.StringIO(line, newline="") for line in lines)
+    rows = csv.reader(lines, strict=True)
     try:
         names = next(rows, [])
         if names.count(field) > 1:

@@ -30,6 +30,8 @@ SPLIT_WORDS = {
 }
 ALONE = ("training", "testing", "evaluation")  # they say something else beside other words
 BESIDE = ("data", "set", "split", "text", "txt", "of", "part", "shard", "file", "tokens", "raw")
+NO_TEXT = ("readme", "license", "licence", "notice", "changelog", "requirements")
+"""Names of files beside a text, without their endings."""
 PLAIN = re.compile(r"(train|valid|validation)([-.].*)?")
 NUMBERED = re.compile(r"(.*?)(\d{5})-of-(\d{5})(?:-[0-9a-f]+)?")
 ENDINGS = (".txt", ".jsonl", ".json", ".parquet", ".csv")
@@ -70,7 +72,9 @@ def divide_folder(folder: Path) -> dict[str, list[Path]]:
         return {"train": unnamed}
     named = [path for paths in found.values() for path in paths]
     told, unread = [*named, *test], [*test, *unnamed, *others]
-    title = len(unnamed) > len(told) and all(_may_be_title(p.relative_to(folder)) for p in told)
+    endings = {path.suffix.lower() for path in told}
+    alike = [p for p in unnamed if p.suffix.lower() in endings and p.stem.casefold() not in NO_TEXT]
+    title = len(alike) > len(told) and all(_may_be_title(p.relative_to(folder)) for p in told)
     if (title and "valid" not in found) or ("train" not in found and (unnamed or test)):
         raise CorpusError(
             f"{folder}: named after a split: {_names(folder, told)}; others: "

@@ -78,7 +78,8 @@ def build_trainer(
     settings |= {} if total is None else {"max_steps": total}
     if settings["accelerator"] == "auto" and not gpu:
         settings["accelerator"] = "cpu"  # Lightning's own choice may be a device that is not tested
-    several = (count_processes(recipe.trainer) or 2) > 1
+    here = (torch.cuda.device_count() if gpu else 1) * recipe.trainer.num_nodes
+    several = (count_processes(recipe.trainer) or here) > 1
     if several and has_foreign(recipe.model.mixers):  # one of them may leave out a weight
         settings["strategy"] = "ddp_find_unused_parameters_true"
     if settings["deterministic"] is None and not gpu and recipe.run.compile is True:

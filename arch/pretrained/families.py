@@ -116,8 +116,12 @@ def is_changed(part: nn.Module) -> bool:
     what compiling puts around a module.
     """
     hooks = [*part._forward_hooks.values(), *part._forward_pre_hooks.values()]
-    own = "forward" in vars(part) and not any(hasattr(part, n) for n in ("_hf_hook", "_orig_mod"))
-    return own or any(getattr(hook, "__module__", "") not in HARMLESS for hook in hooks)
+    own = vars(part).get("forward")
+    moves = hasattr(part, "_hf_hook") or hasattr(part, "_orig_mod")
+    compiled = hasattr(own, "_torchdynamo_orig_callable")
+    return (own is not None and not (moves or compiled)) or any(
+        getattr(hook, "__module__", "") not in HARMLESS for hook in hooks
+    )
 
 
 def take_apart(model: Any) -> ModelParts:

@@ -110,16 +110,18 @@ def tell_texts_apart(rows: Iterable[Row]) -> list[Row]:
     A file is written anew under its name, and models hold out other fractions of one file. A text
     of several names, as each run packs it into its own directory, has the first of them.
     """
-    rows, names, corpora = list(rows), dict[str, str](), list[str | None]()
-    hashes, sizes = dict[str, set[str]](), dict[Any, set[int]]()
+    rows, hashes = list(rows), dict[str, set[str]]()
     for row in rows:
         if corpus := _corpus_of(row):
-            corpus = names.setdefault(row.get("corpus_hash") or corpus, corpus)
             hashes.setdefault(corpus, set()).update(filter(None, [row.get("corpus_hash")]))
-            sizes.setdefault((corpus, row.get("stories"), row.get("windows")), set()).add(
-                row.get("bytes", 0)
-            )
-        corpora.append(corpus)
+    first = dict[str, str]()  # of one hash, the name that comes first
+    names = {name: first.setdefault(min(known), name) if len(known) == 1 else name
+             for name, known in hashes.items()}  # fmt: skip
+    corpora = [names.get(_corpus_of(row) or "") for row in rows]
+    sizes = dict[Any, set[int]]()
+    for row, corpus in zip(rows, corpora, strict=True):
+        question = corpus, row.get("stories"), row.get("windows")
+        sizes.setdefault(question, set()).add(row.get("bytes", 0))
     told = []
     for row, corpus in zip(rows, corpora, strict=True):
         if corpus:

@@ -103,12 +103,14 @@ def _find_first_row(captured: Captured, prompt: int) -> str:
     Rows that fit a token at the first position are tried, of all rows that are shown. As many must
     not fit from row 0 on, as of coarse numbers, nor may the first row be hidden.
     """
+    if captured.held[0]:
+        return ""
     stored = captured.stored
     filled = stored.values[prompt].any(dim=-1)
     rows = [t for t in captured.positions if 0 < t < captured.length - 1 and filled[t]]
     alone = stored.map(lambda x: x[prompt, rows, None])
     beginnings = find_beginnings(captured.arithmetic, captured.circuit, alone)[:BEGINNINGS]
-    if captured.held[0] or not beginnings:
+    if not beginnings:
         return ""
     own, _ = _count_alone(captured, prompt, 0)
     for number in beginnings:
@@ -251,7 +253,8 @@ def _say_what_is_packed(captured: Captured, answer: Recovered) -> None:
     for prompt, (proofs, alike) in enumerate(zip(answer.certificates, answer.alike, strict=True)):
         fitting = [t for t, proof in enumerate(proofs) if proof or t in alike]
         behind = [t for t in captured.positions if fitting and t > fitting[-1]]
-        if len(behind) < BEHIND:
+        doubtful = not any(proofs) or (alike and captured.stored.coarse)  # tokens fit by chance
+        if len(behind) < BEHIND or doubtful:
             continue
         row = behind[0]
         hits, count = _count_alone(captured, prompt, row)

@@ -185,8 +185,8 @@ class Explorer:
         if "@" in given:
             return f"host {printable(given, 80)} is none"
         if host not in self.names and (self.local or not _is_address(host)):
-            fix = "open it by this machine's address, or start it with --host NAME"
-            return f"host {host[:80]!r} is not this server's; {fix}"
+            fix = "localhost" if self.local else "this machine's address"
+            return f"host {host[:80]!r} is not this server's; open it by {fix}, or give --host NAME"
         origin = request.headers.get("origin")
         if origin is not None and origin != f"{request.url.scheme}://{given}":
             return f"origin {origin[:80]!r} may not ask here"

@@ -174,6 +174,11 @@ class Inversion:
         tokens = set(encode_text(checkpoint.tokenizer, self.allowed, "--allowed"))
         if not tokens:
             raise RequestError(f"--allowed {self.allowed!r}: there is no token in it; give text")
+        unknown = getattr(checkpoint.tokenizer.model, "unk_token", None) or ""
+        if unknown not in self.allowed and checkpoint.tokenizer.token_to_id(unknown) in tokens:
+            raise RequestError(
+                f"--allowed {self.allowed!r}: some of it is read as {unknown}; leave that out"
+            )
         return tuple(sorted(tokens))
 
     def refusals(self, lengths: Sequence[int], unfit: bool = True) -> list[str]:

@@ -52,7 +52,7 @@ class Pair(NamedTuple):
 
 
 def prompt_pairs(checkpoint: Checkpoint, batch: PromptBatch, request: Request) -> list[Pair]:
-    """Each two consecutive prompts that have as many tokens and differ.
+    """The first prompt and the second, the third and the fourth, ..., if as long and different.
 
     The words asked for are the answers, in the order of the prompts. A line names each of several
     given texts that is in no pair.
@@ -73,8 +73,8 @@ def prompt_pairs(checkpoint: Checkpoint, batch: PromptBatch, request: Request) -
         sizes = ", ".join(f"{label} has {count} tokens" for label, count in left_out.items())
         if not pairs:
             raise RequestError(
-                "--text: patching takes two texts that follow each other, differ and have as many "
-                f"tokens ({sizes}); give two of equal length"
+                "--text: patching pairs the first text with the second, the third with the fourth, "
+                f"...; no two differ and have as many tokens ({sizes}); give two of equal length"
             )
         if left_out:
             say_once(f"--text: patching left out texts that make no pair of equal length ({sizes})")

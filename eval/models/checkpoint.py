@@ -37,6 +37,7 @@ from eval.models.running.patches import Patch, patched_sites
 from tokenizer import END_OF_TEXT
 
 Kept = TypeVar("Kept")
+WRAPPERS = ("torch", "lightning", "accelerate", "deepspeed")  # whose modules may hold a model
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,7 +312,8 @@ def open_model(
     """
     if isinstance(model, nn.Module):
         for around in ("_orig_mod", "module", "_orig_mod"):  # of compiling, and of training
-            model = getattr(model, around, model)
+            if type(model).__module__.partition(".")[0] in WRAPPERS:
+                model = getattr(model, around, model)
         return _in_memory(model, tokenizer, name or type(model).__name__)  # pyright: ignore
     if tokenizer is not None or name is not None:
         raise RequestError(

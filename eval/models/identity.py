@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 Key = TypeVar("Key", bound=Hashable)
 Training: TypeAlias = tuple[str, str, int | None]
 """Its `model_id`, name and training seed, where that is known."""
-CHANGED = "other settings (config.json, or the GGUF file), other code or another tokenizer"
+CHANGED = (
+    "other settings (config.json, or the GGUF file), other code, another tokenizer or an earlier "
+    "version of remnant"
+)
 """How a model with another `settings_hash` is named."""
 SAMPLED = 16
 """Values of each parameter that are compared, about."""

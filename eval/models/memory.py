@@ -51,8 +51,11 @@ def holds_row(model: LanguageModel, length: int) -> bool:
 
 
 def free_memory(device: torch.device) -> int:
-    """What a GPU has free, in bytes, or `host_memory`."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_memory()
+    """What a GPU has free, in bytes, with what PyTorch holds for tensors to come; `host_memory`."""
+    if device.type != "cuda":
+        return host_memory()
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + held
 
 
 def host_memory(root: Path = Path("/")) -> int:

@@ -198,6 +198,12 @@ def test_rows_of_a_csv_may_end_with_a_carriage_return(tmp_path):
         assert read(tmp_path / "t.csv") == [text.strip() for text in texts]
 
 
+def test_a_carriage_return_in_a_bare_cell_divides_no_story(tmp_path):
+    (tmp_path / "t.csv").write_bytes(b"text\nhello\rworld\nlast\n")
+    with pytest.raises(CorpusError, match="new-line character"):
+        read(tmp_path / "t.csv")
+
+
 def test_cells_of_a_csv_are_texts_of_any_length(tmp_path):
     texts = ["7", "true", "x" * 300_000, 'a "b", c']
     with (tmp_path / "t.csv").open("w", newline="") as file:

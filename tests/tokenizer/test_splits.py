@@ -140,6 +140,14 @@ def test_a_title_that_tells_of_a_split_takes_over_no_folder(tmp_path, name):
     assert {*read(tmp_path)["train"]} == {"training"}
 
 
+@pytest.mark.parametrize("name", ["owt_train.txt", "train-en.txt"])
+def test_what_lies_beside_a_text_is_no_text_of_as_many_titles(tmp_path, name):
+    write(tmp_path, name, "training")
+    for other in ("README.txt", "LICENSE.txt", "dataset_info.json", "stats.json"):
+        write(tmp_path, other, "other")
+    assert {*read(tmp_path)["train"]} == {"training"}
+
+
 @pytest.mark.parametrize(
     "name",
     ["notes.md", ".hidden.txt", ".cache/a.txt", "notes.txt", "sub/more.txt", "weird\x1b.log",

@@ -104,5 +104,5 @@ def _check_task(wanted: int | None) -> None:
     if missing and wanted != 1:
         raise RunError(
             f"SLURM_NTASKS is {tasks} and {missing[0]} is not set: start a task for each device by "
-            f"srun; {ALONE}, or unset SLURM_NTASKS"
+            f"srun; for one device give --trainer.devices 1; {ALONE}, or unset SLURM_NTASKS"
         )

@@ -24,7 +24,7 @@ from train.processes.launcher import TASK, count_processes, in_slurm, in_torchru
 from train.settings import RunError, TrainerSettings
 
 PATIENCE = 600
-"""Seconds for all processes to start. The end has no limit: the first may still evaluate."""
+"""Seconds for all processes to start, and for the first to wait for the others' end."""
 GRACE = 2
 """Seconds in which a process that another's failure ends may end by itself."""
 PAUSE = 0.2
@@ -132,7 +132,9 @@ class _Meeting:
         speaks, lost = True, error is not None and _is_loss(error)
         try:
             if error is None:
-                self._wait_for_all("ended", self._store.add("here", 0))
+                # The first may still evaluate; the others see its store go.
+                patience = math.inf if self.rank else PATIENCE
+                self._wait_for_all("ended", self._store.add("here", 0), patience)
             else:
                 speaks = not self._heard and self._store.add("failed", 1) == 1
                 self._wait_for_others(lost) if speaks else self._hear()
@@ -178,7 +180,7 @@ class _Meeting:
         while self._store.add("heard", 0) < others and time.monotonic() < end:
             time.sleep(PAUSE / 4)
 
-    def _wait_for_all(self, key: str, count: int, seconds: float = math.inf) -> int:
+    def _wait_for_all(self, key: str, count: int, seconds: float) -> int:
         found, end = self._store.add(key, 1), time.monotonic() + seconds
         while found < count and time.monotonic() < end:
             time.sleep(PAUSE / 4)

@@ -136,7 +136,8 @@ class PackedDataModule(LightningDataModule):
     split is used.
 
     Raises:
-        RunError: the training split is smaller than one batch, or the context above its rows.
+        RunError: the training split is smaller than one batch, the context above its rows, or a
+            split in which nothing is predicted.
     """
 
     def __init__(
@@ -166,9 +167,9 @@ class PackedDataModule(LightningDataModule):
         if not self.train_bytes_per_token or not self.valid_bytes_per_token:
             split = "valid" if self.train_bytes_per_token else "train"
             raise RunError(
-                f"--data {data.path}: its split {split} has no text behind the first tokens of its "
-                "stories, so that nothing is predicted; pack longer stories"
-                + (", or raise --validate_tokens" if validate_tokens else "")
+                f"--data {data.path}: in its split {split} nothing is predicted, as no story has a "
+                "second token; pack longer stories"
+                + (", or raise --validate_tokens" if validate_tokens and split == "valid" else "")
             )
 
     @property

@@ -28,7 +28,7 @@ MASK = "attention_mask"
 WIDTHS = {"halffloat": "float16", "float": "float32", "double": "float64"}
 CODE_NAMES = frozenset(map(dtype_name, BITS))
 """Integers that may be codes, or the bits of floats, in a column of arrays."""
-TORCH_SAVED = (b"PK", b"\x80\x02\x8a\x0a")
+TORCH_SAVED = (b"PK", b"\x80\x02\x8a\x0a", b"\x80\x03\x8a\x0a")
 """First bytes of what torch.save writes, now and before version 1.6."""
 
 
@@ -216,9 +216,11 @@ def list_columns(folder: Path) -> tuple[dict[str, Entry], dict[str, list[list[in
         if unlike and not (entries or ids):
             raise ValueError(f"{unlike[0]}; give them of one length")
         if given := ids.get(MASK):  # which may leave out rows that are padding
-            size = len(given), len(given[0])
-            made = [name for name in entries if name.endswith(f".{MASK}")]
-            entries = {n: x for n, x in entries.items() if n not in made or x.shape != size}
+            told = torch.tensor(given).bool()
+            for name in [name for name in entries if name.endswith(f".{MASK}")]:
+                made = entries[name]
+                if made.shape == told.shape and not (told & ~made.read().bool()).any():
+                    del entries[name]
     except Exception as error:  # of many kinds, by what is damaged
         raise RequestError(f"{folder}: not a folder of datasets ({first_line(error)})") from None
     for line in unlike:

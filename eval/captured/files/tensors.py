@@ -30,6 +30,8 @@ SCALES = ("scale", "scales")
 ZERO_POINTS = ("zero_point", "zero_points", "zp", "zeros")
 """Names of companions: after that of a tensor and a dot or underscore, or alone in the file."""
 TEXTS = ("token_ids", "input_ids", "tokens", "ids", "sequences", "prompt_token_ids")
+NO_OUTPUTS = re.compile(r"masks?(_\d+)?(\.|$)|(^|[._])pool(ed|er|ing)?([._]|$)|sentence_embedding")
+"""Names of masks, and of states that are pooled over a prompt."""
 WORDS = ("bf16", "fp16")
 """Formats of 16 bits, which may stand as integers."""
 SAFETENSORS = {
@@ -219,7 +221,7 @@ def _split_companion(name: str) -> tuple[str, str] | None:
 
 def _may_be_outputs(name: str, entry: Entry, stored: str | None) -> bool:
     """Whether a tensor may be a site's outputs; ids, masks, texts and pooled states may not."""
-    is_other = re.search(r"masks?(_\d+)?(\.|$)|pool|sentence_embedding", name.lower())
+    is_other = NO_OUTPUTS.search(name.lower())
     if len(entry.shape) < 2 or entry.kind in ("object", "str") or is_other:
         return False
     numbers = entry.kind in EIGHT_BITS or not entry.kind.startswith(("int", "uint", "bool"))

@@ -36,6 +36,8 @@ LIKELIEST_TOKENS = 64  # by the text, that are run at each position
 SHORTLIST = 256  # tokens run besides; four times as many while none fits
 MOST_FALSE_MATCHES = 1e-4  # other tokens expected to agree by chance with scores that tell one
 NEAREST = 8  # tokens of the smallest crowd whose chance is taken; the next have twice as many
+NOT_KNOWN = -9999.0
+"""A score from which on down there is none: OpenAI's API gives it for a token too unlikely."""
 ROUNDING = 16
 """Units of float32 by which another computation's score may differ, of the size of its terms."""
 
@@ -305,6 +307,12 @@ def _check(checkpoint: "Checkpoint", ids: Tensor, values: Tensor) -> None:
     if not bool(values.float().isfinite().all()) or float(values.float().max()) > 0.01:
         raise ArgumentError(
             "values", "not finite, or above 0; give log-probabilities, of logits part logits"
+        )
+    if (least := float(values.float().min())) <= NOT_KNOWN:
+        raise ArgumentError(
+            "values",
+            f"{least:g}, as OpenAI's API marks a token too unlikely for a number; "
+            "give fewer tokens at each position (k)",
         )
     if shape[0] > context:
         raise ArgumentError("values", f"{shape[0]} positions; the model's context is {context}")

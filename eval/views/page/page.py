@@ -203,8 +203,9 @@ def _solver_words(records: Sequence[Record]) -> list[tuple[str, str, str]]:
     """Each solver's name, its description and its settings."""
     from eval.inversion.solver import solvers
 
-    known, settings = solvers(), {record["solver"]: record["settings"] for record in records}
-    return [(name, known[name].text if name in known else "", settings[name])
+    texts = {name: solver.text for name, solver in solvers().items()}
+    settings = {record["solver"]: record["settings"] for record in records}
+    return [(name, texts.get(name.partition(" ")[0], ""), settings[name])  # as `adam steps=9`
             for name in solvers_in_order(records)]  # fmt: skip
 
 

@@ -201,6 +201,7 @@ def test_a_token_of_a_crowd_is_certain_by_precise_scores(
         (lambda ids, values: (ids + 10_000, values), "the model has 0 to"),
         (lambda ids, values: (ids * 0 + 1, values), "stands twice"),
         (lambda ids, values: (ids, values + 20), "above 0"),
+        (lambda ids, values: (ids, values.where(values > values.min(), -9999.0)), "-9999"),
         (lambda ids, values: (ids.repeat(9, 1), values.repeat(9, 1)), "positions"),
         (lambda ids, values: ([None, *ids.tolist()], values), "ids: no rows of numbers"),
         (lambda ids, values: (ids, [[-1.0], *values[1:].tolist()]), "values: no rows"),

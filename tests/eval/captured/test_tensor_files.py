@@ -109,7 +109,9 @@ def test_a_column_of_unlike_lengths_is_named(tmp_path, number, capsys):
         read_capture(tmp_path / "b")
 
 
-@pytest.mark.parametrize("masks", [None, [[0, 1, 1, 1, 1], [0, 1, 1]]])
+@pytest.mark.parametrize(
+    "masks", [None, [[0, 1, 1, 1, 1], [0, 1, 1]], [[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]]]
+)
 def test_arrays_of_unlike_lengths_are_prompts_with_a_mask(tmp_path, masks):
     """The folder was refused, with all its other columns."""
     import datasets
@@ -124,7 +126,7 @@ def test_arrays_of_unlike_lengths_are_prompts_with_a_mask(tmp_path, masks):
     (outputs,) = read_capture(tmp_path).outputs.values()
     read = outputs.read()
     assert read.mask is not None
-    first = 0 if masks else 1
+    first = 0 if masks and masks[0][0] == 0 else 1
     assert read.mask.tolist() == [[first, 1, 1, 1, 1], [first, 1, 1, 0, 0]]
     assert torch.equal(read.outputs[1, :3], S[:3].half())
     assert not read.outputs[1, 3:].any()
@@ -360,6 +362,8 @@ def test_a_tensor_that_is_said_to_be_the_scale_overrules_none_in_silence(tmp_pat
         ("Masks_0", True),
         ("pooler_output", True),
         ("sentence_embedding", True),
+        ("spool3", False),
+        ("pool-block2", False),
     ],
 )
 def test_masks_and_pooled_states_are_no_outputs(tmp_path, name, is_other, capsys):

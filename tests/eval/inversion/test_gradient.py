@@ -1,18 +1,23 @@
 """Gradient solvers: descent is its plain restatement, each finds shown tokens, rows stand alone."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
+from eval import RequestError, open_model
+from eval.inversion.request import Inversion
 from eval.inversion.scoring import score_answer, score_arrivals
 from eval.inversion.solver import ask_solver, solvers
 from eval.inversion.solvers.descent import descent
 from eval.inversion.solvers.gcg import gradient_at, losses_of
 from tests.eval.inversion.search_cases import QUICK, generators, posed, prompts, solve, tokens_of
+from tests.said import one_line
 
 
 def plain_descent(target: Tensor, x: Tensor, shown: Any, steps: int, rate: float) -> Tensor:
@@ -226,3 +231,14 @@ def test_losses_of_guesses_and_their_gradient_are_autograds(small_model):
     assert torch.allclose(losses_of(problem, guesses), losses, rtol=1e-4)
     (slope,) = torch.autograd.grad(losses.sum(), x)
     assert torch.allclose(gradient_at(problem, guesses[:, 2]), slope[:, 2], rtol=1e-4, atol=1e-5)
+
+
+def test_allowed_words_that_a_tokenizer_lacks_are_refused(small_model, small_tokenizer):
+    """The token of unknown words was allowed in their place."""
+    checkpoint = open_model(small_model(), tokenizer=small_tokenizer)
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "the": 1}, "<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    checkpoint = replace(checkpoint, tokenizer=tokenizer)
+    assert Inversion(allowed="the <unk>").allowed_tokens(checkpoint) == (0, 1)
+    with one_line(RequestError, "--allowed 'the zebra'"):
+        Inversion(allowed="the zebra").allowed_tokens(checkpoint)

@@ -194,5 +194,5 @@ def test_stories_of_one_token_are_nothing_to_predict(small_tokenizer, tmp_path):
         (tmp_path / f"{split}.txt").write_text("\n<|endoftext|>\n".join(stories))
     small_tokenizer.save(str(tmp_path / "tokenizer.json"))
     data = pack(tmp_path, tmp_path / "tokenizer.json", tmp_path / "data", Layout("rows", 9))
-    with pytest.raises(RunError, match=r"split valid has no text .* pack longer stories$"):
+    with pytest.raises(RunError, match=r"split valid nothing .* pack longer stories$"):
         PackedDataModule(data, 8, BatchSettings(4), 0, None)

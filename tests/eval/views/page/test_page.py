@@ -12,6 +12,7 @@ from eval.__main__ import main
 from eval.analysis.frame import frame
 from eval.drawing import plots
 from eval.drawing.tables import cell, percent_text, whole_percent
+from eval.inversion.solver import solvers
 from eval.rows.store import Results, read_rows
 from eval.views.page.numbers import number_tables
 from eval.views.page.page import curves, render_page
@@ -195,6 +196,11 @@ def test_each_name_of_the_same_weights_has_its_line():
     rows = [loss_row(about(300, "a", name), [3.0]) | {"key": name} for name in ("flat", "copy")]
     (table,) = (t for t in Page(render_page([*rows, *rows])).tables if t[0][0] == "checkpoint")
     assert [line[0] for line in table[1:]] == ["flat", "copy"]
+
+
+def test_a_solver_of_several_settings_is_described_at_each():
+    rows = [make_row(solver="adam"), make_row(solver="adam", settings={"steps": 9}, key="b")]
+    assert Page(render_page(rows)).words.count(solvers()["adam"].text) == 2
 
 
 def test_everything_from_rows_is_escaped_and_any_text_is_written(tmp_path):
