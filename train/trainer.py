@@ -78,9 +78,9 @@ def build_trainer(
     settings |= {} if total is None else {"max_steps": total}
     if settings["accelerator"] == "auto" and not gpu:
         settings["accelerator"] = "cpu"  # Lightning's own choice may be a device that is not tested
-    here = (torch.cuda.device_count() if gpu else 1) * recipe.trainer.num_nodes
-    several = (count_processes(recipe.trainer) or here) > 1
-    if several and has_foreign(recipe.model.mixers):  # one of them may leave out a weight
+    present = (torch.cuda.device_count() if gpu else 1) * recipe.trainer.num_nodes
+    processes = count_processes(recipe.trainer) or present
+    if processes > 1 and has_foreign(recipe.model.mixers):  # a mixer may leave out a weight
         settings["strategy"] = "ddp_find_unused_parameters_true"
     if settings["deterministic"] is None and not gpu and recipe.run.compile is True:
         settings["deterministic"] = True  # what is compiled for a CPU adds gradients in any order

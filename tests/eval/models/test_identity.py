@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from arch import save_model
+from eval import RequestError
 from eval.__main__ import main
 from eval.analysis.summary import summarise_rows
 from eval.models.checkpoint import open_checkpoint, open_model
@@ -23,7 +24,7 @@ from tests.arch.cases import byte_tokenizer
 from tests.arch.pretrained.test_pretrained import their_model
 from tests.eval.views.compare_cases import compared
 from tests.eval.views.page.cases import Page, checkpoint_of, make_row
-from tests.said import complaint
+from tests.said import complaint, one_line
 from tests.train.cases import fit, pack_toy
 
 
@@ -242,3 +243,20 @@ def test_training_seeds_of_one_name_are_called_by_their_seed(save, tmp_path):
     untold = named("flat")
     untold["checkpoint"] |= {"model_id": rows[0]["checkpoint"]["model_id"]}
     assert list(seed_labels([untold, *rows[:2]]).values()) == ["flat"] * 2  # of no other seed
+
+
+class Steered(torch.nn.Module):
+    """Adds to what its model gives."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits, and 1."""
+        return self.module(x) + 1
+
+
+def test_a_module_around_a_model_is_not_that_model(small_model, small_tokenizer):
+    with one_line(RequestError, "Steered"):
+        open_model(Steered(small_model()), tokenizer=small_tokenizer)

@@ -90,23 +90,6 @@ def test_a_module_is_opened_however_it_was_made(small_model, small_tokenizer):
     assert len({model.model_id for model in found}) == 1 < len(found)
 
 
-class Steered(torch.nn.Module):
-    """Adds to what its model gives."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits, and 1."""
-        return self.module(x) + 1
-
-
-def test_a_module_around_a_model_is_not_that_model(small_model, small_tokenizer):
-    with one_line(evals.RequestError, "Steered"):
-        open_model(Steered(small_model()), tokenizer=small_tokenizer)
-
-
 def test_what_is_no_model_is_refused(model_directory):
     given: Any = load_model(model_directory())
     for ask in (evals.open_model, lambda model: evals.loss(model, text="Tom sat.")):

@@ -173,10 +173,7 @@ def test_runs_that_ended_early_are_not_those_of_other_settings(
 
 @pytest.mark.usefixtures("in_this_process")
 def test_an_interrupted_run_does_not_go_on_with_other_settings(file, tmp_path, at_step, capfd):
-    """It trained some steps with each, and stood in the table as a run of the second.
-
-    By another path of --out it was refused, as one of other data, where it had packed a text.
-    """
+    """It trained with both. Packed from a text, it was of other data by another path of --out."""
     words = ["sweep", str(file), "--data=toy:40", f"--out={tmp_path}/out", "--", *TINY.split()]
     at_step(2, interrupt(signal.SIGTERM))
     assert main(words) == 128 + signal.SIGTERM
