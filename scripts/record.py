@@ -206,7 +206,9 @@ def with_row(page: str, heading: str, line: str) -> str:
     named = [i for i, section in enumerate(sections) if section.startswith(f"{heading}\n")]
     if not named:
         raise RecordError(f"{PAGE}: there is no heading '## {heading}'")
-    sections[named[0]] = sections[named[0]].rstrip("\n") + f"\n{line}\n"
+    lines = sections[named[0]].split("\n")
+    last = max(number for number, text in enumerate(lines) if text.startswith("|"))
+    sections[named[0]] = "\n".join([*lines[: last + 1], line, *lines[last + 1 :]])
     return "\n## ".join(sections)
 
 
