@@ -219,9 +219,9 @@ def test_a_table_is_known_by_its_content(name, tmp_path):
 
 
 def test_rows_of_a_kind_that_is_not_known_are_refused(tmp_path, capsys):
-    (tmp_path / "rows.jsonl").write_text(
-        json.dumps({"schema": 3, **make_row(kind="recall")}) + "\n"
-    )
+    """Whatever their fields hold."""
+    row = {"schema": 3, **make_row(kind="recall", windows=[1])}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "page.html")]) == 2
     assert "recall" in complaint(capsys)
 
