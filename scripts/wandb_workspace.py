@@ -4,17 +4,15 @@
     wandb login
     python scripts/wandb_workspace.py ENTITY/PROJECT
 
-A workspace is a saved view of a project. Its panels have the x axes that survive a resume.
+A workspace is a saved view of a project; each start makes one more. Its panels have the x axes that
+survive a resume.
 """
 
 import argparse
 import sys
 from typing import Any
 
-import wandb_workspaces.reports.v2 as panels
-import wandb_workspaces.workspaces as workspaces
-
-NAME = "remnant"
+NAME, INSTALL = "remnant", "pip install -e '.[boards]'"
 TRAINED, STEPS, SECONDS, ASKED = "tokens_seen", "trainer/global_step", "seconds", "checkpoint_step"
 SECTIONS = {
     "Training": [
@@ -45,8 +43,11 @@ SECTIONS = {
 """Sections, and of each panel the title, the x axis and the curves."""
 
 
-def build(entity: str, project: str) -> workspaces.Workspace:
+def build(entity: str, project: str) -> Any:
     """The workspace, which is saved nowhere yet."""
+    import wandb_workspaces.reports.v2 as panels
+    import wandb_workspaces.workspaces as workspaces
+
     sections = [
         workspaces.Section(
             name=name,
@@ -67,19 +68,23 @@ def build(entity: str, project: str) -> workspaces.Workspace:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Saves the workspace; 2 for a bad name, or where W&B cannot be reached."""
+    """Saves the workspace; 2 for a bad name, or where W&B is not here or refuses."""
     parser = argparse.ArgumentParser(description="Makes a workspace in W&B.")
     parser.add_argument("project", metavar="ENTITY/PROJECT")
     given = parser.parse_args(words).project
     entity, slash, project = given.partition("/")
     if not (entity and slash and project) or "/" in project:
         return _refuse(f"{given}: must be ENTITY/PROJECT, as in the address of the project")
-    import wandb.errors
-
-    workspace: Any = build(entity, project)
+    try:
+        workspace = build(entity, project)
+    except ModuleNotFoundError as error:
+        return _refuse(f"{error.name} is not installed; fix, in the checkout: {INSTALL}")
     try:
         workspace.save()
-    except (wandb.errors.Error, ValueError, OSError) as error:
+    except Exception as error:  # many of W&B's are no `wandb.Error`
+        of_wandb = type(error).__module__.startswith(("wandb", "pydantic", "requests"))
+        if not (of_wandb or isinstance(error, ValueError | OSError)):
+            raise
         reason = " ".join(str(error).split()) or type(error).__name__
         return _refuse(f"{given}: {reason}; log in with `wandb login`, and log a run there first")
     print(workspace.url)

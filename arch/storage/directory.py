@@ -44,6 +44,7 @@ META = {
     "begin": ((str,), "a token"),
     "end": ((str,), "a token"),
     "stops": ((list,), "a list of tokens"),
+    "recipe": ((dict,), "settings by name"),
 }
 """Fields of meta.json that are read, and the types that they may have beside null."""
 MULTIPLES = (1, 8, 16, 32, 64, 128, 256, 512)

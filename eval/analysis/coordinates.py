@@ -120,15 +120,16 @@ def tell_texts_apart(rows: Iterable[Row]) -> list[Row]:
     corpora = [names.get(_corpus_of(row) or "") for row in rows]
     sizes = dict[Any, set[int]]()
     for row, corpus in zip(rows, corpora, strict=True):
-        question = corpus, row.get("stories"), row.get("windows")
-        sizes.setdefault(question, set()).add(row.get("bytes", 0))
+        if row["kind"] == "loss":  # in rows of other kinds these names may hold anything
+            question = corpus, row["stories"], row.get("windows")
+            sizes.setdefault(question, set()).add(row["bytes"])
     told = []
     for row, corpus in zip(rows, corpora, strict=True):
         if corpus:
             about = []
             if len(hashes[corpus]) > 1:
                 about.append(str(row.get("corpus_hash") or "another text")[:8])
-            if len(sizes[corpus, row.get("stories"), row.get("windows")]) > 1:
+            if row["kind"] == "loss" and len(sizes[corpus, row["stories"], row.get("windows")]) > 1:
                 about.append(f"{row.get('bytes')} bytes")
             if about:
                 say_once(f"corpus {corpus} is not one text; its figures are told apart")

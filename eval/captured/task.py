@@ -22,6 +22,7 @@ from eval.captured.files.tensors import Outputs, Raw
 from eval.captured.locate import Match
 from eval.captured.recover import recover
 from eval.captured.search.scores import recover_scores
+from eval.drawing.tables import chance_text
 from eval.inversion.solver import parse_solvers
 from eval.messages import ArgumentError, RequestError, first_of, legible, say, say_once, span
 from eval.models.checkpoint import Checkpoint
@@ -175,6 +176,7 @@ class RecoverTask:
                 f"{self.name}: by attention_mask rows {rows.start} to {rows.stop - 1} of prompts "
                 f"{first_of(prompts)}; the next lines count these prompts and rows from 0"
             )
+            say_once.cache_clear()  # in the words of an earlier group they are of other rows
         name = f"{self.name}: of prompts {first_of(prompts)}"
         name += ", counted from 0" * (len(prompts) > 1)
         with _named(self.name if len(prompts) == len(raw.outputs) else name, ""):
@@ -380,5 +382,5 @@ def _why(row: dict[str, Any], t: int) -> str:
         said = "no token that was run fits to rounding"
         if ratio is not None and ratio <= 1:
             said = "it is no farther off than rounding, but that proves nothing here"
-        return f"{said}; p {chance:.2g}"
+        return f"{said}; p {chance_text(chance, 2, LIKELY_PROBABILITY)}"
     return "no output from here on fits to rounding"

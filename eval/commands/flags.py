@@ -168,7 +168,9 @@ def read_arguments(hints: Mapping[str, Any], given: Mapping[str, Any]) -> dict[s
     }
     for name, value in list(arguments.items()):
         values = listed(value)
-        _refuse_others(name, values, value is None)
+        positional = Positional in getattr(hints[name], "__metadata__", ())
+        where = name if positional else flag_name(name)
+        _refuse_others(name, where, values, value is None)
         plain = all(isinstance(v, str | int | float | os.PathLike) for v in values)
         if values == [] and name in EMPTY:
             arguments[name] = ()
@@ -178,7 +180,7 @@ def read_arguments(hints: Mapping[str, Any], given: Mapping[str, Any]) -> dict[s
         reader = reader_of(hints[name])
         if not plain:
             if reader.nargs == 1:
-                raise RequestError(f"{flag_name(name)}: {len(values)} are given; give one value")
+                raise RequestError(f"{where}: {len(values)} are given; give one value")
             continue
         words = [str(value) for value in values]
         try:
@@ -191,21 +193,22 @@ def read_arguments(hints: Mapping[str, Any], given: Mapping[str, Any]) -> dict[s
                     raise ValueError(f"{word!r} is not one of {', '.join(reader.choices)}")
             arguments[name] = reader.instance_from_str(words)
         except ValueError as error:
-            raise RequestError(f"{flag_name(name)}: {error}") from None
+            raise RequestError(f"{where}: {error}") from None
     return arguments
 
 
-def _refuse_others(name: str, values: Sequence[Any], absent: bool) -> None:
+def _refuse_others(name: str, where: str, values: Sequence[Any], absent: bool) -> None:
     """Refuses values that a call in Python may give and no command line: nothing, bytes, a path.
 
     Also an empty word, as of a shell's variable that is not set: a path would be the working
-    directory. `absent` is whether None stands for all of them.
+    directory. `where` names the parameter to its user, and `absent` is whether None stands for all
+    values.
     """
     fix = ""
     if name in PLACES and all(value is None for value in values):
-        raise RequestError(f"{name}: give one at least")
+        raise RequestError(f"{where}: give one at least")
     if not values and name not in EMPTY:
-        raise RequestError(f"{flag_name(name)}: the list is empty; give one value, or leave it out")
+        raise RequestError(f"{where}: the list is empty; give one value, or leave it out")
     for value in values:
         if isinstance(value, float) and math.isnan(value) and name in TEXTS:
             fix = "a missing value is no text; leave it out, as by dropna()"
@@ -226,7 +229,6 @@ def _refuse_others(name: str, values: Sequence[Any], absent: bool) -> None:
         elif isinstance(value, Mapping):
             fix = "give words or numbers, not a mapping"
         if fix:
-            where = name if name in PLACES else flag_name(name)
             words = " ".join(str(value).split())[:80] or repr(value)
             raise RequestError(f"{where} {words}: {fix}")
 

@@ -5,7 +5,9 @@ records of figures also go into CSV. A number reads the same in all.
 """
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +55,12 @@ def percent_text(fraction: float, digits: int = 1) -> str:
 def whole_percent(fraction: float) -> str:
     """A fraction in whole per cent, by the rule of `percent_text`."""
     return percent_text(fraction, 0)
+
+
+def chance_text(chance: float, digits: int, limit: float = 1.0) -> str:
+    """A probability in some digits; it reads as the limit only where it is not below it."""
+    text = f"{chance:.{digits}g}"
+    return f">{limit - 10.0**-digits:g}" if chance < limit <= float(text) else text
 
 
 def number_text(value: float) -> str:
@@ -165,7 +173,7 @@ def terminal(*parts: Table | str, width: int | None = None, most: int = LINES) -
         markup=False, emoji=False, highlight=False, width=width, color_system=None,
         force_jupyter=False,
     )  # fmt: skip
-    if width is None and not console.is_terminal:
+    if width is None and not _is_terminal():
         console.width = PIPE
     texts = []
     for part in parts:
@@ -183,6 +191,13 @@ def terminal(*parts: Table | str, width: int | None = None, most: int = LINES) -
         cut = [*text[: left - 2], f"... of {count} lines; --format json has all", ""]
         lines += text if left == len(text) else cut
     return "\n".join(lines).rstrip()
+
+
+def _is_terminal() -> bool:
+    """Whether standard output has a width; rich takes FORCE_COLOR for a terminal."""
+    with suppress(AttributeError, ValueError):  # there is none, or it is closed
+        return sys.stdout.isatty()
+    return False
 
 
 def _legible(table: Table) -> Table:

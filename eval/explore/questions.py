@@ -7,6 +7,7 @@ import shlex
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from pathlib import Path
@@ -24,7 +25,8 @@ from eval.lenses.lens import lenses
 from eval.messages import RequestError
 from eval.models.checkpoint import PRETRAINED, Checkpoint, find_models, open_model
 from eval.models.corpora import common_corpus
-from eval.models.text import text_prompts
+from eval.models.identity import written
+from eval.models.text import random_prompts, text_prompts
 from eval.rows.progress import Progress, watching
 from eval.rows.store import finite_or_none
 from eval.sites.slices import Slice
@@ -85,15 +87,15 @@ class Library:
         self._lock = threading.Lock()
 
     def checkpoint(self, name: str) -> Checkpoint:
-        """The model of that name, opened when it is first asked for, or its weights are new."""
+        """The model of that name, opened when it is first asked for, or its files are new."""
         path, trust = self.paths[name], self.trust_code
         with self._lock:
-            written = _written(Path(path, "model.safetensors"))
-            if name not in self._open or self._open[name][0] != written:
+            now = _written(Path(path.removeprefix(PRETRAINED)))
+            if name not in self._open or self._open[name][0] != now:
                 self._open.pop(name, None)
                 while len(self._open) >= OPEN:  # before another one takes memory
                     self._open.popitem(last=False)
-                self._open[name] = written, open_model(path, self.device, trust_code=trust)
+                self._open[name] = now, open_model(path, self.device, trust_code=trust)
             self._open.move_to_end(name)
             return self._open[name][1]
 
@@ -111,7 +113,11 @@ class Library:
     def warm(self) -> None:
         """Asks the suggested models a small question, which loads libraries and fits read-backs."""
         for name in self.suggested:
-            self.question({"text": "a a", "models": [name]}).run(lambda event: None, lambda: None)
+            tokenizer = self.checkpoint(name).tokenizer
+            (prompt,) = random_prompts(tokenizer, 1, 2)  # of its own letters
+            given = {"text": tokenizer.decode(list(prompt.tokens)), "models": [name]}
+            with suppress(RequestError):  # the page says it of what is typed there
+                self.question(given).run(lambda event: None, lambda: None)
 
     def about(self) -> dict[str, Any]:
         """Models, solvers, lenses and limits, for the page."""
@@ -371,10 +377,10 @@ class Question:
             emit({"type": "tokens", **coordinates} | found)
 
 
-def _written(file: Path) -> tuple[int, ...] | None:
-    """Which file it is and when it was written; None where there is none."""
-    found = file.stat() if file.is_file() else None
-    return found and (found.st_ino, found.st_mtime_ns, found.st_size)
+def _written(place: Path) -> list[tuple[str, int, int]]:
+    """Which files lie in a directory, or the file, and when each was written; empty of a name."""
+    files = sorted(place.iterdir()) if place.is_dir() else [place]
+    return [(file.name, *written(file)) for file in files if file.is_file()]
 
 
 def _by_run(sources: Iterable[str]) -> list[tuple[Path, list[Path]]]:

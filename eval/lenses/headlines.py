@@ -4,6 +4,7 @@ A lens names them as `main`: a figure, and the coordinates at which it is taken.
 such as its layers, it is averaged, but for texts. Of a lens that names none it is the first figure.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -58,8 +59,14 @@ def _values(rows: Iterable[Row], where: dict[str, Any]) -> dict[tuple[str, int, 
     values: dict[tuple[str, int, str], list[float]] = {}
     for row in rows:
         fits = all(row.get(name) == value for name, value in where.items())
-        if fits and row["value"] is not None:
+        if fits and (value := _value(row)) is not None:
             about = row["checkpoint"]
             key = about["model_id"], about["step"], row.get("texts", "")
-            values.setdefault(key, []).append(row["value"])
+            values.setdefault(key, []).append(value)
     return values
+
+
+def _value(row: Row) -> float | None:
+    """The value of a row; one that is infinite stands in its reason, as JSON has none."""
+    said = re.search(r"\bvalue is (-?inf)\b", str(row.get("reason")))
+    return float(said[1]) if said else row["value"]

@@ -95,12 +95,13 @@ def similarity(streams: Tensor, batch: PromptBatch) -> Tensor:
 def update_shares(traced: Trace) -> Tensor:
     """Length of what blocks add, relative to the stream that it is added to, `(n, 3, B, T)`.
 
-    Of each block: its token mixer, its channel mixer, and both together.
+    Of each block: its token mixer, its channel mixer, and both together; NaN where the stream is 0,
+    as that of a pad whose embedding is.
     """
     before, (mixed, changed) = traced.streams[:-1], traced.writes.unbind(1)
     added = torch.stack([mixed, changed, mixed + changed], dim=1).norm(dim=-1)
     stood = torch.stack([before, before + mixed, before], dim=1).norm(dim=-1)
-    return added / stood.clamp(min=torch.finfo(stood.dtype).tiny)
+    return added / stood.where(stood > 0, torch.nan)
 
 
 @lens(

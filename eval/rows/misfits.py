@@ -58,6 +58,8 @@ def find_fault(row: Row) -> str | None:
         proven = [proof is not None for proof in row["certificates"]]
         if [grade == "certain" for grade in row["grades"]] != proven:
             return "grades: certain, and a certificate beside it says otherwise"
+        if ("likely", None) in zip(row["grades"], row["probabilities"], strict=False):
+            return "grades: likely, and no probability beside it"
         if any(not 0 <= t < len(row["tokens"]) for t in row["left_out"]):
             return f"left_out: {row['left_out']}"[:200] + ", expected positions of its tokens"
     if row["kind"] == "loss" and not all(size > 0 for size in row["parts"]["bytes"]):

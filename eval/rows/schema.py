@@ -281,12 +281,14 @@ class Tried(TypedDict):
 class OfTensor(OfModel, total=False):
     """Rows of a tensor that its mask leaves out, and where it fits better; older rows lack them.
 
-    `refused` has the lines of other prompts of the tensor that were refused, if some were.
+    `refused` has the lines of other prompts of the tensor that were refused, if some were, and
+    `wrong` the positions at which a truth that was given differs.
     """
 
     padding: list[int]
     elsewhere: str
     refused: dict[str, str]
+    wrong: list[int]
 
 
 class CapturedRow(OfTensor):

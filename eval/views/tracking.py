@@ -31,6 +31,7 @@ from eval.messages import RequestError, say
 from eval.models.corpora import corpus_label
 from eval.models.identity import home_of, labels, model_id
 from eval.rows.schema import Row
+from eval.rows.store import row_key
 from eval.views.comparison.gather import METRICS, of_models, read_settings
 from eval.views.comparison.table import FIGURES, checkpoint_records
 
@@ -44,8 +45,13 @@ SITUATION = ("run", "data", "resume", "wandb", "wandb_project", "wandb_tags", "l
 """Settings of a training that an evaluation's config leaves out."""
 NAME_LETTERS = 128
 """Of the name of a run or a group, at most: W&B refuses longer ones."""
+NAME_BYTES = 200
+"""Of the name of a file, at most: with what a temporary one adds, file systems take 255."""
 FINISH_TIMEOUT = 60.0
 """Seconds to wait for the end of a run, where WANDB_FINISH_TIMEOUT says nothing else."""
+OF_OTHER_RUNS = ("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH",
+                 "WANDB_LAUNCH")  # fmt: skip
+"""Variables, as of `wandb agent`, by which a report would be written over a training's run."""
 
 
 def track_results(
@@ -74,7 +80,7 @@ def track_results(
     left, lines = dict[str, str](), _told_apart(frame(rows))
     models = of_models(rows)
     compared = checkpoint_records([], models)  # of all models, so that a key is one question
-    with _files_in(Path(directory).resolve() / "wandb", mode):
+    with _environment(Path(directory).resolve() / "wandb", mode), _refusing(mode):
         for model, label in (labels(rows) | labels(models)).items():
             of_model = [row for row in rows if row["checkpoint"]["model_id"] == model]
             of_model = of_models(of_model) or of_model  # of some models there are controls alone
@@ -172,7 +178,7 @@ def training_config(rows: Sequence[Row]) -> dict[str, Any]:
     if meta and (home_of(path) / METRICS).is_file():
         config = read_settings(home_of(path))
     if meta and not config and (path / "config.json").is_file():
-        config = {**meta.get("recipe", {}), "model": read_json(path / "config.json")}
+        config = {**(meta.get("recipe") or {}), "model": read_json(path / "config.json")}
     known = {key: value for key, value in config.items() if key not in SITUATION}
     if "data_sha256" in meta:
         known["data_sha256"] = meta["data_sha256"]
@@ -185,24 +191,51 @@ def _meta_of(about: dict[str, Any]) -> dict[str, Any] | None:
     """The meta.json of a row's model: empty where it is gone, None where another model lies there.
 
     A run that is trained anew with other settings lies where the first one lay.
+
+    Raises:
+        ModelError: the file does not hold what it must.
     """
+    from arch.storage.directory import check_meta
+
     file = Path(about.get("path", "")) / "meta.json"
     meta = read_json(file) if file.is_file() else {}
+    check_meta({"name": about["name"], **meta}, file)
     return None if meta.get("model_id") and model_id(meta, "") != about["model_id"] else meta
 
 
 @contextmanager
-def _files_in(directory: Path, mode: str) -> Iterator[None]:
-    """Offline, W&B's copies of logged files go there too, unless the user says where."""
-    name = "WANDB_DATA_DIR"
-    if mode == "online" or name in os.environ:
-        yield
-        return
-    os.environ[name] = str(directory / "data")
+def _environment(directory: Path, mode: str) -> Iterator[None]:
+    """The variables that W&B reads, but for `OF_OTHER_RUNS`.
+
+    Offline, W&B's copies of logged files go into the directory too, unless the user says where.
+    """
+    taken = {name: os.environ.pop(name) for name in OF_OTHER_RUNS if name in os.environ}
+    added = {"WANDB_DATA_DIR": str(directory / "data")} if mode != "online" else {}
+    added = {name: value for name, value in added.items() if name not in os.environ}
+    os.environ.update(added)
     try:
         yield
     finally:
-        del os.environ[name]
+        for name in added:
+            del os.environ[name]
+        os.environ.update(taken)
+
+
+@contextmanager
+def _refusing(mode: str) -> Iterator[None]:
+    """Makes a line of an error of W&B, of which many are no `wandb.Error`."""
+    try:
+        yield
+    except Exception as error:
+        if not _is_of_wandb(error):
+            raise
+        hint = "; log in with `wandb login`, or use --wandb offline" * (mode == "online")
+        raise RequestError(f"--wandb {mode}: {reason(error, 300)}{hint}") from error
+
+
+def _is_of_wandb(error: Exception) -> bool:
+    """Whether W&B raised an error, or its settings, which the environment sets too."""
+    return type(error).__module__.startswith(("wandb", "pydantic"))
 
 
 def _open_run(directory: Path, mode: str, project: str, label: str, rows: list[Row]) -> Any:
@@ -210,25 +243,28 @@ def _open_run(directory: Path, mode: str, project: str, label: str, rows: list[R
 
     about, config = rows[0]["checkpoint"], training_config(rows)
     architecture = f"{' '.join(about['mixers'])} d{about['d_model']} n{about['n_layers']}"
-    id_file = directory / f"wandb_id-{about['model_id']}"
+    id_file = directory / _name_id_file(about["model_id"])
     if not id_file.is_file():
         write_text(id_file, uuid.uuid4().hex[:8])
-    try:
-        return wandb.init(
-            project=project,
-            name=label[:NAME_LETTERS],
-            id=id_file.read_text().strip(),  # not resumed: a run that is begun anew is replaced
-            reinit="create_new",  # never the run that something else in this process has open
-            dir=directory,
-            mode=mode,  # pyright: ignore[reportArgumentType]
-            group=(config.get("wandb_group") or architecture)[:NAME_LETTERS],
-            job_type="eval",
-            config=config | {"results": directory.resolve().name},
-            settings=_settings(),
-        )
-    except (wandb.Error, ValueError) as error:  # of what the environment sets, too
-        hint = "; log in with `wandb login`, or use --wandb offline" * (mode == "online")
-        raise RequestError(f"--wandb {mode}: {reason(error, 300)}{hint}") from error
+    return wandb.init(
+        project=project,
+        name=label[:NAME_LETTERS],
+        id=id_file.read_text().strip(),  # not resumed: a run that is begun anew is replaced
+        reinit="create_new",  # never the run that something else in this process has open
+        dir=directory,
+        mode=mode,  # pyright: ignore[reportArgumentType]
+        group=str(config.get("wandb_group") or architecture)[:NAME_LETTERS],
+        job_type="eval",
+        config=config | {"results": directory.resolve().name},
+        settings=_settings(),
+    )
+
+
+def _name_id_file(model: str) -> str:
+    """The name of the file that keeps the id of a model's run: by a hash, if it can be no name."""
+    name = f"wandb_id-{model}"
+    fits = len(os.fsencode(name)) <= NAME_BYTES and not {"/", "\0"} & set(name)
+    return name if fits else f"wandb_id-{row_key(model)}"
 
 
 def _settings() -> Any:
@@ -265,13 +301,13 @@ def models_used(rows: list[Row]) -> list[str]:
 
 def _link(run: Any, rows: list[Row]) -> None:
     """Links the run to the models that were asked; one that was trained offline is not there."""
-    import wandb
-
     for name in models_used(rows):
         try:
             run.use_artifact(name)
-        except (wandb.Error, ValueError):
-            say(f"--wandb online: {name} is not there, and not linked")
+        except Exception as error:
+            if not (isinstance(error, ValueError) or _is_of_wandb(error)):
+                raise
+            say(f"--wandb online: {name} is not linked: {reason(error)}")
 
 
 def _log(

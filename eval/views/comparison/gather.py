@@ -56,7 +56,7 @@ class RunRecord:
         """Time spent in training until each reported step, or by the speeds if it is untold."""
         spent, tokens, by_step = 0.0, 0, {0: 0.0}
         for row in self.metrics:
-            if row.get("tokens_per_second") and "tokens_seen" in row:
+            if row.get("tokens_per_second") and finite(row.get("tokens_seen")):
                 spent += (row["tokens_seen"] - tokens) / row["tokens_per_second"]
                 tokens = row["tokens_seen"]
                 by_step[row["step"]] = spent
@@ -107,7 +107,8 @@ class Saved:
         size: Any = batch.get("size") if isinstance(batch, dict) else None
         if self.config is None:
             return None
-        positions = self.step * size * self.config.context if size else self.tokens_seen
+        known = type(size) is int and size > 0
+        positions = self.step * size * self.config.context if known else self.tokens_seen
         if positions is None:
             return None
         return float(_cost(self.config.to_json()).training_flops) * positions
@@ -260,12 +261,14 @@ def _metrics(path: Path) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(whole_lines(path), start=1):
         try:
             row = parse_json(line)
-            row |= {"step": int(row["step"])}
-            if any(isinstance(row.get(name), str | list | dict) for name in NUMBERS):
+            step, known = row["step"], (row[n] for n in NUMBERS if row.get(n) is not None)
+            wrong = any(type(value) not in (int, float) for value in (step, *known))
+            if wrong or step != int(step):
                 raise ValueError
         except (KeyError, TypeError, ValueError, OverflowError):
             raise RequestError(f"{path}, line {number}: not a row of a run's figures") from None
-        step, loss = row["step"], row.get("val_loss")
+        step = row["step"] = int(step)
+        loss = row.get("val_loss")
         if loss is not None and losses.setdefault(step, loss) != loss:
             raise RequestError(
                 f"{path}, line {number}: another validation of step {step}, so it is of two runs; "

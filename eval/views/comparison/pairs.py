@@ -7,8 +7,11 @@ from eval.analysis.frame import Frame
 from eval.analysis.statistics import equivalent, paired_difference, seeds_difference
 from eval.analysis.summary import Record
 from eval.drawing.tables import Table, interval_text, text
-from eval.messages import RequestError
-from eval.views.comparison.table import FIGURES, select
+from eval.messages import RequestError, say_once
+from eval.views.comparison.table import FIGURES, Figure, select
+
+ITEM = ["cluster", "prompt"]
+"""Columns that tell what was asked: a prompt, a window or a passage."""
 
 
 def paired_records(
@@ -44,7 +47,7 @@ def paired_records(
             continue
         sides = [_count(selected[(selected["model"] == model) & (selected["step"] == step)])
                  for model, step in (first, second)]  # fmt: skip
-        both = _both(*sides)
+        both = _both(sides, figure)
         if both.empty:
             continue
         seeds = [_of_seeds(side, both) for side in sides]
@@ -57,18 +60,30 @@ def paired_records(
 
 
 def _count(side: Frame) -> Frame:
-    """Lines whose plain numbers count as hits of one trial."""
+    """A line for each training seed and prompt; plain numbers count as hits of one trial."""
     hits, counted = side["hits"].fillna(side["value"]), side["hits"].notna()
-    return side.assign(hits=hits, n=side["n"].where(counted, 1.0))
+    lines = side.assign(hits=hits, n=side["n"].where(counted, 1.0))
+    return lines.groupby(["name", "weights", *ITEM])[["hits", "n"]].mean().reset_index()
 
 
-def _both(first: Frame, second: Frame) -> Frame:
-    """Hits and counts of the prompts, or windows, that both sides have, seeds averaged."""
-    means = [
-        side.groupby(["cluster", "prompt"])[["hits", "n"]].mean().reset_index()
-        for side in (first, second)
-    ]
-    return means[0].merge(means[1], on=["cluster", "prompt", "n"], suffixes=("_first", "_second"))
+def _both(sides: Sequence[Frame], figure: Figure) -> Frame:
+    """Hits and counts of what every training seed of both sides has, seeds averaged.
+
+    A line says how much of what both sides have some seeds lack.
+    """
+    means = []
+    for side in sides:
+        items = side.groupby(ITEM)[["hits", "n"]]
+        whole = items.size() == len(side[["name", "weights"]].drop_duplicates())
+        means.append(items.mean().assign(whole=whole).reset_index())
+    both = means[0].merge(means[1], on=[*ITEM, "n"], suffixes=("_first", "_second"))
+    whole = both["whole_first"] & both["whole_second"]
+    if not whole.all():
+        say_once(
+            f"left out of the difference in {figure.heading}: {(~whole).sum()} of {len(both)} "
+            f"{figure.units}, which not every training seed was asked"
+        )
+    return both[whole]
 
 
 def _of_seeds(side: Frame, both: Frame) -> dict[str, float]:
@@ -76,7 +91,7 @@ def _of_seeds(side: Frame, both: Frame) -> dict[str, float]:
 
     Runs of one name, which lie in several directories, are told apart by their weights.
     """
-    shared = side.merge(both[["cluster", "prompt"]], on=["cluster", "prompt"])
+    shared = side.merge(both[ITEM], on=ITEM)
     sums = shared.groupby(["name", "weights"])[["hits", "n"]].sum()
     names = Counter(name for name, _ in sums.index)
     figures = (sums["hits"] / sums["n"]).to_dict()

@@ -67,9 +67,14 @@ def paired_samples(first: dict[str, Path], second: dict[str, Path], margin: floa
         RequestError: no task or metric in common, a file that holds no samples, or other documents.
     """
     records = []
+    for task in sorted(first.keys() ^ second.keys()):
+        say_once(f"left out: {first.get(task) or second[task]}; the other model has no such task")
     for task in sorted(first.keys() & second.keys()):
         files = first[task], second[task]
         scores = [_read(file) for file in files]
+        for key in sorted(scores[0].keys() ^ scores[1].keys()):
+            file = files[key in scores[1]]
+            say_once(f"left out: {' '.join(key)} of {file}; the other model has no such numbers")
         for key in scores[0].keys() & scores[1].keys():
             pairs = _pair(scores[0][key], scores[1][key], files)
             percent = key[0] != BITS and all(0 <= s.hits <= 1 for pair in pairs for s in pair)
@@ -105,6 +110,7 @@ def _read(file: Path) -> Scores:
         RequestError: a line that is no sample, a score that is no number, or a document twice.
     """
     scores: Scores = {}
+    unscored: dict[tuple[str, str], str] = {}  # the first value of a metric that is no number
     for number, line in enumerate(file.read_bytes().splitlines(), start=1):
         try:
             sample = json.loads(line)
@@ -117,19 +123,26 @@ def _read(file: Path) -> Scores:
                 "metrics; run lm_eval again with --log_samples"
             ) from None
         for name, value in values.items():
+            wrong = (
+                f"{file}, line {number}: {name} of document {document} is {str(value)[:80]}; "
+                "numbers must be finite, and texts have bytes: check the model's outputs"
+            )
             try:
                 score = _score(name, digest, target, prompt, value)
             except (TypeError, ValueError, OverflowError):
-                raise RequestError(
-                    f"{file}, line {number}: {name} of document {document} is {str(value)[:80]}; "
-                    "numbers must be finite, and texts have bytes: check the model's outputs"
-                ) from None
-            of_metric = scores.setdefault((name, str(sample.get("filter", "none"))), {})
+                raise RequestError(wrong) from None
+            key = name, str(sample.get("filter", "none"))
+            of_metric = scores.setdefault(key, {})
             if document in of_metric:
                 raise RequestError(f"{file}, line {number}: document {document} stands there twice")
             if score:
                 of_metric[document] = score
-    return {key: of_metric for key, of_metric in scores.items() if of_metric}
+            else:
+                unscored.setdefault(key, wrong)
+    found = {key: of_metric for key, of_metric in scores.items() if of_metric}
+    if refused := [wrong for key, wrong in unscored.items() if key in found]:
+        raise RequestError(refused[0])
+    return found
 
 
 def _score(metric: str, document: str, target: str, prompt: str, value: Any) -> Score | None:

@@ -14,7 +14,7 @@ from eval.analysis.frame import Frame, frame
 from eval.analysis.summary import Record, seeds_mean, summarise
 from eval.drawing.tables import Table, cell, text
 from eval.messages import RequestError, say_once
-from eval.models.identity import Training, labels, seed_labels, training_of
+from eval.models.identity import Training, labels, seed_labels, training_of, training_seed
 from eval.rows.schema import Row
 from eval.views.comparison.gather import Saved, finite
 from eval.views.comparison.settings import keep_differing, shared_settings
@@ -153,17 +153,37 @@ def select(
         lines = lines[(lines["prompt_kind"] == prompts) & (lines["solver"].isin(wanted))]
         lines = lines.sort_values("solver", key=lambda s: s.map(wanted.index), kind="stable")
     drawn = figure.kind == "recovery" and prompts != "text"
-    return _commonest(lines, [*ALIKE[figure.kind], *["length", "drawn_from"] * drawn])
+    names = [*ALIKE[figure.kind], *["length", "drawn_from"] * drawn]
+    return _commonest(lines, names, figure.heading)
 
 
-def _commonest(lines: Frame, names: Sequence[str]) -> Frame:
-    """The lines at those coordinates that most checkpoints have, the first of equals."""
+def _commonest(lines: Frame, names: Sequence[str], heading: str) -> Frame:
+    """The lines at those coordinates that most checkpoints have, the first of equals.
+
+    A line says what is left out, but for another solver that the same checkpoints were asked with.
+    """
     checkpoints = lines.drop_duplicates([*names, "model", "step", "weights"])
     sizes = checkpoints.groupby(list(names), sort=False, dropna=False).size()
     if len(sizes) < 2:
         return lines
-    groups = lines.groupby(list(names), sort=False, dropna=False)
-    return groups.get_group(sizes.index[int(sizes.to_numpy().argmax())])
+    asked, best = list(sizes.index), int(sizes.to_numpy().argmax())
+    found = lines.groupby(list(names), sort=False, dropna=False).get_group(asked[best])
+    different = {name for name, values in zip(names, zip(*asked, strict=True), strict=True)
+                 if len(set(map(text, values))) > 1}  # fmt: skip
+    lost = len(checkpoints[["model", "step", "weights"]].drop_duplicates()) > sizes.iloc[best]
+    if lost or different - {"solver", "settings"}:
+        words = [
+            ", ".join(f"{name.replace('_', ' ')} {text(value)}".strip()
+                      for name, value in zip(names, values, strict=True) if name in different)
+            for values in asked
+        ]  # fmt: skip
+        kept = words.pop(best)
+        say_once(
+            f"{heading} is of {kept}, which as many checkpoints have or more; left out: "
+            f"{' and '.join(words[:3])}{f' and {len(words) - 3} more' * (len(words) > 3)}; compare "
+            "those results apart"
+        )
+    return found
 
 
 def checkpoint_records(
@@ -311,7 +331,8 @@ def _identity(saved: Saved) -> tuple[Any, ...]:
     """What a run and its copies share: name, training seed and loss; without a loss, the place."""
     place = str(saved.run.path if saved.run else saved.path)
     loss = saved.meta.get("val_loss")
-    return saved.checkpoint["name"], saved.recipe.get("seed"), place if loss is None else loss
+    seed = training_seed({"recipe": saved.recipe})
+    return saved.checkpoint["name"], seed, place if loss is None else loss
 
 
 def _fields(figure: Figure, estimate: tuple[Any, ...]) -> Record:
@@ -349,7 +370,9 @@ def checkpoint_table(records: Sequence[Record]) -> Table:
     validation = any(record["bits_per_byte_of"] == "validation" for record in records)
     notes = [f"{VALIDATION} of training's own validation"] if validation else []
     if any(record[figure.name] is None for record in records for figure in FIGURES):
-        notes.append(f"{text(None)} not measured; eval loss, invert and bits measure it")
+        notes.append(
+            f"{text(None)} not measured, or not as most are; eval loss, invert and bits measure it"
+        )
     if len(differing) > SETTINGS:
         notes.append(f"also differ, in --csv: {', '.join(differing[SETTINGS:])}")
     named = [name.rpartition(".")[2] for name in shown]

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from eval.captured.certainty.likelihood import LIKELY_PROBABILITY
 from eval.drawing.markup import visible
+from eval.drawing.tables import chance_text
 
 
 class Line(NamedTuple):
@@ -44,9 +46,9 @@ def read_lines(row: dict[str, Any]) -> list[Line]:
         elif proof:
             said, mark = f"certain ({proof})", ""
         elif row["grades"][position] == "likely":
-            said, mark = f"likely (p {probability:.4g})", "l"
+            said, mark = f"likely (p {chance_text(probability, 4)})", "l"
         elif probability is not None and not others:
-            said = f"unknown (p {probability:.2g})"
+            said = f"unknown (p {chance_text(probability, 2, LIKELY_PROBABILITY)})"
         if position in row.get("wrong", ()):
             said, mark = f"{said}; wrong", "w"
         mark += " k" if ratio is None else ""

@@ -177,17 +177,23 @@ def test_a_masked_prompt_that_fits_nowhere_leaves_the_others(words, model, noisy
     assert "x: block.1, fp32, by propose; found: 6 of" in capsys.readouterr().out
 
 
-def test_which_rows_and_prompts_a_line_counts_is_said_before_it(words, model, capsys):
-    """A line about prompt 1 named prompt 0: each group of prompts is searched alone."""
+@pytest.mark.parametrize("wrong", [[1], [0, 1]])
+def test_which_rows_and_prompts_a_line_counts_is_said_before_it(words, model, wrong, capsys):
+    """A line about prompt 1 named prompt 0: each group of prompts is searched alone.
+
+    One that two groups said in the same words was said of the first alone.
+    """
     outputs, mask = padded(model[1], "left")
-    first = int(mask[1].argmax())
-    outputs[1, first + 4] = outputs[1, first + 3]
+    first = mask.argmax(dim=1).tolist()
+    for prompt in wrong:
+        outputs[prompt, first[prompt] + 4] = outputs[prompt, first[prompt] + 3]
     save_file({"block.1": outputs, "attention_mask": mask}, words[0])
     assert main(["recover", *words]) == 0
     lines = capsys.readouterr().err.splitlines()
-    (said,) = (n for n, line in enumerate(lines) if "row 4 repeats row 3" in line)
-    group = next(line for line in reversed(lines[:said]) if "by attention_mask" in line)
-    assert f"rows {first} to {mask.shape[1] - 1} of prompts 1; " in group
+    said = [n for n, line in enumerate(lines) if "row 4 repeats row 3" in line]
+    groups = [next(x for x in reversed(lines[:n]) if "by attention_mask" in x) for n in said]
+    spans = {f"rows {first[prompt]} to {mask.shape[1] - 1} of prompts {prompt}" for prompt in wrong}
+    assert {group.partition("attention_mask ")[2].partition(";")[0] for group in groups} == spans
 
 
 @pytest.mark.parametrize(

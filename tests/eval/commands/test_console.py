@@ -121,6 +121,14 @@ def test_a_cell_is_of_one_line(monkeypatch):
         assert "[1m" not in text
 
 
+def test_a_pipe_of_forced_colours_is_as_wide_as_any(monkeypatch):
+    """Cells were broken over lines of 80 letters, also within a number, as CI and notebooks ask."""
+    table = Table([f"column {n:02}" for n in range(12)], [["12345.6789"] * 12] * 3)
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.setenv(name, "1")
+        assert len(terminal(table).strip().splitlines()) == 5
+
+
 def test_words_between_colons_stay():
     """Texts and cells had an emoji for each that has the name of one."""
     shown = terminal("std::map·:dog:", Table(["a:m:b"], [[":key:"]], ":x:"))

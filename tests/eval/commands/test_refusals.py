@@ -152,6 +152,10 @@ REFUSED = {
         ("lens.py", "--plugin lens.py: lens logit: the name is taken"),
     ],
     "solvers": [("--names adamant", "--names adamant")],
+    "recover": [
+        ("file --model ''", "error: --model '': the value is empty"),
+        ("'' --model model", "error: file '': the value is empty"),
+    ],
     "explore": [
         ("empty", "no model directories; `make demo`"),
         ("model --port 99999999", "--port 99999999"),

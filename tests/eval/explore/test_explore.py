@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from arch import ModelError, save_model
+from arch.storage.files import write_file
 from eval.__main__ import main
 from eval.explore import questions, server
 from eval.explore.questions import Library
@@ -186,6 +188,43 @@ def test_a_model_that_is_trained_again_is_opened_again(tmp_path, small_model, sm
         library.checkpoint(FLAT)
     two_steps(tmp_path, lambda: small_model(embedding_std=2.0), small_tokenizer)
     assert library.checkpoint(FLAT).config.embedding_std == 2.0  # the earlier one answered
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("{}", "tokenizer.json"),
+        ("{}", "config.json"),
+        ("hf:{}", "model.safetensors"),
+        ("hf:{}/m.gguf", "m.gguf"),
+    ],
+)
+def test_a_model_is_opened_again_where_any_of_its_files_is_new(source, name, tmp_path, monkeypatch):
+    """Of `hf:` models no file was looked at, of others the weights alone."""
+    opened = list[str]()
+    monkeypatch.setattr(questions, "open_model", lambda path, *_, **__: opened.append(path))
+    for file in ("model.safetensors", "config.json", "tokenizer.json", "m.gguf"):
+        (tmp_path / file).write_text("{}")
+    (tmp_path / "meta.json").write_text('{"schema": 1, "name": "m", "step": 0}')
+    library = Library([source.format(tmp_path)], "toy", "cpu")
+    for count in (1, 1, 2):
+        if count == 2:
+            write_file(tmp_path / name, b"{ }")
+        library.checkpoint(*library.paths)
+        assert len(opened) == count
+
+
+def test_a_model_that_reads_no_text_of_ours_is_served(small_model, tmp_path):
+    """The explorer ended before it began, for a text that nobody had typed."""
+    tokenizer = Tokenizer(models.WordLevel({"A": 0, "C": 1, "G": 2, "T": 3}))  # pyright: ignore
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    path = save_model(tmp_path / "dna", small_model(vocab_size=4), tokenizer.to_str(), {"step": 0})
+    corpus, bases = tmp_path / "dna.txt", "ACGT" * 9
+    corpus.write_text("<|endoftext|>".join(" ".join(bases[n:]) for n in range(32)))
+    library, said = Library([str(path)], str(corpus), "cpu"), list[dict]()
+    library.warm()
+    library.question({"text": "A C G"}).run(said.append, lambda: None)
+    assert [event["right"] for event in said if event["type"] == "answer"] == [[True] * 3]
 
 
 def test_the_newest_run_stands_first_and_its_ends_are_suggested(

@@ -1,6 +1,7 @@
 """`python -m eval lens` as a user types it: documents, rows, resuming."""
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from eval.lenses.lens import LENSES, Lens
 from eval.rows.store import ROWS, read_rows
 from tests.arch.cases import byte_tokenizer
 from tests.arch.pretrained.test_decoder import their_model
+from tests.eval.views.page.cases import about
+from tests.eval.views.page.cases import lens as row_of_lens
 from tests.said import one_line
 
 FAST = ("--corpus", "toy:900", "--tokens", "400")
@@ -148,12 +151,22 @@ def test_seeds_that_looked_at_other_texts_are_told_apart(model_directory, tmp_pa
             assert look(model_directory(f"flat-s{seed}", 10), *asked) == 0
         rows = read_rows([out])
         for row in rows:  # as if one recipe had made both
-            about = row["checkpoint"]
-            about |= {"model_id": "flat-0", "weights_sha256": about["name"]}
+            known = row["checkpoint"]
+            known |= {"model_id": "flat-0", "weights_sha256": known["name"]}
         norms = [r for r in summarise_rows(rows, "lens") if r["norm"] and r["layer"] == 0]
         assert [record["models"] for record in norms] == seeds
         figures = [line.figure.partition(", texts ")[0] for line in headlines(rows)]
         assert len(figures) == len(seeds) * len(set(figures))
+
+
+def test_an_infinite_layer_makes_the_main_figure_infinite():
+    """It was the mean of the other layers, and nothing said so; a NaN is no figure."""
+    share: dict[str, Any] = {"figure": "update share", "part": "block"}
+    first, second = (row_of_lens(about(0), 2.0 * layer, layer) | share for layer in (1, 2))
+    missing = row_of_lens(about(0), None, 3) | share
+    for reason, expected in (("value is nan", 3.0), ("value is -inf, low is nan", -math.inf)):
+        (line,) = headlines([first, second, missing | {"reason": reason}])
+        assert line.value == expected
 
 
 def test_a_look_at_other_settings_or_another_text_is_refused(model_directory, tmp_path, capsys):

@@ -58,6 +58,18 @@ def test_streams_are_compared_where_prompts_are_and_updates_with_what_they_chang
     torch.testing.assert_close(share * traced.streams[0].norm(dim=-1), step)
 
 
+def test_a_stream_of_nothing_has_no_share_of_it(small_model):
+    """As of a pad whose embedding is 0: shares of 1e37, or of infinity, made the mean."""
+    model = small_model(mixers=("attention",))
+    tokens = some_tokens(model)
+    model.embedding.weight[tokens[0, 0]] = 0
+    shares = update_shares(trace(model, tokens))
+    nothing = (model.embed(tokens) == 0).all(dim=-1)
+    assert shares[0, ::2, nothing].isnan().all()
+    assert shares[..., ~nothing].isfinite().all()
+    assert float(shares[..., ~nothing].max()) < 1e3
+
+
 def test_a_write_is_lost_whole_at_its_own_layer(model):
     """A channel mixer's write, and the embedding's, at once; later ones by running it by hand."""
     traced = trace(model, some_tokens(model))

@@ -14,9 +14,11 @@ from eval import RequestError
 from eval.__main__ import main
 from eval.analysis.frame import frame
 from eval.analysis.summary import summary_records
+from eval.captured.task import describe_rows
 from eval.lenses.documents import read_document
 from eval.rows.store import Results, read_rows
 from eval.rows.tasks import open_results
+from eval.views.page.captured import read_lines
 from tests.eval.views.page.cases import SIZES, bits_row, checkpoint_of, every_kind, make_row
 from tests.said import complaint, one_line
 
@@ -91,6 +93,8 @@ def changed(row, path, value):
         ("captured", "left_out", [-1]),
         ("captured", "left_out", [2]),
         ("captured", "sites_tried", [{"hits": 1}]),
+        ("captured", "probabilities", [1.0, None]),
+        ("captured", "wrong", 5),
     ],
 )
 def test_a_row_that_lacks_what_its_kind_declares_is_refused(kind, path, value, tmp_path, capsys):
@@ -103,6 +107,19 @@ def test_a_row_that_lacks_what_its_kind_declares_is_refused(kind, path, value, t
     line = complaint(capsys)
     assert line.startswith(f"error: {file}, line {len(ROWS) + 1}: ")
     assert len(line) < 400
+
+
+@pytest.mark.parametrize(
+    ("grade", "chance", "limit"), [("likely", 0.99997, "1"), ("unknown", 0.9899, "0.99")]
+)
+def test_a_chance_does_not_read_as_what_it_is_below(grade, chance, limit):
+    """1 is that of a token that is certain, and from 0.99 on one is likely."""
+    own = {"grades": ["certain", grade], "probabilities": [1.0, chance], "relative_residual": 0.0}
+    row = ROWS["captured"] | own
+    page, shown = read_lines(row)[1].said, describe_rows("block.1", [row])
+    assert "(p >" in page
+    assert f"(p {limit})" not in page
+    assert ("p >0.98" in shown) == (grade == "unknown")
 
 
 TREES = st.recursive(
@@ -202,9 +219,9 @@ def test_a_table_is_known_by_its_content(name, tmp_path):
 
 
 def test_rows_of_a_kind_that_is_not_known_are_refused(tmp_path, capsys):
-    (tmp_path / "rows.jsonl").write_text(
-        json.dumps({"schema": 3, **make_row(kind="recall")}) + "\n"
-    )
+    """Whatever their fields hold."""
+    row = {"schema": 3, **make_row(kind="recall", windows=[1])}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "page.html")]) == 2
     assert "recall" in complaint(capsys)
 

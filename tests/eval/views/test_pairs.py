@@ -5,6 +5,7 @@ import pytest
 from scipy import stats
 
 from eval.analysis.frame import frame
+from eval.messages import say_once
 from eval.rows.store import Results
 from eval.views.comparison.pairs import paired_records
 from tests.eval.views.compare_cases import run_compare
@@ -77,6 +78,29 @@ def test_alike_checkpoints_are_equivalent_and_seeds_are_the_unit():
         row["checkpoint"] |= {"name": row["checkpoint"]["name"][:1]}
     (named,) = paired_records(frame(rows), ("a", 300), ("b", 300), margin=5)
     assert (named["units"], named["p"]) == ("seeds", record["p"])
+
+
+def test_the_difference_and_its_interval_are_of_what_every_seed_was_asked(capsys):
+    """Windows that one seed alone was asked moved the difference out of its own interval."""
+    say_once.cache_clear()
+    whole = {"stories": 8, "bytes": 16}
+
+    def pair(count):
+        nats = {"a": [[1.0 + seed / 10] * 4 + [9.0] * (count if seed == 0 else 0)
+                      for seed in range(5)],
+                "b": [[5.0 + seed / 5] * (4 + count) for seed in range(5)]}  # fmt: skip
+        rows = [loss_row(about(300, f"{name}{seed}", f"{name}-s{seed}"), own, **whole)
+                for name, seeds in nats.items() for seed, own in enumerate(seeds)]  # fmt: skip
+        (record,) = paired_records(frame(rows), ("a", 300), ("b", 300), margin=5)
+        return record
+
+    record = pair(4)
+    assert record["low"] < record["difference"] < record["high"]
+    assert record["first"] == pytest.approx(1.2 / 2 / np.log(2))  # of two bytes each
+    said = "bits/byte: 4 of 8 windows, which not every training seed was asked"
+    assert said in capsys.readouterr().err
+    assert pair(0) == record
+    assert not capsys.readouterr().err
 
 
 def test_the_command_pairs_two_lines_or_two_named(tmp_path, capsys):

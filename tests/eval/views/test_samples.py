@@ -97,6 +97,8 @@ def test_what_cannot_be_paired_is_refused(two, tmp_path):
             json.dumps(sample(2, bits_per_byte=[-3.0, 0])),
         ],
         "line 1: acc of document 0 is nan": [json.dumps(sample(0, acc=math.nan))],
+        "line 2: acc of document 1 is None": [lines[0], json.dumps(sample(1, acc=None)), lines[2]],
+        "line 1: acc of document 0 is wrong": [json.dumps(sample(0, acc="wrong")), lines[1]],
         "no task and metric stands in both": [json.dumps(sample(0, em="yes"))],
     }
     for message, written in wrong.items():
@@ -108,6 +110,22 @@ def test_what_cannot_be_paired_is_refused(two, tmp_path):
         compare([first, tmp_path / "none"])
     with one_line(RequestError, "give two of"):
         compare([first])
+
+
+def test_what_one_model_alone_has_is_said_to_be_left_out(two, capsys):
+    """A task that had crashed for the other model was nowhere."""
+    compare(list(two))
+    assert not capsys.readouterr().err
+    write_samples(two[0], [sample(0, acc=1.0)], "arc")
+    file = next(two[1].glob("*/*.jsonl"))
+    file.write_text(file.read_text().replace('"acc"', '"acc_norm"'))
+    assert {row["figure"].split()[1] for row in compare(list(two)).rows} == {
+        "bits_per_byte", "log-likelihood",
+    }  # fmt: skip
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(": ")[0] for line in said] == ["left out"] * 3
+    for line, named in zip(said, ("samples_arc", "acc none", "acc_norm none"), strict=True):
+        assert named in line
 
 
 def test_other_prompts_for_the_same_documents_are_said(two, capsys):

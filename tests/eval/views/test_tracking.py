@@ -397,4 +397,4 @@ def test_models_are_linked_by_their_run_and_one_that_is_not_there_is_said(tmp_pa
         raise wandb.errors.CommError("no such artifact")
 
     _link(SimpleNamespace(use_artifact=missing), rows)
-    assert "model-abc123:step-000100 is not there" in capsys.readouterr().err
+    assert "model-abc123:step-000100 is not linked" in capsys.readouterr().err
