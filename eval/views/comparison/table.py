@@ -179,9 +179,8 @@ def _commonest(lines: Frame, names: Sequence[str], heading: str) -> Frame:
         ]  # fmt: skip
         kept = words.pop(best)
         say_once(
-            f"{heading} is of {kept}, which as many checkpoints have or more; left out: "
-            f"{' and '.join(words[:3])}{f' and {len(words) - 3} more' * (len(words) > 3)}; compare "
-            "those results apart"
+            f"{heading}: the column shows {kept}; it leaves out {' and '.join(words[:3])}"
+            f"{f' and {len(words) - 3} more' * (len(words) > 3)}: compare those results apart"
         )
     return found
 

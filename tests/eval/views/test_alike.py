@@ -30,10 +30,10 @@ PROPOSED = [row | {"solver": "propose", "key": f"propose {row['key']}"} for row 
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        (losses(a="x", b="y", c="x"), "bits/byte is of corpus x.txt, * left out: corpus y.txt;"),
-        (losses(a="xy", b="xy"), "bits/byte is of corpus x.txt, * left out: corpus y.txt;"),
-        ([*PASSAGES[:2], PASSAGES[2] | {"place": 5}], "bits at 4 is of place 12, * place 5;"),
-        ([*SOLVED, PROPOSED[0] | {"checkpoint": about(300, "c", "c")}], "solver sweep, * propose;"),
+        (losses(a="x", b="y", c="x"), "bits/byte: * corpus x.txt; * corpus y.txt"),
+        (losses(a="xy", b="xy"), "bits/byte: * corpus x.txt; * corpus y.txt"),
+        ([*PASSAGES[:2], PASSAGES[2] | {"place": 5}], "bits at 4: * place 12; * place 5"),
+        ([*SOLVED, PROPOSED[0] | {"checkpoint": about(300, "c", "c")}], "solver sweep; * propose"),
         ([*SOLVED, *PROPOSED], ""),
         (losses(a="x", b="x"), ""),
         (PASSAGES, ""),
