@@ -32,7 +32,7 @@ from arch.formats.named_tokens import say_left_out_tokens
 from arch.formats.structured import HELD
 from arch.mixers import refuse_foreign
 from arch.model import LanguageModel
-from arch.pretrained.gguf import GGUF
+from arch.pretrained.gguf.reader import GGUF
 from arch.pretrained.pretrained import import_gguf, load_pretrained
 from arch.pretrained.tokenizers import read_ends_of_text, read_tokenizer
 from arch.storage.directory import (
@@ -193,7 +193,8 @@ def _add_exchange(command: Callable[..., Callable]) -> None:
 
 def _describe(options: argparse.Namespace) -> None:
     path = Path(options.model)
-    read = read_config if path.is_file() else check_model
+    weights = path.suffix.lower() in (GGUF, ".safetensors")
+    read = read_config if path.is_file() and not weights else check_model
     config = read(path, trust_code=options.trust_code)
     try:
         parts, cost, length = describe(config, options.context)
@@ -275,11 +276,12 @@ def _read_yaml(text: str, name: str) -> Any:
 def _check(options: argparse.Namespace) -> None:
     import torch
 
-    name = options.model
+    name, path = options.model, Path(options.model)
+    is_path = "/" in name or "@" in name or path.is_dir() or (path.suffix and path.is_file())
     if name.startswith(PRETRAINED):
         loaded = load_pretrained(name.removeprefix(PRETRAINED))
         model, tokenizer_json = loaded.model, loaded.tokenizer_json
-    elif name.startswith(SHIPPED) or "/" in name or "@" in name or Path(name).is_dir():
+    elif name.startswith(SHIPPED) or is_path:
         loaded = load_model(name, trust_code=options.trust_code)
         model, tokenizer_json = loaded.model, loaded.tokenizer_json
     else:

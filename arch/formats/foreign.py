@@ -215,7 +215,7 @@ def read_layout(config: dict[str, Any], directory: Path) -> tuple[list[Path], Sh
     files = weight_files(directory)
     say_newer_pickles(directory, files)
     shapes = read_shapes(files, quantised=config.get("quantization_config") is not None)
-    _check_sizes(config, shapes, directory / "config.json")
+    check_sizes(config, shapes, directory / "config.json")
     _check_blocks(config, shapes, directory)
     return files, shapes
 
@@ -244,7 +244,7 @@ def _check_blocks(config: dict[str, Any], shapes: Shapes, directory: Path) -> No
             )
 
 
-def _check_sizes(config: dict[str, Any], shapes: Shapes, path: Path) -> None:
+def check_sizes(config: dict[str, Any], shapes: Shapes, path: Path) -> None:
     """Compares a configuration's sizes with the shapes of the weights.
 
     Raises:

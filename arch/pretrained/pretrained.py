@@ -50,14 +50,9 @@ from arch.formats.rotations import (
 from arch.model import LanguageModel
 from arch.pretrained.decoder import Decoder, describe_pretrained, is_whole
 from arch.pretrained.families import is_changed, take_apart
-from arch.pretrained.gguf import (
-    GGUF,
-    check_gguf,
-    check_gguf_is_whole,
-    read_own_tokenizer,
-    refuse_factors,
-    scale_rotation,
-)
+from arch.pretrained.gguf.model import check_gguf_is_whole, refuse_factors, scale_rotation
+from arch.pretrained.gguf.reader import GGUF, check_gguf
+from arch.pretrained.gguf.tokens import read_own_tokenizer
 from arch.pretrained.settings import check_config, read_config, refusals
 from arch.pretrained.tokenizers import (
     fit_tokenizer,
@@ -210,8 +205,6 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer, dict[str, Any]
             options["config"] = settings
             # Attention and experts may name a kernel of the hub, which would be run.
             settings._attn_implementation = settings._experts_implementation = None
-            if more and hasattr(settings, "n_ctx"):  # where transformers puts a GPT-2's context
-                settings.n_positions = settings.n_ctx
             # The reader of GGUF files has a progress bar that no setting turns off.
             with redirect_stderr(io.StringIO()) if more else nullcontext():
                 loaded: Any = family.from_pretrained(directory, **options, **safe)

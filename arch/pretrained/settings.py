@@ -6,10 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from arch.errors import ModelError, is_out_of_memory, reason, show_value
-from arch.formats.foreign import ACTIVATIONS, check_settings, read_settings, sections
+from arch.formats.foreign import (
+    ACTIVATIONS,
+    check_settings,
+    check_sizes,
+    read_settings,
+    sections,
+)
 from arch.formats.hub.reader import MODEL_TYPE
 from arch.formats.rotations import ROTATIONS
-from arch.pretrained.gguf import is_kept_packed
+from arch.pretrained.gguf.model import complete_settings, refuse_missing
+from arch.pretrained.gguf.reader import is_kept_packed, read_gguf_shapes
 from arch.pretrained.tokenizers import CODE
 
 QUANTISATION = "quantization_config: quant_method"
@@ -47,8 +54,11 @@ def read_config(name: str, directory: str, more: dict[str, Any]) -> tuple[dict[s
     safe: dict[str, Any] = {**more, "trust_remote_code": False}
     with refusals(name):
         config, _ = PreTrainedConfig.get_config_dict(directory, **safe)
+        if more:
+            refuse_missing(Path(name))
     if more:
         check_settings(config, Path(name))
+        check_sizes(config, read_gguf_shapes(Path(name)), Path(name))
     _check_names(name, config)
     _check_mpt(name, config)
     _refuse_kernels(name, config, bool(more))
@@ -58,6 +68,8 @@ def read_config(name: str, directory: str, more: dict[str, Any]) -> tuple[dict[s
         raise ModelError(f"{name} is an encoder and a decoder; give a decoder-only model")
     with refusals(name):
         settings = AutoConfig.from_pretrained(directory, **safe)
+        if more:
+            complete_settings(Path(name), settings)
         _check_rotations(name, settings.get_text_config())
         return config, settings, _find_class(settings)
 

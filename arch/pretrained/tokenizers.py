@@ -17,7 +17,8 @@ from arch.formats.named_tokens import (
     read_ends,
     say_left_out_tokens,
 )
-from arch.pretrained.gguf import GGUF, read_roles
+from arch.pretrained.gguf.reader import GGUF
+from arch.pretrained.gguf.tokens import read_roles
 from arch.storage.directory import MULTIPLES, drop_rowless
 from arch.storage.files import read_json, read_text, refuse_pointer
 

@@ -5,19 +5,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from struct import pack
 
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer
 
 from arch import ModelError, load_model, load_pretrained
 from arch.__main__ import main
-from arch.pretrained.gguf import check_gguf_is_whole
+from arch.pretrained.gguf.model import check_gguf_is_whole
 from arch.storage.files import POINTER
 from tests.arch.cases import byte_tokenizer
 from tests.said import complaint, one_line
-from tokenizer import END_OF_TEXT
 
 gguf = pytest.importorskip("gguf")
 transformers = pytest.importorskip("transformers")
@@ -29,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _views_in_c():
+def views_in_c():
     """Of a vocabulary a reader takes thousands, and each of a `memmap` runs Python."""
     mapped = np.memmap
     with pytest.MonkeyPatch.context() as patch:
@@ -42,10 +41,11 @@ def write_gguf(file, lacks=(), extra=None, parts=1, settings=None, pre="gpt-2", 
 
     `lacks` names tensors and settings; `words` stand in the place of tokens by their ids; `more`
     are settings of its configuration, and `pieces`, by which its tokenizer is of SentencePiece, the
-    `merges` of another, and the `kinds` of tokens by their ids.
+    `merges` of another, the `scores` of either, the `kinds` of tokens by their ids, and its `name`.
     """
     pieces, merges = more.pop("pieces", ()), more.pop("merges", ["o n"])
-    kinds = more.pop("kinds", {})
+    scores = more.pop("scores", [-float(n) for n in range(V)] if pieces else None)
+    kinds, title = more.pop("kinds", {}), more.pop("name", "Tiny")
     config = transformers.LlamaConfig(
         vocab_size=V,
         hidden_size=D,
@@ -62,13 +62,14 @@ def write_gguf(file, lacks=(), extra=None, parts=1, settings=None, pre="gpt-2", 
     )
     model = transformers.LlamaForCausalLM(config).eval()
     writer = gguf.GGUFWriter(file, "llama")
-    writer.add_name("Tiny")  # as every file of the hub has it
+    writer.add_name(title)  # as every file of the hub has it
     writer.add_block_count(L)
     if "context_length" not in lacks:
         writer.add_context_length(64)
     writer.add_embedding_length(D)
     writer.add_feed_forward_length(48)
-    writer.add_head_count(4)
+    if "head_count" not in lacks:
+        writer.add_head_count(4)
     if "head_count_kv" not in lacks:
         writer.add_head_count_kv(4)
     if "layer_norm_rms_epsilon" not in lacks:
@@ -84,12 +85,14 @@ def write_gguf(file, lacks=(), extra=None, parts=1, settings=None, pre="gpt-2", 
         names = [f"<0x{n:02X}>" for n in range(256)] + ["<s>", "</s>", "<unk>"]
     for number, name in {**dict(words), **dict(pieces)}.items():
         names[number] = name
-    writer.add_token_list(names)
+    if "tokens" not in lacks:
+        writer.add_token_list(names)
     types = [6 if name[:3] == "<0x" else 1 for name in names[:256]] + [3] * 2 + [1]
-    writer.add_token_types([kinds.get(number, kind) for number, kind in enumerate(types)])
-    if pieces:
-        writer.add_token_scores([-float(n) for n in range(V)])
-    else:
+    types = [kinds.get(number, kind) for number, kind in enumerate(types)]
+    writer.add_token_types(types[:-1] if "a type" in lacks else types)
+    if scores:
+        writer.add_token_scores(scores)
+    if merges and not pieces:
         writer.add_token_merges(merges)
     writer.add_bos_token_id(256)
     writer.add_eos_token_id(256)
@@ -100,15 +103,15 @@ def write_gguf(file, lacks=(), extra=None, parts=1, settings=None, pre="gpt-2", 
         if stem.endswith(("q_proj", "k_proj")):  # llama.cpp turns neighbours, not halves
             values = values.reshape(4, 2, D // 8, D).swapaxes(1, 2).reshape(D, D)
         theirs = f"{tensors.get_name(stem)}.{kind}"
-        if name != "lm_head.weight" and theirs not in lacks:
+        if name != "lm_head.weight" and not {theirs, "tensors"} & {*lacks}:
             writer.add_tensor(theirs, values)
     for theirs, values in (extra or {}).items():
         writer.add_tensor(theirs, values)
     for name, value in (settings or {}).items():
         kind = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32,
-                bool: writer.add_bool}  # fmt: skip
-        whole = name.startswith(WHOLE)
-        kind[type(value)](name if whole else f"llama.{name}", value)
+                bool: writer.add_bool}[type(value)]  # fmt: skip
+        kind = writer.add_int32 if kind == writer.add_uint32 and value < 0 else kind
+        kind(name if name.startswith(WHOLE) else f"llama.{name}", value)
     if parts > 1:
         writer.add_uint16("split.count", parts)
     writer.write_header_to_file()
@@ -171,8 +174,10 @@ BIAS = np.ones(D, dtype=np.float32)
         ({"settings": {"rope.freq_base": math.nan}}, "rope_theta is nan"),
         ({"settings": {"general.type": "adapter"}}, "general.type is 'adapter'"),
         ({"lacks": ["head_count_kv"]}, "lacks llama.attention.head_count_kv"),
+        ({"lacks": ["head_count"]}, "lacks llama.attention.head_count;"),
         ({"lacks": ["context_length"]}, "lacks llama.context_length"),
         ({"lacks": ["layer_norm_rms_epsilon"]}, "lacks llama.attention.layer_norm_rms_epsilon"),
+        ({"name": "mistral"}, "general.name is 'mistral'"),
     ],
 )
 def test_a_file_that_is_not_the_whole_model_is_refused(change, named, tmp_path, capsys):
@@ -180,6 +185,48 @@ def test_a_file_that_is_not_the_whole_model_is_refused(change, named, tmp_path, 
     assert main(["import", str(tmp_path / "odd.gguf"), str(tmp_path / "odd")]) == 2
     assert named in complaint(capsys)
     assert not (tmp_path / "odd").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"lacks": ["tensors"]}, "has no tensors"),
+        ({"settings": {"block_count": 10**5}}, "num_hidden_layers is 100000"),
+        ({"settings": {"embedding_length": 2**20}}, "hidden_size is 1048576"),
+    ],
+)
+def test_sizes_that_no_tensor_has_are_refused_before_a_model_is_made(
+    change, named, tmp_path, monkeypatch
+):
+    """Transformers drew all that the file lacks at random, or built 100,000 layers."""
+    write_gguf(tmp_path / "m.gguf", **change)
+    made = []
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", made.append)
+    with one_line(ModelError, named):
+        load_pretrained(str(tmp_path / "m.gguf"))
+    assert not made
+
+
+ARRAY, STRING, UINT8 = 9, 8, 0
+HEADER = b"GGUF" + pack("<IQQQ", 3, 0, 1, 1) + b"k"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        HEADER + pack("<IIQ", ARRAY, UINT8, 2**63),
+        HEADER + pack("<IIQIQ", ARRAY, ARRAY, 1, UINT8, 2**63),
+        HEADER + pack("<IQ", STRING, 2**63) + b"text",
+        b"GGUF" + pack("<IQQQ", 3, 1, 0, 1) + b"t" + pack("<I", 10**6),
+        b"GGUF" + pack("<IQQ", 3, 2**63, 0),
+    ],
+    ids=["array", "nested", "string", "dimensions", "tensors"],
+)
+def test_a_length_beyond_the_end_of_a_file_is_refused(content, tmp_path):
+    """The reader took empty arrays from there, without an end, and its memory grew."""
+    (tmp_path / "m.gguf").write_bytes(content)
+    with one_line(ModelError, "no whole GGUF file"):
+        load_pretrained(str(tmp_path / "m.gguf"))
 
 
 def test_factors_of_a_rotation_divide_its_frequencies(tmp_path):
@@ -218,143 +265,6 @@ def test_frequencies_of_ones_and_settings_that_are_off_scale_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("pre", "said"),
-    [("gpt-2", ""), ("llama-bpe", ""), ("smollm", ""), ("unknown", "'unknown'"), (None, "missing")],
-)
-def test_text_that_may_be_split_otherwise_than_the_file_says_is_said(pre, said, tmp_path, capsys):
-    write_gguf(tmp_path / "tiny.gguf", pre=pre)
-    assert main(["import", str(tmp_path / "tiny.gguf"), str(tmp_path / "tiny")]) == 0
-    line = capsys.readouterr().err
-    assert line == "" if not said else f"tokenizer.ggml.pre is {said}; its text is split" in line
-
-
-def read(file):
-    """The tokenizer of a GGUF file, as a model is opened with it."""
-    return Tokenizer.from_str(load_pretrained(str(file)).tokenizer_json)
-
-
-def test_a_vocabulary_has_the_tokens_of_its_file_alone(tmp_path):
-    """One without <|endoftext|>, as of Llama 3, was refused: transformers adds it behind them."""
-    write_gguf(tmp_path / "m.gguf", words={256: "<|begin|>"})
-    tokenizer = read(tmp_path / "m.gguf")
-    assert tokenizer.get_vocab_size() == V
-    assert tokenizer.token_to_id("<|begin|>") == 256
-    assert tokenizer.token_to_id("<|endoftext|>") is None
-
-
-UNUSED = 5
-
-
-def test_rows_that_a_converter_named_as_padding_are_no_tokens(tmp_path):
-    """The last ones; a token in between has its id."""
-    words = {number: f"[PAD{number}]" for number in (254, 257, 258)}
-    kinds = dict.fromkeys(words, UNUSED)
-    write_gguf(tmp_path / "m.gguf", words=words | {253: "on"}, kinds=kinds)
-    loaded = load_pretrained(str(tmp_path / "m.gguf"))
-    assert loaded.model.embedding.num_embeddings == V - 2
-    assert Tokenizer.from_str(loaded.tokenizer_json).id_to_token(254) == "[PAD254]"
-
-
-def test_the_end_of_a_turn_stops_a_text(tmp_path):
-    settings = {"tokenizer.ggml.eot_token_id": 257, "tokenizer.ggml.eom_token_id": 300}
-    write_gguf(tmp_path / "m.gguf", words={257: "<|eot_id|>"}, settings=settings)
-    meta = load_pretrained(str(tmp_path / "m.gguf")).meta
-    assert meta["end"] == END_OF_TEXT
-    assert meta["stops"] == [END_OF_TEXT, "<|eot_id|>"]
-
-
-@pytest.mark.parametrize(("pre", "pieces"), [("llama-bpe", ["run"]), ("gpt-2", ["r", "u", "n"])])
-def test_a_word_that_is_a_token_is_merged_where_llama_cpp_merges_it(pre, pieces, tmp_path):
-    write_gguf(tmp_path / "m.gguf", words={255: "run"}, pre=pre)
-    assert read(tmp_path / "m.gguf").encode("run").tokens == pieces
-
-
-@pytest.mark.parametrize(
-    ("pre", "pieces"),
-    [("smollm", ["x", "ĠĠ", "1", "2"]), ("command-r", ["x", "ĠĠ", "1", "2"]),
-     ("gpt-2", ["x", "Ġ", "Ġ12"])],
-)  # fmt: skip
-def test_digits_are_taken_out_first_where_llama_cpp_takes_them_out(pre, pieces, tmp_path):
-    """A blank was left with the digit behind it, and two blanks were not merged."""
-    words = {254: "ĠĠ", 255: "12", 258: "Ġ12"}
-    merges = ["Ġ Ġ", "1 2", "Ġ 12"]
-    write_gguf(tmp_path / "m.gguf", pre=pre, words=words, merges=merges)
-    assert read(tmp_path / "m.gguf").encode("x  12").tokens == pieces
-
-
-CONTROL, USER_DEFINED = 3, 4
-
-
-@pytest.mark.parametrize(
-    ("token", "kind"),
-    [("<｜User｜>", CONTROL), ("<a b>", CONTROL), ("<think x>", USER_DEFINED),
-     ("  ", USER_DEFINED)],
-)  # fmt: skip
-def test_a_token_that_llama_cpp_takes_whole_is_whole(token, kind, tmp_path):
-    """The token's text was cut into bytes, and two blanks took the id of "ĠĠ" beside them."""
-    words = {254: "ĠĠ", 255: token, 258: "ĠĠĠ"}
-    merges = ["Ġ Ġ", "ĠĠ Ġ"]
-    write_gguf(tmp_path / "m.gguf", words=words, kinds={255: kind}, merges=merges)
-    tokenizer = read(tmp_path / "m.gguf")
-    a, b = tokenizer.encode("ab").ids
-    assert tokenizer.encode(f"a{token}b").ids == [a, 255, b]
-    assert tokenizer.decode([a, 255, b], skip_special_tokens=kind == USER_DEFINED) == f"a{token}b"
-    assert tokenizer.get_vocab_size() == V
-    assert tokenizer.id_to_token(254) == "ĠĠ"
-
-
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [
-        ("tokenizer.json", byte_tokenizer().to_str().replace('"o":', '"ooo":')),
-        ("tokenizer_config.json", '{"tokenizer_class": "BertTokenizer"}'),
-        ("tokenizer.model", "no model"),
-    ],
-    ids=["tokenizer", "configuration", "pieces"],
-)
-def test_a_tokenizer_beside_a_file_is_not_the_files_own(file, content, tmp_path):
-    write_gguf(tmp_path / "m.gguf")
-    own = read(tmp_path / "m.gguf")
-    (tmp_path / file).write_text(content)
-    assert read(tmp_path / "m.gguf").to_str() == own.to_str()
-
-
-def test_a_file_is_read_rather_than_one_of_its_name_in_the_working_directory(tmp_path, monkeypatch):
-    for name in ("here", "there"):
-        (tmp_path / name).mkdir()
-    write_gguf(tmp_path / "here" / "m.gguf")
-    model = write_gguf(tmp_path / "there" / "m.gguf", words={255: "there"})
-    monkeypatch.chdir(tmp_path / "here")
-    found = load_pretrained("../there/m.gguf")
-    tokens = torch.randint(V, (2, 9))
-    with torch.no_grad():
-        torch.testing.assert_close(found.model(tokens), model(tokens).logits)
-    assert Tokenizer.from_str(found.tokenizer_json).token_to_id("there") == 255
-
-
-@pytest.mark.parametrize(
-    ("first", "text", "tokens"),
-    [
-        (None, "a b", ["▁a", "▁", "b"]),
-        (True, " a", ["▁", "▁a"]),
-        (False, " a", ["▁a"]),
-        (False, "a", ["a"]),
-    ],
-)
-def test_a_blank_stands_before_a_text_of_sentencepiece_as_the_file_says(
-    first, text, tokens, tmp_path
-):
-    """As llama.cpp has it; before a text that begins with a blank transformers put none."""
-    pieces = {0: "▁", 1: "a", 2: "▁a", 3: "b"}
-    settings = {} if first is None else {"tokenizer.ggml.add_space_prefix": first}
-    write_gguf(tmp_path / "m.gguf", pieces=pieces, settings=settings)
-    tokenizer = read(tmp_path / "m.gguf")
-    encoded = tokenizer.encode(text, add_special_tokens=False)
-    assert encoded.tokens == tokens
-    assert tokenizer.decode(encoded.ids) == text
-
-
-@pytest.mark.parametrize(
     ("family", "width", "said"),
     [
         ("StableLm", 8, "rope.dimension_count is 8, transformers turns 2 numbers of a head"),
@@ -389,6 +299,21 @@ def test_a_file_that_is_no_gguf_is_refused(text, said, tmp_path, capsys):
     assert main(["import", str(tmp_path / "no.gguf"), str(tmp_path / "tiny")]) == 2
     assert said in complaint(capsys)
     assert not (tmp_path / "tiny").exists()
+
+
+@pytest.mark.parametrize("file", ["loud.gguf", "loud.safetensors"])
+@pytest.mark.parametrize("command", [["check"], ["describe"], ["export", "out"]])
+def test_a_file_of_weights_is_no_mixer_and_no_configuration(
+    command, file, tmp_path, monkeypatch, capsys
+):
+    """`check` imported the module of that name, which ran; `describe` read all of it as text."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "loud.py").write_text("raise SystemError('it ran')")
+    (tmp_path / file).write_bytes(b"\xff")
+    name, *rest = command
+    assert main([name, file, *rest]) == 2
+    assert f"{file}: is a file; give a model directory" in complaint(capsys)
 
 
 @pytest.mark.network

@@ -85,22 +85,25 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
                       "ssm.conv_kernel": 4, "ssm.state_size": 8, "ssm.group_count": 2,
                       "ssm.time_step_rank": 2, "ssm.inner_size": 16, "full_attention_interval": 4},
     ),
-    "qwen2moe": (  # of experts transformers reads the number, and takes these widths itself
+    "qwen2moe": (  # of experts transformers reads the number alone
         "qwen2_moe",
-        SIZES | EXPERTS | {"moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632},
-        MOE | {"expert_feed_forward_length": 1408, "expert_shared_feed_forward_length": 5632},
+        SIZES | EXPERTS | {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 40},
+        MOE | {"expert_feed_forward_length": 24, "expert_shared_feed_forward_length": 40},
     ),
     "qwen3moe": (
         "qwen3_moe",
-        SIZES | EXPERTS | {"moe_intermediate_size": 768, "head_dim": 8, "norm_topk_prob": True},
-        MOE | {"expert_feed_forward_length": 768, "attention.key_length": 8},
+        SIZES | EXPERTS | {"moe_intermediate_size": 24, "head_dim": 8, "norm_topk_prob": True},
+        MOE | {"expert_feed_forward_length": 24, "attention.key_length": 8},
     ),
 }  # fmt: skip
 
 
-def write_family(file, family: str, **changes: Any):
-    """A random model of a family, its sizes changed, as a GGUF file; the model."""
+def write_family(file, family: str, lacks: str = "", width: int = D):
+    """A random model of a family, of any width, as a GGUF file without a setting; the model."""
     kind, sizes, settings = FAMILIES[family]
+    changes = {name: width for name in ("n_embd", "hidden_size") if name in sizes}
+    settings = {name: value for name, value in settings.items() if name != lacks}
+    settings["embedding_length"] = width
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(kind, **sizes | changes)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
@@ -154,7 +157,7 @@ def as_written(family: str, name: str, tensor: torch.Tensor) -> np.ndarray:
     if family == "gpt2" and ".c_" in name and tensor.dim() == 2:
         tensor = tensor.T
     if "query_key_value" in name:  # by heads, and in each by queries, keys and values
-        heads = tensor.view(4, 3, D // 4, -1)
+        heads = tensor.view(4, 3, len(tensor) // 12, -1)
         tensor = heads.transpose(0, 1).reshape(tensor.shape)
     if family == "qwen35" and "norm" in name and "linear_attn" not in name:
         tensor = tensor + 1
@@ -177,9 +180,19 @@ def test_a_file_that_transformers_reads_gives_its_logits(family, tmp_path):
         torch.testing.assert_close(found.model(tokens), model(tokens).logits)
 
 
-def test_experts_of_another_width_than_transformers_takes_are_refused(tmp_path):
-    write_family(tmp_path / "m.gguf", "qwen3moe", moe_intermediate_size=8)
-    with one_line(ModelError, "mlp.experts"):
+@pytest.mark.parametrize(
+    ("family", "lacks"),
+    [
+        ("gpt2", "attention.head_count"),
+        ("bloom", "attention.head_count"),
+        ("qwen2moe", "expert_used_count"),
+        ("qwen3moe", "expert_used_count"),
+    ],
+)
+def test_a_setting_that_no_shape_tells_is_needed(family, lacks, tmp_path):
+    """Transformers took its own default, by which 48 numbers are of 12 heads."""
+    write_family(tmp_path / "m.gguf", family, lacks, width=48)
+    with one_line(ModelError, f"lacks {family}.{lacks};"):
         load_pretrained(str(tmp_path / "m.gguf"))
 
 

@@ -1,0 +1,1 @@
+"""Models in GGUF files, which transformers reads: the file, settings, weights and tokens."""
