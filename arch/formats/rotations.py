@@ -121,7 +121,8 @@ def _say_unread(
     stated = {length for section in written if (length := section.get(LENGTH))}
     known = {*PASSED, *(getattr(made, "ignore_keys_at_rope_validation", None) or ())}
     for part in parts:
-        if (read := READ.get(kind := part.get("rope_type"))) is None:
+        kind = str(part.get("rope_type"))
+        if (read := READ.get(kind)) is None:
             continue
         paired = part.get("mscale_all_dim")  # mscale has no effect without it
         unread = [
