@@ -98,7 +98,7 @@ def _check_heads(name: str, config: dict[str, Any], made: Any) -> None:
     ours = "num_attention_heads"
     theirs = made.attribute_map.get(ours, ours)
     names = [ours, *(alias for alias, of in made.attribute_map.items() if of == theirs), theirs]
-    taken = getattr(made, theirs, None) if made.get_text_config() is made else None
+    taken = vars(made).get(theirs) if made.get_text_config() is made else None
     if taken is not None and not any(alias in config for alias in names):
         raise ModelError(
             f"{name} cannot be loaded: config.json lacks {theirs}, for which transformers would "
@@ -118,7 +118,8 @@ def say_unread_settings(config: dict[str, Any], made: Any, source: object) -> No
     _say_unread(config, made, source)
     for name in COMPLETED if inner is made else ():
         usual = getattr(type(made), name, None)  # a Qwen3 takes its own only where a switch is on
-        if usual is not None and name not in config and getattr(made, name) == usual:
+        stated = not config.keys().isdisjoint((name, made.attribute_map.get(name)))
+        if usual is not None and not stated and getattr(made, name) == usual:
             print(
                 f"{source}: config.json lacks {name}; {usual} is taken, as transformers does",
                 file=sys.stderr,
@@ -145,7 +146,7 @@ def _say_unread(config: dict[str, Any], made: Any, source: object) -> None:
         )
     kinds = getattr(made, "layer_types", None) if "layer_types" in known else None
     read = "sliding_window" in known and made.sliding_window == config.get("sliding_window")
-    if not (any("sliding" in kind for kind in kinds) if kinds else read):
+    if set(kinds) == {"full_attention"} if kinds else not read:
         say_unused_window(config, made.model_type, source)
 
 
@@ -168,17 +169,19 @@ def bounded(name: str, shapes: Shapes, is_packed: bool) -> Iterator[None]:
     """
     stored, thread = sum(map(math.prod, shapes.values())), threading.get_ident()
     most = FREE_NUMBERS + (64 if is_packed else 8) * stored
-    count = numbers = 0
+    made: dict[int, Any] = {}  # a tied one is registered again
+    numbers = 0
 
     def add(_: Any, parameter: str, tensor: Any) -> None:
-        nonlocal count, numbers
+        nonlocal numbers
         if tensor is None or not tensor.is_meta or threading.get_ident() != thread:
             return
-        count, numbers = count + 1, numbers + tensor.numel()
-        if count > FREE_TENSORS + 8 * len(shapes) or numbers > most:
+        numbers += tensor.numel() if id(tensor) not in made else 0
+        made[id(tensor)] = tensor
+        if len(made) > FREE_TENSORS + 8 * len(shapes) or numbers > most:
             raise ModelError(
-                f"{name}: the weights do not fit the configuration: it makes {count} and more, one "
-                f"of them {parameter} {tuple(tensor.shape)}; the files hold {len(shapes)}, of "
+                f"{name}: the weights do not fit the configuration: it makes {len(made)} and more, "
+                f"one of them {parameter} {tuple(tensor.shape)}; the files hold {len(shapes)}, of "
                 f"{stored} numbers"
             )
 
