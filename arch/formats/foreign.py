@@ -5,11 +5,10 @@ weights' headers. Imports and `hf:` both read by it, so that one file is one mod
 is opened.
 """
 
-import inspect
 import math
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +63,6 @@ WITHOUT_EFFECT = {
     "attn_implementation", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop",
 }  # fmt: skip
 """Settings that change nothing of what a model computes in evaluation."""
-SCALING = re.compile(
-    r"^(?!.*init).*(?:soft_?cap|multiplier|(?:^|_)scal(?:e|ing)|clip_qkv|alibi|interleaved|qk_norm|dim_model_base)"
-)
-"""Names of settings that change what a model computes, where its family has them."""
 ROTATION = ("rope_parameters", "rope_scaling")
 ADAPTER = "adapter_config.json"
 PARTS = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors$")
@@ -82,13 +77,18 @@ def read_settings(path: Path) -> dict[str, Any]:
     """The configuration of a model of transformers, its values of the types that they must have.
 
     Raises:
-        ModelError: not JSON, a setting of another type or beyond what a model can have, or two
-            rotations of which one is not read.
+        ModelError: not JSON, a setting of another type or beyond what a model can have, two
+            rotations of which one is not read, or another file in its place.
     """
     config = read_json(path)
     if not isinstance(config.get("model_type", ""), str):
         raise ModelError(
             f"{path}: model_type is {show_value(config['model_type'])}; expected a text"
+        )
+    if others := config.get("configuration_files"):
+        raise ModelError(
+            f"{path}: configuration_files is {show_value(others)}, of which each version of "
+            "transformers reads another; give the one that is meant as config.json, without it"
         )
     check_settings(config, path)
     for section in sections(config):
@@ -118,42 +118,39 @@ def check_settings(config: dict[str, Any], path: Path) -> None:
         _check_section(section, path)
 
 
-def say_unread_settings(config: dict[str, Any], made: Any, source: object) -> None:
-    """Says on stderr which settings that change what a model computes its family does not read.
+def say_unused_window(config: dict[str, Any], family: str, source: object) -> None:
+    """Says on stderr that a window is stated, of a model that computes none in any layer.
 
-    `made` is the configuration that the model was made by; a part that reads text has its own.
+    Nothing is said of one that is turned off, or that is no shorter than the context.
     """
-    if isinstance(text := config.get("text_config"), dict):
-        say_unread_settings(text, made.get_text_config(), source)
-    known = {*inspect.signature(type(made).__init__).parameters, *made.attribute_map}
-    activations = [getattr(made, name, None) for name in ACTIVATIONS if name in known]
-    other = [name for name in ACTIVATIONS if activations and config.get(name) not in activations]
-    unread = [
-        f"{name} {show_value(value)}"
-        for name, value in config.items()
-        if (SCALING.search(name) or name in other)
-        and name not in (*known, *ROTATION)
-        and (value is True or value not in (None, 0, 1))
-    ]
-    if unread:
+    window, context = config.get("sliding_window"), config.get("max_position_embeddings")
+    off = config.get("use_sliding_window") is False
+    if window and not off and window < (context or math.inf):
         print(
-            f"{source}: config.json says {printable(', '.join(unread), 300)}, which transformers' "
-            f"{made.model_type} does not read; it is computed as every {made.model_type} is",
+            f"{source}: config.json says sliding_window {window}, and transformers' {family} "
+            "computes no window in any layer; each token is read behind its whole text",
             file=sys.stderr,
         )
 
 
-def say_own_code(config: dict[str, Any], source: object) -> None:
-    """Says on stderr that a model's own code, which may compute otherwise, is not what computes it.
+def say_own_code(
+    config: dict[str, Any], source: object, names: Callable[[str], bool] = lambda name: True
+) -> None:
+    """Says on stderr that a model's own class, which may compute otherwise, does not compute it.
 
-    So where `auto_map` names a class of a model in place of that of transformers.
+    So where `auto_map` names code of a model's own, or `architectures` a class that is none of the
+    family's, as `names` tells.
     """
-    named = config.get("auto_map")
+    named, listed = config.get("auto_map"), config.get("architectures")
     classes = named.items() if isinstance(named, dict) else ()
-    if own := [value for name, value in classes if name.startswith("AutoModel")]:
+    own = [f"code of its own ({show_value(v)})" for n, v in classes if n.startswith("AutoModel")]
+    others = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+    if not own and not any(map(names, others)):
+        own = [f"the class {printable(name, 80)}" for name in others]
+    if own:
         print(
-            f"{source}: config.json names code of its own ({show_value(own[0])}), which is not "
-            f"run; the model is computed as transformers computes a {config.get('model_type')}",
+            f"{source}: config.json names {own[0]}, which is not run; the model is computed as "
+            f"transformers computes a {config.get('model_type')}",
             file=sys.stderr,
         )
 

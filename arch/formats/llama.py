@@ -28,6 +28,7 @@ from arch.formats.foreign import (
     read_settings,
     refuse_dangling,
     say_own_code,
+    say_unused_window,
 )
 from arch.formats.hub.reader import (
     HELD_OUT,
@@ -183,7 +184,9 @@ def import_transformers(directory: str | Path) -> LoadedModel:
     say_left_out_tokens(directory, tokenizer_json)
     known = read_ends(directory, loaded.tokenizer_json)
     known |= read_provenance(config, directory / "config.json")
-    say_own_code(config, directory)
+    kind = config["model_type"]
+    say_own_code(config, directory, lambda n: n.lower().startswith((f"{kind}for", f"{kind}model")))
+    say_unused_window(config, kind, directory)
     return dataclasses.replace(loaded, meta=loaded.meta | known)
 
 

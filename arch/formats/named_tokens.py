@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from arch.config import parse_object
-from arch.errors import printable
+from arch.errors import printable, show_value
 from arch.storage.files import read_json
 
 SETTINGS, ADDED_TOKENS = "tokenizer_config.json", "added_tokens.json"
@@ -18,6 +18,8 @@ _ENDS = ("config.json", "generation_config.json", SPECIAL_TOKENS_MAP, SETTINGS)
 """Files that say what begins and ends a text; the later one holds."""
 SPECIAL_TOKEN = re.compile(r"(?:bos|eos|unk|sep|pad|cls|mask)_token")
 SPECIAL_TOKENS = ("additional_special_tokens", "extra_special_tokens")
+FLAGS = ("normalized", "lstrip", "rstrip", "single_word")
+"""What of an added token changes how a text is split; the first where a normalizer is."""
 
 
 def say_left_out_tokens(directory: Path, tokenizer_json: str) -> None:
@@ -37,6 +39,7 @@ def say_left_out_tokens(directory: Path, tokenizer_json: str) -> None:
         held = read_json(file)
         named = _named_tokens(held, file.name)
         _say_what_is_added(held, known, file)
+        _say_other_flags(held, known, file)
         others = {
             text: f"{text} as {token}" if token else text
             for text, token in named
@@ -71,19 +74,20 @@ def read_ends(directory: Path, tokenizer_json: str) -> dict[str, Any]:
     for file in _existing(directory, _ENDS):
         held = read_json(file)
         roles |= named_roles(held)
-        ids = held.get("eos_token_id", ids)
+        for section in (held.get("text_config"), held):  # that of a model that reads pictures too
+            ids = section.get("eos_token_id", ids) if isinstance(section, dict) else ids
     return read_stops(ids, tokenizer_json) | ends_of_text(roles)
 
 
 def read_stops(ids: object, tokenizer_json: str) -> dict[str, Any]:
-    """The `stops` among the ids of a configuration, which are special tokens, and the `end`.
+    """The `stops` among the ids of a configuration, which are added tokens, and the `end`.
 
-    Some configurations hold another tokenizer's default.
+    Some configurations hold another tokenizer's default, which may be an added run of blanks.
     """
     added = parse_object(tokenizer_json, "its tokenizer").get("added_tokens") or ()
-    special = {token["id"]: token["content"] for token in added if token.get("special")}
+    known = {t["id"]: t["content"] for t in added if t.get("special") or t["content"].strip()}
     listed = ids if isinstance(ids, list) else [ids]
-    stops = [special[number] for number in listed if type(number) is int and number in special]
+    stops = [known[number] for number in listed if type(number) is int and number in known]
     return {"end": stops[0], "stops": stops} if stops else {}
 
 
@@ -107,16 +111,22 @@ def _say_what_is_added(held: dict[str, Any], tokenizer: dict[str, Any], file: Pa
     That is a special token, or a blank before the text.
     """
     splits, around = tokenizer.get("pre_tokenizer"), repr(tokenizer.get("post_processor"))
-    said, made = (
-        about.get("add_prefix_space") if isinstance(about, dict) else None
-        for about in (held, splits)
-    )
-    if isinstance(said, bool) and isinstance(made, bool) and said != made:
+    steps = (splits.get("pretokenizers") or [splits]) if isinstance(splits, dict) else []
+    made = [step.get("add_prefix_space") for step in steps if isinstance(step, dict)]
+    said = held.get("add_prefix_space")
+    if isinstance(said, bool) and (not said) in made:
         print(
-            f"{file.parent}: {file.name} says add_prefix_space {said}, tokenizer.json {made}; texts"
-            " are read as tokenizer.json says",
+            f"{file.parent}: {file.name} says add_prefix_space {said}, tokenizer.json {not said}; "
+            "texts are read as tokenizer.json says",
             file=sys.stderr,
         )
+    for name in ("fast_tokenizer_files", "split_special_tokens"):
+        if held.get(name):
+            print(
+                f"{file.parent}: {file.name} says {name} {show_value(held[name])}; texts are read "
+                "as tokenizer.json says",
+                file=sys.stderr,
+            )
     for role, token in named_roles(held).items():
         if held.get(f"add_{role}") is True and repr(token) not in around:
             print(
@@ -124,6 +134,29 @@ def _say_what_is_added(held: dict[str, Any], tokenizer: dict[str, Any], file: Pa
                 f"{printable(token)} to a text; texts are asked without it",
                 file=sys.stderr,
             )
+
+
+def _say_other_flags(held: dict[str, Any], tokenizer: dict[str, Any], file: Path) -> None:
+    """Says on stderr which added tokens a file finds in a text otherwise than the tokenizer does.
+
+    As one that takes the blanks behind it.
+    """
+    flags = FLAGS if tokenizer.get("normalizer") else FLAGS[1:]
+    entries = {entry.get("content"): entry for entry in tokenizer.get("added_tokens") or ()}
+    listed = held.get("added_tokens_decoder")
+    others = [
+        f"{flag} {show_value(about[flag])} of {entry['content']}"
+        for about in (listed.values() if isinstance(listed, dict) else ())
+        if isinstance(about, dict) and (entry := entries.get(str(about.get("content"))))
+        for flag in flags
+        if flag in about and about[flag] != entry.get(flag)
+    ]
+    if others:
+        print(
+            f"{file.parent}: {file.name} says {printable(', '.join(others[:3]))}, tokenizer.json "
+            "does not; texts are read as tokenizer.json says",
+            file=sys.stderr,
+        )
 
 
 def _named_tokens(held: dict[str, Any], file: str) -> Iterator[tuple[str, str]]:

@@ -5,6 +5,7 @@ of the model that was made of them.
 """
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,18 @@ FRACTIONS = ("rotary_pct", "rope_pct", "rotary_percentage")
 """Names by which some families know partial_rotary_factor."""
 BASES = ("rotary_emb_base", "rope_base")
 """Names by which some families know rope_theta."""
+LENGTH = "original_max_position_embeddings"
+READ = {
+    "default": (), "linear": ("factor",), "dynamic": ("factor",), "proportional": ("factor",),
+    "llama3": ("factor", LENGTH, "low_freq_factor", "high_freq_factor"),
+    "longrope": ("factor", LENGTH, "attention_factor", "long_factor", "short_factor"),
+    "yarn": ("factor", LENGTH, "attention_factor", "beta_fast", "beta_slow", "mscale",
+             "mscale_all_dim", "truncate"),
+}  # fmt: skip
+"""What transformers reads of a rotation, by its type, beside `PASSED`."""
+PASSED = (*ROTATIONS, LENGTH, "rope_theta", "partial_rotary_factor")
+IDLE = (("factor", 1), ("mscale", 0), ("mscale", 1))
+"""Settings that change nothing."""
 
 
 def read_frequencies(files: list[Path]) -> dict[str, Tensor]:
@@ -76,6 +89,7 @@ def check_turned(config: dict[str, Any], own: list[Tensor], made: Any, source: o
             f"{printable(', '.join(others), 120)}, of all layers, and does not read both; write "
             "the one form that this family's own models have"
         )
+    _say_unread(config, [rope[name] for name in kinds] or [rope], made, source)
     section = config | (config.get("text_config") or {})
     whole = [section, *(section.get(name) or {} for name in ROTATION)]  # and not by kinds of layers
     if bases := [base for s in whole if (base := s.get("rope_theta"))]:
@@ -93,6 +107,43 @@ def check_turned(config: dict[str, Any], own: list[Tensor], made: Any, source: o
             f"{source}: partial_rotary_factor is {min(parts)}, and transformers' "
             f"{made.model_type} turns whole heads; take it out if it changes nothing"
         )
+
+
+def _say_unread(
+    config: dict[str, Any], parts: list[dict[str, Any]], made: Any, source: object
+) -> None:
+    """Says on stderr which settings of a scaled rotation are not read, and which length is taken.
+
+    `parts` are the rotations that transformers made, for all layers or for each kind of them.
+    """
+    written = [*sections(config)]
+    types = [section.get(name) for section in written for name in ROTATIONS]
+    stated = {length for section in written if (length := section.get(LENGTH))}
+    known = {*PASSED, *(getattr(made, "ignore_keys_at_rope_validation", None) or ())}
+    for part in parts:
+        kind = str(part.get("rope_type"))
+        if (read := READ.get(kind)) is None:
+            continue
+        paired = part.get("mscale_all_dim")  # mscale has no effect without it
+        unread = [
+            f"{printable(name, 80)} {show_value(value)}"
+            for name, value in part.items()
+            if name not in known and (name not in read or (name == "mscale" and not paired))
+            if value is not None and (name, value) not in IDLE
+        ]
+        if unread:
+            print(
+                f"{source}: a rotation says {', '.join(unread)}, which transformers does not read "
+                f"where its rope_type is {kind}; it is turned without",
+                file=sys.stderr,
+            )
+        clear = len(stated) == 1 or (stated and len(parts) > 1)
+        if LENGTH in read and kind in types and not clear:
+            found = printable(", ".join(map(str, sorted(stated))), 80)
+            print(
+                f"{source}: config.json says {found or 'no'} {LENGTH}; {part.get(LENGTH)} is taken",
+                file=sys.stderr,
+            )
 
 
 def _check_bases(

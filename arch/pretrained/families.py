@@ -124,6 +124,18 @@ def is_changed(part: nn.Module) -> bool:
     )
 
 
+def has_own_attention(model: nn.Module) -> bool:
+    """Whether a model of transformers attends by a function that its user registered."""
+    name = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    if name is None:
+        return False
+    from transformers import AttentionInterface
+
+    function = AttentionInterface().get(name)  # none: a model's own
+    function = getattr(function, "func", function)
+    return getattr(function, "__module__", "transformers").partition(".")[0] != "transformers"
+
+
 def take_apart(model: Any) -> ModelParts:
     """Takes a transformers causal model apart.
 
@@ -133,6 +145,8 @@ def take_apart(model: Any) -> ModelParts:
     config, kind = model.config, model.config.model_type
     if kind not in FAMILIES:
         raise ModelError(f"the parts of {kind!r} are not known; known: {', '.join(FAMILIES)}")
+    if has_own_attention(model):
+        raise ModelError(f"the attention {config._attn_implementation!r} is not known")
     names = FAMILIES[kind]
     if names is LLAMA and (rope := config.rope_parameters["rope_type"]) in ("dynamic", "longrope"):
         raise ModelError(

@@ -15,7 +15,8 @@ import importlib.util
 import io
 import os
 import re
-from contextlib import nullcontext, redirect_stderr
+import sys
+from contextlib import redirect_stderr
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +36,6 @@ from arch.formats.foreign import (
     read_settings,
     refuse_dangling,
     say_own_code,
-    say_unread_settings,
     weight_files,
 )
 from arch.formats.hub.card import download
@@ -53,7 +53,13 @@ from arch.pretrained.families import is_changed, take_apart
 from arch.pretrained.gguf.model import check_gguf_is_whole, refuse_factors, scale_rotation
 from arch.pretrained.gguf.reader import GGUF, check_gguf
 from arch.pretrained.gguf.tokens import read_own_tokenizer
-from arch.pretrained.settings import check_config, read_config, refusals
+from arch.pretrained.settings import (
+    bounded,
+    check_config,
+    read_config,
+    refusals,
+    say_unread_settings,
+)
 from arch.pretrained.tokenizers import (
     fit_tokenizer,
     largest_id,
@@ -63,7 +69,7 @@ from arch.pretrained.tokenizers import (
     say_wrong_split,
 )
 from arch.storage.directory import LoadedModel
-from arch.storage.weights import check_finite, drop_padding, misfit, say_zeros
+from arch.storage.weights import Shapes, check_finite, drop_padding, misfit, say_zeros
 
 
 class PretrainedModel(LanguageModel):
@@ -186,7 +192,8 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer, dict[str, Any]
     from transformers import GenerationConfig
 
     with TemporaryDirectory() as empty:
-        directory, more, mapping = _locate(name, empty)
+        directory, more, shapes = _locate(name, empty)
+        prefix = common_prefix(list(shapes), name)
         config, settings, family = read_config(name, directory, more)
         with refusals(name):
             safe: dict[str, Any] = {**more, "trust_remote_code": False}
@@ -200,13 +207,15 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer, dict[str, Any]
             known |= read_provenance(config, Path(directory, "config.json"))
             options: dict[str, Any] = {"ignore_mismatched_sizes": True, "output_loading_info": True}
             options |= {"dtype": dtype, "use_safetensors": True} if not more else {"dtype": dtype}
-            options |= {"key_mapping": mapping} if mapping else {}
+            options |= {"key_mapping": {f"^{re.escape(prefix)}": ""}} if prefix else {}
             options["generation_config"] = GenerationConfig()  # so that no file is read for it
             options["config"] = settings
             # Attention and experts may name a kernel of the hub, which would be run.
             settings._attn_implementation = settings._experts_implementation = None
+            is_packed = config.get("quantization_config") is not None
             # The reader of GGUF files has a progress bar that no setting turns off.
-            with redirect_stderr(io.StringIO()) if more else nullcontext():
+            quiet = redirect_stderr(io.StringIO()) if more else bounded(name, shapes, is_packed)
+            with quiet:
                 loaded: Any = family.from_pretrained(directory, **options, **safe)
     model, found = loaded
     _check_loaded(name, found)
@@ -233,11 +242,12 @@ def _check_computed(name: str, model: Any, config: dict[str, Any], directory: Pa
     with refusals(name):
         check_turned(config, turned, model.config.get_text_config(), name)
     say_unread_settings(config, model.config, name)
-    say_own_code(config, name)
+    classes = {known.lower() for known in vars(sys.modules[type(model).__module__])}
+    say_own_code(config, name, lambda named: named.lower() in classes)
 
 
-def _locate(name: str, empty: str) -> tuple[str, dict[str, Any], dict[str, str] | None]:
-    """The directory of a model, with the name of a GGUF file and of names to be changed.
+def _locate(name: str, empty: str) -> tuple[str, dict[str, Any], Shapes]:
+    """The directory of a model, with the name of a GGUF file, else with the shapes of its weights.
 
     That of a model of the hub is in its cache, that of a GGUF file `empty`. What lies there is
     checked before transformers looks at it.
@@ -246,7 +256,7 @@ def _locate(name: str, empty: str) -> tuple[str, dict[str, Any], dict[str, str] 
     if path.suffix.lower() == GGUF:
         check_gguf(path)
         # Transformers would add an adapter that lies beside the file.
-        return empty, {"gguf_file": str(path.absolute())}, None
+        return empty, {"gguf_file": str(path.absolute())}, {}
     if not path.is_dir():
         if path.exists():
             raise ModelError(f"{name} is a file; give its directory, or a file ending in {GGUF}")
@@ -259,10 +269,8 @@ def _locate(name: str, empty: str) -> tuple[str, dict[str, Any], dict[str, str] 
         hint = f"; give the file, {path / inside[0]}" if len(inside) == 1 else ""
         hint = hint or describe_other_layout(path)
         raise ModelError(f"{name} cannot be loaded: it has no config.json{hint}")
-    config = read_settings(path / "config.json")
-    _, shapes = read_layout(config, path)
-    prefix = common_prefix(list(shapes), name)
-    return str(path), {}, {f"^{re.escape(prefix)}": ""} if prefix else None
+    _, shapes = read_layout(read_settings(path / "config.json"), path)
+    return str(path), {}, shapes
 
 
 def _check_loaded(name: str, found: dict[str, Any]) -> None:

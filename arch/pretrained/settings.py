@@ -1,16 +1,25 @@
 """What the configuration of a model of transformers says, checked before anything is made of it."""
 
+import inspect
+import math
+import re
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from arch.errors import ModelError, is_out_of_memory, reason, show_value
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from arch.errors import ModelError, is_out_of_memory, printable, reason, show_value
 from arch.formats.foreign import (
     ACTIVATIONS,
+    ROTATION,
     check_settings,
     check_sizes,
     read_settings,
+    say_unused_window,
     sections,
 )
 from arch.formats.hub.reader import MODEL_TYPE
@@ -18,7 +27,19 @@ from arch.formats.rotations import ROTATIONS
 from arch.pretrained.gguf.model import complete_settings, refuse_missing
 from arch.pretrained.gguf.reader import is_kept_packed, read_gguf_shapes
 from arch.pretrained.tokenizers import CODE
+from arch.storage.weights import Shapes
 
+COMPUTING = re.compile(
+    r"^(?!.*init).*(?:soft_?cap|multiplier|(?:^|_)scal(?:e|ing)|clip_qkv|alibi|interleaved|qk_norm"
+    r"|dim_model_base|parallel_residual|^layer_types$|attention_chunk_size|no_?(?:ro)?pe_layer)"
+)
+"""Names of settings that change what a model computes, where its family has them."""
+ALIBI = ("position_embedding_type", "alibi")
+COMPLETED = ("rms_norm_eps", "sliding_window", "num_experts_per_tok", "attn_logit_softcapping",
+             "query_pre_attn_scalar")  # fmt: skip
+"""Settings that no shape tells, and in which the models of a family differ."""
+FREE_TENSORS, FREE_NUMBERS = 2**10, 2**26
+"""What a model may have beside eight times that of its files, as layers that share weights have."""
 QUANTISATION = "quantization_config: quant_method"
 BITS = ("load_in_8bit", "load_in_4bit")  # without which transformers takes codes for weights
 KERNELS = ("rwkv", "eetq", "fbgemm_fp8", "fp8", "metal", "mxfp4", "mxfp8", "nvfp4")
@@ -71,7 +92,111 @@ def read_config(name: str, directory: str, more: dict[str, Any]) -> tuple[dict[s
         if more:
             complete_settings(Path(name), settings)
         _check_rotations(name, settings.get_text_config())
-        return config, settings, _find_class(settings)
+        family = _find_class(settings)
+        _check_heads(name, config, settings)
+    return config, settings, family
+
+
+def _check_heads(name: str, config: dict[str, Any], made: Any) -> None:
+    """Refuses a configuration without its number of heads, which no shape of a weight tells.
+
+    Of a model that reads pictures, the part that reads text may leave out what its family has.
+    """
+    ours = "num_attention_heads"
+    theirs = made.attribute_map.get(ours, ours)
+    names = [ours, *(alias for alias, of in made.attribute_map.items() if of == theirs), theirs]
+    taken = vars(made).get(theirs) if made.get_text_config() is made else None
+    if taken is not None and not any(alias in config for alias in names):
+        raise ModelError(
+            f"{name} cannot be loaded: config.json lacks {theirs}, for which transformers would "
+            f"take {show_value(taken)}; write the model's own"
+        )
+
+
+def say_unread_settings(config: dict[str, Any], made: Any, source: object) -> None:
+    """Says on stderr which settings that change what a model computes its family does not read.
+
+    And which of those in `COMPLETED` the configuration lacks. `made` is the configuration that the
+    model was made by; a part that reads text has its own.
+    """
+    text, inner = config.get("text_config"), made.get_text_config()
+    if isinstance(text, dict) and inner is not made:
+        _say_unread(text, inner, source)
+    _say_unread(config, made, source)
+    for name in COMPLETED if inner is made else ():
+        usual = getattr(type(made), name, None)  # a Qwen3 takes its own only where a switch is on
+        stated = not config.keys().isdisjoint((name, made.attribute_map.get(name)))
+        if usual is not None and not stated and getattr(made, name) == usual:
+            print(
+                f"{source}: {name} is missing; {usual} is taken, as transformers does",
+                file=sys.stderr,
+            )
+
+
+def _say_unread(config: dict[str, Any], made: Any, source: object) -> None:
+    """Says on stderr what one part of a configuration says that its family does not read."""
+    known = {*inspect.signature(type(made).__init__).parameters, *made.attribute_map}
+    activations = [getattr(made, name, None) for name in ACTIVATIONS if name in known]
+    other = [name for name in ACTIVATIONS if activations and config.get(name) not in activations]
+    unread = [
+        f"{name} {show_value(value)}"
+        for name, value in config.items()
+        if (COMPUTING.search(name) or name in other or (name, value) == ALIBI)
+        and name not in (*known, *ROTATION)
+        and not _changes_nothing(value)
+    ]
+    if unread:
+        print(
+            f"{source}: config.json says {printable(', '.join(unread), 300)}, which transformers' "
+            f"{made.model_type} does not read; it is computed as every {made.model_type} is",
+            file=sys.stderr,
+        )
+    kinds = getattr(made, "layer_types", None) if "layer_types" in known else None
+    read = "sliding_window" in known and made.sliding_window == config.get("sliding_window")
+    if set(kinds) == {"full_attention"} if kinds else not read:
+        say_unused_window(config, made.model_type, source)
+
+
+def _changes_nothing(value: object) -> bool:
+    """Whether a setting, or each layer's part of it, says what a model computes without it."""
+    if isinstance(value, list):
+        return all(part in (1, "full_attention") for part in value)
+    return value is not True and value in (None, 0, 1)
+
+
+@contextmanager
+def bounded(name: str, shapes: Shapes, is_packed: bool) -> Iterator[None]:
+    """Ends the building of a model that is far larger than its files say.
+
+    Transformers builds it without numbers, and then draws those of a wrong shape: all memory would
+    be taken, or hours, before a wrong size is told. Weights that are packed stand for more numbers.
+
+    Raises:
+        ModelError: naming a weight.
+    """
+    stored, thread = sum(map(math.prod, shapes.values())), threading.get_ident()
+    most = FREE_NUMBERS + (64 if is_packed else 8) * stored
+    made: dict[int, Any] = {}  # a tied one is registered again
+    numbers = 0
+
+    def add(_: Any, parameter: str, tensor: Any) -> None:
+        nonlocal numbers
+        if tensor is None or not tensor.is_meta or threading.get_ident() != thread:
+            return
+        numbers += tensor.numel() if id(tensor) not in made else 0
+        made[id(tensor)] = tensor
+        if len(made) > FREE_TENSORS + 8 * len(shapes) or numbers > most:
+            raise ModelError(
+                f"{name}: the weights do not fit the configuration: it makes {len(made)} and more, "
+                f"one of them {parameter} {tuple(tensor.shape)}; the files hold {len(shapes)}, of "
+                f"{stored} numbers"
+            )
+
+    hook = register_module_parameter_registration_hook(add)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _find_class(settings: Any) -> Any:

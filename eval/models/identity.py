@@ -163,12 +163,13 @@ def written(file: Path) -> tuple[int, int]:
 def is_steered(module: "Module") -> bool:
     """Whether something changes what a module computes, in a way no hash tells.
 
-    Hooks or another forward may, see `is_changed`; an adapter of PEFT, which can be switched off,
-    merged or scaled; and a rotation whose frequencies are no longer those that it was made with.
+    Hooks or another forward may, see `is_changed`; an attention of its user's own; an adapter of
+    PEFT, which can be switched off, merged or scaled; and a rotation whose frequencies are no
+    longer those that it was made with.
     """
-    from arch.pretrained.families import is_changed
+    from arch.pretrained.families import has_own_attention, is_changed
 
-    return any(
+    return has_own_attention(module) or any(
         is_changed(part)
         or type(getattr(part, "disable_adapters", None)) is bool  # of any model it is a function
         or _turns_otherwise(dict(part.named_buffers(recurse=False)))

@@ -327,12 +327,14 @@ class RemnantForCausalLM(PreTrainedModel, GenerationMixin):
                 the last one normed. Others have no effect.
 
         Raises:
-            ValueError: a cache, padding before a text's end, positions of one's own, no ids, or
-                more of them than the context.
+            ValueError: a cache, padding before a text's end, positions or embeddings of one's own,
+                labels of some positions, no ids, or more of them than the context.
         """
         if input_ids is None:
             raise ValueError("input_ids: missing; this model reads nothing else")
         self._refuse(input_ids, attention_mask, kwargs)
+        if labels is not None and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
+            raise ValueError("labels: of all positions; leave out logits_to_keep")
         wanted = kwargs.get("output_hidden_states")
         wanted = self.config.output_hidden_states if wanted is None else wanted
         x, streams = self.embedding(input_ids), []
@@ -369,6 +371,9 @@ class RemnantForCausalLM(PreTrainedModel, GenerationMixin):
         if caches or given.get("use_cache"):
             name = caches[0] if caches else "use_cache=True"
             raise ValueError(f"{name}: this model keeps no cache; leave it out, or use_cache=False")
+        for name in ("inputs_embeds", "shift_labels"):
+            if given.get(name) is not None:
+                raise ValueError(f"{name}: this model does not read it; give input_ids and labels")
         if context < T:
             raise ValueError(f"input_ids: {T} tokens; allowed: up to the context of {context}")
         positions = given.get("position_ids")

@@ -195,6 +195,9 @@ def test_what_would_be_computed_wrongly_is_refused(hybrid):
         ({"attention_mask": torch.zeros(2, 5)}, "attention_mask"),
         ({"attention_mask": torch.ones(2, 1, 5, 5)}, "attention_mask"),
         ({"position_ids": torch.arange(1, 6)[None]}, "position_ids"),
+        ({"inputs_embeds": theirs.embedding(tokens)}, "inputs_embeds"),
+        ({"labels": tokens, "shift_labels": tokens}, "shift_labels"),
+        ({"labels": tokens, "logits_to_keep": 2}, "labels"),
     ):
         with one_line(ValueError, named):
             theirs(tokens, **options)

@@ -13,10 +13,10 @@ import torch
 import transformers
 
 from arch import ModelError, import_transformers, load_pretrained
-from arch.formats.foreign import read_settings, say_own_code, say_unread_settings
+from arch.formats.foreign import read_settings, say_own_code
 from arch.formats.llama import check_importable
 from arch.formats.rotations import check_turned
-from arch.pretrained.settings import read_config
+from arch.pretrained.settings import read_config, say_unread_settings
 from eval.models.checkpoint import open_model
 from tests.arch.cases import byte_tokenizer
 from tests.said import one_line

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from arch import save_model
 from eval import RequestError
@@ -243,6 +244,26 @@ def test_training_seeds_of_one_name_are_called_by_their_seed(save, tmp_path):
     untold = named("flat")
     untold["checkpoint"] |= {"model_id": rows[0]["checkpoint"]["model_id"]}
     assert list(seed_labels([untold, *rows[:2]]).values()) == ["flat"] * 2  # of no other seed
+
+
+def test_an_attention_of_a_user_s_own_is_what_is_asked(monkeypatch):
+    """A plain one was, under the rows of the plain model: its window is beyond what is checked."""
+
+    def near(module, q, k, v, mask, **options):
+        keys = torch.arange(k.shape[2])
+        seen = (keys[:, None] >= keys) & (keys[:, None] - keys < 12)
+        return sdpa_attention_forward(module, q, k, v, seen[-q.shape[2] :], **options)
+
+    known = transformers.AttentionInterface._global_mapping
+    monkeypatch.setitem(known, "near", near)
+    module, tokens = their_model("llama 1", dtype=torch.float32), torch.arange(20)[None]
+    plain = open_model(module, tokenizer=byte_tokenizer())
+    module.set_attn_implementation("near")
+    opened = open_model(module, tokenizer=byte_tokenizer())
+    expected = module(tokens).logits
+    torch.testing.assert_close(opened.model(tokens), expected, atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(plain.model(tokens), expected, atol=1e-2)
+    assert opened.identity != plain.identity
 
 
 class Steered(torch.nn.Module):
