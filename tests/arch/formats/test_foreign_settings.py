@@ -60,7 +60,7 @@ def test_heads_that_a_configuration_lacks_are_not_made_up(family, name, llama):
 def test_what_is_completed_as_transformers_does_is_said(family, name, llama, capsys):
     for config, said in (({name: KeyError}, 1), ({}, 0)):
         load_pretrained(str(llama(family=family, head_dim=8, config=config)))
-        assert capsys.readouterr().err.count(f"config.json lacks {name}; ") == said
+        assert capsys.readouterr().err.count(f"{name} is missing; ") == said
 
 
 def test_another_configuration_in_the_place_of_the_file_is_refused(llama, cache):
