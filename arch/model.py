@@ -171,7 +171,7 @@ class LanguageModel(nn.Module):
 
         Other weights, loaded or stepped to, drop all that was kept.
         """
-        weights = [(p.data_ptr(), p._version) for p in self.parameters()]
+        weights = [(t.data_ptr(), t._version) for t in (*self.parameters(), *self.buffers())]
         if self.kept.get(WEIGHTS) != weights:
             self.kept.clear()
             self.kept[WEIGHTS] = weights

@@ -104,24 +104,47 @@ FAMILIES = {
     "llama": LLAMA,
     "mistral": LLAMA,
 }
-HARMLESS = ("transformers.utils.output_capturing", "transformers.modeling_utils")
+HARMLESS = (
+    "transformers.utils.output_capturing",
+    "transformers.modeling_utils",
+    "torch.utils.module_tracker",
+)
 """Where the hooks stand that transformers leaves in a model that once gave hidden states, or whose
-gradients are checkpointed."""
+gradients are checkpointed; and those by which torch counts operations."""
+HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
 
 
-def is_changed(part: nn.Module) -> bool:
-    """Whether hooks or another forward may change what a module computes.
+def find_changes(part: nn.Module) -> list[int]:
+    """The numbers of hooks and of another forward that may change what a module computes.
 
-    Those of `HARMLESS` do not, nor do Accelerate's own, which move tensors to their devices, nor
-    what compiling puts around a module.
+    Hooks of its gradients are among them. Those of `HARMLESS` change nothing, nor do Accelerate's
+    own, which move tensors to their devices, nor what compiling puts around a module.
     """
-    hooks = [*part._forward_hooks.values(), *part._forward_pre_hooks.values()]
     own = vars(part).get("forward")
     moves = hasattr(part, "_hf_hook") or hasattr(part, "_orig_mod")
     compiled = hasattr(own, "_torchdynamo_orig_callable")
-    return (own is not None and not (moves or compiled)) or any(
-        getattr(hook, "__module__", "") not in HARMLESS for hook in hooks
-    )
+    hooks = _number_hooks([getattr(part, f"_{name}") for name in HOOKS])
+    return hooks if own is None or moves or compiled else [*hooks, id(own)]
+
+
+def find_global_hooks() -> list[int]:
+    """The numbers of hooks that torch runs for every module."""
+    return _number_hooks([getattr(nn.modules.module, f"_global_{name}") for name in HOOKS])
+
+
+def _number_hooks(tables: list[dict[int, Any]]) -> list[int]:
+    """The numbers of the hooks in tables of torch, which are given once, without those harmless."""
+    return [
+        number
+        for table in tables
+        for number, hook in table.items()
+        if getattr(hook, "__module__", "") not in HARMLESS
+    ]
+
+
+def is_changed(part: nn.Module) -> bool:
+    """Whether hooks or another forward may change what a module computes: see `find_changes`."""
+    return bool(find_changes(part))
 
 
 def has_own_attention(model: nn.Module) -> bool:

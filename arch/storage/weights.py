@@ -62,7 +62,7 @@ def _refuse_changed(model: LanguageModel, weights: Mapping[str, Tensor]) -> None
         shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
         kinds = {name: tensor.dtype for name, tensor in weights.items()}
         try:
-            with torch.device("meta"), _Undrawn():
+            with torch.device("meta"), Undrawn():
                 _build_like(config, shapes, kinds, "model")
         except ModelError as error:
             raise ModelError(
@@ -83,7 +83,7 @@ def is_tied(weights: Mapping[str, Tensor]) -> bool:
     return head is None or (embedding is not None and head.equal(embedding))
 
 
-class _Undrawn(TorchFunctionMode):
+class Undrawn(TorchFunctionMode):
     """Draws no initial weights.
 
     On the meta device torch would draw them by its compiler's references, whose import takes a
@@ -112,7 +112,7 @@ def build_model(config: ModelConfig, weights: dict[str, Tensor], source: str) ->
     _check_sizes(config, shapes, source)
     model = None
     if not has_foreign(config.mixers):
-        with torch.device("meta"), _Undrawn():  # its weights are replaced
+        with torch.device("meta"), Undrawn():  # its weights are replaced
             model = _build_like(config, shapes, kinds, source)
     if model is None or any(buffer.is_meta for buffer in model.buffers()):
         with torch.random.fork_rng(devices=[]):

@@ -19,6 +19,7 @@ KEY_NORM = re.compile(r"(q?k|key)_(layer)?norm")
 """Names of a norm of keys, as models of transformers have them."""
 BEGINNINGS = 16  # rows that fit a first token, at most, behind which more tokens are searched for
 BEHIND = 3  # positions behind the last that fits, from which they may be padding, or another prompt
+ONE_ROW = 0.01  # of its length, what values may differ by from lacking one row at most positions
 
 
 def add_hints(
@@ -53,12 +54,12 @@ def _look_elsewhere(
     computed: str | None,
 ) -> str:
     """Says where else, or in which precision, an answer's rows fit; empty where nothing is said."""
-    seen, other = "", ""
+    seen, other = "", "" if answer.proven else _describe_bias(captured, answer)
     if layer is not None and not answer.fits:
-        seen, other = "nothing fits", _explain_misfit(captured, computed)
+        seen, other = "nothing fits", other or _explain_misfit(captured, computed)
     elif not answer.proven:
         seen = "no token is certain"
-        other = _find_other_site(captured, computed) or _find_first_row(captured, 0)
+        other = other or _find_other_site(captured, computed) or _find_first_row(captured, 0)
         other = other or _describe_numbers(captured).removeprefix("; ")
     elif layer is not None and all(2 * len(tail) > captured.length for tail in answer.left_out):
         # as of keys, of which the first is not turned
@@ -66,6 +67,21 @@ def _look_elsewhere(
     if other:
         say_once(f"{seen} at {answer.site}; {other}")
     return other
+
+
+def _describe_bias(captured: Captured, answer: Recovered) -> str:
+    """A line if values lack one row of numbers at all positions, as the projection's bias."""
+    if captured.circuit.part != "value" or not captured.visible.has_all_channels:
+        return ""
+    own = captured.circuit.of_tokens(answer.tokens.to(captured.stored.values.device))
+    lacking = (own - captured.stored.values)[:, captured.positions].flatten(0, 1)
+    row = lacking.median(dim=0).values
+    if len(lacking) < BEHIND or (lacking - row).norm(dim=-1).median() > ONE_ROW * row.norm():
+        return ""
+    return (
+        "they lack the projection's bias, which TransformerLens folds into that of the output: "
+        "capture with fold_value_biases=False"
+    )
 
 
 def _explain_misfit(captured: Captured, computed: str | None) -> str:

@@ -207,7 +207,8 @@ def describe_change(model: LanguageModel, values: Tensor) -> str:
         return "; the mean over their features is 0 at every position: give them with their mean"
     return (
         "; the mean over their features is 0 at every position, as in TransformerLens, which "
-        "centres weights: capture with center_writing_weights=False and fold_ln=False"
+        "centres weights: capture with center_writing_weights=False, fold_ln=False and "
+        "fold_value_biases=False"
     )
 
 

@@ -63,8 +63,9 @@ def lens(
     from eval.views.page.numbers import lens_overview
 
     run_plugins(plugin)
-    names, followed = listed(lens), tuple(listed(words))
-    texts = list(dict.fromkeys(listed(text or ())))  # one given twice is no second sample
+    names, followed, given = listed(lens), tuple(listed(words)), listed(text or ())
+    texts = list(dict.fromkeys(given))  # one given twice is no second sample
+    order = tuple(map(texts.index, given)) if len(texts) < len(given) else ()
     lenses = parse_lenses(names)
     if texts and (count or length):
         raise RequestError("--count and --length are of stories; leave them out with --text")
@@ -75,7 +76,7 @@ def lens(
         word_tokens(checkpoint, followed)
         prompts = tuple(_prompts(checkpoint, texts, corpus, count or 4, length))
         gather(checkpoint, prompts)
-        request = Request(prompts, followed, corpus, tokens=tokens, seed=seed)
+        request = Request(prompts, followed, corpus, tokens=tokens, seed=seed, order=order)
         tasks += [LensTask(entry, checkpoint, request, ALL not in names) for entry in lenses]
     with open_results(out, shard=shard) as results:
         run_tasks(tasks, results, "looking")

@@ -16,6 +16,7 @@ from eval.drawing import figures, markup, plots
 from eval.lenses.charts import Lines, Tables
 from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens, word_tokens
 from eval.lenses.trace import readers
+from eval.messages import say_once
 
 SCALES = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
 TEMPERATURES = (0.001, 0.01, 0.03, 0.1, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 10.0, 100.0, 1000.0)
@@ -142,7 +143,10 @@ def draw_plane(tables: Tables) -> list[figures.Figure]:
 def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table: Table) -> None:
     """What the final vector's length decides, and a position's way to its answer."""
     _add_confidence(table, batch)
-    _add_path(table, checkpoint, batch, list(word_tokens(checkpoint, request.words).values())[:2])
+    words = word_tokens(checkpoint, request.words)
+    if len(words) > 2:
+        say_once(f"--words: direction takes the first two of {len(words)}, for its plane")
+    _add_path(table, checkpoint, batch, list(words.values())[:2])
     streams, rows = batch.streams, readers(checkpoint.model).float()
     answers = checkpoint.model.logits(streams[-1])[batch.real].argmax(dim=-1)
     others, read = answers.roll(len(answers) // 2), streams[:, batch.real].float()

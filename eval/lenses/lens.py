@@ -45,6 +45,8 @@ class Request:
         tokens: how much of that text; fits improve with more of it, and take longer.
         seed: of whatever is drawn.
         store: results directory in which fits are kept and read again; None to fit each time.
+        order: the number of each given text's prompt, where a text was given twice: a prompt is
+            one sample, and a lens of pairs takes the texts as they were given.
     """
 
     prompts: tuple[Prompt, ...]
@@ -53,11 +55,14 @@ class Request:
     tokens: int = TOKENS
     seed: int = 0
     store: str | Path | None = field(default=None, compare=False)
+    order: tuple[int, ...] = ()
 
     @property
     def record(self) -> Record:
-        """All of it but the store, for keys and documents."""
-        return {name: value for name, value in asdict(self).items() if name != "store"}
+        """All of it but the store and an order that is not needed, for keys and documents."""
+        record = asdict(self)
+        del record["store"]
+        return record if self.order else {n: v for n, v in record.items() if n != "order"}
 
 
 Measure = Callable[[Checkpoint, PromptBatch, Request, Table], None]

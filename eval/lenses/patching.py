@@ -5,6 +5,7 @@ a block at some position changes the stream after that block at this position, a
 it; the rest follows from the stream.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -54,31 +55,67 @@ class Pair(NamedTuple):
 def prompt_pairs(checkpoint: Checkpoint, batch: PromptBatch, request: Request) -> list[Pair]:
     """The first prompt and the second, the third and the fourth, ..., if as long and different.
 
-    The words asked for are the answers, in the order of the prompts. A line names each of several
-    given texts that is in no pair.
+    A text that was given again stands in each of its pairs; a pair that was, is one. The words
+    asked for are the answers: see `pair_answers`. A line names each of several given texts that is
+    in no pair.
 
     Raises:
-        RequestError: a word of several tokens, or several given texts of which no two are a pair.
+        RequestError: a word of several tokens, words that do not fit the texts, or several given
+            texts of which no two are a pair.
     """
     rows = [tokens[: last + 1] for tokens, last in zip(batch.tokens, batch.last, strict=True)]
-    words = list(word_tokens(checkpoint, request.words).values())
-    answers = (words[1], words[0]) if len(words) > 1 else None  # the second is the source
-    named = list(zip(batch.labels, rows, strict=True))
-    pairs, left_out = [], {label: len(tokens) for label, tokens in named}
-    for (label, target), (other, source) in zip(named[::2], named[1::2], strict=False):
-        if len(source) == len(target) and not torch.equal(source, target):
-            pairs.append(Pair(f"{other} in {label}", "prompts", source, target, answers))
-            del left_out[label], left_out[other]
-    if len(named) > 1 and {prompt.kind for prompt in request.prompts} == {"text"}:
-        sizes = ", ".join(f"{label} has {count} tokens" for label, count in left_out.items())
+    order = request.order or range(len(rows))
+    own = len(order) > 1 and {prompt.kind for prompt in request.prompts} == {"text"}
+    known = word_tokens(checkpoint, request.words)
+    words = [known[word] for word in request.words]
+    answers = pair_answers(words if own or len(words) == 2 else [], len(order))
+    pairs: dict[tuple[int, int, Answers | None], Pair] = {}
+    left_out = dict(enumerate(order))
+    for number, (at, other) in enumerate(zip(order[::2], order[1::2], strict=False)):
+        if len(rows[at]) == len(rows[other]) and not rows[at].equal(rows[other]):
+            key = at, other, answers[number]
+            label = f"{batch.labels[other]} in {batch.labels[at]}"
+            if key not in pairs and label in {pair.label for pair in pairs.values()}:
+                label += f", pair {number}"  # by other answers
+            pairs.setdefault(key, Pair(label, "prompts", rows[other], rows[at], answers[number]))
+            del left_out[2 * number], left_out[2 * number + 1]
+    if own:
+        alone = dict.fromkeys(left_out.values())
+        said = ", ".join(f"{batch.labels[row]} has {len(rows[row])} tokens" for row in alone)
         if not pairs:
             raise RequestError(
                 "--text: patching pairs the first text with the second, the third with the fourth, "
-                f"...; no two differ and have as many tokens ({sizes}); give two of equal length"
+                f"...; no two differ and have as many tokens ({said}); give two of equal length"
             )
         if left_out:
-            say_once(f"--text: patching left out texts that make no pair of equal length ({sizes})")
-    return pairs
+            say_once(f"--text: patching left out texts that make no pair of equal length ({said})")
+    return list(pairs.values())
+
+
+def pair_answers(words: Sequence[int], texts: int) -> list[Answers | None]:
+    """The answers of each pair of so many texts, from tokens in the order of the texts.
+
+    Two tokens stand for all pairs, the first answering the target; without any, a pair has none.
+
+    Raises:
+        RequestError: neither two tokens nor one for each text, or a pair's two are the same.
+    """
+    pairs = texts // 2
+    if not words:
+        return [None] * pairs
+    if len(words) not in (2, texts):
+        raise RequestError(
+            f"--words: {len(words)} are given; patching takes one for each text ({texts}), or two "
+            "for all pairs, in the order of the texts"
+        )
+    words = words if len(words) == texts else [*words] * pairs
+    answers = [(source, target) for target, source in zip(words[::2], words[1::2], strict=False)]
+    if any(source == target for source, target in answers):
+        raise RequestError(
+            "--words: patching compares a pair's two answers, and those of a pair are one token; "
+            "give two that differ"
+        )
+    return [*answers]
 
 
 def story_pairs(checkpoint: Checkpoint, seed: int) -> list[Pair]:

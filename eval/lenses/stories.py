@@ -96,8 +96,8 @@ class Story:
 def attribute_words(tokenizer: Tokenizer) -> dict[str, dict[str, int]]:
     """The words of each attribute that are one token of their own after a space, with that token.
 
-    A word is left out that is another token before a full stop, or the token of an unknown word.
-    An attribute with fewer than two words is left out: none can be swapped.
+    A word is left out that is another token before a full stop or in a story, or the token of an
+    unknown word. An attribute with fewer than two words is left out: none can be swapped.
     """
     by_attribute = {}
     for attribute, words in WORDS.items():
@@ -108,6 +108,7 @@ def attribute_words(tokenizer: Tokenizer) -> dict[str, dict[str, int]]:
             if len(ids) == 1
             and ids == spaced_ids(tokenizer, f"{word}.")[:1]
             and tokenizer.decode(ids).strip().casefold() == word.casefold()
+            and _stands_apart(tokenizer, attribute, word, ids[0])
         }
         if len(single) > 1:
             by_attribute[attribute] = dict(list(single.items())[:MOST])
@@ -141,12 +142,28 @@ def require_words(tokenizer: Tokenizer) -> dict[str, dict[str, int]]:
 def tell_story(tokenizer: Tokenizer, frame: str, cue: str, chosen: dict[str, str]) -> Story:
     """A frame with its words, up to the cue of one attribute."""
     text = (frame + CUES[cue]).format(**chosen)
-    words, places = {}, {}
-    for attribute, word in chosen.items():
-        before = frame[: frame.index("{" + attribute + "}")].format(**chosen).rstrip()
-        places[attribute] = len(encode_text(tokenizer, before, "text"))
-        words[attribute] = spaced_ids(tokenizer, word)[0]
+    places = {attribute: _place(tokenizer, frame, attribute, chosen) for attribute in chosen}
+    words = {attribute: spaced_ids(tokenizer, word)[0] for attribute, word in chosen.items()}
     return Story(tuple(encode_text(tokenizer, text, "text")), words, places, cue, text)
+
+
+def _place(tokenizer: Tokenizer, frame: str, attribute: str, chosen: dict[str, str]) -> int:
+    """How many tokens a frame has before the word of an attribute."""
+    before = frame[: frame.index("{" + attribute + "}")].format(**chosen).rstrip()
+    return len(encode_text(tokenizer, before, "text"))
+
+
+def _stands_apart(tokenizer: Tokenizer, attribute: str, word: str, token: int) -> bool:
+    """Whether a word's token is at its place in every frame, and not joined with the word before.
+
+    Tokens of some tokenizers reach over blanks.
+    """
+    chosen = {other: words.split()[0] for other, words in WORDS.items()} | {attribute: word}
+    return all(
+        encode_text(tokenizer, frame.format(**chosen), "text")[place : place + 1] == [token]
+        for frame in FRAMES
+        for place in [_place(tokenizer, frame, attribute, chosen)]
+    )
 
 
 def contexts(

@@ -6,7 +6,6 @@
 A result that depends on the model alone is kept with it, once for all its sites.
 """
 
-import copy
 import json
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,13 +14,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
+from weakref import ref
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from arch import LanguageModel, ModelConfig, ModelError, check_causal, count_parameters, load_model
-from arch.errors import is_out_of_memory, reason
 from arch.formats.named_tokens import ends_of_text, read_stops
 from arch.kernels.arithmetic import plain_arithmetic
 from arch.pretrained.pretrained import load_pretrained, refusals, wrap_model
@@ -32,6 +31,7 @@ from arch.storage.weights import check_finite, drop_padding
 from eval.messages import ArgumentError, RequestError
 from eval.models import TRUST_CODE, identity
 from eval.models.pieces import Pieces, say_how_text_is_read
+from eval.models.running.modules import copy_module, hash_module, sample_parts
 from eval.models.running.outputs import Outputs, run_model
 from eval.models.running.patches import Patch, patched_sites
 from tokenizer import END_OF_TEXT
@@ -47,7 +47,9 @@ class Checkpoint:
     Attributes:
         control: how it was changed, of a model to compare with; None for the model itself.
         weights: a hash that stands for the weights, where no file does.
-        sample: some of its weights as they were opened.
+        given: the module that it is a copy of, while there is one.
+        sample: what its weights were as they were opened.
+        parts: what its modules were, and those of the module that was given.
     """
 
     model: LanguageModel
@@ -57,11 +59,22 @@ class Checkpoint:
     path: Path
     control: str | None = None
     weights: str | None = None
-    sample: list[tuple[float, ...]] = field(init=False, repr=False)
+    given: Callable[[], nn.Module | None] = field(default=lambda: None, repr=False)
+    sample: list[tuple[int, int]] = field(init=False, repr=False)
+    parts: list[Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         identity.hash_classes(self.model)  # of the code as it was loaded
         vars(self)["sample"] = identity.sample_weights(self.model)
+        vars(self)["parts"] = sample_parts(self.model, self.given())
+
+    def check_unchanged(self) -> None:
+        """Refuses a model that is no longer what was opened, by a `RequestError`."""
+        same = self.sample == identity.sample_weights(self.model)
+        now = sample_parts(self.model, self.given())
+        if not same or self.parts[: len(now)] != now:
+            what = "hooks, modules or settings" if same else "weights"
+            raise RequestError(f"{self.path}: its {what} changed; open it again, or use patched")
 
     @plain_arithmetic()
     def __call__(self, text: str | Tensor) -> Outputs:
@@ -89,14 +102,17 @@ class Checkpoint:
                 `final.L` the norm's output), what becomes of its outputs `(B, T, D)`.
 
         Raises:
-            RequestError: a site that the model has not; within the block, a patch that gives
-                another shape, or a question that goes on from a prefix, such as generation.
+            RequestError: a site that the model has not, a patch that is no function, or a model
+                that changed since it was opened; within the block, a patch that gives another
+                shape, or a question that goes on from a prefix, such as generation.
         """
+        self.check_unchanged()
         before = dict(vars(self))
         name = f"{self.meta['name']}, patched {' '.join(patches)}"
         changed = {"meta": {**self.meta, "name": name, "model_id": None}, "weights": uuid4().hex}
         with patched_sites(self.model, patches):
             self.release()
+            changed["parts"] = sample_parts(self.model, self.given())
             vars(self).clear()
             vars(self).update({field.name: before[field.name] for field in fields(self)} | changed)
             try:
@@ -296,7 +312,7 @@ def open_model(
             hub, a directory in transformers' layout or a GGUF file; or a module in memory, a causal
             model of transformers or of ours. The module stays as it is and where it is: the
             checkpoint is a copy in evaluation mode that shares its weights (an rwkv, which changes
-            its own as it runs, has copies). Open it anew when they have changed.
+            its own as it runs, has copies). Open it anew when it has changed.
         device: cpu, cuda, or auto: a GPU that is in reach. Not of a module in memory.
         tokenizer: of a module in memory: of the library tokenizers, or a fast one of transformers.
         name: of a module in memory, in rows and pages; its class when not given.
@@ -331,8 +347,7 @@ def open_models(
     device_of(device)  # which is refused though all are open
     opened = [m if isinstance(m, Checkpoint) else open_model(m, device) for m in given]
     for checkpoint in opened:
-        if checkpoint.sample != identity.sample_weights(checkpoint.model):
-            raise RequestError(f"{checkpoint.path}: its weights changed; open it again")
+        checkpoint.check_unchanged()
     return opened
 
 
@@ -352,22 +367,7 @@ def _in_memory(module: nn.Module, tokenizer: Any, name: str) -> Checkpoint:
         )
     check_finite(dict(module.named_parameters()), name)
     theirs: Any = module.config
-    divides = getattr(theirs, "rescale_every", 0)  # an rwkv: its weights, as it runs
-    kept = [t for part in module.modules() for t in vars(part).values() if isinstance(t, Tensor)]
-    tensors = [*module.parameters(), *module.buffers(), *kept]  # a pruned weight is no parameter
-    held = {t: t.clone() if divides or t.is_inference() else t for t in tensors}
-    shared = {id(t): held[t].detach() for t in tensors} | {
-        id(p): nn.Parameter(held[p].detach(), requires_grad=False) if p.is_floating_point() else p
-        for p in module.parameters()
-    }
-    try:
-        copied = copy.deepcopy(module, shared).eval()
-    except (RuntimeError, TypeError) as error:  # as an output of it that it keeps
-        if is_out_of_memory(error):
-            raise
-        raise ModelError(
-            f"{name}: cannot be copied ({reason(error)}); delete what it keeps beside its weights"
-        ) from None
+    copied = copy_module(module, name)
     with refusals(name):
         model: LanguageModel = wrap_model(copied) if foreign else copied  # pyright: ignore
     backend = read_tokenizer(backend.to_str(), f"the tokenizer of {name}")  # the caller's stays
@@ -381,8 +381,8 @@ def _in_memory(module: nn.Module, tokenizer: Any, name: str) -> Checkpoint:
     ends = read_stops(ids[0] if ids else None, backend.to_str()) | ends_of_text(roles)
     settings = json.loads(model.config.to_json()) | (theirs.to_diff_dict() if foreign else {})
     meta = {"name": name, "source": "memory", **ends, "settings": settings}
-    weights = uuid4().hex if identity.is_steered(module) else identity.weights_hash(model)
-    return Checkpoint(model, model.config, backend, meta, Path(name), weights=weights)
+    weights, given = hash_module(module, model), ref(module)
+    return Checkpoint(model, model.config, backend, meta, Path(name), weights=weights, given=given)
 
 
 def device_of(name: str) -> torch.device:

@@ -31,8 +31,9 @@ CHANGED = (
     "version of remnant"
 )
 """How a model with another `settings_hash` is named."""
-SAMPLED = 16
-"""Values of each parameter that are compared, about."""
+RUN = 257
+"""Neighbouring numbers of a weight that are summed together where weights are compared; a prime, so
+that the ends of runs lie in other columns of each row, and columns that change places are seen."""
 KNOWN = ("abc", "arch", "builtins", "eval", "torch", "transformers", "typing")
 """Packages whose code stands in no hash."""
 
@@ -70,29 +71,43 @@ def training_length(meta: Mapping[str, Any]) -> int | None:
 
 def weights_hash(model: "Module") -> str:
     """The SHA-256 of a model's tensors and their names, in hexadecimal."""
-    import torch
-
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().tobytes())
+        digest.update(bytes_of(tensor))
     return digest.hexdigest()
 
 
-def sample_weights(model: "Module") -> list[tuple[float, ...]]:
-    """What tells that weights have changed: the writes to each parameter, and some of its values.
+def bytes_of(tensor: "Tensor") -> bytes:
+    """A tensor's numbers as the bytes that they are in memory."""
+    import torch
 
-    Fused optimisers write without counting.
+    return tensor.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().tobytes()
+
+
+def sample_weights(model: "Module") -> list[tuple[int, int]]:
+    """What tells that weights or buffers have changed: the writes to each, and a sum of its bits.
+
+    Fused optimisers and `.data` write without counting.
+    """
+    tensors = dict.fromkeys(model.state_dict(keep_vars=True).values())
+    return [(0 if x.is_inference() else x._version, _sum_bits(x.detach())) for x in tensors]
+
+
+def _sum_bits(tensor: "Tensor") -> int:
+    """A sum of a tensor's bits as whole numbers, exact in any order of adding.
+
+    Runs of `RUN` numbers are summed, and the sums weighted by their place.
     """
     import torch
 
-    samples = []
-    for weight in model.parameters():
-        numbers = torch.view_as_real(weight) if weight.is_complex() else weight
-        some = numbers.detach().flatten()[:: max(1, numbers.numel() // SAMPLED)].float()
-        writes = 0 if weight.is_inference() else weight._version
-        samples.append((writes, *some.nan_to_num().tolist()))
-    return samples
+    flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).reshape(-1)
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    bits = flat.view(kinds[flat.element_size()])
+    runs = len(bits) // RUN
+    sums = bits[: runs * RUN].view(runs, RUN).sum(-1, dtype=bits.dtype)  # others take a cast copy
+    sums = torch.cat([sums, bits[runs * RUN :]]).long()
+    return int((sums * torch.arange(1, len(sums) + 1, device=sums.device)).sum())
 
 
 def settings_hash(
@@ -158,29 +173,6 @@ def written(file: Path) -> tuple[int, int]:
     """Which file lies at a place, and when it was written."""
     about = file.stat()
     return about.st_ino, about.st_mtime_ns
-
-
-def is_steered(module: "Module") -> bool:
-    """Whether something changes what a module computes, in a way no hash tells.
-
-    Hooks or another forward may, see `is_changed`; an attention of its user's own; an adapter of
-    PEFT, which can be switched off, merged or scaled; and a rotation whose frequencies are no
-    longer those that it was made with.
-    """
-    from arch.pretrained.families import has_own_attention, is_changed
-
-    return has_own_attention(module) or any(
-        is_changed(part)
-        or type(getattr(part, "disable_adapters", None)) is bool  # of any model it is a function
-        or _turns_otherwise(dict(part.named_buffers(recurse=False)))
-        for part in module.modules()
-    )
-
-
-def _turns_otherwise(tables: Mapping[str, "Tensor"]) -> bool:
-    """Whether frequencies among a part's tables differ from the copy that was made with them."""
-    copies = {name.replace("original_", ""): t for name, t in tables.items() if "original_" in name}
-    return any(n in tables and not tables[n].equal(t.to(tables[n])) for n, t in copies.items())
 
 
 def seed_labels(rows: Iterable[Mapping[str, Any]]) -> dict[Training, str]:

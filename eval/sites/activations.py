@@ -9,6 +9,7 @@ Only one batch is in memory at a time.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,17 +73,24 @@ def activations(
             yet. None: nothing is written.
 
     Raises:
-        RequestError: texts under names; a site that does not exist, or cannot be written, a
-            directory with files of an earlier capture, an empty text, or one that is longer than
-            the context; those about a text are raised when its batch is reached, as is a batch
-            that is reached under other patches than the call was made under.
+        RequestError: texts under names, or none; no site, one that does not exist, or cannot be
+            written; a batch of less than one text; a directory with files of an earlier capture, an
+            empty text, or one that is longer than the context; those about a text are raised when
+            its batch is reached, as is a batch that is reached under other patches than the call
+            was made under.
         OSError: the directory cannot be written.
         ModelError: the model cannot be opened.
     """
     if isinstance(texts, Mapping):
         raise ArgumentError("texts", "holds texts under names; give a text, or a list of texts")
-    (checkpoint,) = open_models(model, device)
+    if isinstance(texts, bytes) or not isinstance(texts, Iterable):
+        raise ArgumentError("texts", f"a {type(texts).__name__}; give a text, or a list of texts")
+    if batch_size is not None and not (isinstance(batch_size, Integral) and batch_size > 0):
+        raise ArgumentError("batch_size", "is not a whole number of at least 1", batch_size)
     words = [sites] if isinstance(sites, str | int) else list(sites)
+    if not words:
+        raise ArgumentError("sites", "the list is empty; give one value, or leave it out")
+    (checkpoint,) = open_models(model, device)
     circuits = read_sites(checkpoint, words)
     size = batch_size or rows_at_once(checkpoint.model, checkpoint.config.context, gradients=False)
     given = iter([texts] if isinstance(texts, str) else texts)
@@ -157,5 +165,6 @@ def _batches(
             whole, cut = join(list(named.values()))
             with plain_arithmetic():
                 parts = cut(whole.of_tokens(tokens))
-            outputs |= {n: p * inside[..., None] for n, p in zip(named, parts, strict=True)}
+            held = (p.masked_fill(~inside[..., None], 0) for p in parts)
+            outputs |= dict(zip(named, held, strict=True))
         yield Activations(tokens, lengths, {name: outputs[name] for name in circuits})

@@ -76,6 +76,8 @@ class Circuit:
                 raise RequestError(
                     f"--without {name}: nothing of that name; use some of {', '.join(ABLATIONS)}"
                 )
+        if 0 in numbers and self.part not in ("block", "final"):
+            raise ArgumentError("part", "layer 0, the embedding, has none; give 1", repr(self.part))
         if self.part in CACHED:
             self._require_attention()
         if self.part == "final":
@@ -199,10 +201,6 @@ class Circuit:
 
     def _require_attention(self) -> None:
         for layer in self.layer_numbers:
-            if not layer:
-                raise ArgumentError(
-                    "part", "layer 0, the embedding, has none; give 1", repr(self.part)
-                )
             mixer = self._block(layer - 1).token_mixer
             if isinstance(mixer, WholeLayer):
                 try:

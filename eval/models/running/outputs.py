@@ -36,9 +36,11 @@ def run_model(model: LanguageModel, tokenizer: Tokenizer, text: str | Tensor) ->
     device, context = model.embedding.weight.device, model.config.context
     if isinstance(text, str):
         text = torch.tensor([encode_text(tokenizer, text, "text")], dtype=torch.long)
-    if not isinstance(text, Tensor) or text.is_floating_point():
+    whole = isinstance(text, Tensor) and not (text.is_floating_point() or text.is_complex())
+    if not isinstance(text, Tensor) or not whole or text.dtype == torch.bool:
         kind = text.dtype if isinstance(text, Tensor) else type(text).__name__
         raise RequestError(f"text: a {kind}; give a text, or a tensor of token ids, (B, T)")
+    text = text.long()
     if text.dim() != 2 or not 0 < text.shape[1] <= context:
         raise RequestError(
             f"text: its tokens are {tuple(text.shape)}; allowed: (B, T), T from 1 to the context "

@@ -26,12 +26,17 @@ def patched_sites(model: LanguageModel, patches: Mapping[str, Patch]) -> Iterato
         patches: by the names of `patchable`. A site that an outer block changes is changed again.
 
     Raises:
-        RequestError: a site that the model has not.
+        RequestError: a site that the model has not, or a patch that is no function.
     """
     known = patchable(model)
-    for name in patches:
+    for name, patch in patches.items():
         if name not in known:
             raise RequestError(f"site {name!r} cannot be patched; there are {', '.join(known)}")
+        if not callable(patch):
+            raise RequestError(
+                f"patch of {name}: a {type(patch).__name__}; give a function of the outputs, as "
+                "lambda x: x * 0.5"
+            )
     with ExitStack() as stack:
         for name, patch in patches.items():
             part, _, layer = name.partition(".")
@@ -78,12 +83,17 @@ def _hook(name: str, patch: Patch) -> Callable[..., Tensor]:
 
 def _apply(name: str, patch: Patch, x: Tensor) -> Tensor:
     y = patch(x)
-    if not isinstance(y, Tensor) or y.shape != x.shape:
-        given = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
+    if not isinstance(y, Tensor) or _form(y) != _form(x):
+        given = _form(y) if isinstance(y, Tensor) else type(y).__name__
         raise RequestError(
-            f"patch of {name}: gives {given}; allowed: a tensor {tuple(x.shape)}, as it takes"
+            f"patch of {name}: gives {given}; allowed: a tensor {_form(x)}, as it takes; y.to(x) "
+            "has its type and device"
         )
     return y
+
+
+def _form(x: Tensor) -> str:
+    return f"{tuple(x.shape)} of {x.dtype} on {x.device}"
 
 
 def _replace(stack: ExitStack, module: nn.Module, name: str, value: Any) -> None:

@@ -7,6 +7,7 @@ from safetensors.torch import load_file, save_file
 from eval import open_model, recover
 from eval.__main__ import main
 from eval.messages import say_once
+from eval.sites.circuit import Circuit
 from tests.arch.cases import byte_tokenizer
 from tests.arch.pretrained.test_decoder import their_model
 
@@ -100,6 +101,21 @@ def test_streams_without_a_mean_are_named_where_tokens_are_likely(capsys):
     assert "likely" in found.grades[0]
     assert "center_writing_weights=False" in found.elsewhere
     assert "no token is certain at block.1; the mean" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("lacking", [True, False])
+def test_values_without_their_bias_are_named(lacking):
+    """As TransformerLens folds it: other sites and first rows were given as the reason."""
+    module = their_model("gpt2", n_embd=64, n_layer=2)
+    attention = module.transformer.h[1].attn.c_attn
+    torch.nn.init.normal_(attention.bias, std=0.5)
+    bias = attention.bias[-64:].detach() * lacking
+    model, text = open_theirs(module), tokens_of("Tom had a hen")
+    values = Circuit(model.model, 2, "value").of_tokens(text) - bias
+    given = {"layer": 2, "part": "value", "computed": "fp32", "corpus": "toy:400"}
+    found = recover(model, values, **given)
+    assert ("fold_value_biases=False" in found.elsewhere) == lacking
+    assert found.proven != lacking
 
 
 @pytest.fixture

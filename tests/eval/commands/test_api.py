@@ -128,12 +128,17 @@ def test_what_is_no_text_of_a_model_is_one_line(model_directory):
     given = {
         "text: a list; give": [1, 2],
         "text: a torch.float32; give": torch.ones(1, 2),
+        "text: a torch.bool; give": torch.ones(1, 2, dtype=torch.bool),
+        "text: a torch.complex64; give": torch.ones(1, 2, dtype=torch.complex64),
         f"text: token ids from 1 to {size}; allowed: 0 to {size - 1}": torch.tensor([[1, size]]),
     }
     for message, value in given.items():
         with pytest.raises(evals.RequestError) as refusal:
             model(value)  # pyright: ignore[reportArgumentType]
         assert str(refusal.value).startswith(message)
+    plain = torch.tensor([[1, 2, 3]])
+    for kind in (torch.int16, torch.uint8, torch.uint16):  # as data of other programs are packed
+        assert torch.equal(model(plain.to(kind)).logits, model(plain).logits)
     with pytest.raises(evals.RequestError, match="--seed None: give a value, or leave it out"):
         evals.generate(model, seed=None)  # pyright: ignore[reportArgumentType]
 

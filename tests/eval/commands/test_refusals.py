@@ -28,6 +28,7 @@ REFUSED = {
         ("--layers 1+9", "--layers 9"),
         ("--layers first", "--layers first"),
         ("--parts heads", "part 'heads'"),
+        ("--parts mixer --layers 0", "part 'mixer': layer 0"),
         ("--without bias", "--without bias"),
         ("--without mask", "--without mask: a Flat"),
         ("--slices '[:, 6:, :]'", "[:, 6:, :] shows nothing"),

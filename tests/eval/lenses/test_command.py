@@ -112,6 +112,16 @@ def test_a_text_given_twice_is_one_sample_and_one_token_has_no_rank(model_direct
     assert {row["lens"] for row in rows} == {"residual"}
 
 
+def test_texts_given_twice_are_paired_as_they_were_given(model_directory):
+    model = open_model(model_directory(), "cpu")
+    texts = ["1 2", "1 3", "1 3", "1 2"]
+    (document,) = lens(model, lens="patching", text=texts, corpus="toy:900").documents
+    lines = document["texts"][0]["lines"]
+    assert [line[:2] for line in lines[:2]] == [["text 1 in text 0", "1 3"],
+                                                ["text 0 in text 1", "1 2"]]  # fmt: skip
+    assert len(document["prompts"]) == 2
+
+
 def test_what_was_looked_at_is_not_looked_at_again(model_directory, tmp_path, monkeypatch, capsys):
     seen: list[str] = []
     monkeypatch.setitem(LENSES.entries, "counting", counting("counting", seen))

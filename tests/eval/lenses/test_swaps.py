@@ -1,5 +1,6 @@
 """Patching and steering against forward hooks; the stories that differ in a word."""
 
+import string
 from dataclasses import replace
 from typing import Any
 
@@ -67,6 +68,51 @@ def test_words_are_answers_in_the_order_of_the_texts():
     assert found.texts[0]["lines"][0][2] == checkpoint.words([40, 41])
 
 
+def test_words_answer_each_pair_of_texts_or_all_of_them(capsys):
+    """All but the first two were left aside, and one alone, too."""
+    checkpoint = story_checkpoint(mixers=("attention",))
+    words = [piece for token in range(40, 44) for piece in checkpoint.pieces([token])]
+    texts = [range(start, start + 6) for start in (60, 70, 80, 90)]
+    for given, answers in ((words, [40, 41, 42, 43]), (words[:2], [40, 41, 40, 41])):
+        lines = look("patching", checkpoint, *texts, words=tuple(given)).texts[0]["lines"]
+        said = [word for line in lines[:2] for word in line[2]]
+        assert said == checkpoint.words(answers)
+    for given in (words[:1], words[:3], [words[0], words[0], *words[2:]]):
+        with one_line(RequestError, "--words"):
+            look("patching", checkpoint, *texts, words=tuple(given))
+    assert look("patching", checkpoint, texts[0], words=tuple(words[:1])).texts  # built-in stories
+    look("direction", checkpoint, texts[0], words=tuple(words[:3]))
+    assert "--words: direction takes the first two of 3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("order", "pairs"),
+    [
+        ((0, 1, 0, 2), ["text 1 in text 0", "text 2 in text 0"]),
+        ((0, 1, 1, 0), ["text 1 in text 0", "text 0 in text 1"]),
+        ((0, 1, 0, 1, 2, 0), ["text 1 in text 0", "text 0 in text 2"]),
+    ],
+)
+def test_a_text_given_again_stands_in_each_of_its_pairs(order, pairs):
+    """It was left out, and others were paired than were given."""
+    checkpoint = story_checkpoint(mixers=("attention",))
+    texts = [range(start, start + 6) for start in (60, 70, 80)]
+    table = look("patching", checkpoint, *texts, order=order)
+    lines = table.texts[0]["lines"]
+    assert [line[0] for line in lines if line[0].startswith("text")] == pairs
+    assert lines[0][1] == checkpoint.tokenizer.decode(list(texts[1]))
+
+
+def test_a_pair_given_with_two_pairs_of_answers_is_two():
+    checkpoint = story_checkpoint(mixers=("attention",))
+    words = tuple(piece for token in range(40, 44) for piece in checkpoint.pieces([token]))
+    asked = {"words": words, "order": (0, 1, 0, 1)}
+    found = look("patching", checkpoint, range(60, 66), range(70, 76), **asked)
+    lines = [line for line in found.texts[0]["lines"] if line[0].startswith("text")]
+    assert len({line[0] for line in lines}) == len(lines) == 2
+    assert [line[2] for line in lines] == [checkpoint.words([40, 41]), checkpoint.words([42, 43])]
+
+
 def test_given_texts_that_make_no_pair_are_refused_or_named(capsys):
     """Built-in stories alone were shown, without a word about the texts."""
     checkpoint = story_checkpoint(mixers=("attention",))
@@ -86,6 +132,8 @@ def test_a_word_after_a_space_is_the_token_that_it_is_in_a_text():
     assert len(tokenizer.encode(" dog").ids) == 2
     checkpoint = replace(story_checkpoint(), tokenizer=tokenizer)
     assert word_tokens(checkpoint, [" dog"]) == {" dog": tokenizer.token_to_id("▁dog")}
+    with one_line(RequestError, '--words "dog" " dog": are one token'):  # of which no plane is
+        word_tokens(checkpoint, ["dog", " dog"])
 
 
 def test_an_unknown_word_is_no_token_of_its_own():
@@ -108,6 +156,18 @@ def test_words_that_a_full_stop_joins_are_not_swapped():
     assert stories.attribute_words(tokenizer) == {}
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     assert len(stories.attribute_words(tokenizer)["animal"]) == stories.MOST
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_words_that_a_token_joins_with_the_one_before_are_not_swapped(joined):
+    """By a tokenizer whose tokens reach over blanks: directions were learnt of another token."""
+    merges = [(" ", "d"), (" d", "o"), (" do", "g"), (" ", "c"), (" c", "a"), (" ca", "t")]
+    merges += [("e", " dog"), ("e", " cat")] * joined  # as in "little dog"
+    names = dict.fromkeys([*string.printable, *map("".join, merges)])
+    tokenizer = Tokenizer(models.BPE({name: n for n, name in enumerate(names)}, merges))
+    expected = {} if joined else {"animal": ["dog", "cat"]}
+    found = stories.attribute_words(tokenizer)
+    assert {attribute: [*words] for attribute, words in found.items()} == expected
 
 
 @pytest.mark.parametrize("tokenizer", [story_tokenizer, prepending_tokenizer])

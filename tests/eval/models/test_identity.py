@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import transformers
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from arch import save_model
-from eval import RequestError
+from eval import RequestError, loss
 from eval.__main__ import main
 from eval.analysis.summary import summarise_rows
 from eval.models.checkpoint import open_checkpoint, open_model
@@ -281,3 +282,72 @@ class Steered(torch.nn.Module):
 def test_a_module_around_a_model_is_not_that_model(small_model, small_tokenizer):
     with one_line(RequestError, "Steered"):
         open_model(Steered(small_model()), tokenizer=small_tokenizer)
+
+
+class Controlled(torch.nn.Module):
+    """A layer with a vector added, as libraries of control vectors put it into a model."""
+
+    def __init__(self, layer: torch.nn.Module) -> None:
+        super().__init__()
+        self.layer, self.coefficient, self.vector = layer, 0.0, torch.ones(32)
+        self.held = {"operator": lambda x, y: x + y}
+        self.register_buffer("mask", torch.ones(32), persistent=False)
+
+    def forward(self, *given: Any, **options: Any) -> torch.Tensor:
+        """The layer's output, changed."""
+        added = self.coefficient * self.vector * self.get_buffer("mask")
+        return self.held["operator"](self.layer(*given, **options), added)
+
+
+def test_what_steers_a_module_is_a_part_of_it(tmp_path):
+    """A sweep of coefficients was given the figure of the first."""
+    module = their_model("llama 1", dtype=torch.float32)
+    known = open_model(module, tokenizer=byte_tokenizer(), name="m").identity
+    module.model.layers[1] = control = Controlled(module.model.layers[1])
+    figures, ids = [], [known]
+    for name, value in (
+        ("coefficient", 0.0),
+        ("coefficient", 4.0),
+        ("vector", torch.arange(32.0)),
+        ("mask", torch.arange(32) % 2),
+        ("held", {"operator": lambda x, y: x - y}),
+    ):
+        setattr(control, name, value)
+        opened = open_model(module, tokenizer=byte_tokenizer(), name="m")
+        ids.append(opened.identity)
+        figures += [row["nats_per_token"] for row in loss(opened, text="a", out=tmp_path).rows]
+    assert open_model(module, tokenizer=byte_tokenizer(), name="m").identity == ids[-1]
+    assert len({*ids}) == 6
+    assert len({*figures}) == 5
+
+
+def swap_columns(weight: torch.Tensor) -> None:
+    """The first two, of every row."""
+    weight[:, :2] = weight[:, :2].flip(1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model, module: module.blocks[0].channel_mixer.down.weight.data[:, 5].zero_(),
+        lambda model, module: model.embedding.weight.numpy().__setitem__((1, 1), 3),
+        lambda model, module: module.blocks[1].token_mixer.o_proj.weight.data[:, 8:16].zero_(),
+        lambda model, module: swap_columns(module.blocks[0].channel_mixer.up.weight.data),
+        lambda model, module: module.counts.fill_(2),
+        lambda model, module: model.blocks[1].register_forward_hook(print),
+        lambda model, module: module.blocks[1].register_forward_hook(print),
+        lambda model, module: model.blocks[1].register_full_backward_hook(print),
+        lambda model, module: setattr(model.blocks[1], "channel_mixer", torch.nn.Identity()),
+        lambda model, module: setattr(model.blocks[1].norm_token, "eps", 0.5),
+    ],
+)
+def test_an_open_model_that_is_changed_is_refused(change, small_model, small_tokenizer):
+    """By ways that count no writes; or hooks, of which those of the original were never run."""
+    module = small_model(mixers=("attention",))
+    module.register_buffer("counts", torch.ones(2))
+    opened = open_model(module, tokenizer=small_tokenizer, name="m")
+    loss(opened, text="Tom sat.")
+    change(opened.model, module)
+    for ask in (lambda: loss(opened, text="Tom sat."), opened.patched({}).__enter__):
+        with one_line(RequestError, "open it again"):
+            ask()

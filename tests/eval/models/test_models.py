@@ -54,7 +54,8 @@ def test_a_module_answers_as_its_directory_does_and_stays_as_it_is(
     fields = ("truth", "found", "rank", "floor", "residual")
     for name in fields:
         assert [row[name] for row in result.rows] == [row[name] for row in saved.rows]
-    assert result.rows[0]["checkpoint"]["weights_sha256"] == opened.weights_sha256
+    hashes = {r.rows[0]["checkpoint"]["weights_sha256"] for r in (result, saved)}
+    assert hashes == {opened.weights_sha256}
 
 
 def test_other_weights_in_memory_are_another_model(small_model, small_tokenizer):
@@ -300,6 +301,10 @@ def test_a_hook_on_an_attention_of_theirs_counts(family, start):
         lambda module: module.model.rotary_emb.inv_freq.mul_(0.25),
         # as layers of PEFT have it
         lambda module: setattr(module.model.layers[0].mlp.up_proj, "disable_adapters", True),
+        lambda module: setattr(module.model.layers[0].self_attn, "scaling", 0.9),
+        lambda module: setattr(module.model.layers[0].mlp, "act_fn", torch.nn.ReLU()),
+        lambda module: setattr(module.model.norm, "variance_epsilon", 0.1),
+        lambda module: module.model.layers[0].mlp.act_fn.register_full_backward_hook(print),
     ],
 )
 def test_a_module_that_no_weight_tells_from_another_is_another(change):

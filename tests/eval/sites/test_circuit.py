@@ -12,6 +12,7 @@ from eval import RequestError
 from eval.inversion.solver import solvers
 from eval.sites.circuit import CACHED, PARTS, Circuit, join
 from eval.sites.slices import Slice
+from tests.said import one_line
 
 MIXERS = ["flat", "expanded(factor=2)", "attention(heads=2, kv_heads=1)", "attention+flat"]
 WITHOUT = [
@@ -56,7 +57,7 @@ def test_parts_and_ablations_follow_their_equations(small_model, mixer, part, wi
     model = small_model(mixers=(mixer,))
     exact = copy.deepcopy(model).double()
     tokens = some_tokens()
-    for layer in range(3):
+    for layer in range(part != "block", 3):
         found = Circuit(model, layer, part, without).of_tokens(tokens)
         expected = by_hand(exact, exact.embed(tokens), layer, part, without)
         torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-4)
@@ -83,7 +84,8 @@ def test_flat_mixers_alone_are_a_product_of_triangles(small_model):
 @parts
 @names
 def test_left_to_right_is_the_whole(small_model, mixer, part, without):
-    circuit = Circuit(small_model(mixers=(mixer,)), (0, 2), part, without)
+    layers = (0, 2) if part == "block" else (1, 2)
+    circuit = Circuit(small_model(mixers=(mixer,)), layers, part, without)
     tokens = some_tokens()
     whole = circuit.of_tokens(tokens)
     first, state = circuit.extend(tokens[:, :4])
@@ -115,9 +117,17 @@ def test_keys_and_values_are_attentions_own(small_model):
         first, state = circuit.extend(tokens[:, :5])
         stepped = circuit.step(model.embed(tokens[:, 5:]), state)
         torch.testing.assert_close(torch.cat([first, stepped], dim=1), expected.flatten(2))
-    for layer in (0, 1):
-        with pytest.raises(RequestError):
-            Circuit(model, layer, "key")
+    with pytest.raises(RequestError):
+        Circuit(model, 1, "key")
+
+
+@pytest.mark.parametrize("part", [part for part in PARTS if part not in ("block", "final")])
+def test_the_embedding_has_no_part_of_a_block(small_model, part):
+    """The embeddings were given as the outputs of a mixer 0, which others' first block has."""
+    model = small_model(mixers=("attention",))
+    for layers in (0, (0, 1)):
+        with one_line(RequestError, "layer 0, the embedding, has none; give 1"):
+            Circuit(model, layers, part)
 
 
 @pytest.mark.parametrize("part", CACHED)

@@ -1,5 +1,8 @@
 """An open model is called, and its sites are patched: torch's own hooks are the judge."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
@@ -95,12 +98,38 @@ def test_activations_are_of_the_patches_that_they_were_asked_under(model):
         next(within)
 
 
+def test_behind_a_text_all_is_zero_though_the_model_gives_no_number(model):
+    """As in half precision, where padding may overflow."""
+
+    def overflow(x):
+        return torch.where(torch.arange(x.shape[1])[:, None] < 2, x, torch.nan)
+
+    with model.patched({"block.1": overflow}):
+        (batch,) = activations(model, [TEXT, "a"], 1, device="cpu")
+    assert batch.lengths[1] < 2
+    assert not batch.outputs["block.1"][1, batch.lengths[1] :].any()
+
+
 def test_a_text_alone_is_one_text(model):
     """It was as many as it has letters."""
     (batch,) = activations(model, TEXT, device="cpu")
     assert batch.tokens.tolist() == [model.tokenizer.encode(TEXT).ids]
-    with one_line(RequestError, "texts"):
-        activations(model, {"a": TEXT})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        *(({"texts": texts}, "texts") for texts in ({"a": TEXT}, None, 5, b"Tom", Path("a.txt"))),
+        *(({"batch_size": size}, "batch_size") for size in (0, -1, 2.5)),
+        ({"sites": []}, "sites"),
+        ({"sites": ["mixer.0"]}, "part 'mixer'"),
+        ({"sites": "stream.0+1"}, "part 'stream'"),
+    ],
+)
+def test_activations_of_what_is_no_request_are_one_line(model, given, said):
+    """They were tracebacks, or an answer to something else."""
+    with one_line(RequestError, said):
+        activations(model, **{"texts": TEXT, **given})
 
 
 def test_rows_of_a_patched_model_are_of_another_model(model, tmp_path):
@@ -118,8 +147,9 @@ def test_what_cannot_be_patched_is_refused_and_nothing_stays(model):
     plain, before = model(TEXT).logits, [dict(vars(m)) for m in model.model.modules()]
     with one_line(RequestError, "'mixer.3'"), model.patched({"block.1": abs, "mixer.3": abs}):
         pass
-    for wrong in (lambda x: None, lambda x: x[:, 1:]):
-        with one_line(RequestError, "patch of mixer.2"), model.patched({"mixer.2": wrong}):
+    for wrong in (lambda x: None, lambda x: x[:, 1:], torch.Tensor.double, torch.zeros(32)):
+        patches: Any = {"mixer.2": wrong}
+        with one_line(RequestError, "patch of mixer.2"), model.patched(patches):
             model(TEXT)
     with model.patched({"block.1": torch.zeros_like}):
         for _ in range(2):  # before and after a whole pass
