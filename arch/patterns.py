@@ -182,7 +182,7 @@ def _checked(value: Any, annotation: Any, source: str) -> Any:
     Raises:
         ModelError: it is neither.
     """
-    kinds = _alternatives(annotation)
+    kinds = list_alternatives(annotation)
     if isinstance(value, str) and value not in kinds:
         constant = WORDS.get(value.lower(), value)
         if str not in kinds or any(_fits(constant, kind) for kind in kinds):
@@ -190,17 +190,21 @@ def _checked(value: Any, annotation: Any, source: str) -> Any:
     if isinstance(value, int | float) and not abs(value) < LARGEST:
         raise ModelError(f"{source} is {show_value(value)}; allowed: up to {LARGEST:.2g}")
     if not any(_fits(value, kind) for kind in kinds):
-        words = (kind if isinstance(kind, str) else KINDS.get(kind, str(kind)) for kind in kinds)
         given = show_value(value)
-        raise ModelError(f"{source} is {given}; allowed: {' or '.join(words)}")
+        raise ModelError(f"{source} is {given}; allowed: {describe_kinds(kinds)}")
     return value
 
 
-def _alternatives(annotation: Any) -> list[Any]:
+def list_alternatives(annotation: Any) -> list[Any]:
     """The types of a union and the values of a Literal, one by one."""
     if get_origin(annotation) in (Union, UnionType, Literal):
-        return [kind for part in get_args(annotation) for kind in _alternatives(part)]
+        return [kind for part in get_args(annotation) for kind in list_alternatives(part)]
     return [annotation]
+
+
+def describe_kinds(kinds: list[Any]) -> str:
+    """The types and values of `list_alternatives` in words, such as `a number or none`."""
+    return " or ".join(KINDS.get(kind, str(kind)) for kind in kinds)
 
 
 def _fits(value: Any, kind: Any) -> bool:

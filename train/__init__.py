@@ -52,7 +52,7 @@ def fit(recipe: Recipe) -> int | None:
     from arch.kernels.arithmetic import plain_arithmetic
     from train.commands.prepare import prepare_data
     from train.processes.launcher import check_launcher
-    from train.processes.together import is_left_to_parent, together
+    from train.processes.together import alone, is_left_to_parent, together
 
     recipe = copy.deepcopy(recipe)
     recipe.check()
@@ -61,7 +61,7 @@ def fit(recipe: Recipe) -> int | None:
     if is_left_to_parent(recipe.trainer):
         return None
     check_launcher(recipe.trainer)
-    with together(recipe.trainer), plain_arithmetic():
+    with alone(), together(recipe.trainer), plain_arithmetic():
         prepare_data(recipe)
         recipe.open_data()  # what cannot be read is reported at once
         from train.run import Run  # Lightning takes seconds

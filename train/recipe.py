@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from arch import ModelConfig
+from arch.errors import LARGEST, show_value
+from arch.patterns import describe_kinds, list_alternatives
 from tokenizer import PackedData
 from train.settings import (
     RECORDED_UNLESS,
@@ -31,7 +33,7 @@ class Recipe:
     """All that describes a run, in the sections of a YAML recipe.
 
     Raises:
-        RunError: there are too few steps for the schedule.
+        RunError, arch.ModelError: as `check`.
     """
 
     run: RunSettings = field(default_factory=RunSettings)
@@ -42,32 +44,37 @@ class Recipe:
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
 
     def __post_init__(self) -> None:
-        if self.schedule.decay == "wsd" and not self.run.minutes:
-            self.schedule.cooldown(self.trainer.max_steps)
+        self.check()
 
     def check(self) -> None:
-        """Reads settings that were assigned in Python, also paths and values of numpy, as flags.
+        """Reads all settings, also those that were assigned in Python, as flags are read.
 
         Raises:
-            RunError: there is no such setting, or its value is not allowed.
+            RunError, arch.ModelError: there is no such section or setting, a value is not allowed,
+                or there are too few steps for the schedule.
         """
-        for name in ("run", "batch", "optimizer", "schedule", "trainer"):
-            section, prefix = getattr(self, name), "" if name == "run" else f"{name}."
-            hints = get_type_hints(type(section))
+        sections = get_type_hints(Recipe)
+        for name, section in vars(self).items():
+            if name not in sections:
+                homes = [home for home in sections if name in get_type_hints(sections[home])]
+                meant = [f"recipe.{home}.{name}" for home in homes] or [*sections]
+                raise RunError(
+                    f"recipe.{name}: there is no such section; give {' or '.join(meant)}"
+                )
+            if not isinstance(section, sections[name]):
+                raise RunError(
+                    f"recipe.{name} is {show_value(section)}; it must be a "
+                    f"{sections[name].__name__}, whose settings are recipe.{name}.NAME"
+                )
+            hints, prefix = get_type_hints(type(section)), "" if name == "run" else f"{name}."
             for key, value in list(vars(section).items()):
                 if key not in hints:
                     raise RunError(f"--{prefix}{key}: there is none; fit --help lists all settings")
-                plain = os.fspath(value) if isinstance(value, os.PathLike) else value
-                plain = plain.tolist() if hasattr(plain, "tolist") else plain
-                setattr(section, key, list(plain) if isinstance(plain, tuple) else plain)
-                words = get_args(hints[key])
-                if get_origin(hints[key]) is Literal and plain not in words:
-                    allowed = ", ".join(map(str, words))
-                    raise RunError(f"--{prefix}{key} is {plain!r}; it must be one of {allowed}")
-                if isinstance(plain, float) and int in (hints[key], *get_args(hints[key])):
-                    raise RunError(f"--{prefix}{key} is {plain}; it must be a whole number")
+                value = _read_value(f"--{prefix}{key}", value, hints[key])
+                object.__setattr__(section, key, value)  # that of the model is frozen
             section.__post_init__()
-        self.__post_init__()
+        if self.schedule.decay == "wsd" and not self.run.minutes:
+            self.schedule.cooldown(self.trainer.max_steps)
 
     def given(self, flag: Literal["data", "run"]) -> str:
         """The value of a flag that a run cannot do without.
@@ -133,3 +140,29 @@ def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         name = prefix + key
         found |= flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
     return found
+
+
+def to_plain(value: Any) -> Any:
+    """A path as its text, and a number or an array of NumPy as Python's own; others as they are."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _read_value(flag: str, value: Any, hint: Any) -> Any:
+    """A value as a flag gives it, by the type of its setting: a whole number may stand for another.
+
+    Raises:
+        RunError: it is of another type.
+    """
+    value, kinds = to_plain(value), list_alternatives(hint)
+    for kind in kinds:
+        if parts := get_args(kind):  # of a list or a tuple, each entry
+            if isinstance(value, list | tuple):
+                return get_origin(kind)(_read_value(flag, entry, parts[0]) for entry in value)
+        elif type(value) is kind or (isinstance(kind, str) and value == kind):
+            return value
+        elif kind is float and type(value) is int and abs(value) < LARGEST:
+            return float(value)
+    allowed = describe_kinds([get_origin(kind) or kind for kind in kinds])
+    raise RunError(f"{flag} is {show_value(value)}; it must be {allowed}")

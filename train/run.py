@@ -16,9 +16,12 @@ from lightning.pytorch import Trainer, seed_everything
 
 from arch import LanguageModel, check_causal, count_parameters, describe
 from arch.errors import is_out_of_memory
+from arch.mixers import hash_foreign
 from arch.storage.files import read_json
+from arch.storage.values import YamlDumper
 from tokenizer import PackedData
 from train.processes.launcher import is_first
+from train.processes.together import alone
 from train.recipe import Recipe, flat
 from train.record.evaluate import Evaluations, check_suite
 from train.record.log import Log
@@ -53,28 +56,33 @@ LIGHTNING_ADVICE = (
 
 
 class Run:
-    """A run that is checked and built, with nothing written yet.
+    """A run that is checked and built, with nothing written yet, to be fitted once.
 
     Raises:
         RunError, arch.ModelError, tokenizer.CorpusError: bad input, in one line.
     """
 
+    _fitted = False
+
+    @alone()
     def __init__(self, recipe: Recipe) -> None:
+        recipe = copy.deepcopy(recipe)
+        recipe.check()
         given = recipe.plain()  # before what is left open is chosen, for this machine
-        recipe = copy.deepcopy(recipe)  # in the caller's it stays open
         self._arithmetic = choose_arithmetic(recipe)
         self._deterministic = torch.are_deterministic_algorithms_enabled()
         self.recipe, settings, data = recipe, recipe.run, recipe.open_data()
         check_suite(settings)
         self.directory = RunDirectory(Path(recipe.given("run")))
-        self.main = is_first()
+        self.main, self._found = is_first(), self.directory.content()
         if settings.resume == "never" and self.main:  # the others may find what this one has made
             self.directory.refuse_begun()
         self.datamodule = PackedDataModule(
             data, recipe.model.context, recipe.batch, settings.seed, settings.validate_tokens
         )
         fixed = {"model": json.loads(recipe.model.to_json()), "data_sha256": data.hash}
-        recorded = recipe.recorded() | {"machine": use_machine()}
+        machine = use_machine() | hash_foreign(recipe.model.mixers)
+        recorded = recipe.recorded() | {"machine": machine}
         seed_everything(settings.seed, verbose=False)
         model = LanguageModel(recipe.model)
         optimizer = build_optimizer(model, recipe.optimizer)
@@ -104,8 +112,7 @@ class Run:
         prepare(self.module, settings, self.trainer, bool(self._arithmetic))
         if self.trainer.precision == "64-true":
             self.module.double()  # as Lightning does later than it reads a checkpoint
-        work = describe(recipe.model).cost.training_flops
-        self.module.flops_per_token = work
+        self.module.flops_per_token = work = describe(recipe.model).cost.training_flops
         self.module.flops_per_batch = work * recipe.model.context * micro  # for `ThroughputMonitor`
 
     def _budget(self) -> TimeBudget | None:
@@ -168,6 +175,7 @@ class Run:
             callbacks.append(evaluations)
         return callbacks
 
+    @alone()
     def fit(self) -> int | None:
         """Trains to the last step.
 
@@ -175,11 +183,13 @@ class Run:
             The signal that ended the run early, if one did.
 
         Raises:
-            RunError: the directory cannot be written, the disk is full, or the loss is no number.
+            RunError: it was fitted, or its directory is another's by now or cannot be written, the
+                disk is full, or the loss is no number.
         """
         start, failed = self.start, True
         if self._complete():
             return None
+        self._fitted = True
         try:
             if self.main:
                 self._open()
@@ -231,8 +241,8 @@ class Run:
         if start.checkpoint and not self.directory.checkpoints():  # it is another run's
             settings["resume"] = str(start.checkpoint)
         before, now = self.directory.last_settings(), flat(settings)
-        config = yaml.safe_dump(settings, sort_keys=False)
-        self.directory.prepare(comments + config, start.unreadable)
+        config = yaml.dump(settings, Dumper=YamlDumper, sort_keys=False)
+        self.directory.prepare(comments + config, start.unreadable, self._found)
         hidden = self.directory.hide_models(
             start.step, lambda meta: changes_since(meta, start).keys() <= REPORTING
         )
@@ -261,10 +271,15 @@ class Run:
         """Whether the run is finished, which is then printed, by its checkpoint or last model.
 
         Raises:
-            RunError: it was trained with other settings than it is given now.
+            RunError: it was trained with other settings than it is given now, or by this object.
             arch.ModelError: the meta.json of its last model cannot be read.
         """
         start, step, path = self.start, self.start.step, self.directory.path
+        if self._fitted:
+            raise RunError(
+                f"--run {path}: this Run was fitted before; make another one, with --resume auto "
+                "to go on"
+            )
         changed = [each["changed"] for each in start.history if each["from_step"] == step]
         last = 0 if self.directory.checkpoints() else last_model(self.directory, start)
         if last > step:

@@ -35,7 +35,7 @@ NOT_IN_MODEL_ID = REPORTING | {
     "seed", "precision", "compile", "checkpoint_activations", "layout",
     "trainer.accelerator", "trainer.devices", "trainer.strategy", "trainer.num_nodes",
     "trainer.max_steps", "batch.micro", "vocab_multiple", "tf32",
-    "machine.threads", "machine.instructions", "machine.torch", "machine.numpy",
+    "machine.threads", "machine.instructions", "machine.torch", "machine.numpy", "machine.code",
 }  # fmt: skip
 """Settings that steps and seeds of one model need not share: how often a run is saved and reported,
 how long it is, and how a device computes a step."""

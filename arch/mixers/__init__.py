@@ -1,5 +1,6 @@
 """The family of token mixers: a name for each, and how a pattern becomes modules."""
 
+import hashlib
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -24,10 +25,11 @@ from arch.mixers.masked import (
 )
 from arch.mixers.structured import Column, Combined, Mixed, Row, Structured, Toeplitz
 from arch.patterns import find_foreign, locate_module, parse
+from arch.storage.files import file_sha256
 
 __all__ = [
     "MIXERS", "CausalAttention", "Depthwise", "Structured", "TokenMixer", "Triangle", "build_mixer",
-    "has_foreign", "refuse_foreign", "rotate", "share_rotary",
+    "has_foreign", "hash_foreign", "refuse_foreign", "rotate", "share_rotary",
     "without_numbers",
 ]  # fmt: skip
 MIXERS: dict[str, type[TokenMixer]] = {
@@ -66,6 +68,19 @@ def has_foreign(entries: Iterable[str]) -> bool:
     Tensors without numbers, of the meta device or fake, serve the family alone.
     """
     return any(find_foreign(entry, MIXERS, "mixer") for entry in entries)
+
+
+def hash_foreign(entries: Iterable[str]) -> dict[str, str]:
+    """As `code`, a hash of the files of classes of somebody else's; of a notebook there are none.
+
+    Files of classes that they inherit from, and of what they import, have no part in it.
+    """
+    names = (name for entry in entries for name in find_foreign(entry, MIXERS, "mixer"))
+    modules = {name.rpartition(".")[0] for name in names} - {""}  # which is no class's
+    paths = {path for module in modules for path in locate_module(module)}
+    hashes = sorted(file_sha256(path) for path in paths if path.is_file())
+    digest = hashlib.sha256("".join(hashes).encode()).hexdigest()
+    return {"code": digest[:12]} if hashes else {}
 
 
 def without_numbers(entries: Iterable[str]) -> AbstractContextManager[Any]:

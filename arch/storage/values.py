@@ -37,10 +37,15 @@ class YamlLoader(yaml.SafeLoader):
         return self.construct_yaml_float(node)
 
 
-YamlLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
-)
+class YamlDumper(yaml.SafeDumper):
+    """Plain values only; quotes a text that `YamlLoader` would read as a number."""
+
+
+for door in (YamlLoader, YamlDumper):
+    door.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
+        list("-+0123456789"),
+    )
 for kind in ("int", "float"):
     YamlLoader.add_constructor(f"tag:yaml.org,2002:{kind}", YamlLoader.construct_number)

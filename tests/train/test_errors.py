@@ -45,6 +45,10 @@ FILES = {
     "none.yaml": yaml.safe_dump(SWEEP | {"parameters": None}),
     "number.yaml": yaml.safe_dump(SWEEP | {"parameters": {"seed": 3}}),
     "apart.yaml": yaml.safe_dump(SWEEP | {"command": ["python"]}),
+    "sweep.yaml": yaml.safe_dump(SWEEP),
+    "script.yaml": yaml.safe_dump(SWEEP | {"command": ["sh", "-c", "fit --lr=1 $@", "${args}"]}),
+    "variable.yaml": yaml.safe_dump(SWEEP | {"command": ["env", "A=1", "fit", "${args}"]}),
+    "run.yaml": yaml.safe_dump(SWEEP | {"command": ["fit", "--run=x", "${args}"]}),
 }
 FIT = f"fit --data {{data}} --run {{run}} {TINY}"
 PLAN = f"plan {TINY}"
@@ -117,6 +121,10 @@ def test_a_bad_value(data, tmp_path, flags, refused):
         ("sweep {at}/none.yaml", "has no parameters"),
         ("sweep {at}/number.yaml", "seed needs a value or values"),
         ("sweep {at}/apart.yaml", "its command does not pass ${args} on"),
+        ("sweep {at}/script.yaml", "script.yaml: command has 'fit --lr=1"),  # was left out
+        ("sweep {at}/variable.yaml", "variable.yaml: command has 'A=1'"),
+        ("sweep {at}/run.yaml", "--run=x: "),
+        ("sweep {at}/sweep.yaml -- --run x", "--run: "),
         ("sweep {at}/broken.yaml", "broken.yaml: not YAML"),
         ("sweep {at}/gone.yaml", "gone.yaml: cannot be read"),
         ("fitt", "there is no command 'fitt'"),

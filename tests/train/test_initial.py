@@ -10,13 +10,14 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from arch import export_transformers, load_model
+from arch import add_to_meta, export_transformers, load_model
 from tests.train.cases import TINY, fit, interrupt, names, rows, weights
 from tokenizer import pack
 from train import RunError, read_recipe
 from train import fit as train_model
 from train.record.log import Log
 from train.record.saving import since_best
+from train.run import Run
 from train.steps.module import LanguageModule
 
 LLAMA = "--model.mixers [attention(heads=2)] --model.channel_mixer swiglu --model.norm rmsnorm"
@@ -155,6 +156,39 @@ def test_a_validation_that_is_no_number_is_left_out(data, tmp_path, monkeypatch,
     assert load_model(run / "best").meta["step"] == min(losses, key=lambda step: losses[step])
 
 
+def test_a_validation_that_is_no_number_ends_a_run_that_waits_for_a_lower_loss(
+    data, tmp_path, monkeypatch, capsys
+):
+    """With exit code 0, as an early stop, or never."""
+    run, validate = tmp_path / "run", LanguageModule.validation_step
+
+    def validation_step(self, batch, batch_idx):
+        sums = validate(self, batch, batch_idx)
+        sums[0] *= torch.nan if self.trainer.global_step == 4 else 1
+        return sums
+
+    monkeypatch.setattr(LanguageModule, "validation_step", validation_step)
+    assert fit(data, run, "--early_stopping", "3", "--validate_every", "2") == 2
+    last = run / "checkpoints" / "step-000002.ckpt"
+    said = capsys.readouterr().err
+    assert f"validation loss is nan at step 4; the last good checkpoint is {last};" in said
+    assert said.count("\n") == 1
+
+
+def test_the_best_model_stays_the_best_where_the_record_is_gone(data, tmp_path):
+    """As of a run that was copied without its logs: the next validation took its place."""
+    run, flags = (
+        tmp_path / "run",
+        ["--save_best", "true", "--validate_every", "2", "--trainer.max_steps"],
+    )
+    assert fit(data, run, *flags, "4") == 0
+    add_to_meta(run / "best", {"step": 2, "val_loss": 0.1})
+    (run / "metrics.jsonl").unlink()
+    before = load_model(run / "best").meta
+    assert fit(data, run, *flags, "6", "--resume", "auto") == 0
+    assert load_model(run / "best").meta == before
+
+
 def test_a_run_that_is_interrupted_at_its_early_stop_ends_there(data, tmp_path, at_step, capsys):
     """The validation that a signal cut off is done when the run goes on, and is its last."""
     whole, run = tmp_path / "whole", tmp_path / "run"
@@ -205,3 +239,21 @@ def test_a_recipe_can_be_trained_from_python(data, tmp_path):
     assert load_model(tmp_path / "run" / "models" / "step-000002").config == recipe.model
     with pytest.raises(RunError, match=r"--run \S+run: exists already"):
         train_model(recipe)
+
+
+def test_two_threads_do_not_train_at_a_time(data, tmp_path, at_step):
+    """Their weights were of no seed: each reseeded the numbers that the other drew."""
+    words, errors = [*TINY.split(), "--data", str(data), "--trainer.max_steps", "1"], []
+
+    def act(loss):
+        other = read_recipe(*words, "--run", str(tmp_path / "other"))
+        with ThreadPoolExecutor(1) as elsewhere:
+            errors.extend(
+                elsewhere.submit(begin, other).exception() for begin in (train_model, Run)
+            )
+        return loss
+
+    at_step(1, act)
+    train_model(read_recipe(*words, "--run", str(tmp_path / "run")))
+    assert [type(error) for error in errors] == [RunError, RunError]
+    assert not (tmp_path / "other").exists()

@@ -73,6 +73,20 @@ def test_a_trainer_validates_a_module_that_a_checkpoint_alone_gives(make, whole)
     assert not run.directory.path.exists()
 
 
+def test_a_run_is_fitted_once_and_by_nobody_else_meanwhile(make):
+    """The trained model was saved as that of step 0 and the record emptied, without a word."""
+    first, others = make(), [make(), make("--resume auto --trainer.max_steps 8")]
+    assert first.fit() is None
+    files = [path for path in first.directory.path.rglob("*") if path.is_file()]
+    before = {path: path.read_bytes() for path in files}
+    for run in (first, *others):
+        with pytest.raises(RunError, match=r"^--run \S+run: "):
+            run.fit()
+    assert {path: path.read_bytes() for path in files} == before
+    make("--resume auto --trainer.max_steps 8").fit()
+    assert rows(first.directory.path)[-1]["step"] == 8
+
+
 def test_a_notebook_trains_on_one_device(make, monkeypatch):
     """Lightning forked it: rows were written twice, and a GPU failed when the run had begun."""
     connector = "lightning.pytorch.trainer.connectors.accelerator_connector"

@@ -2,6 +2,8 @@
 
 import pytest
 
+from arch.mixers import TokenMixer
+from arch.storage.files import read_json
 from eval.__main__ import main
 from tests.arch import leaks
 from tests.said import complaint
@@ -39,6 +41,45 @@ def test_a_leak_that_opens_in_training_is_refused_when_its_model_is_opened(
     assert main(asked) == 2
     assert "layer 2 (Opened) is not causal" in complaint(capsys)
     assert not (tmp_path / "out").exists()
+
+
+class Upcasts(TokenMixer):
+    """Causal, and in float32 whatever it reads."""
+
+    def __init__(self, d_model: int, context: int) -> None:
+        super().__init__()
+
+    def forward(self, x):
+        return x.float().cumsum(1)
+
+
+@pytest.mark.parametrize("kind", [Upcasts, leaks.PaddedFFT])  # the other cannot read bfloat16
+def test_a_mixer_that_cannot_be_trained_in_bfloat16_is_named(kind, data, tmp_path, refused):
+    """It was a traceback of torch."""
+    flags = ["--precision", "bf16-true", *mixer(kind)]
+    for code in (
+        lambda: fit(data, tmp_path / "run", *flags),
+        lambda: train(["plan", *TINY.split(), *flags]),
+    ):
+        line = refused(code())
+        assert "--precision bf16-true: the mixer of layer 2, " in line
+        assert kind.__name__ in line
+    assert not (tmp_path / "run").exists()
+    assert fit(data, tmp_path / "run", *flags[:2], *mixer(leaks.ForwardOnly)) == 0
+
+
+def test_a_mixer_that_was_edited_between_two_starts_is_said(data, tmp_path, monkeypatch, capsys):
+    run, file = tmp_path / "run", tmp_path / "mixer_to_edit.py"
+    file.write_text("from tests.arch.leaks import ForwardOnly as Own\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    flags = ["--model.mixers", "[mixer_to_edit.Own]", "--resume", "auto", "--trainer.max_steps"]
+    assert fit(data, run, *flags, "1") == fit(data, run, *flags, "2") == 0
+    assert "machine.code" not in capsys.readouterr().out
+    file.write_text(file.read_text() + "# another one\n")
+    assert fit(data, run, *flags, "3") == 0
+    assert "resumed at step 2 with machine.code " in capsys.readouterr().out
+    ids = {read_json(path / "meta.json")["model_id"] for path in (run / "models").iterdir()}
+    assert len(ids) == 1
 
 
 @pytest.mark.parametrize("kind", [leaks.ForwardOnly, leaks.NoStep])

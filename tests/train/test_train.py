@@ -117,7 +117,7 @@ def test_who_may_write_to_a_shared_run_may_lock_it(tmp_path):
     """Its owner alone could, whatever the umask."""
     directory, before = RunDirectory(tmp_path / "run"), os.umask(0o002)
     try:
-        directory.prepare("", [])
+        directory.prepare("", [], directory.content())
     finally:
         os.umask(before)
         directory.release()

@@ -5,9 +5,10 @@ Nothing in a recipe names a class, and every flag but those of the run has its s
 
 import dataclasses
 import difflib
+import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, get_args
@@ -18,7 +19,7 @@ from arch.errors import printable
 from arch.storage.values import OTHER_BASES
 from train.commands.yaml_file import read_yaml
 from train.processes.launcher import check_numbers, is_first
-from train.recipe import Recipe
+from train.recipe import Recipe, to_plain
 from train.settings import RunError, RunSettings
 
 FOLDER = Path(__file__).parents[1] / "configs"
@@ -55,21 +56,27 @@ class Parser(ArgumentParser):
         raise RunError(_one_line(" ".join(message.split())))
 
 
-def read_recipe(*words: str) -> Recipe:
+def read_recipe(*words: Any) -> Recipe:
     """The recipe that the flags of `fit` describe, such as `--config flat --optimizer.lr 1e-3`.
+
+    Args:
+        words: texts, or values of flags such as paths and numbers; or a single list of them.
 
     Raises:
         RunError, arch.ModelError: a flag, a file or a value is not allowed, in one line.
     """
-    return read_command("fit", list(words))
+    if len(words) == 1 and isinstance(words[0], list | tuple):
+        words = (*words[0],)
+    return read_command("fit", words)
 
 
-def read_command(command: str, words: list[str]) -> Recipe:
+def read_command(command: str, words: Sequence[Any]) -> Recipe:
     """The recipe that a command's flags describe.
 
     Raises:
         RunError, arch.ModelError: as for `read_recipe`.
     """
+    words = [*map(flag_value, words)]
     parser = _parser(command, described=not {"-h", "--help"}.isdisjoint(words))
     words = list(_full_names(words))
     values = parser.parse_args(_recipes_first(words))
@@ -102,6 +109,12 @@ def read_command(command: str, words: list[str]) -> Recipe:
         _refuse_nulls(section, given_by_section[name], f"{name}.")
     sections = {name: section(**given_by_section[name]) for name, section in SECTIONS.items()}
     return Recipe(run=RunSettings(**settings), **sections)
+
+
+def flag_value(value: object) -> str:
+    """A value as a flag takes it: null, true, 0.001, [flat, attention]."""
+    value = to_plain(value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _follow_moved(config: Path, settings: dict[str, Any], given: list[str]) -> None:

@@ -8,6 +8,8 @@ Nothing is written.
 """
 
 import contextlib
+import itertools
+import math
 import tempfile
 import time
 from pathlib import Path
@@ -107,7 +109,7 @@ def _print_plan(recipe: Recipe, source: str | None) -> None:
     other = count_memory(recipe, trainer, micro, parts, not again)
     unit = "positions" if data and data.train_windows.padded else "tokens"
     cost, steps = describe(config).cost, _count_steps(recipe, data, speed)
-    models, tokens = saved_steps(settings, steps), steps * batch.size * config.context
+    models, tokens = count_models(settings, steps), steps * batch.size * config.context
     epochs, validations = "", "validations not counted: give --data"
     if data:
         count = steps * batch.size / data.train_windows.count
@@ -139,7 +141,7 @@ def _print_plan(recipe: Recipe, source: str | None) -> None:
     if arithmetic:
         print(f"         {arithmetic}")
     print(f"time     {clock(tokens / speed.positions)} of training, {validations}")
-    _print_disk(needs, len(models) + settings.save_best)
+    _print_disk(needs, models + settings.save_best)
 
 
 def _open_data(recipe: Recipe) -> PackedDataModule | None:
@@ -158,17 +160,20 @@ def _open_data(recipe: Recipe) -> PackedDataModule | None:
     return PackedDataModule(data, config.context, recipe.batch, settings.seed, tokens)
 
 
-def saved_steps(settings: RunSettings, steps: int) -> set[int]:
-    """The steps after which a run of so many steps writes a model directory."""
-    saved = {0, steps, *(step for step in settings.save_steps if step <= steps)}
-    for every in filter(None, (settings.save_every, settings.eval_every)):
-        saved |= {*range(0, steps + 1, every)}
-    return saved
+def count_models(settings: RunSettings, steps: int, *more: int) -> int:
+    """How many model directories a run of so many steps writes; `more` are other periods of it."""
+    periods = [every for every in (settings.save_every, settings.eval_every, *more) if every]
+    apart = {0, steps, *(step for step in settings.save_steps if step <= steps)}
+    count = sum(all(step % every for every in periods) for step in apart)
+    for size in range(1, len(periods) + 1):  # inclusion and exclusion: a list may fill the memory
+        for group in itertools.combinations(periods, size):
+            count -= (-1) ** size * (steps // math.lcm(*group) + 1)
+    return count
 
 
 def count_validations(settings: RunSettings, steps: int) -> int:
     """How many validations a run of so many steps has: those of its models, and others."""
-    return len(saved_steps(settings, steps) | {*range(0, steps + 1, settings.validate_every)})
+    return count_models(settings, steps, settings.validate_every)
 
 
 def _time_validation(data: PackedDataModule, speed: Speed) -> float:

@@ -18,8 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from train.commands.cli import read_recipe
-from train.commands.sweep_file import Trial, fixed_flags, flag_value, name_trials, read_sweep
+from train.commands.cli import flag_value, read_recipe
+from train.commands.sweep_file import Trial, fixed_flags, name_trials, read_sweep
 from train.commands.yaml_file import read_yaml
 from train.recipe import Recipe, flat
 from train.settings import NOT_IN_MODEL_ID, REMNANT, UNRECORDED, RunError
@@ -61,17 +61,20 @@ def main(words: list[str]) -> int:
     flags = [f"--wandb_group={name}", f"--wandb_tags={json.dumps([f'sweep:{name}'])}"]
     flags += fixed_flags(content)
     flags += [f"--data={options.data}"] if options.data else []
-    _refuse_resume([*flags, *added])
+    _refuse_chosen([*flags, *added])
     out = options.out or Path("runs", "sweeps", name)
     return _run_all(name_trials(content, out.expanduser()), [*flags, *added])
 
 
-def _refuse_resume(words: list[str]) -> None:
-    """Refuses flags by which runs would begin elsewhere than by `--resume auto`, which they get."""
+def _refuse_chosen(words: list[str]) -> None:
+    """Refuses other flags in the place of `--run` and `--resume auto`, which every run is given."""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         name, mark, value = word.partition("=")
-        if name == "--resume" and (value if mark else following) != "auto":
-            raise RunError(f"{word}: every run of a sweep has --resume auto; leave it out")
+        if name == "--run" or (name == "--resume" and (value if mark else following) != "auto"):
+            raise RunError(
+                f"{word}: every run of a sweep has its own --run, in --out, and --resume auto; "
+                "leave it out"
+            )
 
 
 def _run_all(runs: dict[Path, Trial], flags: list[str]) -> int:

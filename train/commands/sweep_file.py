@@ -6,14 +6,14 @@ Other methods run at W&B.
 
 import hashlib
 import itertools
-import json
 import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from train.commands.cli import CONFIG, full_name
+from arch.errors import show_value
+from train.commands.cli import CONFIG, flag_value, full_name
 from train.commands.yaml_file import read_yaml
 from train.settings import RunError
 
@@ -21,6 +21,8 @@ ARGUMENTS = "${args}"
 MACRO = "${"
 INTERPRETER = re.compile(r"(.*/)?((ba|da|z)?sh|python[\d.]*)")
 """Programs whose own -c takes a script, and no recipe."""
+UNREAD = re.compile(r"(^|\s)(\w+=|--\w|-c\s)")
+"""Variables, and flags within a script, in words before the first flag."""
 KEYS = ("name", "method", "metric", "command", "parameters", "program", "project", "entity",
         "description")  # fmt: skip
 """Of a sweep file, that are followed here, or change no run."""
@@ -51,9 +53,17 @@ def read_sweep(path: Path) -> dict[str, Any]:
         raise RunError(f"{path}: command is {command}; it must be a list of words")
     if ARGUMENTS not in command:
         raise RunError(f"{path}: its command does not pass {ARGUMENTS} on; see train/sweeps")
-    if macros := [word for word in fixed_flags(content) if MACRO in word]:
+    flags = fixed_flags(content)
+    if macros := [word for word in flags if MACRO in word]:
         raise RunError(
             f"{path}: {macros[0]} is filled in at W&B only; write out what it stands for"
+        )
+    program = [word for word in command if word != ARGUMENTS]
+    program = program[: len(program) - len(flags)]
+    if unread := [word for word in program if UNREAD.search(word)]:
+        raise RunError(
+            f"{path}: command has {show_value(unread[0])}, which is followed at W&B only; write "
+            "flags as words of their own, and set variables before train sweep"
         )
     if others := [str(key) for key in content if key not in KEYS]:
         raise RunError(f"{path}: {others[0]} is followed at W&B only; leave it out")
@@ -142,8 +152,3 @@ def trial_name(trial: Trial, varied: list[str], digits: Callable[[float], str] =
     if len(rest) > NAME_LETTERS:
         rest = f"{rest[: NAME_LETTERS - 9]}-{hashlib.sha256(rest.encode()).hexdigest()[:8]}"
     return f"{rest}{mark}{seed}"
-
-
-def flag_value(value: object) -> str:
-    """A value as a flag takes it: null, true, 0.001, [flat, attention]."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

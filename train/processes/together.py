@@ -33,6 +33,27 @@ PORT = "REMNANT_MEETING_PORT"
 LOST = "a process or a machine of this run is gone; what was saved stays; go on with --resume auto"
 CODE = 2
 _runs = itertools.count()
+_in_process = threading.RLock()
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Within it, no other thread of this process makes or trains a run.
+
+    The two would share random numbers, and a lock of their directory.
+
+    Raises:
+        RunError: another thread is within it.
+    """
+    if not _in_process.acquire(blocking=False):
+        raise RunError(
+            "another thread of this process trains a run, and both would draw from its random "
+            "numbers; train one after the other, or in processes"
+        )
+    try:
+        yield
+    finally:
+        _in_process.release()
 
 
 @contextlib.contextmanager

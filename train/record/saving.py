@@ -248,6 +248,11 @@ class ModelDirectories(Callback):
             self._save_model(trainer, module, self._directory.model(step), step)
 
     def _record_validation(self, trainer: Trainer, module: LanguageModule, step: int) -> None:
+        """Records it, keeps the best model, and stops early.
+
+        Raises:
+            RunError: early stopping waits for a lower loss, and this one is no number.
+        """
         path, figures = self._directory.model(step), module.validation
         lacking = [name for name, value in figures.items() if not math.isfinite(value)]
         module.validation = {n: value for n, value in figures.items() if n not in lacking}
@@ -255,9 +260,12 @@ class ModelDirectories(Callback):
         model = self._due(step, trainer.max_steps)[0]
         # As they are on record: a checkpoint is older than the validation of its step.
         known = self._directory.comparable(figures["val_tokens"])
-        earlier = [loss for at, loss in known.items() if at < step]
-        losses = [*trainer.strategy.broadcast(earlier), figures["val_loss"]]
+        earlier = {at: loss for at, loss in known.items() if at < step}
+        losses = [*trainer.strategy.broadcast([*earlier.values()]), figures["val_loss"]]
         without, patience = since_best(losses), self._settings.early_stopping
+        if patience and lacking:
+            wrong = f"the validation loss is {figures['val_loss']} at step {step}"
+            raise self._directory.broken(wrong, max(earlier, default=-1))
         stop = bool(patience) and without >= (patience or 0)
         if model:
             self._write(trainer, path, lambda: add_to_meta(path, module.validation))
@@ -266,7 +274,7 @@ class ModelDirectories(Callback):
             self._saved = step
         if model or stop:
             self._log.add_model(path, meta)
-        if self._settings.save_best and not without:
+        if self._settings.save_best and not without and not lacking:
             self._save_model(trainer, module, self._directory.best, step)
         # Last, as this row says that the step is done with: see `opens`.
         self._log.add(meta | {"seconds": self._progress.seconds})

@@ -89,12 +89,15 @@ class RunDirectory:
     def comparable(self, tokens: int | None = None) -> dict[int, float]:
         """The losses, in nats, of validations over so many tokens, or as many as the last had.
 
-        They are by their steps, oldest first.
+        They are by their steps, oldest first; that of `best/` counts also where no row has it.
         """
-        rows = [row for row in self.rows() if "val_loss" in row]
+        meta = self.best / "meta.json"
+        best = [read_json(meta)] if meta.is_file() else []
+        rows = [row for row in [*best, *self.rows()] if _is_row(row) and "val_loss" in row]
         if tokens is None and rows:
             tokens = rows[-1].get("val_tokens")
-        return {r["step"]: r["val_loss"] for r in rows if r.get("val_tokens", tokens) == tokens}
+        found = {r["step"]: r["val_loss"] for r in rows if r.get("val_tokens", tokens) == tokens}
+        return dict(sorted(found.items()))
 
     def begun(self) -> bool:
         """Whether there is more than a start that failed may leave behind, or a file."""
@@ -114,19 +117,32 @@ class RunDirectory:
                 "another --run"
             )
 
-    def prepare(self, config: str, unreadable: Iterable[Path]) -> None:
+    def content(self) -> tuple[bool, list[Path]]:
+        """What tells that another start has written here: whether a run is, and its checkpoints."""
+        return self.begun(), self.checkpoints()
+
+    def prepare(
+        self, config: str, unreadable: Iterable[Path], found: tuple[bool, list[Path]]
+    ) -> None:
         """Locks the directory, clears what a killed process left, and writes the config.
 
         Args:
             config: the content of its `config.yaml`.
             unreadable: checkpoints, which get another ending.
+            found: its `content` when this start was planned.
 
         Raises:
-            RunError: another process is training it, or the place cannot be written.
+            RunError: another process is training it or has trained it since, or the place cannot be
+                written.
         """
         try:
             make_directory(self.path)
             self._take()
+            if self.content() != found:
+                raise RunError(
+                    f"--run {self.path}: was trained since this Run was made; make it anew, with "
+                    "--resume auto to go on, or choose another --run"
+                )
             for folder in (self.path, self.path / "checkpoints", self.path / "models"):
                 remove_leftovers(folder)
             for path in unreadable:

@@ -1,5 +1,6 @@
 """Compilation, threads, and the share of a device's peak that training reaches."""
 
+import copy
 import dataclasses
 import logging
 import os
@@ -15,6 +16,8 @@ import torch
 import torch.compiler.config
 from lightning.pytorch import Trainer
 
+from arch import LanguageModel
+from arch.errors import reason
 from arch.kernels.arithmetic import shortens_float32
 from arch.kernels.masked_conv import chosen_kernels, implementation, missing_for_triton
 from arch.mixers import has_foreign
@@ -161,6 +164,8 @@ def prepare(
         raise RunError(f"--tf32 true needs a GPU, and this run is on a {device.type}; leave it out")
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high" if settings.tf32 else "highest")
+    if trainer.precision == "bf16-true" and has_foreign(module.model.config.mixers):
+        _refuse_upcasts(module.model, trainer)
     module.model.checkpoint_activations = settings.checkpoint_activations
     module.seed = settings.seed
     for block in module.model.blocks:
@@ -171,6 +176,29 @@ def prepare(
 
             inductor.fallback_random = True
         module.compile_loss(required=settings.compile is True and not chosen)
+
+
+@torch.no_grad()
+def _refuse_upcasts(model: LanguageModel, trainer: Trainer) -> None:
+    """Refuses a mixer that cannot read bfloat16, or gives what the next layer cannot read.
+
+    Raises:
+        RunError: naming its layer.
+    """
+    x = torch.zeros(1, 1, model.config.d_model, dtype=torch.bfloat16)
+    for layer, block in enumerate(model.blocks, 1):
+        mixer: Any = copy.deepcopy(block.token_mixer)
+        with torch.random.fork_rng([]), trainer.precision_plugin.train_step_context():
+            try:
+                found = mixer.bfloat16().eval()(x).dtype
+            except (RuntimeError, TypeError) as error:
+                found = reason(error)
+        if found is not torch.bfloat16:
+            entry = model.config.mixers[(layer - 1) % len(model.config.mixers)]
+            raise RunError(
+                f"--precision bf16-true: the mixer of layer {layer}, {entry}, makes of bfloat16: "
+                f"{found}; have it give the dtype that it reads (y.to(x)), or take bf16-mixed"
+            )
 
 
 def precision_dtype(trainer: Trainer) -> torch.dtype:

@@ -185,6 +185,16 @@ def test_a_plan_counts_every_model_that_a_run_saves(data, tmp_path, monkeypatch,
 
 
 @pytest.mark.usefixtures("no_memory")
+def test_a_plan_of_any_number_of_steps_lists_none_of_them(monkeypatch, capsys):
+    """It took all memory."""
+    monkeypatch.setattr(train.commands.plan, "measure_speed", lambda *_: Speed(6400.0, 3, 4, None))
+    steps = int("9" * 20)
+    assert plan("--trainer.max_steps", str(steps), "--save_every", "4", "--eval_every", "6") == 0
+    models = 1 + steps // 4 + steps // 6 - steps // 12 + len([3, 9, steps])
+    assert f": {models} model directories of" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("no_memory")
 def test_validations_take_their_part_of_the_minutes(data, monkeypatch, capsys):
     monkeypatch.setattr(train.commands.plan, "measure_speed", lambda *_: Speed(6400.0, 3, 4, None))
     assert plan("--data", str(data), "--minutes", "1", "--validate_every", "5") == 0
