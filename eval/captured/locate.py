@@ -40,6 +40,7 @@ TRIED = 16, 256  # tokens run at each position: the likeliest by the text, and b
 WINDOWS = 16, 64  # of background text, and tokens of each
 CENTRED, FEWEST_ROWS = 1e-3, 4  # of the root mean square, a mean that is none; rows that tell
 UNIT = 0.05  # by which the root mean square behind a norm may differ from 1
+LONGER = 1.25  # times their usual length, which outputs do not reach
 FARTHEST_FRACTION, CLEAR_RATIO = 0.1, 3.0
 """Of outputs' length, how far off they may be at a site that no token fits to rounding; and how
 many times as far they are at all other sites, at least."""
@@ -211,6 +212,14 @@ def describe_change(model: LanguageModel, values: Tensor) -> str:
     )
 
 
+@torch.no_grad()
+def find_factor(circuit: Circuit, values: Tensor, tokens: Tensor) -> float | None:
+    """How many times as long `(N, width)` outputs are as those of text `(B, T)`; None: as long."""
+    own = circuit.of_tokens(tokens)[:, min(1, tokens.shape[1] - 1) :].norm(dim=-1)
+    factor = float(values.norm(dim=-1).nanmedian() / own.median())
+    return factor if factor >= LONGER or factor <= 1 / LONGER else None
+
+
 def _are_centred(values: Tensor) -> bool:
     """Whether the mean over features of `(N, width)` outputs is none at every position."""
     mean, size = values.mean(dim=-1).abs(), values.square().mean(dim=-1).sqrt()
@@ -349,11 +358,11 @@ def _hits(
 ) -> list[tuple[int, float]]:
     """How many tokens of a prompt are found at each of some sites of one part, and how near.
 
-    Rows of zeros, but for codes, are no evidence of a token, though one whose embedding is 0 fits.
+    Rows of zeros are no evidence of a token, though one whose embedding is 0 fits them.
     """
     paths, targets = _search(arithmetic, circuits, prompt)
     sizes = torch.stack([target[0].norm(dim=-1) for target in targets])
-    good = paths.good[:, 0] & ((sizes > 0) | prompt.coarse)
+    good = paths.good[:, 0] & (sizes > 0)
     away = (paths.distances[:, 0] / sizes).masked_fill(sizes == 0, 1.0).mean(dim=-1)
     return list(zip(good.sum(dim=-1).tolist(), away.tolist(), strict=True))
 

@@ -181,6 +181,45 @@ def test_zeros_beside_outputs_are_unknown(zero_embedded, layer, capsys):
         assert alone.grades[0][3] == "unknown"
 
 
+@pytest.mark.parametrize("empty", [[3], [6, 7, 8]], ids=["a gap", "slots behind"])
+@pytest.mark.parametrize("least", [None, 0.0, 1e-8], ids=["floats", "no scale", "a small scale"])
+@pytest.mark.parametrize("site", ["block.0", "value.1"])
+def test_zeros_within_one_of_two_prompts_are_unknown(
+    zero_embedded, site, least, empty, nowhere_else
+):
+    """They were the padding token, certain: of codes by their own scale, of floats in a gap."""
+    model, ids, _, _ = zero_embedded
+    (batch,) = activations(model, [BEGINNING] * 2, site)
+    outputs, scale = batch.outputs[site].clone(), None
+    outputs[1, empty] = 0
+    if least is not None:
+        scale = outputs.abs().amax(dim=-1, keepdim=True) / 127
+        outputs = (outputs / scale).nan_to_num().round().to(torch.int8)
+        scale = scale.clamp(min=least)
+    part, layer = site.split(".")
+    found = recover(model, outputs, scale=scale, layer=int(layer), part=part, corpus="toy:400")
+    unknown = [[], empty]
+    for prompt, grades in enumerate(found.grades):
+        assert [t for t, grade in enumerate(grades) if grade != "certain"] == unknown[prompt]
+        assert {grades[t] for t in unknown[prompt]} <= {"unknown"}
+    kept = [t for t in range(len(BEGINNING)) if t not in empty]
+    assert torch.equal(found.tokens[:, kept], ids[:, kept].expand(2, -1))
+    assert found.texts[0] == BEGINNING
+    assert found.left_out[1] == (empty if empty[-1] == len(BEGINNING) - 1 else [])
+
+
+def test_rows_of_zeros_at_first_may_be_of_tokens(zero_embedded, capsys):
+    """The fix that was named, to give the later rows alone, made them another prompt's."""
+    model, ids, _, states = zero_embedded
+    outputs = states.clone()
+    outputs[:, 0] = 0
+    with one_line(RequestError, "(--positions) from 1 on"):
+        recover(model, outputs, layer=1)
+    shown = list(range(1, len(BEGINNING)))
+    found = recover(model, outputs, layer=1, shown=shown, corpus="toy:400")
+    assert torch.equal(found.tokens, ids)
+
+
 def test_empty_slots_behind_a_prompt_may_pass_the_context(zero_embedded):
     """They were refused as positions of a text too long."""
     model, _, _, states = zero_embedded

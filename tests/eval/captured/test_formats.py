@@ -1,5 +1,6 @@
 """Formats of 8 bits and of float64: what their numbers stand for, and what they give away."""
 
+import contextlib
 import itertools
 import json
 from typing import Any, get_args
@@ -11,8 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from eval import RequestError, recover
 from eval.__main__ import main
+from eval.captured.files.axes import say_what_is_clipped
 from eval.captured.files.recognise import read_capture
 from eval.captured.files.stored import FORMATS, FP8, read_stored, view_bits
+from eval.captured.files.tensors import Raw
 from eval.commands.recover import Format
 from eval.messages import say_once
 from tests.said import one_line
@@ -178,6 +181,33 @@ def test_what_a_format_does_not_have_is_one_line(kind, asked, seen):
         read_stored(torch.ones(2, 8, 8).to(kind), **asked)
 
 
+@pytest.mark.parametrize(
+    ("change", "format", "good"),
+    [
+        (lambda x: x.bfloat16(), "fp32", False),
+        (lambda x: x.bfloat16(), "fp16", False),
+        (lambda x: x.bfloat16().float(), "fp16", False),
+        (lambda x: x.to(FP8["fp8_e4m3"]).bfloat16(), "bf16", True),
+        (lambda x: x.to(FP8["fp8_e4m3"]).float(), "bf16", False),
+        (lambda x: x, "fp8_e4m3", False),
+        (lambda x: x, "bf16", False),
+        (lambda x: 0.3 * x.to(FP8["fp8_e4m3"]).float(), "fp8_e4m3", False),
+        (lambda x: x, "fp32", True),
+        (lambda x: x.double(), "fp32", True),
+        (lambda x: x.bfloat16().float(), "fp32", True),
+        (lambda x: x.bfloat16().float(), "bf16", True),
+        (lambda x: x.to(FP8["fp8_e5m2"]).float(), "fp8_e5m2", True),
+        (lambda x: x.to(FP8["fp8_e4m3fnuz"]).float(), "fp8_e4m3fnuz", True),
+        (lambda x: torch.cat([x.bfloat16().float(), x[:1]]), "bf16", True),  # a row not shown
+    ],
+)
+def test_floats_are_of_the_format_that_is_said(change, format, good):
+    """It was believed: tokens missed by steps too small, or a tolerance was said that was none."""
+    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+    with contextlib.nullcontext() if good else one_line(RequestError, f"format {format}: "):
+        assert read_stored(change(x), format).format == format
+
+
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -1.0, 0.0])
 def test_a_scale_that_is_none_matters_where_it_is_shown(wrong):
     codes, scale = torch.ones(1, 4, 8, dtype=torch.int8), torch.ones(4, 1)
@@ -335,6 +365,44 @@ def test_a_scale_is_named_where_a_number_lacks_one(captured, printed):
         recover(model, **given, layer=2, corpus="toy:400")
     assert "not finite at positions 3" in str(caught.value)
     assert ("scale" in str(caught.value)) != printed
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.uint8, torch.float8_e4m3fn])
+@pytest.mark.parametrize(
+    ("scale", "clipped"),
+    [
+        (lambda x: x.abs().quantile(0.99), True),
+        (lambda x: x.abs().max(), False),
+        (lambda x: x.abs().amax(dim=-1, keepdim=True), False),
+        (lambda x: x.abs().amax(dim=0), False),
+    ],
+)
+def test_numbers_that_were_clipped_are_said(kind, scale, clipped, capsys):
+    """Right tokens were not certain, and noise or other weights were given as the reason."""
+    x = torch.randn(3, 20, 64, generator=torch.Generator().manual_seed(0))
+    x[:, 0] *= 0.1
+    x[:, 0, 3] = 50  # as of a first token that all prompts have
+    most = 448 if kind.is_floating_point else 127
+    units = scale(x) / most
+    zero = 128 if kind == torch.uint8 else None
+    codes = (x / units).clamp(-most, most)
+    codes = codes.to(kind) if kind.is_floating_point else (codes.round() + (zero or 0)).to(kind)
+    say_what_is_clipped(Raw(codes, units, zero))
+    assert ("clipped" in capsys.readouterr().err) == clipped
+
+
+def test_numbers_that_were_cut_off_are_said(captured, capsys):
+    """The reason that was given was noise, or a computation in bfloat16."""
+    model, states = captured
+    groups = states["1"][:1].unflatten(-1, (-1, 8))
+    scale = groups.abs().amax(dim=-1) / 7
+    codes = (groups / scale[..., None]).flatten(-2)
+    given = {"scale": scale, "layer": 1, "computed": "fp32", "corpus": "toy:400"}
+    found = recover(model, codes.to(torch.int8), **given)
+    assert not found.mostly_certain
+    assert "cut off" in found.elsewhere
+    assert "cut off, as by x.to(torch.int8)" in capsys.readouterr().err
+    assert "cut off" not in recover(model, codes.round().to(torch.int8), **given).elsewhere
 
 
 def test_the_flag_has_all_formats():

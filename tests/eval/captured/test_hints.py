@@ -1,5 +1,7 @@
 """What is said where outputs fit elsewhere, or were changed: models of transformers judge."""
 
+import re
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -179,6 +181,17 @@ def test_rows_of_zeros_are_no_beginning_of_another_prompt(directories, opened, c
     found = recover(opened["llama"], states, layer=2, corpus="toy:400")
     assert found.left_out == [[], [4, 5, 6]]
     assert "another prompt" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("factor", [0.37, 3, 1])
+def test_states_that_were_multiplied_are_named(directories, opened, factor):
+    """As SAELens keeps them: other models and later positions were asked for."""
+    states = load_file(f"{directories['llama']}/states.safetensors")["2"][:1, :8]
+    changed = factor * states.roll(5 * (factor == 1), dims=-1)
+    found = recover(opened["llama"], changed, layer=2, computed="fp32", corpus="toy:400")
+    assert not found.proven
+    said = re.search(r"about (\S+) times as long", found.elsewhere)
+    assert factor == pytest.approx(float(said[1]) if said else 1, rel=0.2)
 
 
 def test_prompts_whose_tokens_fit_are_not_asked_whether_their_axes_are_swapped(capsys):

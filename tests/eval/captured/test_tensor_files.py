@@ -18,6 +18,7 @@ from safetensors.torch import save, save_file
 
 from eval import RequestError
 from eval.captured.files.recognise import read_capture
+from eval.captured.files.stored import read_stored
 from eval.captured.files.tensors import MASK, name_site, read_tensors
 from tests.said import one_line
 
@@ -82,6 +83,60 @@ def test_bits_in_a_column_are_read_where_the_format_is_said(tmp_path, capsys):
     assert name == "states"
     assert torch.equal(found.read().outputs, torch.stack([bits, bits]))
     assert "not read: images" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("number", "listed"), [("int64", False), ("float64", False), ("float32", True)]
+)
+def test_a_scale_of_one_number_a_row_is_that_of_its_row(tmp_path, number, listed):
+    """It vanished, or was a number for each token where there are as many rows."""
+    import datasets
+
+    codes, kind = torch.randint(-9, 9, (5, 5, 8)), datasets.Value(number)
+    told: dict[str, Any] = {"states_scale": [1, 2, 3, 5, 8], "states_zero_point": [1, 2, 3, 4, 5]}
+    if listed:
+        kind, told = datasets.List(kind), {name: [[x] for x in told[name]] for name in told}
+    shapes = {"states": datasets.Array2D((5, 8), "int8"), "label": datasets.Value("int32")}
+    features = datasets.Features(shapes | dict.fromkeys(told, kind))
+    held = {"states": codes.tolist(), "label": [0] * 5} | told
+    datasets.Dataset.from_dict(held, features).save_to_disk(tmp_path)
+    ((name, outputs),) = read_capture(tmp_path).outputs.items()
+    raw = outputs.read()
+    scale, zero = (torch.tensor(x).view(5, 1, 1) for x in told.values())
+    assert name == "states"
+    values = read_stored(raw.outputs, scale=raw.scale, zero_point=raw.zero_point).values
+    assert torch.equal(values, (codes - zero) * scale.float())
+
+
+NULLS = X[None].repeat(2, 0).tolist()
+NULLS[1][4] = [None] * 8
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize(
+    ("name", "rows", "said"),
+    [
+        ("states", NULLS, "states, has 8 nulls"),
+        ("states", [NULLS[0], None], "states, rows of [5, None]"),
+        ("attention_mask", [[1] * 5, [1, 1, 1, None, None]], "attention_mask has nulls"),
+        ("attention_mask", [[1] * 5, None], "attention_mask has nulls"),
+        ("token_ids", np.full((2, 3), 1 << 63, np.uint64), "token_ids, numbers beyond int64"),
+    ],
+)
+def test_a_column_that_cannot_be_read_does_not_vanish(tmp_path, name, rows, said, alone, capsys):
+    """Rows of padding were searched without their mask; alone, the folder was said to be empty."""
+    import datasets
+
+    table = datasets.Dataset.from_dict({name: rows})
+    if not alone:
+        table = table.add_column("other", X[None].repeat(2, 0).tolist())
+    table.save_to_disk(tmp_path)
+    if alone or name == "attention_mask":
+        with one_line(RequestError, said):
+            read_capture(tmp_path)
+    else:
+        assert list(read_capture(tmp_path).outputs) == ["other"]
+        assert f"not read: {said}" in capsys.readouterr().err
 
 
 def test_a_folder_of_data_sets_is_refused_by_the_name_of_one(tmp_path):
@@ -230,8 +285,6 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path, name):
     if held is not None:
         (tmp_path / name).write_bytes(held)
     with one_line(RequestError, seen):
-        from eval.captured.files.stored import read_stored
-
         [read_stored(raw.outputs) for raw in read(tmp_path / name).values()]
 
 
