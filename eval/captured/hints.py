@@ -299,9 +299,11 @@ def _say_what_is_packed(captured: Captured, answer: Recovered) -> None:
 
     Of one prompt alone, as padding behind the others of a batch would take a search for each.
     """
+    empty = find_zeros(captured.stored).tolist()
     for prompt, (proofs, alike) in enumerate(zip(answer.certificates, answer.alike, strict=True)):
         fitting = [t for t, proof in enumerate(proofs) if proof or t in alike]
-        behind = [t for t in captured.positions if fitting and t > fitting[-1]]
+        filled = [t for t in captured.positions if not empty[prompt][t]]
+        behind = [t for t in filled if fitting and t > fitting[-1]]
         doubtful = not any(proofs) or (alike and captured.stored.coarse)  # tokens fit by chance
         if len(behind) < BEHIND or doubtful:
             continue

@@ -358,11 +358,11 @@ def _hits(
 ) -> list[tuple[int, float]]:
     """How many tokens of a prompt are found at each of some sites of one part, and how near.
 
-    Rows of zeros are no evidence of a token, though one whose embedding is 0 fits them.
+    Rows of zeros, but for codes, are no evidence of a token, though one whose embedding is 0 fits.
     """
     paths, targets = _search(arithmetic, circuits, prompt)
     sizes = torch.stack([target[0].norm(dim=-1) for target in targets])
-    good = paths.good[:, 0] & (sizes > 0)
+    good = paths.good[:, 0] & ((sizes > 0) | prompt.coarse)
     away = (paths.distances[:, 0] / sizes).masked_fill(sizes == 0, 1.0).mean(dim=-1)
     return list(zip(good.sum(dim=-1).tolist(), away.tolist(), strict=True))
 

@@ -282,8 +282,8 @@ def say_what_is_clipped(raw: Raw) -> None:
     if count > ENDS * scales:
         say_once(
             f"outputs: {count:,} numbers of {ends.numel():,} stand at the end of {kind}: were "
-            "larger ones clipped? Rows with such numbers prove no token; give them with a scale "
-            "that covers all"
+            "larger ones clipped? Rows with such numbers are no evidence of a token; give them "
+            "with a scale that covers all"
         )
 
 
