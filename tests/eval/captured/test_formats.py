@@ -12,10 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from eval import RequestError, recover
 from eval.__main__ import main
-from eval.captured.files.axes import say_what_is_clipped
 from eval.captured.files.recognise import read_capture
 from eval.captured.files.stored import FORMATS, FP8, read_stored, view_bits
-from eval.captured.files.tensors import Raw
 from eval.commands.recover import Format
 from eval.messages import say_once
 from tests.said import one_line
@@ -365,44 +363,6 @@ def test_a_scale_is_named_where_a_number_lacks_one(captured, printed):
         recover(model, **given, layer=2, corpus="toy:400")
     assert "not finite at positions 3" in str(caught.value)
     assert ("scale" in str(caught.value)) != printed
-
-
-@pytest.mark.parametrize("kind", [torch.int8, torch.uint8, torch.float8_e4m3fn])
-@pytest.mark.parametrize(
-    ("scale", "clipped"),
-    [
-        (lambda x: x.abs().quantile(0.99), True),
-        (lambda x: x.abs().max(), False),
-        (lambda x: x.abs().amax(dim=-1, keepdim=True), False),
-        (lambda x: x.abs().amax(dim=0), False),
-    ],
-)
-def test_numbers_that_were_clipped_are_said(kind, scale, clipped, capsys):
-    """Right tokens were not certain, and noise or other weights were given as the reason."""
-    x = torch.randn(3, 20, 64, generator=torch.Generator().manual_seed(0))
-    x[:, 0] *= 0.1
-    x[:, 0, 3] = 50  # as of a first token that all prompts have
-    most = 448 if kind.is_floating_point else 127
-    units = scale(x) / most
-    zero = 128 if kind == torch.uint8 else None
-    codes = (x / units).clamp(-most, most)
-    codes = codes.to(kind) if kind.is_floating_point else (codes.round() + (zero or 0)).to(kind)
-    say_what_is_clipped(Raw(codes, units, zero))
-    assert ("clipped" in capsys.readouterr().err) == clipped
-
-
-def test_numbers_that_were_cut_off_are_said(captured, capsys):
-    """The reason that was given was noise, or a computation in bfloat16."""
-    model, states = captured
-    groups = states["1"][:1].unflatten(-1, (-1, 8))
-    scale = groups.abs().amax(dim=-1) / 7
-    codes = (groups / scale[..., None]).flatten(-2)
-    given = {"scale": scale, "layer": 1, "computed": "fp32", "corpus": "toy:400"}
-    found = recover(model, codes.to(torch.int8), **given)
-    assert not found.mostly_certain
-    assert "cut off" in found.elsewhere
-    assert "cut off, as by x.to(torch.int8)" in capsys.readouterr().err
-    assert "cut off" not in recover(model, codes.round().to(torch.int8), **given).elsewhere
 
 
 def test_the_flag_has_all_formats():

@@ -187,6 +187,7 @@ def test_rows_of_zeros_are_no_beginning_of_another_prompt(codes, directories, op
     assert "another prompt" not in capsys.readouterr().err
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("factor", [0.37, 3, 1])
 def test_states_that_were_multiplied_are_named(directories, opened, factor):
     """As SAELens keeps them: other models and later positions were asked for."""
