@@ -114,8 +114,8 @@ def leave_out_empty(stored: Stored, visible: Slice) -> tuple[Stored, Slice]:
     """Leaves out positions that hold zeros only: empty slots of a cache, or zeroed rows.
 
     The outputs end with the last position that is still shown, as nothing tells of later tokens.
-    Zeros are no evidence of a token, though the output of one whose embedding is 0 may be 0. In
-    codes of a coarse scale they are ordinary numbers, but for a whole prompt.
+    Zeros are no evidence of a token, though the output of one whose embedding is 0 may be 0. Codes
+    of a coarse scale may all be zeros within a prompt: there the row stays, for the search alone.
 
     Raises:
         RequestError: a number at a position shown is none, or all prompts hold or begin with zeros.
@@ -129,7 +129,12 @@ def leave_out_empty(stored: Stored, visible: Slice) -> tuple[Stored, Slice]:
     for prompt, rows in enumerate(filled.tolist()):
         first = rows.index(True) if any(rows) else len(rows)
         if first == len(rows) or (first and not stored.coarse):
-            give = f"the rows from {shown[first]} on alone" if first < len(rows) else "others"
+            give = (
+                f"the rows from {shown[first]} on alone; if those before are of tokens, hide them, "
+                f"by `shown` (--positions) from {shown[first]} on"
+                if first < len(rows)
+                else "others"
+            )
             wanting[prompt] = (
                 f"{_hold(shown[:first])} zeros only, which tell of no token; give {give}"
             )
@@ -219,7 +224,7 @@ def identify(
         first = positions if whole else []
         computed = find_precision(checkpoint, circuit, stored, first, source)
     if computed != EXACT:
-        say_once(f"computed in {computed}: the numbers are held against that precision")
+        say_once(f"the numbers are held against a computation in {computed}")
     arithmetic = Arithmetic(checkpoint, computed, source)
     return Captured(checkpoint, source, circuit, stored, visible, arithmetic, matches, supposed)
 

@@ -12,14 +12,24 @@ from eval.captured.answer import Recovered
 from eval.captured.arithmetic import EXACT
 from eval.captured.captured import Captured, find_zeros
 from eval.captured.files.stored import FLOATS
-from eval.captured.locate import Match, count_hits, describe_change, find_beginnings, find_site
+from eval.captured.locate import (
+    Match,
+    count_hits,
+    describe_change,
+    find_beginnings,
+    find_factor,
+    find_site,
+)
 from eval.messages import RequestError, first_of, say_once
+from eval.models.text import held_out_text
 
 KEY_NORM = re.compile(r"(q?k|key)_(layer)?norm")
 """Names of a norm of keys, as models of transformers have them."""
 BEGINNINGS = 16  # rows that fit a first token, at most, behind which more tokens are searched for
 BEHIND = 3  # positions behind the last that fits, from which they may be padding, or another prompt
 ONE_ROW = 0.01  # of its length, what values may differ by from lacking one row at most positions
+LEANING = 0.25  # of a step, by which rounded numbers do not lie off to one side on average
+WINDOWS = 4, 32  # of background text, and tokens of each
 
 
 def add_hints(
@@ -57,6 +67,8 @@ def _look_elsewhere(
     seen, other = "", "" if answer.proven else _describe_bias(captured, answer)
     if layer is not None and not answer.fits:
         seen, other = "nothing fits", other or _explain_misfit(captured, computed)
+    elif not answer.mostly_certain and (cut := _describe_cut_off(captured, answer)):
+        seen, other = "few tokens are certain", cut
     elif not answer.proven:
         seen = "no token is certain"
         other = other or _find_other_site(captured, computed) or _find_first_row(captured, 0)
@@ -110,7 +122,44 @@ def _describe_numbers(captured: Captured) -> str:
                 "--part rotated_key"
             )
     seen = captured.stored.values[:, list(captured.positions)].flatten(0, 1)
-    return describe_change(model, seen)
+    return describe_change(model, seen) or _describe_length(captured)
+
+
+def _describe_length(captured: Captured) -> str:
+    """What outputs of another length than on ordinary text tell: the end of a line, or empty."""
+    if not captured.visible.has_all_channels:
+        return ""
+    checkpoint, circuit = captured.checkpoint, captured.circuit
+    later = [t for t in captured.positions if t] or captured.positions
+    seen = captured.stored.values[:, later].flatten(0, 1)
+    count, length = WINDOWS[0], min(WINDOWS[1], checkpoint.config.context)
+    text = held_out_text(checkpoint, captured.source)
+    text = text.windows("background", count, length, least=1)
+    factor = find_factor(circuit, seen[seen.any(dim=-1)], text.to(seen.device))
+    return (
+        f"; they are about {factor:.2g} times as long as this model's own at {circuit.name}: were "
+        "they scaled, as the inputs of an SAE are? divide by the factor that was used"
+        if factor
+        else ""
+    )
+
+
+def _describe_cut_off(captured: Captured, answer: Recovered) -> str:
+    """A line if the numbers were not rounded, but cut off: they lie half a step off to one side.
+
+    Those of the answer lie farther from zero, or all of them higher.
+    """
+    stored, select = captured.stored, captured.visible.select
+    values = select(stored.values)
+    off = (select(captured.circuit.of_tokens(answer.tokens)) - values) / select(stored.step)
+    near = (off.abs() <= 1) & (values != 0)
+    leaning = max(float(x[near].mean()) for x in (off, off * values.sign()))
+    return (
+        "the numbers lie about half a step nearer to zero, or lower, than the answer's outputs: "
+        "were they cut off, as by x.to(torch.int8), and not rounded? round them to the nearest"
+        if leaning > LEANING and 2 * near.sum() > (values != 0).sum()
+        else ""
+    )
 
 
 def _find_first_row(captured: Captured, prompt: int) -> str:
@@ -266,9 +315,11 @@ def _say_what_is_packed(captured: Captured, answer: Recovered) -> None:
 
     Of one prompt alone, as padding behind the others of a batch would take a search for each.
     """
+    empty = find_zeros(captured.stored).tolist()
     for prompt, (proofs, alike) in enumerate(zip(answer.certificates, answer.alike, strict=True)):
         fitting = [t for t, proof in enumerate(proofs) if proof or t in alike]
-        behind = [t for t in captured.positions if fitting and t > fitting[-1]]
+        filled = [t for t in captured.positions if not empty[prompt][t]]
+        behind = [t for t in filled if fitting and t > fitting[-1]]
         doubtful = not any(proofs) or (alike and captured.stored.coarse)  # tokens fit by chance
         if len(behind) < BEHIND or doubtful:
             continue

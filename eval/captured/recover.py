@@ -22,7 +22,7 @@ from eval.captured.arithmetic import EXACT
 from eval.captured.captured import Captured, identify, leave_out_empty, start_at
 from eval.captured.certainty.certify import Certified, certify
 from eval.captured.certainty.verified import Found
-from eval.captured.files.axes import find_order, take_layer
+from eval.captured.files.axes import find_order, say_what_is_clipped, take_layer
 from eval.captured.files.caches import Cache, read_cache
 from eval.captured.files.stored import FLOATS, read_stored, view_bits
 from eval.captured.files.tensors import Raw
@@ -118,6 +118,7 @@ def recover(
             "first", f"the model's context is {context}; give a row within it", first
         )
     raw = Raw(view_bits(held.outputs, format), scale, zero_point)
+    say_what_is_clipped(raw)
     raw = take_layer(checkpoint.model, raw, layer, part)
     order = find_order(checkpoint.model, raw.outputs.shape, layer, part)
     stored = start_at(read_stored(raw.outputs, format, raw.scale, raw.zero_point, order), first)

@@ -218,7 +218,7 @@ class RecoverTask:
         Raises:
             RequestError: an argument that only outputs of a site have.
         """
-        given = {name for name, value in self.arguments.items() if value not in (None, 0)}
+        given = {name for name, value in self.arguments.items() if value is not None}
         if others := sorted(FLAGS[name] for name in given - {"corpus", "seed"}):
             raise RequestError(f"{', '.join(others)}: {self.name} holds scores; leave it out")
         return recover_scores(self.checkpoint, ids, values, corpus=self.arguments["corpus"])

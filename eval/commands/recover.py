@@ -100,8 +100,15 @@ def recover_file(
         raise RequestError(f"--scale {scale}: {file} has no numbers of 8 bits; leave it out")
     checkpoint, ids = open_model(model, device), capture.ids
     if ids is not None and not verify:
-        given = {"--page": page, "--truth": truth, "--out": out}
-        return _clear(file, ids, checkpoint.tokenizer, [flag for flag in given if given[flag]])
+        given = {
+            "--tensor": tensor, "--layer": layer, "--part": part, "--positions": positions,
+            "--first": first, "--stored": stored, "--scale": scale, "--computed": computed,
+            "--solver": solver, "--truth": truth, "--page": page, "--out": out,
+        }  # fmt: skip
+        flags = [flag for flag, value in given.items() if value is not None]
+        return _clear(file, ids, checkpoint.tokenizer, flags)
+    if first and ids is not None:
+        raise RequestError(f"--first {first}: the ids in {file} begin with its row 0; leave it out")
     if capture.refusal:
         raise RequestError(f"{file}: {capture.refusal}")
     if verify and ids is None:

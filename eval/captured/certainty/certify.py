@@ -60,19 +60,16 @@ def certify(captured: Captured, found: Found) -> Certified:
     tolerance = Tolerance(rounding, stored.step, torch.zeros_like(rounding))
     agreement = Agreement(circuit, stored, tolerance, captured.visible)
     shown = agreement.counted
+    # Zeros are no evidence of a token, though that of an embedding of zeros fits them.
+    empty = shown & find_zeros(stored)
+    agreement = replace(agreement, evidence=shown & ~empty)
     settled = _settle(captured, found, agreement, tokens)
-    evidence = find_evidence(settled.fits, captured.positions, T)
-    if not bool((evidence == shown).all()) and bool(evidence.any()):
+    evidence = find_evidence(settled.fits, captured.positions, T) & ~empty
+    if not torch.equal(evidence, agreement.counted) and bool(evidence.any()):
         agreement = replace(agreement, evidence=evidence)
         settled = _settle(captured, found, agreement, settled.verified.tokens)
         # where only now a token fits, no rival was run
         evidence = evidence & find_evidence(settled.fits, captured.positions, T)
-    # Zeros are no evidence of a token, though that of an embedding of zeros fits them.
-    zeros = find_zeros(stored).to(shown)
-    if stored.coarse:  # a row of small numbers may be zeros, a whole prompt may not
-        zeros &= (zeros | ~shown).all(dim=1, keepdim=True)
-    empty = shown & zeros
-    evidence = evidence & ~empty
     by_chance = _log_chances(agreement).to(shown.device).masked_fill(~evidence, 0)
     told = are_told(by_chance, len(circuit.vocabulary), MOST_FALSE_MATCHES)
     alike = settled.alike
@@ -160,7 +157,7 @@ def _settle(captured: Captured, found: Found, agreement: Agreement, tokens: Tens
 def _find_tail(shown: Tensor, counts: Tensor, empty: Tensor) -> list[int]:
     """The positions shown `(T,)` after the last that counts; none where no position counts.
 
-    All of a prompt of which nothing but zeros is shown.
+    They are all positions of a prompt of which nothing but zeros is shown.
     """
     if not bool(counts.any()) and not torch.equal(shown, empty):
         return []

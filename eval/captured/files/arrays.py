@@ -5,6 +5,7 @@ Nothing in a file is run, and an array of numpy is read only when it is asked fo
 
 import json
 import math
+import re
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
@@ -28,6 +29,9 @@ MASK = "attention_mask"
 WIDTHS = {"halffloat": "float16", "float": "float32", "double": "float64"}
 CODE_NAMES = frozenset(map(dtype_name, BITS))
 """Integers that may be codes, or the bits of floats, in a column of arrays."""
+SCALES = ("scale", "scales")
+ZERO_POINTS = ("zero_point", "zero_points", "zp", "zeros")
+"""Names of companions: after that of a tensor and a dot or underscore, or alone in the file."""
 TORCH_SAVED = (b"PK", b"\x80\x02\x8a\x0a", b"\x80\x03\x8a\x0a")
 """First bytes of what torch.save writes, now and before version 1.6."""
 
@@ -205,7 +209,7 @@ def list_columns(folder: Path) -> tuple[dict[str, Entry], dict[str, list[list[in
             raise ValueError("no rows")
         for name in table.column_names:
             column = _read_column(table[name])
-            if isinstance(column, str) and name == MASK and not table[name].null_count:
+            if isinstance(column, str) and name == MASK:
                 column = _pad(table[name].to_pylist())
             if isinstance(column, list):
                 ids[name] = column
@@ -213,8 +217,9 @@ def list_columns(folder: Path) -> tuple[dict[str, Entry], dict[str, list[list[in
                 unlike.append(f"{name}, {column}")
             elif column:
                 entries |= {f"{name}{end}": entry for end, entry in column.items()}
+        entries = _lay_numbers(entries)
         if unlike and not (entries or ids):
-            raise ValueError(f"{unlike[0]}; give them of one length")
+            raise ValueError(f"{unlike[0]}; give arrays of one length, and without nulls")
         if given := ids.get(MASK):  # which may leave out rows that are padding
             told = torch.tensor(given).bool()
             for name in [name for name in entries if name.endswith(f".{MASK}")]:
@@ -229,15 +234,54 @@ def list_columns(folder: Path) -> tuple[dict[str, Entry], dict[str, list[list[in
 
 
 def _pad(rows: list[list[int]]) -> list[list[int]]:
-    """Rows of a mask of one length, with zeros behind."""
+    """Rows of a mask of one length, with zeros behind.
+
+    Raises:
+        ValueError: nulls stand in it.
+    """
+    if None in rows or any(None in row for row in rows):
+        raise ValueError(f"{MASK} has nulls; give 0 in their place")
     longest = max(map(len, rows))
     return [[*row, *[0] * (longest - len(row))] for row in rows]
+
+
+def _lay_numbers(entries: dict[str, Entry]) -> dict[str, Entry]:
+    """The arrays, and scales and zero points of one number a row with all axes of their array.
+
+    The first axis is that of rows; with fewer axes they might be read as a number for each token.
+    Other numbers of rows are left out.
+    """
+    arrays = {name: entry for name, entry in entries.items() if len(entry.shape) > 1}
+    most = max((len(entry.shape) for entry in arrays.values()), default=0)
+    for name, entry in entries.items():
+        if (split := split_companion(name)) and most and set(entry.shape[1:]) <= {1}:
+            axes = len(arrays[split[0]].shape) if split[0] in arrays else most
+            shape = (*entry.shape, *[1] * (axes - len(entry.shape)))
+            arrays[name] = Entry(shape, entry.kind, partial(_read_shaped, entry, shape))
+    return arrays
+
+
+def _read_shaped(entry: Entry, shape: tuple[int, ...]) -> Tensor:
+    return entry.read().view(shape)
+
+
+def split_companion(name: str) -> tuple[str, str] | None:
+    """The tensor that a scale or a zero point belongs to by its name, or "", and which it is.
+
+    Of tensors in a list, `states_scales.3` belongs to `states.3`.
+    """
+    companions = "|".join((*SCALES, *ZERO_POINTS))
+    match = re.fullmatch(rf"(?:(.+)[._])?({companions})((?:\.\d+)*)", name)
+    if match is None:
+        return None
+    return (match[1] or "") + match[3], "scale" if match[2] in SCALES else "zero_point"
 
 
 def _read_column(column: Any) -> dict[str, Entry] | list[list[int]] | str | None:
     """Arrays and their mask, if any, by what ends their names; or lists of whole numbers.
 
-    None of any other column; words of one whose rows are of unlike lengths.
+    A column of one number a row is an array of one axis. None stands for any other column, words
+    for one that cannot be read: of unlike lengths, with nulls, or of numbers too large.
     """
     import pyarrow
     from pyarrow import compute
@@ -251,7 +295,7 @@ def _read_column(column: Any) -> dict[str, Entry] | list[list[int]] | str | None
     while kinds.is_list(leaf) or kinds.is_large_list(leaf) or kinds.is_fixed_size_list(leaf):
         leaf, depth = leaf.value_type, depth + 1
     kind = WIDTHS.get(str(leaf))
-    if depth > 1 and str(leaf) in CODE_NAMES:
+    if (depth > 1 and str(leaf) in CODE_NAMES) or (not depth and kinds.is_integer(leaf)):
         kind = str(leaf)
     if kind is None and not (depth == 1 and (kinds.is_integer(leaf) or kinds.is_boolean(leaf))):
         return None
@@ -269,11 +313,11 @@ def _read_column(column: Any) -> dict[str, Entry] | list[list[int]] | str | None
         else:
             shape.append(each[0])
         held = held.flatten()
-    if held.null_count or len(shape) < 2:
-        return None
+    if held.null_count:
+        return f"has {held.null_count} nulls"
     if kind is None:
         fits = compute.call_function("max", [held]).as_py() < 1 << 63  # in int64, as all ids do
-        return whole.to_pylist() if fits else None
+        return whole.to_pylist() if fits else "numbers beyond int64"
     values = torch.from_numpy(held.to_numpy(zero_copy_only=False).copy()).view(shape)
     if not tokens:
         return {"": Entry(tuple(shape), kind, lambda: values)}

@@ -42,6 +42,6 @@ def compare_ids(rows: Sequence[dict[str, Any]], ids: Sequence[Sequence[int]]) ->
 def describe(differs: Sequence[int], uncaptured: int) -> str:
     """Whether an answer agrees with the file's ids, in a line."""
     if not differs:
-        rest = f", but for the last {uncaptured}, whose outputs are not in it" * bool(uncaptured)
+        rest = f", but for the last {uncaptured}, whose outputs were not read" * bool(uncaptured)
         return f"agrees with the ids in the file{rest}"
     return f"differs from the ids in the file at positions {first_of(differs, 20)}"

@@ -50,6 +50,7 @@ DEEPEST = 3
 """Lists inside of one another, of tensors in a file of torch.save."""
 GENERATED = ("logits", "scores")
 """The names that `generate` gives to the scores of each next token."""
+BEAMS = re.compile(r"(^|\.)beam_indices(\.\d+)*$")
 PLAIN = "save a plain dict of tensors, as {name: x.cpu()}, and no other objects"
 Held = tuple[dict[str, Entry], dict[str, Any]]
 """Tensors by name, and what else a file holds."""
@@ -177,11 +178,6 @@ def _list_torch(path: Path) -> Held:
         found = re.search(r"GLOBAL (\S+)", str(error))
         line = f"{f'holds a {found[1]}' if found else first_line(error)}; {PLAIN}"
         raise RequestError(f"{path}: --torch-file: no tensors of torch.save ({line})") from None
-    if isinstance(held, dict) and held.get("beam_indices") is not None:
-        raise RequestError(
-            f"{path}: --torch-file: of a beam search: rows of later steps are of other beams than "
-            "these rows before; order them by beam_indices, and leave that out of the file"
-        )
     tensors, facts, unread = dict[str, Tensor](), dict[str, Any](), list[str]()
     added = dict[str, int]()  # rows behind those of the prompt, where steps are joined
     for name, value in held.items() if isinstance(held, dict) else [(path.stem, held)]:
@@ -194,6 +190,12 @@ def _list_torch(path: Path) -> Held:
             else:
                 tensors[inner], added[inner] = tensor, count
         facts |= {} if inside else {str(name): value}
+    named = [*tensors, *(name for name, value in facts.items() if value is not None)]
+    if any(BEAMS.search(name) for name in named):
+        raise RequestError(
+            f"{path}: --torch-file: of a beam search: rows of later steps are of other beams than "
+            "these rows before; order them by beam_indices, and leave that out of the file"
+        )
     if unread:
         say_once(
             f"{path}: not read, as its tensors lie in more than {DEEPEST} lists or dictionaries: "

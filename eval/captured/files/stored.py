@@ -151,7 +151,7 @@ def read_stored(
                 raise RequestError(
                     f"{name}: outputs of {seen} need none; multiply by it first, or leave it out"
                 )
-        return _of_floats(_arrange(outputs.float(), order), format)
+        return _of_floats(_arrange(outputs.float(), order), format, own)
     if format not in (None, own):
         raise ArgumentError("format", f"outputs are of {seen}; leave it out", format)
     return _of_bytes(outputs, own, scale, zero_point, order)
@@ -164,18 +164,25 @@ def view_bits(outputs: Tensor, format: str | None) -> Tensor:
     return outputs if kind is None or held != kind.itemsize else outputs.contiguous().view(kind)
 
 
-def _of_floats(values: Tensor, format: str | None) -> Stored:
+def _of_floats(values: Tensor, format: str | None, own: str) -> Stored:
     """Float32 holds numbers of float64 to half its step, as it would those of the model."""
-    known = format or _shortest(values)
+    known, kinds = format or _shortest(values), FLOATS | FP8
     if known in CODES:
         raise ArgumentError("format", "give the integers themselves, and their scale", known)
+    if format not in (None, own):  # whose steps would be too small, or too large
+        shortest, numbers = _shortest(values), values[values.isfinite() & (values != 0)]
+        finer = torch.finfo(kinds[known]).eps < torch.finfo(kinds[shortest]).eps
+        held = (numbers.to(kinds[known]).float() == numbers).sum()  # rows not shown may be others
+        if finer or 2 * held < numbers.numel():
+            fix = "leave it out, or if they are codes times their scale, give codes and scale"
+            raise ArgumentError("format", f"the numbers are of {shortest}; {fix}", known)
     if format is None and known == EXACT:
         decimals, digits = _read_decimals(values), _read_digits(values)
         # Numbers of few decimals have few digits too, the small ones fewer, and the reverse.
         fewer = decimals is None or (digits and _have_fewer_digits(digits, decimals))
         if printed := digits if fewer else decimals:
             return printed
-    return Stored(values, _steps(values, (FLOATS | FP8)[known]), known)
+    return Stored(values, _steps(values, kinds[known]), known)
 
 
 def _of_bytes(

@@ -20,15 +20,13 @@ from eval.captured.files.arrays import (
     list_archive,
     list_array,
     refuse_pickle,
+    split_companion,
 )
 from eval.captured.files.stored import EIGHT_BITS
 from eval.messages import RequestError, say_once
 from eval.rows.misfits import parse_json
 from eval.sites.circuit import PARTS
 
-SCALES = ("scale", "scales")
-ZERO_POINTS = ("zero_point", "zero_points", "zp", "zeros")
-"""Names of companions: after that of a tensor and a dot or underscore, or alone in the file."""
 TEXTS = ("token_ids", "input_ids", "tokens", "ids", "sequences", "prompt_token_ids")
 NO_OUTPUTS = re.compile(r"masks?(_\d+)?(\.|$)|(^|[._])pool(ed|er|ing)?([._]|$)|sentence_embedding")
 """Names of masks, and of states that are pooled over a prompt."""
@@ -119,7 +117,7 @@ def read_tensors(
     held = dict(sorted((held or list_tensors(path)).items()))
     if scale is not None and scale not in held:
         raise RequestError(f"--scale {scale}: no number, and {path} has {', '.join(held)}")
-    companions = {name: split for name in held if (split := _split_companion(name))}
+    companions = {name: split for name in held if (split := split_companion(name))}
     known = {
         name: entry
         for name, entry in held.items()
@@ -205,18 +203,6 @@ def name_site(name: str) -> tuple[int, str] | None:
             say_once(f"{name}: read as {part}.{layer}, as layers of a cache count from 0")
             return layer, part
     return None
-
-
-def _split_companion(name: str) -> tuple[str, str] | None:
-    """The tensor that a scale or a zero point belongs to by its name, or "", and which it is.
-
-    Of tensors in a list, `states_scales.3` belongs to `states.3`.
-    """
-    companions = "|".join((*SCALES, *ZERO_POINTS))
-    match = re.fullmatch(rf"(?:(.+)[._])?({companions})((?:\.\d+)*)", name)
-    if match is None:
-        return None
-    return (match[1] or "") + match[3], "scale" if match[2] in SCALES else "zero_point"
 
 
 def _may_be_outputs(name: str, entry: Entry, stored: str | None) -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from arch import LanguageModel
 from eval.captured.files.stored import Stored
+from eval.captured.locate import find_factor
 from eval.messages import ArgumentError, RequestError, say_once
 from eval.sites.circuit import Circuit
 
@@ -16,7 +17,7 @@ LOGITS = "logits"
 """The part of the last layer that `recover` knows beside those of a circuit."""
 MISFIT = 0.1  # of the logits' own size: what is left beside a model's own head is rounding
 NONE = 1e-2  # of the sum of probabilities, its logarithm
-SAMPLE, LONGER = 16, 1.25  # tokens of a text; times its usual length that no output has
+SAMPLE = 16  # tokens of a text
 DEVIATION = 2 * 12**0.5  # a step in deviations of rounding, doubled: solved numbers err together
 
 
@@ -86,12 +87,11 @@ def _say_how_long(model: LanguageModel, solved: Tensor) -> None:
         return
     length, device = min(SAMPLE, model.config.context), model.embedding.weight.device
     tokens = torch.arange(4 * length, device=device).view(4, length) % model.config.vocab_size
-    own = Circuit(model, len(model.blocks), "final").of_tokens(tokens).norm(dim=-1).median()
-    ratio = float(solved.norm(dim=-1).nanmedian() / own)
-    if not 1 / LONGER < ratio < LONGER:
+    if factor := find_factor(Circuit(model, len(model.blocks), "final"), solved, tokens):
         say_once(
-            f"logits: about {ratio:.2g} times as large as this model's own: were they divided by a "
-            "temperature, or are they logarithms to another base (log2: 1.4, log10: 0.43)? undo it"
+            f"logits: about {factor:.2g} times as large as this model's own: were they divided by "
+            "a temperature, or are they logarithms to another base (log2: 1.4, log10: 0.43)? undo "
+            "it"
         )
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from eval.captured.arithmetic import EXACT, Arithmetic
-from eval.captured.captured import Captured
+from eval.captured.captured import Captured, find_zeros
 from eval.captured.certainty.certify import Certified
 from eval.captured.certainty.damage import search_behind
 from eval.captured.certainty.verified import Found, verify
@@ -54,9 +54,9 @@ def pass_over_damage(captured: Captured, found: Found, certified: Certified) -> 
     place, by whether some token after it fits the next output.
     """
     tokens, problem = certified.verified.tokens.clone(), found.problem
-    changed = False
+    changed, empty = False, find_zeros(captured.stored).tolist()
     for row, tail in enumerate(certified.left_out):
-        behind = len(tail) > 1 and 0 < tail[0] == tail[1] - 1
+        behind = len(tail) > 1 and 0 < tail[0] == tail[1] - 1 and not empty[row][tail[1]]
         if behind and tail[1] in problem.positions:
             better = search_behind(problem.of([row]), tokens[row], tail[0])
             if better is not None:

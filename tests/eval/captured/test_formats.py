@@ -1,5 +1,6 @@
 """Formats of 8 bits and of float64: what their numbers stand for, and what they give away."""
 
+import contextlib
 import itertools
 import json
 from typing import Any, get_args
@@ -176,6 +177,33 @@ def test_groups_of_channels_have_a_step_each():
 def test_what_a_format_does_not_have_is_one_line(kind, asked, seen):
     with one_line(RequestError, seen):
         read_stored(torch.ones(2, 8, 8).to(kind), **asked)
+
+
+@pytest.mark.parametrize(
+    ("change", "format", "good"),
+    [
+        (lambda x: x.bfloat16(), "fp32", False),
+        (lambda x: x.bfloat16(), "fp16", False),
+        (lambda x: x.bfloat16().float(), "fp16", False),
+        (lambda x: x.to(FP8["fp8_e4m3"]).bfloat16(), "bf16", True),
+        (lambda x: x.to(FP8["fp8_e4m3"]).float(), "bf16", False),
+        (lambda x: x, "fp8_e4m3", False),
+        (lambda x: x, "bf16", False),
+        (lambda x: 0.3 * x.to(FP8["fp8_e4m3"]).float(), "fp8_e4m3", False),
+        (lambda x: x, "fp32", True),
+        (lambda x: x.double(), "fp32", True),
+        (lambda x: x.bfloat16().float(), "fp32", True),
+        (lambda x: x.bfloat16().float(), "bf16", True),
+        (lambda x: x.to(FP8["fp8_e5m2"]).float(), "fp8_e5m2", True),
+        (lambda x: x.to(FP8["fp8_e4m3fnuz"]).float(), "fp8_e4m3fnuz", True),
+        (lambda x: torch.cat([x.bfloat16().float(), x[:1]]), "bf16", True),  # a row not shown
+    ],
+)
+def test_floats_are_of_the_format_that_is_said(change, format, good):
+    """It was believed: tokens missed by steps too small, or a tolerance was said that was none."""
+    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+    with contextlib.nullcontext() if good else one_line(RequestError, f"format {format}: "):
+        assert read_stored(change(x), format).format == format
 
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -1.0, 0.0])

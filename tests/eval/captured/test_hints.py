@@ -1,5 +1,7 @@
 """What is said where outputs fit elsewhere, or were changed: models of transformers judge."""
 
+import re
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -187,14 +189,30 @@ def test_keys_before_a_norm_of_keys_are_named(capsys):
     assert "--part rotated_key" in capsys.readouterr().err
 
 
-def test_rows_of_zeros_are_no_beginning_of_another_prompt(directories, opened, capsys):
+@pytest.mark.parametrize("codes", [False, True])
+def test_rows_of_zeros_are_no_beginning_of_another_prompt(codes, directories, opened, capsys):
     """As in a batch that is padded with zeros: the token whose embedding is 0 fits each of them."""
     states = load_file(f"{directories['llama']}/states.safetensors")["2"][:2, :7].clone()
     states[1, 4:] = 0
+    scale = (states.abs().amax(dim=-1, keepdim=True) / 127).clamp(min=1e-8) if codes else None
+    if scale is not None:
+        states = (states / scale).round().to(torch.int8)
     assert not opened["llama"].model.embedding.weight[257].any()
-    found = recover(opened["llama"], states, layer=2, corpus="toy:400")
+    found = recover(opened["llama"], states, scale=scale, layer=2, corpus="toy:400")
     assert found.left_out == [[], [4, 5, 6]]
     assert "another prompt" not in capsys.readouterr().err
+
+
+@pytest.mark.first(1)
+@pytest.mark.parametrize("factor", [0.37, 3, 1])
+def test_states_that_were_multiplied_are_named(directories, opened, factor):
+    """As SAELens keeps them: other models and later positions were asked for."""
+    states = load_file(f"{directories['llama']}/states.safetensors")["2"][:1, :8]
+    changed = factor * states.roll(5 * (factor == 1), dims=-1)
+    found = recover(opened["llama"], changed, layer=2, computed="fp32", corpus="toy:400")
+    assert not found.proven
+    said = re.search(r"about (\S+) times as long", found.elsewhere)
+    assert factor == pytest.approx(float(said[1]) if said else 1, rel=0.2)
 
 
 def test_prompts_whose_tokens_fit_are_not_asked_whether_their_axes_are_swapped(capsys):

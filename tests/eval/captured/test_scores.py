@@ -228,8 +228,9 @@ def test_the_command_reads_scores_from_a_file(model_directory, small_tokenizer, 
     assert main([*words, "--truth", TEXT, "--format", "json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["text"], row["right"], row["false_certain"]) == (TEXT, tokens.shape[1], 0)
-    assert main([*words, "--positions", "1", "2"]) == 2
-    assert "--positions: logprobs holds scores" in capsys.readouterr().err
+    for flag in ("--positions 1 2", "--layer 0", "--first 0"):
+        assert main([*words, *flag.split()]) == 2
+        assert f"{flag.split()[0]}: logprobs holds scores" in capsys.readouterr().err
     assert main([*words, "--verify"]) == 2
     assert "--verify: no ids" in capsys.readouterr().err
     for values, ids, seen in (

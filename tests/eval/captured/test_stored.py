@@ -9,7 +9,9 @@ from safetensors.torch import load_file
 
 from eval import activations, open_model, recover
 from eval.captured.arithmetic import Arithmetic
+from eval.captured.files.axes import say_what_is_clipped
 from eval.captured.files.stored import read_stored
+from eval.captured.files.tensors import Raw
 from eval.captured.locate import find_precision, find_site
 from eval.messages import RequestError
 from eval.sites.circuit import Circuit
@@ -281,3 +283,41 @@ def test_the_site_of_outputs_that_fit_nowhere_is_the_one_that_they_come_near(
     right = (found.tokens[0] == batch.tokens[0]).tolist()
     assert sum(likely) > len(likely) / 2
     assert all(good for good, sure in zip(right, likely, strict=True) if sure)
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.uint8, torch.float8_e4m3fn])
+@pytest.mark.parametrize(
+    ("scale", "clipped"),
+    [
+        (lambda x: x.abs().quantile(0.99), True),
+        (lambda x: x.abs().max(), False),
+        (lambda x: x.abs().amax(dim=-1, keepdim=True), False),
+        (lambda x: x.abs().amax(dim=0), False),
+    ],
+)
+def test_numbers_that_were_clipped_are_said(kind, scale, clipped, capsys):
+    """Right tokens were not certain, and noise or other weights were given as the reason."""
+    x = torch.randn(3, 20, 64, generator=torch.Generator().manual_seed(0))
+    x[:, 0] *= 0.1
+    x[:, 0, 3] = 50  # as of a first token that all prompts have
+    most = 448 if kind.is_floating_point else 127
+    units = scale(x) / most
+    zero = 128 if kind == torch.uint8 else None
+    codes = (x / units).clamp(-most, most)
+    codes = codes.to(kind) if kind.is_floating_point else (codes.round() + (zero or 0)).to(kind)
+    say_what_is_clipped(Raw(codes, units, zero))
+    assert ("clipped" in capsys.readouterr().err) == clipped
+
+
+def test_numbers_that_were_cut_off_are_said(captured, capsys):
+    """The reason that was given was noise, or a computation in bfloat16."""
+    model, states = captured
+    groups = states["1"][:1].unflatten(-1, (-1, 8))
+    scale = groups.abs().amax(dim=-1) / 7
+    codes = (groups / scale[..., None]).flatten(-2)
+    given = {"scale": scale, "layer": 1, "computed": "fp32", "corpus": "toy:400"}
+    found = recover(model, codes.to(torch.int8), **given)
+    assert not found.mostly_certain
+    assert "cut off" in found.elsewhere
+    assert "cut off, as by x.to(torch.int8)" in capsys.readouterr().err
+    assert "cut off" not in recover(model, codes.round().to(torch.int8), **given).elsewhere

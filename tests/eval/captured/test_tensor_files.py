@@ -18,7 +18,8 @@ from safetensors.torch import save, save_file
 
 from eval import RequestError
 from eval.captured.files.recognise import read_capture
-from eval.captured.files.tensors import MASK, name_site, read_tensors
+from eval.captured.files.stored import read_stored
+from eval.captured.files.tensors import name_site, read_tensors
 from tests.said import one_line
 
 X = np.random.default_rng(0).standard_normal((5, 8)).astype(np.float32)
@@ -48,88 +49,6 @@ def test_an_array_of_any_order_is_read(tmp_path, array, ending):
 
 
 S = torch.from_numpy(X)
-
-
-def test_columns_of_a_folder_of_datasets_are_tensors(tmp_path, capsys):
-    import datasets
-
-    held = {"states": X[None].repeat(2, 0), "input_ids": np.ones((2, 5), int),
-            "attention_mask": np.ones((2, 5), bool), "text": ["a", "b"],
-            "words": [["a"], ["b", "c"]], "tags": [[], []], "boxes": [[[1]], [[1], [2]]],
-            "hashes": np.full((2, 3), 1 << 63, np.uint64)}  # fmt: skip
-    large = datasets.LargeList(datasets.LargeList(datasets.Value("float32")))  # as polars writes
-    table = datasets.Dataset.from_dict(held)
-    table.add_column("more", held["states"].tolist(), feature=large).save_to_disk(tmp_path)
-    capsys.readouterr()
-    more, outputs = (read_capture(tmp_path).outputs[name] for name in ("more", "states"))
-    assert torch.equal(more.read().outputs, outputs.read().outputs)
-    assert outputs.read().outputs.tolist() == held["states"].tolist()
-    assert outputs.mask is not None
-    assert outputs.mask.shape == (2, 5)
-    assert "input_ids: by name the tokens themselves, in clear" in capsys.readouterr().err
-
-
-def test_bits_in_a_column_are_read_where_the_format_is_said(tmp_path, capsys):
-    """They vanished without a line; whole numbers of unlike lengths are named, as ids are."""
-    import datasets
-
-    bits = S.bfloat16().view(torch.int16)
-    images = datasets.List(datasets.List(datasets.Value("uint8")))
-    features = datasets.Features({"states": datasets.Array2D((5, 8), "int16"), "images": images})
-    held = {"states": [bits.tolist()] * 2, "images": [[[1]], [[1], [2]]]}
-    datasets.Dataset.from_dict(held, features).save_to_disk(tmp_path)
-    ((name, found),) = read_capture(tmp_path, stored="bf16").outputs.items()
-    assert name == "states"
-    assert torch.equal(found.read().outputs, torch.stack([bits, bits]))
-    assert "not read: images" in capsys.readouterr().err
-
-
-def test_a_folder_of_data_sets_is_refused_by_the_name_of_one(tmp_path):
-    import datasets
-
-    split = datasets.Dataset.from_dict({"states": X[None].repeat(2, 0)})
-    datasets.DatasetDict({"train": split}).save_to_disk(tmp_path)
-    with one_line(RequestError, f"give one of them: {tmp_path / 'train'}"):
-        read_capture(tmp_path)
-    assert list(read_capture(tmp_path / "train").outputs) == ["states"]
-
-
-@pytest.mark.parametrize("number", [int, float])
-def test_a_column_of_unlike_lengths_is_named(tmp_path, number, capsys):
-    """As of ids before they are padded, or of a loss for each token: nothing needs them."""
-    import datasets
-
-    rows = [[number(1)], [number(1), number(2)]]
-    held = {"states": X[None].repeat(2, 0), "other": rows}
-    datasets.Dataset.from_dict(held).save_to_disk(tmp_path / "a")
-    assert list(read_capture(tmp_path / "a").outputs) == ["states"]
-    assert "not read: other" in capsys.readouterr().err
-    datasets.Dataset.from_dict({"other": rows}).save_to_disk(tmp_path / "b")
-    with one_line(RequestError, "other, rows of [1, 2]"):
-        read_capture(tmp_path / "b")
-
-
-@pytest.mark.parametrize(
-    "masks", [None, [[0, 1, 1, 1, 1], [0, 1, 1]], [[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]]]
-)
-def test_arrays_of_unlike_lengths_are_prompts_with_a_mask(tmp_path, masks):
-    """The folder was refused, with all its other columns."""
-    import datasets
-
-    rows = {
-        "a": datasets.Array2D((None, 8), "float16"),
-        MASK: datasets.List(datasets.Value("int8")),
-    }
-    held = {"a": [X[:5].astype("f2"), X[:3].astype("f2")]} | ({MASK: masks} if masks else {})
-    features = datasets.Features({name: rows[name] for name in held})
-    datasets.Dataset.from_dict(held, features).save_to_disk(tmp_path)
-    (outputs,) = read_capture(tmp_path).outputs.values()
-    read = outputs.read()
-    assert read.mask is not None
-    first = 0 if masks and masks[0][0] == 0 else 1
-    assert read.mask.tolist() == [[first, 1, 1, 1, 1], [first, 1, 1, 0, 0]]
-    assert torch.equal(read.outputs[1, :3], S[:3].half())
-    assert not read.outputs[1, 3:].any()
 
 
 def test_arrays_of_an_archive_are_read_by_name(tmp_path, capsys):
@@ -230,8 +149,6 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path, name):
     if held is not None:
         (tmp_path / name).write_bytes(held)
     with one_line(RequestError, seen):
-        from eval.captured.files.stored import read_stored
-
         [read_stored(raw.outputs) for raw in read(tmp_path / name).values()]
 
 

@@ -15,6 +15,7 @@ from tests.said import one_line
 S = torch.randn(5, 8)
 ITSELF: list[Any] = [S]
 ITSELF.append(ITSELF)
+BEAMS = {"h": ((S[None],) * 2, (S[None, :1],) * 2), "beam_indices": torch.zeros(2, 3)}
 SAVED = {
     "a dictionary": ({"block.1": S, "block.2.scale": S[:, :1], "block.2": S.to(torch.int8),
                       "text": "a"}, ["block.1", "block.2"]),
@@ -125,6 +126,10 @@ def test_nobody_is_advised_to_run_what_a_file_holds(tmp_path):
         ({"a": {1: S, "1": S}}, "a.1 is the name of two tensors"),
         ({"a": [[[[S]]]]}, "no tensors of torch.save (dict)"),
         ({"hidden_states": (S,), "beam_indices": torch.zeros(2, 3)}, "of a beam search"),
+        ({"out": BEAMS}, "of a beam search"),
+        ([BEAMS], "of a beam search"),
+        ([{"a": BEAMS}, {"a": BEAMS}], "of a beam search"),
+        ({"out": BEAMS | {"beam_indices": None}}, ""),
         ({"text": "a"}, "no tensors of torch.save (dict); save a plain dict"),
         ({"a": S, "loss": np.float64(1)}, "multiarray.scalar; save a plain dict"),
         ({"model__layers__1": S, "more": S}, "beside captures of vLLM-Hook"),

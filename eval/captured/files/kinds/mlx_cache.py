@@ -68,7 +68,7 @@ def _classes(header: Mapping[str, str]) -> dict[int, str]:
         found = {
             int(name.partition(".")[2]): kind
             for name, kind in header.items()
-            if re.fullmatch(rf"{first}\.\d+", name) and kind.endswith("Cache")
+            if re.fullmatch(rf"{first}\.\d+", name) and kind.endswith(("Cache", "CacheList"))
         }
         if found:
             return found

@@ -1,7 +1,8 @@
 """Keys and values that vLLM's ExampleConnector writes: a folder with a file for each layer."""
 
-from collections.abc import Callable, Mapping
+import math
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from eval.captured.files.tensors import Outputs
 NAME = "kv_cache"
 LEAST_BLOCK = 8
 """Tokens of a block of the cache, at least; whole blocks alone are written."""
+JOINED, TRITON, OLD = "(T, heads, 2 * width)", "(T, 2, heads, width)", "(2, T, heads * width)"
 
 
 def recognise(source: Source) -> bool:
@@ -23,8 +25,8 @@ def recognise(source: Source) -> bool:
 def read(source: Source) -> Capture:
     """`rotated_key.N` and `value.N`, `(T, heads * width)`, of each block N.
 
-    Layout: `(T, heads, 2 * width)`, keys before values (`example_connector.py` of vLLM), or as it
-    once was `(2, T, heads * width)`.
+    Layout: `(T, heads, 2 * width)`, keys before values (`example_connector.py` of vLLM), of its
+    Triton backend `(T, 2, heads, width)`, or as it once was `(2, T, heads * width)`.
 
     Raises:
         RequestError: two files of one layer, another shape or type, latents, or layers of unlike
@@ -42,24 +44,25 @@ def read(source: Source) -> Capture:
             raise source.refuse(
                 f"{NAME} of layer {layer} {entry}, of layer {min(found)} {first}; give one request"
             )
-    T, cuts = _cuts(source, first)
-    outputs = dict[str, Outputs]()
+    T, layout, cuts = _find_layout(source, first)
+    outputs, width = dict[str, Outputs](), math.prod(first.shape) // (2 * T)
     for layer, entry in sorted(found.items()):
         for part, cut in cuts.items():
             outputs[f"{part}.{layer + 1}"] = Outputs(
-                Entry((T, _width(first)), entry.kind, partial(_read, entry, cut))
+                Entry((T, width), entry.kind, partial(_read, entry, cut))
             )
     kind = f"vLLM keys and values (ExampleConnector): {T} tokens, {len(found)} layers, keys rotated"
-    return Capture(f"{kind}; tokens behind the last whole block are not in it", outputs, named=True)
+    kind += f"; {first.shape} read as {layout}; tokens behind the last whole block are not in it"
+    return Capture(kind, outputs, named=True)
 
 
-def _cuts(source: Source, entry: Entry) -> tuple[int, Mapping[str, Callable[[Tensor], Tensor]]]:
-    """The number of tokens, and what takes the keys and the values out of a layer's tensor.
+def _find_layout(source: Source, entry: Entry) -> tuple[int, str, dict[str, Any]]:
+    """The number of tokens, the axes, and the indices of keys and values in a layer's tensor.
 
     Raises:
         RequestError: see `read`.
     """
-    shape = entry.shape
+    shape, every = entry.shape, slice(None)
     if entry.kind not in FLOAT_NAMES:
         raise source.refuse(
             f"{NAME} {entry}: fp8 without its scale and format; multiply by k_scale and v_scale of "
@@ -67,25 +70,21 @@ def _cuts(source: Source, entry: Entry) -> tuple[int, Mapping[str, Callable[[Ten
         )
     if len(shape) == 2:
         raise source.refuse(f"{NAME} {entry}: an MLA latent, which is neither key nor value")
-    whole = len(shape) == 3 and min(shape) > 0
-    if whole and shape[0] == 2 and not shape[1] % LEAST_BLOCK:
-        return shape[1], {"rotated_key": lambda held: held[0], "value": lambda held: held[1]}
-    if whole and not shape[0] % LEAST_BLOCK and not shape[2] % 2:
-        width = shape[2] // 2
-        return shape[0], {
-            "rotated_key": lambda held: held[..., :width],
-            "value": lambda held: held[..., width:],
-        }
+    T, second, *rest = (*shape, 0, 0)
+    if len(shape) == 3 and min(shape) > 0:
+        if T == 2 and not second % LEAST_BLOCK:
+            return second, OLD, {"rotated_key": 0, "value": 1}
+        half, odd = divmod(rest[0], 2)
+        if not (T % LEAST_BLOCK or odd):
+            cuts = {"rotated_key": (..., slice(half)), "value": (..., slice(half, None))}
+            return T, JOINED, cuts
+    if len(shape) == 4 and min(shape) > 0 and second == 2 and not T % LEAST_BLOCK:
+        return T, TRITON, {"rotated_key": (every, 0), "value": (every, 1)}
     raise source.refuse(
-        f"{NAME} {entry}: give (T, heads, 2 * width) or (2, T, heads * width), T in whole blocks "
-        f"of {LEAST_BLOCK} tokens or more"
+        f"{NAME} {entry}: give {JOINED}, {TRITON} or {OLD}, T in whole blocks of {LEAST_BLOCK} "
+        "tokens or more"
     )
 
 
-def _width(entry: Entry) -> int:
-    A, B, C = entry.shape
-    return C if A == 2 else B * C // 2
-
-
-def _read(entry: Entry, cut: Callable[[Tensor], Tensor]) -> Tensor:
-    return cut(entry.read()).flatten(1).contiguous()
+def _read(entry: Entry, cut: Any) -> Tensor:
+    return entry.read()[cut].flatten(1).contiguous()

@@ -61,6 +61,7 @@ def test_a_prompt_cache_gives_the_text(engine, ask, tmp_path):
         ({"kind": "RotatingKVCache", "end": 4}, "a window that holds the last rows alone"),
         ({"kind": "RotatingKVCache", "old": "no numbers"}, "without the number of its rows"),
         ({"kind": "ArraysCache"}, "layers 1, 2, 3, ArraysCache"),
+        ({"kind": "CacheList"}, "layers 1, 2, 3, CacheList"),
         ({"count": 0}, "KVCache of 0 rows"),
         ({"count": 21}, "KVCache of 21 rows"),
     ],
