@@ -31,8 +31,8 @@ CHANGED = (
     "version of remnant"
 )
 """How a model with another `settings_hash` is named."""
-SAMPLED = 16
-"""Values of each parameter that are compared, about."""
+SAMPLED, AT_ONCE = 16, 1 << 22
+"""Values of each tensor that are compared, about; numbers whose bits are summed at once."""
 KNOWN = ("abc", "arch", "builtins", "eval", "torch", "transformers", "typing")
 """Packages whose code stands in no hash."""
 
@@ -80,18 +80,33 @@ def weights_hash(model: "Module") -> str:
 
 
 def sample_weights(model: "Module") -> list[tuple[float, ...]]:
-    """What tells that weights have changed: the writes to each parameter, and some of its values.
+    """What `sample_tensors` tells of a model's parameters, and of the buffers that files hold."""
+    parts = [(part, part._non_persistent_buffers_set) for part in model.modules()]
+    buffers = (
+        buffer
+        for part, unsaved in parts
+        for name, buffer in part.named_buffers(recurse=False)
+        if name not in unsaved
+    )
+    return sample_tensors([*model.parameters(), *buffers])
 
-    Fused optimisers write without counting.
+
+def sample_tensors(tensors: Iterable["Tensor"]) -> list[tuple[float, ...]]:
+    """What tells that tensors have changed: writes to each, the sum of its bits, some values.
+
+    Fused optimisers and what writes to `.data` do so without counting.
     """
     import torch
 
-    samples = []
-    for weight in model.parameters():
-        numbers = torch.view_as_real(weight) if weight.is_complex() else weight
-        some = numbers.detach().flatten()[:: max(1, numbers.numel() // SAMPLED)].float()
-        writes = 0 if weight.is_inference() else weight._version
-        samples.append((writes, *some.nan_to_num().tolist()))
+    samples, whole = [], {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    for tensor in tensors:
+        numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        numbers = numbers.detach().flatten()
+        parts = numbers.view(whole[numbers.element_size()]).split(AT_ONCE)
+        some = numbers[:: max(1, numbers.numel() // SAMPLED)].float()
+        writes = 0 if tensor.is_inference() else tensor._version
+        bits = sum(int(part.sum()) for part in parts)
+        samples.append((writes, bits, *some.nan_to_num().tolist()))
     return samples
 
 
