@@ -14,8 +14,8 @@ from eval.sites.circuit import Circuit, join, precision
 
 STEPPED = 64  # candidates among which a prompt's next position is run where floors are measured
 REPEATED = 3  # times that the prompts of a pass are run there in another one
-ROUNDS = 2.0**17
-"""Units of precision by which rounding moves an output at most: in float32 1/64 of its size."""
+ROUNDS = 2.0**14
+"""Units of precision by which rounding moves an output at most: in float32 1/512 of its size."""
 ACCEPT = 10.0
 """A distance of at most this many floors counts as none: rounding differs between batch shapes."""
 ALLOWED = 3.0
