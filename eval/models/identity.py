@@ -31,8 +31,8 @@ CHANGED = (
     "version of remnant"
 )
 """How a model with another `settings_hash` is named."""
-SAMPLED, AT_ONCE = 16, 1 << 22
-"""Values of each tensor that are compared, about; numbers whose bits are summed at once."""
+SAMPLED = 16
+"""Values of each tensor that are compared, about."""
 KNOWN = ("abc", "arch", "builtins", "eval", "torch", "transformers", "typing")
 """Packages whose code stands in no hash."""
 
@@ -98,15 +98,17 @@ def sample_tensors(tensors: Iterable["Tensor"]) -> list[tuple[float, ...]]:
     """
     import torch
 
-    samples, whole = [], {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    samples = []
     for tensor in tensors:
         numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
         numbers = numbers.detach().flatten()
-        parts = numbers.view(whole[numbers.element_size()]).split(AT_ONCE)
         some = numbers[:: max(1, numbers.numel() // SAMPLED)].float()
+        octets = numbers.view(torch.uint8)
+        octets = octets.clone() if octets.storage_offset() % 8 else octets
+        words = octets[: len(octets) // 8 * 8].view(torch.int64)  # which are summed without a copy
+        bits = int(words.sum()), int(octets[8 * len(words) :].sum())
         writes = 0 if tensor.is_inference() else tensor._version
-        bits = sum(int(part.sum()) for part in parts)
-        samples.append((writes, bits, *some.nan_to_num().tolist()))
+        samples.append((writes, *bits, *some.nan_to_num().tolist()))
     return samples
 
 
