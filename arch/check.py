@@ -31,6 +31,8 @@ SCRAMBLED_ROWS, OWN_ROWS = 8, 4
 """Rows of the batch: for blocks with random weights, and for the model as it is."""
 FEW = 8
 """Prefixes that are run where a round is not of float32 and random weights."""
+DRAWN = 99
+"""Random numbers that are left out before a part is run again, to see whether it draws any."""
 PRETRAINED_POSITIONS = 16
 """Positions whose derivatives are taken in each layer of a model of transformers, at most."""
 TOLERANCE = 1e-3
@@ -41,15 +43,16 @@ Part = TypeVar("Part", bound=nn.Module)
 @plain_arithmetic()
 @torch.no_grad()
 def check_causal(model: LanguageModel) -> float:
-    """Refuses a model in which an output depends on a later token, or on another sequence.
+    """Refuses a model in which an output depends on a later token, another sequence, or chance.
 
     Looked at are the way into the first block, every block and the head, with the model's own
     weights in their precision. Then every kind of block, with random numbers added to all its
     weights, so that a gate that starts at zero is open: in float32, under bfloat16 autocast, and in
     training mode, as statistics of a batch are seen there only. Inputs are changed from up to seven
     positions on, at powers of two and beside them; prefixes of all such lengths are run alone. With
-    the model's own weights these are three positions and eight prefixes. 256 positions are run, in
-    wide models fewer. A model of transformers is run with its own weights only. The model and the
+    the model's own weights these are three positions and eight prefixes. In evaluation mode each
+    part is run twice, with two draws of random numbers. 256 positions are run, in wide models
+    fewer. A model of transformers is run with its own weights only. The model and the
     global random state are left as they were; the caller's autocast and default precision have no
     effect.
 
@@ -148,6 +151,9 @@ def _check_part(
 ) -> tuple[float, Tensor]:
     """Compares a part's outputs of x `(K, T, D)` with those of changed inputs, and of prefixes.
 
+    Args:
+        lengths: of the prefixes; none in training mode, in which a part may draw random numbers.
+
     Returns:
         The largest difference, as a fraction of what rounding may make, and the outputs.
     """
@@ -158,6 +164,9 @@ def _check_part(
 
     def moves() -> Iterator[tuple[str, int, Tensor]]:
         """Yields what differs, in which row, and by how much each output before it moves."""
+        if lengths:
+            again = _size(_run(name, part, x, drawn=DRAWN) - y)
+            yield from (("chance in evaluation mode", row, again[row]) for row in range(K))
         later = torch.arange(T, device=x.device) >= torch.tensor(cuts, device=x.device)[:, None]
         found = _size(_run(name, part, torch.where(later[..., None], x.roll(1, 0), x)) - y)
         for row in sorted(range(K), key=lambda row: (cuts[row] < T, row)):
@@ -177,20 +186,24 @@ def _check_part(
             raise ModelError(
                 f"{name} is not causal: {seen} moves the output at position {position} by "
                 f"{float(moved[position]):.2g}, of {float(_size(y).max()):.2g} ({how}); an output "
-                "may depend on its own and earlier positions alone"
+                "may depend on its own and earlier positions, and in training mode on chance"
             )
         worst = max(worst, float(fraction.max()))
     return worst, y
 
 
-def _run(name: str, part: Callable[[Tensor], Tensor], x: Tensor, longer: int = 0) -> Tensor:
-    """The part's outputs; each run draws the same numbers, for dropout.
+def _run(
+    name: str, part: Callable[[Tensor], Tensor], x: Tensor, longer: int = 0, drawn: int = 0
+) -> Tensor:
+    """The part's outputs; each run draws the same random numbers, or those after `drawn` of them.
 
     Raises:
         ModelError: it cannot be run, or not on so few positions, though on `longer` inputs.
     """
     try:
         with torch.random.fork_rng([x.device] if x.is_cuda else []):
+            for device in {torch.device("cpu"), x.device}:
+                torch.rand(drawn, device=device)
             return part(x)
     except Exception as error:
         if is_out_of_memory(error):

@@ -51,7 +51,8 @@ class Inversion:
         skip: stories to leave out before the first prompt; default: the suite's, else 0
         length: tokens of each prompt that is drawn; default: the suite's, else 16
         pad_to: fill each prompt with pads up to N tokens
-        allowed: gradient solvers answer with tokens of this text alone
+        allowed: gradient solvers answer with tokens of this text alone; what they try on the way is
+            not restricted
 
     Raises:
         RequestError: a number below the least that is allowed.

@@ -41,12 +41,14 @@ def score_arrivals(
         generators: from which the solver drew, and which go on.
 
     Returns:
-        Of each row whether it arrived and the loss reached, or None.
+        Of each row whether it arrived and the loss reached, or None, also where the objective is
+        not known, of a user's own solver.
     """
     vectors = [answer.vectors for answer in answers if answer.vectors is not None]
-    if len(vectors) < len(answers):
+    loss = OBJECTIVES.get(solver.settings.get("objective", ""))
+    if loss is None or len(vectors) < len(answers):
         return [None] * len(answers)
-    loss, true = OBJECTIVES[solver.settings.get("objective", "l1")], problem.circuit.embed(truth)
+    true = problem.circuit.embed(truth)
     shifted = true + SHIFT * normal(generators, true.shape[1:], true)
     bar = loss(problem.shown(shifted), problem.target)
     reached = loss(problem.shown(torch.stack(vectors)), problem.target)

@@ -11,21 +11,25 @@ read for solvers, and files of the user's own (`eval.rows.plugins`).
 """
 
 import inspect
+import json
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, TypeVar
 
 import docstring_parser
 import torch
 from torch import Tensor
 
+from arch.errors import reason
 from eval.inversion.gradient.objectives import OBJECTIVES, VARIABLES, restrict
 from eval.inversion.problem import Generators, Problem
 from eval.messages import ArgumentError, RequestError, nearest
 from eval.models.identity import hash_source
-from eval.rows.plugins import Registry
+from eval.rows.plugins import Registry, foreign_code
 from eval.sites.circuit import uncertified
 from eval.sites.slices import Slice
 
@@ -33,6 +37,8 @@ FAMILIES = ("gradient", "prior", "search", "control")
 """In the order of reading: a `prior` also measures what the model expects, a `control` nothing."""
 NAMES: dict[str, Sequence[str]] = {"objective": list(OBJECTIVES), "variable": list(VARIABLES)}
 """Settings whose values are names."""
+KINDS = (bool, int, float, str)
+"""What the value of a setting may be."""
 ANY = 1 << 30
 """The end of a range of hidden tokens that has none: `hidden=range(1, ANY)`."""
 COLLISIONS = 16
@@ -144,8 +150,13 @@ class Solver:
         texts = {
             entry.arg_name: " ".join((entry.description or "").split()) for entry in documented
         }
-        choices = {name: f" One of {', '.join(values)}." for name, values in NAMES.items()}
+        choices = {name: f" One of {', '.join(values)}." for name, values in self._names.items()}
         return {name: texts.get(name, "") + choices.get(name, "") for name in self.settings}
+
+    @property
+    def _names(self) -> dict[str, Sequence[str]]:
+        """`NAMES`, of a solver of ours: a user's own may give a setting of that name others."""
+        return {} if self.code else NAMES
 
     @property
     def record(self) -> dict[str, Any]:
@@ -170,6 +181,7 @@ class Solver:
         Raises:
             RequestError: one that it does not have, or a value of another kind.
         """
+        chosen = self.settings.copy()
         for name, value in settings.items():
             if name not in self.settings:
                 raise RequestError(
@@ -188,13 +200,14 @@ class Solver:
                 raise RequestError(
                     f"solver {self.name}, setting {name}: {value!r} must be above 0, and finite"
                 )
-            if value not in NAMES.get(name, (value,)):
+            if value not in self._names.get(name, (value,)):
                 raise RequestError(
                     f"solver {self.name}, setting {name}: {value!r} does not exist; "
                     f"use one of {', '.join(NAMES[name])}"
                 )
+            chosen[name] = kind(value)
         family = "prior" if settings.get("prior") else self.family
-        return replace(self, family=family, settings=self.settings | settings)
+        return replace(self, family=family, settings=chosen)
 
 
 def drop_scores(answer: Answer, _row: int = 0) -> Answer:
@@ -216,9 +229,15 @@ def ask_solver(
     """
     started, P = time.perf_counter(), len(problems[0].target)
     given = list(problems) if chosen.layers else problems[0]
-    answers: list[Answer] = []
-    for answer in chosen.function(given, generators, **chosen.settings):
-        answers.append(score(_restricted(answer, problems[0].allowed), len(answers) % P))
+    who, answers = f"solver {chosen.name}", list[Answer]()
+    tensors, model = chain.from_iterable(map(_judges, problems)), problems[0].circuit.model
+    with foreign_code(who, chosen.function, model, tensors) if chosen.code else nullcontext():
+        for answer in chosen.function(given, generators, **chosen.settings):
+            if fault := _fault(answer, problems[0]):
+                raise RequestError(f"{who}: answer {1 + len(answers)}: {fault}")
+            answers.append(score(_restricted(answer, problems[0].allowed), len(answers) % P))
+    if len(answers) != P * len(problems):
+        raise RequestError(f"{who}: gives {len(answers)} answers to {P * len(problems)} rows")
     seconds = (time.perf_counter() - started) / len(answers)
     parts = [answers[i : i + P] for i in range(0, len(answers), P)]
     for problem, of_problem in zip(problems, parts, strict=True):
@@ -230,10 +249,46 @@ def ask_solver(
         ):
             answer.residual, answer.within = distance, fits
             answer.seconds = answer.seconds or seconds
-            alone = answer.enumerated and not answer.collisions
+            alone = answer.enumerated and not answer.collisions and not chosen.code
             proof = "enumerated" if alone else "residual"
             answer.certificate = proof if fits and not unproved else None
     return parts
+
+
+def _judges(problem: Problem) -> list[Tensor]:
+    """The tensors of a problem by which its answers, and others' after them, are judged."""
+    tolerance = problem.tolerance
+    held = problem.vocabulary, problem.target, problem.noise, tolerance.limit, tolerance.usual_limit
+    return [x for x in (*held, *vars(tolerance).values()) if isinstance(x, Tensor)]
+
+
+def _fault(answer: Any, problem: Problem) -> str | None:
+    """What of an answer is not as `Answer` says, and what is allowed; None: all is."""
+    if not isinstance(answer, Answer):
+        return f"is a {type(answer).__name__}; give an Answer"
+    T, (V, D) = problem.length, problem.vocabulary.shape
+    shapes = {"tokens": (T,), "scores": (T, V), "vectors": (T, D)}
+    shapes["runner_up"] = (len(problem.positions),)
+    for name, shape in shapes.items():
+        value = getattr(answer, name)
+        seen = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        if seen != shape and not (value is None and name in ("vectors", "runner_up")):
+            return f"{name} are {seen}; allowed: a tensor {shape}"
+    tokens = answer.tokens
+    if tokens.dtype != torch.int64 or ((tokens < 0) | (tokens >= V)).any():
+        seen = f"{tokens.min().item()} to {tokens.max().item()} in {tokens.dtype}"
+        return f"tokens are {seen}; allowed: whole numbers from 0 to {V - 1} in torch.int64"
+    kinds: dict[str, Any] = {"evaluations": int, "steps": int | None, "seconds": float | int}
+    for name, kind in kinds.items():
+        value = getattr(answer, name)
+        if not isinstance(value, kind):
+            return f"{name}: {value!r} is a {type(value).__name__}; give a number of Python's own"
+    for name in ("notes", "collisions"):
+        try:
+            json.dumps([*getattr(answer, name).items()])
+        except (TypeError, ValueError, AttributeError) as error:
+            return f"{name}: {reason(error)}; give numbers and words of Python's own"
+    return None
 
 
 def _restricted(answer: Answer, allowed: Sequence[int] | None) -> Answer:
@@ -270,13 +325,20 @@ def solver(
         guesses: whether it guesses from background text.
 
     Raises:
-        RequestError: another solver has the name.
+        RequestError: another solver has the name; a setting without a default, or with one that
+            no flag can replace.
     """
 
     def enter(function: F) -> F:
-        parameters = inspect.signature(function).parameters
+        parameters, key = inspect.signature(function).parameters, function.__name__
         settings = {p.name: p.default for p in parameters.values() if p.kind is p.KEYWORD_ONLY}
-        key = function.__name__
+        for name, default in settings.items():
+            if type(default) not in KINDS:
+                seen = "none" if default is inspect.Parameter.empty else repr(default)
+                raise RequestError(
+                    f"solver {key}, setting {name}: its default is {seen}; give it a number, a "
+                    "word, True or False"
+                )
         about = hidden, random, layers, guesses, settings, hash_source(function)
         SOLVERS.enter(key, Solver(key, family, function, title or key, *about), function)
         return function

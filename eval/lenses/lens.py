@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,9 @@ from eval.lenses.trace import PromptBatch, gather
 from eval.lenses.words import word_tokens as word_tokens
 from eval.messages import RequestError, nearest
 from eval.models.checkpoint import Checkpoint
+from eval.models.identity import hash_source
 from eval.models.text import Prompt
-from eval.rows.plugins import Registry
+from eval.rows.plugins import Registry, foreign_code
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -92,12 +94,19 @@ class Lens:
         """Measures a checkpoint.
 
         Raises:
-            RequestError: it cannot look at this model or request.
+            RequestError: it cannot look at this model or request; of a user's own, it raises, or
+                changes the model in place.
         """
         batch, table = gather(checkpoint, request.prompts), Table()
         for label, prompt in zip(batch.labels, request.prompts, strict=True):
             table.pieces[label] = checkpoint.pieces(list(prompt.tokens[: prompt.real]))
-        self.measure(checkpoint, batch, request, table)
+        guard = nullcontext()
+        if hash_source(self.measure):
+            batch = replace(batch)  # with a trace of its own, in which it may write
+            tensors, who = (batch.tokens, batch.real), f"lens {self.name}"
+            guard = foreign_code(who, self.measure, checkpoint.model, tensors)
+        with guard:
+            self.measure(checkpoint, batch, request, table)
         table.check_places()
         return table
 

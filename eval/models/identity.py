@@ -86,11 +86,15 @@ def bytes_of(tensor: "Tensor") -> bytes:
 
 
 def sample_weights(model: "Module") -> list[tuple[int, int]]:
-    """What tells that weights or buffers have changed: the writes to each, and a sum of its bits.
+    """What tells that weights, or buffers that files hold, have changed: see `sample_tensors`."""
+    return sample_tensors(dict.fromkeys(model.state_dict(keep_vars=True).values()))
+
+
+def sample_tensors(tensors: Iterable["Tensor"]) -> list[tuple[int, int]]:
+    """What tells that tensors have changed: the writes to each, and a sum of its bits.
 
     Fused optimisers and `.data` write without counting.
     """
-    tensors = dict.fromkeys(model.state_dict(keep_vars=True).values())
     return [(0 if x.is_inference() else x._version, _sum_bits(x.detach())) for x in tensors]
 
 

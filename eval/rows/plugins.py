@@ -6,14 +6,21 @@ import inspect
 import pkgutil
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from arch.errors import is_out_of_memory, reason
 from eval.messages import RequestError
-from eval.models.identity import hash_source
+from eval.models.identity import hash_source, sample_tensors, sample_weights
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from arch import LanguageModel
 
 Entry = TypeVar("Entry")
 
@@ -84,9 +91,46 @@ def run_plugins(files: str | Sequence[str] | None) -> None:
         except RequestError as error:
             raise RequestError(f"--plugin {file}: {error}") from error
         except Exception as error:
-            lines = [f.lineno for f in traceback.extract_tb(error.__traceback__)
-                     if Path(f.filename).resolve() == path.resolve()]  # fmt: skip
-            line = getattr(error, "lineno", None) or (lines[-1] if lines else 0)
-            raise RequestError(
-                f"--plugin {file}: line {line}: {type(error).__name__}: {error}"
-            ) from error
+            raise RequestError(f"--plugin {file}: {_describe(error, file)}") from error
+
+
+@contextmanager
+def foreign_code(
+    who: str, function: Callable[..., Any], model: "LanguageModel", given: Iterable["Tensor"]
+) -> Iterator[None]:
+    """Runs a user's own function: what it raises is a line, and what it is given stays as it is.
+
+    Args:
+        who: as in errors, `solver hill`.
+        function: whose file errors name.
+        model: that it may run.
+        given: tensors that it is handed, and that others read after it.
+
+    Raises:
+        RequestError: it raises; or it has written into the model or into a tensor.
+    """
+    code, tensors = inspect.unwrap(function).__code__, [*given]
+    before = sample_weights(model), sample_tensors(tensors)
+    try:
+        yield
+    except RequestError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        line = _describe(error, code.co_filename, code.co_firstlineno)
+        raise RequestError(f"{who} ({code.co_filename}): {line}") from error
+    if before != (sample_weights(model), sample_tensors(tensors)):
+        model.kept.clear()  # some of which may be changed, too
+        raise RequestError(
+            f"{who} ({code.co_filename}): changes the model, or a tensor that it is given, in "
+            "place; compute x = x / 2, not x /= 2, and open the model again"
+        )
+
+
+def _describe(error: Exception, file: str, first: int = 0) -> str:
+    """An error of a user's file in one line, with its line there, or the first."""
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__)
+             if Path(f.filename).resolve() == Path(file).resolve()]  # fmt: skip
+    line = getattr(error, "lineno", None) or (lines[-1] if lines else first)
+    return f"line {line}: {type(error).__name__}: {reason(error)}"

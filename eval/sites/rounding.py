@@ -1,6 +1,6 @@
 """How far rounding moves the outputs of a circuit, and which distances are taken for none."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -14,6 +14,8 @@ from eval.sites.circuit import Circuit, join, precision
 
 STEPPED = 64  # candidates among which a prompt's next position is run where floors are measured
 REPEATED = 3  # times that the prompts of a pass are run there in another one
+ROUNDS = 2.0**14
+"""Units of precision by which rounding moves an output at most: in float32 1/512 of its size."""
 ACCEPT = 10.0
 """A distance of at most this many floors counts as none: rounding differs between batch shapes."""
 ALLOWED = 3.0
@@ -90,7 +92,8 @@ def capture(circuits: Sequence[Circuit], tokens: Tensor) -> list[tuple[Tensor, T
         For each circuit the outputs and their rounding, `(P, T, width)` each, in fp32.
 
     Raises:
-        RequestError: prompts longer than the context, or outputs that are not finite.
+        RequestError: prompts longer than the context, outputs that are not finite, or changes that
+            are no rounding, as of a mixer whose `step` differs from its `forward`.
     """
     whole, cut = join(circuits)
     outputs, rounding, _ = _capture(whole, tokens, None)
@@ -154,20 +157,46 @@ def _measure_rounding(
     """
     P, T = tokens.shape
     shuffled = circuit.of_tokens(tokens.flip(0).repeat(REPEATED, 1))[:P].flip(0)
-    changes = [torch.finfo(precision(circuit.model)).eps * outputs, shuffled - outputs]
-    beside, state = [], None
+    changes, beside, state = {"in another batch": shuffled - outputs}, [], None
     if circuit.causal:
         stepped = []
         candidates = tokens[..., None].repeat(1, 1, STEPPED)
         if rivals is not None:
             candidates[..., 1 : 1 + rivals.shape[2]] = rivals
         for t in range(T):
+            token = tokens[:, t : t + 1]
+            after = circuit.prefix(token, state) if t % 2 else None  # before or after the step
             ran = circuit.step(circuit.embed(candidates[:, t].flatten())[:, None], state)
             stepped.append(ran[::STEPPED].clone())
             if rivals is not None:
                 ran = ran.view(P, STEPPED, -1)
                 beside.append(ran[:, 1 : 1 + rivals.shape[2]].clone())
-            state = circuit.prefix(tokens[:, t : t + 1], state)
-        changes.append(torch.cat(stepped, dim=1) - outputs)
-    rounding = torch.stack(changes).abs().amax(dim=0)
+            state = after or circuit.prefix(token, state)
+        changes["position by position"] = torch.cat(stepped, dim=1) - outputs
+    _refuse_more_than_rounding(circuit, outputs, changes)
+    unit = torch.finfo(precision(circuit.model)).eps * outputs
+    rounding = torch.stack([unit, *changes.values()]).abs().amax(dim=0)
     return rounding, torch.stack(beside, dim=1) if beside else None
+
+
+def _refuse_more_than_rounding(
+    circuit: Circuit, outputs: Tensor, changes: Mapping[str, Tensor]
+) -> None:
+    """Refuses changes `(P, T, width)`, by what is done otherwise, that rounding cannot make.
+
+    The size of an output is its largest number, or the mean of these over its prompt where that is
+    larger. Below float32, where nothing is certified, only what is not finite is too much.
+    """
+    eps = max(torch.finfo(kind).eps for kind in (precision(circuit.model), torch.float32))
+    sizes = outputs.abs().amax(dim=-1)
+    size = torch.maximum(sizes, sizes.mean(dim=-1, keepdim=True))  # some are 1000 times as large
+    for how, change in changes.items():
+        moved = change.abs().amax(dim=-1)
+        wrong = (~(moved <= ROUNDS * eps * size)).nonzero().tolist()
+        if wrong:
+            p, t = wrong[0]
+            raise RequestError(
+                f"{circuit.name}: computed {how} the output at position {t} differs by "
+                f"{float(moved[p, t] / size[p, t]):.2g} of the outputs' size, which is no rounding: "
+                "`python -m arch check MODEL` says which step, prefix or random number makes it"
+            )

@@ -226,6 +226,34 @@ class PrefixInPlace(StepInPlace):
         return super().step(x, state.clone())
 
 
+class NoNumbers(StepInPlace):
+    """Its step gives no numbers."""
+
+    def step(self, x, state):
+        return x * torch.nan
+
+
+class Chance(Leak):
+    """Random in evaluation, too: `F.dropout` without `training`."""
+
+    def forward(self, x):
+        return F.dropout(x.cumsum(1), 0.5)
+
+
+class SharedChance(Leak):
+    """Draws one mask of features for all rows and positions."""
+
+    def forward(self, x):
+        return x.cumsum(1) * (torch.rand(x.shape[-1], device=x.device) > 0.2)
+
+
+class ChanceOfAttention(Leak):
+    """Attention whose dropout is always on."""
+
+    def forward(self, x):
+        return F.scaled_dot_product_attention(x, x, x, is_causal=True, dropout_p=0.1)
+
+
 class NotSaved(Leak):
     """Depends on random numbers that no file keeps."""
 

@@ -39,6 +39,9 @@ def test_every_leak_is_refused_and_named_beside_causal_mixers(kind):
         (leaks.Mean, "a change from position 4 on moves the output at position 0"),
         (leaks.AcrossBatch, "another sequence of the batch moves the output at position "),
         (leaks.OfLength, "the length of the text, 17 or 32 positions, moves the output at "),
+        (leaks.Chance, "chance in evaluation mode moves the output at position 0"),
+        (leaks.SharedChance, "chance in evaluation mode moves the output at position 0"),
+        (leaks.ChanceOfAttention, "chance in evaluation mode moves the output at position "),
     ],
 )
 def test_what_is_seen_is_named(kind, seen):

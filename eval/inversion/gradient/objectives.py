@@ -82,8 +82,14 @@ def by_pseudo_inverse(circuit: Circuit, solution: Tensor) -> Tensor:
 
 
 def by_distance(circuit: Circuit, solution: Tensor) -> Tensor:
-    """Minus the Euclidean distance from each token's embedding."""
-    return -torch.cdist(solution.flatten(0, 1), circuit.vocabulary).unflatten(0, solution.shape[:2])
+    """Minus the Euclidean distance from each token's embedding.
+
+    Both are taken from the embeddings' mean: products of long vectors would round short distances.
+    """
+    W = circuit.vocabulary
+    mean = W.mean(dim=0)
+    centred = circuit.model.keep("centred vocabulary", lambda: W - mean)
+    return -torch.cdist(solution.flatten(0, 1) - mean, centred).unflatten(0, solution.shape[:2])
 
 
 @torch.no_grad()

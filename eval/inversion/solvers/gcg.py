@@ -48,7 +48,8 @@ def gcg(problem: Problem, generators: Generators, *, steps: int = 500) -> list[A
         return (3 + WIDTH) * T + (0 if i else T)
 
     def scores() -> Tensor:  # the guess first, then the others as the gradient ranked them last
-        first = estimates.amax(dim=-1, keepdim=True) + 1
+        best = estimates.amax(dim=-1, keepdim=True)  # of any size: 1 more may be rounded away
+        first = torch.nextafter(best, torch.full_like(best, torch.inf))
         return estimates.scatter(2, tokens[..., None], first)
 
     return descend(problem, step, scores, steps)

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from arch import State
 from eval.inversion.gradient.descend import with_gradient
+from eval.inversion.gradient.objectives import by_distance
 from eval.inversion.problem import Generators, Problem
 from eval.inversion.solver import Answer, solver
 
@@ -48,7 +49,7 @@ def _search(
     length = (W - x[0]).norm(dim=-1).mean()  # of a step: that of an embedding
     visited = torch.zeros(P, len(W), dtype=torch.bool, device=W.device)
     best, least = torch.zeros_like(visited[:, 0], dtype=torch.long), torch.full_like(x[:, 0], 1e38)
-    count, seen = torch.zeros_like(best), -torch.cdist(x, W)
+    count, seen = torch.zeros_like(best), by_distance(circuit, x[:, None])[:, 0]
 
     def difference(x: Tensor) -> Tensor:
         outputs = problem.slice.narrow(circuit.step(x[:, None], state)[:, 0])
@@ -61,7 +62,7 @@ def _search(
         _, slope = with_gradient(lambda x: difference(x).square().sum(dim=-1), x)
         slope = slope / slope.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(W.dtype).tiny)
         x = torch.where(active[:, None], x - length * slope, x)
-        seen = torch.where(active[:, None], -torch.cdist(x, W), seen)
+        seen = torch.where(active[:, None], by_distance(circuit, x[:, None])[:, 0], seen)
         best_seen = seen.masked_fill(visited, -torch.inf).topk(min(tried, len(W))).indices
         distance = difference(W[best_seen].flatten(0, 1)).view(*best_seen.shape, -1).norm(dim=-1)
         distance, nearest = distance.min(dim=1)

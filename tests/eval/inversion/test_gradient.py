@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
 from eval import RequestError, open_model
+from eval.inversion.gradient.descend import random_tokens
 from eval.inversion.request import Inversion
 from eval.inversion.scoring import score_answer, score_arrivals
 from eval.inversion.solver import ask_solver, solvers
@@ -231,6 +232,15 @@ def test_losses_of_guesses_and_their_gradient_are_autograds(small_model):
     assert torch.allclose(losses_of(problem, guesses), losses, rtol=1e-4)
     (slope,) = torch.autograd.grad(losses.sum(), x)
     assert torch.allclose(gradient_at(problem, guesses[:, 2]), slope[:, 2], rtol=1e-4, atol=1e-5)
+
+
+def test_the_answer_of_gcg_is_its_guess_however_small_the_target(small_model):
+    """A step exchanges one token; the gradient's favourites stood in the place of all others."""
+    problem = posed(small_model(mixers=("attention",)), TRUTH[:1])
+    problem = replace(problem, target=problem.target * 1e-6)
+    (found,) = solve("gcg", problem, steps=1)
+    (start,) = random_tokens(generators(1), (6,), problem.vocabulary)
+    assert (found.tokens != start).sum() <= 1
 
 
 def test_allowed_words_that_a_tokenizer_lacks_are_refused(small_model, small_tokenizer):

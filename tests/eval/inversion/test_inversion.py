@@ -24,6 +24,7 @@ from tests.eval.inversion.search_cases import (
     tokens_of,
     with_twins,
 )
+from tests.said import one_line
 
 SHOWN, ONE = "[:, :, :]", "[:, 1:, :]"
 
@@ -144,6 +145,15 @@ def test_a_rows_figures_are_those_of_its_site_by_hand(model_directory):
     whole = sum(float(outputs(row["truth"], 1).square().sum()) for row in noisy)
     added = sum(row["residual"] ** 2 for row in noisy)
     assert (added / whole) ** 0.5 == pytest.approx(0.1, rel=0.06)  # of 1,536 draws
+
+
+@pytest.mark.parametrize("kind", ["WrongStep", "StepInPlace", "PrefixInPlace", "NoNumbers"])
+def test_what_a_wrong_step_changes_is_no_rounding(kind, small_model, small_tokenizer):
+    """It was the floor, within which wrong tokens lie."""
+    module = small_model(mixers=(f"tests.arch.leaks.{kind}",))
+    model = open_model(module, tokenizer=small_tokenizer)
+    with one_line(RequestError, "computed position by position"):
+        invert(model, text="Tom sat.", solvers="sweep", layers=1, slices=SHOWN)
 
 
 def test_a_token_with_a_twin_is_ambiguous_in_its_row(small_model, small_tokenizer):

@@ -58,6 +58,15 @@ def test_decoders_are_their_formulas(small_model):
         assert decode(circuit, model.embed(truth)).argmax(dim=-1).equal(truth), decode
 
 
+def test_tokens_far_from_zero_are_told_apart_by_distance(small_model):
+    """Products of such vectors rounded the distances between them away."""
+    model = small_model()
+    model.embedding.weight.add_(1e4)
+    tokens = torch.arange(300).view(20, 15)
+    found = by_distance(Circuit(model, 1), model.embed(tokens)).argmax(dim=-1)
+    assert found.equal(tokens)
+
+
 @pytest.mark.parametrize(
     ("tokens", "truth", "recall"),
     [

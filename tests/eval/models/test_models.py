@@ -79,6 +79,24 @@ def test_an_open_model_that_is_trained_on_is_refused(small_model, small_tokenize
         evals.loss([opened], text="Tom sat.")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda module: module.blocks[1].token_mixer.gate.fill_(0.5),
+        lambda module: module.embedding.weight.data[5].zero_(),
+    ],
+    ids=["a buffer", "one row of a weight, uncounted"],
+)
+def test_an_open_model_that_is_written_to_is_refused(small_model, small_tokenizer, change):
+    """What was computed of the model before was mixed with what it gives now."""
+    module = small_model(mixers=("flat", "tests.arch.leaks.ForwardOnly"))
+    opened = evals.open_model(module, tokenizer=small_tokenizer)
+    assert evals.loss([opened], text="Tom sat.").rows
+    change(module)
+    with one_line(evals.RequestError, "open it again"):
+        evals.loss([opened], text="Tom sat.")
+
+
 def test_a_module_is_opened_however_it_was_made(small_model, small_tokenizer):
     """Compiled, wrapped to be trained in parallel, or made in inference mode."""
     with torch.inference_mode():

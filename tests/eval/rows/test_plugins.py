@@ -19,6 +19,7 @@ from eval.models.identity import hash_source
 from eval.rows.store import read_rows
 from eval.views.page.page import render_page
 from tests.docs_cases import ROOT, blocks
+from tests.said import complaint
 
 TEXT = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 
@@ -136,6 +137,131 @@ def test_two_files_of_one_name_do_not_replace_each_other(tmp_path, capsys):
     files = [word for folder in ("a", "b") for word in ("--plugin", f"{tmp_path}/{folder}/hill.py")]
     assert main(["solvers", *files]) == 2
     assert "solver hill: the name is taken" in capsys.readouterr().err
+
+
+OWN = """
+import torch
+from eval.inversion.solver import Answer, solver
+from eval.inversion.solvers.sweep import sweep
+
+
+@solver("search", hidden=range(1))
+def mine(problem, generators, *, objective: str = "mse", rate: float = 0.5):
+    T, (V, D) = problem.length, problem.vocabulary.shape
+    tokens, scores, model = torch.arange(T), torch.zeros(T, V), problem.circuit.model
+    good = [Answer(tokens, scores, vectors=torch.zeros(T, D)) for _ in generators]
+    return good
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    """Writes the file of a solver that returns what is given."""
+    file = tmp_path / "mine.py"
+
+    def write(returned: str = "good") -> Path:
+        file.write_text(OWN.replace("return good", f"return {returned}"))
+        return file
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        ("None", "line 7: TypeError"),
+        ("good[0]", "line 7: TypeError"),
+        ("[]", "gives 0 answers to 1 rows"),
+        ("good + good", "gives 2 answers to 1 rows"),
+        ("[3]", "answer 1: is a int"),
+        ("[Answer(tokens + V, scores)]", "answer 1: tokens are"),
+        ("[Answer(tokens[1:], scores)]", "answer 1: tokens are"),
+        ("[Answer(tokens / 2, scores)]", "answer 1: tokens are"),
+        ("[Answer(tokens, scores[:, :9])]", "answer 1: scores are"),
+        ("[Answer(tokens, None)]", "answer 1: scores are"),
+        ("[Answer(tokens, scores, vectors=scores)]", "answer 1: vectors are"),
+        ("[Answer(tokens, scores, notes={'loss': scores})]", "answer 1: notes: "),
+        ("[Answer(tokens, scores, evaluations=scores.sum())]", "answer 1: evaluations: "),
+        ("1 / 0", "mine.py): line 12: ZeroDivisionError"),
+        ("problem.target.zero_() is good or good", "in place"),
+        ("problem.tolerance.limit.mul_(1e9) is good or good", "in place"),
+        ("problem.vocabulary.div_(2) is good or good", "in place"),
+        ("model.embedding.weight.data[5].zero_() is good or good", "in place"),
+    ],
+)  # fmt: skip
+def test_a_solver_that_answers_wrongly_is_refused(
+    returned, said, own, model_directory, tmp_path, capsys
+):
+    """It was a traceback, after the work; or later solvers were asked of another model."""
+    asked = ("--plugin", own(returned), "--solvers", "mine", "sweep")
+    assert invert(model_directory(n_layers=1), tmp_path / "out", *asked) == 2
+    line = complaint(capsys)
+    assert said in line
+    assert "solver mine" in line
+
+
+def test_a_solver_of_a_user_proves_nothing_and_has_an_objective_of_its_own(
+    own, model_directory, tmp_path, capsys
+):
+    """What it enumerated was proved by its word; its objective was looked for among ours."""
+    model, out = model_directory(n_layers=1), tmp_path / "out"
+    asked = ("--plugin", own("sweep(problem, generators)"), "--solvers", "mine", "--set")
+    assert invert(model, out, *asked, "mine.objective=mae", "mine.rate=1") == 0
+    (row,) = read_rows([out])
+    assert (row["exact"], row["certificate"]) == (True, "residual")
+    capsys.readouterr()
+    assert invert(model, out, *asked, "mine.objective=mae", "mine.rate=1.0") == 0
+    assert "every row is there already" in capsys.readouterr().err
+    assert invert(model, out, "--plugin", own(), "--solvers", "mine") == 0
+    assert [row["criterion"] for row in read_rows([out])] == [None, None]
+
+
+@pytest.mark.parametrize("setting", ["steps: int", "steps: int | None = None", "steps=(1, 2)"])
+def test_a_setting_that_no_flag_can_set_is_refused(setting, own, capsys):
+    """It was given a class for a number, and no value was taken."""
+    file = own()
+    file.write_text(OWN.replace("rate: float = 0.5", setting))
+    assert main(["solvers", "--plugin", str(file)]) == 2
+    assert "solver mine, setting steps: " in complaint(capsys)
+
+
+LENS = """
+from eval.lenses.lens import lens
+
+
+@lens("mine")
+def measure(checkpoint, batch, request, table):
+    s = batch.streams
+    s -= s.mean(dim=-1, keepdim=True)
+    table.add("size", s.norm())
+"""
+
+
+def test_a_lens_that_writes_in_place_changes_no_other(model_directory, tmp_path):
+    """Lenses after it read what it had made of the streams."""
+    model, file, found = model_directory(), tmp_path / "mine.py", []
+    file.write_text(LENS)
+    for names in (["residual"], ["mine", "residual"]):
+        out = tmp_path / "-".join(names)
+        asked = ["--text", "Tom sat.", "--out", str(out), "--plugin", str(file)]
+        assert main(["lens", str(model), "--lens", *names, *asked]) == 0
+        found.append([row["value"] for row in read_rows([out]) if row["lens"] == "residual"])
+    assert found[0] == found[1] != []
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("checkpoint.model.embedding.weight.div_(2).norm()", "in place"),
+        ("1 / 0", "line 9: ZeroDivisionError"),
+    ],
+)
+def test_a_lens_that_fails_is_refused(code, said, model_directory, tmp_path, capsys):
+    file = tmp_path / "mine.py"
+    file.write_text(LENS.replace("s.norm()", code))
+    words = ("--lens", "mine", "--plugin", str(file), "--text", "Tom sat.")
+    assert main(["lens", str(model_directory()), *words]) == 2
+    assert said in complaint(capsys)
 
 
 def test_a_lens_whose_file_changed_is_asked_anew(plugin, model_directory, tmp_path):
