@@ -197,6 +197,6 @@ def _refuse_more_than_rounding(
             p, t = wrong[0]
             raise RequestError(
                 f"{circuit.name}: computed {how} the output at position {t} differs by "
-                f"{float(moved[p, t] / size[p, t]):.2g} of the outputs' size, which is no rounding: "
+                f"{float(moved[p, t] / size[p, t]):.2g} of its size, which is no rounding: "
                 "`python -m arch check MODEL` says which step, prefix or random number makes it"
             )
