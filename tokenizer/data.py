@@ -106,14 +106,15 @@ class Tally:
         Raises:
             CorpusError: its hash is another than the one given, or an id is none of the vocabulary.
         """
-        counts, digest, largest, width = Counter[str](), hashlib.sha256(), -1, self._context or 1
+        counts, largest, width = Counter[str](), -1, self._context or 1
+        digests = [self._hash] if not self.shards else [self._hash, hashlib.sha256()]
         with path.open("rb") as file:
             while (ids := np.fromfile(file, DTYPE, max(1, BLOCK // width) * width)).size:
                 counts.update(self._counts(ids))
-                digest.update(ids.tobytes())
-                self._hash.update(ids.tobytes())
                 largest = max(largest, int(ids.max()))
-        found = digest.hexdigest()
+                for digest in digests:
+                    digest.update(ids)
+        found = digests[-1].hexdigest()
         if sha256 is not None and sha256 != found:
             raise CorpusError(
                 f"{path}: not the bytes that were packed (sha256 {found[:12]}, {sha256[:12]} "
@@ -129,11 +130,11 @@ class Tally:
 
     def _counts(self, ids: np.ndarray) -> dict[str, int]:
         """Count stories, tokens and UTF-8 bytes; pads are not counted; in rows, cut stories are."""
-        ends, size = ids == self._end, int(self._bytes[ids].sum(dtype=np.int64))
+        ends, size = ids == self._end, int(self._bytes.take(ids).sum(dtype=np.int64))
         if self._context is None:
-            return {"stories": int(ends.sum()), "tokens": ids.size, "bytes": size}
-        ends = ends.reshape(-1, self._context)
-        counts = {"stories": len(ends), "tokens": int((ids != self._pad).sum()), "bytes": size}
+            return {"stories": int(np.count_nonzero(ends)), "tokens": ids.size, "bytes": size}
+        ends, tokens = ends.reshape(-1, self._context), int(np.count_nonzero(ids != self._pad))
+        counts = {"stories": len(ends), "tokens": tokens, "bytes": size}
         return counts | {"rows": len(ends), "cut": int((~ends.any(1)).sum())}
 
 
