@@ -113,7 +113,7 @@ class Tally:
                 counts.update(self._counts(ids))
                 largest = max(largest, int(ids.max()))
                 for digest in digests:
-                    digest.update(ids)
+                    digest.update(ids.data)
         found = digests[-1].hexdigest()
         if sha256 is not None and sha256 != found:
             raise CorpusError(
