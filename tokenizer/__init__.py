@@ -3,6 +3,12 @@
 python -m tokenizer train | pack | inspect
 """
 
+import sys
+
+if sys.argv[:1] == ["-m"] and not getattr(sys.flags, "safe_path", False):
+    # `python -m` looks for the command: a library's name in the working directory comes last.
+    sys.path.append(sys.path.pop(0))
+
 from tokenizer.bpe import (
     END_OF_TEXT,
     PAD,

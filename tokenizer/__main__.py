@@ -18,9 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 if __name__ == "__main__":
-    # The working directory may have folders or files of our names, or a library's: it comes last.
-    if not getattr(sys.flags, "safe_path", False):
-        sys.path.append(sys.path.pop(0))
+    # The working directory may have a folder of our name: it comes last, see __init__.py.
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     sys.modules.pop("tokenizer", None)
 
@@ -40,8 +38,7 @@ from tokenizer.bpe import (
     train_tokenizer,
 )
 from tokenizer.corpus import Corpus, open_corpus
-from tokenizer.data import SPLITS
-from tokenizer.files import complete_shards, whole_file
+from tokenizer.files import SPLITS, complete_shards, whole_file
 from tokenizer.pack import SHARD, VALID_FRACTION, Layout, pack
 
 SHOWN = 10  # tokens in a table of `inspect`
@@ -138,6 +135,7 @@ def _inspect(options: argparse.Namespace) -> None:
         valid_fraction=VALID_FRACTION,
         limit=options.limit,
         field=options.field,
+        stream=options.limit is not None,
     )
     print(_describe(tokenizer, corpus, options.tokenizer))
     if options.text is not None:

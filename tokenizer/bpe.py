@@ -22,6 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 END_OF_TEXT = "<|endoftext|>"
@@ -35,6 +36,8 @@ LETTERS = 2 << 20  # in a batch, so that memory stays bounded where stories are 
 LONGEST = 1000  # letters of a word that is learnt from: the time grows with their square
 KINDS = (r"[^\W\d_]", r"\d", r"(?:[^\w\s]|_)", r"\s")  # letters that make words, each its own
 LONG, WORD = (re.compile("|".join(f"{kind}{n}" for kind in KINDS)) for n in (f"{{{LONGEST}}}", "+"))
+COUNTED = 2**31 - 1  # of a pair, at most
+ACROSS = [byte | ord(" ") << 8 for byte in range(0x21, 0x7F)]  # pairs of two words, as "e "
 BYTE_LEVEL = (
     "give a byte-level tokenizer with all bytes, without a normalizer or a blank before a text, as "
     "this makes one: python -m tokenizer train"
@@ -75,7 +78,8 @@ def train_tokenizer(
     Source: Sennrich et al. 2016 (BPE); Radford et al. 2019 (bytes, and the split into words).
 
     Raises:
-        CorpusError: `vocab_size` is out of range, or the stories hold too few distinct words.
+        CorpusError: `vocab_size` is out of range, the stories hold too few distinct words, or a
+            pair of bytes more often than the library counts.
     """
     if not SMALLEST <= vocab_size <= LARGEST:
         raise CorpusError(
@@ -91,7 +95,8 @@ def train_tokenizer(
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=sys.stderr.isatty(),
     )
-    tokenizer.train_from_iterator(_cut_words(stories), trainer)
+    source = printable(getattr(stories, "source", "the stories"))
+    tokenizer.train_from_iterator(_count_pairs(_cut_words(stories), source), trainer)
     learnt = tokenizer.get_vocab_size()
     if learnt != vocab_size and not fewer:
         raise CorpusError(
@@ -99,6 +104,40 @@ def train_tokenizer(
             " give more stories or ask for fewer entries"
         )
     return tokenizer
+
+
+def _count_pairs(texts: Iterable[str], source: str) -> Iterator[str]:
+    """Yield texts, and count the pairs of bytes in them, which the library does in 32 bits.
+
+    Of a pair that is more frequent its count is negative, and it is never merged (issue 2058 of
+    huggingface/tokenizers). No pair that it merges is more frequent than the bytes within.
+
+    Raises:
+        CorpusError: A pair is more frequent.
+    """
+    counts, batch, letters = np.zeros(1 << 16, np.int64), list[str](), 0
+    for text in texts:
+        batch.append(text)
+        letters += len(text)
+        if letters > LETTERS:
+            _add_pairs(counts, batch, source)
+            batch, letters = [], 0
+        yield text
+    _add_pairs(counts, batch, source)
+
+
+def _add_pairs(counts: np.ndarray, texts: list[str], source: str) -> None:
+    read = np.frombuffer("\0".join(texts).encode(errors="surrogatepass"), np.uint8)
+    for start in (0, 1):
+        pairs = read[start : start + (len(read) - start) // 2 * 2].view("<u2")
+        counts += np.bincount(pairs, minlength=len(counts))
+    counts[ACROSS] = 0
+    if (most := int(counts.max())) > COUNTED:
+        pair = int(counts.argmax()).to_bytes(2, "little")
+        raise CorpusError(
+            f"{source}: the pair {pair!r} stands there {most:,} times or more, and the library "
+            f"tokenizers counts to {COUNTED:,}; learn from fewer stories, as by --limit N"
+        )
 
 
 def _cut_words(stories: Iterable[str]) -> Iterator[str]:

@@ -23,13 +23,15 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from tokenizer.bpe import END_OF_TEXT, CorpusError, reason
-from tokenizer.data import SPLITS, PackedData
+from tokenizer.data import PackedData
+from tokenizer.files import SPLITS
 from tokenizer.readers import ROWS, check_kind, read_batches, read_file
 from tokenizer.splits import (
     ENDINGS,
@@ -40,6 +42,7 @@ from tokenizer.splits import (
     list_files,
     refuse_missing,
     say_once,
+    text_files,
 )
 from tokenizer.toy import toy_stories
 
@@ -126,6 +129,38 @@ def open_corpus(
             f"out, so give more stories, or a directory with {split}.*"
         )
     return corpus
+
+
+def describe_files(source: str) -> str | None:
+    """Return how many files a source has, their size, and when the last was written; or nothing.
+
+    Of a folder the files count that are read; of `hub:FOLDER` and packed data all do. Of a dataset
+    of the hub its revision is returned, if the network tells it.
+    """
+    kind, _, name = source.partition(":")
+    root = Path(name.partition(":")[0] if kind == "hub" else source)
+    paths = [root]
+    if root.is_dir():
+        all_count = kind == "hub" or PackedData.stands_in(root)
+        paths = chain.from_iterable(list_files(root)) if all_count else text_files(root)
+    found = [path for path in paths if path.is_file()]
+    if kind == "hub" and not found:
+        return _revision(str(root))
+    if not found or kind == "toy":
+        return None
+    stats = [path.stat() for path in found]
+    changed = datetime.fromtimestamp(max(stat.st_mtime for stat in stats), timezone.utc)
+    size = sum(stat.st_size for stat in stats)
+    return f"{len(found):,} of {size:,} bytes, written until {changed.isoformat(' ')}"
+
+
+def _revision(name: str) -> str | None:
+    from huggingface_hub import HfApi
+
+    try:
+        return f"of revision {HfApi().dataset_info(name).sha}"
+    except Exception:  # of the name, or of the HTTP library; it is said where it is read
+        return None
 
 
 def _stories(read: Read) -> Iterator[str]:

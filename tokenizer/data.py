@@ -2,7 +2,7 @@
 
 tokenizer.json   the tokenizer that made it
 train-00000.bin  token ids, uint16 little endian: one long line (packed) or rows; whole stories
-train-00001.bin  as many files as the corpus fills; compared with their hashes when they are read
+train-00001.bin  as many files as the corpus fills; compared with meta.json when they are read
 valid-00000.bin
 meta.json        layout; counts and hashes of each split, and of each of its files under `shards`
 """
@@ -10,8 +10,8 @@ meta.json        layout; counts and hashes of each split, and of each of its fil
 from __future__ import annotations
 
 import hashlib
-import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,10 +22,18 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from tokenizer.bpe import END_OF_TEXT, PAD, CorpusError, count_ids, load_tokenizer, tokenizer_hash
+from tokenizer.bpe import (
+    END_OF_TEXT,
+    LARGEST,
+    PAD,
+    CorpusError,
+    count_ids,
+    load_tokenizer,
+    token_bytes,
+    tokenizer_hash,
+)
+from tokenizer.files import SPLITS, read_meta
 
-SPLITS: tuple[str, ...] = ("train", "valid")
-SCHEMA = 1
 BLOCK = 1 << 20
 DTYPE = np.dtype("<u2")
 OPEN = 256  # files open at a time, of the 1024 that there often may be
@@ -38,16 +46,6 @@ class Shard:
     path: Path
     tokens: int
     sha256: str = ""
-
-    def verify(self, vocab_size: int) -> None:
-        """Compare the bytes of the file with their hash, and its ids with the vocabulary.
-
-        Raises:
-            CorpusError: they differ, or an id is none of the vocabulary.
-        """
-        self.check()
-        stat = self.path.stat()
-        _verify_bytes(self, vocab_size, stat.st_mtime_ns, stat.st_ino)
 
     def state(self) -> tuple[int, int]:
         """Which file is there, and when it was changed; zeros where there is none."""
@@ -80,24 +78,80 @@ class Shard:
             )
 
 
-@lru_cache(maxsize=1 << 16)
-def _verify_bytes(shard: Shard, vocab_size: int, changed: int, inode: int) -> None:
-    """Read a file once for each of its states."""
-    digest, largest = hashlib.sha256(), -1
-    with shard.path.open("rb") as file:
-        while (ids := np.fromfile(file, DTYPE, BLOCK)).size:
-            digest.update(ids.tobytes())
-            largest = max(largest, int(ids.max()))
-    if digest.hexdigest() != shard.sha256:
-        raise CorpusError(
-            f"{shard.path}: not the bytes that were packed (sha256 {digest.hexdigest()[:12]}, "
-            f"{shard.sha256[:12]} expected); copy it again, or pack the data again"
-        )
-    if largest >= vocab_size:
-        raise CorpusError(
-            f"{shard.path}: holds id {largest}, the vocabulary has {vocab_size} entries; pack the "
-            "data again"
-        )
+class Tally:
+    """Counts and hashes the files of a split, one after the other, as they are read.
+
+    Attributes:
+        shards: What `meta.json` holds of each file.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, context: int | None) -> None:
+        self._end, self._pad = map(tokenizer.token_to_id, (END_OF_TEXT, PAD))
+        pieces = token_bytes(tokenizer)
+        self._entries, self._bytes = len(pieces), np.zeros(max(LARGEST, len(pieces)), np.uint16)
+        self._bytes[: len(pieces)] = [len(piece) for piece in pieces]
+        self._context = context
+        self._total: Counter[str] = Counter()
+        self._hash = hashlib.sha256()
+        self.shards: list[dict[str, Any]] = []
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What `meta.json` holds of the split."""
+        return {**self._total, "sha256": self._hash.hexdigest(), "shards": self.shards}
+
+    def add(self, path: Path, sha256: str | None = None) -> None:
+        """Read a file.
+
+        Raises:
+            CorpusError: its hash is another than the one given, or an id is none of the vocabulary.
+        """
+        counts, largest, width = Counter[str](), -1, self._context or 1
+        digests = [self._hash] if not self.shards else [self._hash, hashlib.sha256()]
+        with path.open("rb") as file:
+            while (ids := np.fromfile(file, DTYPE, max(1, BLOCK // width) * width)).size:
+                counts.update(self._counts(ids))
+                largest = max(largest, int(ids.max()))
+                for digest in digests:
+                    digest.update(ids.data)
+        found = digests[-1].hexdigest()
+        if sha256 is not None and sha256 != found:
+            raise CorpusError(
+                f"{path}: not the bytes that were packed (sha256 {found[:12]}, {sha256[:12]} "
+                "expected); copy it again, or pack the data again"
+            )
+        if largest >= self._entries:
+            raise CorpusError(
+                f"{path}: holds id {largest}, the vocabulary has {self._entries} entries; pack the "
+                "data again"
+            )
+        self._total.update(counts)
+        self.shards.append({"file": path.name, **counts, "sha256": found})
+
+    def _counts(self, ids: np.ndarray) -> dict[str, int]:
+        """Count stories, tokens and UTF-8 bytes; pads are not counted; in rows, cut stories are."""
+        ends, size = ids == self._end, int(self._bytes.take(ids).sum(dtype=np.int64))
+        if self._context is None:
+            return {"stories": int(np.count_nonzero(ends)), "tokens": ids.size, "bytes": size}
+        ends, tokens = ends.reshape(-1, self._context), int(np.count_nonzero(ids != self._pad))
+        counts = {"stories": len(ends), "tokens": tokens, "bytes": size}
+        return counts | {"rows": len(ends), "cut": int((~ends.any(1)).sum())}
+
+
+@lru_cache(maxsize=OPEN)
+def _read_files(
+    shards: tuple[Shard, ...], states: tuple[tuple[int, int], ...], tokenizer: str, width: int
+) -> dict[str, Any]:
+    """Read files once for each of their states; return what packing says of them.
+
+    Raises:
+        CorpusError: One is not what was packed.
+    """
+    tally = Tally(Tokenizer.from_str(tokenizer), width if width > 1 else None)
+    for shard in shards:
+        shard.check()
+        tally.add(shard.path, shard.sha256)
+    return tally.about
 
 
 class _OpenFile(FileIO):
@@ -129,11 +183,14 @@ class TokenLine:
     """Token ids, uint16, numbered from 0 over the shards of a split, in their order.
 
     A stretch that crosses the edge of a shard is put together from its parts. With `vocab_size`,
-    windows with an id beyond the vocabulary are refused.
+    windows with an id beyond the vocabulary are refused. Of packed data `made` is the tokenizer's
+    JSON, and the width of a row.
     """
 
-    def __init__(self, shards: Sequence[Shard], vocab_size: int = 1 << 16) -> None:
-        self.shards, self._vocab_size = list(shards), vocab_size
+    def __init__(
+        self, shards: Sequence[Shard], vocab_size: int = LARGEST, made: tuple[str, int] = ("", 1)
+    ) -> None:
+        self.shards, self._vocab_size, self._made = list(shards), vocab_size, made
         self._states = [shard.state() for shard in self.shards]
         self._ends = np.cumsum([shard.tokens for shard in self.shards], dtype=np.int64)
 
@@ -146,7 +203,7 @@ class TokenLine:
         for shard, (inode, changed) in zip(self.shards, self._states, strict=True):
             state = shard.state()
             if state[0] == inode and state[1] != changed:  # what is open stays, if it was replaced
-                shard.verify(self._vocab_size)
+                _read_files((shard,), (state,), *self._made)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -210,7 +267,8 @@ class PackedData:
         path: The directory.
         meta: What `meta.json` says: layout, pad_side, context, vocab_size, splits, ...
         tokenizer_json: The text of the tokenizer's file.
-        hash: SHA-256 (hex) over the hashes of both splits: equal exactly for equal tokens.
+        hash: SHA-256 (hex) over the hashes of both splits: equal exactly for equal tokens. Of a
+            split in many files its own hash is compared when these are read.
     """
 
     def __init__(self, directory: str | Path) -> None:
@@ -220,7 +278,7 @@ class PackedData:
             CorpusError: It is missing, is not packed data, or a file in it is not what was written.
         """
         self.path = Path(directory)
-        self.meta = _read_meta(self.path)
+        self.meta = read_meta(self.path)
         tokenizer = load_tokenizer(self.path)
         self.tokenizer_json = tokenizer.to_str()
         if tokenizer_hash(tokenizer) != self.meta.get("tokenizer_sha256"):
@@ -252,15 +310,23 @@ class PackedData:
     def line(self, split: str) -> TokenLine:
         """Return the tokens of a split as one line, rows one after the other.
 
-        The files are read once for it, and compared with their hashes.
+        The files are read once for it, and compared with what meta.json says of them.
 
         Raises:
             CorpusError: A file cannot be read, or is not what was written.
         """
-        shards = self.shards(split)
-        for shard in shards:
-            shard.verify(self.meta["vocab_size"])
-        return TokenLine(shards, self.meta["vocab_size"])
+        shards, told = self.shards(split), self.meta["splits"][split]
+        made, states = (self.tokenizer_json, self._width), tuple(s.state() for s in shards)
+        found = _read_files(tuple(shards), states, *made)
+        parts = zip([told, *told["shards"]], [found, *found["shards"]], strict=True)
+        for number, (old, new) in enumerate(parts):
+            if changed := [key for key in new if key != "shards" and old[key] != new[key]]:
+                name = f"splits.{split}" + f".shards[{number - 1}]" * bool(number)
+                raise CorpusError(
+                    f"{self.path / 'meta.json'}: {name}.{changed[0]} {old[changed[0]]}: must be "
+                    f"{new[changed[0]]}, as in the files; pack the data again"
+                )
+        return TokenLine(shards, self.meta["vocab_size"], made)
 
     def tokens(self, split: str, limit: int | None = None) -> np.ndarray:
         """Return the first ids of a split: uint16, (N,) when packed, (rows, context) in rows.
@@ -312,76 +378,3 @@ class PackedData:
         """UTF-8 bytes of the stories per token, end-of-text counted as a token, pads not."""
         counts = self.meta["splits"][split]
         return counts["bytes"] / counts["tokens"]
-
-
-def _read_meta(directory: Path) -> dict[str, Any]:
-    file = directory / "meta.json"
-    advice = "make one with: python -m tokenizer pack SOURCE --tokenizer FILE --out DIR"
-    if not directory.is_dir():
-        text = directory.suffix in (".txt", ".jsonl", ".json", ".csv", ".parquet")
-        kind = "file" if text else "directory of packed data"
-        raise CorpusError(f"{directory}: no such {kind}; {advice}")
-    if not file.is_file():
-        raise CorpusError(f"{directory}: not a directory of packed data (no meta.json); {advice}")
-    try:
-        meta = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CorpusError(f"{file}: not JSON ({error}); pack the data again") from error
-    if not isinstance(meta, dict) or "splits" not in meta:
-        raise CorpusError(f"{directory}: not a directory of packed data (no splits in meta.json)")
-    if meta.get("schema") != SCHEMA:
-        raise CorpusError(f"{file}: schema {meta.get('schema')!r}, known is {SCHEMA}; pack again")
-    _check_meta(file, meta)
-    return meta
-
-
-def _check_meta(file: Path, meta: dict[str, Any]) -> None:
-    """Check each entry that is read.
-
-    Raises:
-        CorpusError: One is missing, or is not what packing writes.
-    """
-
-    def need(allowed: bool, name: str, value: Any, what: str) -> None:
-        if not allowed:
-            raise CorpusError(f"{file}: {name} {value!r:.80}: must be {what}; pack the data again")
-
-    rows, context = meta.get("layout") == "rows", meta.get("context")
-    need(rows or meta.get("layout") == "packed", "layout", meta.get("layout"), "packed or rows")
-    need(_counts(context, 2) if rows else context is None, "context", context,
-         "2 or more in rows, null when packed")  # fmt: skip
-    sides = ("left", "right") if rows else (None,)
-    need(meta.get("pad_side") in sides, "pad_side", meta.get("pad_side"),
-         "left or right in rows, null when packed")  # fmt: skip
-    size, source = meta.get("vocab_size"), meta.get("source")
-    need(_counts(size, 1), "vocab_size", size, "a number of entries")
-    need(isinstance(source, str), "source", source, "a text")
-    field, fraction = meta.get("field", "text"), meta.get("valid_fraction")
-    need(isinstance(field, str), "field", field, "the name of a column")
-    between = isinstance(fraction, int | float) and 0 < fraction < 1
-    need(fraction is None or between, "valid_fraction", fraction, "null or between 0 and 1")
-    need(isinstance(meta["splits"], dict), "splits", meta["splits"], "an object")
-    counted = ("stories", "tokens", "bytes", *(("rows", "cut") if rows else ()))
-    for split in SPLITS:
-        about = meta["splits"].get(split)
-        listed = about.get("shards") if isinstance(about, dict) else None
-        shards: list[Any] = listed if isinstance(listed, list) else []
-        need(shards != [], f"splits.{split}", about, "an object with shards")
-        for number, part in enumerate([about, *shards]):
-            name = f"splits.{split}" + (f".shards[{number - 1}]" if number else "")
-            need(isinstance(part, dict), name, part, "an object")
-            for key in counted:
-                value = part.get(key)
-                need(_counts(value, 0), f"{name}.{key}", value, "a whole number")
-            digest, own = part.get("sha256"), part.get("file", "")
-            need(isinstance(digest, str), f"{name}.sha256", digest, "a SHA-256")
-            right = f"{split}-{number - 1:05d}.bin"
-            need(own == right or number == 0, f"{name}.file", own, right)
-        for key in counted:
-            total = sum(part[key] for part in shards)
-            need(about[key] == total, f"splits.{split}.{key}", about[key], f"{total}, as in shards")
-        need(about["tokens"] > 0, f"splits.{split}.tokens", about["tokens"], "1 or more")
-
-
-def _counts(value: Any, least: int) -> bool:
-    return type(value) is int and least <= value < 1 << 53

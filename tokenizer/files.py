@@ -1,4 +1,4 @@
-"""Files and directories that are complete or not there.
+"""Files and directories that are complete or not there, and what `meta.json` of packed data says.
 
 Both are written under another name beside their place, forced to disk, then renamed. The place is
 checked before the work starts.
@@ -13,15 +13,13 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, timezone
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from tokenizer.bpe import CorpusError
-from tokenizer.data import PackedData
-from tokenizer.splits import list_files, text_files
 
+SPLITS: tuple[str, ...] = ("train", "valid")
+SCHEMA = 1
 REQUEST = "request.json"
 FULL = {
     errno.ENOSPC: "the disk is full; free space or choose another",
@@ -113,36 +111,84 @@ def complete_shards(out: Path) -> int:
     return len(list(_partial(out).glob("*.bin")))
 
 
-def describe_files(source: str) -> str | None:
-    """Return how many files a source has, their size, and when the last was written; or nothing.
+def read_meta(directory: Path) -> dict[str, Any]:
+    """Return what `meta.json` of packed data says, each entry that is read checked.
 
-    Of a folder the files count that are read; of `hub:FOLDER` and packed data all do. Of a dataset
-    of the hub its revision is returned, if the network tells it.
+    Raises:
+        CorpusError: There is none, or an entry is missing, or is not what packing writes.
     """
-    kind, _, name = source.partition(":")
-    root = Path(name.partition(":")[0] if kind == "hub" else source)
-    paths = [root]
-    if root.is_dir():
-        all_count = kind == "hub" or PackedData.stands_in(root)
-        paths = chain.from_iterable(list_files(root)) if all_count else text_files(root)
-    found = [path for path in paths if path.is_file()]
-    if kind == "hub" and not found:
-        return _revision(str(root))
-    if not found or kind == "toy":
-        return None
-    stats = [path.stat() for path in found]
-    changed = datetime.fromtimestamp(max(stat.st_mtime for stat in stats), timezone.utc)
-    size = sum(stat.st_size for stat in stats)
-    return f"{len(found):,} of {size:,} bytes, written until {changed.isoformat(' ')}"
-
-
-def _revision(name: str) -> str | None:
-    from huggingface_hub import HfApi
-
+    file = directory / "meta.json"
+    advice = "make one with: python -m tokenizer pack SOURCE --tokenizer FILE --out DIR"
+    if not directory.is_dir():
+        text = directory.suffix in (".txt", ".jsonl", ".json", ".csv", ".parquet")
+        kind = "file" if text else "directory of packed data"
+        raise CorpusError(f"{directory}: no such {kind}; {advice}")
+    if not file.is_file():
+        raise CorpusError(f"{directory}: not a directory of packed data (no meta.json); {advice}")
     try:
-        return f"of revision {HfApi().dataset_info(name).sha}"
-    except Exception:  # of the name, or of the HTTP library; it is said where it is read
-        return None
+        meta = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CorpusError(f"{file}: not JSON ({error}); pack the data again") from error
+    if not isinstance(meta, dict) or "splits" not in meta:
+        raise CorpusError(f"{directory}: not a directory of packed data (no splits in meta.json)")
+    if meta.get("schema") != SCHEMA:
+        raise CorpusError(f"{file}: schema {meta.get('schema')!r}, known is {SCHEMA}; pack again")
+    _check_meta(file, meta)
+    return meta
+
+
+def _check_meta(file: Path, meta: dict[str, Any]) -> None:
+    """Check each entry that is read.
+
+    Raises:
+        CorpusError: One is missing, or is not what packing writes.
+    """
+
+    def need(allowed: bool, name: str, value: Any, what: str) -> None:
+        if not allowed:
+            raise CorpusError(f"{file}: {name} {value!r:.80}: must be {what}; pack the data again")
+
+    rows, context = meta.get("layout") == "rows", meta.get("context")
+    need(rows or meta.get("layout") == "packed", "layout", meta.get("layout"), "packed or rows")
+    need(_counts(context, 2) if rows else context is None, "context", context,
+         "2 or more in rows, null when packed")  # fmt: skip
+    sides = ("left", "right") if rows else (None,)
+    need(meta.get("pad_side") in sides, "pad_side", meta.get("pad_side"),
+         "left or right in rows, null when packed")  # fmt: skip
+    size, source = meta.get("vocab_size"), meta.get("source")
+    need(_counts(size, 1), "vocab_size", size, "a number of entries")
+    need(isinstance(source, str), "source", source, "a text")
+    field, fraction = meta.get("field", "text"), meta.get("valid_fraction")
+    need(isinstance(field, str), "field", field, "the name of a column")
+    between = isinstance(fraction, int | float) and 0 < fraction < 1
+    need(fraction is None or between, "valid_fraction", fraction, "null or between 0 and 1")
+    need(isinstance(meta["splits"], dict), "splits", meta["splits"], "an object")
+    counted = ("stories", "tokens", "bytes", *(("rows", "cut") if rows else ()))
+    for split in SPLITS:
+        about = meta["splits"].get(split)
+        listed = about.get("shards") if isinstance(about, dict) else None
+        shards: list[Any] = listed if isinstance(listed, list) else []
+        need(shards != [], f"splits.{split}", about, "an object with shards")
+        for number, part in enumerate([about, *shards]):
+            name = f"splits.{split}" + (f".shards[{number - 1}]" if number else "")
+            need(isinstance(part, dict), name, part, "an object")
+            for key in counted:
+                value = part.get(key)
+                need(_counts(value, 0), f"{name}.{key}", value, "a whole number")
+            digest, own = part.get("sha256"), part.get("file", "")
+            need(isinstance(digest, str), f"{name}.sha256", digest, "a SHA-256")
+            right = f"{split}-{number - 1:05d}.bin"
+            need(own == right or number == 0, f"{name}.file", own, right)
+        for key in counted:
+            total = sum(part[key] for part in shards)
+            need(about[key] == total, f"splits.{split}.{key}", about[key], f"{total}, as in shards")
+        alone = shards[0]["sha256"] if len(shards) == 1 else about["sha256"]
+        need(about["sha256"] == alone, f"splits.{split}.sha256", about["sha256"], f"{alone:.80}")
+        need(about["tokens"] > 0, f"splits.{split}.tokens", about["tokens"], "1 or more")
+
+
+def _counts(value: Any, least: int) -> bool:
+    return type(value) is int and least <= value < 1 << 53
 
 
 def sync(path: Path) -> None:

@@ -17,7 +17,6 @@ files of the source, or the revision of a dataset of the hub, were changed in be
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -41,12 +40,11 @@ from tokenizer.bpe import (
     count_ids,
     encode_stories,
     load_tokenizer,
-    token_bytes,
     tokenizer_hash,
 )
-from tokenizer.corpus import Corpus, open_corpus
-from tokenizer.data import BLOCK, DTYPE, SCHEMA, SPLITS, PackedData
-from tokenizer.files import describe_files, sync, whole_directory
+from tokenizer.corpus import Corpus, describe_files, open_corpus
+from tokenizer.data import DTYPE, PackedData, Tally
+from tokenizer.files import SCHEMA, SPLITS, sync, whole_directory
 
 VALID_FRACTION = 0.05
 BETWEEN = "\n\n"  # of stories that are joined
@@ -236,16 +234,13 @@ class _Writer:
     ) -> None:
         self._folder, self._split, self._size = folder, split, size
         self._end, self._pad = map(tokenizer.token_to_id, (END_OF_TEXT, PAD))
-        self._bytes = np.array([len(piece) for piece in token_bytes(tokenizer)], np.uint16)
         self._context, self._left = layout.context, layout.pad_side == "left"
-        self._shards: list[dict[str, Any]] = []
-        self._total: Counter[str] = Counter()
-        self._hash = hashlib.sha256()
+        self._tally = Tally(tokenizer, layout.context)
         self._file: BinaryIO | None = None
         self._tokens = 0  # of the shard that is not complete
-        while self._path(".bin").is_file():
-            self._count_shard()
-        self.stories = self._total["stories"]
+        while (path := self._path(".bin")).is_file():
+            self._tally.add(path)
+        self.stories = self._tally.about.get("stories", 0)
 
     def add(self, stories: list[list[int]]) -> None:
         """Write the ids of stories, and complete every shard that they fill."""
@@ -271,12 +266,13 @@ class _Writer:
         """
         if self._file is not None:
             self._complete()
-        if cut := self._total["cut"]:
+        about = self._tally.about
+        if cut := about.get("cut"):
             logging.getLogger(__name__).warning(
-                f"{self._split}: {cut:,} of {self._total['rows']:,} stories are longer than a row "
+                f"{self._split}: {cut:,} of {about['rows']:,} stories are longer than a row "
                 f"of {self._context} tokens, and their ends are left out"
             )
-        return {**self._total, "sha256": self._hash.hexdigest(), "shards": self._shards}
+        return about
 
     def close(self) -> None:
         """Close the file of a shard that is not complete."""
@@ -297,30 +293,11 @@ class _Writer:
     def _complete(self) -> None:
         self.close()
         self._file, self._tokens = None, 0
+        path = self._path(".bin")
         sync(self._path(".tmp"))
-        self._path(".tmp").rename(self._path(".bin"))
+        self._path(".tmp").rename(path)
         sync(self._folder)
-        self._count_shard()
-
-    def _count_shard(self) -> None:
-        path, counts, digest = self._path(".bin"), Counter(), hashlib.sha256()
-        width = self._context or 1
-        with path.open("rb") as file:
-            while (ids := np.fromfile(file, DTYPE, max(1, BLOCK // width) * width)).size:
-                counts.update(self._counts(ids))
-                digest.update(ids.tobytes())
-                self._hash.update(ids.tobytes())
-        self._total.update(counts)
-        self._shards.append({"file": path.name, **counts, "sha256": digest.hexdigest()})
-
-    def _counts(self, ids: np.ndarray) -> dict[str, int]:
-        """Count stories, tokens and UTF-8 bytes; pads are not counted; in rows, cut stories are."""
-        ends, size = ids == self._end, int(self._bytes[ids].sum(dtype=np.int64))
-        if self._context is None:
-            return {"stories": int(ends.sum()), "tokens": ids.size, "bytes": size}
-        ends = ends.reshape(-1, self._context)
-        counts = {"stories": len(ends), "tokens": int((ids != self._pad).sum()), "bytes": size}
-        return counts | {"rows": len(ends), "cut": int((~ends.any(1)).sum())}
+        self._tally.add(path)
 
     def _path(self, suffix: str) -> Path:
-        return self._folder / f"{self._split}-{len(self._shards):05d}{suffix}"
+        return self._folder / f"{self._split}-{len(self._tally.shards):05d}{suffix}"

@@ -275,17 +275,13 @@ def _read_csv(path: Path, field: str) -> Iterator[str]:
     lines = chain([first], lines)
     if "\r" in first.rstrip("\r\n"):  # as of Excel for Mac; else a CR is in a cell
         lines = chain.from_iterable(io.StringIO(line, newline="") for line in lines)
+    _refuse_other_marks(path, re.split("[\r\n]", first, maxsplit=1)[0], field)
     rows = csv.reader(lines, strict=True)
     try:
         names = next(rows, [])
         if names.count(field) > 1:
             raise CorpusError(f"{path}: {field} heads {names.count(field)} columns; keep one")
         if field not in names:
-            for mark in ";\t|":
-                if field in ",".join(names).split(mark):
-                    raise CorpusError(
-                        f"{path}: its cells are divided by {mark!r}; save it with commas"
-                    )
             raise _no_column(path, field, names)
         for number, row in enumerate(filter(None, rows), 1):
             if len(row) != len(names):
@@ -296,6 +292,17 @@ def _read_csv(path: Path, field: str) -> Iterator[str]:
             yield check_text(f"{path}: row {number}", row[names.index(field)])
     except csv.Error as error:
         raise CorpusError(f"{path}: line {rows.line_num}: {error}; mend it") from None
+
+
+def _refuse_other_marks(path: Path, head: str, field: str) -> None:
+    """Refuse a table that has the column, bare or in quotes, where another mark divides its head.
+
+    Raises:
+        CorpusError: It names the mark.
+    """
+    marks = (mark for mark in ",;\t|" if field in next(csv.reader([head], delimiter=mark), []))
+    if (mark := next(marks, ",")) != ",":
+        raise CorpusError(f"{path}: its cells are divided by {mark!r}; save it with commas")
 
 
 def _read_parquet(path: Path, field: str) -> Iterator[str]:

@@ -108,13 +108,24 @@ def list_files(folder: Path) -> tuple[list[Path], list[Path]]:
     return sorted(files), sorted(others)
 
 
-def text_files(folder: Path) -> list[Path]:
-    """Return the files of a folder that are read, of both splits, sorted; none if it is refused."""
+def text_files(folder: Path, *splits: str) -> list[Path]:
+    """Return the files of a folder that are read, sorted; none if it is refused.
+
+    They are of both splits where none is named.
+    """
     try:
         found = divide_folder(folder)
-    except CorpusError:  # it is said where the stories are read
+    except ValueError:  # it is said where the stories are read; or no path is called so
         return []
-    return sorted({path for paths in found.values() for path in paths})
+    return sorted({path for split in splits or found for path in found.get(split, ())})
+
+
+def is_named_valid(file: Path) -> bool:
+    """Say whether a file's own name tells that its text is held out."""
+    try:
+        return _split_of(Path(file.name)) == "valid"
+    except CorpusError:  # it tells of two splits
+        return False
 
 
 def _refuse_unread(files: set[Path], others: list[Path]) -> None:

@@ -96,7 +96,7 @@ HELP = {
     "out": "results directory; rows that it already has are not computed again",
     "corpus": "source of the held-out stories: packed data, hub:NAME, toy (the built-in "
     "generator), a directory with valid.*, or a .txt, .csv, .json, .jsonl or .parquet file, whose "
-    "held-out part is read; default: the models' training data, or toy",
+    "held-out part is read, or all of a valid.*; default: the models' training data, or toy",
     "plugin": "your Python file that registers more (docs/extending.md); you can give this flag "
     "several times. The file runs with all your rights: give only files that you trust",
     "device": "cpu, cuda, or auto: a GPU if there is one",

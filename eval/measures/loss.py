@@ -166,9 +166,8 @@ def measure_documents(
             f"--windows lm-eval: the tokenizer has no {named} to start behind; name its bos_token "
             "in a tokenizer_config.json, or take --windows joined"
         )
-    held_out = [
-        str(story) for story in islice(text.held_out() if texts is None else texts, stories)
-    ]
+    given = text.held_out(stories) if texts is None else islice(texts, stories)
+    held_out = [str(story) for story in given]
     bare = [encode_text(tokenizer, story) for story in held_out]
     sizes = np.array([len(story.encode()) for story in held_out])
     _refuse_empty(held_out, sizes)
@@ -311,7 +310,7 @@ def _tokens(
 
     text, tokenizer = held_out_text(checkpoint, corpus), checkpoint.tokenizer
     if given is None:
-        held_out = list(islice(text.held_out(), limit))
+        held_out = list(text.held_out(limit))
         stories = text.encode(held_out)
         packed = held_out and held_out[0].ids is not None
         lengths = np.array(list(map(len, token_bytes(tokenizer)))) if packed else None

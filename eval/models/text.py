@@ -19,23 +19,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, islice, repeat
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from eval.messages import RequestError, say_once
-from eval.models.corpora import corpus_hash, corpus_label
+from eval.models.corpora import corpus_hash, corpus_label, held_out_fraction, packed_data
 from eval.models.pieces import encode_text, encoding_of
-from tokenizer import (
-    PAD,
-    VALID_FRACTION,
-    PackedData,
-    encode_alike,
-    load_tokenizer,
-    open_corpus,
-)
+from tokenizer import PAD, VALID_FRACTION, encode_alike, load_tokenizer, open_corpus
 
 if TYPE_CHECKING:
     from eval.models.checkpoint import Checkpoint
@@ -70,27 +63,34 @@ class HeldOutText:
     Attributes:
         corpus: a source that `tokenizer.open_corpus` reads, packed data among them.
         tokenizer: the model's.
-        fraction: of the stories is held out, if the corpus itself sets none aside.
+        fraction: of the stories is held out, if the corpus itself sets none aside; None: all are.
         ends: the token that stands between two stories; empty where the model has none.
         field: the stories' column, where the corpus has columns.
     """
 
     corpus: str
     tokenizer: Tokenizer
-    fraction: float = VALID_FRACTION
+    fraction: float | None = VALID_FRACTION
     ends: tuple[int, ...] = ()
     field: str = "text"
 
-    def held_out(self) -> "Iterator[Story]":
-        """All stories that are held out from training, in the order of the corpus."""
-        fraction, field = self.fraction, self.field
-        stories = open_corpus(self.corpus, "valid", valid_fraction=fraction, field=field)
-        if not PackedData.stands_in(self.corpus):
-            return map(Story, stories)
-        data = PackedData(self.corpus)
-        if not encode_alike(load_tokenizer(data.path), self.tokenizer):
-            return map(Story, stories)
-        return (Story(text, ids) for text, ids in data.encoded("valid"))
+    def held_out(self, limit: int | None = None) -> "Iterator[Story]":
+        """The stories that are held out from training, in the order of the corpus.
+
+        With a limit they are the first so many, and a dataset of the hub is not downloaded whole.
+        """
+        split = "valid" if self.fraction else "train"  # what is not divided is all train
+        chosen: Any = {"valid_fraction": self.fraction, "field": self.field}
+        stories = open_corpus(self.corpus, split, **chosen, stream=limit is not None)
+        if stories.fraction:
+            say_once(
+                f"corpus {self.corpus}: sets no stories aside; {stories.fraction:g} of them are "
+                "read, as training holds out so many; a valid.* is read whole"
+            )
+        data = packed_data(self.corpus)
+        if data and encode_alike(load_tokenizer(data.path), self.tokenizer):
+            return (Story(text, ids) for text, ids in islice(data.encoded("valid"), limit))
+        return map(Story, islice(stories, limit))
 
     def encode(self, stories: "Sequence[Story]") -> list[list[int]]:
         """The tokens of each story as packing makes them, its end included where there is one.
@@ -185,18 +185,20 @@ def held_out_text(checkpoint: "Checkpoint", corpus: str) -> HeldOutText:
     What is computed of them may be kept under them: a corpus whose text changed has others.
 
     A corpus with a validation split is used as it is divided. Of any other the stories are divided
-    by their hashes, as packing does it, with the fraction that the model directory records
-    (`valid_fraction` in its meta.json). Where it records none (pretrained and untrained models,
-    models trained on a divided corpus) it is packing's default, 0.05. The stories are in the column
-    that was packed (`field`), `text` where none is recorded: another may have other stories.
+    by their hashes, as packing does it, with the fraction of `held_out_fraction`. The stories are
+    in the column that was packed (`field`), `text` where none is recorded: another may have others.
+
+    Raises:
+        RequestError: the corpus holds out stories that the model was trained on.
     """
-    fraction = checkpoint.meta.get("valid_fraction") or VALID_FRACTION
-    field = checkpoint.meta.get("field") or "text"
-    ends = () if checkpoint.end is None else (checkpoint.end,)
-    return checkpoint.keep(
-        ("held-out text", corpus, corpus_hash(corpus)),
-        lambda: HeldOutText(corpus, checkpoint.tokenizer, fraction, ends, field),
-    )
+
+    def choose() -> HeldOutText:
+        fraction = held_out_fraction(checkpoint, corpus)
+        ends = () if checkpoint.end is None else (checkpoint.end,)
+        field = checkpoint.meta.get("field") or "text"
+        return HeldOutText(corpus, checkpoint.tokenizer, fraction, ends, field)
+
+    return checkpoint.keep(("held-out text", corpus, corpus_hash(corpus)), choose)
 
 
 @dataclass(frozen=True)

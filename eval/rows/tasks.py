@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from eval.drawing.tables import duration_text
 from eval.messages import RequestError, say
-from eval.models.corpora import corpus_hash
+from eval.models.corpora import corpus_hash, hashed_files
 from eval.models.identity import CHANGED
 from eval.rows.progress import Progress, report_progress, watched
 from eval.rows.store import Results, Row
@@ -158,9 +158,17 @@ def run_tasks(tasks: Sequence[Task], results: Results, what: str, limit: int | N
 def _refuse_other_questions(tasks: Sequence[Task], results: Results) -> None:
     """Refuses rows of a model or a corpus that has other settings or another text now.
 
+    Rows that lie among the files of a corpus would make it another text.
+
     Raises:
         RequestError: naming it.
     """
+    for corpus in filter(None, {getattr(task, "corpus", None) for task in tasks}):
+        if results.path.resolve() in map(Path.resolve, hashed_files(corpus)):
+            raise RequestError(
+                f"--out {results.directory}: its rows would lie among the files of --corpus "
+                f"{corpus}, and make it another text; give a directory elsewhere"
+            )
     settings: dict[str, str] = {}
     for task in tasks:
         checkpoint = task.checkpoint

@@ -15,7 +15,7 @@ import pytest
 from tests.said import one_line
 from tests.tokenizer.conftest import contents
 from tokenizer import CorpusError, open_corpus, pack
-from tokenizer.files import describe_files
+from tokenizer.corpus import describe_files
 from tokenizer.pack import Layout
 
 STORIES = [

@@ -29,6 +29,7 @@ from tokenizer import __main__ as commands
 from tokenizer.__main__ import main
 from tokenizer.bpe import LONGEST, PAD
 from tokenizer.pack import Layout
+from tokenizer.splits import held_out
 
 
 @pytest.mark.parametrize(
@@ -236,6 +237,20 @@ def test_ordinary_text_is_learnt_from_as_it_is(caplog):
     assert learnt.to_str() == train_tokenizer([*stories, ""], 600).to_str()
     train_tokenizer([f"{pieces} {pieces}"], 262)
     assert not caplog.records
+
+
+@pytest.mark.parametrize("letters", [9, 1 << 21])
+def test_a_pair_that_the_library_cannot_count_is_refused(letters, tmp_path, monkeypatch, capsys):
+    """It was never merged, without a word: blanks of 2.4 GB of code, in tokenizers 0.23.3."""
+    source, rows = tmp_path / "code.jsonl", ["if x:\n    y = 1\n    z = 2"] * 50
+    source.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    held = sum(not held_out(row, 0.05) for row in rows)
+    monkeypatch.setattr("tokenizer.bpe.LETTERS", letters)
+    command = ["train", str(source), "--vocab-size", "262", "--out"]
+    for limit, code in ((6 * held, 0), (6 * held - 1, 2)):
+        monkeypatch.setattr("tokenizer.bpe.COUNTED", limit)
+        assert main([*command, str(tmp_path / f"{limit}.json")]) == code
+    assert f"error: {source}: the pair b'  ' stands there" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])

@@ -58,8 +58,9 @@ def test_ids_beyond_the_vocabulary_are_refused(data, tokenizer):
     ids.tofile(file)
     with one_line(CorpusError, "60000"):
         line.windows(np.array([0]), 9)
-    part = meta["splits"]["train"]["shards"][0]
-    part["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    split = meta["splits"]["train"]
+    for part in (split, split["shards"][0]):
+        part["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
     (data / "meta.json").write_text(json.dumps(meta))
     with one_line(CorpusError, "train-00000.bin: holds id 60000"):
         PackedData(data).line("train")
@@ -71,6 +72,40 @@ def test_a_file_cut_off_while_it_is_read_is_refused(data):
     os.truncate(data / "train-00000.bin", 100)
     with one_line(CorpusError, "train-00000.bin: 100 bytes"):
         line.windows(np.array([len(line) - 20]), 9)
+
+
+@pytest.mark.parametrize(
+    ("layout", "name", "by"),
+    [("packed", "bytes", 1), ("packed", "bytes", -1), ("packed", "stories", 1),
+     ("rows", "cut", 1), ("rows", "tokens", -1), ("rows", "bytes", 9), ("rows", "stories", -1)],
+)  # fmt: skip
+def test_counts_that_the_files_do_not_have_are_refused(layout, name, by, made, tmp_path):
+    """Bits/byte were computed of them."""
+    data = shutil.copytree(made / layout, tmp_path / "data")
+    file = data / "meta.json"
+    meta = json.loads(file.read_text())
+    split = meta["splits"]["valid"]
+    for part in (split, split["shards"][0]):
+        part[name] += by
+    file.write_text(json.dumps(meta))
+    opened = PackedData(data)
+    assert len(opened.line("train"))
+    with one_line(CorpusError, f"meta.json: splits.valid.{name} {split[name]}: must be "):
+        opened.line("valid")
+
+
+def test_shards_of_another_packing_are_not_the_data_of_that_hash(tokenizer, tmp_path):
+    """The hash of the split was believed, so that rows and runs went on with other tokens."""
+    data = pack("toy:30", tokenizer, tmp_path / "data", shard_tokens=900).path
+    meta = json.loads((data / "meta.json").read_text())
+    split = meta["splits"]["train"]
+    last = split["shards"].pop()
+    for key in ("stories", "tokens", "bytes"):
+        split[key] -= last[key]
+    (data / last["file"]).unlink()
+    (data / "meta.json").write_text(json.dumps(meta))
+    with one_line(CorpusError, f"meta.json: splits.train.sha256 {split['sha256']}: must be "):
+        PackedData(data).line("train")
 
 
 CHANGES = {
@@ -85,7 +120,7 @@ CHANGES = {
     "splits": [None, [], {}, {"train": 1}],
     "splits train": [None, []],
     "splits train shards": [None, [], "x", [None], [{}]],
-    "splits train sha256": [None, 5],
+    "splits train sha256": [None, 5, "0" * 64],
     "splits valid tokens": [None, 0, "9", 7, 1.5],
     "splits valid shards 0 file": [
         "../elsewhere.bin",

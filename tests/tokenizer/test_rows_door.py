@@ -141,6 +141,7 @@ REFUSED = {
     "quote.csv": (b'n,text\n1,a\n1,"b\n', "line 3"),
     "column.csv": (b"n|story\n1|a\n", "no column text, only n|story"),
     "divided.csv": (b"n;text\n1;a\n", "divided by ';'; save it with commas"),
+    "quoted.csv": (b'"n";"text"\n"1";"a"\n', "divided by ';'; save it with commas"),
     "tabs.csv": (b"text\tn\na, b\t1\n", "divided by '\\t'"),
     "twice.csv": (b"text,text\na,b\nc,d\n", "text heads 2 columns"),
     "twice.jsonl": (b'{"text": "a", "text": "b"}\n{"text": "c"}\n', "line 1"),

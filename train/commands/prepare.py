@@ -12,7 +12,7 @@ from typing import Any
 from arch.storage.files import file_sha256, make_directory, write_text
 from tokenizer import VALID_FRACTION, PackedData, load_tokenizer, open_corpus, train_tokenizer
 from tokenizer import pack as pack_data
-from tokenizer.files import describe_files
+from tokenizer.corpus import describe_files
 from tokenizer.pack import Layout
 from tokenizer.splits import list_files
 from train.processes.launcher import is_first

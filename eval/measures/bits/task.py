@@ -1,6 +1,6 @@
 """Which passages, candidates and calibration texts are measured, and the rows that result."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -35,7 +35,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Design:
-    """What is drawn, once for each tokenizer."""
+    """What is drawn, once for each tokenizer and each end of its texts."""
 
     corpus: str  # the source of all text
     question: Question  # what is asked of each passage
@@ -45,7 +45,7 @@ class Design:
     candidates: int | None = None  # the commonest tokens, so many, or the whole vocabulary
     counted: int = 65_536  # tokens of text for fitting in which they are counted
     text: str | None = None  # asked about token by token, in place of the corpus' passages
-    _drawn: dict[tuple[str, float, str], Sample] = field(default_factory=dict, repr=False)
+    _drawn: dict[Hashable, Sample] = field(default_factory=dict, repr=False)
 
     @property
     def length(self) -> int:
@@ -60,7 +60,7 @@ class Design:
                 or the given text is empty, too short, or has a token that is no candidate.
         """
         text = held_out_text(checkpoint, self.corpus)
-        key = tokenizer_hash(text.tokenizer), text.fraction, text.field
+        key = tokenizer_hash(text.tokenizer), text.fraction, text.ends, text.field
         if key not in self._drawn:
             candidates = self._candidates(text)
             passages = (
