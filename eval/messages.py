@@ -57,17 +57,24 @@ def say_once(line: str) -> None:
     say(line)
 
 
+@cache
+def say_of_model(line: str) -> None:
+    """As `say_once`, of what is the same for all rows of a tensor."""
+    say(line)
+
+
 _IN_QUESTION: ContextVar[bool] = ContextVar("in_question", default=False)
 
 
 @contextmanager
 def question() -> Iterator[None]:
-    """A question of a user's: its lines of `say_once` are said, whatever an earlier one said.
+    """A question of a user's: its lines are said, whatever an earlier one said.
 
     A question that is asked within another is a part of that one.
     """
     if not _IN_QUESTION.get():
         say_once.cache_clear()
+        say_of_model.cache_clear()
     token = _IN_QUESTION.set(True)
     try:
         yield

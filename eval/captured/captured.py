@@ -17,7 +17,7 @@ from eval.captured.locate import CLEAR_RATIO, TRIED, Match, find_precision, find
 from eval.inversion.guesses import open_readbacks
 from eval.inversion.problem import Problem
 from eval.inversion.reading import Reading
-from eval.messages import ArgumentError, first_of, say_once, span
+from eval.messages import ArgumentError, first_of, say_of_model, say_once, span
 from eval.sites.circuit import CACHED, Circuit, uncertified
 from eval.sites.rounding import Tolerance
 from eval.sites.slices import Slice
@@ -224,7 +224,7 @@ def identify(
         first = positions if whole else []
         computed = find_precision(checkpoint, circuit, stored, first, source)
     if computed != EXACT:
-        say_once(f"the numbers are held against a computation in {computed}")
+        say_of_model(f"the numbers are held against a computation in {computed}")
     arithmetic = Arithmetic(checkpoint, computed, source)
     return Captured(checkpoint, source, circuit, stored, visible, arithmetic, matches, supposed)
 
@@ -264,7 +264,7 @@ def _say_what_embedding_lacks(circuit: Circuit) -> None:
     model = circuit.model
     embeddings = model.embedding.weight[None, :2]
     if not torch.equal(model.with_positions(embeddings), embeddings):
-        say_once(
+        say_of_model(
             "layer 0: here the embedding alone; in hidden_states[0] of transformers it holds this "
             "family's positions or norm as well: for these give a later layer"
         )

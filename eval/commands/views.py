@@ -132,10 +132,10 @@ def compare(
     records_of = partial(
         comparison.checkpoint_records, every_seed=every_seed, solver=solver, prompts=prompts
     )
-    if not (records := records_of(saved, rows)):
+    if not (records := records_of(saved, rows, shown=None if last else comparison.SHOWN)):
         raise RequestError(f"{given[0]}: no rows here, and no figures of a run yet")
     ended = comparison.pool_ends(saved, rows, every_seed) if last or paired else ([], [])
-    ends = records_of(*ended)
+    ends = records_of(*ended, shown=comparison.SHOWN if last else None)
     shown = ends if last else records
     shown = comparison.sort_records(shown, sort) if sort else shown
     tables = [comparison.checkpoint_table(shown)]
@@ -151,7 +151,8 @@ def compare(
         shown = pairs if paired else shown
     if plot:
         unknown = any(record["tokens"] is None for record in records)
-        records = records_of(*comparison.pool_ends(saved, rows, every_seed, others=True))
+        pooled = comparison.pool_ends(saved, rows, every_seed, others=True)
+        records = records_of(*pooled, shown="the picture shows")
         drawn = comparison.pool_ends([*saved, *comparison.reported(saved)], rows, every_seed, True)
         curves = records_of(*drawn, figures=())
         write_plot(plot, records, curves, x or ("step" if unknown else "tokens"))

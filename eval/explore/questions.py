@@ -378,9 +378,13 @@ class Question:
 
 
 def _written(place: Path) -> list[tuple[str, int, int]]:
-    """Which files lie in a directory, or the file, and when each was written; empty of a name."""
+    """Which files lie in a directory, or the file, and when each was written; empty of a name.
+
+    Hidden files say nothing of a model, such as those of a file manager, or half-written ones.
+    """
     files = sorted(place.iterdir()) if place.is_dir() else [place]
-    return [(file.name, *written(file)) for file in files if file.is_file()]
+    seen = (file for file in files if file == place or not file.name.startswith("."))
+    return [(file.name, *written(file)) for file in seen if file.is_file()]
 
 
 def _by_run(sources: Iterable[str]) -> list[tuple[Path, list[Path]]]:

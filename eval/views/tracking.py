@@ -49,6 +49,8 @@ NAME_BYTES = 200
 """Of the name of a file, at most: with what a temporary one adds, file systems take 255."""
 FINISH_TIMEOUT = 60.0
 """Seconds to wait for the end of a run, where WANDB_FINISH_TIMEOUT says nothing else."""
+LOGGED = "W&B gets the figures of"
+"""How a line begins that says what is not logged."""
 OF_OTHER_RUNS = ("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH",
                  "WANDB_LAUNCH")  # fmt: skip
 """Variables, as of `wandb agent`, by which a report would be written over a training's run."""
@@ -79,7 +81,8 @@ def track_results(
         raise RequestError("no rows: there is nothing to log; run `python -m eval invert` first")
     left, lines = dict[str, str](), _told_apart(frame(rows))
     models = of_models(rows)
-    compared = checkpoint_records([], models)  # of all models, so that a key is one question
+    # Of all models, so that a key is one question.
+    compared = checkpoint_records([], models, shown=LOGGED)
     with _environment(Path(directory).resolve() / "wandb", mode), _refusing(mode):
         for model, label in (labels(rows) | labels(models)).items():
             of_model = [row for row in rows if row["checkpoint"]["model_id"] == model]
@@ -122,7 +125,7 @@ def history(rows: Sequence[Row], records: Sequence[Record] | None = None) -> lis
         records: the model's among those that are compared; of the model alone when not given.
     """
     steps: dict[int, dict[str, float]] = {}
-    for record in checkpoint_records([], rows) if records is None else records:
+    for record in checkpoint_records([], rows, shown=LOGGED) if records is None else records:
         figures = steps.setdefault(record["step"], {STEP: record["step"]})
         names = [name for figure in FIGURES for name in (figure.name, f"{figure.name}_n")]
         known = {f"eval/{name}": record[name] for name in names if record[name] is not None}
@@ -234,8 +237,8 @@ def _refusing(mode: str) -> Iterator[None]:
 
 
 def _is_of_wandb(error: Exception) -> bool:
-    """Whether W&B raised an error, or its settings, which the environment sets too."""
-    return type(error).__module__.startswith(("wandb", "pydantic"))
+    """Whether a class of W&B's own is raised."""
+    return type(error).__module__.startswith("wandb")
 
 
 def _open_run(directory: Path, mode: str, project: str, label: str, rows: list[Row]) -> Any:
@@ -246,18 +249,22 @@ def _open_run(directory: Path, mode: str, project: str, label: str, rows: list[R
     id_file = directory / _name_id_file(about["model_id"])
     if not id_file.is_file():
         write_text(id_file, uuid.uuid4().hex[:8])
-    return wandb.init(
-        project=project,
-        name=label[:NAME_LETTERS],
-        id=id_file.read_text().strip(),  # not resumed: a run that is begun anew is replaced
-        reinit="create_new",  # never the run that something else in this process has open
-        dir=directory,
-        mode=mode,  # pyright: ignore[reportArgumentType]
-        group=str(config.get("wandb_group") or architecture)[:NAME_LETTERS],
-        job_type="eval",
-        config=config | {"results": directory.resolve().name},
-        settings=_settings(),
-    )
+    run_id = id_file.read_text().strip()
+    try:
+        return wandb.init(
+            project=project,
+            name=label[:NAME_LETTERS],
+            id=run_id,  # not resumed: a run that is begun anew is replaced
+            reinit="create_new",  # never the run that something else in this process has open
+            dir=directory,
+            mode=mode,  # pyright: ignore[reportArgumentType]
+            group=str(config.get("wandb_group") or architecture)[:NAME_LETTERS],
+            job_type="eval",
+            config=config | {"results": directory.resolve().name},
+            settings=_settings(),
+        )
+    except ValueError as error:  # of a key, a directory, or settings that the environment sets
+        raise wandb.Error(reason(error, 300)) from error
 
 
 def _name_id_file(model: str) -> str:

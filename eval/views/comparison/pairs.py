@@ -42,7 +42,7 @@ def paired_records(
         lines = lines[[checkpoint in (first, second) for checkpoint in named]]
     records = []
     for figure in FIGURES:
-        selected = select(lines, figure, solver, prompts)
+        selected = select(lines, figure, solver, prompts, "the difference is of")
         if selected.empty:
             continue
         sides = [_count(selected[(selected["model"] == model) & (selected["step"] == step)])
@@ -69,7 +69,8 @@ def _count(side: Frame) -> Frame:
 def _both(sides: Sequence[Frame], figure: Figure) -> Frame:
     """Hits and counts of what every training seed of both sides has, seeds averaged.
 
-    A line says how much of what both sides have some seeds lack.
+    A line says how much of what both sides have some seeds lack. Where no seed has what another
+    has, as where prompts were dealt out over the seeds, all counts that both sides have.
     """
     means = []
     for side in sides:
@@ -78,11 +79,12 @@ def _both(sides: Sequence[Frame], figure: Figure) -> Frame:
         means.append(items.mean().assign(whole=whole).reset_index())
     both = means[0].merge(means[1], on=[*ITEM, "n"], suffixes=("_first", "_second"))
     whole = both["whole_first"] & both["whole_second"]
-    if not whole.all():
-        say_once(
-            f"left out of the difference in {figure.heading}: {(~whole).sum()} of {len(both)} "
-            f"{figure.units}, which not every training seed was asked"
-        )
+    if whole.all() or not whole.any():
+        return both
+    say_once(
+        f"left out of the difference in {figure.heading}: {(~whole).sum()} of {len(both)} "
+        f"{figure.units}, of which not every training seed has a figure"
+    )
     return both[whole]
 
 

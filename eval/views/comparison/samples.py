@@ -17,6 +17,8 @@ BITS = "bits_per_byte"
 """The one metric that is a ratio: a sample has the log-likelihood of a text, and its bytes."""
 NAMES = {"perplexity": "log-likelihood (nats)"}
 """What lm-eval stores of a document under the name of the figure that it makes of all."""
+NAMED = 8
+"""Tasks that a line names, at most."""
 
 
 class Score(NamedTuple):
@@ -67,14 +69,16 @@ def paired_samples(first: dict[str, Path], second: dict[str, Path], margin: floa
         RequestError: no task or metric in common, a file that holds no samples, or other documents.
     """
     records = []
-    for task in sorted(first.keys() ^ second.keys()):
-        say_once(f"left out: {first.get(task) or second[task]}; the other model has no such task")
+    if alone := sorted(first.keys() ^ second.keys()):
+        more = f" and {len(alone) - NAMED} more" * (len(alone) > NAMED)
+        say_once(f"left out: tasks of one model alone: {', '.join(alone[:NAMED])}{more}")
     for task in sorted(first.keys() & second.keys()):
         files = first[task], second[task]
         scores = [_read(file) for file in files]
         for key in sorted(scores[0].keys() ^ scores[1].keys()):
+            name = " ".join(word for word in key if word != "none")
             file = files[key in scores[1]]
-            say_once(f"left out: {' '.join(key)} of {file}; the other model has no such numbers")
+            say_once(f"left out: {name} of {file}; the other model has no such numbers")
         for key in scores[0].keys() & scores[1].keys():
             pairs = _pair(scores[0][key], scores[1][key], files)
             percent = key[0] != BITS and all(0 <= s.hits <= 1 for pair in pairs for s in pair)
@@ -104,7 +108,7 @@ def _task(file: Path) -> str:
 
 
 def _read(file: Path) -> Scores:
-    """The scores in a file of samples.
+    """The scores in a file of samples; a line names a metric that has no number for a document.
 
     Raises:
         RequestError: a line that is no sample, a score that is no number, or a document twice.
@@ -123,14 +127,14 @@ def _read(file: Path) -> Scores:
                 "metrics; run lm_eval again with --log_samples"
             ) from None
         for name, value in values.items():
-            wrong = (
-                f"{file}, line {number}: {name} of document {document} is {str(value)[:80]}; "
-                "numbers must be finite, and texts have bytes: check the model's outputs"
-            )
+            wrong = f"{file}, line {number}: {name} of document {document} is {str(value)[:80]}"
             try:
                 score = _score(name, digest, target, prompt, value)
             except (TypeError, ValueError, OverflowError):
-                raise RequestError(wrong) from None
+                raise RequestError(
+                    f"{wrong}; numbers must be finite, and texts have bytes: check the model's "
+                    "outputs"
+                ) from None
             key = name, str(sample.get("filter", "none"))
             of_metric = scores.setdefault(key, {})
             if document in of_metric:
@@ -139,10 +143,10 @@ def _read(file: Path) -> Scores:
                 of_metric[document] = score
             else:
                 unscored.setdefault(key, wrong)
-    found = {key: of_metric for key, of_metric in scores.items() if of_metric}
-    if refused := [wrong for key, wrong in unscored.items() if key in found]:
-        raise RequestError(refused[0])
-    return found
+    for key, wrong in unscored.items():
+        if scores.pop(key):
+            say_once(f"left out: {wrong}, and a number for others")
+    return scores
 
 
 def _score(metric: str, document: str, target: str, prompt: str, value: Any) -> Score | None:

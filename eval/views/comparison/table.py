@@ -61,6 +61,8 @@ ALIKE = {"loss": ("corpus", "stories", "windows"), "recovery": ("solver", "setti
 COLUMNS = {"model": "model", "step": "step", "tokens": "tokens",
            **{figure.heading: figure.name for figure in FIGURES}}  # fmt: skip
 """The columns of the table by their names, and the fields of records that they show."""
+SHOWN = "the column shows"
+"""How a line begins that says what a column leaves out."""
 SETTINGS = 3
 """Columns of settings, at most."""
 VALIDATION = "*"
@@ -130,8 +132,9 @@ def pool_ends(
 
 
 def select(
-    lines: Frame, figure: Figure, solver: str | None = None, prompts: str = "story"
-) -> Frame:
+    lines: Frame, figure: Figure, solver: str | None = None, prompts: str = "story",
+    shown: str | None = SHOWN,
+) -> Frame:  # fmt: skip
     """The measurements that a figure is of.
 
     Args:
@@ -139,6 +142,7 @@ def select(
         figure: one of `FIGURES`.
         solver: of which of recoveries; a search when not given.
         prompts: the set of prompts of recoveries.
+        shown: how the line that says what is left out begins; None: nothing is said.
     """
     if len(lines):
         lines = lines[(lines["kind"] == figure.kind) & (lines["quantity"] == figure.quantity)]
@@ -154,13 +158,14 @@ def select(
         lines = lines.sort_values("solver", key=lambda s: s.map(wanted.index), kind="stable")
     drawn = figure.kind == "recovery" and prompts != "text"
     names = [*ALIKE[figure.kind], *["length", "drawn_from"] * drawn]
-    return _commonest(lines, names, figure.heading)
+    return _commonest(lines, names, f"{figure.heading}: {shown}" if shown else "")
 
 
-def _commonest(lines: Frame, names: Sequence[str], heading: str) -> Frame:
+def _commonest(lines: Frame, names: Sequence[str], shown: str) -> Frame:
     """The lines at those coordinates that most checkpoints have, the first of equals.
 
-    A line says what is left out, but for another solver that the same checkpoints were asked with.
+    A line that begins with `shown`, if that is not empty, says what is left out, but for another
+    solver that the same checkpoints were asked with.
     """
     checkpoints = lines.drop_duplicates([*names, "model", "step", "weights"])
     sizes = checkpoints.groupby(list(names), sort=False, dropna=False).size()
@@ -171,15 +176,15 @@ def _commonest(lines: Frame, names: Sequence[str], heading: str) -> Frame:
     different = {name for name, values in zip(names, zip(*asked, strict=True), strict=True)
                  if len(set(map(text, values))) > 1}  # fmt: skip
     lost = len(checkpoints[["model", "step", "weights"]].drop_duplicates()) > sizes.iloc[best]
-    if lost or different - {"solver", "settings"}:
+    if shown and (lost or different - {"solver", "settings"}):
         words = [
-            ", ".join(f"{name.replace('_', ' ')} {text(value)}".strip()
+            ", ".join(f"{name.replace('_', ' ')} {text(value) or 'none'}"
                       for name, value in zip(names, values, strict=True) if name in different)
             for values in asked
         ]  # fmt: skip
         kept = words.pop(best)
         say_once(
-            f"{heading}: the column shows {kept}; it leaves out {' and '.join(words[:3])}"
+            f"{shown} {kept}; it leaves out {' and '.join(words[:3])}"
             f"{f' and {len(words) - 3} more' * (len(words) > 3)}: compare those results apart"
         )
     return found
@@ -192,6 +197,7 @@ def checkpoint_records(
     solver: str | None = None,
     prompts: str = "story",
     figures: Sequence[Figure] = FIGURES,
+    shown: str | None = SHOWN,
 ) -> list[Record]:
     """A record for each model and step, in the order of names and steps.
 
@@ -207,6 +213,7 @@ def checkpoint_records(
         solver: of which of recoveries; a search when not given.
         prompts: the set of prompts of recoveries.
         figures: of rows; without any, records are of training alone.
+        shown: as of `select`.
     """
     label, lines = _labeller(saved, rows, every_seed), measured(saved, rows, every_seed)
     groups: dict[tuple[str, int], list[Saved]] = {}
@@ -222,7 +229,7 @@ def checkpoint_records(
     for record, settings in zip(records.values(), differing, strict=True):
         record["settings"] = settings
     for figure in figures:
-        selected = select(lines, figure, solver, prompts)
+        selected = select(lines, figure, solver, prompts, shown)
         if selected.empty:
             continue
         pooled = ["observed", "trained", *ALIKE[figure.kind]]

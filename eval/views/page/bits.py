@@ -46,7 +46,7 @@ def draw_bits(lines: Frame) -> Bits | None:
     """
     column = next(figure for figure in FIGURES if figure.kind == "bits")
     where = tuple(pair for pair in column.where if pair[0] != "distance")
-    chosen = select(lines, column._replace(where=where))
+    chosen = select(lines, column._replace(where=where), shown="the page shows")
     if chosen.empty:
         bits = lines[lines["kind"] == column.kind] if len(lines) else lines
         if len(bits) and "block" not in (parts := [*bits["part"].unique()]):

@@ -97,9 +97,22 @@ def test_the_difference_and_its_interval_are_of_what_every_seed_was_asked(capsys
     record = pair(4)
     assert record["low"] < record["difference"] < record["high"]
     assert record["first"] == pytest.approx(1.2 / 2 / np.log(2))  # of two bytes each
-    said = "bits/byte: 4 of 8 windows, which not every training seed was asked"
+    said = "bits/byte: 4 of 8 windows, of which not every training seed has"
     assert said in capsys.readouterr().err
     assert pair(0) == record
+    assert not capsys.readouterr().err
+
+
+def test_prompts_that_were_dealt_out_over_the_seeds_all_count(capsys):
+    say_once.cache_clear()
+    rows = [
+        make_row(solver="sweep", hidden=0, prompt=prompt)
+        | {"checkpoint": about(300, f"{model}{prompt // 4}", f"{model}-s{prompt // 4}")}
+        for model in ("flat", "llama")
+        for prompt in range(8)
+    ]
+    (record,) = paired_records(frame(rows), ("flat", 300), ("llama", 300), margin=5)
+    assert (record["n"], record["difference"]) == (2, 0)
     assert not capsys.readouterr().err
 
 

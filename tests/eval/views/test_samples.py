@@ -97,7 +97,6 @@ def test_what_cannot_be_paired_is_refused(two, tmp_path):
             json.dumps(sample(2, bits_per_byte=[-3.0, 0])),
         ],
         "line 1: acc of document 0 is nan": [json.dumps(sample(0, acc=math.nan))],
-        "line 2: acc of document 1 is None": [lines[0], json.dumps(sample(1, acc=None)), lines[2]],
         "line 1: acc of document 0 is wrong": [json.dumps(sample(0, acc="wrong")), lines[1]],
         "no task and metric stands in both": [json.dumps(sample(0, em="yes"))],
     }
@@ -124,8 +123,21 @@ def test_what_one_model_alone_has_is_said_to_be_left_out(two, capsys):
     }  # fmt: skip
     said = capsys.readouterr().err.splitlines()
     assert [line.partition(": ")[0] for line in said] == ["left out"] * 3
-    for line, named in zip(said, ("samples_arc", "acc none", "acc_norm none"), strict=True):
-        assert named in line
+    named = ("arc", f"acc of {next(two[0].glob('*/*.jsonl'))}", f"acc_norm of {file}")
+    for line, name in zip(said, named, strict=True):
+        assert name in line
+
+
+def test_a_metric_without_a_number_for_a_document_is_left_out(two, capsys):
+    """It was the mean of the others."""
+    say_once.cache_clear()
+    for source in two:
+        file = next(source.glob("*/*.jsonl"))
+        lines = file.read_text().splitlines()
+        file.write_text("\n".join([lines[0], json.dumps(sample(1, acc=None)), *lines[2:]]))
+    assert "acc" not in {row["figure"].split()[1] for row in compare(list(two)).rows}
+    said = capsys.readouterr().err.splitlines()
+    assert ["line 2: acc of document 1 is None" in line for line in said] == [True, True]
 
 
 def test_other_prompts_for_the_same_documents_are_said(two, capsys):

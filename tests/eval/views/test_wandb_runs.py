@@ -96,6 +96,13 @@ def test_what_wandb_refuses_after_the_start_is_a_line(
     assert run.finish.called
 
 
+def test_a_key_that_a_version_does_not_know_is_a_line(of_run, monkeypatch, tmp_path):
+    begin = MagicMock(side_effect=ValueError("API key must be 40 characters long, yours was 86"))
+    monkeypatch.setattr(wandb, "init", begin)
+    with one_line(RequestError, "--wandb online: API key must be 40"):
+        track_results(tmp_path, [of_run], mode="online")
+
+
 def test_settings_of_other_types_are_words_or_refused(of_run, begun, tmp_path):
     (tmp_path / "run" / "config.yaml").write_text("wandb_group: 5")
     meta = tmp_path / "run" / "models" / "step-000300" / "meta.json"
