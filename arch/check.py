@@ -31,6 +31,7 @@ SCRAMBLED_ROWS, OWN_ROWS = 8, 4
 """Rows of the batch: for blocks with random weights, and for the model as it is."""
 FEW = 8
 """Prefixes that are run where a round is not of float32 and random weights."""
+CHANCE = "chance in evaluation mode"
 DRAWN = 99
 """Random numbers that are left out before a part is run again, to see whether it draws any."""
 PRETRAINED_POSITIONS = 16
@@ -166,7 +167,7 @@ def _check_part(
         """Yields what differs, in which row, and by how much each output before it moves."""
         if lengths:
             again = _size(_run(name, part, x, drawn=DRAWN) - y)
-            yield from (("chance in evaluation mode", row, again[row]) for row in range(K))
+            yield from ((CHANCE, row, again[row]) for row in range(K))
         later = torch.arange(T, device=x.device) >= torch.tensor(cuts, device=x.device)[:, None]
         found = _size(_run(name, part, torch.where(later[..., None], x.roll(1, 0), x)) - y)
         for row in sorted(range(K), key=lambda row: (cuts[row] < T, row)):
@@ -183,8 +184,9 @@ def _check_part(
         fraction = moved / limit[row, : len(moved)]
         if (fraction > 1).any():
             position = int((fraction > 1).nonzero()[0])
+            wrong = "random" if seen == CHANCE else "not causal"
             raise ModelError(
-                f"{name} is not causal: {seen} moves the output at position {position} by "
+                f"{name} is {wrong}: {seen} moves the output at position {position} by "
                 f"{float(moved[position]):.2g}, of {float(_size(y).max()):.2g} ({how}); an output "
                 "may depend on its own and earlier positions, and in training mode on chance"
             )

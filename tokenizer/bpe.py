@@ -136,7 +136,8 @@ def _add_pairs(counts: np.ndarray, texts: list[str], source: str) -> None:
         pair = int(counts.argmax()).to_bytes(2, "little")
         raise CorpusError(
             f"{source}: the pair {pair!r} stands there {most:,} times or more, and the library "
-            f"tokenizers counts to {COUNTED:,}; learn from fewer stories, as by --limit N"
+            f"tokenizers counts to {COUNTED:,}; learn from fewer, by python -m tokenizer train "
+            "--limit N, and pack with what it makes"
         )
 
 

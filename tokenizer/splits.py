@@ -41,8 +41,12 @@ PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".lz4")
 SHOWN = 6  # names in a line
 
 
-def divide_folder(folder: Path) -> dict[str, list[Path]]:
+def divide_folder(folder: Path, told: bool = True) -> dict[str, list[Path]]:
     """Map `train` and `valid` to their files, sorted; all are `train` where no name tells a split.
+
+    Args:
+        folder: Of text files.
+        told: Whether a line says how it is divided, and what is not read.
 
     Raises:
         CorpusError: No file can be read, or one is compressed, Arrow's or missing; or the names do
@@ -67,21 +71,22 @@ def divide_folder(folder: Path) -> dict[str, list[Path]]:
     for paths in found.values() or [unnamed]:
         refuse_missing(paths)
     if not found and not test:
-        if len(unnamed) > 1 or others:
+        if told and (len(unnamed) > 1 or others):
             _say(folder, {"read as one text, whose stories are divided": unnamed}, others)
         return {"train": unnamed}
     named = [path for paths in found.values() for path in paths]
-    told, unread = [*named, *test], [*test, *unnamed, *others]
-    endings = {path.suffix.lower() for path in told}
+    apart, unread = [*named, *test], [*test, *unnamed, *others]
+    endings = {path.suffix.lower() for path in apart}
     alike = [p for p in unnamed if p.suffix.lower() in endings and p.stem.casefold() not in NO_TEXT]
-    title = len(alike) > len(told) and all(_may_be_title(p.relative_to(folder)) for p in told)
+    title = len(alike) > len(apart) and all(_may_be_title(p.relative_to(folder)) for p in apart)
     if (title and "valid" not in found) or ("train" not in found and (unnamed or test)):
         raise CorpusError(
-            f"{folder}: named after a split: {_names(folder, told)}; others: "
+            f"{folder}: named after a split: {_names(folder, apart)}; others: "
             f"{_names(folder, unnamed) or 'none'}; name the text to train on train.*, and write a "
             "title with blanks, as The Last Train.txt"
         )
-    if unread or not all(path.parent == folder and PLAIN.fullmatch(path.name) for path in named):
+    plain = all(path.parent == folder and PLAIN.fullmatch(path.name) for path in named)
+    if told and (unread or not plain):
         _say(folder, found, unread)
     return found
 
@@ -114,7 +119,7 @@ def text_files(folder: Path, *splits: str) -> list[Path]:
     They are of both splits where none is named.
     """
     try:
-        found = divide_folder(folder)
+        found = divide_folder(folder, told=False)
     except ValueError:  # it is said where the stories are read; or no path is called so
         return []
     return sorted({path for split in splits or found for path in found.get(split, ())})

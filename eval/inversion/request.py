@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
-from eval.messages import RequestError
+from eval.messages import RequestError, say_once
 from eval.rows.schema import SHUFFLED
 
 if TYPE_CHECKING:
@@ -127,14 +127,21 @@ class Inversion:
     def sites(self, checkpoint: "Checkpoint") -> "list[Site]":
         """The sites of one checkpoint, those that differ in their layers only beside each other.
 
+        Layer 0 has no parts but `block`: where other sites are asked too, a line says so.
+
         Raises:
             RequestError: a layer that the model has not.
         """
+        from eval.sites.circuit import OF_EMBEDDING
         from eval.sites.site import Site, choose_layers
 
         layers = choose_layers(checkpoint, self.layers)
         without = frozenset(self.without)
-        return [Site(layer, part, without) for part, layer in product(self.parts, layers)]
+        wanted = [*product(self.parts, layers)]
+        having = [(part, layer) for part, layer in wanted if 0 not in layer or part in OF_EMBEDDING]
+        if len(having) < len(wanted) and having:
+            say_once("layer 0, the embedding, has no parts: block.0 alone is asked")
+        return [Site(layer, part, without) for part, layer in having or wanted]
 
     def draw_prompts(
         self, checkpoint: "Checkpoint", corpus: str, least: int | None = None

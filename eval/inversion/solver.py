@@ -205,7 +205,9 @@ class Solver:
                     f"solver {self.name}, setting {name}: {value!r} does not exist; "
                     f"use one of {', '.join(NAMES[name])}"
                 )
-            chosen[name] = kind(value)
+            # Of two spellings of one number a row has the shorter one: 1, not 1.0.
+            whole = kind is float and value == int(value) and value != default
+            chosen[name] = int(value) if whole else kind(value)
         family = "prior" if settings.get("prior") else self.family
         return replace(self, family=family, settings=chosen)
 
@@ -282,7 +284,8 @@ def _fault(answer: Any, problem: Problem) -> str | None:
     for name, kind in kinds.items():
         value = getattr(answer, name)
         if not isinstance(value, kind):
-            return f"{name}: {value!r} is a {type(value).__name__}; give a number of Python's own"
+            allowed = "a number" if name == "seconds" else "a whole number"
+            return f"{name}: {value!r} is a {type(value).__name__}; give {allowed} of Python's own"
     for name in ("notes", "collisions"):
         try:
             json.dumps([*getattr(answer, name).items()])
@@ -333,6 +336,7 @@ def solver(
         parameters, key = inspect.signature(function).parameters, function.__name__
         settings = {p.name: p.default for p in parameters.values() if p.kind is p.KEYWORD_ONLY}
         for name, default in settings.items():
+            settings[name] = default = default.item() if hasattr(default, "item") else default
             if type(default) not in KINDS:
                 seen = "none" if default is inspect.Parameter.empty else repr(default)
                 raise RequestError(

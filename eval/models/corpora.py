@@ -114,7 +114,7 @@ def held_out_fraction(checkpoint: "Checkpoint", corpus: str) -> float | None:
 
     It is the fraction that the model's training held out (`valid_fraction` in its meta.json), or
     packing's default. None stands for the whole of a file that its name, such as valid.txt, tells
-    to be held out, and that the model was not trained on.
+    to be held out, and that the model was not trained on, as far as its meta.json says.
 
     Raises:
         RequestError: the corpus holds out stories that the model was trained on: of files whose
@@ -133,19 +133,23 @@ def held_out_fraction(checkpoint: "Checkpoint", corpus: str) -> float | None:
     elif corpus.startswith("hub:") or not _files_of(corpus):
         return fraction
     elif Path(corpus).is_file() and is_named_valid(Path(corpus)):
-        return fraction if _files_of(source, *splits) >= _files_of(corpus) else None
+        told = source or "source" in meta or not meta.get("step")  # else it says nothing
+        moved = known and Path(source).name == Path(corpus).name  # since, or of another machine
+        read_it = moved or _files_of(source, *splits) >= _files_of(corpus)
+        return fraction if read_it or not told else None
     else:
         read, held_out = corpus, None if _files_of(corpus, "valid") else fraction
     if not trained or held_out is None or held_out <= (known or 0):
         return fraction
-    if read != trained and _files_of(trained, *splits).isdisjoint(_files_of(read)):
+    subsets = read.startswith("hub:") and trained.startswith("hub:")  # of one folder
+    if read != trained and (subsets or _files_of(trained, *splits).isdisjoint(_files_of(read))):
         return fraction
     part, mend = "all", f"give text that it was not trained on, as what {source} held out"
     if known:
         part, mend = f"all but {known:g}", f"pack it with --valid-fraction {known:g} or less"
     raise RequestError(
-        f"--corpus {corpus}: holds out {held_out:g} of {read}, of which {checkpoint.path} was "
-        f"trained on {part}; {mend}"
+        f"--corpus {corpus}: holds out {held_out:g} of {read}; of a text of that name "
+        f"{checkpoint.path} was trained on {part}; {mend}"
     )
 
 

@@ -85,7 +85,7 @@ class HeldOutText:
         if stories.fraction:
             say_once(
                 f"corpus {self.corpus}: sets no stories aside; {stories.fraction:g} of them are "
-                "read, as training holds out so many; a valid.* is read whole"
+                "read, as packing holds out so many; a valid.* is read whole"
             )
         data = packed_data(self.corpus)
         if data and encode_alike(load_tokenizer(data.path), self.tokenizer):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from arch.errors import is_out_of_memory, reason
 from eval.messages import RequestError
 from eval.models.identity import hash_source, sample_tensors, sample_weights
+from eval.rows.progress import OF_WATCHER
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -116,7 +117,7 @@ def foreign_code(
     except RequestError:
         raise
     except Exception as error:
-        if is_out_of_memory(error):
+        if is_out_of_memory(error) or hasattr(error, OF_WATCHER):
             raise
         line = _describe(error, code.co_filename, code.co_firstlineno)
         raise RequestError(f"{who} ({code.co_filename}): {line}") from error
@@ -132,5 +133,6 @@ def _describe(error: Exception, file: str, first: int = 0) -> str:
     """An error of a user's file in one line, with its line there, or the first."""
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__)
              if Path(f.filename).resolve() == Path(file).resolve()]  # fmt: skip
-    line = getattr(error, "lineno", None) or (lines[-1] if lines else first)
+    own = error.lineno if isinstance(error, SyntaxError) else None
+    line = own or (lines[-1] if lines else first)
     return f"line {line}: {type(error).__name__}: {reason(error)}"

@@ -37,6 +37,8 @@ class Progress:
 
 
 Watcher = Callable[[Progress], None]
+OF_WATCHER = "of_watcher"
+"""Attribute of an exception that a watcher raised."""
 _WATCHER: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
 
 
@@ -62,4 +64,8 @@ def report_progress(progress: Progress) -> None:
     """Calls the watcher, if there is one."""
     watcher = _WATCHER.get()
     if watcher is not None:
-        watcher(progress)
+        try:
+            watcher(progress)
+        except Exception as error:
+            vars(error)[OF_WATCHER] = True  # and not of the solver at work
+            raise

@@ -25,7 +25,9 @@ PARTS = {
 }
 CACHED = ("key", "rotated_key", "value")
 """Parts that a key/value cache holds, which only attention has."""
-WHOLE = ("block", "final", *CACHED)
+OF_EMBEDDING = ("block", "final")
+"""Parts that layer 0 has."""
+WHOLE = (*OF_EMBEDDING, *CACHED)
 """Parts that are known where a block is a whole layer of transformers."""
 ABLATIONS = {
     "residual": "the residual around the token mixer",
@@ -76,8 +78,10 @@ class Circuit:
                 raise RequestError(
                     f"--without {name}: nothing of that name; use some of {', '.join(ABLATIONS)}"
                 )
-        if 0 in numbers and self.part not in ("block", "final"):
-            raise ArgumentError("part", "layer 0, the embedding, has none; give 1", repr(self.part))
+        if 0 in numbers and self.part not in OF_EMBEDDING:
+            raise ArgumentError(
+                "part", "layer 0, the embedding, has none; give layer 1 or more", repr(self.part)
+            )
         if self.part in CACHED:
             self._require_attention()
         if self.part == "final":
@@ -167,6 +171,16 @@ class Circuit:
     def vocabulary(self) -> Tensor:
         """The embedding matrix, `(V, D)`, in fp32 at least."""
         return self.model.keep("vocabulary", lambda: widened(self.model.embedding.weight.detach()))
+
+    @cached_property
+    def centred_vocabulary(self) -> tuple[Tensor, Tensor]:
+        """The mean of the embeddings, `(D,)`, and the embedding matrix less that, `(V, D)`."""
+
+        def centre() -> tuple[Tensor, Tensor]:
+            mean = self.vocabulary.mean(dim=0)
+            return mean, self.vocabulary - mean
+
+        return self.model.keep("centred vocabulary", centre)
 
     @cached_property
     def scale(self) -> float:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from arch.mixers import has_foreign
+from arch.pretrained.decoder import PretrainedConfig
 from eval.messages import RequestError
 from eval.models.memory import rows_at_once
 from eval.sites.circuit import Circuit, join, precision
@@ -15,7 +17,11 @@ from eval.sites.circuit import Circuit, join, precision
 STEPPED = 64  # candidates among which a prompt's next position is run where floors are measured
 REPEATED = 3  # times that the prompts of a pass are run there in another one
 ROUNDS = 2.0**14
-"""Units of precision by which rounding moves an output at most: in float32 1/512 of its size."""
+"""Units of precision by which rounding moves an output at most: in float32 1/512 of its size.
+
+Where a model chooses among experts, rounding may choose another one, which moves an output more."""
+MOVED = 0.5
+"""Part of the outputs that are moved more, from which on that is no choice of a few experts."""
 ACCEPT = 10.0
 """A distance of at most this many floors counts as none: rounding differs between batch shapes."""
 ALLOWED = 3.0
@@ -184,19 +190,23 @@ def _refuse_more_than_rounding(
 ) -> None:
     """Refuses changes `(P, T, width)`, by what is done otherwise, that rounding cannot make.
 
+    Those of a mixer of somebody else's at any position, of other models at `MOVED` of them.
+
     The size of an output is its largest number, or the mean of these over its prompt where that is
     larger. Below float32, where nothing is certified, only what is not finite is too much.
     """
     eps = max(torch.finfo(kind).eps for kind in (precision(circuit.model), torch.float32))
     sizes = outputs.abs().amax(dim=-1)
     size = torch.maximum(sizes, sizes.mean(dim=-1, keepdim=True))  # some are 1000 times as large
+    config = circuit.model.config
+    own = not isinstance(config, PretrainedConfig) and has_foreign(config.mixers)
     for how, change in changes.items():
         moved = change.abs().amax(dim=-1)
-        wrong = (~(moved <= ROUNDS * eps * size)).nonzero().tolist()
-        if wrong:
-            p, t = wrong[0]
+        wrong = ~(moved <= ROUNDS * eps * size)
+        if wrong.any() and (own or wrong.float().mean() >= MOVED or not moved.isfinite().all()):
+            p, t = wrong.nonzero()[0].tolist()
             raise RequestError(
-                f"{circuit.name}: computed {how} the output at position {t} differs by "
-                f"{float(moved[p, t] / size[p, t]):.2g} of its size, which is no rounding: "
-                "`python -m arch check MODEL` says which step, prefix or random number makes it"
+                f"{circuit.name}: computed {how} the output of prompt {p} at position {t} differs "
+                f"by {float(moved[p, t] / size[p, t]):.2g} of its size, which is no rounding; "
+                "`python -m arch check` compares a model's step, prefix and chance"
             )

@@ -137,6 +137,8 @@ def read_start(
     settings = {**settings, "init_from": first.get("init_from")}  # those weights are used no more
     last = _last_settings({**first, **{name: record[name] for name in fixed}}, history)
     changed = _differences(last, flat({**settings, **fixed}))
+    if changed.get("machine.code", [""])[0] is None:  # older versions did not record it
+        del changed["machine.code"]
     refused = [name for name in changed if name.startswith(FIXED)]
     refused += [name for name in GROUPS if None in changed.get(name, ())]
     if refused:

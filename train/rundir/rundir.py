@@ -117,12 +117,12 @@ class RunDirectory:
                 "another --run"
             )
 
-    def content(self) -> tuple[bool, list[Path]]:
-        """What tells that another start has written here: whether a run is, and its checkpoints."""
-        return self.begun(), self.checkpoints()
+    def content(self) -> tuple[list[int], list[Path]]:
+        """What tells that another start has written here: its models and its checkpoints."""
+        return sorted(saved_steps(self.path)), self.checkpoints()
 
     def prepare(
-        self, config: str, unreadable: Iterable[Path], found: tuple[bool, list[Path]]
+        self, config: str, unreadable: Iterable[Path], found: tuple[list[int], list[Path]]
     ) -> None:
         """Locks the directory, clears what a killed process left, and writes the config.
 
@@ -140,7 +140,7 @@ class RunDirectory:
             self._take()
             if self.content() != found:
                 raise RunError(
-                    f"--run {self.path}: was trained since this Run was made; make it anew, with "
+                    f"--run {self.path}: was trained since this start read it; start again, with "
                     "--resume auto to go on, or choose another --run"
                 )
             for folder in (self.path, self.path / "checkpoints", self.path / "models"):

@@ -185,12 +185,14 @@ def _refuse_upcasts(model: LanguageModel, trainer: Trainer) -> None:
     Raises:
         RunError: naming its layer.
     """
-    x = torch.zeros(1, 1, model.config.d_model, dtype=torch.bfloat16)
+    device = trainer.strategy.root_device
+    x = torch.zeros(1, 1, model.config.d_model, dtype=torch.bfloat16, device=device)
+    drawn = [device] if device.type == "cuda" else []
     for layer, block in enumerate(model.blocks, 1):
         mixer: Any = copy.deepcopy(block.token_mixer)
-        with torch.random.fork_rng([]), trainer.precision_plugin.train_step_context():
+        with torch.random.fork_rng(drawn), trainer.precision_plugin.train_step_context():
             try:
-                found = mixer.bfloat16().eval()(x).dtype
+                found = mixer.to(x).eval()(x).dtype
             except (RuntimeError, TypeError) as error:
                 found = reason(error)
         if found is not torch.bfloat16:

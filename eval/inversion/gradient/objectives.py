@@ -86,9 +86,7 @@ def by_distance(circuit: Circuit, solution: Tensor) -> Tensor:
 
     Both are taken from the embeddings' mean: products of long vectors would round short distances.
     """
-    W = circuit.vocabulary
-    mean = W.mean(dim=0)
-    centred = circuit.model.keep("centred vocabulary", lambda: W - mean)
+    mean, centred = circuit.centred_vocabulary
     return -torch.cdist(solution.flatten(0, 1) - mean, centred).unflatten(0, solution.shape[:2])
 
 

@@ -126,7 +126,7 @@ def test_the_embedding_has_no_part_of_a_block(small_model, part):
     """The embeddings were given as the outputs of a mixer 0, which others' first block has."""
     model = small_model(mixers=("attention",))
     for layers in (0, (0, 1)):
-        with one_line(RequestError, "layer 0, the embedding, has none; give 1"):
+        with one_line(RequestError, "layer 0, the embedding, has none; give layer 1 or more"):
             Circuit(model, layers, part)
 
 
