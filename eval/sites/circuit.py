@@ -79,9 +79,8 @@ class Circuit:
                     f"--without {name}: nothing of that name; use some of {', '.join(ABLATIONS)}"
                 )
         if 0 in numbers and self.part not in OF_EMBEDDING:
-            raise ArgumentError(
-                "part", "layer 0, the embedding, has none; give layer 1 or more", repr(self.part)
-            )
+            said = "layer 0, the embedding, has none; give layer 1 or more"
+            raise ArgumentError("part", said, repr(self.part))
         if self.part in CACHED:
             self._require_attention()
         if self.part == "final":

@@ -156,6 +156,22 @@ def test_what_a_wrong_step_changes_is_no_rounding(kind, small_model, small_token
         invert(model, text="Tom sat.", solvers="sweep", layers=1, slices=SHOWN)
 
 
+def test_a_jump_at_a_few_positions_is_no_wrong_step(small_model, small_tokenizer, monkeypatch):
+    """Rounding may choose another expert at one of them, which ended the command."""
+    model, wrong, step = open_model(small_model(), tokenizer=small_tokenizer), [3], Circuit.step
+
+    def moved(self, x, state):
+        return step(self, x, state) + 0.5 * (state is not None and state.length in wrong)
+
+    monkeypatch.setattr(Circuit, "step", moved)
+    asked: Any = {"text": "Tom had a red ball.", "layers": 1, "slices": SHOWN}
+    assert invert(model, solvers="chance", **asked).rows
+    wrong += range(32)
+    model = open_model(small_model(seed=1), tokenizer=small_tokenizer)
+    with one_line(RequestError, "computed position by position"):
+        invert(model, solvers="chance", **asked)
+
+
 def test_a_token_with_a_twin_is_ambiguous_in_its_row(small_model, small_tokenizer):
     text = "Tom had a red ball."
     ids = small_tokenizer.encode(text).ids

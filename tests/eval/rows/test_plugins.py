@@ -16,6 +16,7 @@ from eval.inversion.solver import FAMILIES, SOLVERS, solvers
 from eval.lenses.lens import LENSES, lens, lenses
 from eval.models.checkpoint import open_checkpoint
 from eval.models.identity import hash_source
+from eval.rows.progress import watching
 from eval.rows.store import read_rows
 from eval.views.page.page import render_page
 from tests.docs_cases import ROOT, blocks
@@ -198,6 +199,17 @@ def test_a_solver_that_answers_wrongly_is_refused(
     line = complaint(capsys)
     assert said in line
     assert "solver mine" in line
+
+
+def test_what_a_watcher_raises_is_not_the_solvers(own, model_directory, tmp_path):
+    """It was a refusal that blamed the user's file."""
+
+    def watch(progress):
+        raise KeyError("enough")
+
+    asked = ("--plugin", own("sweep(problem, generators)"), "--solvers", "mine")
+    with watching(watch), pytest.raises(KeyError):
+        invert(model_directory(n_layers=1), tmp_path / "out", *asked)
 
 
 def test_a_solver_of_a_user_proves_nothing_and_has_an_objective_of_its_own(
