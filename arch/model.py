@@ -171,7 +171,7 @@ class LanguageModel(nn.Module):
 
         Other weights, loaded or stepped to, drop all that was kept.
         """
-        weights = [(t.data_ptr(), t._version) for t in (*self.parameters(), *self.buffers())]
+        weights = [(t.data_ptr(), t._version) for t in self.state_dict(keep_vars=True).values()]
         if self.kept.get(WEIGHTS) != weights:
             self.kept.clear()
             self.kept[WEIGHTS] = weights

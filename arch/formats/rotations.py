@@ -33,8 +33,17 @@ READ = {
 }  # fmt: skip
 """What transformers reads of a rotation, by its type, beside `PASSED`."""
 PASSED = (*ROTATIONS, LENGTH, "rope_theta", "partial_rotary_factor")
-IDLE = (("factor", 1), ("mscale", 0), ("mscale", 1))
-"""Settings that change nothing."""
+OWN = {
+    "phimoe": ("short_mscale", "long_mscale"),
+    "hunyuan_v1_dense": ("alpha",), "hunyuan_v1_moe": ("alpha",),
+    "paddleocr_vl_text": ("mrope_section",),
+}  # fmt: skip
+"""What the code of a family reads of a rotation by itself."""
+IDLE: dict[str, tuple[Any, ...]] = {
+    "factor": (1,), "mscale": (0, 1), "mscale_all_dim": (0, 1), "beta_fast": (32,),
+    "beta_slow": (1,), "attn_factor": (1,), "extrapolation_factor": (1,), "finetuned": (0, 1),
+}  # fmt: skip
+"""Values that change nothing."""
 
 
 def read_frequencies(files: list[Path]) -> dict[str, Tensor]:
@@ -119,7 +128,8 @@ def _say_unread(
     written = [*sections(config)]
     types = [section.get(name) for section in written for name in ROTATIONS]
     stated = {length for section in written if (length := section.get(LENGTH))}
-    known = {*PASSED, *(getattr(made, "ignore_keys_at_rope_validation", None) or ())}
+    known = {*PASSED, *OWN.get(made.model_type, ())}
+    known |= {*(getattr(made, "ignore_keys_at_rope_validation", None) or ())}
     for part in parts:
         kind = str(part.get("rope_type"))
         if (read := READ.get(kind)) is None:
@@ -129,7 +139,7 @@ def _say_unread(
             f"{printable(name, 80)} {show_value(value)}"
             for name, value in part.items()
             if name not in known and (name not in read or (name == "mscale" and not paired))
-            if value is not None and (name, value) not in IDLE
+            if value is not None and value not in IDLE.get(name, ())
         ]
         if unread:
             print(

@@ -243,6 +243,7 @@ def _check_computed(name: str, model: Any, config: dict[str, Any], directory: Pa
         check_turned(config, turned, model.config.get_text_config(), name)
     say_unread_settings(config, model.config, name)
     classes = {known.lower() for known in vars(sys.modules[type(model).__module__])}
+    classes.add(f"{config.get('model_type')}forcausallm")  # an internlm3 is computed as a Llama
     say_own_code(config, name, lambda named: named.lower() in classes)
 
 

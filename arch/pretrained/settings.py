@@ -36,7 +36,7 @@ COMPUTING = re.compile(
 """Names of settings that change what a model computes, where its family has them."""
 ALIBI = ("position_embedding_type", "alibi")
 COMPLETED = ("rms_norm_eps", "sliding_window", "num_experts_per_tok", "attn_logit_softcapping",
-             "query_pre_attn_scalar")  # fmt: skip
+             "final_logit_softcapping", "query_pre_attn_scalar")  # fmt: skip
 """Settings that no shape tells, and in which the models of a family differ."""
 FREE_TENSORS, FREE_NUMBERS = 2**10, 2**26
 """What a model may have beside eight times that of its files, as layers that share weights have."""
@@ -105,7 +105,8 @@ def _check_heads(name: str, config: dict[str, Any], made: Any) -> None:
     ours = "num_attention_heads"
     theirs = made.attribute_map.get(ours, ours)
     names = [ours, *(alias for alias, of in made.attribute_map.items() if of == theirs), theirs]
-    taken = vars(made).get(theirs) if made.get_text_config() is made else None
+    fields = inspect.signature(type(made).__init__).parameters  # a JetMoe computes its number
+    taken = vars(made).get(theirs) if theirs in fields and made.get_text_config() is made else None
     if taken is not None and not any(alias in config for alias in names):
         raise ModelError(
             f"{name} cannot be loaded: config.json lacks {theirs}, for which transformers would "
@@ -117,10 +118,12 @@ def say_unread_settings(config: dict[str, Any], made: Any, source: object) -> No
     """Says on stderr which settings that change what a model computes its family does not read.
 
     And which of those in `COMPLETED` the configuration lacks. `made` is the configuration that the
-    model was made by; a part that reads text has its own.
+    model was made by; a part that reads text has its own, or is the whole model.
     """
-    text, inner = config.get("text_config"), made.get_text_config()
-    if isinstance(text, dict) and inner is not made:
+    text, inner = config.get("text_config") or {}, made.get_text_config()
+    if inner is made:
+        config = config | text
+    else:
         _say_unread(text, inner, source)
     _say_unread(config, made, source)
     for name in COMPLETED if inner is made else ():

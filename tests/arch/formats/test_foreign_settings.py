@@ -22,6 +22,7 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_fac
     [
         (YARN, {}, ""),
         (YARN | {"attn_factor": None, "mscale": 0.7, "mscale_all_dim": 0.7}, {}, ""),
+        (YARN | {"attn_factor": 1.0, "extrapolation_factor": 1.0, "finetuned": True}, {}, ""),
         (YARN | {"attn_factor": 0.5}, {}, "attn_factor 0.5, which transformers does not read"),
         (YARN | {"mscale": 0.7}, {}, "mscale 0.7, which"),
         ({"rope_type": "default", "rope_theta": 1e4, "factor": 4.0}, {}, "factor 4.0, which"),
@@ -55,12 +56,37 @@ def test_heads_that_a_configuration_lacks_are_not_made_up(family, name, llama):
 
 @pytest.mark.parametrize(
     ("family", "name"),
-    [("Llama", "rms_norm_eps"), ("Mistral", "sliding_window"), ("Gemma2", "query_pre_attn_scalar")],
-)
+    [("Llama", "rms_norm_eps"), ("Mistral", "sliding_window"), ("Gemma2", "query_pre_attn_scalar"),
+     ("Gemma2", "final_logit_softcapping")],
+)  # fmt: skip
 def test_what_is_completed_as_transformers_does_is_said(family, name, llama, capsys):
     for config, said in (({name: KeyError}, 1), ({}, 0)):
         load_pretrained(str(llama(family=family, head_dim=8, config=config)))
         assert capsys.readouterr().err.count(f"{name} is missing; ") == said
+
+
+def test_a_text_part_that_is_the_whole_model_is_read_by_its_section(llama, capsys):
+    """Its rms_norm_eps was missing, as the section beside it was searched, and its scale unsaid."""
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
+            "mrope_section": [2, 1, 1], "mrope_interleaved": True}  # fmt: skip
+    directory = llama(
+        family="Qwen3_5Text",
+        head_dim=16,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
+        layer_types=["linear_attention", "full_attention"],
+        rope_parameters=rope,
+    )
+    file = directory / "config.json"
+    text = json.loads(file.read_text()) | {"logit_scale": 3.0}
+    file.write_text(json.dumps({"model_type": "qwen3_5", "text_config": text}))
+    capsys.readouterr()
+    load_pretrained(str(directory))
+    err = capsys.readouterr().err
+    assert "logit_scale 3.0, which" in err
+    assert len(err.splitlines()) == 1
 
 
 def test_another_configuration_in_the_place_of_the_file_is_refused(llama, cache):
@@ -126,6 +152,16 @@ def test_another_class_or_a_window_is_said_by_both_doors(config, said, llama, ca
         err = capsys.readouterr().err
         assert said in err
         assert bool(err) == bool(said)
+
+
+@pytest.mark.skipif("internlm3" not in transformers.CONFIG_MAPPING, reason="since 5.24")
+def test_a_class_by_the_name_of_its_family_is_not_another(llama, capsys):
+    """Transformers computes an InternLM 3 by the Llama's class."""
+    own = {"model_type": "internlm3", "architectures": ["InternLM3ForCausalLM"]}
+    directory = llama(config=own)
+    capsys.readouterr()
+    load_pretrained(str(directory))
+    assert not capsys.readouterr().err
 
 
 FEW = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8}

@@ -137,6 +137,14 @@ HUB: dict[str, tuple[dict[str, Any], str]] = {  # what is said of them
     "Phi 1.5": (PHI, ""),
     "Phi 2": (PHI | {"partial_rotary_factor": 0.4, "hidden_size": 2560}, ""),
     "Phi 3.5": (PHI3, OWN_CODE),
+    "Phi 3.5 MoE": (PHI3 | {"model_type": "phimoe", "num_experts_per_tok": 2, "rope_scaling": LONG |
+                            {"original_max_position_embeddings": 4096, "long_mscale": 1.24,
+                             "short_mscale": 1.24}}, OWN_CODE),
+    "Hunyuan": (GROUPED | {"model_type": "hunyuan_v1_dense", "rope_scaling": {"type": "dynamic",
+                    "alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0}}, ""),
+    "PaddleOCR-VL": ({"model_type": "paddleocr_vl", "text_config": {
+                         "rope_scaling": {"mrope_section": [16, 24, 24], "type": "default"}}}, ""),
+    "JetMoe": ({"model_type": "jetmoe", "num_experts_per_tok": 2, "rms_norm_eps": 1e-5}, ""),
     "GPT-2": (GPT | {"model_type": "gpt2", "n_ctx": 1024,
                      "task_specific_params": {"text-generation": {"do_sample": True}}}, ""),
     "GPT-J": (GPT | {"model_type": "gptj", "gradient_checkpointing": False, "n_inner": None,
