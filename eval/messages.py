@@ -63,7 +63,7 @@ def say_of_model(line: str) -> None:
     say(line)
 
 
-_IN_QUESTION: ContextVar[bool] = ContextVar("in_question", default=False)
+_DEPTH: ContextVar[int] = ContextVar("depth", default=0)
 
 
 @contextmanager
@@ -72,14 +72,19 @@ def question() -> Iterator[None]:
 
     A question that is asked within another is a part of that one.
     """
-    if not _IN_QUESTION.get():
+    if not _DEPTH.get():
         say_once.cache_clear()
         say_of_model.cache_clear()
-    token = _IN_QUESTION.set(True)
+    token = _DEPTH.set(_DEPTH.get() + 1)
     try:
         yield
     finally:
-        _IN_QUESTION.reset(token)
+        _DEPTH.reset(token)
+
+
+def is_nested() -> bool:
+    """Whether the question at work was asked within another."""
+    return _DEPTH.get() > 1
 
 
 def nearest(word: str, known: Iterable[str], otherwise: str = "") -> str:

@@ -88,7 +88,7 @@ def _describe_bias(captured: Captured, answer: Recovered) -> str:
     own = captured.circuit.of_tokens(answer.tokens.to(captured.stored.values.device))
     lacking = (own - captured.stored.values)[:, captured.positions].flatten(0, 1)
     row = lacking.median(dim=0).values
-    if len(lacking) < BEHIND or (lacking - row).norm(dim=-1).median() > ONE_ROW * row.norm():
+    if len(lacking) < BEHIND or (lacking - row).norm(dim=-1).median() >= ONE_ROW * row.norm():
         return ""
     return (
         "they lack the projection's bias, which TransformerLens folds into that of the output: "

@@ -143,10 +143,10 @@ def draw_plane(tables: Tables) -> list[figures.Figure]:
 def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table: Table) -> None:
     """What the final vector's length decides, and a position's way to its answer."""
     _add_confidence(table, batch)
-    words = word_tokens(checkpoint, request.words)
-    if len(words) > 2:
-        say_once(f"--words: direction takes the first two of {len(words)}, for its plane")
-    _add_path(table, checkpoint, batch, list(words.values())[:2])
+    chosen = list(dict.fromkeys(word_tokens(checkpoint, request.words).values()))
+    if len(chosen) > 2:
+        say_once(f"--words: direction takes the first two of {len(chosen)}, for its plane")
+    _add_path(table, checkpoint, batch, chosen[:2])
     streams, rows = batch.streams, readers(checkpoint.model).float()
     answers = checkpoint.model.logits(streams[-1])[batch.real].argmax(dim=-1)
     others, read = answers.roll(len(answers) // 2), streams[:, batch.real].float()

@@ -56,19 +56,25 @@ def prompt_pairs(checkpoint: Checkpoint, batch: PromptBatch, request: Request) -
     """The first prompt and the second, the third and the fourth, ..., if as long and different.
 
     A text that was given again stands in each of its pairs; a pair that was, is one. The words
-    asked for are the answers: see `pair_answers`. A line names each of several given texts that is
-    in no pair.
+    asked for are the answers where they are two, or one for each text: see `pair_answers`; a line
+    says where they are not. Another names each of several given texts that is in no pair.
 
     Raises:
-        RequestError: a word of several tokens, words that do not fit the texts, or several given
-            texts of which no two are a pair.
+        RequestError: a word of several tokens, two answers of a pair that are one token, or several
+            given texts of which no two are a pair.
     """
     rows = [tokens[: last + 1] for tokens, last in zip(batch.tokens, batch.last, strict=True)]
     order = request.order or range(len(rows))
-    own = len(order) > 1 and {prompt.kind for prompt in request.prompts} == {"text"}
+    own = len(rows) > 1 and {prompt.kind for prompt in request.prompts} == {"text"}
     known = word_tokens(checkpoint, request.words)
     words = [known[word] for word in request.words]
-    answers = pair_answers(words if own or len(words) == 2 else [], len(order))
+    fits = len(words) == 2 or (own and len(words) == len(order))
+    if own and words and not fits:
+        say_once(
+            f"--words: {len(words)} are given; patching takes one for each text ({len(order)}), or "
+            "two for all pairs: it compares the model's own answers"
+        )
+    answers = pair_answers(words if fits else [], len(order))
     pairs: dict[tuple[int, int, Answers | None], Pair] = {}
     left_out = dict(enumerate(order))
     for number, (at, other) in enumerate(zip(order[::2], order[1::2], strict=False)):
@@ -88,26 +94,25 @@ def prompt_pairs(checkpoint: Checkpoint, batch: PromptBatch, request: Request) -
                 f"...; no two differ and have as many tokens ({said}); give two of equal length"
             )
         if left_out:
-            say_once(f"--text: patching left out texts that make no pair of equal length ({said})")
+            say_once(
+                "--text: patching left out texts whose partner is missing, the same, or of another "
+                f"length ({said})"
+            )
     return list(pairs.values())
 
 
 def pair_answers(words: Sequence[int], texts: int) -> list[Answers | None]:
     """The answers of each pair of so many texts, from tokens in the order of the texts.
 
-    Two tokens stand for all pairs, the first answering the target; without any, a pair has none.
+    There is a token for each text, or two for all pairs, the first answering the target; without
+    any, a pair has none.
 
     Raises:
-        RequestError: neither two tokens nor one for each text, or a pair's two are the same.
+        RequestError: a pair's two are the same.
     """
     pairs = texts // 2
     if not words:
         return [None] * pairs
-    if len(words) not in (2, texts):
-        raise RequestError(
-            f"--words: {len(words)} are given; patching takes one for each text ({texts}), or two "
-            "for all pairs, in the order of the texts"
-        )
     words = words if len(words) == texts else [*words] * pairs
     answers = [(source, target) for target, source in zip(words[::2], words[1::2], strict=False)]
     if any(source == target for source, target in answers):

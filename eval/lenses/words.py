@@ -24,9 +24,8 @@ def word_tokens(checkpoint: Checkpoint, words: Iterable[str]) -> dict[str, int]:
     """The one token that each word is.
 
     Raises:
-        RequestError: a word that is no token or several, with its split shown; one that the
-            tokenizer reads as another, such as that for what it does not know; or two words that
-            are one token.
+        RequestError: a word that is no token or several, with its split shown; or one that the
+            tokenizer reads as another, such as that for what it does not know.
     """
     tokenizer, known = checkpoint.tokenizer, dict[str, int]()
     for word in words:
@@ -42,8 +41,5 @@ def word_tokens(checkpoint: Checkpoint, words: Iterable[str]) -> dict[str, int]:
         read = checkpoint.words(ids)[0].strip()
         if read.casefold() != word.strip().casefold():  # as <unk>
             raise RequestError(f'--words "{word}": is read as "{read}" here; give a word it has')
-        alike = next((other for other, token in known.items() if token == ids[0]), word)
-        if alike != word:
-            raise RequestError(f'--words "{alike}" "{word}": are one token here; give one of them')
         known[word] = ids[0]
     return known

@@ -6,7 +6,6 @@
 A result that depends on the model alone is kept with it, once for all its sites.
 """
 
-import json
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -21,23 +20,21 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from arch import LanguageModel, ModelConfig, ModelError, check_causal, count_parameters, load_model
-from arch.formats.named_tokens import ends_of_text, read_stops
 from arch.kernels.arithmetic import plain_arithmetic
 from arch.pretrained.pretrained import load_pretrained, refusals, wrap_model
 from arch.pretrained.tokenizers import fit_tokenizer, largest_id, read_tokenizer
 from arch.storage.files import file_sha256, read_json
 from arch.storage.runs import PRETRAINED, SHIPPED, find_model, walk_folders
 from arch.storage.weights import check_finite, drop_padding
-from eval.messages import ArgumentError, RequestError
+from eval.messages import ArgumentError, RequestError, is_nested
 from eval.models import TRUST_CODE, identity
 from eval.models.pieces import Pieces, say_how_text_is_read
-from eval.models.running.modules import copy_module, hash_module, sample_parts
+from eval.models.running.modules import copy_module, hash_module, read_facts, sample_parts, unwrap
 from eval.models.running.outputs import Outputs, run_model
 from eval.models.running.patches import Patch, patched_sites
 from tokenizer import END_OF_TEXT
 
 Kept = TypeVar("Kept")
-WRAPPERS = ("torch", "lightning", "accelerate", "deepspeed")  # whose modules may hold a model
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +56,7 @@ class Checkpoint:
     path: Path
     control: str | None = None
     weights: str | None = None
-    given: Callable[[], nn.Module | None] = field(default=lambda: None, repr=False)
+    given: Callable[[], nn.Module | None] = field(default=type(None), repr=False)
     sample: list[tuple[int, int]] = field(init=False, repr=False)
     parts: list[Any] = field(init=False, repr=False)
 
@@ -68,13 +65,24 @@ class Checkpoint:
         vars(self)["sample"] = identity.sample_weights(self.model)
         vars(self)["parts"] = sample_parts(self.model, self.given())
 
-    def check_unchanged(self) -> None:
-        """Refuses a model that is no longer what was opened, by a `RequestError`."""
-        same = self.sample == identity.sample_weights(self.model)
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Has it opened again where it is unpickled, without the module that it was a copy of."""
+        taken = [field.name for field in fields(self) if field.init and field.name != "given"]
+        return Checkpoint, tuple(getattr(self, name) for name in taken)
+
+    def check_unchanged(self, read: bool = True) -> None:
+        """Refuses a model that is no longer what was opened, by a `RequestError`.
+
+        Where its weights are not `read`, only writes to them that torch counts are seen.
+        """
+        opened = self.sample if read else [(writes, 0) for writes, _ in self.sample]
         now = sample_parts(self.model, self.given())
-        if not same or self.parts[: len(now)] != now:
-            what = "hooks, modules or settings" if same else "weights"
-            raise RequestError(f"{self.path}: its {what} changed; open it again, or use patched")
+        what = "hooks, modules or settings changed; take off hooks that only look,"
+        if opened != identity.sample_weights(self.model, read):
+            what = "weights changed;"
+        elif self.parts[: len(now)] == now:
+            return
+        raise RequestError(f"{self.path}: its {what} open it again, or use patched")
 
     @plain_arithmetic()
     def __call__(self, text: str | Tensor) -> Outputs:
@@ -106,7 +114,7 @@ class Checkpoint:
                 that changed since it was opened; within the block, a patch that gives another
                 shape, or a question that goes on from a prefix, such as generation.
         """
-        self.check_unchanged()
+        self.check_unchanged(read=False)
         before = dict(vars(self))
         name = f"{self.meta['name']}, patched {' '.join(patches)}"
         changed = {"meta": {**self.meta, "name": name, "model_id": None}, "weights": uuid4().hex}
@@ -181,11 +189,8 @@ class Checkpoint:
     def check_layer(self, layer: int) -> None:
         """Refuses a layer that the model has not, by an `ArgumentError` of `--layers`."""
         if not 0 <= layer <= self.config.n_layers:
-            raise ArgumentError(
-                "--layers",
-                f"{self.path} has layers 0 (the embedding) to {self.config.n_layers}",
-                layer,
-            )
+            known = f"{self.path} has layers 0 (the embedding) to {self.config.n_layers}"
+            raise ArgumentError("--layers", known, layer)
 
     def check_length(self, length: int) -> None:
         """Refuses more tokens than the context holds, by a `RequestError` that names `--length`."""
@@ -327,10 +332,8 @@ def open_model(
             or given for a model that has its own; a module of another kind.
     """
     if isinstance(model, nn.Module):
-        for around in ("_orig_mod", "module", "_orig_mod"):  # of compiling, and of training
-            if type(model).__module__.partition(".")[0] in WRAPPERS:
-                model = getattr(model, around, model)
-        return _in_memory(model, tokenizer, name or type(model).__name__)  # pyright: ignore
+        model = unwrap(model)
+        return _in_memory(model, tokenizer, name or type(model).__name__)
     if tokenizer is not None or name is not None:
         raise RequestError(
             f"{model}: has a tokenizer and a name of its own; leave out tokenizer and name"
@@ -342,16 +345,16 @@ def open_models(
     models: Sequence[str | Path | Checkpoint] | str | Path | Checkpoint, device: str
 ) -> list[Checkpoint]:
     """Opens models as `open_model` does, before anything is computed; open ones stay open."""
-    single = isinstance(models, str | nn.Module) or not isinstance(models, Iterable)
-    given: Any = [models] if single else models
+    single = isinstance(models, str | nn.Module)
+    given: Any = [*models] if isinstance(models, Iterable) and not single else [models]
     device_of(device)  # which is refused though all are open
-    opened = [m if isinstance(m, Checkpoint) else open_model(m, device) for m in given]
-    for checkpoint in opened:
-        checkpoint.check_unchanged()
-    return opened
+    for model in given:
+        if isinstance(model, Checkpoint):
+            model.check_unchanged(read=not is_nested())
+    return [m if isinstance(m, Checkpoint) else open_model(m, device) for m in given]
 
 
-def _in_memory(module: nn.Module, tokenizer: Any, name: str) -> Checkpoint:
+def _in_memory(module: Any, tokenizer: Any, name: str) -> Checkpoint:
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if not isinstance(backend, Tokenizer):
         given = "none was given" if tokenizer is None else f"it is a {type(tokenizer).__name__}"
@@ -366,7 +369,6 @@ def _in_memory(module: nn.Module, tokenizer: Any, name: str) -> Checkpoint:
             "transformers, or an arch.LanguageModel"
         )
     check_finite(dict(module.named_parameters()), name)
-    theirs: Any = module.config
     copied = copy_module(module, name)
     with refusals(name):
         model: LanguageModel = wrap_model(copied) if foreign else copied  # pyright: ignore
@@ -375,12 +377,7 @@ def _in_memory(module: nn.Module, tokenizer: Any, name: str) -> Checkpoint:
     say_how_text_is_read(backend, name)
     check_causal(model)
     model = drop_padding(model, 1 + largest_id(backend))
-    roles = {role: getattr(tokenizer, role, None) for role in ("bos_token", "eos_token")}
-    named = getattr(module, "generation_config", None), theirs
-    ids = [found for about in named if (found := getattr(about, "eos_token_id", None)) is not None]
-    ends = read_stops(ids[0] if ids else None, backend.to_str()) | ends_of_text(roles)
-    settings = json.loads(model.config.to_json()) | (theirs.to_diff_dict() if foreign else {})
-    meta = {"name": name, "source": "memory", **ends, "settings": settings}
+    meta = {"name": name, "source": "memory", **read_facts(module, model, tokenizer, backend)}
     weights, given = hash_module(module, model), ref(module)
     return Checkpoint(model, model.config, backend, meta, Path(name), weights=weights, given=given)
 

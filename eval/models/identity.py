@@ -85,17 +85,18 @@ def bytes_of(tensor: "Tensor") -> bytes:
     return tensor.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().tobytes()
 
 
-def sample_weights(model: "Module") -> list[tuple[int, int]]:
+def sample_weights(model: "Module", read: bool = True) -> list[tuple[int, int]]:
     """What tells that weights, or buffers that files hold, have changed: see `sample_tensors`."""
-    return sample_tensors(dict.fromkeys(model.state_dict(keep_vars=True).values()))
+    return sample_tensors(dict.fromkeys(model.state_dict(keep_vars=True).values()), read)
 
 
-def sample_tensors(tensors: Iterable["Tensor"]) -> list[tuple[int, int]]:
+def sample_tensors(tensors: Iterable["Tensor"], read: bool = True) -> list[tuple[int, int]]:
     """What tells that tensors have changed: the writes to each, and a sum of its bits.
 
-    Fused optimisers and `.data` write without counting.
+    Fused optimisers and `.data` write without counting. The sum is 0 where no bits are `read`.
     """
-    return [(0 if x.is_inference() else x._version, _sum_bits(x.detach())) for x in tensors]
+    writes = [(x, 0 if x.is_inference() else x._version) for x in tensors]
+    return [(count, _sum_bits(x.detach()) if read else 0) for x, count in writes]
 
 
 def _sum_bits(tensor: "Tensor") -> int:

@@ -83,7 +83,8 @@ def activations(
     """
     if isinstance(texts, Mapping):
         raise ArgumentError("texts", "holds texts under names; give a text, or a list of texts")
-    if isinstance(texts, bytes) or not isinstance(texts, Iterable):
+    is_read = hasattr(texts, "__iter__") or hasattr(texts, "__getitem__")  # as a Dataset of torch
+    if isinstance(texts, bytes) or not is_read:
         raise ArgumentError("texts", f"a {type(texts).__name__}; give a text, or a list of texts")
     if batch_size is not None and not (isinstance(batch_size, Integral) and batch_size > 0):
         raise ArgumentError("batch_size", "is not a whole number of at least 1", batch_size)

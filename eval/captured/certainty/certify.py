@@ -14,7 +14,7 @@ from eval.captured.certainty.likelihood import LIKELY_PROBABILITY, WHOLE, token_
 from eval.captured.certainty.rivals import NAMED, Beside, find_alike
 from eval.captured.certainty.verified import BESIDE, Found, Verified, verify
 from eval.inversion.problem import Problem
-from eval.messages import say_once
+from eval.messages import say_of_model
 from eval.models.memory import candidates_at_once
 from eval.sites.circuit import uncertified
 from eval.sites.rounding import Tolerance, capture
@@ -76,7 +76,8 @@ def certify(captured: Captured, found: Found) -> Certified:
     for row, t in _find_unsettled(found.problem, settled, agreement):
         told[row][t] = False
     if unproved := uncertified(captured.checkpoint.model):
-        say_once(f"{unproved}; fix: give the model in float32, as open_model(model.float(), ...)")
+        fix = "fix: give the model in float32, as open_model(model.float(), ...)"
+        say_of_model(f"{unproved}; {fix}")
         told = [[False] * T for _ in told]
     certificates = [
         [proof if sure and t not in others else None for t, sure in enumerate(prompt)]

@@ -5,16 +5,21 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from types import BuiltinFunctionType, FunctionType
+from functools import partial
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType
 from typing import Any
 from uuid import uuid4
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from arch import LanguageModel, ModelError
 from arch.errors import is_out_of_memory, reason
+from arch.formats.named_tokens import ends_of_text, read_stops
 from arch.mixers import has_foreign
+from arch.pretrained.decoder import PretrainedConfig
 from arch.pretrained.families import (
     find_changes,
     find_global_hooks,
@@ -24,10 +29,49 @@ from arch.pretrained.families import (
 from arch.storage.weights import Undrawn
 from eval.models.identity import KNOWN, bytes_of, weights_hash
 
-WITHOUT_EFFECT = ("training", "gradient_checkpointing", "name_or_path", "warnings_issued")
-"""Attributes of a module that change nothing of what it computes in evaluation."""
+WITHOUT_EFFECT = (
+    "training", "gradient_checkpointing", "name_or_path", "warnings_issued", "padding_idx",
+    "layerdrop",
+)  # fmt: skip
+"""Attributes of a module that, as dropouts, change nothing of what it computes in evaluation."""
+PARTS = {
+    FunctionType: ("__qualname__", "__code__", "__defaults__", "__kwdefaults__", "__closure__"),
+    CodeType: ("co_code", "co_consts", "co_names"),  # not its text, in which addresses stand
+    CellType: ("cell_contents",),
+    MethodType: ("__func__", "__self__"),
+    partial: ("func", "args", "keywords"),
+}
+"""The attributes that tell values of these types apart."""
 UNTOLD = (TypeError, RuntimeError, ValueError)
 """What `_describe` raises of a value that it cannot tell from others."""
+WRAPPERS = ("torch", "lightning", "accelerate", "deepspeed")  # whose modules may hold a model
+
+
+def unwrap(module: Any) -> Any:
+    """The model within what compiling it and training it in parallel put around it."""
+    for around in ("_orig_mod", "module", "_orig_mod"):  # of compiling, and of training
+        if type(module).__module__.partition(".")[0] in WRAPPERS:
+            module = getattr(module, around, module)
+    return module
+
+
+def read_facts(
+    module: Any, model: LanguageModel, tokenizer: Any, backend: Tokenizer
+) -> dict[str, Any]:
+    """The settings of a module, and the tokens that end its texts, as `Checkpoint.meta` has them.
+
+    Args:
+        module: as it was given.
+        model: made of it.
+        tokenizer: as it was given.
+        backend: made of it.
+    """
+    roles = {role: getattr(tokenizer, role, None) for role in ("bos_token", "eos_token")}
+    named = getattr(module, "generation_config", None), module.config
+    ids = [found for about in named if (found := getattr(about, "eos_token_id", None)) is not None]
+    ends = read_stops(ids[0] if ids else None, backend.to_str()) | ends_of_text(roles)
+    theirs = {} if isinstance(module, LanguageModel) else module.config.to_diff_dict()
+    return {**ends, "settings": json.loads(model.config.to_json()) | theirs}
 
 
 def copy_module(module: nn.Module, name: str) -> nn.Module:
@@ -65,11 +109,28 @@ def sample_parts(*modules: nn.Module | None) -> list[list[tuple[Any, ...]]]:
     for module in filter(None, modules):
         found: list[tuple[Any, ...]] = [(find_global_hooks(),)]
         for name, part in module.named_modules():
-            known = type(part).__module__.partition(".")[0] in KNOWN
-            numbers = [(n, v) for n, v in vars(part).items() if known and type(v) is float]
+            held = _settings_of(part).items() if _is_known(part) else ()
+            numbers = [(n, v) for n, v in held if type(v) is float]
             found.append((name, type(part), find_changes(part), numbers))
         sampled.append(found)
     return sampled
+
+
+def _is_known(value: Any) -> bool:
+    """Whether a value is of a class of this project, of torch or of transformers."""
+    return type(value).__module__.partition(".")[0] in KNOWN
+
+
+def _settings_of(part: nn.Module) -> dict[str, Any]:
+    """The attributes of a part that may change what it computes in evaluation."""
+    idle = (*WITHOUT_EFFECT, "p") if isinstance(part, _DropoutNd) else WITHOUT_EFFECT
+    return {
+        name: value
+        for name, value in vars(part).items()
+        if name[0] != "_"
+        and name not in idle
+        and not ("dropout" in name and isinstance(value, int | float))
+    }
 
 
 def hash_module(module: nn.Module, model: nn.Module) -> str:
@@ -122,12 +183,17 @@ def _turns_otherwise(tables: Mapping[str, Tensor]) -> bool:
 def _changed_settings(module: nn.Module) -> list[Any]:
     """The attributes of a module's parts that its configuration does not build, by their names.
 
+    Of a model around one of transformers, which no configuration builds, those of its user's parts.
+
     Raises:
         TypeError, RuntimeError, ValueError: one of them cannot be told.
     """
-    built, changed = _build_like(module), []
+    is_wrapper = isinstance(module.config, PretrainedConfig)
+    built, changed = {} if is_wrapper else _build_like(module), []
     for name, part in module.named_modules():
-        held = {n: v for n, v in vars(part).items() if n[0] != "_" and n not in WITHOUT_EFFECT}
+        if is_wrapper and _is_known(part):
+            continue
+        held = _settings_of(part)
         if type(like := built.get(name)) is type(part):
             same = vars(like)  # what a class is not built with, it does not read
             held = {n: v for n, v in held.items() if n in same and not _are_alike(v, same[n])}
@@ -168,12 +234,15 @@ def _describe(value: Any) -> Any:
         TypeError, ValueError: it cannot be told: it has no attributes, or no numbers.
         RuntimeError: it holds itself, or numbers that cannot be read.
     """
-    if value is None or isinstance(value, str | int | float | torch.dtype | torch.device):
+    plain = str | bytes | int | float | complex | torch.dtype | torch.device
+    if value is None or isinstance(value, plain):
         return repr(value)
     if isinstance(value, Mapping):
         return [[repr(name), _describe(held)] for name, held in value.items()]
     if isinstance(value, Sequence):
         return [_describe(held) for held in value]
+    if isinstance(value, set | frozenset):
+        return sorted(json.dumps(_describe(held)) for held in value)
     if isinstance(value, Tensor):
         if value.is_meta:
             raise TypeError
@@ -181,13 +250,11 @@ def _describe(value: Any) -> Any:
         return [repr((value.dtype, value.shape)), hashlib.sha256(told).hexdigest()]
     if isinstance(value, nn.Module):
         return [_describe(type(value)), weights_hash(value)]
-    if isinstance(value, FunctionType):
-        code, cells = value.__code__, [cell.cell_contents for cell in value.__closure__ or ()]
-        lines = repr((code.co_code, code.co_consts, code.co_names))
-        held = _describe([value.__defaults__, value.__kwdefaults__, *cells])
-        return [value.__qualname__, lines, held]
+    for kind, names in PARTS.items():
+        if isinstance(value, kind):
+            return [_describe(getattr(value, name)) for name in names]
     if isinstance(value, type | BuiltinFunctionType):
         return f"{value.__module__}.{value.__qualname__}"
-    if type(value).__module__.partition(".")[0] in KNOWN:
+    if _is_known(value):
         return _describe(type(value))  # as a configuration, which stands in the settings
     return [_describe(type(value)), _describe(vars(value))]

@@ -120,6 +120,15 @@ def test_values_without_their_bias_are_named(lacking):
     assert found.proven != lacking
 
 
+def test_a_model_s_own_values_lack_no_bias_though_nothing_is_proven():
+    """As of weights in bfloat16: they fit exactly, and so lack one row of zeros."""
+    model = open_theirs(their_model("gpt2", n_embd=64, n_layer=2).bfloat16())
+    values = Circuit(model.model, 2, "value").of_tokens(tokens_of("Tom had a hen"))
+    found = recover(model, values, layer=2, part="value", corpus="toy:400")
+    assert not found.proven
+    assert "fold_value_biases" not in found.elsewhere
+
+
 @pytest.fixture
 def neighbours():
     """A model whose rows of neighbouring positions differ little, as those of trained models."""

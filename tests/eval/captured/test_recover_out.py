@@ -196,6 +196,18 @@ def test_which_rows_and_prompts_a_line_counts_is_said_before_it(words, model, wr
     assert {group.partition("attention_mask ")[2].partition(";")[0] for group in groups} == spans
 
 
+def test_what_a_model_s_weights_tell_is_said_once(
+    words, small_model, small_tokenizer, monkeypatch, capsys
+):
+    """It was said of each group of prompts that a mask leaves the same rows of."""
+    half = open_model(small_model().bfloat16(), tokenizer=small_tokenizer)
+    monkeypatch.setattr("eval.models.checkpoint.open_model", lambda *_: half)
+    outputs, mask = padded(half, "left")
+    save_file({"block.1": outputs, "attention_mask": mask}, words[0])
+    assert main(["recover", *words]) == 0
+    assert capsys.readouterr().err.count("no certificate below float32") == 1
+
+
 @pytest.mark.parametrize(
     ("wrong", "lost", "prompts"),
     [

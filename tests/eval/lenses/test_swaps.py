@@ -77,9 +77,13 @@ def test_words_answer_each_pair_of_texts_or_all_of_them(capsys):
         lines = look("patching", checkpoint, *texts, words=tuple(given)).texts[0]["lines"]
         said = [word for line in lines[:2] for word in line[2]]
         assert said == checkpoint.words(answers)
-    for given in (words[:1], words[:3], [words[0], words[0], *words[2:]]):
-        with one_line(RequestError, "--words"):
-            look("patching", checkpoint, *texts, words=tuple(given))
+    with one_line(RequestError, "--words"):
+        look("patching", checkpoint, *texts, words=(words[0], words[0], *words[2:]))
+    capsys.readouterr()
+    own = look("patching", checkpoint, *texts).texts[0]["lines"]
+    for given in (words[:1], words[:3]):  # as other lenses follow them; the lens was left out
+        assert look("patching", checkpoint, *texts, words=tuple(given)).texts[0]["lines"] == own
+        assert f"--words: {len(given)} are given" in capsys.readouterr().err
     assert look("patching", checkpoint, texts[0], words=tuple(words[:1])).texts  # built-in stories
     look("direction", checkpoint, texts[0], words=tuple(words[:3]))
     assert "--words: direction takes the first two of 3" in capsys.readouterr().err
@@ -123,7 +127,8 @@ def test_given_texts_that_make_no_pair_are_refused_or_named(capsys):
         found = look("patching", checkpoint, range(60, 66), range(70, 76), *third)
         assert found.texts[0]["lines"][0][0] == "text 1 in text 0"
         assert ("(text 2 has 4 tokens)" in capsys.readouterr().err) == said
-    assert look("patching", checkpoint, range(60, 66)).texts  # built-in stories, as of one text
+    for order in ((), (0, 0)):  # built-in stories, as of one text
+        assert look("patching", checkpoint, range(60, 66), order=order).texts
 
 
 def test_a_word_after_a_space_is_the_token_that_it_is_in_a_text():
@@ -131,9 +136,11 @@ def test_a_word_after_a_space_is_the_token_that_it_is_in_a_text():
     tokenizer = prepending_tokenizer()
     assert len(tokenizer.encode(" dog").ids) == 2
     checkpoint = replace(story_checkpoint(), tokenizer=tokenizer)
-    assert word_tokens(checkpoint, [" dog"]) == {" dog": tokenizer.token_to_id("▁dog")}
-    with one_line(RequestError, '--words "dog" " dog": are one token'):  # of which no plane is
-        word_tokens(checkpoint, ["dog", " dog"])
+    dog = tokenizer.get_vocab()["▁dog"]
+    assert word_tokens(checkpoint, ["dog", " dog"]) == {"dog": dog, " dog": dog}
+    found = look("direction", checkpoint, range(9), words=("dog", " dog"))
+    ((first, second),) = found.notes["ends"].values()
+    assert first == checkpoint.words([dog])[0] != second  # one token makes no plane
 
 
 def test_an_unknown_word_is_no_token_of_its_own():

@@ -4,7 +4,9 @@ import itertools
 import re
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from eval.rows.store import Results, Row
 from eval.views.comparison.gather import gather_models
 from eval.views.page.page import render_page
 from tests.arch.cases import byte_tokenizer
+from tests.arch.pretrained import test_decoder
 from tests.arch.pretrained.test_pretrained import their_model
 from tests.eval.views.compare_cases import compared
 from tests.eval.views.page.cases import Page, checkpoint_of, make_row
@@ -321,6 +324,44 @@ def test_what_steers_a_module_is_a_part_of_it(tmp_path):
     assert len({*figures}) == 5
 
 
+def test_sets_and_functions_with_their_arguments_tell_models_apart(small_model, small_tokenizer):
+    """They were told by their kind alone, and a sweep was given the figure of the first."""
+    module, ids = small_model(), ([], [])
+    module.blocks[1].norm_token = control = Controlled(module.blocks[1].norm_token)
+    for found in ids:
+        for held in ({0}, {3}, *(kind(max, n) for kind in (partial, MethodType) for n in (2, 4))):
+            vars(control)["rule"] = held
+            found.append(open_model(module, tokenizer=small_tokenizer).identity)
+    assert ids[0] == ids[1]
+    assert len({*ids[0]}) == 6
+
+
+def test_a_model_around_one_of_theirs_is_that_model():
+    """It was another, beside whose rows those of an ablation stood; with a user's part it is."""
+    for module in (their_model("gpt2", dtype=torch.float32), test_decoder.their_model("qwen2")):
+        first = open_model(module, tokenizer=byte_tokenizer())
+        again = open_model(first.model, tokenizer=first.tokenizer)
+        assert again.weights_sha256 == first.weights_sha256
+        again.model.norm = control = Controlled(again.model.norm)
+        ids = {first.weights_sha256}
+        for control.coefficient in (0.0, 4.0):
+            ids.add(open_model(again.model, tokenizer=first.tokenizer).weights_sha256)
+        assert len(ids) == 3
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama 1"])
+def test_what_training_alone_reads_makes_no_other_model(family):
+    """Its rows were computed again, and the model that was opened before was refused."""
+    module = their_model(family, dtype=torch.float32)
+    first = open_model(module, tokenizer=byte_tokenizer())
+    module.config.pad_token_id = 256
+    for part in module.modules():
+        for name in {"p", "attention_dropout"} & vars(part).keys():
+            setattr(part, name, 0.25)
+    assert loss(first, text="Tom sat.").rows
+    assert open_model(module, tokenizer=byte_tokenizer()).weights_sha256 == first.weights_sha256
+
+
 def swap_columns(weight: torch.Tensor) -> None:
     """The first two, of every row."""
     weight[:, :2] = weight[:, :2].flip(1)
@@ -348,6 +389,11 @@ def test_an_open_model_that_is_changed_is_refused(change, small_model, small_tok
     opened = open_model(module, tokenizer=small_tokenizer, name="m")
     loss(opened, text="Tom sat.")
     change(opened.model, module)
-    for ask in (lambda: loss(opened, text="Tom sat."), opened.patched({}).__enter__):
+
+    def ask_patched() -> None:
+        with opened.patched({}):
+            loss(opened, text="Tom sat.")
+
+    for ask in (lambda: loss(opened, text="Tom sat."), ask_patched):
         with one_line(RequestError, "open it again"):
             ask()

@@ -1,5 +1,6 @@
 """An open model is called, and its sites are patched: torch's own hooks are the judge."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +113,11 @@ def test_behind_a_text_all_is_zero_though_the_model_gives_no_number(model):
 
 def test_a_text_alone_is_one_text(model):
     """It was as many as it has letters."""
-    (batch,) = activations(model, TEXT, device="cpu")
-    assert batch.tokens.tolist() == [model.tokenizer.encode(TEXT).ids]
+    held: Any = [TEXT, "a"]
+    given: Any = TEXT, torch.utils.data.Subset(held, [0])  # which is not Iterable
+    for texts in given:
+        (batch,) = activations(model, texts, device="cpu")
+        assert batch.tokens.tolist() == [model.tokenizer.encode(TEXT).ids]
 
 
 @pytest.mark.parametrize(
@@ -141,6 +145,16 @@ def test_rows_of_a_patched_model_are_of_another_model(model, tmp_path):
     assert changed["bits_per_byte"] != plain["bits_per_byte"]
     assert changed["checkpoint"]["model_id"] != plain["checkpoint"]["model_id"]
     assert "block.1" in changed["checkpoint"]["name"]
+
+
+def test_an_open_model_can_be_pickled(model, small_model, small_tokenizer):
+    """As for other processes."""
+    for opened in (model, open_model(small_model(), tokenizer=small_tokenizer)):
+        again = pickle.loads(pickle.dumps(opened))
+        assert again.identity == opened.identity
+        with again.patched({"block.1": torch.zeros_like}):
+            assert loss(again, text=[TEXT]).rows
+        assert torch.equal(again(TEXT).logits, opened(TEXT).logits)
 
 
 def test_what_cannot_be_patched_is_refused_and_nothing_stays(model):
