@@ -107,7 +107,10 @@ def test_prompts_that_were_dealt_out_over_the_seeds_all_count(capsys):
     say_once.cache_clear()
     rows = [
         make_row(solver="sweep", hidden=0, prompt=prompt)
-        | {"checkpoint": about(300, f"{model}{prompt // 4}", f"{model}-s{prompt // 4}")}
+        | {
+            "key": f"{model} {prompt}",
+            "checkpoint": about(300, f"{model}{prompt // 4}", f"{model}-s{prompt // 4}"),
+        }
         for model in ("flat", "llama")
         for prompt in range(8)
     ]

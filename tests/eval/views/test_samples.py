@@ -97,7 +97,6 @@ def test_what_cannot_be_paired_is_refused(two, tmp_path):
             json.dumps(sample(2, bits_per_byte=[-3.0, 0])),
         ],
         "line 1: acc of document 0 is nan": [json.dumps(sample(0, acc=math.nan))],
-        "line 1: acc of document 0 is wrong": [json.dumps(sample(0, acc="wrong")), lines[1]],
         "no task and metric stands in both": [json.dumps(sample(0, em="yes"))],
     }
     for message, written in wrong.items():
