@@ -196,6 +196,15 @@ def test_which_rows_and_prompts_a_line_counts_is_said_before_it(words, model, wr
     assert {group.partition("attention_mask ")[2].partition(";")[0] for group in groups} == spans
 
 
+def test_what_is_true_of_all_rows_is_said_once_for_all_groups_of_a_mask(words, model, capsys):
+    outputs, mask = padded(model[1], "left")
+    save_file({"block.1": outputs.to(torch.float8_e4m3fn), "attention_mask": mask}, words[0])
+    assert main(["recover", *words]) == 0
+    said = capsys.readouterr().err
+    assert said.count("by attention_mask rows") == 2
+    assert said.count("without a scale") == 1
+
+
 @pytest.mark.parametrize(
     ("wrong", "lost", "prompts"),
     [
