@@ -8,6 +8,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from torch.nn.functional import cosine_similarity
+
 from eval.captured.answer import Recovered
 from eval.captured.arithmetic import EXACT
 from eval.captured.captured import Captured, find_zeros
@@ -31,7 +33,8 @@ BEHIND = 3  # positions behind the last that fits, from which they may be paddin
 ONE_ROW = 0.01  # of its length, what values may differ by from lacking one row at most positions
 LEANING = 0.25  # of a step, by which rounded numbers do not lie off to one side on average
 LARGE = 1.5  # steps: of smaller numbers, those that are not 0 may lie off to one side
-LEAST_FACTOR = 2.0  # times their usual length, from which outputs may have been scaled
+PARALLEL = 0.99  # the cosine of outputs of one direction, at least
+LEAST_FACTOR = 2.0  # times the length of other outputs, from which some may have been scaled
 WINDOWS = 4, 32  # of background text, and tokens of each
 
 
@@ -69,13 +72,13 @@ def _look_elsewhere(
     """Says where else, or in which precision, an answer's rows fit; empty where nothing is said."""
     seen, other = "", "" if answer.proven else _describe_bias(captured, answer)
     if layer is not None and not answer.fits:
-        seen, other = "nothing fits", other or _explain_misfit(captured, computed)
+        seen, other = "nothing fits", other or _explain_misfit(captured, answer, computed)
     elif not (other or answer.mostly_certain) and (cut := _describe_cut_off(captured, answer)):
         seen, other = "few tokens are certain", cut
     elif not answer.proven:
         seen = "no token is certain"
         other = other or _find_other_site(captured, computed) or _find_first_row(captured, 0)
-        other = other or _describe_numbers(captured).removeprefix("; ")
+        other = other or _describe_numbers(captured, answer).removeprefix("; ")
     elif layer is not None and all(2 * len(tail) > captured.length for tail in answer.left_out):
         # as of keys, of which the first is not turned
         seen, other = "most rows fit nothing", _find_other_site(captured, computed)
@@ -100,22 +103,20 @@ def _describe_bias(captured: Captured, answer: Recovered) -> str:
     )
 
 
-def _explain_misfit(captured: Captured, computed: str | None) -> str:
+def _explain_misfit(captured: Captured, answer: Recovered, computed: str | None) -> str:
     """What fits where no token fits at the site that was given, or what may be the reason.
 
     Tried are the likeliest sites of the model, other precisions of its computation, and later rows
     as the first ones of a prompt, as behind padding on the left.
     """
-    if other := _find_other_site(captured, computed) or _find_first_row(captured, 0):
-        return other
-    changed = _describe_numbers(captured) or _describe_length(captured)
-    return (
+    other = _find_other_site(captured, computed) or _find_first_row(captured, 0)
+    return other or (
         "are these outputs of this model, and of a prompt's beginning? of later positions give "
-        f"--first, the position of the first row{changed}"
+        f"--first, the position of the first row{_describe_numbers(captured, answer)}"
     )
 
 
-def _describe_numbers(captured: Captured) -> str:
+def _describe_numbers(captured: Captured, answer: Recovered) -> str:
     """What may have changed the numbers behind the site: the end of a line, or empty."""
     model, circuit = captured.checkpoint.model, captured.circuit
     if circuit.part == "key":
@@ -128,24 +129,32 @@ def _describe_numbers(captured: Captured) -> str:
                 "--part rotated_key"
             )
     seen = captured.stored.values[:, list(captured.positions)].flatten(0, 1)
-    return describe_change(model, seen)
+    return describe_change(model, seen) or _describe_length(captured, answer)
 
 
-def _describe_length(captured: Captured) -> str:
-    """What outputs of quite another length than on ordinary text tell: the end of a line, or empty.
+def _describe_length(captured: Captured, answer: Recovered) -> str:
+    """What outputs of another length than the model's own tell: the end of a line, or empty.
 
-    Noise and coarse codes change the length less; that of a few rows may be any.
+    Where tokens fit, the answer's own outputs tell, if their direction is the same, as it is not of
+    noise. Else ordinary text tells, which noise and coarse codes are not twice as long as.
     """
     checkpoint, circuit = captured.checkpoint, captured.circuit
     later = [t for t in captured.positions if t] or captured.positions
     seen = captured.stored.values[:, later].flatten(0, 1)
-    seen = seen[seen.any(dim=-1)]
+    filled = seen.any(dim=-1)
+    seen = seen[filled]
     if not captured.visible.has_all_channels or len(seen) < FEWEST_ROWS:
         return ""
-    count, length = WINDOWS[0], min(WINDOWS[1], checkpoint.config.context)
-    text = held_out_text(checkpoint, captured.source)
-    text = text.windows("background", count, length, least=1)
-    factor = find_factor(circuit, seen, text.to(seen.device), LEAST_FACTOR)
+    if answer.fits:
+        own = circuit.of_tokens(answer.tokens)[:, later].flatten(0, 1)[filled]
+        parallel = cosine_similarity(own, seen, dim=-1).median() >= PARALLEL
+        factor = find_factor(seen, own) if parallel else None
+    else:
+        count, length = WINDOWS[0], min(WINDOWS[1], checkpoint.config.context)
+        text = held_out_text(checkpoint, captured.source)
+        text = text.windows("background", count, length, least=1)
+        own = circuit.of_tokens(text.to(seen.device))[:, min(1, length - 1) :]
+        factor = find_factor(seen, own, LEAST_FACTOR)
     return (
         f"; they are about {factor:.2g} times as long as this model's own at {circuit.name}: were "
         "they scaled, as the inputs of an SAE are? divide by the factor that was used"

@@ -213,16 +213,12 @@ def describe_change(model: LanguageModel, values: Tensor) -> str:
     )
 
 
-@torch.no_grad()
-def find_factor(
-    circuit: Circuit, values: Tensor, tokens: Tensor, least: float = LONGER
-) -> float | None:
-    """How many times as long `(N, width)` outputs are as those of text `(B, T)`.
+def find_factor(values: Tensor, own: Tensor, least: float = LONGER) -> float | None:
+    """How many times as long outputs `(..., width)` are as a model's own, by their medians.
 
     None stands for a factor between `1 / least` and `least`.
     """
-    own = circuit.of_tokens(tokens)[:, min(1, tokens.shape[1] - 1) :].norm(dim=-1)
-    factor = float(values.norm(dim=-1).nanmedian() / own.median())
+    factor = float(values.norm(dim=-1).nanmedian() / own.norm(dim=-1).median())
     return factor if factor >= least or factor <= 1 / least else None
 
 

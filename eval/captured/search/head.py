@@ -87,7 +87,8 @@ def _say_how_long(model: LanguageModel, solved: Tensor) -> None:
         return
     length, device = min(SAMPLE, model.config.context), model.embedding.weight.device
     tokens = torch.arange(4 * length, device=device).view(4, length) % model.config.vocab_size
-    if factor := find_factor(Circuit(model, len(model.blocks), "final"), solved, tokens):
+    own = Circuit(model, len(model.blocks), "final").of_tokens(tokens)
+    if factor := find_factor(solved, own.to(solved)):
         say_once(
             f"logits: about {factor:.2g} times as large as this model's own: were they divided by "
             "a temperature, or are they logarithms to another base (log2: 1.4, log10: 0.43)? undo "

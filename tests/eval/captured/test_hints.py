@@ -225,8 +225,9 @@ def add_noise(states):
 @pytest.mark.parametrize(
     ("change", "factor"),
     [
-        (lambda x: 0.37 * x, 0.37),
+        (lambda x: 1.5 * x, 1.5),
         (add_noise, None),
+        (lambda x: 0.37 * x, 0.37),
         (lambda x: 3 * x, 3),
         (lambda x: x.roll(5, dims=-1), None),
     ],
