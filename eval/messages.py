@@ -59,7 +59,7 @@ def say_once(line: str) -> None:
 
 @cache
 def say_of_model(line: str) -> None:
-    """As `say_once`, of what is the same for all rows of a tensor."""
+    """As `say_once`, of what is the same for all rows of a tensor, as model, format and corpus."""
     say(line)
 
 

@@ -8,11 +8,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from torch.nn.functional import cosine_similarity
+
 from eval.captured.answer import Recovered
 from eval.captured.arithmetic import EXACT
 from eval.captured.captured import Captured, find_zeros
 from eval.captured.files.stored import FLOATS
 from eval.captured.locate import (
+    FEWEST_ROWS,
     Match,
     count_hits,
     describe_change,
@@ -29,6 +32,9 @@ BEGINNINGS = 16  # rows that fit a first token, at most, behind which more token
 BEHIND = 3  # positions behind the last that fits, from which they may be padding, or another prompt
 ONE_ROW = 0.01  # of its length, what values may differ by from lacking one row at most positions
 LEANING = 0.25  # of a step, by which rounded numbers do not lie off to one side on average
+LARGE = 1.5  # steps: of smaller numbers, those that are not 0 may lie off to one side
+PARALLEL = 0.99  # the cosine of outputs of one direction, at least
+LEAST_FACTOR = 2.0  # times the length of other outputs, from which some may have been scaled
 WINDOWS = 4, 32  # of background text, and tokens of each
 
 
@@ -66,13 +72,13 @@ def _look_elsewhere(
     """Says where else, or in which precision, an answer's rows fit; empty where nothing is said."""
     seen, other = "", "" if answer.proven else _describe_bias(captured, answer)
     if layer is not None and not answer.fits:
-        seen, other = "nothing fits", other or _explain_misfit(captured, computed)
-    elif not answer.mostly_certain and (cut := _describe_cut_off(captured, answer)):
+        seen, other = "nothing fits", other or _explain_misfit(captured, answer, computed)
+    elif not (other or answer.mostly_certain) and (cut := _describe_cut_off(captured, answer)):
         seen, other = "few tokens are certain", cut
     elif not answer.proven:
         seen = "no token is certain"
         other = other or _find_other_site(captured, computed) or _find_first_row(captured, 0)
-        other = other or _describe_numbers(captured).removeprefix("; ")
+        other = other or _describe_numbers(captured, answer).removeprefix("; ")
     elif layer is not None and all(2 * len(tail) > captured.length for tail in answer.left_out):
         # as of keys, of which the first is not turned
         seen, other = "most rows fit nothing", _find_other_site(captured, computed)
@@ -86,7 +92,8 @@ def _describe_bias(captured: Captured, answer: Recovered) -> str:
     if captured.circuit.part != "value" or not captured.visible.has_all_channels:
         return ""
     own = captured.circuit.of_tokens(answer.tokens.to(captured.stored.values.device))
-    lacking = (own - captured.stored.values)[:, captured.positions].flatten(0, 1)
+    filled = ~find_zeros(captured.stored)[:, captured.positions]
+    lacking = (own - captured.stored.values)[:, captured.positions][filled]
     row = lacking.median(dim=0).values
     if len(lacking) < BEHIND or (lacking - row).norm(dim=-1).median() >= ONE_ROW * row.norm():
         return ""
@@ -96,7 +103,7 @@ def _describe_bias(captured: Captured, answer: Recovered) -> str:
     )
 
 
-def _explain_misfit(captured: Captured, computed: str | None) -> str:
+def _explain_misfit(captured: Captured, answer: Recovered, computed: str | None) -> str:
     """What fits where no token fits at the site that was given, or what may be the reason.
 
     Tried are the likeliest sites of the model, other precisions of its computation, and later rows
@@ -105,11 +112,11 @@ def _explain_misfit(captured: Captured, computed: str | None) -> str:
     other = _find_other_site(captured, computed) or _find_first_row(captured, 0)
     return other or (
         "are these outputs of this model, and of a prompt's beginning? of later positions give "
-        f"--first, the position of the first row{_describe_numbers(captured)}"
+        f"--first, the position of the first row{_describe_numbers(captured, answer)}"
     )
 
 
-def _describe_numbers(captured: Captured) -> str:
+def _describe_numbers(captured: Captured, answer: Recovered) -> str:
     """What may have changed the numbers behind the site: the end of a line, or empty."""
     model, circuit = captured.checkpoint.model, captured.circuit
     if circuit.part == "key":
@@ -122,20 +129,32 @@ def _describe_numbers(captured: Captured) -> str:
                 "--part rotated_key"
             )
     seen = captured.stored.values[:, list(captured.positions)].flatten(0, 1)
-    return describe_change(model, seen) or _describe_length(captured)
+    return describe_change(model, seen) or _describe_length(captured, answer)
 
 
-def _describe_length(captured: Captured) -> str:
-    """What outputs of another length than on ordinary text tell: the end of a line, or empty."""
-    if not captured.visible.has_all_channels:
-        return ""
+def _describe_length(captured: Captured, answer: Recovered) -> str:
+    """What outputs of another length than the model's own tell: the end of a line, or empty.
+
+    Where tokens fit, the answer's own outputs tell, if their direction is the same, as it is not of
+    noise. Else ordinary text tells, which noise and coarse codes are not twice as long as.
+    """
     checkpoint, circuit = captured.checkpoint, captured.circuit
     later = [t for t in captured.positions if t] or captured.positions
     seen = captured.stored.values[:, later].flatten(0, 1)
-    count, length = WINDOWS[0], min(WINDOWS[1], checkpoint.config.context)
-    text = held_out_text(checkpoint, captured.source)
-    text = text.windows("background", count, length, least=1)
-    factor = find_factor(circuit, seen[seen.any(dim=-1)], text.to(seen.device))
+    filled = seen.any(dim=-1)
+    seen = seen[filled]
+    if not captured.visible.has_all_channels or len(seen) < FEWEST_ROWS:
+        return ""
+    if answer.fits:
+        own = circuit.of_tokens(answer.tokens)[:, later].flatten(0, 1)[filled]
+        parallel = cosine_similarity(own, seen, dim=-1).median() >= PARALLEL
+        factor = find_factor(seen, own) if parallel else None
+    else:
+        count, length = WINDOWS[0], min(WINDOWS[1], checkpoint.config.context)
+        text = held_out_text(checkpoint, captured.source)
+        text = text.windows("background", count, length, least=1)
+        own = circuit.of_tokens(text.to(seen.device))[:, min(1, length - 1) :]
+        factor = find_factor(seen, own, LEAST_FACTOR)
     return (
         f"; they are about {factor:.2g} times as long as this model's own at {circuit.name}: were "
         "they scaled, as the inputs of an SAE are? divide by the factor that was used"
@@ -150,14 +169,15 @@ def _describe_cut_off(captured: Captured, answer: Recovered) -> str:
     Those of the answer lie farther from zero, or all of them higher.
     """
     stored, select = captured.stored, captured.visible.select
-    values = select(stored.values)
-    off = (select(captured.circuit.of_tokens(answer.tokens)) - values) / select(stored.step)
-    near = (off.abs() <= 1) & (values != 0)
+    values, steps = select(stored.values), select(stored.step)
+    off = (select(captured.circuit.of_tokens(answer.tokens)) - values) / steps
+    large = values.abs() > LARGE * steps
+    near = (off.abs() <= 1) & large
     leaning = max(float(x[near].mean()) for x in (off, off * values.sign()))
     return (
         "the numbers lie about half a step nearer to zero, or lower, than the answer's outputs: "
         "were they cut off, as by x.to(torch.int8), and not rounded? round them to the nearest"
-        if leaning > LEANING and 2 * near.sum() > (values != 0).sum()
+        if leaning > LEANING and 2 * near.sum() > large.sum()
         else ""
     )
 

@@ -40,7 +40,7 @@ TRIED = 16, 256  # tokens run at each position: the likeliest by the text, and b
 WINDOWS = 16, 64  # of background text, and tokens of each
 CENTRED, FEWEST_ROWS = 1e-3, 4  # of the root mean square, a mean that is none; rows that tell
 UNIT = 0.05  # by which the root mean square behind a norm may differ from 1
-LONGER = 1.25  # times their usual length, which outputs do not reach
+LONGER = 1.25  # times their usual length, which the final norm's outputs do not reach
 FARTHEST_FRACTION, CLEAR_RATIO = 0.1, 3.0
 """Of outputs' length, how far off they may be at a site that no token fits to rounding; and how
 many times as far they are at all other sites, at least."""
@@ -213,12 +213,13 @@ def describe_change(model: LanguageModel, values: Tensor) -> str:
     )
 
 
-@torch.no_grad()
-def find_factor(circuit: Circuit, values: Tensor, tokens: Tensor) -> float | None:
-    """How many times as long `(N, width)` outputs are as those of text `(B, T)`; None: as long."""
-    own = circuit.of_tokens(tokens)[:, min(1, tokens.shape[1] - 1) :].norm(dim=-1)
-    factor = float(values.norm(dim=-1).nanmedian() / own.median())
-    return factor if factor >= LONGER or factor <= 1 / LONGER else None
+def find_factor(values: Tensor, own: Tensor, least: float = LONGER) -> float | None:
+    """How many times as long outputs `(..., width)` are as a model's own, by their medians.
+
+    None stands for a factor between `1 / least` and `least`.
+    """
+    factor = float(values.norm(dim=-1).nanmedian() / own.norm(dim=-1).median())
+    return factor if factor >= least or factor <= 1 / least else None
 
 
 def _are_centred(values: Tensor) -> bool:

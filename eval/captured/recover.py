@@ -118,10 +118,10 @@ def recover(
             "first", f"the model's context is {context}; give a row within it", first
         )
     raw = Raw(view_bits(held.outputs, format), scale, zero_point)
-    say_what_is_clipped(raw)
     raw = take_layer(checkpoint.model, raw, layer, part)
     order = find_order(checkpoint.model, raw.outputs.shape, layer, part)
     stored = start_at(read_stored(raw.outputs, format, raw.scale, raw.zero_point, order), first)
+    say_what_is_clipped(raw)
     stored = stored.to(checkpoint.model.embedding.weight.device)
     stored, visible = leave_out_empty(stored, _slice(shown, first, stored.values.shape[1]))
     source = choose_corpus([checkpoint], corpus)

@@ -106,7 +106,8 @@ def recover_file(
             "--solver": solver, "--truth": truth, "--page": page, "--out": out,
         }  # fmt: skip
         flags = [flag for flag, value in given.items() if value is not None]
-        return _clear(file, ids, checkpoint.tokenizer, flags)
+        fix = "leave it out" + ", or add --verify" * (not capture.refusal)
+        return _clear(file, ids, checkpoint.tokenizer, flags, fix)
     if first and ids is not None:
         raise RequestError(f"--first {first}: the ids in {file} begin with its row 0; leave it out")
     if capture.refusal:
@@ -194,13 +195,15 @@ def _describe(
     return Result(rows, "\n\n".join(lines))
 
 
-def _clear(file: str, ids: list[list[int]], tokenizer: "Tokenizer", flags: Sequence[str]) -> Result:
-    """The texts of the ids that stand in a file; flags of an inversion are refused."""
+def _clear(
+    file: str, ids: list[list[int]], tokenizer: "Tokenizer", flags: Sequence[str], fix: str
+) -> Result:
+    """The texts of the ids that stand in a file; flags of an inversion are refused, with a fix."""
     from eval.captured.files.clear import read_texts
 
     if flags:
         raise RequestError(
-            f"{flags[0]}: the ids stand in {file}, so that nothing is inverted; add --verify"
+            f"{flags[0]}: the ids stand in {file}, so that nothing is inverted; {fix}"
         )
     texts = read_texts(file, ids, tokenizer)
     rows = [{"file": file, "prompt": prompt, "text": text, "tokens": ids[prompt]}

@@ -25,7 +25,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from eval.messages import RequestError, say_once
+from eval.messages import RequestError, say_of_model, say_once
 from eval.models.corpora import corpus_hash, corpus_label, held_out_fraction, packed_data
 from eval.models.pieces import encode_text, encoding_of
 from tokenizer import PAD, VALID_FRACTION, encode_alike, load_tokenizer, open_corpus
@@ -83,7 +83,7 @@ class HeldOutText:
         chosen: Any = {"valid_fraction": self.fraction, "field": self.field}
         stories = open_corpus(self.corpus, split, **chosen, stream=limit is not None)
         if stories.fraction:
-            say_once(
+            say_of_model(
                 f"corpus {self.corpus}: sets no stories aside; {stories.fraction:g} of them are "
                 "read, as packing holds out so many; a valid.* is read whole"
             )
@@ -137,7 +137,8 @@ class HeldOutText:
         """
         tokens = list(islice(chain.from_iterable(self.encoded(use)), count * length))
         if least and 0 < len(tokens) < count * length:
-            say_once(f"corpus {self.corpus}: {len(tokens):,} tokens of {use} text, all are used")
+            said = f"{len(tokens):,} tokens of {use} text, all are used"
+            say_of_model(f"corpus {self.corpus}: {said}")
         count = min(count, max(least or count, len(tokens) // length))
         if least and tokens and len(tokens) < count * length:
             tokens *= count * length // len(tokens) + 1

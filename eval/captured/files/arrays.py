@@ -18,7 +18,7 @@ from typing import IO, Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from eval.captured.files.stored import BITS, dtype_name
+from eval.captured.files.stored import BITS, EIGHT_BITS, dtype_name
 from eval.messages import RequestError, say_once
 
 FILES = "a .safetensors, .npy or .npz file"
@@ -208,7 +208,7 @@ def list_columns(folder: Path) -> tuple[dict[str, Entry], dict[str, list[list[in
         if not table.num_rows:
             raise ValueError("no rows")
         for name in table.column_names:
-            column = _read_column(table[name])
+            column = _read_column(table[name], split_companion(name) is not None)
             if isinstance(column, str) and name == MASK:
                 column = _pad(table[name].to_pylist())
             if isinstance(column, list):
@@ -249,13 +249,16 @@ def _lay_numbers(entries: dict[str, Entry]) -> dict[str, Entry]:
     """The arrays, and scales and zero points of one number a row with all axes of their array.
 
     The first axis is that of rows; with fewer axes they might be read as a number for each token.
-    Other numbers of rows are left out.
+    Other numbers of rows are left out, as a score named scale beside floats.
     """
     arrays = {name: entry for name, entry in entries.items() if len(entry.shape) > 1}
     most = max((len(entry.shape) for entry in arrays.values()), default=0)
+    eight_bits = any(entry.kind in EIGHT_BITS for entry in arrays.values())
     for name, entry in entries.items():
-        if (split := split_companion(name)) and most and set(entry.shape[1:]) <= {1}:
-            axes = len(arrays[split[0]].shape) if split[0] in arrays else most
+        base = (split_companion(name) or (None,))[0]
+        belongs = base in arrays or (base == "" and eight_bits)
+        if belongs and set(entry.shape[1:]) <= {1}:
+            axes = len(arrays[base].shape) if base in arrays else most
             shape = (*entry.shape, *[1] * (axes - len(entry.shape)))
             arrays[name] = Entry(shape, entry.kind, partial(_read_shaped, entry, shape))
     return arrays
@@ -277,10 +280,10 @@ def split_companion(name: str) -> tuple[str, str] | None:
     return (match[1] or "") + match[3], "scale" if match[2] in SCALES else "zero_point"
 
 
-def _read_column(column: Any) -> dict[str, Entry] | list[list[int]] | str | None:
+def _read_column(column: Any, companion: bool) -> dict[str, Entry] | list[list[int]] | str | None:
     """Arrays and their mask, if any, by what ends their names; or lists of whole numbers.
 
-    A column of one number a row is an array of one axis. None stands for any other column, words
+    A companion of one number a row is an array of one axis. None stands for any other column, words
     for one that cannot be read: of unlike lengths, with nulls, or of numbers too large.
     """
     import pyarrow
@@ -294,10 +297,10 @@ def _read_column(column: Any) -> dict[str, Entry] | list[list[int]] | str | None
     kinds, tokens = pyarrow.types, list[int]()
     while kinds.is_list(leaf) or kinds.is_large_list(leaf) or kinds.is_fixed_size_list(leaf):
         leaf, depth = leaf.value_type, depth + 1
-    kind = WIDTHS.get(str(leaf))
-    if (depth > 1 and str(leaf) in CODE_NAMES) or (not depth and kinds.is_integer(leaf)):
-        kind = str(leaf)
-    if kind is None and not (depth == 1 and (kinds.is_integer(leaf) or kinds.is_boolean(leaf))):
+    integers = str(leaf) in CODE_NAMES if depth > 1 else not depth and kinds.is_integer(leaf)
+    kind = str(leaf) if integers else WIDTHS.get(str(leaf))
+    ids = depth == 1 and (kinds.is_integer(leaf) or kinds.is_boolean(leaf))
+    if not (ids or (kind and (depth or companion))):
         return None
     while held.type != leaf:
         lengths = compute.call_function("list_value_length", [held])

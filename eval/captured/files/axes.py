@@ -26,7 +26,7 @@ NEAR = 0.5
 step."""
 SAME = 1e-3  # of that step: so near the right block alone comes, as in float32
 FINAL = "final"
-ENDS = 4  # numbers at the end of a format for each scale, beside which others are equal by chance
+ENDS = 4  # times as many numbers at the end of a format as scales, or as numbers beside the end
 CACHE_ORDERS = {3: ("BTC", "HTd", "THd"), 4: ("BHTd", "BTHd")}
 """Orders of a cache's axes, as labelled in `ORDERS`; the first counts where it fits."""
 UNITS = ("outputs", "scale", "zero_point")
@@ -270,20 +270,24 @@ def spread(raw: Raw, order: str | None = None) -> Raw:
 
 
 def say_what_is_clipped(raw: Raw) -> None:
-    """Says where more numbers stand at the end of 8 bits than scales by the largest one leave."""
+    """Says where numbers pile up at the end of 8 bits, beside their next number and their scales.
+
+    A scale by the largest number leaves that one at the end, and others that are rounded to it.
+    """
     outputs, kind = raw.outputs, dtype_name(raw.outputs.dtype)
     if kind not in EIGHT_BITS:
         return
     about = (torch.finfo if outputs.is_floating_point() else torch.iinfo)(outputs.dtype)
-    ends = outputs.float().abs() >= about.max
+    sizes = outputs.float().abs()
+    ends, below = sizes >= about.max, sizes == sizes.masked_fill(sizes >= about.max, 0).max()
     if ends.dim() > 2:  # prompts may begin with one token
-        ends = ends.any(dim=0)
-    count, scales = int(ends.sum()), raw.scale.numel() if isinstance(raw.scale, Tensor) else 1
-    if count > ENDS * scales:
+        ends, below = ends.any(dim=0), below.any(dim=0)
+    scales = 1 if raw.scale is None else torch.as_tensor(raw.scale).float().unique().numel()
+    if (count := int(ends.sum())) > ENDS * max(scales, int(below.sum())):
         say_once(
             f"outputs: {count:,} numbers of {ends.numel():,} stand at the end of {kind}: were "
-            "larger ones clipped? Rows with such numbers are no evidence of a token; give them "
-            "with a scale that covers all"
+            "larger ones clipped? Rows with clipped numbers may fit no token; give them with a "
+            "scale that covers all"
         )
 
 

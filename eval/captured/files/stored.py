@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eval.messages import ArgumentError, RequestError, say_once
+from eval.messages import ArgumentError, RequestError, say_of_model
 
 
 def dtype_name(kind: torch.dtype) -> str:
@@ -170,10 +170,11 @@ def _of_floats(values: Tensor, format: str | None, own: str) -> Stored:
     if known in CODES:
         raise ArgumentError("format", "give the integers themselves, and their scale", known)
     if format not in (None, own):  # whose steps would be too small, or too large
-        shortest, numbers = _shortest(values), values[values.isfinite() & (values != 0)]
-        finer = torch.finfo(kinds[known]).eps < torch.finfo(kinds[shortest]).eps
-        held = (numbers.to(kinds[known]).float() == numbers).sum()  # rows not shown may be others
-        if finer or 2 * held < numbers.numel():
+        shortest, numbers = _shortest(values), values.nan_to_num(0.0, 0.0, 0.0)
+        rows = numbers[numbers.any(dim=-1)]
+        held = (rows.to(kinds[known]).float() == rows).all(dim=-1)
+        none = len(rows) > 0 and not bool(held.any())  # rows not shown may be of another format
+        if none or _eps(kinds[known]) < _eps(kinds[shortest]):
             fix = "leave it out, or if they are codes times their scale, give codes and scale"
             raise ArgumentError("format", f"the numbers are of {shortest}; {fix}", known)
     if format is None and known == EXACT:
@@ -200,7 +201,7 @@ def _of_bytes(
                 "zero_point", f"outputs of {dtype_name(outputs.dtype)} have none; leave it out"
             )
         if scale is None:
-            say_once(
+            say_of_model(
                 f"outputs: {own} without a scale, for which 1 is taken; if there is one, give it "
                 "(a tensor named NAME.scale in the file, --scale, or scale=)"
             )
@@ -384,11 +385,15 @@ def _read_digits(values: Tensor) -> Stored | None:
     return None
 
 
+def _eps(kind: torch.dtype) -> float:
+    """The distance of 1 from the next number of a format."""
+    return 0.25 if kind == torch.float8_e5m2fnuz else torch.finfo(kind).eps  # torch says half
+
+
 def _steps(values: Tensor, kind: torch.dtype) -> Tensor:
     """The distance between neighbouring numbers of a floating-point format, at each value."""
-    about = torch.finfo(kind)
-    eps = 0.25 if kind == torch.float8_e5m2fnuz else about.eps  # of which torch says half
-    least = max(about.smallest_normal * eps, torch.finfo(values.dtype).tiny)
+    eps = _eps(kind)
+    least = max(torch.finfo(kind).smallest_normal * eps, torch.finfo(values.dtype).tiny)
     finite = values.nan_to_num(0.0, 0.0, 0.0)
     steps = torch.ldexp(torch.full_like(values, eps / 2), torch.frexp(finite).exponent)
     return steps.masked_fill(finite == 0, least).clamp(min=least)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from arch import LanguageModel
 from eval.captured.files.stored import Stored
 from eval.captured.locate import find_factor
-from eval.messages import ArgumentError, RequestError, say_once
+from eval.messages import ArgumentError, RequestError, say_of_model, say_once
 from eval.sites.circuit import Circuit
 
 LOGITS = "logits"
@@ -51,7 +51,7 @@ def solve_head(model: LanguageModel, stored: Stored) -> Stored:
             "those numbers, as --part final",
         )
     if count > V:
-        say_once(f"logits: the last {count - V} of {count} are of no token, and left out")
+        say_of_model(f"logits: the last {count - V} of {count} are of no token, and left out")
     weight = weight - weight.mean(dim=0)
     values, step = values[..., :V], step[..., :V]
     filled = stored.values.any(dim=-1).cpu()  # rows of zeros stand for those before the first
@@ -76,7 +76,7 @@ def solve_head(model: LanguageModel, stored: Stored) -> Stored:
             "their size is left; give the logits, or the log-probabilities, of every token",
         )
     deviation = (step.square() / 12 @ inverse.square().T).sqrt()
-    say_once("logits: the outputs of the final norm are solved for, by the head")
+    say_of_model("logits: the outputs of the final norm are solved for, by the head")
     _say_how_long(model, solved[filled])
     return Stored(solved.float(), (DEVIATION * deviation).float(), stored.format)
 
@@ -87,7 +87,8 @@ def _say_how_long(model: LanguageModel, solved: Tensor) -> None:
         return
     length, device = min(SAMPLE, model.config.context), model.embedding.weight.device
     tokens = torch.arange(4 * length, device=device).view(4, length) % model.config.vocab_size
-    if factor := find_factor(Circuit(model, len(model.blocks), "final"), solved, tokens):
+    own = Circuit(model, len(model.blocks), "final").of_tokens(tokens)
+    if factor := find_factor(solved, own.to(solved)):
         say_once(
             f"logits: about {factor:.2g} times as large as this model's own: were they divided by "
             "a temperature, or are they logarithms to another base (log2: 1.4, log10: 0.43)? undo "

@@ -73,6 +73,19 @@ def test_a_scale_of_one_number_a_row_is_that_of_its_row(tmp_path, number, listed
     assert torch.equal(values, (codes - zero) * scale.float())
 
 
+@pytest.mark.parametrize("name", ["scale", "zeros", "loss", "loss_scale"])
+def test_a_score_of_each_row_beside_floats_is_passed_over(tmp_path, name, capsys):
+    """The folder was refused for a score named scale, and a line named one with nulls."""
+    import datasets
+
+    held = {"states": X[None].repeat(2, 0), name: [1.5, 2.5], "label": [1, None]}
+    datasets.Dataset.from_dict(held).save_to_disk(tmp_path)
+    capsys.readouterr()
+    ((found, outputs),) = read_capture(tmp_path).outputs.items()
+    assert (found, outputs.scale, outputs.zero_point) == ("states", None, None)
+    assert "not read" not in capsys.readouterr().err
+
+
 NULLS = X[None].repeat(2, 0).tolist()
 NULLS[1][4] = [None] * 8
 

@@ -15,7 +15,7 @@ from eval.__main__ import main
 from eval.captured.files.recognise import read_capture
 from eval.captured.files.stored import FORMATS, FP8, read_stored, view_bits
 from eval.commands.recover import Format
-from eval.messages import say_once
+from eval.messages import say_of_model
 from tests.said import one_line
 
 
@@ -48,7 +48,7 @@ def test_numbers_of_8_bits_that_were_widened_are_known(kind):
 @pytest.mark.parametrize("scale", [None, 2.0])
 def test_fp8_without_a_scale_is_said(scale, capsys):
     """It was read in silence, also where its scale had a name that is not known."""
-    say_once.cache_clear()
+    say_of_model.cache_clear()
     read_stored(torch.ones(1, 5, 8).to(FP8["fp8_e4m3"]), scale=scale)
     assert ("NAME.scale" in capsys.readouterr().err) == (scale is None)
 
@@ -196,7 +196,8 @@ def test_what_a_format_does_not_have_is_one_line(kind, asked, seen):
         (lambda x: x.bfloat16().float(), "bf16", True),
         (lambda x: x.to(FP8["fp8_e5m2"]).float(), "fp8_e5m2", True),
         (lambda x: x.to(FP8["fp8_e4m3fnuz"]).float(), "fp8_e4m3fnuz", True),
-        (lambda x: torch.cat([x.bfloat16().float(), x[:1]]), "bf16", True),  # a row not shown
+        (lambda x: (500 * x).to(FP8["fp8_e5m2fnuz"]).float(), "fp8_e5m2fnuz", True),
+        (lambda x: torch.cat([x[:1].bfloat16().float(), x]), "bf16", True),  # rows not shown
     ],
 )
 def test_floats_are_of_the_format_that_is_said(change, format, good):

@@ -129,6 +129,18 @@ def test_a_model_s_own_values_lack_no_bias_though_nothing_is_proven():
     assert "fold_value_biases" not in found.elsewhere
 
 
+def test_rows_of_zeros_lack_no_bias():
+    """One token's values, the smallest, were what all of them lacked."""
+    module = their_model("llama", num_hidden_layers=1)
+    torch.nn.init.normal_(module.model.embed_tokens.weight[257])  # it was 0
+    model = open_theirs(module)
+    values = Circuit(model.model, 1, "value").of_tokens(tokens_of("Tom had", "The hen", "Mia ran"))
+    values += torch.randn(values.shape, generator=torch.Generator().manual_seed(0))
+    values[1:, 1:] = 0
+    found = recover(model, values, layer=1, part="value", computed="fp32", corpus="toy:400")
+    assert "fold_value_biases" not in found.elsewhere
+
+
 @pytest.fixture
 def neighbours():
     """A model whose rows of neighbouring positions differ little, as those of trained models."""
@@ -212,16 +224,41 @@ def test_rows_of_zeros_are_no_beginning_of_another_prompt(codes, directories, op
     assert "another prompt" not in capsys.readouterr().err
 
 
-@pytest.mark.first(1)
-@pytest.mark.parametrize("factor", [0.37, 3, 1])
-def test_states_that_were_multiplied_are_named(directories, opened, factor):
+def add_noise(states):
+    """Noise as long as the states, which makes them 1.4 times as long."""
+    noise = torch.randn(states.shape, generator=torch.Generator().manual_seed(0))
+    return states + noise * states.norm(dim=-1, keepdim=True) / noise.norm(dim=-1, keepdim=True)
+
+
+@pytest.mark.first(2)
+@pytest.mark.parametrize(
+    ("change", "factor"),
+    [
+        (lambda x: 1.5 * x, 1.5),
+        (add_noise, None),
+        (lambda x: 0.37 * x, 0.37),
+        (lambda x: 3 * x, 3),
+        (lambda x: x.roll(5, dims=-1), None),
+    ],
+)
+def test_states_that_were_multiplied_are_named(directories, opened, change, factor):
     """As SAELens keeps them: other models and later positions were asked for."""
     states = load_file(f"{directories['llama']}/states.safetensors")["2"][:1, :8]
-    changed = factor * states.roll(5 * (factor == 1), dims=-1)
-    found = recover(opened["llama"], changed, layer=2, computed="fp32", corpus="toy:400")
+    found = recover(opened["llama"], change(states), layer=2, computed="fp32", corpus="toy:400")
     assert not found.proven
     said = re.search(r"about (\S+) times as long", found.elsewhere)
-    assert factor == pytest.approx(float(said[1]) if said else 1, rel=0.2)
+    assert (said and float(said[1])) == (factor and pytest.approx(factor, rel=0.2))
+
+
+def test_small_codes_on_one_side_are_not_said_to_be_cut_off():
+    """As beside a first token that sets the scale: all others were rounded to 0 or -1."""
+    module = their_model("gpt2", n_layer=2).requires_grad_(False)
+    module.transformer.wpe.weight[:, 3] = -60
+    states = module(tokens_of("Tom had"), output_hidden_states=True).hidden_states[1]
+    codes = (states / 100).round().to(torch.int8)
+    assert codes.unique().tolist() == [-1, 0]
+    found = recover(open_theirs(module), codes, scale=100.0, layer=1, corpus="toy:400")
+    assert "cut off" not in found.elsewhere
 
 
 def test_prompts_whose_tokens_fit_are_not_asked_whether_their_axes_are_swapped(capsys):

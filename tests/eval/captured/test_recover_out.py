@@ -208,6 +208,15 @@ def test_what_a_model_s_weights_tell_is_said_once(
     assert capsys.readouterr().err.count("no certificate below float32") == 1
 
 
+def test_what_is_true_of_all_rows_is_said_once_for_all_groups_of_a_mask(words, model, capsys):
+    outputs, mask = padded(model[1], "left")
+    save_file({"block.1": outputs.to(torch.float8_e4m3fn), "attention_mask": mask}, words[0])
+    assert main(["recover", *words]) == 0
+    said = capsys.readouterr().err
+    assert said.count("by attention_mask rows") == 2
+    assert said.count("without a scale") == 1
+
+
 @pytest.mark.parametrize(
     ("wrong", "lost", "prompts"),
     [

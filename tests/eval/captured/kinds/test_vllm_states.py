@@ -139,6 +139,10 @@ def test_ids_are_read_where_states_of_the_last_tokens_alone_stand(engine, ask, t
     code, rows, said = ask(file, "--verify")
     assert (code, rows) == (2, None)
     assert "12 of its 20 tokens" in said.splitlines()[-1]
+    code, rows, said = ask(file, "--layer", "1")  # the fix was --verify, which is refused
+    assert (code, rows) == (2, None)
+    assert "error: --layer: the ids stand in" in said
+    assert "--verify" not in said
 
 
 @pytest.mark.parametrize("shape", [(20, 1, 1), (20, 1)])
