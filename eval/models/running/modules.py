@@ -1,12 +1,11 @@
 """Modules in memory: a copy to ask, and what tells a module from others and from what it was."""
 
 import copy
-import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 from uuid import uuid4
 
@@ -27,23 +26,15 @@ from arch.pretrained.families import (
     is_changed,
 )
 from arch.storage.weights import Undrawn
-from eval.models.identity import KNOWN, bytes_of, weights_hash
+from eval.models.identity import KNOWN, weights_hash
 
 WITHOUT_EFFECT = (
     "training", "gradient_checkpointing", "name_or_path", "warnings_issued", "padding_idx",
     "layerdrop",
 )  # fmt: skip
 """Attributes of a module that, as dropouts, change nothing of what it computes in evaluation."""
-PARTS = {
-    FunctionType: ("__qualname__", "__code__", "__defaults__", "__kwdefaults__", "__closure__"),
-    CodeType: ("co_code", "co_consts", "co_names"),  # not its text, in which addresses stand
-    CellType: ("cell_contents",),
-    MethodType: ("__func__", "__self__"),
-    partial: ("func", "args", "keywords"),
-}
-"""The attributes that tell values of these types apart."""
-UNTOLD = (TypeError, RuntimeError, ValueError)
-"""What `_describe` raises of a value that it cannot tell from others."""
+PLAIN = (str, bytes, int, float, complex, set, frozenset, type, torch.dtype, BuiltinFunctionType)
+PARTIAL = ("func", "args", "keywords")
 WRAPPERS = ("torch", "lightning", "accelerate", "deepspeed")  # whose modules may hold a model
 
 
@@ -134,24 +125,13 @@ def _settings_of(part: nn.Module) -> dict[str, Any]:
 
 
 def hash_module(module: nn.Module, model: nn.Module) -> str:
-    """What stands for a module: the hash of its weights, and of what else was changed in it.
-
-    A hash that no other has, where something changes what it computes in a way that none tells.
+    """The hash of a model's weights; one that no other has, where they do not tell it from others.
 
     Args:
         module: as it was given.
         model: made of it.
     """
-    if is_steered(module):
-        return uuid4().hex
-    try:
-        changed = _changed_settings(module)
-    except UNTOLD:
-        return uuid4().hex
-    weights = weights_hash(model)
-    if not changed:
-        return weights
-    return hashlib.sha256(json.dumps([weights, changed]).encode()).hexdigest()
+    return uuid4().hex if is_steered(module) or _has_other_parts(module) else weights_hash(model)
 
 
 def is_steered(module: nn.Module) -> bool:
@@ -166,8 +146,7 @@ def is_steered(module: nn.Module) -> bool:
         or has_own_attention(module)
         or any(
             is_changed(part)
-            or type(getattr(part, "disable_adapters", None))
-            is bool  # of any model it is a function
+            or isinstance(getattr(part, "disable_adapters", None), bool)  # else a function
             or _turns_otherwise(dict(part.named_buffers(recurse=False)))
             for part in module.modules()
         )
@@ -180,29 +159,17 @@ def _turns_otherwise(tables: Mapping[str, Tensor]) -> bool:
     return any(n in tables and not tables[n].equal(t.to(tables[n])) for n, t in copies.items())
 
 
-def _changed_settings(module: nn.Module) -> list[Any]:
-    """The attributes of a module's parts that its configuration does not build, by their names.
+def _has_other_parts(module: nn.Module) -> bool:
+    """Whether parts or attributes of a module are others than its configuration builds.
 
-    Of a model around one of transformers, which no configuration builds, those of its user's parts.
-
-    Raises:
-        TypeError, RuntimeError, ValueError: one of them cannot be told.
+    Of a model around one of transformers, which no configuration builds, its user's parts are.
     """
-    is_wrapper = isinstance(module.config, PretrainedConfig)
-    built, changed = {} if is_wrapper else _build_like(module), []
-    for name, part in module.named_modules():
-        if is_wrapper and _is_known(part):
-            continue
-        held = _settings_of(part)
-        if type(like := built.get(name)) is type(part):
-            same = vars(like)  # what a class is not built with, it does not read
-            held = {n: v for n, v in held.items() if n in same and not _are_alike(v, same[n])}
-        else:
-            buffers = {n: part._buffers[n] for n in sorted(part._non_persistent_buffers_set)}
-            held |= {"class": type(part), "buffers": buffers}
-        if held:
-            changed.append([name, _describe(held)])
-    return changed
+    if isinstance(module.config, PretrainedConfig):
+        return not all(map(_is_known, module.modules()))
+    built = _build_like(module)
+    return bool(built) and not all(
+        _is_as_built(part, built.get(name)) for name, part in module.named_modules()
+    )
 
 
 def _build_like(module: Any) -> dict[str, nn.Module]:
@@ -218,43 +185,29 @@ def _build_like(module: Any) -> dict[str, nn.Module]:
         return {}
 
 
+def _is_as_built(part: nn.Module, built: nn.Module | None) -> bool:
+    """Whether a part has the class and the attributes that it was built with."""
+    if type(part) is not type(built):
+        return False
+    same = vars(built)  # what a class is not built with, it does not read
+    return all(
+        _are_alike(value, same[name]) for name, value in _settings_of(part).items() if name in same
+    )
+
+
 def _are_alike(value: Any, built: Any) -> bool:
-    """Whether an attribute is as it was built; one that cannot be told is not compared."""
-    try:
-        expected = _describe(built)
-    except UNTOLD:
-        return True
-    return _describe(value) == expected
+    """Whether an attribute is as it was built.
 
-
-def _describe(value: Any) -> Any:
-    """A value as JSON has it, equal for equal ones.
-
-    Raises:
-        TypeError, ValueError: it cannot be told: it has no attributes, or no numbers.
-        RuntimeError: it holds itself, or numbers that cannot be read.
+    Not compared are configurations, and tensors, among them the states that running leaves.
     """
-    plain = str | bytes | int | float | complex | torch.dtype | torch.device
-    if value is None or isinstance(value, plain):
-        return repr(value)
+    if isinstance(value, Tensor) or type(value) is not type(built):
+        return isinstance(value, Tensor)
     if isinstance(value, Mapping):
-        return [[repr(name), _describe(held)] for name, held in value.items()]
-    if isinstance(value, Sequence):
-        return [_describe(held) for held in value]
-    if isinstance(value, set | frozenset):
-        return sorted(json.dumps(_describe(held)) for held in value)
-    if isinstance(value, Tensor):
-        if value.is_meta:
-            raise TypeError
-        told = bytes_of(value.detach())
-        return [repr((value.dtype, value.shape)), hashlib.sha256(told).hexdigest()]
-    if isinstance(value, nn.Module):
-        return [_describe(type(value)), weights_hash(value)]
-    for kind, names in PARTS.items():
-        if isinstance(value, kind):
-            return [_describe(getattr(value, name)) for name in names]
-    if isinstance(value, type | BuiltinFunctionType):
-        return f"{value.__module__}.{value.__qualname__}"
-    if _is_known(value):
-        return _describe(type(value))  # as a configuration, which stands in the settings
-    return [_describe(type(value)), _describe(vars(value))]
+        return value.keys() == built.keys() and all(_are_alike(value[n], built[n]) for n in value)
+    if isinstance(value, list | tuple):
+        return len(value) == len(built) and all(map(_are_alike, value, built))
+    if isinstance(value, FunctionType):
+        return value.__code__ is built.__code__
+    if isinstance(value, partial):
+        return all(_are_alike(getattr(value, n), getattr(built, n)) for n in PARTIAL)
+    return not isinstance(value, PLAIN) or value == built

@@ -295,47 +295,6 @@ def test_controls_of_two_training_seeds_are_two_networks(control, small_model, s
     assert torch.corrcoef(torch.stack(drawn).flatten(1))[0, 1].abs() < 0.1
 
 
-@pytest.mark.parametrize("start", [0, 12])  # beyond the tokens on which parts are checked
-@pytest.mark.parametrize("family", ["gpt2", "llama 1"])
-def test_a_hook_on_an_attention_of_theirs_counts(family, start):
-    theirs, tokens = their_model(family, dtype=torch.float32), torch.arange(20)[None]
-    before = theirs(tokens).logits
-    layers = next(m for m in theirs.modules() if isinstance(m, torch.nn.ModuleList))
-    attention: Any = layers[0]
-    attention = attention.attn if family == "gpt2" else attention.self_attn
-
-    def cut(_, given, output):
-        return (output[0] * (torch.arange(output[0].shape[1])[:, None] < start), *output[1:])
-
-    attention.register_forward_hook(cut)
-    found = open_model(theirs, tokenizer=byte_tokenizer()).model(tokens)
-    torch.testing.assert_close(found, theirs(tokens).logits)
-    assert not torch.allclose(found, before, atol=1e-2)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda module: module.model.rotary_emb.inv_freq.mul_(0.25),
-        # as layers of PEFT have it
-        lambda module: setattr(module.model.layers[0].mlp.up_proj, "disable_adapters", True),
-        lambda module: setattr(module.model.layers[0].self_attn, "scaling", 0.9),
-        lambda module: setattr(module.model.layers[0].mlp, "act_fn", torch.nn.ReLU()),
-        lambda module: setattr(module.model.norm, "variance_epsilon", 0.1),
-        lambda module: module.model.layers[0].mlp.act_fn.register_full_backward_hook(print),
-    ],
-)
-def test_a_module_that_no_weight_tells_from_another_is_another(change):
-    """It was given the rows of the other."""
-    module = their_model("llama 1", dtype=torch.float32)
-    first = open_model(module, tokenizer=byte_tokenizer())
-    module(torch.arange(4)[None], output_hidden_states=True)  # which leaves hooks in its layers
-    module.enable_input_require_grads()  # one more, as where gradients are checkpointed
-    assert open_model(module, tokenizer=byte_tokenizer()).identity == first.identity
-    change(module)
-    assert open_model(module, tokenizer=byte_tokenizer()).identity != first.identity
-
-
 @pytest.mark.parametrize(
     ("name", "padding"), [("gemma2", 0), ("gemma2", 6), ("falcon_h1", 0), ("llama", 6)]
 )
