@@ -75,13 +75,15 @@ def divide_folder(folder: Path, told: bool = True) -> dict[str, list[Path]]:
             _say(folder, {"read as one text, whose stories are divided": unnamed}, others)
         return {"train": unnamed}
     named = [path for paths in found.values() for path in paths]
-    apart, unread = [*named, *test], [*test, *unnamed, *others]
-    endings = {path.suffix.lower() for path in apart}
+    marked, unread = [*named, *test], [*test, *unnamed, *others]
+    endings = {path.suffix.lower() for path in marked}
     alike = [p for p in unnamed if p.suffix.lower() in endings and p.stem.casefold() not in NO_TEXT]
-    title = len(alike) > len(apart) and all(_may_be_title(p.relative_to(folder)) for p in apart)
+    title = len(alike) > len(marked) and all(
+        _may_be_title(p.relative_to(folder)) for p in marked
+    )
     if (title and "valid" not in found) or ("train" not in found and (unnamed or test)):
         raise CorpusError(
-            f"{folder}: named after a split: {_names(folder, apart)}; others: "
+            f"{folder}: named after a split: {_names(folder, marked)}; others: "
             f"{_names(folder, unnamed) or 'none'}; name the text to train on train.*, and write a "
             "title with blanks, as The Last Train.txt"
         )

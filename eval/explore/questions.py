@@ -25,7 +25,7 @@ from eval.lenses.lens import lenses
 from eval.messages import RequestError
 from eval.models.checkpoint import PRETRAINED, Checkpoint, find_models, open_model
 from eval.models.corpora import common_corpus
-from eval.models.identity import written
+from eval.models.identity import list_written
 from eval.models.text import random_prompts, text_prompts
 from eval.rows.progress import Progress, watching
 from eval.rows.store import finite_or_none
@@ -90,7 +90,7 @@ class Library:
         """The model of that name, opened when it is first asked for, or its files are new."""
         path, trust = self.paths[name], self.trust_code
         with self._lock:
-            now = _written(Path(path.removeprefix(PRETRAINED)))
+            now = list_written(Path(path.removeprefix(PRETRAINED)))
             if name not in self._open or self._open[name][0] != now:
                 self._open.pop(name, None)
                 while len(self._open) >= OPEN:  # before another one takes memory
@@ -375,16 +375,6 @@ class Question:
                 "margin": None if margins is None else finite_or_none(float(margins[0])),
             }
             emit({"type": "tokens", **coordinates} | found)
-
-
-def _written(place: Path) -> list[tuple[str, int, int]]:
-    """Which files lie in a directory, or the file, and when each was written; empty of a name.
-
-    Hidden files say nothing of a model, such as those of a file manager, or half-written ones.
-    """
-    files = sorted(place.iterdir()) if place.is_dir() else [place]
-    seen = (file for file in files if file == place or not file.name.startswith("."))
-    return [(file.name, *written(file)) for file in seen if file.is_file()]
 
 
 def _by_run(sources: Iterable[str]) -> list[tuple[Path, list[Path]]]:

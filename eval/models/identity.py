@@ -180,6 +180,16 @@ def written(file: Path) -> tuple[int, int]:
     return about.st_ino, about.st_mtime_ns
 
 
+def list_written(path: Path) -> list[tuple[str, int, int]]:
+    """Which files lie in a directory, or the file, and when each was written; empty of a name.
+
+    Hidden files say nothing of a model, such as those of a file manager, or half-written ones.
+    """
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    seen = (file for file in files if file == path or not file.name.startswith("."))
+    return [(file.name, *written(file)) for file in seen if file.is_file()]
+
+
 def seed_labels(rows: Iterable[Mapping[str, Any]]) -> dict[Training, str]:
     """A label for every training seed of the rows, by `training_of`; no two are alike.
 

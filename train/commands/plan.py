@@ -163,8 +163,8 @@ def _open_data(recipe: Recipe) -> PackedDataModule | None:
 def count_models(settings: RunSettings, steps: int, *more: int) -> int:
     """How many model directories a run of so many steps writes; `more` are other periods of it."""
     periods = [every for every in (settings.save_every, settings.eval_every, *more) if every]
-    apart = {0, steps, *(step for step in settings.save_steps if step <= steps)}
-    count = sum(all(step % every for every in periods) for step in apart)
+    single_steps = {0, steps, *(step for step in settings.save_steps if step <= steps)}
+    count = sum(all(step % every for every in periods) for step in single_steps)
     for size in range(1, len(periods) + 1):  # inclusion and exclusion: a list may fill the memory
         for group in itertools.combinations(periods, size):
             count -= (-1) ** size * (steps // math.lcm(*group) + 1)

@@ -74,8 +74,8 @@ def copy_module(module: nn.Module, name: str) -> nn.Module:
         ModelError: it holds what cannot be copied.
     """
     divides = getattr(module.config, "rescale_every", 0)
-    kept = [t for part in module.modules() for t in vars(part).values() if isinstance(t, Tensor)]
-    tensors = [*module.parameters(), *module.buffers(), *kept]  # a pruned weight is no parameter
+    plain = [t for part in module.modules() for t in vars(part).values() if isinstance(t, Tensor)]
+    tensors = [*module.parameters(), *module.buffers(), *plain]  # a pruned weight is no parameter
     held = {t: t.clone() if divides or t.is_inference() else t for t in tensors}
     shared = {id(t): held[t].detach() for t in tensors} | {
         id(p): nn.Parameter(held[p].detach(), requires_grad=False) if p.is_floating_point() else p

@@ -171,20 +171,20 @@ def _commonest(lines: Frame, names: Sequence[str], shown: str) -> Frame:
     sizes = checkpoints.groupby(list(names), sort=False, dropna=False).size()
     if len(sizes) < 2:
         return lines
-    asked, best = list(sizes.index), int(sizes.to_numpy().argmax())
-    found = lines.groupby(list(names), sort=False, dropna=False).get_group(asked[best])
-    different = {name for name, values in zip(names, zip(*asked, strict=True), strict=True)
+    groups, best = list(sizes.index), int(sizes.to_numpy().argmax())
+    found = lines.groupby(list(names), sort=False, dropna=False).get_group(groups[best])
+    different = {name for name, values in zip(names, zip(*groups, strict=True), strict=True)
                  if len(set(map(text, values))) > 1}  # fmt: skip
     lost = len(checkpoints[["model", "step", "weights"]].drop_duplicates()) > sizes.iloc[best]
     if shown and (lost or different - {"solver", "settings"}):
         words = [
             ", ".join(f"{name.replace('_', ' ')} {text(value) or 'none'}"
                       for name, value in zip(names, values, strict=True) if name in different)
-            for values in asked
+            for values in groups
         ]  # fmt: skip
-        kept = words.pop(best)
+        chosen = words.pop(best)
         say_once(
-            f"{shown} {kept}; it leaves out {' and '.join(words[:3])}"
+            f"{shown} {chosen}; it leaves out {' and '.join(words[:3])}"
             f"{f' and {len(words) - 3} more' * (len(words) > 3)}: compare those results apart"
         )
     return found
