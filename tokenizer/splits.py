@@ -78,9 +78,7 @@ def divide_folder(folder: Path, told: bool = True) -> dict[str, list[Path]]:
     marked, unread = [*named, *test], [*test, *unnamed, *others]
     endings = {path.suffix.lower() for path in marked}
     alike = [p for p in unnamed if p.suffix.lower() in endings and p.stem.casefold() not in NO_TEXT]
-    title = len(alike) > len(marked) and all(
-        _may_be_title(p.relative_to(folder)) for p in marked
-    )
+    title = len(alike) > len(marked) and all(_may_be_title(p.relative_to(folder)) for p in marked)
     if (title and "valid" not in found) or ("train" not in found and (unnamed or test)):
         raise CorpusError(
             f"{folder}: named after a split: {_names(folder, marked)}; others: "
