@@ -7,6 +7,7 @@ colours are set by a style sheet that the page has once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -44,11 +45,11 @@ STYLE = Markup(
 def highlighted(pieces: Sequence[str], methods: Mapping[str, Sequence[float]]) -> Markup:
     """A prompt's tokens once for each method, coloured by score, relative to its largest one.
 
-    Each method has a score for every token.
+    Each method has a score for every token; one that is not finite has no colour.
     """
     sections = []
     for name, scores in methods.items():
-        largest = max((abs(score) for score in scores), default=0.0)
+        largest = max((abs(score) for score in scores if math.isfinite(score)), default=0.0)
         tokens = (_token(*scored, largest) for scored in zip(pieces, scores, strict=True))
         section = Markup('<section class="attribution"><h4>{}</h4><p>{}</p></section>')
         sections.append(section.format(name, Markup("").join(tokens)))
@@ -62,7 +63,7 @@ def highlights(title: str, answer: str, tokens: Markup, opened: bool) -> Markup:
 
 
 def _token(piece: str, score: float, largest: float) -> Markup:
-    shade = round(STRONGEST * abs(score) / largest) if largest else 0
+    shade = round(STRONGEST * abs(score) / largest) if largest and math.isfinite(score) else 0
     style = f"{'f' if score > 0 else 'a'}{shade}" if shade else ""
     text = "".join(BREAKS.get(letter, letter) for letter in piece)
     number = f"{score:+.3g}".replace("-", "−")

@@ -34,7 +34,7 @@ SIZE = (230, 130)
 LISTED = 6
 """Names that a legend lists, whether they are in its chart or in one beside it."""
 MARKED = 20
-"""Points of a line that have marks, at most."""
+"""Points of a line that has marks, at most."""
 
 
 def options(records: Sequence[Record], field: str) -> list[Any]:
@@ -79,6 +79,8 @@ def lines(
     alt = open_altair()
 
     names = list(names) or options(records, colour)
+    sizes = Counter((r[colour], r.get(dash)) for r in records)
+    records = [r | {"marked": sizes[r[colour], r.get(dash)] <= MARKED} for r in records]
     upright: Record = {"title": y, "type": "quantitative"}
     ends = [0, 1] if percent else alt.Undefined if top is None else [0, top]
     upright |= {"scale": alt.Scale(domain=ends, zero=stepped)}
@@ -101,9 +103,10 @@ def lines(
     if any(_has_limits(r) for r in records):
         limits = base.transform_filter("datum.low < datum.high").mark_rule(aria=False, opacity=0.4)
         layers.append(limits.encode(y=alt.Y(field="low", **upright), y2=alt.Y2(field="high")))
-    if max(Counter((r[colour], r.get(dash)) for r in records).values(), default=0) <= MARKED:
+    if any(r["marked"] for r in records):
         if not ordered:
             base = base.encode(shape=_channel(alt.Shape, records, colour, names, MARKS))
+        base = base.transform_filter("datum.marked")
         layers += _points(base, options(records, dash) if dash else [], dash)
     return alt.layer(*layers)
 
@@ -169,7 +172,8 @@ def cells(
         x: field along; words in the order of appearance.
         y: field upright, from the top; from the bottom where `descending`.
         value: the title of the values.
-        diverging: whether 0 is the middle of the colours: blue above, orange below.
+        diverging: whether 0 is the middle of the colours: blue above, orange below, of equal
+            strength where sizes are equal.
         domain: the least and the largest value; default: of the records.
         text: field of words that stand in the cells.
         facet: a field: small ones beside each other for each of its values.
@@ -180,7 +184,9 @@ def cells(
 
     scheme = {"scheme": "blues"} if text else {"scheme": "viridis"}
     if diverging:
-        scheme = {"scheme": "blueorange", "reverse": True, "domainMid": 0}
+        scheme = {"scheme": "blueorange", "reverse": True}
+        most = max((abs(end) for end in domain or [r["value"] for r in records]), default=0) or 1
+        domain = (-most, most)
     columns = 3 if facet else 1
     width, height = (side // columns - 4 * bool(facet) for side in size)
     up = options(records, y)

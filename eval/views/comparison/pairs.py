@@ -10,8 +10,8 @@ from eval.drawing.tables import Table, interval_text, text
 from eval.messages import RequestError, say_once
 from eval.views.comparison.table import FIGURES, Figure, select
 
-ITEM = ["cluster", "prompt"]
-"""Columns that tell what was asked: a prompt, a window or a passage."""
+ITEM = ["cluster"]
+"""The column that tells what was asked: a prompt, a window or a passage."""
 
 
 def paired_records(
