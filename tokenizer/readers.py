@@ -101,7 +101,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _read_text(path: Path, source: Path) -> Iterator[str]:
-    """Yield what `<|endoftext|>` divides in a `.txt` file, or its paragraphs, or lines, stripped."""
+    """Yield, stripped, what `<|endoftext|>` divides in a `.txt` file, else paragraphs or lines."""
     stat = path.stat()
     separator = _separator(path, stat.st_size, stat.st_mtime_ns)
     if separator.pattern != SEPARATORS[0]:
