@@ -59,7 +59,7 @@ def write_plot(
 def plot_data(
     records: Sequence[Record], curves: Sequence[Record], figure: Figure, axis: str = "step"
 ) -> list[dict[str, Any]]:
-    """The points of a panel: model, x, value, low, high and n; of bits per byte `of` what.
+    """The points of a panel: model, x, value, low, high, and `of` what bits per byte are.
 
     Bits per byte are those of `curves`, of the models that have such.
     """
@@ -68,18 +68,13 @@ def plot_data(
         models = {record["model"] for record in known}
         records = [*(record for record in records if record["model"] not in models), *known]
     field, _, unit, _ = AXES[axis]
-    points = []
-    for record in records:
-        value = record[figure.name]
-        if value is None or record[field] is None:
-            continue
-        ends = (record[f"{figure.name}_{end}"] for end in ("low", "high"))
-        low, high = (value if end is None else end for end in ends)
-        points.append({
-            **({"of": record["bits_per_byte_of"]} if figure is BITS else {}),
-            "model": record["model"], "x": record[field] / unit, "value": value,
-            "low": low, "high": high, "n": record[f"{figure.name}_n"],
-        })  # fmt: skip
+    points = [
+        {"of": record["bits_per_byte_of"], "model": record["model"], "x": record[field] / unit,
+         "value": record[figure.name], "low": record[f"{figure.name}_low"],
+         "high": record[f"{figure.name}_high"]}
+        for record in records
+        if record[figure.name] is not None and record[field] is not None
+    ]  # fmt: skip
     start = SKIPPED * max((point["x"] for point in points), default=0)
     return [point for point in points if figure is not BITS or point["x"] > start]
 
