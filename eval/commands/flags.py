@@ -110,7 +110,7 @@ TEXTS, PLACES = ("text", "prompt"), ("models", "model", "places", "results")
 """Parameters that hold texts, and those that one value at least must be given for."""
 EMPTY = ("plugin", "words", "set_", "without", "controls", "quantisers", "runs")
 """Parameters of which there may be none: an empty list of others would mean their default."""
-SEQUENCES = (Sequence, list, tuple, typing.get_origin(Sequence[str]))
+SEQUENCES = (Sequence, list, tuple)
 
 
 @READERS.primitive_rule
