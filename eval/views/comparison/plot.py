@@ -26,7 +26,7 @@ WIDTH, HEIGHT = 290, 190
 
 
 def write_plot(
-    path: str | Path, records: Sequence[Record], curves: Sequence[Record], axis: str = "step"
+    path: str | Path, records: Sequence[Record], curves: Sequence[Record], axis: str
 ) -> None:
     """Draws a panel for each measured figure into a file; its ending, of `FORMATS`, is its format.
 
@@ -57,7 +57,7 @@ def write_plot(
 
 
 def plot_data(
-    records: Sequence[Record], curves: Sequence[Record], figure: Figure, axis: str = "step"
+    records: Sequence[Record], curves: Sequence[Record], figure: Figure, axis: str
 ) -> list[dict[str, Any]]:
     """The points of a panel: model, x, value, low, high, and `of` what bits per byte are.
 
