@@ -113,7 +113,9 @@ def make_row(
     return row | changes
 
 
-def make_rows(models=("flat", "llama"), steps=(0, 300), layers=(1, 2, 4), hidden=(0, 1, 3), count=8):
+def make_rows(
+    models=("flat", "llama"), steps=(0, 300), layers=(1, 2, 4), hidden=(0, 1, 3), count=8
+):
     """Everything the demo asks."""
     return [
         make_row(model, step, layer, k, solver, prompt)
