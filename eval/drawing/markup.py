@@ -11,11 +11,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from arch.errors import printable
 
-STRONGEST = 8  # shades of a colour
+SHADES = 8  # of a colour
 EMPTY = "∅"
 """A token without a letter: a part of a character that a later token completes."""
 BREAKS = {"\n": "↵\n", "\r": "␍", "\t": "⇥\t"}
@@ -30,14 +30,10 @@ STYLE = Markup(
 .attribution span:focus::after, .attribution span:hover::after { content: attr(data-score);
   position: absolute; left: 0; top: 1.6em; z-index: 1; padding: 0 .4em; border-radius: 3px;
   background: Canvas; color: CanvasText; border: 1px solid; font-size: .8rem; white-space: nowrap }
+.attribution .f { background: rgb(var(--for) / calc(.6 * var(--shade))) }
+.attribution .a { background: rgb(var(--against) / calc(.6 * var(--shade)));
+  text-decoration: underline dotted }
 """
-    + "\n".join(
-        f".attribution .{letter}{shade} {{ "
-        f"background: rgb(var(--{name}) / {0.6 * shade / STRONGEST:.3g});"
-        + (" text-decoration: underline dotted }" if letter == "a" else " }")
-        for letter, name in (("f", "for"), ("a", "against"))
-        for shade in range(1, STRONGEST + 1)
-    )
 )
 """What the page's style sheet needs; tokens against are underlined too."""
 
@@ -63,13 +59,13 @@ def highlights(title: str, answer: str, tokens: Markup, opened: bool) -> Markup:
 
 
 def _token(piece: str, score: float, largest: float) -> Markup:
-    shade = round(STRONGEST * abs(score) / largest) if largest and math.isfinite(score) else 0
-    style = f"{'f' if score > 0 else 'a'}{shade}" if shade else ""
+    shown = largest and math.isfinite(score)
+    shade = round(SHADES * abs(score) / largest) / SHADES if shown else 0
+    side = ("f" if score > 0 else "a") if shade else ""
     text = "".join(BREAKS.get(letter, letter) for letter in piece)
     number = f"{score:+.3g}".replace("-", "−")
-    return Markup('<span tabindex="0" class="{}" title="{}" data-score="{}">{}</span>').format(
-        style, f"{number} {piece!r}", number, escape(text)
-    )
+    span = '<span tabindex="0" class="{}" style="--shade:{}" title="{}" data-score="{}">{}</span>'
+    return Markup(span).format(side, shade, f"{number} {piece!r}", number, text)
 
 
 def folded_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Markup:

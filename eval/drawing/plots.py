@@ -143,13 +143,9 @@ def _points(base: Any, states: Sequence[Any], dash: str) -> list[Any]:
     alt = open_altair()
 
     base = base.encode(description=alt.Description(field="tip", type="nominal"))
-    if not states:
-        return [base.mark_point(filled=True, opacity=1, size=32)]
+    parts = [(base.transform_filter(_equals(dash, s)), s == states[-1]) for s in states]
     return [
-        base.transform_filter(_equals(dash, state)).mark_point(
-            filled=state == states[-1], opacity=1, size=32
-        )
-        for state in states
+        part.mark_point(filled=last, opacity=1, size=32) for part, last in parts or [(base, True)]
     ]
 
 
@@ -160,7 +156,7 @@ def cells(
     value: str,
     *,
     diverging: bool = False,
-    domain: Sequence[float] | None = None,
+    domain: Sequence[float],
     text: str = "",
     facet: str = "",
     descending: bool = False,
@@ -174,7 +170,7 @@ def cells(
         value: the title of the values.
         diverging: whether 0 is the middle of the colours: blue above, orange below, of equal
             strength where sizes are equal.
-        domain: the least and the largest value; default: of the records.
+        domain: the least and the largest value.
         text: field of words that stand in the cells.
         facet: a field: small ones beside each other for each of its values.
         descending: whether the first value of y is at the bottom.
@@ -207,7 +203,7 @@ def cells(
         color=alt.Color(
             field="value",
             type="quantitative",
-            scale=alt.Scale(domain=list(domain) if domain else alt.Undefined, **scheme),
+            scale=alt.Scale(domain=list(domain), **scheme),
             legend=legend,
         )
     )
@@ -222,21 +218,14 @@ def cells(
     return drawn
 
 
-def bars(
-    records: Sequence[Record],
-    x: str,
-    y: str,
-    group: str = "",
-    *,
-    names: Sequence[Any] = (),
-) -> Chart:
+def bars(records: Sequence[Record], x: str, y: str, group: str, names: Sequence[Any]) -> Chart:
     """Bars of `value` under the title `y`, coloured by `x`, with intervals as upright lines.
 
-    Those of one `group` stand together. `names` are all values of `x`, in the order of colours.
+    Those of one `group`, if that is not empty, stand together. `names` are all values of `x`, in
+    the order of colours.
     """
     alt = open_altair()
 
-    names = list(names) or options(records, x)
     slant = {"labelAngle": -40, "labelLimit": 160, "title": None, "labelOverlap": True}
     base = alt.Chart(_data(records, "value"), width=SIZE[0], height=SIZE[1]).encode(
         x=alt.X(field=group or x, type="nominal", sort=options(records, group or x),

@@ -26,7 +26,7 @@ WIDTH, HEIGHT = 290, 190
 
 
 def write_plot(
-    path: str | Path, records: Sequence[Record], curves: Sequence[Record], axis: str = "step"
+    path: str | Path, records: Sequence[Record], curves: Sequence[Record], axis: str
 ) -> None:
     """Draws a panel for each measured figure into a file; its ending, of `FORMATS`, is its format.
 
@@ -58,9 +58,9 @@ def write_plot(
 
 
 def plot_data(
-    records: Sequence[Record], curves: Sequence[Record], figure: Figure, axis: str = "step"
+    records: Sequence[Record], curves: Sequence[Record], figure: Figure, axis: str
 ) -> list[dict[str, Any]]:
-    """The points of a panel: model, x, value, low, high and n; of bits per byte `of` what.
+    """The points of a panel: model, x, value, low, high, and `of` what bits per byte are.
 
     Bits per byte are those of `curves`, of the models that have such. A line names the models of
     which the axis does not know where figures stand.
@@ -70,23 +70,19 @@ def plot_data(
         models = {record["model"] for record in known}
         records = [*(record for record in records if record["model"] not in models), *known]
     field, title, unit, _ = AXES[axis]
-    points, records = [], [record for record in records if record[figure.name] is not None]
+    records = [record for record in records if record[figure.name] is not None]
     if unknown := dict.fromkeys(r["model"] for r in records if r[field] is None):
         say_once(
             f"--x {axis}: left out of the plot: figures of {', '.join(unknown)} at unknown {title};"
             " --x step is known of all"
         )
-    for record in records:
-        value = record[figure.name]
-        if record[field] is None:
-            continue
-        ends = (record[f"{figure.name}_{end}"] for end in ("low", "high"))
-        low, high = (value if end is None else end for end in ends)
-        points.append({
-            **({"of": record["bits_per_byte_of"]} if figure is BITS else {}),
-            "model": record["model"], "x": record[field] / unit, "value": value,
-            "low": low, "high": high, "n": record[f"{figure.name}_n"],
-        })  # fmt: skip
+    points = [
+        {"of": record["bits_per_byte_of"], "model": record["model"], "x": record[field] / unit,
+         "value": record[figure.name], "low": record[f"{figure.name}_low"],
+         "high": record[f"{figure.name}_high"]}
+        for record in records
+        if record[field] is not None
+    ]  # fmt: skip
     last = dict[str, float]()
     for point in points:
         last[point["model"]] = max(point["x"], last.get(point["model"], 0.0))

@@ -8,7 +8,7 @@ from eval.analysis.frame import Frame
 from eval.drawing.markup import visible
 from eval.drawing.tables import Record
 from eval.rows.schema import Row
-from eval.views.page.recoveries import AFTER
+from eval.views.page.recoveries import AFTER, QUESTION
 
 TOKENS = 15_000
 """Tokens that a page draws, so that it stays under a megabyte."""
@@ -87,9 +87,7 @@ def choose_example(prompts: Sequence[Prompt]) -> Sheet | None:
 
 
 def _question(record: Record) -> tuple[Any, ...]:
-    names = ("model", "phase", "layer", "part", "slice", "hidden", "prompt_kind", "without",
-             "noise", "control", "padded", "solver", "settings")  # fmt: skip
-    return tuple(record[name] for name in names)
+    return tuple(record[name] for name in (*QUESTION, "phase"))
 
 
 def _sheet(answers: list[tuple[Record, Row]]) -> Sheet:
