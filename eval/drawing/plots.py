@@ -181,7 +181,7 @@ def cells(
     scheme = {"scheme": "blues"} if text else {"scheme": "viridis"}
     if diverging:
         scheme = {"scheme": "blueorange", "reverse": True}
-        most = max((abs(end) for end in domain or [r["value"] for r in records]), default=0) or 1
+        most = max(map(abs, domain)) or 1
         domain = (-most, most)
     columns = 3 if facet else 1
     width, height = (side // columns - 4 * bool(facet) for side in size)
