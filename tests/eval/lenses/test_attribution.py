@@ -84,7 +84,8 @@ def test_a_score_that_is_no_number_leaves_the_others_their_places_and_colours():
     where: Any = {"prompt": ["text 0"], "position": range(4)}
     table.add("attribution", values, rows=False, method="gradient", output="own answer", **where)
     (text,) = lenses()["attribution"].html({"flat at 0": table})
-    assert re.findall('<span[^>]* class="(.*?)"', text) == ["", "f4", "", "a8"]
+    drawn = re.findall('<span[^>]* class="(.*?)" style="--shade:(.*?)"', text)
+    assert drawn == [("", "0"), ("f", "0.5"), ("", "0"), ("a", "1.0")]
 
 
 def test_the_lens_tells_every_method_and_how_they_agree(model_directory):
