@@ -8,7 +8,7 @@ import math
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -50,8 +50,23 @@ class Entry:
     kind: str
     read: Callable[[], Tensor]
 
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Entry":
+        """One that is read already."""
+        return cls(tuple(tensor.shape), dtype_name(tensor.dtype), lambda: tensor)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Entry":
+        """The same with a change of its axes, which is made when it is read."""
+        shape = change(torch.empty(self.shape, device="meta")).shape
+        return Entry(tuple(shape), self.kind, lambda: change(self.read()))
+
     def __str__(self) -> str:
         return f"{self.shape} {self.kind}"
+
+
+def mask_prompts(lengths: Sequence[int]) -> Tensor:
+    """1 at the tokens of each prompt, `(B, T)`."""
+    return (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
 
 
 def list_archive(path: Path) -> dict[str, Entry]:
@@ -260,12 +275,8 @@ def _lay_numbers(entries: dict[str, Entry]) -> dict[str, Entry]:
         if belongs and set(entry.shape[1:]) <= {1}:
             axes = len(arrays[base].shape) if base in arrays else most
             shape = (*entry.shape, *[1] * (axes - len(entry.shape)))
-            arrays[name] = Entry(shape, entry.kind, partial(_read_shaped, entry, shape))
+            arrays[name] = entry.map(partial(torch.reshape, shape=shape))
     return arrays
-
-
-def _read_shaped(entry: Entry, shape: tuple[int, ...]) -> Tensor:
-    return entry.read().view(shape)
 
 
 def split_companion(name: str) -> tuple[str, str] | None:
@@ -323,13 +334,9 @@ def _read_column(column: Any, companion: bool) -> dict[str, Entry] | list[list[i
         return whole.to_pylist() if fits else "numbers beyond int64"
     values = torch.from_numpy(held.to_numpy(zero_copy_only=False).copy()).view(shape)
     if not tokens:
-        return {"": Entry(tuple(shape), kind, lambda: values)}
+        return {"": Entry.of(values)}
     padded = nn.utils.rnn.pad_sequence(list(values.split(tokens)), batch_first=True)
-    mask = (torch.arange(max(tokens)) < torch.tensor(tokens)[:, None]).long()
-    return {
-        "": Entry(tuple(padded.shape), kind, lambda: padded),
-        f".{MASK}": Entry(tuple(mask.shape), "int64", lambda: mask),
-    }
+    return {"": Entry.of(padded), f".{MASK}": Entry.of(mask_prompts(tokens))}
 
 
 def refuse_pickle(path: Path, start: bytes) -> NoReturn:

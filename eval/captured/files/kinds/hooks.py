@@ -168,7 +168,4 @@ def _read_hook(source: Source, name: str, entry: Entry, headed: bool) -> Outputs
     headed &= len(shape) == 4 or (len(shape) == 3 and shape[1] in (1, shape[0]))
     shapes = shape[:-2] if headed else shape[:-1], (1, shape[0])
     mask = source.entries.get(find_mask(name, source.entries, shapes) or "")
-    if not headed:
-        return Outputs(entry, mask=mask)
-    joined = (*shape[:-2], shape[-2] * shape[-1])
-    return Outputs(Entry(joined, entry.kind, lambda: entry.read().flatten(-2)), mask=mask)
+    return Outputs(entry.map(lambda x: x.flatten(-2)) if headed else entry, mask=mask)
