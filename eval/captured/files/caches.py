@@ -18,14 +18,7 @@ class LayeredCache(Protocol):
     layers: Sequence[Any]
 
 
-class ListCache(Protocol):
-    """A cache as transformers had it once: lists of keys and of values, a tensor a layer."""
-
-    key_cache: Sequence[Any]
-    value_cache: Sequence[Any]
-
-
-Cache = LayeredCache | ListCache | Sequence[tuple[Tensor, ...]]
+Cache = LayeredCache | Sequence[tuple[Tensor, ...]]
 """Also a tuple of (keys, values), one a layer."""
 
 LAYERS = {
@@ -35,14 +28,6 @@ LAYERS = {
     "LinearAttentionAndStaticSlidingWindowAttentionLayer",
 }  # fmt: skip
 """Classes of layers that hold numbers as they were computed: the last ones, or with room behind."""
-LISTED = {
-    "DynamicCache",
-    "OffloadedCache",
-    "StaticCache",
-    "OffloadedStaticCache",
-    "SimpleNamespace",
-}
-"""Classes that hold lists of such tensors."""
 
 
 class Held(NamedTuple):
@@ -70,14 +55,15 @@ def read_cache(
     """
     if isinstance(outputs, Tensor):
         return Held(_check_plain(outputs))
-    count = _count_layers(outputs)
+    layers = _list_layers(outputs)
     if part not in ("rotated_key", "value") or not isinstance(layer, int):
         raise RequestError(
             f"layer {layer}, part {part}: of a cache give part rotated_key or value, and one layer"
         )
-    if not 1 <= layer <= count:
-        raise ArgumentError("layer", f"the cache has layers 1 to {count}", layer)
-    keys, values, written = _read_layer(outputs, layer)
+    if not 1 <= layer <= len(layers):
+        raise ArgumentError("layer", f"the cache has layers 1 to {len(layers)}", layer)
+    read = _read_pair if layers is outputs else _read_layer
+    keys, values, written = read(layers[layer - 1], layer)
     held = values if part == "value" else keys
     if not isinstance(held, Tensor) or held.dim() != 4 or not held.numel():
         raise ArgumentError("layer", "the cache holds no keys and values of it", layer)
@@ -110,15 +96,13 @@ def _check_plain(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _count_layers(cache: Any) -> int:
-    """How many layers a cache has.
+def _list_layers(cache: Any) -> Sequence[Any]:
+    """What a cache holds of each layer.
 
     Raises:
         RequestError: it is none.
     """
     held = getattr(cache, "layers", None)
-    if held is None:
-        held = getattr(cache, "key_cache", None)
     if held is None and isinstance(cache, list | tuple):
         if all(isinstance(layer, Tensor) for layer in cache):
             raise ArgumentError(
@@ -130,37 +114,30 @@ def _count_layers(cache: Any) -> int:
         raise ArgumentError(
             "outputs", f"a {_name(cache)}; give a tensor, or a decoder's cache of transformers"
         )
-    return len(held)
+    return held
 
 
-def _read_layer(cache: Any, layer: int) -> tuple[Any, Any, int]:
-    """Keys and values of a layer, and how many positions were written to it.
+def _read_pair(pair: Any, layer: int) -> tuple[Any, Any, int]:
+    """Keys and values, and how many positions they have.
 
     Raises:
-        RequestError: a class that is not known.
+        RequestError: no pair of them.
     """
-    if getattr(cache, "layers", None) is not None:
-        return _read_layered(cache.layers[layer - 1], layer)
-    if hasattr(cache, "key_cache"):
-        if (name := _name(cache)) not in LISTED:
-            raise ArgumentError("outputs", f"what a {name} holds is not known; {_advice(LISTED)}")
-        if (count := len(cache.value_cache)) != len(cache.key_cache):
-            raise ArgumentError(
-                "outputs", f"keys of {len(cache.key_cache)} layers, values of {count}"
-            )
-        keys, values = cache.key_cache[layer - 1], cache.value_cache[layer - 1]
-        length = getattr(cache, "get_seq_length", None)
-        return keys, values, int(length(layer - 1)) if length else _rows(keys)
-    pair = cache[layer - 1]
     if isinstance(pair, tuple) and len(pair) == 3 and pair[2] is None:  # of list(cache): no window
         pair = pair[:2]
     if not isinstance(pair, list | tuple) or len(pair) != 2:
         held = f"{len(pair)} entries" if isinstance(pair, list | tuple) else f"a {_name(pair)}"
         raise ArgumentError("layer", f"{held}; give a pair of keys and values", layer)
-    return pair[0], pair[1], _rows(pair[0])
+    keys, values = pair
+    return keys, values, keys.shape[2] if isinstance(keys, Tensor) and keys.dim() == 4 else 0
 
 
-def _read_layered(held: Any, layer: int) -> tuple[Any, Any, int]:
+def _read_layer(held: Any, layer: int) -> tuple[Any, Any, int]:
+    """Keys and values of a layer, and how many positions were written to it.
+
+    Raises:
+        RequestError: a class that is not known.
+    """
     if "uantized" in (name := _name(held)):
         raise ArgumentError(
             "layer",
@@ -169,18 +146,15 @@ def _read_layered(held: Any, layer: int) -> tuple[Any, Any, int]:
             layer,
         )
     if name not in LAYERS:
-        raise ArgumentError("layer", f"what a {name} holds is not known; {_advice(LAYERS)}", layer)
+        raise ArgumentError(
+            "layer",
+            f"what a {name} holds is not known; give the keys or values themselves; known are "
+            + ", ".join(sorted(LAYERS)),
+            layer,
+        )
     if held.keys is None:
         raise ArgumentError("layer", "nothing was written to the cache yet", layer)
     return held.keys, held.values, int(held.get_seq_length())
-
-
-def _advice(names: set[str]) -> str:
-    return f"give the keys or values themselves; known are {', '.join(sorted(names))}"
-
-
-def _rows(keys: Any) -> int:
-    return keys.shape[2] if isinstance(keys, Tensor) and keys.dim() == 4 else 0
 
 
 def _name(thing: object) -> str:
