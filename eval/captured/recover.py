@@ -109,14 +109,14 @@ def recover(
         _read_whole(name, given)
         for name, given in (("layer", layer), ("shown", shown), ("first", first))
     )
-    held = read_cache(outputs, layer, part)
-    first = held.first if first is None else first
+    held, begin = read_cache(outputs, layer, part)
+    first = begin if first is None else first
     context = checkpoint.config.context
     if isinstance(first, int) and first >= context:
         raise ArgumentError(
             "first", f"the model's context is {context}; give a row within it", first
         )
-    raw = Raw(view_bits(held.outputs, format), scale, zero_point)
+    raw = Raw(view_bits(held, format), scale, zero_point)
     raw = take_layer(checkpoint.model, raw, layer, part)
     order = find_order(checkpoint.model, raw.outputs.shape, layer, part)
     stored = start_at(read_stored(raw.outputs, format, raw.scale, raw.zero_point, order), first)

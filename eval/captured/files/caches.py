@@ -4,7 +4,7 @@ A class that is not known is refused by its name: what it holds would be guessed
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -30,31 +30,22 @@ LAYERS = {
 """Classes of layers that hold numbers as they were computed: the last ones, or with room behind."""
 
 
-class Held(NamedTuple):
-    """What is held of a site.
-
-    Attributes:
-        outputs: the numbers, `(B, heads, T, width)` of a cache.
-        first: the position of the first row.
-    """
-
-    outputs: Tensor
-    first: int = 0
-
-
 def read_cache(
     outputs: Tensor | Cache, layer: int | Sequence[int] | None, part: str | None
-) -> Held:
+) -> tuple[Tensor, int]:
     """The keys or values of a layer where a whole cache is given; a tensor as it is.
 
     Slots behind the last position written are cut, and what is before a window is said to be gone.
+
+    Returns:
+        The numbers, `(B, heads, T, width)` of a cache, and the position of the first row.
 
     Raises:
         RequestError: no tensor and no cache, a class that is not known, or a layer that holds
             nothing.
     """
     if isinstance(outputs, Tensor):
-        return Held(_check_plain(outputs))
+        return _check_plain(outputs), 0
     layers = _list_layers(outputs)
     if part not in ("rotated_key", "value") or not isinstance(layer, int):
         raise RequestError(
@@ -84,10 +75,10 @@ def read_cache(
         raise ArgumentError("layer", "nothing was written to the cache yet", layer)
     if written < rows:
         say_once(f"layer {layer}: positions {written} to {rows - 1} of the cache are empty; cut")
-        return Held(held[:, :, :written])
+        return held[:, :, :written], 0
     if written > rows:
         say_once(f"layer {layer}: holds the last {rows} of {written} positions (a sliding window)")
-    return Held(held, written - rows)
+    return held, written - rows
 
 
 def _check_plain(tensor: Tensor) -> Tensor:

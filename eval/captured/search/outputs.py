@@ -22,14 +22,13 @@ def search(captured: Captured, solver: Solver, seed: int) -> Found:
     """Asks the solver, a second time where wrong tokens kept within the limits of the first."""
     problem = captured.pose()
     B, T = len(problem.target), problem.length
-    answers, rows, evaluations = {}, list(range(B)), [0] * B
+    proofs, rows, evaluations = ["residual"] * B, list(range(B)), [0] * B
     tokens = torch.zeros(B, T, dtype=torch.long, device=problem.target.device)
     for _ in range(SEARCHES):
         generators = [torch.Generator().manual_seed(seed) for _ in rows]
         (found,) = ask_solver(solver, [problem.of(rows)], generators)
-        answers |= dict(zip(rows, found, strict=True))
         for row, answer in zip(rows, found, strict=True):
-            tokens[row] = answer.tokens
+            tokens[row], proofs[row] = answer.tokens, answer.certificate or "residual"
             evaluations[row] += answer.evaluations
         verified = verify(captured, problem, tokens)
         residual, measured, posed = verified.residual, verified.tolerance, problem.tolerance
@@ -38,7 +37,6 @@ def search(captured: Captured, solver: Solver, seed: int) -> Found:
         if solver.name != "propose" or not (rows := loose.nonzero()[:, 0].tolist()):
             break
         problem = replace(problem, tolerance=posed.narrowed(measured))
-    proofs = [answers[row].certificate or "residual" for row in range(B)]
     return Found(problem, verified, proofs, evaluations)
 
 
