@@ -125,22 +125,17 @@ def check_size(path: Path, size: int) -> None:
 
 @contextmanager
 def _opened(path: Path, member: str | None) -> Iterator[tuple[IO[bytes], int]]:
-    """A file, or a member of an archive, with its size in bytes."""
-    if member is None:
-        with path.open("rb") as file:
-            yield file, path.stat().st_size
-    else:
-        with zipfile.ZipFile(path) as archive, archive.open(member) as file:
-            yield file, archive.getinfo(member).file_size
+    """A file, or a member of an archive, with its size in bytes.
 
-
-@contextmanager
-def _one_line(path: Path, member: str | None) -> Iterator[None]:
-    """What goes wrong in reading an array, which is of many kinds, as one line."""
+    What goes wrong in reading an array of it, which is of many kinds, is one line.
+    """
     try:
-        yield
-    except RequestError:
-        raise
+        if member is None:
+            with path.open("rb") as file:
+                yield file, path.stat().st_size
+        else:
+            with zipfile.ZipFile(path) as archive, archive.open(member) as file:
+                yield file, archive.getinfo(member).file_size
     except Exception as error:
         where = f"{path}: {member}" if member else str(path)
         fix = "; save array.view(numpy.uint8), and give --stored fp8_e5m2" * ("'<f1'" in str(error))
@@ -150,7 +145,7 @@ def _one_line(path: Path, member: str | None) -> Iterator[None]:
 
 def list_array(path: Path, member: str | None = None) -> Entry:
     """An array of numpy by its header, in a file of its own or as a member of an archive."""
-    with _one_line(path, member), _opened(path, member) as (file, size):
+    with _opened(path, member) as (file, size):
         shape, _, kind = _read_header(file, size)
     name = {"O": "object", "S": "str", "U": "str"}.get(kind.kind) or str(kind.name)
     name = "uint8" if name == "void8" else name
@@ -183,7 +178,7 @@ def _read_array(path: Path, member: str | None) -> Tensor:
     """An array of either byte order as a tensor."""
     import numpy as np
 
-    with _one_line(path, member), _opened(path, member) as (file, size):
+    with _opened(path, member) as (file, size):
         shape, fortran, kind = _read_header(file, size)
         if kind.hasobject:
             raise ValueError("pickled objects, which could run code when they are read")
