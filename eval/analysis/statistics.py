@@ -132,19 +132,6 @@ def prompt_fraction(
     return Interval(estimate, min(interval.low, estimate), max(interval.high, estimate))
 
 
-def over_seeds(values: Sequence[float]) -> Interval | None:
-    """The mean of one figure of each of several models, with Student's t interval.
-
-    None for a single model.
-    """
-    if len(values) < 2:
-        return None
-    mean = float(np.mean(values))
-    spread = float(np.std(values, ddof=1)) / len(values) ** 0.5
-    half = student_t(len(values) - 1) * spread
-    return Interval(mean, mean - half, mean + half)
-
-
 class Difference(NamedTuple):
     """A difference of two ratios between its limits, its p, and how many pairs it is of."""
 
@@ -198,7 +185,7 @@ def paired_difference(
             sums = np.concatenate([sums + value, sums - value])
         far = np.abs(sums) >= abs(differences.sum()) * (1 - 1e-9)
         return Difference(estimate, estimate - half, estimate + half, float(far.mean()), n)
-    draws = _draws(n, RESAMPLES, seed)
+    draws = _draws(n, seed)
     ratios = (draws @ differences) / (draws @ sizes)
     low, high = np.quantile(ratios, [(1 - confidence) / 2, (1 + confidence) / 2])
     far = int((np.abs(ratios - estimate) >= abs(estimate)).sum())
@@ -250,7 +237,7 @@ def _numbered(names: Sequence[Hashable]) -> tuple[np.ndarray, int]:
 
 
 @lru_cache(maxsize=64)
-def _draws(n: int, resamples: int, seed: int) -> np.ndarray:
-    """How often each of n clusters is drawn in each resample, `(resamples, n)`."""
+def _draws(n: int, seed: int) -> np.ndarray:
+    """How often each of n clusters is drawn in each resample, `(RESAMPLES, n)`."""
     generator = np.random.default_rng([seed, n])
-    return generator.multinomial(n, np.full(n, 1 / n), size=resamples).astype(float)
+    return generator.multinomial(n, np.full(n, 1 / n), size=RESAMPLES).astype(float)
