@@ -19,19 +19,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, islice, repeat
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from eval.messages import RequestError, say_of_model, say_once
+from eval.models.checkpoint import Checkpoint
 from eval.models.corpora import corpus_hash, corpus_label, held_out_fraction, packed_data
 from eval.models.pieces import encode_text, encoding_of
 from tokenizer import PAD, VALID_FRACTION, encode_alike, load_tokenizer, open_corpus
-
-if TYPE_CHECKING:
-    from eval.models.checkpoint import Checkpoint
 
 SETS = ("story", "inside", "random")
 EVALUATED = 4096  # stories for evaluation, at most; more are never asked for
@@ -180,7 +178,7 @@ class HeldOutText:
                 yield story
 
 
-def held_out_text(checkpoint: "Checkpoint", corpus: str) -> HeldOutText:
+def held_out_text(checkpoint: Checkpoint, corpus: str) -> HeldOutText:
     """The stories of a corpus that a model was not trained on, kept until the model's release.
 
     What is computed of them may be kept under them: a corpus whose text changed has others.
