@@ -301,19 +301,17 @@ def random_prompts(tokenizer: Tokenizer, count: int, length: int) -> list[Prompt
     return [Prompt("random", i, tuple(row)) for i, row in enumerate(allowed[picks].tolist())]
 
 
-def text_prompts(
-    texts: Sequence[str], tokenizer: Tokenizer, context: int | None = None
-) -> list[Prompt]:
+def text_prompts(texts: Sequence[str], checkpoint: Checkpoint) -> list[Prompt]:
     """Texts as prompts, each of all its tokens.
 
     Raises:
         RequestError: an empty text, one that is not valid Unicode, or one that cannot fit into the
-            context, if that is given.
+            context.
     """
-    prompts = []
-    longest = max(map(len, tokenizer.get_vocab())) if context else 0
+    tokenizer, context, prompts = checkpoint.tokenizer, checkpoint.config.context, []
+    longest = max(map(len, tokenizer.get_vocab()))
     for index, text in enumerate(texts):
-        if context and len(text) > 4 * longest * context:  # not tokenized first: that takes minutes
+        if len(text) > 4 * longest * context:  # not tokenized first: that takes minutes
             raise RequestError(
                 f"--text of {len(text):,} characters cannot fit into the model's context of "
                 f"{context} tokens; shorten it"
