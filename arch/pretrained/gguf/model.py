@@ -167,26 +167,24 @@ def _refuse_ignored(file: Path, reader: Any, model: Any) -> None:
 def _settings_read(file: Path, family: str) -> Collection[str]:
     """The settings that transformers reads of a family, by their names in a file."""
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+    from transformers.integrations.gguf.gguf_config_mapping import (
+        GGUF_CONFIG_ARCHS,
+        get_gguf_config,
+    )
+    from transformers.integrations.gguf.reader import read_gguf_metadata
 
-    with suppress(ImportError):  # an older one has one reader for all families
-        from transformers.integrations.gguf.gguf_config_mapping import (
-            GGUF_CONFIG_ARCHS,
-            get_gguf_config,
-        )
-        from transformers.integrations.gguf.reader import read_gguf_metadata
-
-        if family in GGUF_CONFIG_ARCHS:
-            settings, tensors = read_gguf_metadata(str(file))
-            made, read = get_gguf_config(settings, tensors), set()
-            for key in settings:
-                without = {name: settings[name] for name in settings if name != key}
-                with suppress(KeyError):  # it needs the setting
-                    if get_gguf_config(without, tensors) == made:
-                        continue
-                read.add(key.removeprefix(f"{family}."))
-            return read
-    known = {_plain(name): names for name, names in GGUF_CONFIG_MAPPING.items()}
-    return known.get(_plain(family), ())
+    if family not in GGUF_CONFIG_ARCHS:
+        known = {_plain(name): names for name, names in GGUF_CONFIG_MAPPING.items()}
+        return known.get(_plain(family), ())
+    settings, tensors = read_gguf_metadata(str(file))
+    made, read = get_gguf_config(settings, tensors), set()
+    for key in settings:
+        without = {name: settings[name] for name in settings if name != key}
+        with suppress(KeyError):  # it needs the setting
+            if get_gguf_config(without, tensors) == made:
+                continue
+        read.add(key.removeprefix(f"{family}."))
+    return read
 
 
 def _check_rotation(file: Path, reader: Any, model: Any) -> None:

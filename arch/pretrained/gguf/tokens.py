@@ -174,10 +174,8 @@ def _say_how_text_is_split(file: Path, fields: Mapping[str, Any], kinds: Sequenc
 
     So where the file names a way that transformers does not know, or has no order of merges.
     """
-    try:
-        from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
-    except ImportError:  # an older one
-        GGUF_PRE_TOKENIZER_SPLITS = {}
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
     held, why = _describe_splits(fields), ""
     pre, model = held.get("pre"), held.get("model")
     if model == "gpt2" and pre not in (*LIKE_GPT2, *GGUF_PRE_TOKENIZER_SPLITS):
