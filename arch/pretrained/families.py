@@ -132,11 +132,6 @@ def _number_hooks(tables: list[dict[int, Any]]) -> list[int]:
     ]
 
 
-def is_changed(part: nn.Module) -> bool:
-    """Whether hooks or another forward may change what a module computes: see `find_changes`."""
-    return bool(find_changes(part))
-
-
 def has_own_attention(model: nn.Module) -> bool:
     """Whether a model of transformers attends by a function that its user registered."""
     name = getattr(getattr(model, "config", None), "_attn_implementation", None)

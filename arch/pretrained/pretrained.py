@@ -49,7 +49,7 @@ from arch.formats.rotations import (
 )
 from arch.model import LanguageModel
 from arch.pretrained.decoder import Decoder, is_whole
-from arch.pretrained.families import PretrainedModel, is_changed
+from arch.pretrained.families import PretrainedModel, find_changes
 from arch.pretrained.gguf.model import check_gguf_is_whole, refuse_factors, scale_rotation
 from arch.pretrained.gguf.reader import GGUF, check_gguf
 from arch.pretrained.gguf.tokens import read_own_tokenizer
@@ -151,7 +151,7 @@ def wrap_model(model: Any) -> LanguageModel:
     except (ModelError, AttributeError):  # a family, or a variant of one, of unknown parts
         return Decoder(model)
     skipped = {*model.modules()} - {*parts.modules()}  # whose hooks the parts would leave out
-    if any(map(is_changed, skipped)) or not is_whole(parts, model):  # as where no mask is causal
+    if any(map(find_changes, skipped)) or not is_whole(parts, model):  # as where no mask is causal
         return Decoder(model)
     return parts
 
