@@ -216,9 +216,11 @@ def test_a_text_without_line_ends_is_read_in_linear_time(tmp_path, monkeypatch):
     monkeypatch.setattr(readers, "BLOCK", 1000)
     path, searched = tmp_path / "long.txt", []
     path.write_text("word " * 200_000 + "\nend")
-    separator = readers._separator(path, path, 0, 0)
+    separator = readers._separator(path, 0, 0)
 
     class Counted:
+        pattern = separator.pattern
+
         def split(self, text):
             searched.append(len(text))
             return separator.split(text)
