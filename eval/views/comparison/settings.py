@@ -46,6 +46,8 @@ def settings_of(saved: Saved) -> Settings:
     found |= {name: given[name] for name in ALONE if name in given}
     if found.get("data"):
         found["data"] = _describe_data(Path(str(found["data"])), saved.meta)
+    if found.get("init_from") and (digest := saved.recipe.get("init_from_sha256")):
+        found["init_from"] = f"{found['init_from']} ({str(digest)[:8]})"
     return {name: _written(name, value) for name, value in found.items()}
 
 
