@@ -65,7 +65,7 @@ def start_from_weights(
     count, digest = sum(map(torch.numel, copied.values())), hashlib.sha256()
     for name, tensor in copied.items():
         digest.update(name.encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     taken = f"{len(copied)} tensors of {len(copied) + len(different)}, {count:,} weights"
     step = f", step {loaded.meta['step']}" if "step" in loaded.meta else ""
     rest = _describe_difference(model, loaded.model, different) + rest
