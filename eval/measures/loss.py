@@ -46,6 +46,7 @@ class Measurement:
         if self.windows != "joined":
             begin = _begin(self.checkpoint)
             question += [self.windows, *([begin] if begin != "<|endoftext|>" else [])]
+            question += ["padding"] if _counts_padding(self.checkpoint) else []
         if self.length:
             question += [f"length {self.length}"]
         return [row_key(*self.checkpoint.identity, "loss", *question)]
@@ -146,7 +147,8 @@ def measure_documents(
     the tokenizer adds to a story are predicted with it, as a second BOS, but for a story that
     spells the first. A special token that is spelt in it is that token, and its bytes count.
     Windows do not overlap in what they predict; the last of a story keeps as many tokens before it
-    as a window holds.
+    as a window holds. The softmax of a model of transformers counts the rows of its head that no
+    token has.
 
     Args, returns and raises: as `measure_loss`; also a `RequestError` where the tokenizer has no
     such token.
@@ -195,7 +197,8 @@ def measure_documents(
         tokens = pad_sequence([torch.tensor(part) for part, _, _ in batch], batch_first=True)
         x, y = tokens[:, :-1].to(device), tokens[:, 1:].to(device)
         with torch.no_grad():
-            nats = _nats(checkpoint.model, x, y).view(len(batch), -1).cpu().numpy()
+            found = _nats(checkpoint.model, x, y, _counts_padding(checkpoint))
+        nats = found.view(len(batch), -1).cpu().numpy()
         ends = [len(part) - 1 for part, _, _ in batch]
         losses += [
             row[end - count : end]
@@ -203,6 +206,13 @@ def measure_documents(
         ]
     owner = np.repeat([of for _, _, of in windows], [count for _, count, _ in windows])
     return _figures(checkpoint, np.concatenate(losses), owner, sizes, started)
+
+
+def _counts_padding(checkpoint: "Checkpoint") -> bool:
+    """Whether lm-eval's softmax has rows that no token has; exports of our models have none."""
+    from arch import LanguageModel
+
+    return bool(checkpoint.model.padding_rows) and type(checkpoint.model) is not LanguageModel
 
 
 def _begin(checkpoint: "Checkpoint") -> str:
@@ -265,21 +275,38 @@ def _figures(
     }
 
 
-def _nats(model: "LanguageModel", x: "Tensor", y: "Tensor") -> "Tensor":
+def _nats(model: "LanguageModel", x: "Tensor", y: "Tensor", padded: bool = False) -> "Tensor":
     """Cross entropy of each next token of `(B, T)` tokens, `(B * T,)` in float64.
 
-    Logits are made of a few positions at a time, so that a large vocabulary needs no more memory.
+    The softmax of a `padded` one counts the rows of the head that were left out. Logits are made of
+    a few positions at a time, so that a large vocabulary needs no more memory.
     """
     import torch
     from torch.nn.functional import cross_entropy
 
     hidden = model.hidden(model.embed(x), model.config.n_layers).flatten(0, 1)
     count = max(1, LOGITS // model.config.vocab_size)
-    nats = [
-        cross_entropy(model.logits(batch[None])[0].float(), tokens, reduction="none").double()
-        for batch, tokens in zip(hidden.split(count), y.flatten().split(count), strict=True)
-    ]
+    nats = []
+    for batch, tokens in zip(hidden.split(count), y.flatten().split(count), strict=True):
+        logits = model.logits(batch[None])[0].float()
+        if padded:
+            logits = torch.cat([logits, _padding_logits(model, batch[None])[0].float()], dim=-1)
+        nats.append(cross_entropy(logits, tokens, reduction="none").double())
     return torch.cat(nats)
+
+
+def _padding_logits(model: "LanguageModel", hidden: "Tensor") -> "Tensor":
+    """The logits of the rows that were left out of the head, as those of its tokens are made."""
+    from torch.nn import Parameter
+
+    tokens = {name: getattr(model.head, name) for name in model.padding_head}
+    try:
+        for name, rows in model.padding_head.items():
+            setattr(model.head, name, Parameter(rows.to(tokens[name]), requires_grad=False))
+        return model.logits(hidden)
+    finally:
+        for name, parameter in tokens.items():
+            setattr(model.head, name, parameter)
 
 
 def _parts(nats: "np.ndarray", owner: "np.ndarray", sizes: "np.ndarray") -> dict[str, list[Any]]:
