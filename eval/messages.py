@@ -72,9 +72,11 @@ def question() -> Iterator[None]:
 
     A question that is asked within another is a part of that one.
     """
+    from tokenizer import splits
+
     if not _DEPTH.get():
-        say_once.cache_clear()
-        say_of_model.cache_clear()
+        for lines in (say_once, say_of_model, splits.say_once):
+            lines.cache_clear()
     token = _DEPTH.set(_DEPTH.get() + 1)
     try:
         yield

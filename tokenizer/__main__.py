@@ -99,11 +99,12 @@ def _train(options: argparse.Namespace) -> None:
 def _pack(options: argparse.Namespace) -> None:
     if shards := complete_shards(options.out):
         print(f"{options.out}: continuing after {shards} complete shards", file=sys.stderr)
+    packed = dict.fromkeys(SPLITS, 0)
     with tqdm(unit=" stories", disable=None) as bar:  # None: none in a pipe
 
         def report(split: str, done: int) -> None:
-            bar.set_description(split)
-            bar.update(done - bar.n if done > bar.n else 0)
+            packed[split] = done
+            bar.update(sum(packed.values()) - bar.n)
 
         data = pack(
             options.source,

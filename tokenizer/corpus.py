@@ -18,13 +18,14 @@ unless a `valid_fraction` of it is asked for. A text is never changed.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from functools import partial
+from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,10 @@ from tokenizer.toy import toy_stories
 TOY_STORIES = 20_000
 CACHED = ("datasets.load", "datasets.packaged_modules.cache.cache")
 """Loggers that say which copy of a dataset is read, where the hub is out of reach."""
+LARGE = 1 << 26
+"""Bytes of a file up to which it is hashed whole."""
+PIECES, PIECE = 64, 1 << 16
+"""Of a larger one: how many stretches are hashed, and of how many bytes."""
 Read = Callable[[], Iterator[str]]
 
 
@@ -57,7 +62,8 @@ class Corpus:
     """The stories of one split of a source. Each iteration reads them again, from the first.
 
     `fraction` of what is read stands in `valid`; it is None where all of it is of this split.
-    `limit` is how many stories to stop after.
+    `limit` is how many stories to stop after. Stories are without the white space around them,
+    unless `bare` is false.
     """
 
     source: str
@@ -65,18 +71,28 @@ class Corpus:
     read: Read
     fraction: float | None = None
     limit: int | None = None
+    bare: bool = True
 
     def __iter__(self) -> Iterator[str]:
         """Yield the stories of the split, as `whole` does."""
         return islice(filter(self.keeps, self.whole()), self.limit)
 
     def whole(self) -> Iterator[str]:
-        """Yield all stories without the white space around them, those of both splits."""
-        return _stories(self.read)
+        """Yield all stories, those of both splits; where rows have an end twice, that is said."""
+        for text in self.read():
+            story = text.strip()
+            if story.endswith(END_OF_TEXT):  # of rows: in a .txt file it divides stories
+                say_once(
+                    f"{self.source}: its rows end with {END_OF_TEXT}, which is packed as letters, "
+                    "before the end that each story gets; take it out of the rows"
+                )
+            if story:
+                yield story if self.bare else text
 
     def keeps(self, story: str) -> bool:
         """Say whether a story is one of this split."""
-        return self.fraction is None or held_out(story, self.fraction) == (self.split == "valid")
+        in_valid = self.split == "valid"
+        return self.fraction is None or held_out(story.strip(), self.fraction) == in_valid
 
 
 def open_corpus(
@@ -152,6 +168,42 @@ def describe_files(source: str) -> str | None:
     changed = datetime.fromtimestamp(max(stat.st_mtime for stat in stats), timezone.utc)
     size = sum(stat.st_size for stat in stats)
     return f"{len(found):,} of {size:,} bytes, written until {changed.isoformat(' ')}"
+
+
+def hash_sources(source: str) -> dict[str, str]:
+    """Return the split of each file that is read of a source, by the hash of what the file holds.
+
+    What is not divided is `train`. Packed data have the files of what was packed. The generator and
+    datasets of the hub have none.
+    """
+    kind, _, name = source.partition(":")
+    path = Path(name.partition(":")[0] if kind == "hub" else source)
+    if kind == "toy":
+        return {}
+    if path.is_file():
+        return {hash_content(path): "train"}
+    if kind != "hub" and PackedData.stands_in(path):
+        return PackedData(path).meta.get("source_files", {})
+    return {hash_content(file): split for split in SPLITS for file in text_files(path, split)}
+
+
+def hash_content(file: Path) -> str:
+    """Return the SHA-256 of a file; of a large one that of its size and of pieces of it."""
+    about = file.stat()
+    return _hash_content(file, about.st_size, about.st_mtime_ns)
+
+
+@cache
+def _hash_content(file: Path, size: int, changed_ns: int) -> str:
+    """Hash a file, again where its size or time of change is another."""
+    with file.open("rb") as opened:
+        if size <= LARGE:
+            return hashlib.sha256(opened.read()).hexdigest()
+        digest = hashlib.sha256(str(size).encode())
+        for number in range(PIECES):
+            opened.seek((size - PIECE) * number // (PIECES - 1))
+            digest.update(opened.read(PIECE))
+    return digest.hexdigest()
 
 
 def _revision(name: str) -> str | None:

@@ -162,6 +162,9 @@ def _check_meta(file: Path, meta: dict[str, Any]) -> None:
     need(isinstance(field, str), "field", field, "the name of a column")
     between = isinstance(fraction, int | float) and 0 < fraction < 1
     need(fraction is None or between, "valid_fraction", fraction, "null or between 0 and 1")
+    files = meta.get("source_files", {})
+    named = isinstance(files, dict) and all(split in SPLITS for split in files.values())
+    need(named, "source_files", files, "train or valid by hash")
     need(isinstance(meta["splits"], dict), "splits", meta["splits"], "an object")
     counted = ("stories", "tokens", "bytes", *(("rows", "cut") if rows else ()))
     for split in SPLITS:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -42,7 +43,7 @@ from tokenizer.bpe import (
     load_tokenizer,
     tokenizer_hash,
 )
-from tokenizer.corpus import Corpus, describe_files, open_corpus
+from tokenizer.corpus import Corpus, describe_files, hash_sources, open_corpus
 from tokenizer.data import DTYPE, PackedData, Tally
 from tokenizer.files import SCHEMA, SPLITS, sync, whole_directory
 
@@ -99,7 +100,8 @@ def pack(
         tokenizer: Path of a `tokenizer.json`.
         layout: How to lay the tokens out; packed unless given.
         valid_fraction: Fraction set aside for `valid` when the source sets none aside itself.
-        limit: Stop after so many stories of each split.
+        limit: Stop after so many stories of each split, and of `valid` not before its fraction of
+            as many.
         field: Name of the stories' column.
         shard_tokens: Tokens in a file, pads not counted.
         story_tokens: Neighbours of a split are joined by a blank line, until they and these lines,
@@ -144,8 +146,7 @@ def pack(
                     writer.add(encoded)
                     report(split, writer.stories)
         splits = {split: writer.finish() for split, writer in writers.items()}
-        # Readers of the source need the fraction too; it is null where the source is divided.
-        about = meta | {"valid_fraction": corpora["train"].fraction, "splits": splits}
+        about = meta | _training_of(source, corpora["train"].fraction) | {"splits": splits}
         (folder / "tokenizer.json").write_text(loaded.to_str(pretty=True), "utf-8")
         (folder / "meta.json").write_text(json.dumps(about, indent=2) + "\n", "utf-8")
     return PackedData(out)
@@ -176,22 +177,37 @@ def _load_special(tokenizer: str | Path, layout: Layout) -> tuple[Tokenizer, int
     return loaded, size
 
 
+def _training_of(source: str, fraction: float | None) -> dict[str, Any]:
+    """Tell which text training reads, so that no reader of the same text takes it for held out.
+
+    The fraction is null where the source is divided. What packed data were made of stays known.
+    """
+    if fraction is None and PackedData.stands_in(source):
+        fraction = PackedData(source).meta.get("valid_fraction")
+    files = hash_sources(source)
+    if fraction and source.startswith("hub:"):
+        files = files or {source: "train"}
+    return {"valid_fraction": fraction, "source_files": files}
+
+
 def _stories(corpora: dict[str, Corpus]) -> Iterator[tuple[str, str]]:
     """Yield every story of both splits, after the split's name.
 
-    A source that is not divided is read once, for both: twice would be twice the network.
+    A source that is not divided is read once, for both: twice would be twice the network. It is
+    read until `train` has as many as it may, and `valid` its fraction of as many.
     """
     train = corpora["train"]
     if train.fraction is None:
         yield from ((split, story) for split, corpus in corpora.items() for story in corpus)
         return
-    read = dict.fromkeys(corpora, 0)
+    limit, read = train.limit or math.inf, dict.fromkeys(corpora, 0)
+    beside = max(2, limit * train.fraction / (1 - train.fraction))
     for story in train.whole():
         split = "train" if train.keeps(story) else "valid"
-        if read[split] != train.limit:
+        if read[split] < limit:
             read[split] += 1
             yield split, story
-        elif all(count == train.limit for count in read.values()):
+        if read["train"] >= limit and read["valid"] >= min(limit, beside):
             return
 
 

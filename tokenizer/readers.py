@@ -101,23 +101,30 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _read_text(path: Path, source: Path) -> Iterator[str]:
-    """Yield what `<|endoftext|>` divides in a `.txt` file, or its paragraphs, or lines."""
+    """Yield, stripped, what `<|endoftext|>` divides in a `.txt` file, else paragraphs or lines."""
     stat = path.stat()
-    separator = _separator(path, source, stat.st_size, stat.st_mtime_ns)
+    separator = _separator(path, stat.st_size, stat.st_mtime_ns)
+    if separator.pattern != SEPARATORS[0]:
+        what = "paragraph" if separator.pattern == SEPARATORS[1] else "line"
+        like = "" if source == path else "some files are "
+        say_once(
+            f"{source}: {like}plain text without {END_OF_TEXT}, each {what} is a story; to join "
+            "them, pack it with --story-tokens N"
+        )
     pending, fresh, size = "", [], 0
     for block in _blocks(path):
         fresh.append(block)
         size += len(block)
         if size >= len(pending):  # else a text of many blocks would be searched at each of them
             *whole, pending = separator.split("".join([pending, *fresh]))
-            yield from whole
+            yield from map(str.strip, whole)
             fresh, size = [], 0
-    yield from separator.split("".join([pending, *fresh]))
+    yield from map(str.strip, separator.split("".join([pending, *fresh])))
 
 
 @cache
-def _separator(path: Path, source: Path, size: int, changed: int) -> re.Pattern[str]:
-    """What divides a text file; of a source without `<|endoftext|>`, that is said."""
+def _separator(path: Path, size: int, changed: int) -> re.Pattern[str]:
+    """What divides a text file."""
     marks, before = [re.compile(mark) for mark in SEPARATORS], ""
     found = marks[-1]
     for block in _blocks(path):
@@ -128,12 +135,6 @@ def _separator(path: Path, source: Path, size: int, changed: int) -> re.Pattern[
         if marks[1].search(text):
             found = marks[1]
         before = read[max(0, len(text) - 100) :]
-    what = "paragraph" if found is marks[1] else "line"
-    like = "" if source == path else "some files are "
-    say_once(
-        f"{source}: {like}plain text without {END_OF_TEXT}, each {what} is a story; to join "
-        "them, pack it with --story-tokens N"
-    )
     return found
 
 

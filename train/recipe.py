@@ -1,6 +1,7 @@
-"""All that describes a run, in sections; what of it is recorded, and what it must be given."""
+"""All that describes a run, in sections; what of it is recorded, needed, and in a model's id."""
 
 import dataclasses
+import hashlib
 import json
 import os
 from dataclasses import dataclass, field
@@ -9,8 +10,11 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from arch import ModelConfig
 from arch.errors import LARGEST, show_value
 from arch.patterns import describe_kinds, list_alternatives
+from arch.storage.runs import without_seed
 from tokenizer import PackedData
 from train.settings import (
+    INIT_HASH,
+    NOT_IN_MODEL_ID,
     RECORDED_UNLESS,
     UNRECORDED,
     BatchSettings,
@@ -140,6 +144,29 @@ def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         name = prefix + key
         found |= flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
     return found
+
+
+def model_id(name: str, config: ModelConfig, settings: dict[str, Any], data_sha256: str) -> str:
+    """Equal for the steps and the seeds of one recipe on the same data: `flat-3f2a91c07d`.
+
+    It is the name without its seed, and ten hexadecimal digits. Fields of the configuration at
+    their defaults do not count, so that a field that is added changes no id. Nor does the path of
+    weights that a run started from, where their hash is known.
+
+    Args:
+        settings: that the run began with; sections are dictionaries.
+    """
+    built, defaults = dataclasses.asdict(config), dataclasses.asdict(ModelConfig())
+    facts = {
+        f"model.{name}": value
+        for name, value in built.items()
+        if value != defaults[name] and name not in NOT_IN_MODEL_ID
+    }
+    facts |= {flag: value for flag, value in flat(settings).items() if flag not in NOT_IN_MODEL_ID}
+    if INIT_HASH in facts:
+        del facts["init_from"]
+    text = json.dumps(facts | {"data": data_sha256}, sort_keys=True, default=str)
+    return f"{without_seed(name)}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
 
 def to_plain(value: Any) -> Any:

@@ -22,13 +22,12 @@ from arch.storage.values import YamlDumper
 from tokenizer import PackedData
 from train.processes.launcher import is_first
 from train.processes.together import alone
-from train.recipe import Recipe, flat
+from train.recipe import Recipe, flat, model_id
 from train.record.evaluate import Evaluations, check_suite
 from train.record.log import Log
 from train.record.progress import Progress, StepBar, has_terminal
 from train.record.saving import Checkpoints, ModelDirectories, since_best
 from train.record.stop import StopOnSignal
-from train.rundir.identity import model_id
 from train.rundir.resume import changed_settings, changes_since, choose_start, last_model
 from train.rundir.rundir import RunDirectory
 from train.rundir.verify import find_wrong_tensor

@@ -145,9 +145,8 @@ class RunSettings:
             setattr(self, name, _expand_home(name, getattr(self, name)))
         counts = "checkpoint_every", "validate_every", "log_every", "save_every", "eval_every"
         _check("", self, "at least 1", *counts, "validate_tokens", "early_stopping")
-        _check("", self, "at least 0", "seed", "save_steps")
+        _check("", self, "at least 0", "seed", "save_steps", "dropout")
         _check("", self, "above 0", "minutes", "valid_fraction")
-        _check("", self, "at least 0", "dropout")
         _check("", self, "below 1", "dropout", "valid_fraction")
         _check("", self, f"at most {SEEDS}", "seed")
 
@@ -215,9 +214,8 @@ class OptimizerSettings:
 
     def __post_init__(self) -> None:
         _check("optimizer.", self, "above 0", "lr", "embedding_lr", "muon_lr")
-        _check("optimizer.", self, "at least 0", "eps", "weight_decay", "clip")
         momenta = ("beta1", "beta2", "muon_momentum")
-        _check("optimizer.", self, "at least 0", *momenta)
+        _check("optimizer.", self, "at least 0", "eps", "weight_decay", "clip", *momenta)
         _check("optimizer.", self, "below 1", *momenta)
         _unused("optimizer.", self, "name", "muon", muon_mixing=False, muon_lr=None)
 

@@ -41,6 +41,7 @@ META = {
     "val_loss": ((int, float), "a number"),
     "val_bits_per_byte": ((int, float), "a number"),
     "valid_fraction": ((int, float), "a number"),
+    "source_files": ((dict,), "train or valid by hash"),
     "begin": ((str,), "a token"),
     "end": ((str,), "a token"),
     "stops": ((list,), "a list of tokens"),

@@ -75,7 +75,7 @@ def join_rows(rows: Iterable[Row]) -> list[Joined]:
 def question(row: Row) -> tuple[Hashable, ...]:
     """Equal for rows that differ in their solver, its settings and its seed only."""
     where = {n: value for n, value in coordinates(row).items() if n not in OF_SOLVER}
-    return (row["checkpoint"]["name"], weights(row), *where.values(), prompt_of(row), row["prompt"])
+    return (row["checkpoint"]["name"], weights(row), *where.values(), prompt_of(row))
 
 
 def verdict_lines(lines: Frame, rows: Iterable[Row]) -> Frame:

@@ -27,6 +27,13 @@ WINDOWS = 8, 32  # of background text, and tokens of each
 USUAL = 0.9  # fraction of tokens that a lower precision changes as usual; the others up to 10 times
 
 
+def take_windows(checkpoint: "Checkpoint", corpus: str, count: int, length: int) -> Tensor:
+    """Windows of background text, `(count, length)`, none of them longer than the context."""
+    length = min(length, checkpoint.config.context)
+    text = held_out_text(checkpoint, corpus).windows("background", count, length, least=1)
+    return text.to(checkpoint.model.embedding.weight.device)
+
+
 @dataclass(frozen=True)
 class Arithmetic:
     """The precision that captured states were computed in.
@@ -68,8 +75,8 @@ class Arithmetic:
         """The largest rounding floor of background text, as a fraction of an output's length."""
 
         def largest() -> float:
-            window = self._text.windows("background", 1, length, least=1)
-            ((outputs, rounding),) = capture([circuit], window.to(circuit.vocabulary.device))
+            window = take_windows(self.checkpoint, self.corpus, 1, length)
+            ((outputs, rounding),) = capture([circuit], window)
             outputs, rounding = visible.select(outputs), visible.select(rounding)
             return float((rounding.norm(dim=-1) / outputs.norm(dim=-1)).max())
 
@@ -107,10 +114,7 @@ class Arithmetic:
         """Changes over the length of their output, `(N,)`, and the part of each channel in them."""
 
         def measure() -> tuple[Tensor, Tensor]:
-            count, length = WINDOWS
-            length = min(length, self.checkpoint.config.context)
-            windows = self._text.windows("background", count, length, least=1)
-            windows = windows.to(circuit.vocabulary.device)
+            windows = take_windows(self.checkpoint, self.corpus, *WINDOWS)
             outputs = circuit.of_tokens(windows)
             change = self._changed(circuit, windows) - outputs
             size = change.norm(dim=-1, keepdim=True)

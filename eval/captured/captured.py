@@ -13,13 +13,11 @@ from torch import Tensor, nn
 
 from eval.captured.arithmetic import EXACT, Arithmetic
 from eval.captured.files.stored import Stored, rounding_spread
-from eval.captured.locate import CLEAR_RATIO, TRIED, Match, find_precision, find_site
+from eval.captured.locate import CLEAR_RATIO, Match, find_precision, find_site, search_tokens
 from eval.inversion.guesses import open_readbacks
 from eval.inversion.problem import Problem
-from eval.inversion.reading import Reading
 from eval.messages import ArgumentError, first_of, say_of_model, say_once, span
 from eval.sites.circuit import CACHED, Circuit, uncertified
-from eval.sites.rounding import Tolerance
 from eval.sites.slices import Slice
 
 if TYPE_CHECKING:
@@ -35,7 +33,6 @@ class Captured:
     """Captured outputs whose site and precision are known."""
 
     checkpoint: "Checkpoint"
-    source: str  # of background text
     circuit: Circuit  # the site
     stored: Stored
     visible: Slice
@@ -79,20 +76,21 @@ class Captured:
         if self.length < 2 or self.positions[0] or first_tells(self):
             return self
         say_once("position 0: too coarse to tell its token; later positions are asked for it")
-        guess = _guess_first(self.checkpoint, self.circuit, self.stored, self.source)
+        first = self.stored.map(lambda x: x[:, :1])
+        paths, _ = search_tokens(self.arithmetic, [self.circuit], first)
         visible = Slice.of(self.positions[1:], self.length)
-        return replace(self, visible=visible, guess=guess)
+        return replace(self, visible=visible, guess=paths.path)
 
     def pose(self) -> Problem:
         """The search for their tokens."""
-        checkpoint, source, visible, T = self.checkpoint, self.source, self.visible, self.length
+        checkpoint, visible, arithmetic = self.checkpoint, self.visible, self.arithmetic
         searched, values = self.circuit.unrotated(self.stored.values)
         target = visible.select(values)
         return Problem(
-            searched, visible, T, target,
-            self.arithmetic.tolerance(searched, visible, values, self.steps),
+            searched, visible, self.length, target,
+            arithmetic.tolerance(searched, visible, values, self.steps),
             noise=torch.zeros_like(target[..., 0]),
-            readbacks=lambda circuits: open_readbacks(checkpoint, source, circuits),
+            readbacks=lambda circuits: open_readbacks(checkpoint, arithmetic.corpus, circuits),
             guess=self.guess,
         )  # fmt: skip
 
@@ -226,7 +224,7 @@ def identify(
     if computed != EXACT:
         say_of_model(f"the numbers are held against a computation in {computed}")
     arithmetic = Arithmetic(checkpoint, computed, source)
-    return Captured(checkpoint, source, circuit, stored, visible, arithmetic, matches, supposed)
+    return Captured(checkpoint, circuit, stored, visible, arithmetic, matches, supposed)
 
 
 def first_tells(captured: Captured) -> bool:
@@ -248,15 +246,6 @@ def first_tells(captured: Captured) -> bool:
     apart = torch.cdist(first[:, 0], searched.of_tokens(drawn[:, None].to(first.device))[:, 0])
     alike = (apart <= DISTINCT * spread).sum(dim=1)
     return bool((alike <= 1).all())  # the token itself may have been drawn
-
-
-def _guess_first(checkpoint: "Checkpoint", circuit: Circuit, stored: Stored, corpus: str) -> Tensor:
-    """The likeliest first tokens, `(B, 1)`: the nearest of some that the read-back names."""
-    searched, first = circuit.unrotated(stored.values[:, :1])
-    none = torch.zeros_like(first[..., 0])
-    problem = Problem(searched, Slice(), 1, first, Tolerance(none, none, none), none)
-    readbacks = open_readbacks(checkpoint, corpus, [searched])
-    return Reading([problem], readbacks, *TRIED).search_together().path
 
 
 def _say_what_embedding_lacks(circuit: Circuit) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from torch.nn.functional import cosine_similarity
 
 from eval.captured.answer import Recovered
-from eval.captured.arithmetic import EXACT
+from eval.captured.arithmetic import EXACT, take_windows
 from eval.captured.captured import Captured, find_zeros
 from eval.captured.files.stored import FLOATS
 from eval.captured.locate import (
@@ -24,7 +24,6 @@ from eval.captured.locate import (
     find_site,
 )
 from eval.messages import RequestError, first_of, say_once
-from eval.models.text import held_out_text
 
 KEY_NORM = re.compile(r"(q?k|key)_(layer)?norm")
 """Names of a norm of keys, as models of transformers have them."""
@@ -36,6 +35,10 @@ LARGE = 1.5  # steps: of smaller numbers, those that are not 0 may lie off to on
 PARALLEL = 0.99  # the cosine of outputs of one direction, at least
 LEAST_FACTOR = 2.0  # times the length of other outputs, from which some may have been scaled
 WINDOWS = 4, 32  # of background text, and tokens of each
+MISFIT = (
+    "are these outputs of this model, and of a prompt's beginning? of later positions give --first,"
+    " the position of the first row"
+)
 
 
 def add_hints(
@@ -69,16 +72,21 @@ def _look_elsewhere(
     layer: int | Sequence[int] | None,
     computed: str | None,
 ) -> str:
-    """Says where else, or in which precision, an answer's rows fit; empty where nothing is said."""
+    """Says where else, or in which precision, an answer's rows fit; empty where nothing is said.
+
+    Tried are the likeliest sites of the model, other precisions of its computation, and later rows
+    as the first ones of a prompt, as behind padding on the left.
+    """
     seen, other = "", "" if answer.proven else _describe_bias(captured, answer)
-    if layer is not None and not answer.fits:
-        seen, other = "nothing fits", other or _explain_misfit(captured, answer, computed)
-    elif not (other or answer.mostly_certain) and (cut := _describe_cut_off(captured, answer)):
+    misfit = layer is not None and not answer.fits
+    doubtful = not (misfit or other or answer.mostly_certain)
+    if doubtful and (cut := _describe_cut_off(captured, answer)):
         seen, other = "few tokens are certain", cut
     elif not answer.proven:
-        seen = "no token is certain"
+        seen = "nothing fits" if misfit else "no token is certain"
         other = other or _find_other_site(captured, computed) or _find_first_row(captured, 0)
-        other = other or _describe_numbers(captured, answer).removeprefix("; ")
+        numbers = "" if other else _describe_numbers(captured, answer)
+        other = other or (MISFIT + numbers if misfit else numbers.removeprefix("; "))
     elif layer is not None and all(2 * len(tail) > captured.length for tail in answer.left_out):
         # as of keys, of which the first is not turned
         seen, other = "most rows fit nothing", _find_other_site(captured, computed)
@@ -100,19 +108,6 @@ def _describe_bias(captured: Captured, answer: Recovered) -> str:
     return (
         "they lack the projection's bias, which TransformerLens folds into that of the output: "
         "capture with fold_value_biases=False"
-    )
-
-
-def _explain_misfit(captured: Captured, answer: Recovered, computed: str | None) -> str:
-    """What fits where no token fits at the site that was given, or what may be the reason.
-
-    Tried are the likeliest sites of the model, other precisions of its computation, and later rows
-    as the first ones of a prompt, as behind padding on the left.
-    """
-    other = _find_other_site(captured, computed) or _find_first_row(captured, 0)
-    return other or (
-        "are these outputs of this model, and of a prompt's beginning? of later positions give "
-        f"--first, the position of the first row{_describe_numbers(captured, answer)}"
     )
 
 
@@ -138,7 +133,7 @@ def _describe_length(captured: Captured, answer: Recovered) -> str:
     Where tokens fit, the answer's own outputs tell, if their direction is the same, as it is not of
     noise. Else ordinary text tells, which noise and coarse codes are not twice as long as.
     """
-    checkpoint, circuit = captured.checkpoint, captured.circuit
+    circuit = captured.circuit
     later = [t for t in captured.positions if t] or captured.positions
     seen = captured.stored.values[:, later].flatten(0, 1)
     filled = seen.any(dim=-1)
@@ -150,10 +145,8 @@ def _describe_length(captured: Captured, answer: Recovered) -> str:
         parallel = cosine_similarity(own, seen, dim=-1).median() >= PARALLEL
         factor = find_factor(seen, own) if parallel else None
     else:
-        count, length = WINDOWS[0], min(WINDOWS[1], checkpoint.config.context)
-        text = held_out_text(checkpoint, captured.source)
-        text = text.windows("background", count, length, least=1)
-        own = circuit.of_tokens(text.to(seen.device))[:, min(1, length - 1) :]
+        text = take_windows(captured.checkpoint, captured.arithmetic.corpus, *WINDOWS)
+        own = circuit.of_tokens(text)[:, min(1, text.shape[1] - 1) :]
         factor = find_factor(seen, own, LEAST_FACTOR)
     return (
         f"; they are about {factor:.2g} times as long as this model's own at {circuit.name}: were "
@@ -229,9 +222,10 @@ def _find_other_site(captured: Captured, computed: str | None) -> str:
 
 def _best_site(captured: Captured, computed: str | None) -> Match | None:
     """The likeliest site, if most of the first tokens fit there."""
+    corpus = captured.arithmetic.corpus
     try:
         matches, _ = find_site(
-            captured.checkpoint, captured.stored, captured.held, captured.source, None, computed
+            captured.checkpoint, captured.stored, captured.held, corpus, None, computed
         )
     except RequestError:
         return None

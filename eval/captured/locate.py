@@ -10,7 +10,7 @@ they come nearest is the likeliest.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby, product
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 
 from arch import LanguageModel
-from eval.captured.arithmetic import EXACT, Arithmetic
+from eval.captured.arithmetic import EXACT, Arithmetic, take_windows
 from eval.captured.files.stored import Stored
 from eval.inversion.guesses import open_readbacks
 from eval.inversion.problem import Problem
 from eval.inversion.reading import Paths, Reading
-from eval.messages import ArgumentError, RequestError
+from eval.messages import ArgumentError
 from eval.models.memory import candidates_at_once, rows_at_once
-from eval.models.text import held_out_text
 from eval.sites.circuit import PARTS, Circuit, join
+from eval.sites.site import list_circuits
 from eval.sites.slices import Slice
 
 if TYPE_CHECKING:
@@ -69,9 +69,6 @@ class Match(NamedTuple):
         """Part and layer, as `Circuit.name`."""
         return f"{self.part}.{self.layer}"
 
-    def __str__(self) -> str:
-        return f"{self.name}: {self.hits} of the first {self.tried} tokens fit"
-
 
 def find_site(
     checkpoint: "Checkpoint",
@@ -98,7 +95,7 @@ def find_site(
         RequestError: no site has that width, or the first tokens fit and come near at none.
     """
     width, values = stored.values.shape[-1], stored.values
-    known = _sites(checkpoint, PARTS if part is None else (part,))
+    known = list_circuits(checkpoint.model, PARTS if part is None else (part,))
     if not known and part is not None:
         Circuit(checkpoint.model, checkpoint.config.n_layers, part)  # says why there is none
     sites = [circuit for circuit in known if circuit.width == width]
@@ -243,17 +240,23 @@ def _group(ranked: list[Circuit]) -> list[list[Circuit]]:
 
 
 def _match(arithmetic: Arithmetic, circuits: list[Circuit], prompt: Stored) -> list[Match]:
-    """How the tokens of a prompt fit at each of some sites, in one precision."""
-    matches, count = [], prompt.values.shape[1]
+    """How the tokens of a prompt fit at each of some sites, in one precision.
+
+    Rows of zeros, but for codes, are no evidence of a token, though one whose embedding is 0 fits.
+    """
+    matches, count = list[Match](), prompt.values.shape[1]
     circuits = sorted(
         circuits, key=lambda circuit: (list(PARTS).index(circuit.part), circuit.depth)
     )
     for part, of_part in groupby(circuits, lambda circuit: circuit.part):
         sites = list(of_part)
-        found = _hits(arithmetic, sites, prompt)
+        paths, targets = search_tokens(arithmetic, sites, prompt)
+        sizes = torch.stack([target[0].norm(dim=-1) for target in targets])
+        good = paths.good[:, 0] & ((sizes > 0) | prompt.coarse)
+        away = (paths.distances[:, 0] / sizes).masked_fill(sizes == 0, 1.0).mean(dim=-1)
         matches += [
-            Match(part, circuit.depth, hits, count, distance)
-            for circuit, (hits, distance) in zip(sites, found, strict=True)
+            Match(part, circuit.depth, int(hits), count, float(distance))
+            for circuit, hits, distance in zip(sites, good.sum(dim=-1), away, strict=True)
         ]
     return matches
 
@@ -264,7 +267,8 @@ def count_hits(
     """How many of the first tokens shown of one prompt are found at a site, and of how many."""
     if not (count := _first_shown(positions)):
         return 0, 0
-    return _hits(arithmetic, [circuit], next(_first_prompts(stored, count)))[0][0], count
+    (match,) = _match(arithmetic, [circuit], next(_first_prompts(stored, count)))
+    return match.hits, count
 
 
 def find_precision(
@@ -284,10 +288,10 @@ def find_precision(
         return EXACT
     hits = dict.fromkeys(names, 0)
     for prompt, name in product(_first_prompts(stored, count), names):
-        ((fitting, _),) = _hits(Arithmetic(checkpoint, name, corpus), [circuit], prompt)
-        if 2 * fitting > count:
+        (match,) = _match(Arithmetic(checkpoint, name, corpus), [circuit], prompt)
+        if 2 * match.hits > count:
             return name
-        hits[name] += fitting
+        hits[name] += match.hits
     return max(names[1:], key=lambda name: hits[name])
 
 
@@ -305,28 +309,13 @@ def _first_shown(positions: Sequence[int]) -> int:
     return min(next((i for i, t in enumerate(positions) if t != i), len(positions)), FIRST)
 
 
-def _sites(checkpoint: "Checkpoint", parts: Iterable[str]) -> list[Circuit]:
-    sites = []
-    for part in parts:
-        for layer in range(checkpoint.config.n_layers + 1):
-            if part != "block" and not layer:
-                continue
-            try:
-                sites.append(Circuit(checkpoint.model, layer, part))
-            except RequestError:  # a mixer without keys, or a block known as a whole
-                continue
-    return sites
-
-
 @torch.no_grad()
 def _unlikelihoods(
     checkpoint: "Checkpoint", sites: list[Circuit], values: Tensor, corpus: str
 ) -> list[tuple[Circuit, float]]:
     """Minus the log likelihood of `(N, width)` numbers at each site, up to a constant."""
-    model, (count, length) = checkpoint.model, WINDOWS
-    length = min(length, checkpoint.config.context)
-    text = held_out_text(checkpoint, corpus).windows("background", count, length, least=1)
-    text, found, last = text.to(values.device), [], None
+    model, text = checkpoint.model, take_windows(checkpoint, corpus, *WINDOWS)
+    (_, length), found, last = text.shape, [], None
     for part, of_part in groupby(sites, lambda circuit: circuit.part):
         circuits = list(of_part)
         whole, cut = join(circuits)
@@ -350,29 +339,15 @@ def find_beginnings(arithmetic: Arithmetic, circuit: Circuit, rows: Stored) -> l
     size, found = max(1, candidates_at_once(circuit.model) // sum(TRIED)), list[int]()
     for start in range(0, len(rows.values), size):
         part = rows.map(lambda x, start=start: x[start : start + size])
-        paths, _ = _search(arithmetic, [circuit], part)
+        paths, _ = search_tokens(arithmetic, [circuit], part)
         found += (start + paths.good[0, :, 0].nonzero()[:, 0]).tolist()
     return found
 
 
-def _hits(
-    arithmetic: Arithmetic, circuits: list[Circuit], prompt: Stored
-) -> list[tuple[int, float]]:
-    """How many tokens of a prompt are found at each of some sites of one part, and how near.
-
-    Rows of zeros, but for codes, are no evidence of a token, though one whose embedding is 0 fits.
-    """
-    paths, targets = _search(arithmetic, circuits, prompt)
-    sizes = torch.stack([target[0].norm(dim=-1) for target in targets])
-    good = paths.good[:, 0] & ((sizes > 0) | prompt.coarse)
-    away = (paths.distances[:, 0] / sizes).masked_fill(sizes == 0, 1.0).mean(dim=-1)
-    return list(zip(good.sum(dim=-1).tolist(), away.tolist(), strict=True))
-
-
-def _search(
+def search_tokens(
     arithmetic: Arithmetic, circuits: list[Circuit], stored: Stored
 ) -> tuple[Paths, list[Tensor]]:
-    """The search for the tokens of prompts at sites of one part, and what is searched at each."""
+    """Searches for tokens of prompts at sites of one part; with it, what is searched at each."""
     whole, problems, count = Slice(), [], stored.values.shape[1]
     checkpoint, corpus = arithmetic.checkpoint, arithmetic.corpus
     searched = [circuit.unrotated(stored.values) for circuit in circuits]

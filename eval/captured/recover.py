@@ -20,8 +20,7 @@ from arch.kernels.arithmetic import plain_arithmetic
 from eval.captured.answer import Recovered
 from eval.captured.arithmetic import EXACT
 from eval.captured.captured import Captured, identify, leave_out_empty, start_at
-from eval.captured.certainty.certify import Certified, certify
-from eval.captured.certainty.verified import Found
+from eval.captured.certainty.certify import certify
 from eval.captured.files.axes import find_order, say_what_is_clipped, take_layer
 from eval.captured.files.caches import Cache, read_cache
 from eval.captured.files.stored import FLOATS, read_stored, view_bits
@@ -110,14 +109,14 @@ def recover(
         _read_whole(name, given)
         for name, given in (("layer", layer), ("shown", shown), ("first", first))
     )
-    held = read_cache(outputs, layer, part)
-    first = held.first if first is None else first
+    held, begin = read_cache(outputs, layer, part)
+    first = begin if first is None else first
     context = checkpoint.config.context
     if isinstance(first, int) and first >= context:
         raise ArgumentError(
             "first", f"the model's context is {context}; give a row within it", first
         )
-    raw = Raw(view_bits(held.outputs, format), scale, zero_point)
+    raw = Raw(view_bits(held, format), scale, zero_point)
     raw = take_layer(checkpoint.model, raw, layer, part)
     order = find_order(checkpoint.model, raw.outputs.shape, layer, part)
     stored = start_at(read_stored(raw.outputs, format, raw.scale, raw.zero_point, order), first)
@@ -217,22 +216,17 @@ def _search_precisions(
 def _search(
     captured: Captured, solver: Solver, seed: int, computed: str | None
 ) -> tuple[Captured, Recovered]:
+    """The answer in one precision; damaged positions are passed over, `DAMAGED` at most."""
     found = search(captured, solver, seed)
     if captured.arithmetic.name != EXACT and computed is None:
         captured, found = try_exact(captured, found)
-    found, certified = _certify(captured, found)
-    return captured, Recovered.of(captured, found, certified, solver.name)
-
-
-def _certify(captured: Captured, found: Found) -> tuple[Found, Certified]:
-    """The answer with its certificates; damaged positions are passed over, `DAMAGED` at most."""
     certified = certify(captured, found)
     for _ in range(DAMAGED):
         repaired = pass_over_damage(captured, found, certified)
         if repaired is None:
             break
         found, certified = repaired, certify(captured, repaired)
-    return found, certified
+    return captured, Recovered.of(captured, found, certified, solver.name)
 
 
 def _slice(shown: str | Sequence[int] | None, first: int, length: int) -> Slice:

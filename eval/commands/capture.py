@@ -27,13 +27,13 @@ def capture(
         layers: all, last, or numbers; 0 is the embedding
         batch_size: texts that the model reads at once; default: as many as fit into memory
     """
-    from eval.sites.activations import activations
+    from eval.sites.activations import FILE, activations
 
     rows = list[dict[str, object]]()
     given = {"device": device, "batch_size": batch_size, "out": out}
     for batch in activations(model, listed(text), listed(layers), **given):
         rows += [
-            {"file": f"{out}/text-{number}.safetensors", "tokens": T, "layers": len(batch.outputs)}
+            {"file": f"{out}/{FILE.format(number)}", "tokens": T, "layers": len(batch.outputs)}
             for number, T in enumerate(batch.lengths.tolist(), start=len(rows))
         ]
     lines = [f"{row['file']}: {row['tokens']} tokens, {row['layers']} layers" for row in rows]

@@ -33,6 +33,7 @@ def _number(
         try:
             value = _read_number(given[0])
             fits = allowed(value) and abs(value) < (2**63 if kind is int else math.inf)
+            fits = fits and (kind is float or value == int(value))
         except ValueError:
             fits = False
         if not fits:
@@ -51,22 +52,16 @@ def _read_number(word: str) -> float:
 
 
 NUMBERS = {
-    int: _number("a whole number", lambda n: n == n // 1, int),
+    int: _number("a whole number", lambda n: True, int),
     float: _number("a number", lambda n: True),
 }
-Positive: TypeAlias = Annotated[
-    int, _number("a whole number of at least 1", lambda n: n == n // 1 >= 1, int)
-]
-Natural: TypeAlias = Annotated[
-    int, _number("a whole number of at least 0", lambda n: n == n // 1 >= 0, int)
-]
-NotNegative: TypeAlias = Annotated[
-    float, _number("a number of at least 0", lambda n: 0 <= n < math.inf)
-]
+Positive: TypeAlias = Annotated[int, _number("a whole number of at least 1", lambda n: n >= 1, int)]
+Natural: TypeAlias = Annotated[int, _number("a whole number of at least 0", lambda n: n >= 0, int)]
+NotNegative: TypeAlias = Annotated[float, _number("a number of at least 0", lambda n: n >= 0)]
 Fraction: TypeAlias = Annotated[
     float, _number("a number above 0 and at most 1", lambda n: 0 < n <= 1)
 ]
-AboveZero: TypeAlias = Annotated[float, _number("a number above 0", lambda n: 0 < n < math.inf)]
+AboveZero: TypeAlias = Annotated[float, _number("a number above 0", lambda n: n > 0)]
 Words: TypeAlias = str | Sequence[str] | None
 Out: TypeAlias = Annotated[str | None, arg(metavar="DIR")]
 Shard: TypeAlias = Annotated[str | None, arg(metavar="I/N")]
@@ -110,7 +105,7 @@ TEXTS, PLACES = ("text", "prompt"), ("models", "model", "places", "results")
 """Parameters that hold texts, and those that one value at least must be given for."""
 EMPTY = ("plugin", "words", "set_", "without", "controls", "quantisers", "runs")
 """Parameters of which there may be none: an empty list of others would mean their default."""
-SEQUENCES = (Sequence, list, tuple, typing.get_origin(Sequence[str]))
+SEQUENCES = (Sequence, list, tuple)
 
 
 @READERS.primitive_rule

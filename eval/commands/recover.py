@@ -158,8 +158,7 @@ def _plan(
     tensors = choose_tensors(capture.outputs, layers, part)
     if tensors is capture.outputs and not chosen:
         check_numbers(capture.outputs, layers)
-    named = capture.named and tensors is capture.outputs
-    layer = None if named or not layers else layers if len(layers) > 1 else layers[0]
+    layer = None if not layers else layers if len(layers) > 1 else layers[0]
     return [
         RecoverTask(
             checkpoint, name, outputs, scale, arguments | _site(name, layer, part),

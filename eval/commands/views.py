@@ -115,7 +115,7 @@ def compare(
     """
     from eval.views.comparison import table as comparison
     from eval.views.comparison.gather import gather_models, gather_rows, of_present_models
-    from eval.views.comparison.pairs import paired_records, paired_table
+    from eval.views.comparison.pairs import find_pair, paired_records, paired_table
     from eval.views.comparison.plot import FORMATS, write_plot
     from eval.views.comparison.samples import find_samples
 
@@ -141,7 +141,7 @@ def compare(
     tables = [comparison.checkpoint_table(shown)]
     if paired or len(shown) == 2:
         names = listed(paired or [f"{r['model']}@{r['step']}" for r in shown])
-        pair = _find_pair(records, ends, names)
+        pair = find_pair(records, ends, names)
         lines = comparison.measured(saved, [*rows, *ended[1]], every_seed)
         pairs = paired_records(lines, *pair, margin, solver, prompts)
         if pairs:
@@ -182,18 +182,6 @@ def _pair_samples(
             f"{flag}: of samples two are paired, in a table: give two of {', '.join(sampled)}"
         )
     return paired_samples(sampled[names[0]], sampled[names[1]], margin)
-
-
-def _find_pair(
-    records: "list[Record]", ends: "list[Record]", names: list[str]
-) -> "tuple[tuple[str, int | str], tuple[str, int | str]]":
-    """The two checkpoints, model and step, that are named."""
-    from eval.views.comparison.pairs import find_checkpoint
-
-    if len(names) != 2:
-        raise RequestError(f"--paired {' '.join(names)}: give two checkpoints")
-    first, second = (find_checkpoint(records, ends, name) for name in names)
-    return first, second
 
 
 def _compared(

@@ -10,9 +10,8 @@ from markupsafe import Markup, escape
 
 from arch.storage.files import write_file, write_text
 from eval.drawing.plots import DARK, LIGHT, SERIES, Chart, Record, open_altair
-from eval.messages import RequestError, legible
+from eval.messages import legible
 
-FORMATS = ("svg", "png")
 FONT = "system-ui, sans-serif"
 
 
@@ -135,14 +134,11 @@ def write_chart(path: str | Path, chart: Chart) -> None:
 
 
 def write_figures(directory: str | Path, figures: Sequence[Figure], kind: str) -> list[Path]:
-    """Every figure as a file of its own; `kind` is one of `FORMATS`.
+    """Every figure as a file of its own; `kind` is svg or png.
 
     Raises:
-        RequestError: another format.
         OSError: a figure cannot be written; one that was there stays as it was.
     """
-    if kind not in FORMATS:
-        raise RequestError(f"figures as {kind}: allowed are {' and '.join(FORMATS)}")
     paths = list[Path]()
     for figure in figures:
         name = re.sub(r"[^a-z0-9]+", "-", figure.name.lower()).strip("-")

@@ -7,14 +7,15 @@ colours are set by a style sheet that the page has once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from arch.errors import printable
 
-STRONGEST = 8  # shades of a colour
+SHADES = 8  # of a colour
 EMPTY = "∅"
 """A token without a letter: a part of a character that a later token completes."""
 BREAKS = {"\n": "↵\n", "\r": "␍", "\t": "⇥\t"}
@@ -29,14 +30,10 @@ STYLE = Markup(
 .attribution span:focus::after, .attribution span:hover::after { content: attr(data-score);
   position: absolute; left: 0; top: 1.6em; z-index: 1; padding: 0 .4em; border-radius: 3px;
   background: Canvas; color: CanvasText; border: 1px solid; font-size: .8rem; white-space: nowrap }
+.attribution .f { background: rgb(var(--for) / calc(.6 * var(--shade))) }
+.attribution .a { background: rgb(var(--against) / calc(.6 * var(--shade)));
+  text-decoration: underline dotted }
 """
-    + "\n".join(
-        f".attribution .{letter}{shade} {{ "
-        f"background: rgb(var(--{name}) / {0.6 * shade / STRONGEST:.3g});"
-        + (" text-decoration: underline dotted }" if letter == "a" else " }")
-        for letter, name in (("f", "for"), ("a", "against"))
-        for shade in range(1, STRONGEST + 1)
-    )
 )
 """What the page's style sheet needs; tokens against are underlined too."""
 
@@ -44,11 +41,11 @@ STYLE = Markup(
 def highlighted(pieces: Sequence[str], methods: Mapping[str, Sequence[float]]) -> Markup:
     """A prompt's tokens once for each method, coloured by score, relative to its largest one.
 
-    Each method has a score for every token.
+    Each method has a score for every token; one that is not finite has no colour.
     """
     sections = []
     for name, scores in methods.items():
-        largest = max((abs(score) for score in scores), default=0.0)
+        largest = max((abs(score) for score in scores if math.isfinite(score)), default=0.0)
         tokens = (_token(*scored, largest) for scored in zip(pieces, scores, strict=True))
         section = Markup('<section class="attribution"><h4>{}</h4><p>{}</p></section>')
         sections.append(section.format(name, Markup("").join(tokens)))
@@ -62,13 +59,13 @@ def highlights(title: str, answer: str, tokens: Markup, opened: bool) -> Markup:
 
 
 def _token(piece: str, score: float, largest: float) -> Markup:
-    shade = round(STRONGEST * abs(score) / largest) if largest else 0
-    style = f"{'f' if score > 0 else 'a'}{shade}" if shade else ""
+    shown = largest and math.isfinite(score)
+    shade = round(SHADES * abs(score) / largest) / SHADES if shown else 0
+    side = ("f" if score > 0 else "a") if shade else ""
     text = "".join(BREAKS.get(letter, letter) for letter in piece)
     number = f"{score:+.3g}".replace("-", "−")
-    return Markup('<span tabindex="0" class="{}" title="{}" data-score="{}">{}</span>').format(
-        style, f"{number} {piece!r}", number, escape(text)
-    )
+    span = '<span tabindex="0" class="{}" style="--shade:{}" title="{}" data-score="{}">{}</span>'
+    return Markup(span).format(side, shade, f"{number} {piece!r}", number, text)
 
 
 def folded_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Markup:

@@ -34,7 +34,7 @@ SIZE = (230, 130)
 LISTED = 6
 """Names that a legend lists, whether they are in its chart or in one beside it."""
 MARKED = 20
-"""Points of a line that have marks, at most."""
+"""Points of a line that has marks, at most."""
 
 
 def options(records: Sequence[Record], field: str) -> list[Any]:
@@ -79,6 +79,8 @@ def lines(
     alt = open_altair()
 
     names = list(names) or options(records, colour)
+    sizes = Counter((r[colour], r.get(dash)) for r in records)
+    records = [r | {"marked": sizes[r[colour], r.get(dash)] <= MARKED} for r in records]
     upright: Record = {"title": y, "type": "quantitative"}
     ends = [0, 1] if percent else alt.Undefined if top is None else [0, top]
     upright |= {"scale": alt.Scale(domain=ends, zero=stepped)}
@@ -101,9 +103,10 @@ def lines(
     if any(_has_limits(r) for r in records):
         limits = base.transform_filter("datum.low < datum.high").mark_rule(aria=False, opacity=0.4)
         layers.append(limits.encode(y=alt.Y(field="low", **upright), y2=alt.Y2(field="high")))
-    if max(Counter((r[colour], r.get(dash)) for r in records).values(), default=0) <= MARKED:
+    if any(r["marked"] for r in records):
         if not ordered:
             base = base.encode(shape=_channel(alt.Shape, records, colour, names, MARKS))
+        base = base.transform_filter("datum.marked")
         layers += _points(base, options(records, dash) if dash else [], dash)
     return alt.layer(*layers)
 
@@ -140,13 +143,9 @@ def _points(base: Any, states: Sequence[Any], dash: str) -> list[Any]:
     alt = open_altair()
 
     base = base.encode(description=alt.Description(field="tip", type="nominal"))
-    if not states:
-        return [base.mark_point(filled=True, opacity=1, size=32)]
+    parts = [(base.transform_filter(_equals(dash, s)), s == states[-1]) for s in states]
     return [
-        base.transform_filter(_equals(dash, state)).mark_point(
-            filled=state == states[-1], opacity=1, size=32
-        )
-        for state in states
+        part.mark_point(filled=last, opacity=1, size=32) for part, last in parts or [(base, True)]
     ]
 
 
@@ -157,7 +156,7 @@ def cells(
     value: str,
     *,
     diverging: bool = False,
-    domain: Sequence[float] | None = None,
+    domain: Sequence[float],
     text: str = "",
     facet: str = "",
     descending: bool = False,
@@ -169,8 +168,9 @@ def cells(
         x: field along; words in the order of appearance.
         y: field upright, from the top; from the bottom where `descending`.
         value: the title of the values.
-        diverging: whether 0 is the middle of the colours: blue above, orange below.
-        domain: the least and the largest value; default: of the records.
+        diverging: whether 0 is the middle of the colours: blue above, orange below, of equal
+            strength where sizes are equal.
+        domain: the least and the largest value.
         text: field of words that stand in the cells.
         facet: a field: small ones beside each other for each of its values.
         descending: whether the first value of y is at the bottom.
@@ -180,7 +180,9 @@ def cells(
 
     scheme = {"scheme": "blues"} if text else {"scheme": "viridis"}
     if diverging:
-        scheme = {"scheme": "blueorange", "reverse": True, "domainMid": 0}
+        scheme = {"scheme": "blueorange", "reverse": True}
+        most = max(map(abs, domain)) or 1
+        domain = (-most, most)
     columns = 3 if facet else 1
     width, height = (side // columns - 4 * bool(facet) for side in size)
     up = options(records, y)
@@ -201,7 +203,7 @@ def cells(
         color=alt.Color(
             field="value",
             type="quantitative",
-            scale=alt.Scale(domain=list(domain) if domain else alt.Undefined, **scheme),
+            scale=alt.Scale(domain=list(domain), **scheme),
             legend=legend,
         )
     )
@@ -216,21 +218,14 @@ def cells(
     return drawn
 
 
-def bars(
-    records: Sequence[Record],
-    x: str,
-    y: str,
-    group: str = "",
-    *,
-    names: Sequence[Any] = (),
-) -> Chart:
+def bars(records: Sequence[Record], x: str, y: str, group: str, names: Sequence[Any]) -> Chart:
     """Bars of `value` under the title `y`, coloured by `x`, with intervals as upright lines.
 
-    Those of one `group` stand together. `names` are all values of `x`, in the order of colours.
+    Those of one `group`, if that is not empty, stand together. `names` are all values of `x`, in
+    the order of colours.
     """
     alt = open_altair()
 
-    names = list(names) or options(records, x)
     slant = {"labelAngle": -40, "labelLimit": 160, "title": None, "labelOverlap": True}
     base = alt.Chart(_data(records, "value"), width=SIZE[0], height=SIZE[1]).encode(
         x=alt.X(field=group or x, type="nominal", sort=options(records, group or x),

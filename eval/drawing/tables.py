@@ -161,8 +161,8 @@ def across(
     return Table([*fields, *map(text, order)], body, title)
 
 
-def terminal(*parts: Table | str, width: int | None = None, most: int = LINES) -> str:
-    """Tables and lines as a terminal of some width shows them; its own width when not given.
+def terminal(*parts: Table | str, most: int = LINES) -> str:
+    """Tables and lines as the terminal shows them, in its width.
 
     Some `most` lines: the longest part is cut first, to `LEAST` lines at least, and says how long
     it is and what prints the rest.
@@ -170,11 +170,9 @@ def terminal(*parts: Table | str, width: int | None = None, most: int = LINES) -
     from rich.console import Console
 
     console = Console(
-        markup=False, emoji=False, highlight=False, width=width, color_system=None,
-        force_jupyter=False,
+        markup=False, emoji=False, highlight=False, color_system=None, force_jupyter=False,
+        width=None if _is_terminal() else PIPE,
     )  # fmt: skip
-    if width is None and not _is_terminal():
-        console.width = PIPE
     texts = []
     for part in parts:
         with console.capture() as capture:

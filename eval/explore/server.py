@@ -16,10 +16,10 @@ import time
 import traceback
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -123,14 +123,12 @@ class Work:
     def news(self) -> list[dict[str, Any]]:
         """What happened since the last look; of tokens that follow each other the last."""
         events: list[dict[str, Any]] = []
-        while True:
-            try:
-                event = self.events.get_nowait()
-            except Empty:
-                return events
+        while not self.events.empty():  # nobody else takes from it
+            event = self.events.get()
             if events and event["type"] == events[-1]["type"] == "tokens":
                 events.pop()
             events.append(event)
+        return events
 
 
 class Explorer:
@@ -177,12 +175,10 @@ class Explorer:
 
     def _refusal(self, request: Request) -> str | None:
         """Why a request is not answered: it is another site's, or meant for another."""
-        given = request.headers.get("host", "")
-        try:
+        given, host = request.headers.get("host", ""), None
+        with suppress(ValueError):  # a bracket that is not closed
             host = urlsplit(f"//{given}").hostname or ""
-        except ValueError:  # a bracket that is not closed
-            return f"host {printable(given, 80)} is none"
-        if "@" in given:
+        if host is None or "@" in given:
             return f"host {printable(given, 80)} is none"
         if host not in self.names and (self.local or not _is_address(host)):
             fix = "localhost" if self.local else "this machine's address"

@@ -5,6 +5,7 @@ An occluded token is replaced by the mean embedding: a pad's vector is never tra
 less than a random one.
 """
 
+import math
 from itertools import combinations
 from typing import Any
 
@@ -18,6 +19,7 @@ from eval.drawing import markup
 from eval.lenses.charts import Heat, Tables
 from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens, word_tokens
 from eval.lenses.trace import run_on
+from eval.sites.circuit import widened
 
 OWN = "own answer"
 
@@ -38,7 +40,7 @@ def gradient_x_input(model: LanguageModel, tokens: Tensor, answers: list[int]) -
         x = embeddings.clone().requires_grad_()
         logits = logits_after(model, x)[range(len(answers)), answers]
         (gradient,) = torch.autograd.grad(logits.sum(), x)
-    return gradient * embeddings
+    return widened(gradient) * embeddings
 
 
 @torch.no_grad()
@@ -81,7 +83,8 @@ def highlight(tables: Tables) -> list[Markup]:
         scores: dict[tuple[str, str], dict[str, list[float]]] = {}
         for r in table.samples("attribution"):
             methods = scores.setdefault((r["prompt"], r["output"]), {})
-            methods.setdefault(r["method"], []).append(r["value"])
+            empty = [math.nan] * len(table.pieces[r["prompt"]])
+            methods.setdefault(r["method"], empty)[r["position"]] = r["value"]
         for (prompt, output), methods in scores.items():
             title = f"{model}, {prompt}: {output}"
             answer = markup.visible(table.notes["answers"][prompt])

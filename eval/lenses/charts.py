@@ -141,7 +141,7 @@ class Bars(Chart):
     def chart(self, rows: list[Record], every: list[Record]) -> plots.Chart:
         """A panel."""
         names = plots.options(every, self.x)
-        return plots.bars(_with_tips(rows), self.x, self.y, self.column, names=names)
+        return plots.bars(_with_tips(rows), self.x, self.y, self.column, names)
 
 
 @dataclass(frozen=True, kw_only=True)

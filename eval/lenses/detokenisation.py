@@ -113,12 +113,16 @@ def fit_layers(
     "detokenisation",
     "Words of several tokens",
     order=7,
-    main=(("read", {"offset": 0}), ("read at the end less in the middle", {"offset": 0})),
+    main=tuple(
+        (figure, {"offset": 0, "group": GROUPS[0]})
+        for figure in ("read", "read at the end less in the middle")
+    ),
     charts=[
         Lines(
             of="read",
             y="share read",
             colour="offset",
+            dash="group",
             title="Where are words put together?",
             about="From a token of each group: how often a linear probe reads the token at an "
             "offset from it (0: itself), by layer.",

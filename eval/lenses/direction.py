@@ -39,7 +39,8 @@ def sharpness(logits: Tensor) -> Tensor:
 def scaled(model: LanguageModel, hidden: Tensor, scales: tuple[float, ...], part: str) -> Tensor:
     """Entropy and best probability when the last block's outputs `(N, D)` are scaled in a place.
 
-    Scales are 0 and more; the result is `(scales, N, 2)`.
+    Scales are 0 and more; the result is `(scales, N, 2)`, NaN where a scaled vector or its logits
+    are more than the model's precision holds.
     """
     if part == "before norm" or isinstance(model.norm, nn.Identity):
         return torch.stack([sharpness(model.logits(scale * hidden)) for scale in scales])
@@ -55,12 +56,12 @@ def scaled(model: LanguageModel, hidden: Tensor, scales: tuple[float, ...], part
 
 def heated(logits: Tensor, temperatures: tuple[float, ...]) -> Tensor:
     """The best probability of `(N, V)` logits by temperature, `(temperatures, N)`."""
-    return torch.stack([sharpness(logits / t)[..., 1] for t in temperatures])
+    return torch.stack([sharpness(logits.float() / t)[..., 1] for t in temperatures])
 
 
 def rising(values: Tensor) -> Tensor:
-    """Which of the N curves `(S, N)` never fall, but for rounding, `(N,)`."""
-    return (values.diff(dim=0) >= -SLACK).all(dim=0)
+    """Which of the N curves `(S, N)` never fall, but for rounding, where they have numbers."""
+    return ~(values.diff(dim=0) < -SLACK).any(dim=0)
 
 
 def plane(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
@@ -166,6 +167,12 @@ def _add_confidence(table: Table, batch: PromptBatch) -> None:
     by_scale = torch.stack([scaled(model, hidden, SCALES, axes) for axes in PLACES])
     heat = heated(model.logits(hidden), TEMPERATURES)
     entropy, best = by_scale[0].unbind(-1)
+    if best.isnan().any():
+        say_once(
+            f"direction: vectors scaled by up to {SCALES[-1]:g} are more than {hidden.dtype} holds "
+            f"at {int(best.isnan().any(dim=0).sum())} of {len(hidden)} positions, which have no "
+            "figures there; open the model in float32"
+        )
     for name, values in {
         "entropy at length 0": entropy[0],
         "best probability at length 1000": best[-1],

@@ -18,6 +18,7 @@ from eval.lenses.lens import Checkpoint, PromptBatch, Request, Table, lens, word
 from eval.lenses.stories import swaps
 from eval.lenses.trace import TOGETHER, run_on, trace
 from eval.messages import RequestError, say_once
+from eval.sites.circuit import widened
 
 SWAPS = 2  # built-in stories for each attribute
 WHERE = ("changed", "between", "last")
@@ -150,7 +151,7 @@ def causal_trace(
         None for prompts that are answered alike, between which nothing moves.
     """
     streams, others = trace(model, torch.stack([target, source])).streams.unbind(1)
-    ends = model.logits(torch.stack([streams[-1, -1:], others[-1, -1:]]))[:, 0]
+    ends = widened(model.logits(torch.stack([streams[-1, -1:], others[-1, -1:]]))[:, 0])
     mine, its = answers = answers or telling_answers(ends[1], ends[0])
     low, high = (ends[:, mine] - ends[:, its]).tolist()
     if abs(high - low) < 1e-6:

@@ -48,8 +48,8 @@ class PromptBatch:
 
     @property
     def logits(self) -> Tensor:
-        """The logits after each prompt, `(B, V)`."""
-        return self.model.logits(self.at_last(self.streams[-1])[:, None])[:, 0]
+        """The logits after each prompt, `(B, V)`, in fp32 at least."""
+        return widened(self.model.logits(self.at_last(self.streams[-1])[:, None])[:, 0])
 
     @property
     def last(self) -> Tensor:
@@ -172,7 +172,8 @@ def spaced_layers(depth: int, most: int) -> list[int]:
 def run_on(model: LanguageModel, x: Tensor, layer: int = 0, last: Tensor | None = None) -> Tensor:
     """Logits after the `last` position `(R,)` of each row of streams, or the final one, `(R, V)`.
 
-    The streams `(R, T, D)` are those after block `layer`, changed in any way.
+    The streams `(R, T, D)` are those after block `layer`, changed in any way. Logits are in fp32 at
+    least: differences and sums of those of half precision are soon infinite.
     """
     if last is None:
         last = torch.full((len(x),), x.shape[1] - 1, device=x.device)
@@ -183,7 +184,7 @@ def run_on(model: LanguageModel, x: Tensor, layer: int = 0, last: Tensor | None 
         for block in blocks_of(model)[layer:]:
             batch = block(batch)
         ends.append(model.logits(batch[torch.arange(len(batch), device=x.device), at, None])[:, 0])
-    return torch.cat(ends)
+    return widened(torch.cat(ends))
 
 
 def readers(model: LanguageModel) -> Tensor:

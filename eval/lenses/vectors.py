@@ -110,7 +110,7 @@ def add_round_trips(
     V, N = both.shape[1], len(rows)
     pieces = checkpoint.words(range(V))
     words: dict[str, int] = {}
-    word_of = torch.tensor([words.setdefault(p.strip().lower(), len(words)) for p in pieces])
+    word_of = torch.tensor([words.setdefault(p.strip().lower() or p, len(words)) for p in pieces])
     queries = torch.cat([rows, torch.tensor(shown)])
     variants = word_of.bincount()[word_of[rows]] - 1
     has, lines = variants > 0, []

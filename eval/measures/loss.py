@@ -168,7 +168,7 @@ def measure_documents(
             f"--windows lm-eval: the tokenizer has no {named} to start behind; name its bos_token "
             "in a tokenizer_config.json, or take --windows joined"
         )
-    given = text.held_out(stories) if texts is None else islice(texts, stories)
+    given = text.held_out(stories, bare=False) if texts is None else islice(texts, stories)
     held_out = [str(story) for story in given]
     bare = [encode_text(tokenizer, story) for story in held_out]
     sizes = np.array([len(story.encode()) for story in held_out])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from arch.storage.files import file_sha256
 from eval.messages import RequestError, say, say_once
 from tokenizer import VALID_FRACTION, PackedData
+from tokenizer.corpus import hash_content, hash_sources
 from tokenizer.splits import is_named_valid, list_files, text_files
 
 if TYPE_CHECKING:
@@ -19,10 +20,6 @@ if TYPE_CHECKING:
 
 TABLES = (".jsonl", ".json", ".parquet", ".csv")
 """Endings of files that have columns."""
-LARGE = 1 << 26
-"""Bytes of a file in a folder, up to which it is hashed whole."""
-PIECES, PIECE = 64, 1 << 16
-"""Of a larger one: how many stretches are hashed, and of how many bytes."""
 
 
 def choose_corpus(checkpoints: "Sequence[Checkpoint]", corpus: str | None) -> str:
@@ -47,12 +44,13 @@ def _say_texts(checkpoints: "Sequence[Checkpoint]", corpus: str) -> None:
         return
     files, hub = _files_of(corpus), corpus.startswith("hub:")
     tables = hub or any(file.suffix.lower() in TABLES for file in files)
-    whole = hub or not files or _files_of(corpus, "valid") or is_named_valid(Path(corpus))
     columns = {c.meta.get("field") or "text": c for c in checkpoints}
-    fractions = {c.meta.get("valid_fraction") or VALID_FRACTION: c for c in checkpoints}
+    fractions = dict[float, "Checkpoint"]()
+    if files and not hub and "valid" not in hash_sources(corpus).values():
+        fractions = {held_out_fraction(c, corpus) or 1.0: c for c in checkpoints}
     for what, flag, known in (
         ("columns", "field NAME", columns if tables else {}),
-        ("held-out fractions", f"valid-fraction {min(fractions)}", {} if whole else fractions),
+        ("held-out fractions", f"valid-fraction {min(fractions, default=0)}", fractions),
     ):
         if len(known) > 1:
             listed = ", ".join(f"{value} by {c.path}" for value, c in known.items())
@@ -114,42 +112,38 @@ def held_out_fraction(checkpoint: "Checkpoint", corpus: str) -> float | None:
 
     It is the fraction that the model's training held out (`valid_fraction` in its meta.json), or
     packing's default. None stands for the whole of a file that its name, such as valid.txt, tells
-    to be held out, and that the model was not trained on, as far as its meta.json says.
+    to be held out, and that is no file of the model's training.
 
     Raises:
-        RequestError: the corpus holds out stories that the model was trained on: of files whose
-            stories training read all, or of which it held out a smaller fraction.
+        RequestError: the corpus holds out stories that the model was trained on: files that have
+            the contents of its training (`source_files` in its meta.json), of which training read
+            all stories, or held out a smaller fraction.
     """
     meta = checkpoint.meta
-    source, known = meta.get("data_source") or "", meta.get("valid_fraction")
+    known, trained = meta.get("valid_fraction"), meta.get("source_files") or {}
     fraction = known or VALID_FRACTION
-    trained = source if "valid_fraction" in meta else ""  # else nothing tells what was held out
-    splits = () if known else ("train",)
     if data := packed_data(corpus):
-        read, held_out = data.meta["source"], data.meta.get("valid_fraction")
-        same = data.hash == meta.get("data_sha256") or corpus == source
-        if same or data.meta.get("field", "text") != (meta.get("field") or "text"):
-            return fraction  # what training held out, or texts that it did not read
-    elif corpus.startswith("hub:") or not _files_of(corpus):
-        return fraction
-    elif Path(corpus).is_file() and is_named_valid(Path(corpus)):
-        told = source or "source" in meta or not meta.get("step")  # else it says nothing
-        moved = known and Path(source).name == Path(corpus).name  # since, or of another machine
-        read_it = moved or _files_of(source, *splits) >= _files_of(corpus)
-        return fraction if read_it or not told else None
+        about = data.meta
+        if about.get("field", "text") != (meta.get("field") or "text"):
+            return fraction  # texts that training did not read
+        files, held_out = about.get("source_files", {}), about.get("valid_fraction") or fraction
     else:
-        read, held_out = corpus, None if _files_of(corpus, "valid") else fraction
-    if not trained or held_out is None or held_out <= (known or 0):
+        files, held_out = hash_sources(corpus), fraction
+    if divided := "valid" in files.values():
+        held_out = 1.0
+    read = [digest for digest, split in files.items() if split == "valid" or not divided]
+    if not any(trained.get(digest) == "train" for digest in read):
+        whole = not data and Path(corpus).is_file() and is_named_valid(Path(corpus))
+        return None if whole else fraction
+    if held_out <= (known or 0):
         return fraction
-    subsets = read.startswith("hub:") and trained.startswith("hub:")  # of one folder
-    if read != trained and (subsets or _files_of(trained, *splits).isdisjoint(_files_of(read))):
-        return fraction
-    part, mend = "all", f"give text that it was not trained on, as what {source} held out"
+    part, mend = "all of it", "give text that it was not trained on"
     if known:
-        part, mend = f"all but {known:g}", f"pack it with --valid-fraction {known:g} or less"
+        part = f"all but {known:g} of it"
+        mend = f"pack the text of its training with --valid-fraction {known:g} or less"
     raise RequestError(
-        f"--corpus {corpus}: holds out {held_out:g} of {read}; of a text of that name "
-        f"{checkpoint.path} was trained on {part}; {mend}"
+        f"--corpus {corpus}: holds out {held_out:g} of a text, and {checkpoint.path} was trained "
+        f"on {part}; {mend}"
     )
 
 
@@ -178,15 +172,12 @@ def _path_of(source: str) -> Path | None:
     return None if kind == "toy" or not path else Path(path)
 
 
-def _files_of(source: str, *splits: str) -> set[Path]:
-    """The files that are read of a source, where they lie; of both splits where none is named.
-
-    There are none of a source that is not here. A file by itself is no validation split.
-    """
+def _files_of(source: str) -> list[Path]:
+    """The files that are read of a source; none of a source that is not here."""
     path = _path_of(source)
-    if path is None or (path.is_file() and splits == ("valid",)):
-        return set()
-    return {file.resolve() for file in ([path] if path.is_file() else text_files(path, *splits))}
+    if path is None:
+        return []
+    return [path] if path.is_file() else text_files(path)
 
 
 def corpus_label(corpus: str) -> str:
@@ -221,10 +212,7 @@ def corpus_hash(corpus: str) -> str | None:
         return _hash_file(path, about.st_size, about.st_mtime_ns)
     hashes = []
     for file in hashed_files(corpus):
-        about = file.stat()
-        read = _hash_file if about.st_size <= LARGE else _hash_pieces
-        digest = read(file, about.st_size, about.st_mtime_ns)
-        hashes.append([str(file.relative_to(path)), digest])
+        hashes.append([str(file.relative_to(path)), hash_content(file)])
     return hashlib.sha256(json.dumps(hashes).encode()).hexdigest() if hashes else None
 
 
@@ -241,17 +229,6 @@ def hashed_files(corpus: str) -> list[Path]:
 def _hash_file(path: Path, size: int, changed_ns: int) -> str:
     """The SHA-256 of a file, which is read again where its size or time of change is another."""
     return file_sha256(path)
-
-
-@cache
-def _hash_pieces(path: Path, size: int, changed_ns: int) -> str:
-    """The SHA-256 of a file's size and of pieces of it, the first and the last among them."""
-    digest = hashlib.sha256(str(size).encode())
-    with path.open("rb") as file:
-        for number in range(PIECES):
-            file.seek((size - PIECE) * number // (PIECES - 1))
-            digest.update(file.read(PIECE))
-    return digest.hexdigest()
 
 
 def _lies_here(source: str) -> bool:

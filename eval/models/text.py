@@ -74,14 +74,16 @@ class HeldOutText:
     ends: tuple[int, ...] = ()
     field: str = "text"
 
-    def held_out(self, limit: int | None = None) -> "Iterator[Story]":
+    def held_out(self, limit: int | None = None, bare: bool = True) -> "Iterator[Story]":
         """The stories that are held out from training, in the order of the corpus.
 
         With a limit they are the first so many, and a dataset of the hub is not downloaded whole.
+        They are without the white space around them, unless `bare` is false.
         """
         split = "valid" if self.fraction else "train"  # what is not divided is all train
         chosen: Any = {"valid_fraction": self.fraction, "field": self.field}
         stories = open_corpus(self.corpus, split, **chosen, stream=limit is not None)
+        stories = replace(stories, bare=bare)
         if stories.fraction:
             say_of_model(
                 f"corpus {self.corpus}: sets no stories aside; {stories.fraction:g} of them are "

@@ -102,7 +102,8 @@ def capture(circuits: Sequence[Circuit], tokens: Tensor) -> list[tuple[Tensor, T
             are no rounding, as of a mixer whose `step` differs from its `forward`.
     """
     whole, cut = join(circuits)
-    outputs, rounding, _ = _capture(whole, tokens, None)
+    none = tokens.new_empty(*tokens.shape, 0)
+    outputs, rounding, _ = capture_beside(whole, tokens, none)
     return list(zip(cut(outputs), cut(rounding), strict=True))
 
 
@@ -115,7 +116,7 @@ def capture_beside(
     The rivals are run among the candidates with which rounding is measured: they cost nothing.
 
     Args:
-        circuit: a causal one.
+        circuit: a causal one, where there are rivals.
         tokens: of P prompts, `(P, T)`.
         rivals: `(P, T, N)`, of fewer than `STEPPED`.
 
@@ -123,66 +124,52 @@ def capture_beside(
         The outputs and their rounding, `(P, T, width)`, and those of the rivals,
         `(P, T, N, width)`.
     """
-    outputs, rounding, beside = _capture(circuit, tokens, rivals)
-    assert beside is not None
-    return outputs, rounding, beside
-
-
-def _capture(
-    whole: Circuit, tokens: Tensor, rivals: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    context = whole.model.config.context
+    context = circuit.model.config.context
     if tokens.shape[1] > context:
         raise RequestError(
             f"a prompt of {tokens.shape[1]} tokens is longer than the model's context of {context};"
             " give a shorter one"
         )
-    # a pass of `_rounding` has each prompt three times, or 64 candidates for its next position
+    # a measuring pass has each prompt three times, or 64 candidates for its next position
     size = max(REPEATED * tokens.shape[1], STEPPED)
-    parts = tokens.split(rows_at_once(whole.model, size, most=1 << 30, gradients=False))
-    outputs = torch.cat([whole.of_tokens(part) for part in parts])
+    parts = tokens.split(rows_at_once(circuit.model, size, most=1 << 30, gradients=False))
+    outputs = torch.cat([circuit.of_tokens(part) for part in parts])
     if not outputs.isfinite().all():
-        raise RequestError(f"outputs up to layer {whole.depth} have numbers that are not finite")
+        raise RequestError(f"outputs up to layer {circuit.depth} have numbers that are not finite")
     sizes = [len(part) for part in parts]
-    others = [None] * len(parts) if rivals is None else rivals.split(sizes)
     measured = [
-        _measure_rounding(whole, *of_part)
-        for of_part in zip(parts, outputs.split(sizes), others, strict=True)
+        _measure_rounding(circuit, *of_part)
+        for of_part in zip(parts, outputs.split(sizes), rivals.split(sizes), strict=True)
     ]
-    rounding = torch.cat([of_part for of_part, _ in measured])
-    beside = [of_part for _, of_part in measured if of_part is not None]
-    return outputs, rounding, torch.cat(beside) if beside else None
+    rounding, beside = map(torch.cat, zip(*measured, strict=True))
+    return outputs, rounding, beside
 
 
 def _measure_rounding(
-    circuit: Circuit, tokens: Tensor, outputs: Tensor, rivals: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
+    circuit: Circuit, tokens: Tensor, outputs: Tensor, rivals: Tensor
+) -> tuple[Tensor, Tensor]:
     """The largest change of each output when it is computed in another way, `(P, T, width)`.
 
-    Rivals' outputs, `(P, T, N, width)`, stand beside it if there are any.
+    Beside it stand the outputs of rivals, `(P, T, N, width)`.
     """
-    P, T = tokens.shape
+    P, count = len(tokens), 1 + rivals.shape[2]
     shuffled = circuit.of_tokens(tokens.flip(0).repeat(REPEATED, 1))[:P].flip(0)
-    changes, beside, state = {"in another batch": shuffled - outputs}, [], None
+    changes, state = {"in another batch": shuffled - outputs}, None
+    stepped = outputs[:, :, None]
     if circuit.causal:
-        stepped = []
-        candidates = tokens[..., None].repeat(1, 1, STEPPED)
-        if rivals is not None:
-            candidates[..., 1 : 1 + rivals.shape[2]] = rivals
-        for t in range(T):
-            token = tokens[:, t : t + 1]
+        parts, candidates = [], tokens[..., None].repeat(1, 1, STEPPED)
+        candidates[..., 1:count] = rivals
+        for t, token in enumerate(tokens.T[..., None]):
             after = circuit.prefix(token, state) if t % 2 else None  # before or after the step
             ran = circuit.step(circuit.embed(candidates[:, t].flatten())[:, None], state)
-            stepped.append(ran[::STEPPED].clone())
-            if rivals is not None:
-                ran = ran.view(P, STEPPED, -1)
-                beside.append(ran[:, 1 : 1 + rivals.shape[2]].clone())
+            parts.append(ran.view(P, STEPPED, -1)[:, :count].clone())
             state = after or circuit.prefix(token, state)
-        changes["position by position"] = torch.cat(stepped, dim=1) - outputs
+        stepped = torch.stack(parts, dim=1)
+        changes["position by position"] = stepped[:, :, 0] - outputs
     _refuse_more_than_rounding(circuit, outputs, changes)
     unit = torch.finfo(precision(circuit.model)).eps * outputs
     rounding = torch.stack([unit, *changes.values()]).abs().amax(dim=0)
-    return rounding, torch.stack(beside, dim=1) if beside else None
+    return rounding, stepped[:, :, 1:]
 
 
 def _refuse_more_than_rounding(

@@ -1,9 +1,12 @@
 """A site: where a model's outputs are taken, by layers, a part of the block, and ablations."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
+from arch import LanguageModel
 from eval.messages import ArgumentError, RequestError
 from eval.models.checkpoint import Checkpoint
 from eval.sites.circuit import PARTS, Circuit
@@ -68,6 +71,16 @@ def choose_single_layers(checkpoint: Checkpoint, words: Sequence[int | str]) -> 
             joined = "+".join(map(str, layers))
             raise ArgumentError("--layers", "layers cannot be joined here; give them apart", joined)
     return [layer for (layer,) in chosen]
+
+
+def list_circuits(model: LanguageModel, parts: Iterable[str]) -> list[Circuit]:
+    """The sites of single layers that a model has of these parts; of the embedding block alone."""
+    circuits = []
+    for part, layer in product(parts, range(len(model.blocks) + 1)):
+        if layer or part == "block":
+            with suppress(RequestError):  # a mixer without keys, or a block known as a whole
+                circuits.append(Circuit(model, layer, part))
+    return circuits
 
 
 def read_sites(checkpoint: Checkpoint, words: Sequence[int | str]) -> dict[str, Circuit]:

@@ -74,11 +74,9 @@ def track_results(
         project: W&B's name for a collection of runs.
 
     Raises:
-        RequestError: there are no rows, or W&B cannot be reached.
+        RequestError: there are no figures, or W&B cannot be reached.
     """
     rows = [row for row in rows if "checkpoint" in row]
-    if not rows:
-        raise RequestError("no rows: there is nothing to log; run `python -m eval invert` first")
     left, lines = dict[str, str](), _told_apart(frame(rows))
     models = of_models(rows)
     # Of all models, so that a key is one question.
@@ -115,19 +113,19 @@ def _told_apart(lines: Frame) -> Frame:
     return pandas.concat([tell_prompts_apart(lines[recovery]), lines[~recovery]])
 
 
-def history(rows: Sequence[Row], records: Sequence[Record] | None = None) -> list[dict[str, float]]:
+def history(rows: Sequence[Row], records: Sequence[Record]) -> list[dict[str, float]]:
     """The main figures of one model, a dict for each step in ascending order.
 
     Keys: `STEP`, `TOKENS` where it is known, the columns of `compare` (`eval/shown`, and their
     counts `eval/shown_n`), and the first main figure of each lens (`lens/residual`).
 
     Args:
-        records: the model's among those that are compared; of the model alone when not given.
+        records: the model's among those that are compared.
     """
     steps: dict[int, dict[str, float]] = {}
-    for record in checkpoint_records([], rows, shown=LOGGED) if records is None else records:
+    names = [name for figure in FIGURES for name in (figure.name, f"{figure.name}_n")]
+    for record in records:
         figures = steps.setdefault(record["step"], {STEP: record["step"]})
-        names = [name for figure in FIGURES for name in (figure.name, f"{figure.name}_n")]
         known = {f"eval/{name}": record[name] for name in names if record[name] is not None}
         figures |= known | ({} if record["tokens"] is None else {TOKENS: record["tokens"]})
     for line in headlines(rows):
@@ -213,14 +211,14 @@ def _environment(directory: Path, mode: str) -> Iterator[None]:
     Offline, W&B's copies of logged files go into the directory too, unless the user says where.
     """
     taken = {name: os.environ.pop(name) for name in OF_OTHER_RUNS if name in os.environ}
-    added = {"WANDB_DATA_DIR": str(directory / "data")} if mode != "online" else {}
-    added = {name: value for name, value in added.items() if name not in os.environ}
-    os.environ.update(added)
+    added = mode != "online" and "WANDB_DATA_DIR" not in os.environ
+    if added:
+        os.environ["WANDB_DATA_DIR"] = str(directory / "data")
     try:
         yield
     finally:
-        for name in added:
-            del os.environ[name]
+        if added:
+            del os.environ["WANDB_DATA_DIR"]
         os.environ.update(taken)
 
 

@@ -24,13 +24,10 @@ from tokenizer import PackedData
 if TYPE_CHECKING:
     from train.recipe import Recipe
 
-IGNORE = -100
 ENDLESS = 10**6  # steps; a race ends before
 
 
-def llama(
-    vocab_size: int, length: int, width: int, layers: int, d_ff: int, heads: int = 4
-) -> nn.Module:
+def llama(vocab_size: int, length: int, width: int, layers: int, d_ff: int) -> nn.Module:
     """An untrained `LlamaForCausalLM` with transformers' defaults in all that has no size."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -39,7 +36,7 @@ def llama(
         "hidden_size": width,
         "intermediate_size": d_ff,
         "num_hidden_layers": layers,
-        "num_attention_heads": heads,
+        "num_attention_heads": 4,
         "max_position_embeddings": length,
     }
     # None of its special tokens is one of ours; the cache is no use in training.
@@ -47,9 +44,7 @@ def llama(
     return LlamaForCausalLM(LlamaConfig(**sizes, **special, use_cache=False))
 
 
-def trainer(
-    model: nn.Module, rows: Any, folder: Path, batch: int, steps: int, **settings: Any
-) -> Any:
+def trainer(model: nn.Module, rows: Any, folder: Path, batch: int, **settings: Any) -> Any:
     """transformers' `Trainer`, with its defaults but for what writes files and bars.
 
     Raises:
@@ -63,7 +58,7 @@ def trainer(
     arguments = TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=batch,
-        max_steps=steps,
+        max_steps=ENDLESS,
         optim="adamw_torch_fused",
         save_strategy="no",
         report_to="none",
@@ -133,28 +128,19 @@ class ReferenceMixer(nn.Module):
         self.lm_head = nn.Linear(width, vocab_size, bias=False)
 
     def forward(
-        self,
-        input_ids: Tensor,
-        labels: Tensor | None = None,
-        shift_labels: Tensor | None = None,
-        **_: Any,
+        self, input_ids: Tensor, labels: Tensor | None = None, **_: Any
     ) -> dict[str, Tensor]:
         """Logits `(B, T, V)`, and the loss in nats per token where there are labels `(B, T)`.
 
-        Labels are the same tokens, -100 where they do not count; `shift_labels` are the next
-        tokens.
+        Labels are the same tokens, -100 where they do not count.
         """
         x = self.wte(input_ids)
         for block in self.mixerblocks:
             x = block(x)
         logits = self.lm_head(x)
-        if shift_labels is None and labels is not None:
-            shift_labels = F.pad(labels[:, 1:], (0, 1), value=IGNORE)
-        if shift_labels is None:
+        if labels is None:
             return {"logits": logits}
-        loss = F.cross_entropy(
-            logits.float().flatten(0, 1), shift_labels.flatten(), ignore_index=IGNORE
-        )
+        loss = F.cross_entropy(logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten())
         return {"loss": loss, "logits": logits}
 
 
@@ -245,6 +231,6 @@ def trainer_run(turns: Turns, work: Training, kind: str) -> None:
     windows = tokens[: len(tokens) // config.context * config.context].view(-1, config.context)
     rows = [{"input_ids": window, "labels": window} for window in windows]
     rows *= -(-ENDLESS // len(rows))  # no epoch ends during a race
-    made = trainer(model, rows, work.folder, work.batch, ENDLESS, **settings)
+    made = trainer(model, rows, work.folder, work.batch, **settings)
     made.add_callback(Steps())
     made.train()

@@ -167,7 +167,7 @@ QUESTIONS: dict[str, Callable[[Subject, argparse.Namespace], str]] = {
 def _subjects(options: argparse.Namespace) -> list[Subject]:
     device = torch.device(options.device)
     subjects = []
-    for path in options.models or ():
+    for path in options.models:
         checkpoint = open_checkpoint(path, device)
         stories, about = held_out_text(checkpoint, options.corpus), checkpoint.provenance
         prompts = drawn_prompts("story", stories, 64, 32)

@@ -20,7 +20,7 @@ import torch
 
 from arch import ModelError
 from arch.storage.files import write_text
-from eval.drawing.tables import to_csv
+from eval.drawing.tables import Table, markdown, to_csv
 
 Pages = Iterable[tuple[str, Sequence[dict[str, Any]]]]
 """A page and its rows, anew whenever there is more."""
@@ -152,6 +152,4 @@ def processor() -> str:
 
 def table(titles: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
     """A Markdown table, its last line ended."""
-    lines = [titles, ["---"] * len(titles), *rows]
-    cells = ([str(cell).replace("|", "\\|") for cell in line] for line in lines)
-    return "".join(f"| {' | '.join(line)} |\n" for line in cells)
+    return markdown(Table([*map(str, titles)], [[*map(str, row)] for row in rows]))

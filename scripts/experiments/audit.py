@@ -12,9 +12,7 @@ what is in OUT is not asked again. Cases: PART.LAYER.FORMAT, and ?PART.FORMAT, w
 found.
 """
 
-import argparse
 import resource
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -22,27 +20,30 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from tyro.conf import Positional
+from tyro.extras import subcommand_cli_from_dict
 
 LAYERS = 1, 15, 30
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-CASES = [
+CASES = (
     *(f"block.{layer}.{form}" for form in (*FORMATS, "int8c", "int8t") for layer in LAYERS),
     *(f"{part}.{layer}.bf16" for part in ("rotated_key", "value") for layer in LAYERS),
     *(f"?{part}.bf16" for part in ("block", "value")),
-]
+)
 
 
 @torch.no_grad()
 def capture(
-    model_name: str, sentences: str, out: str, dtype: str = "float32", length: str = "16"
-) -> None:
+    model_name: Positional[str], sentences: Positional[Path], out: Positional[Path],
+    dtype: Positional[str] = "float32", length: Positional[int] = 16,
+) -> None:  # fmt: skip
     """Saves the tokens of sentences, and the outputs, keys and values of some layers."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(model_name, dtype=getattr(torch, dtype))
     tokenizer = AutoTokenizer.from_pretrained(model_name)
-    lines = Path(sentences).read_text(encoding="utf-8").splitlines()
-    tokens = torch.tensor([tokenizer(line)["input_ids"][: int(length)] for line in lines])
+    lines = sentences.read_text(encoding="utf-8").splitlines()
+    tokens = torch.tensor([tokenizer(line)["input_ids"][:length] for line in lines])
     last: list[Tensor] = []
     block = model.model.layers[-1]  # the last hidden state of transformers is behind the norm
     block.register_forward_hook(
@@ -100,34 +101,27 @@ def recover_case(
     }  # fmt: skip
 
 
-def main() -> None:
-    """Captures, or recovers the cases that are not there yet."""
-    if sys.argv[1] == "capture":
-        return capture(*sys.argv[2:])
+def ask(
+    model_name: Positional[str], captured: Positional[Path], corpus: Positional[str],
+    out: Positional[Path], cases: Positional[tuple[str, ...]] = CASES, at_once: int | None = None,
+) -> None:  # fmt: skip
+    """Recovers the cases that are not there yet, so many sentences in one call."""
     from eval import open_model
     from scripts.experiments.shared import add_rows, read_rows
 
-    parser = argparse.ArgumentParser(prog="recover")
-    for name in ("model", "states", "corpus", "out"):
-        parser.add_argument(name)
-    parser.add_argument("case", nargs="*", default=CASES)
-    parser.add_argument("--at-once", type=int, help="sentences in one call")
-    options = parser.parse_args(sys.argv[2:])
-    states, file = load_file(options.states), Path(options.out)
-    known = {(row["case"], row["first"]) for row in read_rows(file)}
-    model, B = open_model(options.model), len(states["tokens"])
-    for case in options.case:
+    states, known = load_file(captured), {(row["case"], row["first"]) for row in read_rows(out)}
+    model, B = open_model(model_name), len(states["tokens"])
+    for case in cases:
         alone = case.startswith("?")  # a site is found for one sentence at a time
-        size = 1 if alone else options.at_once or B
+        size = 1 if alone else at_once or B
         for first in range(0, B, size):
             name = f"?{case[1:-5]}.{LAYERS[first % 3]}.bf16" if alone else case
             if (name, first) in known:
                 continue
-            row = recover_case(model, states, name, slice(first, first + size), options.corpus)
-            add_rows(file, row)
+            row = recover_case(model, states, name, slice(first, first + size), corpus)
+            add_rows(out, row)
             print(row, flush=True)
-    return None
 
 
 if __name__ == "__main__":
-    main()
+    subcommand_cli_from_dict({"capture": capture, "recover": ask})

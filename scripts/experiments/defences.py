@@ -24,12 +24,11 @@ from eval.drawing.figures import write_chart
 from eval.drawing.plots import LIGHT, lines, open_altair
 from eval.models.checkpoint import Checkpoint, open_model
 from eval.models.text import held_out_text
-from scripts.experiments.likely import quantise
-from scripts.experiments.shared import add_rows, read_rows, read_stored
+from scripts.experiments.likely import quantise, rotate, shuffle
+from scripts.experiments.shared import add_noise, add_rows, read_rows, read_stored, rms
 
 LAYER, PASSAGES, LENGTH = 2, 10, 24
 NOISE, BITS, DROPPED = (0.1, 0.3, 1.0, 3.0), (8, 4, 3, 2), (0.25, 0.5, 0.75)
-GROUP = 32
 ROUNDING = 1e-5
 """Of a row's length: what two ways of computing the same outputs may differ by."""
 MIXED = 1e-3
@@ -50,32 +49,15 @@ class Defended(NamedTuple):
     shown: list[int]
 
 
-def add_noise(stream: Tensor, strength: float, generator: Generator) -> Tensor:
-    """Normal noise, `strength` in units of each position's root mean square."""
-    drawn = torch.randn(stream.shape, generator=generator)
-    return stream + strength * _size(stream) * drawn
-
-
 def add_shaped_noise(stream: Tensor, strength: float, generator: Generator, root: Tensor) -> Tensor:
-    """Normal noise of the same power with covariance root rootᵀ, of trace D."""
+    """Normal noise of the power of `add_noise`, with covariance root rootᵀ, of trace D."""
     drawn = torch.randn(stream.shape, generator=generator)
-    return stream + strength * _size(stream) * (drawn @ root.T)
+    return stream + strength * rms(stream) * (drawn @ root.T)
 
 
 def encode(stream: Tensor, bits: float) -> Tensor:
     """Codes of so many bits, one scale for each 32 channels, as the numbers that they stand for."""
-    return quantise(stream, 2 ** (int(bits) - 1) - 1, GROUP)
-
-
-def permute(stream: Tensor, generator: Generator) -> Tensor:
-    """The channels in another order."""
-    return stream[:, torch.randperm(stream.shape[-1], generator=generator)]
-
-
-def rotate(stream: Tensor, generator: Generator) -> Tensor:
-    """All channels turned by a random rotation."""
-    width = stream.shape[-1]
-    return stream @ torch.linalg.qr(torch.randn(width, width, generator=generator)).Q
+    return quantise(stream, 2 ** (int(bits) - 1) - 1)
 
 
 def mix(stream: Tensor, generator: Generator) -> Tensor:
@@ -148,12 +130,12 @@ def log_likelihoods(
     """
     target = seen[:, None]
     if kind in ("noise", "shaped"):
-        deviation, error = strength * _size(candidates), target - candidates
+        deviation, error = strength * rms(candidates), target - candidates
         error = error @ torch.linalg.inv(root).T if kind == "shaped" else error
         lost = error.shape[-1] * deviation[..., 0].log()
         return -(error / deviation).square().sum(-1) / 2 - lost
     if kind == "codes":
-        error = (encode(candidates, strength) - target).abs() > ROUNDING * _size(target)
+        error = (encode(candidates, strength) - target).abs() > ROUNDING * rms(target)
         return -10.0 * error.sum(-1)
     if kind == "permute":
         error = candidates.sort(-1).values - target.sort(-1).values
@@ -261,13 +243,8 @@ def attack_by_recover(
     }  # fmt: skip
 
 
-def _size(stream: Tensor) -> Tensor:
-    """The root mean square of each position, `(..., 1)`."""
-    return stream.square().mean(-1, keepdim=True).sqrt()
-
-
 SECRETS: dict[str, Callable[[Tensor, Generator], Tensor]] = {
-    "permute": permute, "rotate": rotate, "mix": mix,
+    "permute": shuffle, "rotate": rotate, "mix": mix,
 }  # fmt: skip
 KINDS = [
     *(("noise", size) for size in NOISE),

@@ -16,14 +16,14 @@ for the tokens with the site given. What is in OUT is not asked again. Fixed bef
 """
 
 import copy
-from collections import defaultdict
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from scipy.stats import binomtest
+from torch import Generator, Tensor
 from torch.nn.functional import cross_entropy
 from tyro.conf import Positional
 from tyro.extras import subcommand_cli_from_dict
@@ -32,7 +32,7 @@ from arch import LanguageModel
 from eval.models.checkpoint import Checkpoint, open_model
 from eval.models.text import held_out_text
 from eval.sites.circuit import Circuit
-from scripts.experiments.shared import add_rows, read_rows
+from scripts.experiments.shared import add_noise, add_rows, read_rows, rms
 
 PROMPTS, LENGTH = 10, 20
 NOISE = 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0
@@ -41,22 +41,16 @@ STEPS, BATCH, RATE = 50, 8, 1e-4
 UNRELATED = "rotated", "permuted channels", "normal", "other weights", "untrained"
 
 
-def add_noise(outputs: Tensor, size: float) -> Tensor:
-    """With normal noise of a size, in units of each position's root mean square."""
-    drawn = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0))
-    return outputs + size * outputs.square().mean(dim=-1, keepdim=True).sqrt() * drawn
+def seeded(seed: int) -> Generator:
+    """A generator of random numbers from their beginning."""
+    return Generator().manual_seed(seed)
 
 
-def quantise(values: Tensor, levels: int = 7, group: int = 32) -> Tensor:
-    """To integers of 2 levels + 1 values with a scale for each group, and back."""
-    groups = values.unflatten(-1, (-1, min(group, values.shape[-1])))
+def quantise(values: Tensor, levels: int = 7) -> Tensor:
+    """To integers of 2 levels + 1 values with a scale for each 32 channels, and back."""
+    groups = values.unflatten(-1, (-1, min(32, values.shape[-1])))
     scale = groups.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12) / levels
     return ((groups / scale).round() * scale).flatten(-2)
-
-
-def norm_rows(outputs: Tensor) -> Tensor:
-    """Each position by its root mean square."""
-    return outputs / outputs.square().mean(dim=-1, keepdim=True).sqrt()
 
 
 def clip(outputs: Tensor, quantile: float = 0.9) -> Tensor:
@@ -67,7 +61,7 @@ def clip(outputs: Tensor, quantile: float = 0.9) -> Tensor:
 
 def drop_channels(outputs: Tensor, fraction: float = 0.3) -> Tensor:
     """A fraction of all channels set to zero."""
-    drawn = torch.rand(outputs.shape[-1], generator=torch.Generator().manual_seed(5))
+    drawn = torch.rand(outputs.shape[-1], generator=seeded(5))
     return outputs * (drawn >= fraction)
 
 
@@ -76,16 +70,16 @@ def mix(outputs: Tensor, dim: int, fraction: float = 0.3) -> Tensor:
     return (1 - fraction) * outputs + fraction * outputs.roll(1, dim)
 
 
-def rotate(outputs: Tensor) -> Tensor:
+def rotate(outputs: Tensor, generator: Generator) -> Tensor:
     """Turned by a random rotation of all channels."""
     width = outputs.shape[-1]
-    drawn = torch.randn(width, width, generator=torch.Generator().manual_seed(1))
+    drawn = torch.randn(width, width, generator=generator)
     return outputs @ torch.linalg.qr(drawn).Q
 
 
-def shuffle(outputs: Tensor, dim: int) -> Tensor:
-    """Positions (1) or channels (2) in another order."""
-    order = torch.randperm(outputs.shape[dim], generator=torch.Generator().manual_seed(2))
+def shuffle(outputs: Tensor, generator: Generator, dim: int = -1) -> Tensor:
+    """Channels, or what another axis holds, in another order."""
+    order = torch.randperm(outputs.shape[dim], generator=generator)
     return outputs.index_select(dim, order)
 
 
@@ -94,7 +88,7 @@ def draw_like(outputs: Tensor) -> Tensor:
     rows = outputs.flatten(0, 1).double()
     mean = rows.mean(dim=0)
     values, vectors = torch.linalg.eigh((rows - mean).T @ (rows - mean) / len(rows))
-    drawn = torch.randn(rows.shape, generator=torch.Generator().manual_seed(3)).double()
+    drawn = torch.randn(rows.shape, generator=seeded(3)).double()
     drawn = (drawn * values.clamp(min=0).sqrt()) @ vectors.T + mean
     return drawn.to(outputs).view_as(outputs)
 
@@ -137,9 +131,9 @@ def make_cases(
     own = partial(run, model)
     lowered = torch.float8_e4m3fn, torch.float8_e5m2
     cases: dict[str, Callable[[], Tensor]] = {
-        **{f"noise {size:.0%}": partial(lambda size: add_noise(own(), size), size)
+        **{f"noise {size:.0%}": partial(lambda size: add_noise(own(), size, seeded(0)), size)
            for size in NOISE},
-        "noise 1%, bf16": lambda: add_noise(own(), 0.01).bfloat16(),
+        "noise 1%, bf16": lambda: add_noise(own(), 0.01, seeded(0)).bfloat16(),
         "int4 groups of 32": lambda: quantise(own()),
         **{str(kind).removeprefix("torch."): partial(lambda kind: own().to(kind).float(), kind)
            for kind in lowered},
@@ -147,15 +141,15 @@ def make_cases(
         "fine-tuned": lambda: run(fine_tune(checkpoint, corpus)),
         "layer below": lambda: run(model, depth - 1),
         "layer above": lambda: run(model, depth + 1),
-        "positions shuffled": lambda: shuffle(own(), 1),
+        "positions shuffled": lambda: shuffle(own(), seeded(2), 1),
         "shrunk to a tenth": lambda: own() / 10,
-        "rows normed": lambda: norm_rows(own()),
+        "rows normed": lambda: own() / rms(own()),
         "clipped": lambda: clip(own()),
         "channels dropped": lambda: drop_channels(own()),
         "positions mixed": lambda: mix(own(), 1),
         "prompts mixed": lambda: mix(own(), 0),
-        "rotated": lambda: rotate(own()),
-        "permuted channels": lambda: shuffle(own(), 2),
+        "rotated": lambda: rotate(own(), seeded(1)),
+        "permuted channels": lambda: shuffle(own(), seeded(2)),
         "normal": lambda: draw_like(own()),
         "untrained": lambda: run(untrained(model)),
     }  # fmt: skip
@@ -178,7 +172,7 @@ def ask(
 
     part, _, layer = site.partition(".")
     found = recover(checkpoint, outputs, layer=int(layer), part=part, corpus=corpus)
-    true = shuffle(tokens[..., None], 1)[..., 0] if case == "positions shuffled" else tokens
+    true = shuffle(tokens, seeded(2), 1) if case == "positions shuffled" else tokens
     return {
         "case": case, "site": site,
         "right": (found.tokens == true).int().tolist(),
@@ -220,10 +214,9 @@ def ask_all(
 
 def summarise(rows: list[dict[str, Any]], least: float = 0.99) -> dict[str, int]:
     """Counts of rows: tokens, right ones, certain ones, likely ones, and wrong ones of these."""
-    counts: dict[str, int] = defaultdict(int)
+    names = "tokens", "right", "certain", "false certain", "likely", "false likely"
+    counts: dict[str, int] = dict.fromkeys(names, 0)
     for row in rows:
-        for name in ("tokens", "right", "certain", "false certain", "likely", "false likely"):
-            counts[name] += 0
         for right, certain, chances in zip(row["right"], row["certain"], row["p"], strict=True):
             for good, sure, p in zip(right, certain, chances, strict=True):
                 likely = not sure and p is not None and p >= least
@@ -233,14 +226,7 @@ def summarise(rows: list[dict[str, Any]], least: float = 0.99) -> dict[str, int]
                 counts["false certain"] += sure and not good
                 counts["likely"] += likely
                 counts["false likely"] += likely and not good
-    return dict(counts)
-
-
-def upper_bound(wrong: int, count: int) -> float:
-    """The upper end of the exact 95 % interval of a rate."""
-    from scipy.stats import beta
-
-    return float(beta.ppf(0.975, wrong + 1, count - wrong)) if count > wrong else 1.0
+    return counts
 
 
 def print_table(out: Positional[Path]) -> None:
@@ -256,9 +242,9 @@ def print_table(out: Positional[Path]) -> None:
     for name, group in ((name, group) for name, group in groups.items() if group):
         c = summarise(group)
         counted = c["tokens"] if name in (*UNRELATED, "**all unrelated**") else c["likely"]
-        bound = 100 * upper_bound(c["false likely"], counted)
+        most = binomtest(c["false likely"], counted).proportion_ci().high if counted else 1.0
         print(f"| {name} | {c['tokens']} | {c['right']} | {c['certain']} | {c['likely']} | "
-              f"{c['false likely']} | {bound:.2g} |")  # fmt: skip
+              f"{c['false likely']} | {100 * most:.2g} |")  # fmt: skip
         assert not c["false certain"], name
 
 

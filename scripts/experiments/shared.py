@@ -1,4 +1,4 @@
-"""What the experiments share: registrations, rows, and passages of held-out text."""
+"""What the experiments share: registrations, rows, noise, and passages of held-out text."""
 
 import json
 from pathlib import Path
@@ -44,6 +44,19 @@ def read_stored(path: Path) -> list[dict[str, Any]]:
 def rounded(values: Tensor) -> list[float]:
     """Figures as a row has them."""
     return [round(value, 5) for value in values.tolist()]
+
+
+def rms(vectors: Tensor) -> Tensor:
+    """The root mean square of each vector, `(..., 1)`."""
+    return vectors.square().mean(-1, keepdim=True).sqrt()
+
+
+def add_noise(vectors: Tensor, size: float, generator: torch.Generator) -> Tensor:
+    """With normal noise, in units of each vector's root mean square; a size of 0 draws nothing."""
+    if not size:
+        return vectors
+    drawn = torch.randn(vectors.shape, generator=generator)
+    return vectors + size * rms(vectors) * drawn
 
 
 def commonest(text: HeldOutText, count: int) -> Tensor:

@@ -203,12 +203,11 @@ def mutant(door: Door, bases: Path, number: int, folder: Path) -> Path:
     if number >= 0:
         path.write_bytes(MUTATORS[door.mutator](path.read_bytes(), rng))
     if door.file == "model/tokenizer.json":  # whose hash is that of the mutant
-        import hashlib
+        from arch.storage.files import file_sha256
 
         meta = folder / "model" / "meta.json"
         known = json.loads(meta.read_text())
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        meta.write_text(json.dumps(known | {"tokenizer_sha256": digest}))
+        meta.write_text(json.dumps(known | {"tokenizer_sha256": file_sha256(path)}))
     return path
 
 

@@ -49,6 +49,17 @@ def test_what_is_seen_is_named(kind, seen):
         check_causal(model_of(kind))
 
 
+def test_a_leak_is_refused_from_its_limit_on_and_named_where_it_is_above():
+    def faint(strength: float) -> LanguageModel:
+        return model_of(f"{entry(leaks.Faint)}(strength={strength})")
+
+    found = check_causal(faint(1e-4))
+    assert 0.1 < found < 0.8
+    assert check_causal(faint(0.9e-4 / found)) > 0.8
+    with one_line(ModelError, "a change from position 9 on moves the output at position 8 by"):
+        check_causal(faint(1.2e-4 / found))
+
+
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_every_mixer_passes_far_from_the_limit(mixer):
     for context in (1, 2, 130):

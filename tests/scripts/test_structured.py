@@ -127,11 +127,11 @@ SHORT = {"batch": 64, "steps": 120, "rate": 5e-3, "decay": 0.0}
 
 def examples(count, seed, signal):
     """Vectors with a candidate's own direction for the first distance, and for others none."""
-    tokens, labels = decoder.draw_examples(
+    _, labels = decoder.draw_examples(
         torch.arange(1000) % 50, 10, count, PLACES, torch.arange(V), seed
     )
     vectors = torch.nn.functional.one_hot(labels[:, 0], V).float() * signal
-    return decoder.Examples(tokens, labels, vectors, torch.zeros(count, len(PLACES), V))
+    return decoder.Examples(labels, vectors, torch.zeros(count, len(PLACES), V))
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from scripts.bench.baselines import Training, our_run, trainer_run
 from scripts.bench.training import (
     COMPILED,
     KEPT,
+    LLAMA,
     OURS,
     PEERS,
     Contender,
@@ -25,7 +26,6 @@ from scripts.bench.turns import UNCOUNTED, Entrant, Over, Turn, Turns, race
 from tests.scripts.steady import steady
 
 TRAINER, REFERENCE = PEERS.values()
-LLAMA = {"mixers": ("attention(heads=4)",), "channel_mixer": "swiglu", "norm": "rmsnorm"}
 
 
 class FewSteps(Turns):

@@ -56,6 +56,19 @@ def test_a_file_is_read_faithfully_and_again(tmp_path, name):
     assert list(open_corpus(file, "train", limit=3)) == STORIES[:3]
 
 
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", "rows.csv"])
+def test_rows_that_bring_an_end_of_their_own_are_named_once(tmp_path, name, caplog):
+    """It was packed as letters, which a model predicts at no cost, before the story's end."""
+    ended = [f"{text}<|endoftext|>\n" for text in STORIES]
+    found = list(open_corpus(str(write(tmp_path / name, ended)), "train"))
+    assert found == [text.strip() for text in ended]
+    assert [f"{tmp_path / name}: its rows end with" in line for line in caplog.messages] == [True]
+    caplog.clear()
+    inside = [f"{text} <|endoftext|> and more" for text in STORIES]
+    assert list(open_corpus(str(write(tmp_path / name, inside)), "train")) == inside
+    assert not caplog.messages
+
+
 @pytest.mark.parametrize("size", [1, 64, 1 << 20])
 def test_only_the_white_space_around_a_story_is_lost(tmp_path, monkeypatch, size):
     """Whatever the size of the blocks that are read, and with a byte order mark."""

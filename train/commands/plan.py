@@ -7,7 +7,6 @@ counted; then a few real steps are timed on this machine, and on a GPU their mem
 Nothing is written.
 """
 
-import contextlib
 import itertools
 import math
 import tempfile
@@ -34,12 +33,11 @@ from train.steps.budget import epochs_advice
 from train.steps.data import PackedDataModule
 from train.steps.module import LanguageModule
 from train.steps.pairs import check_pairs
-from train.steps.speed import choose_arithmetic, compiles, prepare
+from train.steps.speed import choose_arithmetic, compiles, precision_dtype, prepare
 from train.trainer import build_trainer
 
 CHEAP = 2e11
 """FLOP of a measured step on a CPU, at most: it sees fewer windows if need be."""
-MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
 class Nobody(LightningEnvironment):
@@ -227,8 +225,7 @@ def count_memory(recipe: Recipe, trainer: Trainer, micro: int, parts: int, again
     They run on shapes alone, but for mixers of somebody else's, which may read their numbers.
     `again` says whether activations are computed again rather than kept.
     """
-    mixed = MIXED.get(str(trainer.precision))
-    lower = torch.autocast("cpu", mixed) if mixed else contextlib.nullcontext()
+    mixed = str(trainer.precision).endswith("mixed")
     with without_numbers(recipe.model.mixers):
         with trainer.precision_plugin.module_init_context():
             module = _module(recipe)
@@ -242,7 +239,7 @@ def count_memory(recipe: Recipe, trainer: Trainer, micro: int, parts: int, again
             for _ in range(2):  # the optimiser's moments are there from the first on
                 for part in range(min(parts, 2)):
                     tracker.reset_mod_stats()
-                    with lower:
+                    with torch.autocast("cpu", precision_dtype(trainer), enabled=mixed):
                         loss = module.training_step((tokens, tokens, 1.0), part)
                     loss.backward()
                     del loss

@@ -155,13 +155,12 @@ def _finished(run: Path, words: list[str]) -> bool:
         return False
     from train.rundir.rundir import RunDirectory  # torch takes seconds
 
-    content, directory = read_yaml(config), RunDirectory(run)
-    trainer = content.get("trainer")
-    steps = trainer.get("max_steps") if isinstance(trainer, dict) else None
+    settings, directory = flat(read_yaml(config)), RunDirectory(run)
+    steps = settings.get("trainer.max_steps")
     if not isinstance(steps, int):
         raise RunError(f"{config}: trainer.max_steps is {steps}; remove {run}, or mend it")
     ended = directory.model(steps).is_dir() and steps in directory.validated_steps()
-    ended = ended and not content.get("minutes")
+    ended = ended and not settings.get("minutes")
     if not ended and not directory.checkpoints():  # it begins anew
         return False
     own = ["--config", str(config), f"--run={run}"]

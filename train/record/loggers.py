@@ -107,23 +107,22 @@ class TrackioLogger(Logger):
         import trackio  # pyright: ignore[reportMissingImports]
 
         self._name = _board_id(run / "trackio_id", say, "trackio", f"{run.resolve().name}-")
-        self._say, self._run = say, None
-        begun: list[Any] = []
-        self._try(
-            lambda: begun.append(
-                trackio.init(
-                    project=settings.wandb_project,
-                    name=self._name,
-                    group=settings.wandb_group or architecture(config["model"]),
-                    config=config,
-                    resume="allow",
-                    embed=False,
-                    auto_log_cpu=False,
-                    auto_log_gpu=False,
-                )
+        self._say = say
+        self._run: Any = None
+
+        def begin() -> None:
+            self._run = trackio.init(
+                project=settings.wandb_project,
+                name=self._name,
+                group=settings.wandb_group or architecture(config["model"]),
+                config=config,
+                resume="allow",
+                embed=False,
+                auto_log_cpu=False,
+                auto_log_gpu=False,
             )
-        )
-        self._run: Any = begun[0] if begun else None
+
+        self._try(begin)
 
     @property
     def name(self) -> str:

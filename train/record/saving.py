@@ -156,6 +156,7 @@ class ModelDirectories(Callback):
             "data_source": data.meta["source"],
             "field": data.meta.get("field", "text"),
             "valid_fraction": data.meta["valid_fraction"],
+            "source_files": data.meta.get("source_files"),
         }
 
     def opens(self, total: int) -> bool:

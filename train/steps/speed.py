@@ -45,8 +45,6 @@ vendor's data sheets; the first name that a device's name contains counts. (Ligh
 has twice an H200's speed under a name that no driver gives it, and takes an L40S for an L4.)"""
 SLOWER = {"Laptop", "MIG", "Ti", "D"}
 """Words of the names of other cards, or of parts of a card, whose peak is not that of the name."""
-
-
 LONG = {"steps": 1000, "minutes": 3.0}
 """From this length on a run on a CPU gains more by compiled bfloat16 than compiling takes."""
 

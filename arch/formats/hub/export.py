@@ -10,7 +10,7 @@ from safetensors.torch import save
 from arch.costs import count_parameters
 from arch.errors import ModelError
 from arch.formats.hub.card import write_card
-from arch.formats.hub.reader import FIELDS, MODEL_TYPE, PROVENANCE
+from arch.formats.hub.reader import FIELDS, HELD_OUT, MODEL_TYPE, PROVENANCE
 from arch.formats.llama import describe_tokenizer
 from arch.mixers import MIXERS
 from arch.model import LanguageModel
@@ -25,7 +25,7 @@ AUTO_MAP = {
     "AutoModelForCausalLM": "modeling_remnant.RemnantForCausalLM",
 }
 PUBLIC = ("name", "step", "tokens_seen", "seed", "model_id", "data_sha256", "val_loss",
-          "val_bits_per_byte", "valid_fraction", "field", "begin", "end", "stops")  # fmt: skip
+          "val_bits_per_byte", *HELD_OUT, "begin", "end", "stops")  # fmt: skip
 """Of a model's provenance: what goes with an export. Paths of this machine do not."""
 
 

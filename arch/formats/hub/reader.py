@@ -24,7 +24,7 @@ from arch.storage.weights import build_model, drop_padding, is_tied, read_all_we
 MODEL_TYPE = "remnant"
 PROVENANCE = "remnant"
 """The setting that holds what is known of a model's training."""
-HELD_OUT = ("field", "valid_fraction")
+HELD_OUT = ("field", "valid_fraction", "source_files")
 """Of the provenance: what tells which stories of a text were not trained on."""
 FIELDS = {  # in a config.json of transformers, and ours
     "vocab_size": "vocab_size",

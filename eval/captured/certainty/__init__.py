@@ -1,1 +1,1 @@
-"""How sure a recovered token is, and what is passed over."""
+"""How sure a recovered token is."""

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -24,24 +23,14 @@ class Agreement:
         stored: the numbers captured, of T positions.
         tolerance: of each number, `(B, T, width)`: its step in the format, and rounding.
         slice: shown.
-        evidence: positions that are shown and hold what the model gave, `(B, T)`; None: all shown.
+        counted: the positions that are shown and hold what the model gave, `(B, T)`.
     """
 
     circuit: Circuit
     stored: Stored
     tolerance: Tolerance
     slice: Slice
-    evidence: Tensor | None = None
-
-    @cached_property
-    def counted(self) -> Tensor:
-        """The positions that count, `(B, T)`."""
-        if self.evidence is not None:
-            return self.evidence
-        values = self.stored.values
-        counted = values.new_zeros(values.shape[:2], dtype=torch.bool)
-        counted[:, self.slice.positions(values.shape[1])] = True
-        return counted
+    counted: Tensor
 
     def of_prompts(self, outputs: Tensor) -> Tensor:
         """`(B, T, width)` outputs to `(B, S)`, of the positions shown."""

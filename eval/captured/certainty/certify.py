@@ -58,15 +58,16 @@ def certify(captured: Captured, found: Found) -> Certified:
     ordinary = own.square().mean(dim=-1, keepdim=True).sqrt()
     rounding = torch.maximum(rounding, LEAST_FLOOR * torch.finfo(torch.float32).eps * ordinary)
     tolerance = Tolerance(rounding, stored.step, torch.zeros_like(rounding))
-    agreement = Agreement(circuit, stored, tolerance, captured.visible)
-    shown = agreement.counted
+    empty = find_zeros(stored)
+    shown = torch.zeros_like(empty)
+    shown[:, captured.positions] = True
     # Zeros are no evidence of a token, though that of an embedding of zeros fits them.
-    empty = shown & find_zeros(stored)
-    agreement = replace(agreement, evidence=shown & ~empty)
+    empty = shown & empty
+    agreement = Agreement(circuit, stored, tolerance, captured.visible, shown & ~empty)
     settled = _settle(captured, found, agreement, tokens)
     evidence = find_evidence(settled.fits, captured.positions, T) & ~empty
     if not torch.equal(evidence, agreement.counted) and bool(evidence.any()):
-        agreement = replace(agreement, evidence=evidence)
+        agreement = replace(agreement, counted=evidence)
         settled = _settle(captured, found, agreement, settled.verified.tokens)
         # where only now a token fits, no rival was run
         evidence = evidence & find_evidence(settled.fits, captured.positions, T)

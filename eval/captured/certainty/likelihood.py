@@ -64,7 +64,8 @@ def token_probabilities(
             state, before = circuit.prefix(tokens[:, before:t], state), t
         beside = torch.cat([near[:, t], known.get(t, near[:, t, :0])], dim=1).sort(dim=1).values
         others = torch.cat([drawn.repeat(len(tokens), 1), beside], dim=1)
-        outputs = _run(circuit, torch.cat([tokens[:, t, None], others], dim=1), state)
+        ran = torch.cat([tokens[:, t, None], others], dim=1)
+        outputs = run_candidates(circuit, ran, state)
         for row in wanted[:, t].nonzero()[:, 0].tolist():
             new = others[row] != tokens[row, t]  # each token counts once
             new[: len(drawn)] &= ~torch.isin(drawn, beside[row])
@@ -93,7 +94,7 @@ def limit_chances(
     ]
 
 
-def _run(circuit: Circuit, tokens: Tensor, state: State | None) -> Tensor:
+def run_candidates(circuit: Circuit, tokens: Tensor, state: State | None) -> Tensor:
     """The outputs of `(B, N)` candidates for the next position, `(B, N, width)`."""
     size = max(1, candidates_at_once(circuit.model) // len(tokens))
     return torch.cat([

@@ -5,16 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eval.captured.arithmetic import EXACT, Arithmetic
+from eval.captured.arithmetic import EXACT
 from eval.captured.captured import Captured
-from eval.captured.certainty.rivals import (
-    ALIGNED,
-    DRAWN_RIVALS,
-    EXACT_RIVALS,
-    TWINS,
-    Beside,
-    choose_rivals,
-)
+from eval.captured.certainty.rivals import EXACT_RIVALS, LAST, Beside, choose_rivals
 from eval.inversion.problem import Problem
 from eval.sites.rounding import Tolerance, capture, capture_beside
 
@@ -59,32 +52,25 @@ class Found:
     evaluations: list[int]
 
 
-def verify(
-    captured: Captured, problem: Problem, tokens: Tensor, arithmetic: Arithmetic | None = None
-) -> Verified:
-    """Holds the outputs of `(B, T)` tokens against what was captured.
-
-    Args:
-        arithmetic: another precision than the captured one.
-    """
-    arithmetic, circuit = arithmetic or captured.arithmetic, problem.circuit
-    beside = None
-    if _runs_beside(captured, problem, arithmetic):
+def verify(captured: Captured, problem: Problem, tokens: Tensor) -> Verified:
+    """Holds the outputs of `(B, T)` tokens against what was captured."""
+    circuit, beside = problem.circuit, None
+    if _runs_beside(captured, problem):
         rivals = choose_rivals(problem, tokens)
         own, rounding, outputs = capture_beside(circuit, tokens, rivals)
         beside = Beside(rivals, outputs)
     else:
         ((own, rounding),) = capture([circuit], tokens)
-    changed, select = arithmetic.change(circuit, tokens, own), problem.slice.select
+    changed, select = captured.arithmetic.change(circuit, tokens, own), problem.slice.select
     floor, change = select(rounding).norm(dim=-1), select(changed).norm(dim=-1)
     tolerance = Tolerance(floor, captured.spread, change)
     residual = problem.distances(own)
     return Verified(tokens, own, torch.maximum(rounding, changed), tolerance, residual, beside)
 
 
-def _runs_beside(captured: Captured, problem: Problem, arithmetic: Arithmetic) -> bool:
+def _runs_beside(captured: Captured, problem: Problem) -> bool:
     """Whether the rivals of an answer are few, and decided by each position's own output."""
-    exact = arithmetic.name == EXACT and captured.stored.format == EXACT
+    exact = captured.arithmetic.name == captured.stored.format == EXACT
     shown = len(captured.positions) == captured.length and problem.circuit is captured.circuit
-    rivals = EXACT_RIVALS + TWINS + ALIGNED + DRAWN_RIVALS
-    return exact and shown and captured.stored.values.numel() * rivals <= BESIDE
+    numbers = captured.stored.values.numel() * (EXACT_RIVALS + LAST)
+    return exact and shown and numbers <= BESIDE

@@ -8,7 +8,7 @@ import math
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -50,8 +50,23 @@ class Entry:
     kind: str
     read: Callable[[], Tensor]
 
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Entry":
+        """One that is read already."""
+        return cls(tuple(tensor.shape), dtype_name(tensor.dtype), lambda: tensor)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Entry":
+        """The same with a change of its axes, which is made when it is read."""
+        shape = change(torch.empty(self.shape, device="meta")).shape
+        return Entry(tuple(shape), self.kind, lambda: change(self.read()))
+
     def __str__(self) -> str:
         return f"{self.shape} {self.kind}"
+
+
+def mask_prompts(lengths: Sequence[int]) -> Tensor:
+    """1 at the tokens of each prompt, `(B, T)`."""
+    return (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
 
 
 def list_archive(path: Path) -> dict[str, Entry]:
@@ -110,22 +125,17 @@ def check_size(path: Path, size: int) -> None:
 
 @contextmanager
 def _opened(path: Path, member: str | None) -> Iterator[tuple[IO[bytes], int]]:
-    """A file, or a member of an archive, with its size in bytes."""
-    if member is None:
-        with path.open("rb") as file:
-            yield file, path.stat().st_size
-    else:
-        with zipfile.ZipFile(path) as archive, archive.open(member) as file:
-            yield file, archive.getinfo(member).file_size
+    """A file, or a member of an archive, with its size in bytes.
 
-
-@contextmanager
-def _one_line(path: Path, member: str | None) -> Iterator[None]:
-    """What goes wrong in reading an array, which is of many kinds, as one line."""
+    What goes wrong in reading an array of it, which is of many kinds, is one line.
+    """
     try:
-        yield
-    except RequestError:
-        raise
+        if member is None:
+            with path.open("rb") as file:
+                yield file, path.stat().st_size
+        else:
+            with zipfile.ZipFile(path) as archive, archive.open(member) as file:
+                yield file, archive.getinfo(member).file_size
     except Exception as error:
         where = f"{path}: {member}" if member else str(path)
         fix = "; save array.view(numpy.uint8), and give --stored fp8_e5m2" * ("'<f1'" in str(error))
@@ -135,7 +145,7 @@ def _one_line(path: Path, member: str | None) -> Iterator[None]:
 
 def list_array(path: Path, member: str | None = None) -> Entry:
     """An array of numpy by its header, in a file of its own or as a member of an archive."""
-    with _one_line(path, member), _opened(path, member) as (file, size):
+    with _opened(path, member) as (file, size):
         shape, _, kind = _read_header(file, size)
     name = {"O": "object", "S": "str", "U": "str"}.get(kind.kind) or str(kind.name)
     name = "uint8" if name == "void8" else name
@@ -168,7 +178,7 @@ def _read_array(path: Path, member: str | None) -> Tensor:
     """An array of either byte order as a tensor."""
     import numpy as np
 
-    with _one_line(path, member), _opened(path, member) as (file, size):
+    with _opened(path, member) as (file, size):
         shape, fortran, kind = _read_header(file, size)
         if kind.hasobject:
             raise ValueError("pickled objects, which could run code when they are read")
@@ -260,12 +270,8 @@ def _lay_numbers(entries: dict[str, Entry]) -> dict[str, Entry]:
         if belongs and set(entry.shape[1:]) <= {1}:
             axes = len(arrays[base].shape) if base in arrays else most
             shape = (*entry.shape, *[1] * (axes - len(entry.shape)))
-            arrays[name] = Entry(shape, entry.kind, partial(_read_shaped, entry, shape))
+            arrays[name] = entry.map(partial(torch.reshape, shape=shape))
     return arrays
-
-
-def _read_shaped(entry: Entry, shape: tuple[int, ...]) -> Tensor:
-    return entry.read().view(shape)
 
 
 def split_companion(name: str) -> tuple[str, str] | None:
@@ -323,13 +329,9 @@ def _read_column(column: Any, companion: bool) -> dict[str, Entry] | list[list[i
         return whole.to_pylist() if fits else "numbers beyond int64"
     values = torch.from_numpy(held.to_numpy(zero_copy_only=False).copy()).view(shape)
     if not tokens:
-        return {"": Entry(tuple(shape), kind, lambda: values)}
+        return {"": Entry.of(values)}
     padded = nn.utils.rnn.pad_sequence(list(values.split(tokens)), batch_first=True)
-    mask = (torch.arange(max(tokens)) < torch.tensor(tokens)[:, None]).long()
-    return {
-        "": Entry(tuple(padded.shape), kind, lambda: padded),
-        f".{MASK}": Entry(tuple(mask.shape), "int64", lambda: mask),
-    }
+    return {"": Entry.of(padded), f".{MASK}": Entry.of(mask_prompts(tokens))}
 
 
 def refuse_pickle(path: Path, start: bytes) -> NoReturn:

@@ -7,9 +7,8 @@ one layer of a stack into the next, and never one prompt into another.
 import math
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from eval.captured.files.stored import EIGHT_BITS, FLOAT_NAMES, ORDERS, dtype_na
 from eval.captured.files.tensors import Outputs, Raw, name_site
 from eval.messages import ArgumentError, RequestError, say_once
 from eval.sites.circuit import CACHED, Circuit
+from eval.sites.site import list_circuits
 
 NEAR = 0.5
 """A block explains the step from one layer to the next if its error is below this fraction of the
@@ -101,7 +101,8 @@ def find_order(
         RequestError: two orders give that width, or the model has no such site.
     """
     if layer is None and len(shape) == 4:
-        widths = _find_cached_widths(model, CACHED if part is None else (part,))
+        cached = [kind for kind in CACHED if part in (None, kind)]
+        widths = {circuit.width for circuit in list_circuits(model, cached)}
     elif part in CACHED and isinstance(layer, int):
         widths = {Circuit(model, layer, part).width}
     else:
@@ -128,15 +129,6 @@ def find_order(
     return fits[0]
 
 
-def _find_cached_widths(model: LanguageModel, parts: Sequence[str]) -> set[int]:
-    """The widths of keys and values of all layers that have them."""
-    widths = set[int]()
-    for part, layer in product({*parts} & {*CACHED}, range(1, len(model.blocks) + 1)):
-        with suppress(RequestError):  # another mixer
-            widths.add(Circuit(model, layer, part).width)
-    return widths
-
-
 @dataclass(frozen=True)
 class JoinedOutputs:
     """Tensors of several layers of one request, which are recovered as one along the channels."""
@@ -154,7 +146,7 @@ class JoinedOutputs:
         Raises:
             RequestError: tensors of different shapes, types or masks, or a scale that does not fit.
         """
-        raws = {name: tensor.read() for name, tensor in self.tensors.items()}
+        raws = {name: spread(tensor.read()) for name, tensor in self.tensors.items()}
         first = next(iter(raws.values()))
         for name, raw in raws.items():
             kinds = [(tuple(x.outputs.shape), x.outputs.dtype) for x in (first, raw)]
@@ -165,26 +157,18 @@ class JoinedOutputs:
                     "shape, type and mask are joined; give one layer"
                 )
         axis = -3 if first.outputs.dim() == 4 else -1  # heads of a cache, or channels
-
-        def join(companion: str) -> Tensor | None:
+        joined = first
+        for companion in UNITS:
             units = {name: getattr(raw, companion) for name, raw in raws.items()}
             lacking = [name for name, unit in units.items() if unit is None]
-            if len(lacking) == len(units):
-                return None
-            if lacking:
+            if lacking and len(lacking) < len(units):
                 raise RequestError(
                     f"--layer: {lacking[0]} has no {companion}, and others have; give one layer, "
                     f"or {lacking[0]}.{companion}"
                 )
-            order = ORDERS[first.outputs.dim()]
-            full = [
-                spread_units(unit, first.outputs.shape, order, companion, first.outputs.device)
-                for unit in units.values()
-            ]
-            return torch.cat(full, dim=axis)
-
-        joined = torch.cat([raw.outputs for raw in raws.values()], dim=axis)
-        return Raw(joined, join("scale"), join("zero_point"), first.mask)
+            if not lacking:
+                joined = joined._replace(**{companion: torch.cat([*units.values()], dim=axis)})
+        return joined
 
 
 def choose_tensors(

@@ -4,7 +4,7 @@ A class that is not known is refused by its name: what it holds would be guessed
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -18,14 +18,7 @@ class LayeredCache(Protocol):
     layers: Sequence[Any]
 
 
-class ListCache(Protocol):
-    """A cache as transformers had it once: lists of keys and of values, a tensor a layer."""
-
-    key_cache: Sequence[Any]
-    value_cache: Sequence[Any]
-
-
-Cache = LayeredCache | ListCache | Sequence[tuple[Tensor, ...]]
+Cache = LayeredCache | Sequence[tuple[Tensor, ...]]
 """Also a tuple of (keys, values), one a layer."""
 
 LAYERS = {
@@ -35,49 +28,33 @@ LAYERS = {
     "LinearAttentionAndStaticSlidingWindowAttentionLayer",
 }  # fmt: skip
 """Classes of layers that hold numbers as they were computed: the last ones, or with room behind."""
-LISTED = {
-    "DynamicCache",
-    "OffloadedCache",
-    "StaticCache",
-    "OffloadedStaticCache",
-    "SimpleNamespace",
-}
-"""Classes that hold lists of such tensors."""
-
-
-class Held(NamedTuple):
-    """What is held of a site.
-
-    Attributes:
-        outputs: the numbers, `(B, heads, T, width)` of a cache.
-        first: the position of the first row.
-    """
-
-    outputs: Tensor
-    first: int = 0
 
 
 def read_cache(
     outputs: Tensor | Cache, layer: int | Sequence[int] | None, part: str | None
-) -> Held:
+) -> tuple[Tensor, int]:
     """The keys or values of a layer where a whole cache is given; a tensor as it is.
 
     Slots behind the last position written are cut, and what is before a window is said to be gone.
+
+    Returns:
+        The numbers, `(B, heads, T, width)` of a cache, and the position of the first row.
 
     Raises:
         RequestError: no tensor and no cache, a class that is not known, or a layer that holds
             nothing.
     """
     if isinstance(outputs, Tensor):
-        return Held(_check_plain(outputs))
-    count = _count_layers(outputs)
+        return _check_plain(outputs), 0
+    layers = _list_layers(outputs)
     if part not in ("rotated_key", "value") or not isinstance(layer, int):
         raise RequestError(
             f"layer {layer}, part {part}: of a cache give part rotated_key or value, and one layer"
         )
-    if not 1 <= layer <= count:
-        raise ArgumentError("layer", f"the cache has layers 1 to {count}", layer)
-    keys, values, written = _read_layer(outputs, layer)
+    if not 1 <= layer <= len(layers):
+        raise ArgumentError("layer", f"the cache has layers 1 to {len(layers)}", layer)
+    read = _read_pair if layers is outputs else _read_layer
+    keys, values, written = read(layers[layer - 1], layer)
     held = values if part == "value" else keys
     if not isinstance(held, Tensor) or held.dim() != 4 or not held.numel():
         raise ArgumentError("layer", "the cache holds no keys and values of it", layer)
@@ -98,10 +75,10 @@ def read_cache(
         raise ArgumentError("layer", "nothing was written to the cache yet", layer)
     if written < rows:
         say_once(f"layer {layer}: positions {written} to {rows - 1} of the cache are empty; cut")
-        return Held(held[:, :, :written])
+        return held[:, :, :written], 0
     if written > rows:
         say_once(f"layer {layer}: holds the last {rows} of {written} positions (a sliding window)")
-    return Held(held, written - rows)
+    return held, written - rows
 
 
 def _check_plain(tensor: Tensor) -> Tensor:
@@ -110,15 +87,13 @@ def _check_plain(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _count_layers(cache: Any) -> int:
-    """How many layers a cache has.
+def _list_layers(cache: Any) -> Sequence[Any]:
+    """What a cache holds of each layer.
 
     Raises:
         RequestError: it is none.
     """
     held = getattr(cache, "layers", None)
-    if held is None:
-        held = getattr(cache, "key_cache", None)
     if held is None and isinstance(cache, list | tuple):
         if all(isinstance(layer, Tensor) for layer in cache):
             raise ArgumentError(
@@ -130,37 +105,30 @@ def _count_layers(cache: Any) -> int:
         raise ArgumentError(
             "outputs", f"a {_name(cache)}; give a tensor, or a decoder's cache of transformers"
         )
-    return len(held)
+    return held
 
 
-def _read_layer(cache: Any, layer: int) -> tuple[Any, Any, int]:
-    """Keys and values of a layer, and how many positions were written to it.
+def _read_pair(pair: Any, layer: int) -> tuple[Any, Any, int]:
+    """Keys and values, and how many positions they have.
 
     Raises:
-        RequestError: a class that is not known.
+        RequestError: no pair of them.
     """
-    if getattr(cache, "layers", None) is not None:
-        return _read_layered(cache.layers[layer - 1], layer)
-    if hasattr(cache, "key_cache"):
-        if (name := _name(cache)) not in LISTED:
-            raise ArgumentError("outputs", f"what a {name} holds is not known; {_advice(LISTED)}")
-        if (count := len(cache.value_cache)) != len(cache.key_cache):
-            raise ArgumentError(
-                "outputs", f"keys of {len(cache.key_cache)} layers, values of {count}"
-            )
-        keys, values = cache.key_cache[layer - 1], cache.value_cache[layer - 1]
-        length = getattr(cache, "get_seq_length", None)
-        return keys, values, int(length(layer - 1)) if length else _rows(keys)
-    pair = cache[layer - 1]
     if isinstance(pair, tuple) and len(pair) == 3 and pair[2] is None:  # of list(cache): no window
         pair = pair[:2]
     if not isinstance(pair, list | tuple) or len(pair) != 2:
         held = f"{len(pair)} entries" if isinstance(pair, list | tuple) else f"a {_name(pair)}"
         raise ArgumentError("layer", f"{held}; give a pair of keys and values", layer)
-    return pair[0], pair[1], _rows(pair[0])
+    keys, values = pair
+    return keys, values, keys.shape[2] if isinstance(keys, Tensor) and keys.dim() == 4 else 0
 
 
-def _read_layered(held: Any, layer: int) -> tuple[Any, Any, int]:
+def _read_layer(held: Any, layer: int) -> tuple[Any, Any, int]:
+    """Keys and values of a layer, and how many positions were written to it.
+
+    Raises:
+        RequestError: a class that is not known.
+    """
     if "uantized" in (name := _name(held)):
         raise ArgumentError(
             "layer",
@@ -169,18 +137,15 @@ def _read_layered(held: Any, layer: int) -> tuple[Any, Any, int]:
             layer,
         )
     if name not in LAYERS:
-        raise ArgumentError("layer", f"what a {name} holds is not known; {_advice(LAYERS)}", layer)
+        raise ArgumentError(
+            "layer",
+            f"what a {name} holds is not known; give the keys or values themselves; known are "
+            + ", ".join(sorted(LAYERS)),
+            layer,
+        )
     if held.keys is None:
         raise ArgumentError("layer", "nothing was written to the cache yet", layer)
     return held.keys, held.values, int(held.get_seq_length())
-
-
-def _advice(names: set[str]) -> str:
-    return f"give the keys or values themselves; known are {', '.join(sorted(names))}"
-
-
-def _rows(keys: Any) -> int:
-    return keys.shape[2] if isinstance(keys, Tensor) and keys.dim() == 4 else 0
 
 
 def _name(thing: object) -> str:

@@ -31,7 +31,7 @@ from eval.captured.files.kinds import (
     vllm_hook,
     vllm_states,
 )
-from eval.captured.files.kinds.kind import Capture, Source, make_entry
+from eval.captured.files.kinds.kind import Capture, Source
 from eval.captured.files.stored import NOT_PLAIN, is_plain
 from eval.captured.files.tensors import MASK, find_mask, list_tensors, read_tensors
 from eval.messages import RequestError, say_once
@@ -210,7 +210,7 @@ def _list_torch(path: Path) -> Held:
     check_size(path, sum(x.numel() * x.element_size() for x in tensors.values()))
     plain = {name: x.detach().resolve_conj().resolve_neg() for name, x in tensors.items()}
     _extend_masks(plain, added)
-    return {name: make_entry(x) for name, x in plain.items()}, facts
+    return {name: Entry.of(x) for name, x in plain.items()}, facts
 
 
 def _join_steps(name: str, value: Any) -> Any:
@@ -335,7 +335,7 @@ def _list_folder(path: Path) -> Held | None:
     if not (path / STATE).is_file():
         return None
     entries, ids = list_columns(path)
-    return entries | {name: make_entry(torch.tensor(rows)) for name, rows in ids.items()}, ids
+    return entries | {name: Entry.of(torch.tensor(rows)) for name, rows in ids.items()}, ids
 
 
 def _read_folder(path: Path, held: Held | None) -> Capture | None:

@@ -137,10 +137,10 @@ def read_tensors(
     masks = {name: _mask_of(name, held) for name in known}
     found: dict[str, Outputs] = {}
     for name in names or known:
-        own = _companions_of(path, name, held, companions, scale)
-        own |= masks[name]
-        found[name] = Outputs(held[name], **{role: held[other] for role, other in own.items()})
-    used = {*known, scale, *(mask for of in masks.values() for mask in of.values())}
+        own = {"mask": masks[name]} | _companions_of(path, name, held, companions, scale)
+        roles = {role: held[other] for role, other in own.items() if other}
+        found[name] = Outputs(held[name], **roles)
+    used = {*known, scale, *masks.values()}
     rest = {name: entry for name, entry in held.items() if name not in used}
     eight_bits = any(entry.kind in EIGHT_BITS for entry in known.values())
     for name, (base, _) in companions.items():
@@ -215,8 +215,8 @@ def _may_be_outputs(name: str, entry: Entry, stored: str | None) -> bool:
     return numbers or bits or len(entry.shape) > 2 or name.rpartition(".")[0] in PARTS
 
 
-def _mask_of(name: str, held: dict[str, Entry]) -> dict[str, str]:
-    """The mask of a tensor's prompts, `(B, T)`, by its role; see `find_mask`.
+def _mask_of(name: str, held: dict[str, Entry]) -> str | None:
+    """The name of the mask of a tensor's prompts, `(B, T)`; see `find_mask`.
 
     Of one prompt also `(T,)`. Of a stack of layers, which the model tells, B and T may be other
     axes than of prompts. A mask of another shape, as of the scores of attention, says nothing of
@@ -226,8 +226,7 @@ def _mask_of(name: str, held: dict[str, Entry]) -> dict[str, str]:
     shapes = {axes[:2], *((n,) for n in axes), *((1, n) for n in axes)}
     if len(axes) > 1:
         shapes |= {(axes[0], axes[-1]), axes[1:]}
-    mask = find_mask(name, held, shapes)
-    return {"mask": mask} if mask else {}
+    return find_mask(name, held, shapes)
 
 
 def find_mask(

@@ -17,7 +17,7 @@ from torch import Tensor
 from arch.kernels.arithmetic import plain_arithmetic
 from eval.captured.answer import Recovered
 from eval.captured.arithmetic import EXACT
-from eval.captured.certainty.likelihood import WHOLE, limit_chances, probability
+from eval.captured.certainty.likelihood import WHOLE, limit_chances, probability, run_candidates
 from eval.captured.certainty.rivals import NAMED, nearest_rows
 from eval.captured.files.stored import ENOUGH, is_plain, read_stored
 from eval.captured.search.head import read_head
@@ -25,7 +25,6 @@ from eval.inversion.guesses import open_readbacks
 from eval.messages import ArgumentError, RequestError, question, say_once, span
 from eval.models.checkpoint import open_models
 from eval.models.corpora import choose_corpus
-from eval.models.memory import candidates_at_once
 from eval.sites.circuit import Circuit, uncertified
 
 if TYPE_CHECKING:
@@ -200,10 +199,8 @@ class _Search:
 
     def _run(self, more: Tensor, tokens: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens and their outputs `(N, D)`, with those of more tokens."""
-        circuit = self.circuit
-        parts = more.split(candidates_at_once(circuit.model))
-        ran = [circuit.step(circuit.embed(part)[:, None], self.state)[:, 0] for part in parts]
-        return torch.cat([tokens, more]), torch.cat([outputs, *ran])
+        (ran,) = run_candidates(self.circuit, more[None], self.state)
+        return torch.cat([tokens, more]), torch.cat([outputs, ran])
 
     def _score(self, outputs: Tensor, ids: Tensor) -> Tensor:
         """Log-probabilities `(N, k)` of `(N, D)` outputs."""

@@ -188,7 +188,8 @@ const ask = async (kind) => {
       if (event.type === "begin") { begun++; say("at work …"); }
       if (event.type === "refused") { refusals.push(event.text); refused(event); }
       ended = event.type === "end";
-      if (!ended || begun > refusals.length) show[kind][event.type]?.(event);
+      const answered = begun > refusals.length && !event.error && !event.stopped;
+      if (!ended || answered) show[kind][event.type]?.(event);
       if (ended) {
         const why = event.error ?? (kind === "invert" ? "" : refusals.join("; "));
         say(why || (event.stopped ? `${event.stopped} after ${seconds()}` : `done in ${seconds()}`), Boolean(why));
@@ -280,10 +281,8 @@ const show = {
         `${event.evaluations.toLocaleString("en")} tokens run in ${number(event.seconds)} s`,
       ].join("; ");
     },
-    question({ name }) { state.result = name; },
-    end(event) {
-      if (event.error || event.stopped) return;
-      const link = made("a", { href: `/results/${state.result}`, target: "_blank", rel: "noopener", textContent: "The same as a page of evidence" });
+    end() {
+      const link = made("a", { href: `/results/${sentence.name}`, target: "_blank", rel: "noopener", textContent: "The same as a page of evidence" });
       at("results").append(made("p", { className: "note" }, link));
     },
   },
@@ -311,10 +310,8 @@ const show = {
     },
   },
   lens: {
-    question({ name }) { state.result = name; },
-    end(event) {
-      if (event.error || event.stopped) return;
-      at("results").replaceChildren(made("iframe", { src: `/results/${state.result}?inside`, title: "what the lens shows" }));
+    end() {
+      at("results").replaceChildren(made("iframe", { src: `/results/${sentence.name}?inside`, title: "what the lens shows" }));
     },
   },
 };

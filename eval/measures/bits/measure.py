@@ -113,7 +113,8 @@ def measure_bits(
     stop = passage.place + 1 + max(reported)  # later outputs are not asked about
     outputs = candidate_outputs(circuit, replace(passage, tokens=passage.tokens[:stop]), tokens)
     truth, effect = outputs[number], spread(outputs)
-    rms = truth.square().mean(dim=-1).sqrt()
+    least = torch.finfo(outputs.dtype).tiny ** 0.5  # that is divided by: outputs may be 0
+    rms = truth.square().mean(dim=-1).sqrt().clamp(min=least)
     generator = torch.Generator().manual_seed(question.seed * 1_000_003 + passage.index)
     sample = torch.randperm(len(tokens), generator=generator)[: max(2, len(tokens) // SAMPLED)]
     size = len(passage.tokens) - passage.place, circuit.width  # whatever the distances are
@@ -124,15 +125,14 @@ def measure_bits(
     evidence = noise_evidence(truth - outputs, noise)
     for unit, of in {"rms": rms, "effect": effect}.items():
         for level in question.noise:
-            size = (level * of).clamp(min=torch.finfo(of.dtype).tiny ** 0.5)
-            fit = fit_under_noise(*evidence, size)
+            fit = fit_under_noise(*evidence, (level * of).clamp(min=least))
             bits[f"noise {level:g} {unit}"] = information(fit, probabilities, reported)
     for quantiser in question.quantisers:
         codes = quantise(outputs, quantiser, largest)
         same = (codes == codes[number]).all(dim=-1)
         bits[quantiser] = information(fit_of_codes(same), probabilities, reported)
-    floor = rounding[passage.place : stop]
-    margins = (truth - outputs).norm(dim=-1) / floor.norm(dim=-1).to(outputs)
+    floor = rounding[passage.place : stop].norm(dim=-1).to(outputs)
+    margins = (truth - outputs).norm(dim=-1) / floor.clamp(min=least)
     margins[number] = torch.inf
     together = joint(margins, lambda x: x.cummax(dim=1).values)
     return {

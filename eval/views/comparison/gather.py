@@ -153,18 +153,17 @@ def gather_rows(sources: Iterable[str | Path]) -> list[Row]:
             names.setdefault(beside, set()).add(model.name)
     rows = read_rows(files)
     for folder, known in names.items():
-        own = read_rows(sorted(folder.glob(SHARDS)))
-        rows = [*(row for row in own if Path(_path(row)).name in known), *rows]
+        rows[:0] = [
+            row
+            for row in read_rows(sorted(folder.glob(SHARDS)))
+            if Path(row.get("checkpoint", {}).get("path", "")).name in known
+        ]
     return of_models(list({row["key"]: row for row in rows if "checkpoint" in row}.values()))
 
 
 def of_models(rows: Iterable[Row]) -> list[Row]:
     """Rows without those of controls, which were made of a model and are no checkpoints of it."""
     return [row for row in rows if row["kind"] != "recovery" or not row["control"]]
-
-
-def _path(row: Row) -> str:
-    return row.get("checkpoint", {}).get("path", "")
 
 
 def of_present_models(rows: Iterable[Row], saved: Iterable[Saved]) -> list[Row]:

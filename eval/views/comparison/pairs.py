@@ -10,8 +10,8 @@ from eval.drawing.tables import Table, interval_text, text
 from eval.messages import RequestError, say_once
 from eval.views.comparison.table import FIGURES, Figure, select
 
-ITEM = ["cluster", "prompt"]
-"""Columns that tell what was asked: a prompt, a window or a passage."""
+ITEM = ["cluster"]
+"""The column that tells what was asked: a prompt, a window or a passage."""
 
 
 def paired_records(
@@ -101,26 +101,27 @@ def _of_seeds(side: Frame, both: Frame) -> dict[str, float]:
             for (name, weights), figure in figures.items()}  # fmt: skip
 
 
-def find_checkpoint(
-    records: Sequence[Record], ends: Sequence[Record], wanted: str
-) -> tuple[str, int | str]:
-    """The model and step that `MODEL` (its last step) or `MODEL@STEP` names.
+def find_pair(
+    records: Sequence[Record], ends: Sequence[Record], names: Sequence[str]
+) -> tuple[tuple[str, int | str], tuple[str, int | str]]:
+    """Model and step of the two that are named, `MODEL` (its last step) or `MODEL@STEP`.
 
     Args:
         records: of every step.
         ends: of the last step of each run.
 
     Raises:
-        RequestError: there is no such one.
+        RequestError: another number of names, or there is no such checkpoint.
     """
-    for record in ends:  # a name may have a @ itself
-        if record["model"] == wanted:
-            return wanted, record["step"]
-    for record in [*records, *ends]:
-        if f"{record['model']}@{record['step']}" == wanted:
-            return record["model"], record["step"]
-    known = ", ".join(f"{record['model']}@{record['step']}" for record in records[:8])
-    raise RequestError(f"--paired {wanted}: there is no such checkpoint; there are {known}")
+    if len(names) != 2:
+        raise RequestError(f"--paired {' '.join(names)}: give two checkpoints")
+    known = {f"{r['model']}@{r['step']}": (r["model"], r["step"]) for r in [*records, *ends]}
+    first = ", ".join([*known][: min(8, len(records))])
+    known |= {r["model"]: (r["model"], r["step"]) for r in reversed(ends)}  # may have a @ itself
+    for name in names:
+        if name not in known:
+            raise RequestError(f"--paired {name}: there is no such checkpoint; there are {first}")
+    return known[names[0]], known[names[1]]
 
 
 def paired_record(

@@ -7,7 +7,7 @@ from typing import Any
 
 from eval.analysis.summary import Record
 from eval.drawing import figures, plots
-from eval.messages import RequestError
+from eval.messages import RequestError, say_once
 from eval.views.comparison.table import BITS, FIGURES, Figure
 
 FORMATS = (".svg", ".png")
@@ -21,12 +21,12 @@ AXES = {
 }
 """What the panels are over: a field of records, its title, its unit, and the format of ticks."""
 SKIPPED = 0.02
-"""Losses of this first part of training are not drawn: they fall too fast to leave room."""
+"""Losses of this first part of each training are not drawn: they fall too fast to leave room."""
 WIDTH, HEIGHT = 290, 190
 
 
 def write_plot(
-    path: str | Path, records: Sequence[Record], curves: Sequence[Record], axis: str = "step"
+    path: str | Path, records: Sequence[Record], curves: Sequence[Record], axis: str
 ) -> None:
     """Draws a panel for each measured figure into a file; its ending, of `FORMATS`, is its format.
 
@@ -48,7 +48,8 @@ def write_plot(
             f"--plot {path}: nothing was measured at several training steps, over --x {axis}; "
             "give runs, or results of more of their models"
         )
-    names = list(dict.fromkeys(record["model"] for record in records))
+    seen = {model for model, _ in points}
+    names = list(dict.fromkeys(record["model"] for record in records if record["model"] in seen))
     drawn = [_panel(figure, panel, names, axis) for figure, panel in panels.items() if panel]
     chart = alt.concat(*drawn, columns=2, spacing=26).resolve_scale(x="shared")
     if len(names) > plots.LISTED:
@@ -57,31 +58,35 @@ def write_plot(
 
 
 def plot_data(
-    records: Sequence[Record], curves: Sequence[Record], figure: Figure, axis: str = "step"
+    records: Sequence[Record], curves: Sequence[Record], figure: Figure, axis: str
 ) -> list[dict[str, Any]]:
-    """The points of a panel: model, x, value, low, high and n; of bits per byte `of` what.
+    """The points of a panel: model, x, value, low, high, and `of` what bits per byte are.
 
-    Bits per byte are those of `curves`, of the models that have such.
+    Bits per byte are those of `curves`, of the models that have such. A line names the models of
+    which the axis does not know where figures stand.
     """
     if figure is BITS:
         known = [record for record in curves if record[BITS.name] is not None]
         models = {record["model"] for record in known}
         records = [*(record for record in records if record["model"] not in models), *known]
-    field, _, unit, _ = AXES[axis]
-    points = []
-    for record in records:
-        value = record[figure.name]
-        if value is None or record[field] is None:
-            continue
-        ends = (record[f"{figure.name}_{end}"] for end in ("low", "high"))
-        low, high = (value if end is None else end for end in ends)
-        points.append({
-            **({"of": record["bits_per_byte_of"]} if figure is BITS else {}),
-            "model": record["model"], "x": record[field] / unit, "value": value,
-            "low": low, "high": high, "n": record[f"{figure.name}_n"],
-        })  # fmt: skip
-    start = SKIPPED * max((point["x"] for point in points), default=0)
-    return [point for point in points if figure is not BITS or point["x"] > start]
+    field, title, unit, _ = AXES[axis]
+    records = [record for record in records if record[figure.name] is not None]
+    if unknown := dict.fromkeys(r["model"] for r in records if r[field] is None):
+        say_once(
+            f"--x {axis}: left out of the plot: figures of {', '.join(unknown)} at unknown {title};"
+            " --x step is known of all"
+        )
+    points = [
+        {"of": record["bits_per_byte_of"], "model": record["model"], "x": record[field] / unit,
+         "value": record[figure.name], "low": record[f"{figure.name}_low"],
+         "high": record[f"{figure.name}_high"]}
+        for record in records
+        if record[field] is not None
+    ]  # fmt: skip
+    last = dict[str, float]()
+    for point in points:
+        last[point["model"]] = max(point["x"], last.get(point["model"], 0.0))
+    return [p for p in points if figure is not BITS or p["x"] >= SKIPPED * last[p["model"]]]
 
 
 def _panel(figure: Figure, points: list[Record], names: list[str], axis: str) -> plots.Chart:

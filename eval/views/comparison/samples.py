@@ -51,10 +51,10 @@ def find_samples(sources: Sequence[str | Path]) -> dict[str, dict[str, Path]]:
     if not any(found.values()):
         return {}
     for source, files in found.items():
-        if len({file.parent for file in files}) != 1:
+        if len({file.parent for _, file in files}) != 1:
             wrong = "samples of several models" if files else "no samples_*.jsonl of lm-eval"
             raise RequestError(f"{source}: holds {wrong}; give one model's directory or file each")
-    return {source: {_task(file): file for file in files} for source, files in found.items()}
+    return {source: dict(files) for source, files in found.items()}
 
 
 def paired_samples(first: dict[str, Path], second: dict[str, Path], margin: float) -> list[Record]:
@@ -94,17 +94,10 @@ def paired_samples(first: dict[str, Path], second: dict[str, Path], margin: floa
     return sorted(records, key=lambda record: record["figure"])
 
 
-def _files(source: Path) -> list[Path]:
-    """Files of samples in the order of their times; lm-eval makes a directory for each model."""
-    if source.is_file():
-        return [source] if FILE.fullmatch(source.name) else []
-    found = [*source.glob("samples_*.jsonl"), *source.glob("*/samples_*.jsonl")]
-    return sorted(file for file in found if FILE.fullmatch(file.name))
-
-
-def _task(file: Path) -> str:
-    name = FILE.fullmatch(file.name)
-    return name[1] if name else file.stem
+def _files(source: Path) -> list[tuple[str, Path]]:
+    """Tasks and their files of samples in the order of times; each model has a directory."""
+    found = [source] if source.is_file() else [*source.glob("*.jsonl"), *source.glob("*/*.jsonl")]
+    return [(name[1], file) for file in sorted(found) if (name := FILE.fullmatch(file.name))]
 
 
 def _read(file: Path) -> Scores:

@@ -81,8 +81,7 @@ def _draw(records: list[Record], heading: str, most: float) -> Markup:
 
 
 def _point(record: Record) -> Record:
-    known = {name: None if record[name] != record[name] else record[name]
-             for name in ("value", "low", "high", "distance")}  # fmt: skip
-    said = interval_text(record["value"], known["low"], known["high"])
-    tip = f"step {record['step']:,}, {known['distance']} later: {said} bits, n = {record['n']}"
+    known = {name: record[name] for name in ("value", "low", "high", "distance")}
+    said = interval_text(record["value"], record["low"], record["high"])
+    tip = f"step {record['step']:,}, {record['distance']} later: {said} bits, n = {record['n']}"
     return known | {"number": record["step"], "step": f"{record['step']:,}", "tip": tip}

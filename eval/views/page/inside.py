@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
+from eval.analysis.coordinates import looked_at
 from eval.drawing.figures import Figure
 from eval.lenses.documents import Document, model_name
 from eval.lenses.lens import Lens, lenses
@@ -34,23 +35,19 @@ def lens_sections(documents: Sequence[Document], rows: Sequence[Row] = ()) -> li
     """
     order = {row["look"]: i for i, row in enumerate(rows) if "look" in row}
     documents = sorted(documents, key=lambda document: order.get(document.get("key"), -1))
-    alike = Counter(
-        (name, step) for name, step, _ in {_weights(document) for document in documents}
-    )
+    last: dict[Any, Document] = {looked_at(document): document for document in documents}
+    alike = Counter((name, step) for name, step, _ in {which[1:] for which in last})
 
     def named(document: Document) -> Document:
         """With a hash of the weights in the checkpoint's name, where name and step are shared."""
-        name, step, weights = _weights(document)
-        name = f"{name} ({weights[:10]})" if alike[name, step] > 1 else name
-        return {**document, "checkpoint": document["checkpoint"] | {"name": name}}
+        about = document["checkpoint"]
+        shared, digest = alike[about["name"], about["step"]] > 1, about["weights_sha256"][:10]
+        return {**document, "checkpoint": about | {"name": about["name"] + f" ({digest})" * shared}}
 
-    by_lens: dict[str, dict[Hashable, Document]] = defaultdict(dict)
-    for document in documents:
-        by_lens[document["lens"]][_weights(document)] = named(document)
-    known = lenses()
+    known, asked = lenses(), dict.fromkeys(lens for lens, *_ in last)
     parts = []
-    for name in [*(n for n in known if n in by_lens), *(n for n in by_lens if n not in known)]:
-        of_lens = [document for _, document in sorted(by_lens[name].items())]
+    for name in [*(n for n in known if n in asked), *(n for n in asked if n not in known)]:
+        of_lens = [named(last[which]) for which in sorted(last) if which[0] == name]
         about = of_lens[0]["about"]
         about = f"{about[:1].upper()}{about[1:]}{'' if about.endswith('?') else '.'}"
         parts.append(_section(name, about, of_lens, known.get(name)))
@@ -65,9 +62,3 @@ def _section(name: str, about: str, documents: list[Document], lens: Lens | None
         return LensSection(name, name, about, [], [text])
     tables = {model_name(document): Table.read(document) for document in documents}
     return LensSection(name, lens.title, about, lens.figures(tables), lens.texts(tables))
-
-
-def _weights(document: Document) -> tuple[str, int, str]:
-    """One model at one training step."""
-    about = document["checkpoint"]
-    return about["name"], about["step"], about.get("weights_sha256", "")

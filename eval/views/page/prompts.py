@@ -8,7 +8,7 @@ from eval.analysis.frame import Frame
 from eval.drawing.markup import visible
 from eval.drawing.tables import Record
 from eval.rows.schema import Row
-from eval.views.page.recoveries import AFTER
+from eval.views.page.recoveries import AFTER, QUESTION
 
 TOKENS = 15_000
 """Tokens that a page draws, so that it stays under a megabyte."""
@@ -58,23 +58,26 @@ def draw_prompts(
     words = {_question(record): record for record in records}
     by_key = {row["key"]: row for row in rows}
     prompts: dict[tuple[Any, ...], dict[tuple[Any, ...], list[tuple[Record, Row]]]] = {}
+    numbers: dict[tuple[Any, ...], int] = {}  # the least that a prompt has in any command
     for line in lines.to_dict("records"):
         record, row = words.get(_question(line)), by_key[line["key"]]
         if record:
             kind = row["prompts"]
-            number = SETS.index(kind) if kind in SETS else len(SETS)
-            prompt = (row["prompt"], number, kind, tuple(row["truth"]))
+            order = SETS.index(kind) if kind in SETS else len(SETS)
+            prompt = (order, kind, tuple(row["truth"]))
+            numbers[prompt] = min(row["prompt"], numbers.get(prompt, row["prompt"]))
             sheet = tuple(record[name] for name in ("model", "site", "tokens", "departs"))
             prompts.setdefault(prompt, {}).setdefault(sheet, []).append((record, row))
     drawn: list[Prompt] = []
     room = TOKENS
-    for (number, _, kind, _), sheets in sorted(prompts.items()):
+    for prompt in sorted(prompts, key=lambda prompt: (numbers[prompt], prompt)):
+        sheets, name = prompts[prompt], f"{prompt[1].capitalize()} {numbers[prompt]}"
         made = [_sheet(answers) for answers in sheets.values()]
         room -= sum(len(sheet.strips) * len(sheet.truth) for sheet in made)
         if drawn and room < 0:
             break
         text = next(iter(sheets.values()))[0][1]["text"]
-        drawn.append(Prompt(f"{kind.capitalize()} {number}", text, made))
+        drawn.append(Prompt(name, text, made))
     return drawn, len(prompts)
 
 
@@ -84,9 +87,7 @@ def choose_example(prompts: Sequence[Prompt]) -> Sheet | None:
 
 
 def _question(record: Record) -> tuple[Any, ...]:
-    names = ("model", "phase", "layer", "part", "slice", "hidden", "prompt_kind", "without",
-             "noise", "control", "padded", "solver", "settings")  # fmt: skip
-    return tuple(record[name] for name in names)
+    return tuple(record[name] for name in (*QUESTION, "phase"))
 
 
 def _sheet(answers: list[tuple[Record, Row]]) -> Sheet:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from eval.sites.circuit import Circuit
+from scripts.experiments.shared import add_noise
 
 WIDTH, BLOCKS = 256, 2
 LOOKS = 6
@@ -23,10 +24,8 @@ LOOKS = 6
 
 
 class Examples(NamedTuple):
-    """Windows with drawn tokens, and what the encoder makes of them."""
+    """The tokens drawn in windows, and what the encoder makes of their last positions."""
 
-    tokens: Tensor
-    """`(N, T)`; the last position is that of the vector."""
     labels: Tensor
     """`(N, R)`, the number of the candidate at each distance."""
     vectors: Tensor
@@ -94,8 +93,7 @@ def make_examples(
     circuit: Circuit, tokens: Tensor, labels: Tensor, places: Sequence[int], neutral: int
 ) -> Examples:
     """What a decoder is trained on; see `encode`."""
-    vectors, others = encode(circuit, tokens, places, neutral)
-    return Examples(tokens, labels, vectors, others)
+    return Examples(labels, *encode(circuit, tokens, places, neutral))
 
 
 class Block(nn.Module):
@@ -176,14 +174,6 @@ def train_decoder(
             nats = _nats(decoder, known, judged.labels)
             best = min(best, (float(nats[:half].mean()), nats[half:].mean(0).tolist()))
     return [(math.log(candidates) - nats) / math.log(2) for nats in best[1]]
-
-
-def add_noise(vectors: Tensor, size: float, generator: torch.Generator) -> Tensor:
-    """Normal noise, in units of each vector's root mean square."""
-    if not size:
-        return vectors
-    drawn = torch.randn(vectors.shape, generator=generator)
-    return vectors + size * vectors.square().mean(-1, keepdim=True).sqrt() * drawn
 
 
 @torch.no_grad()

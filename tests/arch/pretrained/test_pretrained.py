@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
@@ -11,6 +12,7 @@ from tokenizers import Tokenizer
 
 from arch import ModelError, generate, load_pretrained, save_model
 from arch.__main__ import main
+from arch.pretrained.decoder import is_whole
 from arch.pretrained.pretrained import PretrainedModel
 from tests.arch.cases import (
     assert_causal_model,
@@ -123,6 +125,26 @@ def test_recomposed_parts_are_the_whole_layer(family):
         recomposed = x + mixed + block.channel_mixer(block.norm_channel(x + mixed))
         assert_near(recomposed, whole)
         torch.testing.assert_close(block.combine(x, mixed), recomposed)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bound"), [(torch.bfloat16, 0.05), (torch.float16, 0.05), (torch.float32, 1e-3)]
+)
+def test_parts_may_differ_from_the_whole_model_by_what_their_precision_rounds(dtype, bound):
+    parts = PretrainedModel(their_model("llama 1", dtype))
+
+    def whole(error: float, value: float = 0.0) -> Any:
+        def run(tokens: torch.Tensor, **_: Any) -> SimpleNamespace:
+            logits = parts(tokens).double()
+            logits[0, 0, 0] += error * max(1.0, float(logits.abs().max())) + value
+            return SimpleNamespace(logits=logits)
+
+        return run
+
+    assert is_whole(parts, whole(0.0))
+    assert is_whole(parts, whole(0.8 * bound))
+    assert not is_whole(parts, whole(1.3 * bound))
+    assert not is_whole(parts, whole(0.0, torch.nan))
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama 2, grouped, scaled"])

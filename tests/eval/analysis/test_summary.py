@@ -294,6 +294,14 @@ def test_any_gradient_method_will_do_but_ambiguous_stands_above_a_lucky_find():
     assert joined.verdicts == [AMBIGUOUS, GRADIENT, GRADIENT, GRADIENT]
 
 
+def test_a_text_is_one_question_whatever_its_number_in_a_command():
+    """Its number parted the solvers, and it had no verdict."""
+    descent = row_of("descent", [9, 9, 3, 4], prompts="text", prompt=1)
+    (joined,) = join_rows([descent, row_of("alternating", [1, 2, 3, 4], prompts="text", prompt=0)])
+    assert joined.decisive
+    assert joined.verdicts == [SEARCH, SEARCH, GRADIENT, GRADIENT]
+
+
 @pytest.mark.parametrize("changes", [{"control": "shuffled"}, {"family": "probe"}])
 def test_a_control_with_nothing_to_find_and_a_reader_have_no_verdict(changes):
     assert join_rows([row_of("descent", [1, 2, 3, 4], **changes)]) == []

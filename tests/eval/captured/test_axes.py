@@ -267,6 +267,9 @@ def test_padding_before_one_prompt_of_several_is_named(pad, said, llama, capsys)
     found = recover(checkpoint, outputs, layer=2, corpus="toy:400")
     assert found.texts[0] == TEXTS[0]
     assert f"prompt 1: {said}" in capsys.readouterr().err
+    for rows, named in ((3, True), (2, False)):  # of fewer, the first may have been changed
+        recover(checkpoint, outputs[:, : 4 + rows], layer=2, corpus="toy:400")
+        assert pad != 65 or (said in capsys.readouterr().err) == named
     assert pad == 65 or set(found.grades[1]) == {"unknown"}
     alone = recover(checkpoint, outputs[1:, 4:], layer=2, corpus="toy:400")
     assert alone.texts == [TEXTS[1][:-4]]
@@ -287,6 +290,11 @@ def test_a_prompt_behind_another_one_is_named(capsys):
     found = recover(model, states[2], layer=2, computed="fp32", corpus="toy:400")
     assert (found.tokens[0, :behind].tolist(), found.left_out[0][0]) == (first, behind)
     assert f"from row {behind} on 6 of 6 tokens fit as another" in capsys.readouterr().err
+    for rows, named in ((3, True), (2, False)):  # fewer may fit by chance
+        part = states[2][:, : behind + rows]
+        recover(model, part, layer=2, computed="fp32", corpus="toy:400")
+        said = f"from row {behind} on {rows} of {rows} tokens fit as another"
+        assert (said in capsys.readouterr().err) == named
 
 
 @pytest.mark.first(1)

@@ -34,11 +34,6 @@ def fill(theirs: Any, text: str, cache: Any = None, pieces: int = 1) -> Any:
     return cache
 
 
-def as_lists(cache: Any) -> Any:
-    keys, values = ([getattr(x, n) for x in cache.layers] for n in ("keys", "values"))
-    return SimpleNamespace(key_cache=keys, value_cache=values)
-
-
 def as_pairs(cache: Any) -> Any:
     return tuple((layer.keys, layer.values) for layer in cache.layers)
 
@@ -79,7 +74,7 @@ def test_the_first_position_may_be_given(opened):
 
 
 @pytest.mark.first(1)
-@pytest.mark.parametrize("form", [lambda cache: cache, as_lists, as_pairs, list])
+@pytest.mark.parametrize("form", [lambda cache: cache, as_pairs, list])
 def test_a_short_cache_is_read_whole(opened, form, capsys):
     """In each form; an empty tail of a static cache is cut, and said."""
     checkpoint, theirs = opened
@@ -138,12 +133,10 @@ def make_own_class(theirs):
             transformers.DynamicCache(), transformers.DynamicCache()), "EncoderDecoderCache"),
         (lambda theirs: (torch.zeros(1, 4, 32), torch.zeros(1, 4, 32)), "tuple of 2 tensors"),
         (lambda theirs: [(torch.zeros(1, 2, 4, 8),) * 4], "4 entries"),
-        (lambda theirs: as_lists(SimpleNamespace(layers=[])), "layers 1 to 0"),
+        (lambda theirs: SimpleNamespace(layers=[]), "layers 1 to 0"),
         (lambda theirs: {"keys": torch.zeros(1, 4, 32)}, "a dict"),
         (lambda theirs: "cache", "a str"),
         (lambda theirs: [(torch.ones(1, 2, 4, 8), torch.ones(1, 2, 3, 8))], "unlike positions"),
-        (lambda theirs: SimpleNamespace(key_cache=[torch.ones(1, 2, 4, 8)], value_cache=[]),
-         "keys of 1 layers, values of 0"),
         (lambda theirs: torch.zeros(4, 32).to_sparse(), "a sparse"),
         (lambda theirs: torch.zeros(4, 32, device="meta"), "without numbers"),
         (lambda theirs: torch.nested.nested_tensor([torch.zeros(4, 32)], layout=torch.jagged),

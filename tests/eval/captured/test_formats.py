@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from eval import RequestError, recover
 from eval.__main__ import main
 from eval.captured.files.recognise import read_capture
-from eval.captured.files.stored import FORMATS, FP8, read_stored, view_bits
+from eval.captured.files.stored import FLOATS, FORMATS, FP8, read_stored, view_bits
 from eval.commands.recover import Format
 from eval.messages import say_of_model
 from tests.said import one_line
@@ -287,6 +287,11 @@ def captured(directories, opened) -> tuple[Any, dict[str, torch.Tensor]]:
 
 def stored_as(kind: str, x: torch.Tensor) -> dict[str, Any]:
     """The arguments of `recover` for states in a format."""
+    if kind in FLOATS:
+        return {"outputs": x.to(FLOATS[kind])}
+    if kind.startswith("int8"):
+        scale = (x.abs().amax((0, 1)) if "channel" in kind else x.abs().amax(-1, True)) / 127
+        return {"outputs": (x / scale).round().to(torch.int8), "scale": scale}
     if kind == "fp64":
         return {"outputs": x.double()}
     if kind == "2 decimals":
@@ -311,10 +316,11 @@ def stored_as(kind: str, x: torch.Tensor) -> dict[str, Any]:
             "scale": scale}  # fmt: skip
 
 
-KINDS = ["fp64", "2 decimals", "6 digits", "fp8", "fp8 by token", "uint8", "int4 by group"]
+KINDS = ["bf16", "fp16", "int8 by channel", "int8 by token", "fp64", "2 decimals", "6 digits",
+         "fp8", "fp8 by token", "uint8", "int4 by group"]  # fmt: skip
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(6)
 @pytest.mark.parametrize("kind", KINDS)
 def test_states_in_a_format_are_recovered(captured, kind):
     model, states = captured

@@ -8,18 +8,11 @@ from safetensors.torch import load_file, save_file
 
 from eval import open_model, recover
 from eval.__main__ import main
-from eval.messages import say_once
 from eval.sites.circuit import Circuit
 from tests.arch.cases import byte_tokenizer
 from tests.arch.pretrained.test_decoder import their_model
 
 pytest.importorskip("transformers")
-
-
-@pytest.fixture(autouse=True)
-def unsaid():
-    """A line that another test was told is said again."""
-    say_once.cache_clear()
 
 
 def tokens_of(*texts):

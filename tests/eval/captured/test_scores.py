@@ -11,7 +11,6 @@ from safetensors.torch import save_file
 from eval import RequestError, open_model, recover_scores
 from eval.__main__ import main
 from eval.captured.certainty.likelihood import limit_chances
-from eval.messages import say_once
 from tests.arch.cases import byte_tokenizer
 from tests.arch.pretrained.test_pretrained import V, their_model
 from tests.eval.inversion.search_cases import TEXTS
@@ -111,7 +110,6 @@ def test_scores_that_fit_nowhere_are_said(scored, change, capsys):
 def test_too_few_numbers_to_show_their_decimals_are_named(scored, k, places, is_said, capsys):
     """They were held against float32, and no reason was given that was theirs."""
     checkpoint, _, ids, values = scored
-    say_once.cache_clear()
     scores = printed(values[:3, :k], places)
     found = recover_scores(checkpoint, ids[:3, :k], scores, corpus="toy:400")
     assert ("were they rounded" in capsys.readouterr().err) == is_said

@@ -40,46 +40,10 @@ def test_a_step_is_the_distance_to_the_next_number(kind):
     assert bool(((x - stored.values).abs() <= stored.step / 2).all())
 
 
-@pytest.mark.parametrize("shape", [(), (8,), (5, 1), (2, 5, 1)])
-def test_integers_stand_for_their_scale(shape):
-    x, scale = torch.randn(2, 5, 8), torch.rand(shape) / 50 + 0.03
-    stored = read_stored((x / scale).round().to(torch.int8), scale=scale)
-    assert stored.format == "int8"
-    assert bool(((x - stored.values).abs() <= stored.step / 2 + 1e-6).all())
-    torch.testing.assert_close(stored.step, scale.expand(2, 5, 8))
-
-
 @pytest.fixture
 def captured(directories, opened) -> tuple[Any, dict[str, torch.Tensor]]:
     path = directories["llama"]
     return opened["llama"], load_file(f"{path}/states.safetensors")
-
-
-def quantised(x: torch.Tensor, kind: str) -> dict[str, Any]:
-    """The arguments of `recover` for a tensor that is stored in a format."""
-    if kind in KINDS:
-        return {"outputs": x.to(KINDS[kind])}
-    dims = (0, 1) if kind == "int8 by channel" else -1
-    scale = x.abs().amax(dim=dims, keepdim=kind != "int8 by channel") / 127
-    return {"outputs": (x / scale).round().to(torch.int8), "scale": scale}
-
-
-@pytest.mark.parametrize(
-    ("kind", "layer"),
-    [("bf16", 1), ("fp16", 2), ("int8 by channel", 1), ("int8 by token", 2)],
-)
-def test_short_numbers_are_recovered(captured, kind, layer):
-    model, states = captured
-    asked = quantised(states[str(layer)], kind)
-    found = recover(model, **asked, layer=layer, corpus="toy:400")
-    for row, tokens in enumerate(states["tokens"].tolist()):
-        for t, token in enumerate(tokens):
-            answer = int(found.tokens[row, t])
-            assert answer == token or token in found.alike[row].get(t, [])
-            if found.certificates[row][t]:
-                assert answer == token
-    assert found.format == kind.split()[0]
-    assert bool((found.residual <= 3 * found.floor).all())
 
 
 @pytest.mark.first(1)

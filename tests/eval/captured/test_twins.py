@@ -83,7 +83,8 @@ def test_rivals_of_many_prompts_are_run_in_parts(twins, monkeypatch):
     problem, tokens = captured.pose(), torch.tensor([encoded])
     rounding = verify(captured, problem, tokens).rounding
     tolerance = Tolerance(rounding, stored.step, torch.zeros_like(rounding))
-    agreement = Agreement(captured.circuit, stored, tolerance, Slice())
+    every = torch.ones_like(tokens, dtype=torch.bool)
+    agreement = Agreement(captured.circuit, stored, tolerance, Slice(), every)
     together, step, sizes = find_alike(problem, tokens, agreement), Circuit.step, list[int]()
 
     def counted(circuit, embeddings, state):

@@ -22,6 +22,7 @@ from eval.commands.result import Result, command
 from eval.commands.views import summary
 from eval.messages import say_once
 from tests.said import one_line
+from tokenizer import splits
 
 KINDS = {"invert": "recovery"}
 HELP = """
@@ -248,12 +249,13 @@ def test_answers_are_printed_with_wrong_tokens_marked(model_directory):
     assert lines[1].count("[") - 1 == wrong > 0  # one is the slice's
 
 
-def test_advice_is_given_once_in_each_question(capsys):
+def test_advice_is_given_once_in_each_question(capsys, caplog):
     """It was given once in a kernel's life."""
 
     @command
     def part() -> Result:
         say_once("advice")
+        splits.say_once("advice on a corpus")
         return Result([], "")
 
     @command
@@ -263,5 +265,7 @@ def test_advice_is_given_once_in_each_question(capsys):
 
     for question in (part, whole):
         for _ in range(2):
+            caplog.clear()
             question()
             assert capsys.readouterr().err == "advice\n"
+            assert caplog.messages == ["advice on a corpus"]

@@ -1,5 +1,6 @@
 """Attribution against Captum, linear models, one occlusion at a time."""
 
+import re
 from typing import Any
 
 import pytest
@@ -7,8 +8,9 @@ import torch
 from scipy.stats import spearmanr
 
 from eval import RequestError
-from eval.lenses.attribution import combined, gradient_x_input, logits_after, occluded
+from eval.lenses.attribution import attribute, combined, gradient_x_input, logits_after, occluded
 from eval.lenses.lens import lenses
+from eval.lenses.table import Table
 from eval.models.checkpoint import open_checkpoint
 from tests.eval.lenses.cases import figures, look, of, some_tokens
 
@@ -62,6 +64,28 @@ def test_the_combination_is_the_mean_of_two_normalised():
     both = combined(torch.tensor([1.0, -2.0, 0.0]), torch.tensor([0.0, 5.0, 10.0]))
     assert both.tolist() == [0.25, 0.75, 0.5]
     assert combined(torch.zeros(2), torch.zeros(2)).tolist() == [0, 0]
+
+
+def test_logits_of_half_precision_are_summed_in_single(small_model):
+    """Changes of all logits together were infinite, and so their ranks wrong."""
+    model = small_model(mixers=("attention",))
+    with torch.no_grad():
+        model.head.weight *= 3000
+    (tokens,) = some_tokens(model, 1)
+    scores = attribute(model.half(), tokens, [5])
+    assert all(values.isfinite().all() for values in scores.values())
+    assert scores["occlusion, every logit"].max() > torch.finfo(torch.float16).max
+
+
+def test_a_score_that_is_no_number_leaves_the_others_their_places_and_colours():
+    """An infinite one ended the page, and so did one that is missing."""
+    table = Table(pieces={"text 0": [*"abcd"]}, notes={"answers": {"text 0": "e"}})
+    values = torch.tensor([[torch.inf, 1.0, torch.nan, -2.0]])
+    where: Any = {"prompt": ["text 0"], "position": range(4)}
+    table.add("attribution", values, rows=False, method="gradient", output="own answer", **where)
+    (text,) = lenses()["attribution"].html({"flat at 0": table})
+    drawn = re.findall('<span[^>]* class="(.*?)" style="--shade:(.*?)"', text)
+    assert drawn == [("", "0"), ("f", "0.5"), ("", "0"), ("a", "1.0")]
 
 
 def test_the_lens_tells_every_method_and_how_they_agree(model_directory):

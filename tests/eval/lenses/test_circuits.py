@@ -19,13 +19,16 @@ from eval.lenses.circuits import (
     triangles,
     value_maps,
 )
+from eval.lenses.lens import lenses
 from eval.lenses.task import MEASURED
 from eval.lenses.trace import trace
 from eval.measures.ranks import effective_rank
+from eval.messages import RequestError
 from tests.arch.cases import MIXERS, random_mixer, random_tokens, scramble
 from tests.arch.cases import small_model as tiny_model
 from tests.arch.pretrained.test_pretrained import their_model
 from tests.eval.lenses.cases import figures, look, story_checkpoint
+from tests.said import one_line
 
 D, T = 8, 7
 ATTENTION = [entry for entry in MIXERS if entry.startswith("attention") and "+" not in entry]
@@ -172,6 +175,17 @@ def test_mixers_of_one_block_have_figures_and_maps_of_their_own():
     plain = look("circuits", story_checkpoint(("attention(heads=2)+flat",)), (40, 41, 42, 43))
     parts = {figure["part"] for figure in figures(plain, "OV copying")}
     assert parts == {"head 0", "head 1"}  # one of them alone has heads
+
+
+def test_a_prompt_of_two_tokens_has_maps_and_one_of_a_single_token_is_refused():
+    checkpoint = story_checkpoint(("attention(heads=2)",))
+    found = look("circuits", checkpoint, (40, 41), (42, 43, 44))
+    (maps,), (lags,) = found.of("maps"), found.of("weight by distance")
+    assert len(maps.axes["position"]) == len(lags.axes["lag"]) == 2
+    drawn = {figure.name for figure in lenses()["circuits"].figures({"x": found})}
+    assert {"circuits-maps", "circuits-lags"} <= drawn
+    with one_line(RequestError, "--text: a prompt has one token"):
+        look("circuits", checkpoint, (40, 41), (42,))
 
 
 def test_profiles_and_ranks_by_hand():

@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from eval.lenses import features
 from eval.lenses.detokenisation import GROUPS, alphabet, groups, words_of
+from eval.lenses.lens import lenses
 from eval.lenses.trace import trace
 from eval.models.checkpoint import open_checkpoint
 from tests.eval.lenses.cases import figures, look, some_tokens
@@ -100,6 +101,13 @@ def test_the_lens_reads_what_a_layer_has_and_nothing_else(model_directory):
             for row in figures(found, "read") if row["group"] == "any position"}  # fmt: skip
     assert [o for o in (-2, -1, 0, 1) if read[0, o] > 0.6] == [0]
     assert [o for o in (-2, -1, 0, 1) if read[1, o] > 0.6] == [-1, 0]
+    (chart,) = lenses()["detokenisation"].charts
+    figure = chart.draw("detokenisation", {"flat": found})
+    assert figure
+    (panel,) = figure.panels.values()
+    drawn = {record["group"] for record in panel.to_dict()["data"]["values"]}
+    assert drawn == {row["group"] for row in figures(found, "read")}
+    assert GROUPS[0] in drawn  # the words that the lens is for, of which the chart had none
     assert all(len(line[0]) > 1 for line in found.texts[0]["lines"])
     assert not figures(found, "read at the end less in the middle")  # one block has no middle
 

@@ -1,6 +1,7 @@
 """Tokens' vectors, bigrams, confidence and paths, against plain restatements of each."""
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import transformers
 from arch.pretrained.pretrained import wrap_model
 from eval.lenses.direction import (
     PLACES,
+    TEMPERATURES,
     draw_plane,
     heated,
     path,
@@ -20,7 +22,15 @@ from eval.lenses.direction import (
 )
 from eval.lenses.table import Table
 from eval.lenses.trace import constants, norm_scale, readers
-from eval.lenses.vectors import METRICS, add_bigrams, nearest, outliers, rank_pairs, ways_back
+from eval.lenses.vectors import (
+    METRICS,
+    add_bigrams,
+    add_round_trips,
+    nearest,
+    outliers,
+    rank_pairs,
+    ways_back,
+)
 from eval.messages import RequestError
 from eval.models.checkpoint import open_checkpoint
 from tests.arch.pretrained.test_decoder import GROUPED
@@ -84,6 +94,30 @@ def test_length_and_temperature_are_one_thing(small_model):
     torch.testing.assert_close(before[0], before[1], atol=1e-3, rtol=1e-3)
 
 
+def test_logits_of_half_precision_are_divided_in_single():
+    """A temperature of 0.001 made them infinite, and no confidence fell with heat."""
+    logits = -torch.linspace(80, 100, 12).view(3, 4).half()
+    heat = heated(logits, TEMPERATURES)
+    torch.testing.assert_close(heat, heated(logits.float(), TEMPERATURES))
+    assert rising(-heat).all()
+
+
+def test_lengths_beyond_half_precision_are_said_and_are_no_fall(capsys):
+    """Positions whose longest vectors were infinite counted as unsure ones."""
+    half = story_checkpoint()
+    norm: Any = half.model.half().norm
+    norm.weight *= 26
+    found = look("direction", half, range(2, 34))
+    ((rises,), (longest,)) = (
+        figures(found, name)
+        for name in ("confidence rises with length", "best probability at length 1000")
+    )
+    assert rises["value"] > 0.9
+    assert 0 < longest["n"] < rises["n"]
+    said = f"float16 holds at {rises['n'] - longest['n']} of {rises['n']} positions"
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("family", "settings"),
     [
@@ -144,6 +178,15 @@ def test_the_control_of_an_answer_is_another_answer():
         assert torch.equal(control[0].isnan(), answers == others)
         labels = {row["answer"] for row in figures(found, "cosine with answer")}
         assert ("another's" in labels) == bool((answers != others).any())
+
+
+def test_white_space_alone_is_no_word_that_has_variants():
+    pieces = ["\n", "\t", " ", " a", "A"]
+    checkpoint: Any = SimpleNamespace(words=lambda tokens: [pieces[token] for token in tokens])
+    rows, both = torch.arange(len(pieces)), torch.eye(len(pieces)).repeat(2, 1, 1)
+    add_round_trips(found := Table(), checkpoint, both, rows, [3])
+    for numbers in found.of("round trip variant among others"):
+        assert numbers.axes["token"] == [3, 4]
 
 
 def test_pairs_are_ranked_in_their_rows(matrices):

@@ -207,6 +207,18 @@ def test_effects_and_margins_are_those_of_the_outputs(circuit, passage):
     assert margins["alone"] == pytest.approx(nearest[[0, 1, 2, 7]].tolist(), abs=0.05)
 
 
+def test_outputs_of_zeros_are_told_apart_but_from_others_of_zeros(small_model, passage):
+    """A floor of 0 made the margin infinite, which rows have as null, as they do one of nothing."""
+    model = small_model(vocab_size=V)
+    for rows, told in (([passage.truth], True), ([passage.truth, 3], False)):
+        with torch.no_grad():
+            model.embedding.weight[rows] = 0
+        row = figures(Circuit(model, 0), passage, distances=(0,))
+        assert [margin is not None for margin in row["margin_bits"]["alone"]] == [told]
+        assert row["rms"] == [0]
+        assert row["effect"][0] > 1e9  # no mean leaves it out
+
+
 def test_outputs_after_the_last_distance_are_not_computed(small_model, passage, monkeypatch):
     """Of a long text they took gigabytes; the figures are those of the whole passage."""
     circuit, seen = Circuit(small_model(vocab_size=V), 2), []

@@ -105,6 +105,22 @@ def test_the_loss_as_lm_eval_counts_rows_of_no_token(family, tmp_path):
         assert checkpoint.model.head.weight is head
 
 
+def test_white_space_around_the_text_of_a_row_is_predicted_as_lm_eval_does(
+    model_directory, tmp_path
+):
+    """It was left out, though lm-eval reads a row as it is."""
+    texts = ["Tom ran home.\n", "  Mia saw a dog.", "It rained."]
+    rows = tmp_path / "valid.jsonl"
+    rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in [*texts, " \n"]))
+    path = model_directory()
+    checkpoint, figures = open_checkpoint(path), ("tokens", "bytes", "bits_per_byte")
+    found = measure_documents(checkpoint, str(rows))
+    expected = measure_documents(checkpoint, "", texts=texts)
+    assert [found[name] for name in figures] == [expected[name] for name in figures]
+    joined = eval_loss(path, corpus=str(rows)).rows[0]
+    assert joined["bytes"] == sum(len(text.strip()) for text in texts)
+
+
 def test_rows_of_other_windows_are_other_rows(model_directory, tmp_path):
     corpus = stories_in(tmp_path, ["Tom had a red ball.", "Mia saw a big dog."])
     asked: Any = {"corpus": corpus, "out": str(tmp_path / "out")}
@@ -268,8 +284,8 @@ def test_a_folder_whose_files_have_the_sizes_of_before_is_another(
     tmp_path, monkeypatch, large, prefix
 ):
     """As where stories are shuffled; its earlier loss was given as its own."""
-    monkeypatch.setattr(corpora, "LARGE", large)
-    monkeypatch.setattr(corpora, "PIECE", 4)
+    monkeypatch.setattr("tokenizer.corpus.LARGE", large)
+    monkeypatch.setattr("tokenizer.corpus.PIECE", 4)
     (tmp_path / "train.txt").write_text("Some.")
     found = set()
     for time, words in enumerate((["One cat.", "Two cat."], ["Two cat.", "One cat."])):

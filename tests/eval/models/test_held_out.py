@@ -8,16 +8,20 @@ import torch
 from tokenizers import Tokenizer
 
 import eval as evals
+from arch import LanguageModel, ModelConfig
+from arch.formats.hub.export import export_hub
+from arch.formats.llama import export_transformers
 from eval import RequestError
 from eval.__main__ import main
 from eval.measures.bits.measure import Question
 from eval.measures.bits.task import Design
-from eval.models.checkpoint import Checkpoint
+from eval.models.checkpoint import Checkpoint, open_model
 from eval.models.corpora import choose_corpus, own_corpus
 from eval.models.text import held_out_text
 from tests.arch.cases import byte_tokenizer
 from tests.said import one_line
 from tokenizer import PackedData, open_corpus, pack
+from tokenizer.pack import Layout
 
 TALES = [f"Tale {number} of a cat." for number in range(400)]
 OTHERS = [f"Another {number} of a dog." for number in range(400)]
@@ -55,7 +59,7 @@ def trained(read, small_model, small_tokenizer):
         data = PackedData(read(words))
         about = {"name": "m", "data": str(data.path), "data_sha256": data.hash}
         about |= {"data_source": data.meta["source"], "field": data.meta["field"]}
-        about |= {"valid_fraction": data.meta["valid_fraction"]} | changed
+        about |= {name: data.meta[name] for name in ("valid_fraction", "source_files")} | changed
         return Checkpoint(model, model.config, small_tokenizer, about, Path("runs", "m"))
 
     return make
@@ -74,6 +78,53 @@ def test_a_corpus_that_holds_out_what_was_trained_on_is_refused(data, corpus, tr
     model, corpus = trained(data), read(corpus)
     with one_line(RequestError, f"--corpus {corpus}: holds out "):
         held_out_text(model, corpus)
+
+
+@pytest.mark.parametrize("fraction", ["0.05", "0.3"])
+def test_what_was_trained_on_is_known_by_what_it_is(fraction, trained, read, monkeypatch):
+    """It was known by its path, as it was typed: from another folder, or as a copy, it was read."""
+    divided, book = trained(f"tales {fraction}"), trained(f"book.txt {fraction}")
+    refused = pytest.raises(RequestError, match="holds out ")
+    Path("elsewhere").mkdir()
+    Path("elsewhere", "copy.txt").write_bytes(Path("tales", "train.txt").read_bytes())
+    pack(read("book.txt 0.4"), "t.json", "again")
+    monkeypatch.chdir("elsewhere")
+    for corpus in ("../tales/train.txt", "copy.txt"):
+        with refused:
+            held_out_text(divided, corpus)
+    for corpus in ("../tales", "../tales/valid.txt", "../other.txt"):
+        assert set(held_out_text(divided, corpus).held_out()).isdisjoint(TALES)
+    for corpus in ("../book.txt-0.4", "../again"):
+        with refused:
+            held_out_text(book, corpus)
+    own = set(held_out_text(book, "../book.txt").held_out())
+    assert own == set(open_corpus("../book.txt", "valid", valid_fraction=float(fraction)))
+
+
+def test_data_packed_from_packed_data_keep_what_was_held_out(trained, read, capsys):
+    """The text that the first packing read was not known any more."""
+    pack(read("book.txt 0.02"), "t.json", "rows", Layout("rows", 33))
+    model = trained("rows")
+    stories = set(held_out_text(model, "book.txt").held_out())
+    assert stories == set(open_corpus("book.txt", "valid", valid_fraction=0.02))
+    with one_line(RequestError, "--corpus book.txt-0.3: holds out 0.3 "):
+        held_out_text(model, read("book.txt 0.3"))
+
+
+@pytest.mark.parametrize("export", [export_hub, export_transformers])
+def test_an_export_reads_what_its_model_reads(export, trained, read):
+    """Exports knew no source: they were asked about what their model was trained on."""
+    ours = ModelConfig(vocab_size=400, d_model=8, n_layers=1, context=16, norm="rmsnorm",
+                       mixers=("attention(heads=2)",), channel_mixer="swiglu")  # fmt: skip
+    model, (divided, book) = LanguageModel(ours), map(trained, ("tales 0.05", "book.txt 0.3"))
+    for name, meta in (("divided", divided.meta), ("book", book.meta)):
+        tokenizer = Tokenizer.from_file("t.json")
+        export(name, model, tokenizer.to_str(), {**meta, "step": 10})
+    divided, book = (open_model(f"hf:{name}") for name in ("divided", "book"))
+    for checkpoint, corpus in ((divided, "tales/train.txt"), (book, read("book.txt 0.4"))):
+        with pytest.raises(RequestError, match="holds out "):
+            held_out_text(checkpoint, corpus)
+    assert len(list(held_out_text(divided, "tales/valid.txt").held_out())) == 40
 
 
 @pytest.mark.parametrize(
@@ -113,7 +164,7 @@ def test_a_source_that_lost_its_division_is_not_the_corpus_unasked(trained, caps
 def test_the_refusal_is_one_line_of_a_command(read, model_directory, capsys):
     path = model_directory(n_layers=1)
     about = json.loads((path / "meta.json").read_text())
-    about |= {"data_source": "tales", "valid_fraction": None}
+    about |= {"source_files": PackedData(read("tales 0.05")).meta["source_files"]}
     (path / "meta.json").write_text(json.dumps(about))
     for corpus, code in (("tales/train.txt", 2), ("tales", 0)):
         assert main(["loss", str(path), "--corpus", corpus, "--stories", "2"]) == code

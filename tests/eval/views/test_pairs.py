@@ -56,9 +56,20 @@ def test_passages_of_other_tokens_are_no_pair():
     assert not paired_records(frame(rows), ("a", 300), ("b", 300), margin=5)
 
 
+def test_texts_are_paired_by_what_they_are_and_not_by_their_number():
+    """Of models that were asked in another order a text was paired with none, and not a line."""
+    texts: dict = {"prompts": "text", "solver": "alternating"}
+    rows = [make_row("flat", prompt=number, **texts) for number in range(3)]
+    asked = [make_row("llama", prompt=number, **texts) for number in (2, 0)]
+    rows += [row | {"prompt": number} for number, row in enumerate(asked)]
+    pair = ("flat", 300), ("llama", 300)
+    (record,) = paired_records(frame(rows), *pair, margin=5, prompts="text")
+    assert (record["figure"], record["n"]) == ("hidden 3", 2)
+
+
 def test_alike_checkpoints_are_equivalent_and_seeds_are_the_unit():
-    same = [make_row(m, solver="sweep", hidden=0, prompt=p) for m in ("flat", "llama")
-            for p in range(80)]  # fmt: skip
+    same = [make_row(m, solver="sweep", hidden=0, prompt=p, truth=[p] * 16)
+            for m in ("flat", "llama") for p in range(80)]  # fmt: skip
     (record,) = paired_records(frame(same), ("flat", 300), ("llama", 300), margin=5)
     assert (record["difference"], record["p"], record["equivalent"]) == (0, 1, True)
     assert 0 < record["high"] < 0.05  # all agree, which leaves some room

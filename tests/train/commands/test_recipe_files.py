@@ -13,8 +13,8 @@ from arch.storage.values import YamlDumper
 from tests.train.cases import TINY
 from train import RunError, fit, read_recipe
 from train.__main__ import main
+from train.recipe import model_id
 from train.run import Run
-from train.rundir.identity import model_id
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n"

@@ -48,7 +48,8 @@ def folder(data, tmp_path_factory):
 def run_in_two(forked: Any, folder: Path, steps: Sequence[str | tuple[str, list[str]]]) -> Said:
     """Runs command lines, and preparations, in two processes, which start once for all."""
     commands = [step if isinstance(step, str) else step[1] for step in steps]
-    logs = in_two_processes(forked, commands, folder)
+    codes, logs = in_two_processes(forked, commands, folder, wait=300)
+    assert codes == [0, 0], "\n".join(logs)
     names = [step[0] for step in steps if not isinstance(step, str)]
     parts = [re.split(r"(?<=\nend of a command\n)", log)[:-1] for log in logs]
     return {name: "".join(of) for name, *of in zip(names, *parts, strict=True)}

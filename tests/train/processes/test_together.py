@@ -13,10 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from tests.train.cases import TINY, fit, losses, pack_toy
-from tests.train.processes.scale_runs import _run
+from tests.train.processes.scale_runs import in_two_processes
 from train import RunError, read_recipe
 from train.processes.together import PORT, _own_store, together
 from train.run import Run
@@ -25,47 +24,30 @@ from train.settings import TrainerSettings
 SHARED = "--trainer.devices 2 --trainer.strategy ddp"
 
 
-def run_both(forked, folder, *commands):
-    """Two processes that were given a command line, or preparations, and what each of them said."""
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    logs = [folder / f"{rank}.log" for rank in range(2)]
-    processes = [
-        forked.Process(target=_run, args=(rank, store.port, log, [*commands]), daemon=True)
-        for rank, log in enumerate(logs)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(30)
-        process.kill()
-    return processes, [log.read_text() for log in logs]
-
-
 @pytest.mark.slow
 def test_a_refusal_of_the_first_ends_both(data, forked, tmp_path):
     """Only the first refuses a run that is there: the other would wait for it in a barrier."""
     run = tmp_path / "run"
     (run / "models").mkdir(parents=True)
     (run / "notes").write_text("another's")
-    processes, said = run_both(
-        forked, tmp_path, f"fit --data {data} --run {run} {TINY} {SHARED}".split()
-    )
+    command = f"fit --data {data} --run {run} {TINY} {SHARED}".split()
+    codes, said = in_two_processes(forked, [command], tmp_path, wait=30)
     assert said[0].count("error: ") == 1
     assert "exit code 2" in said[0]
     assert said[1].replace("exit code 2\nend of a command\n", "") == ""
-    assert processes[1].exitcode == 2 or "exit code 2" in said[1]
+    assert codes[1] == 2 or "exit code 2" in said[1]
 
 
 @pytest.mark.slow
 def test_processes_that_would_go_on_from_other_steps_are_refused(data, finished, forked, tmp_path):
     """As where a network's file system shows one an earlier state; figures were then wrong."""
     command = f"fit --data {data} --run {finished()} {TINY} {SHARED} --trainer.max_steps 8"
-    given = "show_the_second_an_earlier_state", [*command.split(), "--resume", "auto"]
-    processes, said = run_both(forked, tmp_path, *given)
+    given = ["show_the_second_an_earlier_state", [*command.split(), "--resume", "auto"]]
+    codes, said = in_two_processes(forked, given, tmp_path, wait=30)
     assert "process 1 would go on from step 5, the first from step 6; wait" in said[1]
     assert "".join(said).count("error: ") == 1
-    for process, text in zip(processes, said, strict=True):
-        assert process.exitcode == 2 or "exit code 2" in text
+    for code, text in zip(codes, said, strict=True):
+        assert code == 2 or "exit code 2" in text
 
 
 @pytest.fixture
@@ -127,12 +109,12 @@ def test_what_a_machine_decides_may_differ_between_processes(compared, monkeypat
 @pytest.mark.slow
 def test_a_second_process_with_another_seed_ends_both(data, forked, tmp_path):
     command = f"fit --data {data} --run {tmp_path / 'run'} {TINY} {SHARED}".split()
-    given = "give_the_second_another_seed", command
-    processes, said = run_both(forked, tmp_path, *given)
+    given = ["give_the_second_another_seed", command]
+    codes, said = in_two_processes(forked, given, tmp_path, wait=30)
     assert "--seed: process 1 has 1, the first 0" in said[1]
     assert "".join(said).count("error: ") == 1
-    for process, text in zip(processes, said, strict=True):
-        assert process.exitcode == 2 or "exit code 2" in text
+    for code, text in zip(codes, said, strict=True):
+        assert code == 2 or "exit code 2" in text
 
 
 @pytest.mark.slow

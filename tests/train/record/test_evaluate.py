@@ -72,7 +72,7 @@ def test_saved_models_are_evaluated_as_by_hand_and_the_run_has_the_figures(
         assert {"eval/shown", "eval/bits_per_byte"} <= set(known)
     assert re.search(r"^step 6  eval bits_per_byte [.\d]+, shown [.\d]+ %", printed, re.MULTILINE)
     assert "eval/shown" in (run / "csv" / "version_0" / "metrics.csv").read_text()
-    assert _steps(run) == ["step-000000", "step-000006"]
+    assert names(run / "models") == ["step-000000", "step-000006"]
     assert len(in_this_process) == 8
 
 
@@ -95,8 +95,8 @@ def test_an_evaluation_that_fails_is_a_line(data, tmp_path, monkeypatch, capsys,
     reason = "eval failed: no space left" if error else "eval invert failed: no suite"
     said = [line for line in capsys.readouterr().out.splitlines() if reason in line]
     assert [line.split()[1] for line in said] == ["0", "3", "6", "7"]
-    assert measured == [(name, run / "eval", "standard") for name in _steps(run)]
-    assert _steps(run) == [f"step-{step:06d}" for step in (0, 3, 6, 7)]
+    assert measured == [(name, run / "eval", "standard") for name in names(run / "models")]
+    assert names(run / "models") == [f"step-{step:06d}" for step in (0, 3, 6, 7)]
 
 
 def test_a_suite_that_is_not_there_is_refused_before_training(data, tmp_path, capsys):
@@ -177,7 +177,7 @@ def test_the_last_model_of_a_run_that_stops_early_is_evaluated(data, tmp_path, m
     monkeypatch.setattr("train.record.evaluate.measure", note)
     flags = "--lr 90 --validate_every 1 --early_stopping 1 --eval_every 6"
     assert fit(data, tmp_path / "run", *flags.split()) == 0
-    assert measured == _steps(tmp_path / "run")
+    assert measured == names(tmp_path / "run" / "models")
     assert measured[-1] != "step-000006"
 
 
@@ -245,11 +245,6 @@ def test_a_run_that_fails_ends_an_evaluation(data, tmp_path, monkeypatch, at_ste
     flags = ["--eval_every", "2", "--eval_wait", "false"]
     assert fit(data, tmp_path / "run", *flags) == 2
     assert [process.wait(10) for process in begun] == [-signal.SIGTERM]
-
-
-def _steps(run):
-    """Names of the models that a run has saved."""
-    return sorted(path.name for path in (run / "models").iterdir())
 
 
 @pytest.mark.parametrize("broken", ["init", "Run.log", "Run.finish"])

@@ -7,7 +7,6 @@ within a row are not. Of a model that transformers runs, a hook is named by its 
 import math
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import torch
 
@@ -30,14 +29,6 @@ HOOK = re.compile(rf"blocks\.(\d+)\.({'|'.join(map(re.escape, PARTS))})")
 MODULE = re.compile(r"(?:\w+\.)+(?:layers|h|blocks)\.(\d+)(?:\.\w+\.([kv])_proj)?")
 """A block of a model of transformers, or its projection to keys or values."""
 IDS = "token_ids"
-
-
-class Hook(NamedTuple):
-    """The part and layer of a hook, and whether its heads may be an axis of their own."""
-
-    part: str
-    layer: int
-    headed: bool
 
 
 def recognise(source: Source) -> bool:
@@ -67,8 +58,8 @@ def read(source: Source) -> Capture:
     outputs, differing, masks = dict[str, Outputs](), dict[str, None](), list[Entry | None]()
     for name, entry in source.entries.items():
         if hook := _find_hook(name):
-            site = f"{hook.part}.{hook.layer}"
-            read = _read_hook(source, name, entry, hook.headed)
+            site, headed = hook
+            read = _read_hook(source, name, entry, headed)
             masks.append(read.mask)
             if (other := outputs.get(site)) and not _are_equal(other, read):
                 differing[site] = None  # as where a norm stands behind a mixer
@@ -98,14 +89,14 @@ def read(source: Source) -> Capture:
     return Capture(kind[:900], outputs, ids, named=True)
 
 
-def _find_hook(name: str) -> Hook | None:
-    """What a hook of this name gives; None where that is no site."""
+def _find_hook(name: str) -> tuple[str, bool] | None:
+    """The site of a hook, and whether its heads may be an axis of their own; None: it has none."""
     if match := HOOK.fullmatch(name):
         part = PARTS[match[2]]
-        return Hook(part, int(match[1]) + (match[2] not in BEFORE), part in CACHED)
+        return f"{part}.{int(match[1]) + (match[2] not in BEFORE)}", part in CACHED
     if match := MODULE.fullmatch(name):
         part = {None: "block", "k": "key", "v": "value"}[match[2]]
-        return Hook(part, int(match[1]) + 1, False)
+        return f"{part}.{int(match[1]) + 1}", False
     return None
 
 
@@ -168,7 +159,4 @@ def _read_hook(source: Source, name: str, entry: Entry, headed: bool) -> Outputs
     headed &= len(shape) == 4 or (len(shape) == 3 and shape[1] in (1, shape[0]))
     shapes = shape[:-2] if headed else shape[:-1], (1, shape[0])
     mask = source.entries.get(find_mask(name, source.entries, shapes) or "")
-    if not headed:
-        return Outputs(entry, mask=mask)
-    joined = (*shape[:-2], shape[-2] * shape[-1])
-    return Outputs(Entry(joined, entry.kind, lambda: entry.read().flatten(-2)), mask=mask)
+    return Outputs(entry.map(lambda x: x.flatten(-2)) if headed else entry, mask=mask)

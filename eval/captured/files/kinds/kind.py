@@ -6,12 +6,14 @@
 `eval.captured.files.recognise` asks one module after another.
 """
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -76,47 +78,12 @@ def read_layer(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def make_outputs(
-    tensor: Tensor, scale: Tensor | None = None, mask: Tensor | None = None
-) -> Outputs:
-    """Outputs that are read already; a scale has a number for each of the tensor's."""
-    entry = make_entry(tensor)
-    return Outputs(
-        entry,
-        scale=None if scale is None else make_entry(scale),
-        mask=None if mask is None else make_entry(mask),
-    )
+def locate_numbers(path: Path, start: int, shape: tuple[int, ...], kind: torch.dtype) -> Entry:
+    """Numbers that stand in a file from a byte on, one after another."""
 
+    def read() -> Tensor:
+        count = math.prod(shape) * kind.itemsize
+        held = torch.from_numpy(np.fromfile(path, np.uint8, count, offset=start))
+        return held.view(kind).view(shape)
 
-def make_entry(tensor: Tensor) -> Entry:
-    """An entry that is read already."""
-    return Entry(tuple(tensor.shape), dtype_name(tensor.dtype), lambda: tensor)
-
-
-def check_scale(source: Source, name: str, scale: Tensor) -> None:
-    """Refuses a scale that is no number above 0.
-
-    Raises:
-        RequestError: NaN, infinity, 0 or less.
-    """
-    wrong = scale[~(scale.isfinite() & (scale > 0))]
-    if wrong.numel():
-        raise source.refuse(f"{name}: a scale of {wrong[0]:g}; scales are numbers above 0")
-
-
-def pad_prompts(rows: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Prompts one after another, `(sum of lengths, ...)`, as `(B, T, ...)` with zeros behind."""
-    padded = rows.new_zeros(len(lengths), max(lengths), *rows.shape[1:])
-    for prompt, part in enumerate(rows.view(_bits(rows)).split(list(lengths))):
-        padded.view(_bits(rows))[prompt, : len(part)] = part
-    return padded
-
-
-def mask_prompts(lengths: Sequence[int]) -> Tensor:
-    """1 at the tokens of each prompt, `(B, T)`."""
-    return (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
-
-
-def _bits(rows: Tensor) -> torch.dtype:
-    """A type in which numbers of 8 bits can be copied."""
-    return torch.uint8 if rows.element_size() == 1 else rows.dtype
+    return Entry(shape, dtype_name(kind), read)

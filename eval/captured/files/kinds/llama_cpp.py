@@ -1,16 +1,12 @@
 """Sessions and slots that llama.cpp saves: token ids in clear, then its cache."""
 
 import struct
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 import torch
-from torch import Tensor
 
-from eval.captured.files.arrays import Entry
-from eval.captured.files.kinds.kind import Capture, Source
-from eval.captured.files.stored import dtype_name
+from eval.captured.files.kinds.kind import Capture, Source, locate_numbers
 from eval.captured.files.tensors import Outputs
 
 VERSIONS = {b"nsgg": ("session", (9, 10)), b"qsgg": ("slot", (2, 3))}
@@ -137,16 +133,7 @@ def _find_values(cursor: Cursor, T: int, transposed: bool) -> Outputs:
     kind = FLOAT_CODES.get(number)
     if kind is None or size != kind.itemsize or not width or (not transposed and row % size):
         raise ValueError(f"values of type {number} in {size} bytes, {width} channels")
-    offset = cursor.skip(T * width * size)
+    start = cursor.skip(T * width * size)
     shape = (width, T) if transposed else (T, width)
-    read = partial(_read_values, cursor.path, offset, shape, kind, transposed)
-    return Outputs(Entry((T, width), dtype_name(kind), read))
-
-
-def _read_values(
-    path: Path, offset: int, shape: tuple[int, int], kind: torch.dtype, transposed: bool
-) -> Tensor:
-    A, B = shape
-    held = torch.from_file(str(path), size=path.stat().st_size, dtype=torch.uint8)
-    values = held[offset : offset + A * B * kind.itemsize].clone().view(kind).view(shape)
-    return values.T.contiguous() if transposed else values
+    values = locate_numbers(cursor.path, start, shape, kind)
+    return Outputs(values.map(lambda x: x.T.contiguous()) if transposed else values)

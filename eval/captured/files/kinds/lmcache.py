@@ -2,15 +2,10 @@
 
 import math
 import struct
-from functools import partial
-from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from eval.captured.files.arrays import Entry
-from eval.captured.files.kinds.kind import Capture, Source
-from eval.captured.files.stored import dtype_name
+from eval.captured.files.kinds.kind import Capture, Source, locate_numbers
 from eval.captured.files.tensors import Outputs
 
 HEADER = struct.Struct("<7i")
@@ -59,20 +54,12 @@ def read(source: Source) -> Capture:
     outputs = dict[str, Outputs]()
     for layer in range(layers):
         for pair, part in enumerate(("rotated_key", "value")):
-            offset = HEADER.size + (pair * layers + layer) * T * width * kind.itemsize
-            read_part = partial(_read, source.path, offset, (T, width), kind)
-            entry = Entry((T, width), dtype_name(kind), read_part)
-            outputs[f"{part}.{layer + 1}"] = Outputs(entry)
+            start = HEADER.size + (pair * layers + layer) * T * width * kind.itemsize
+            held = locate_numbers(source.path, start, (T, width), kind)
+            outputs[f"{part}.{layer + 1}"] = Outputs(held)
     return Capture(
         f"LMCache chunk: {T} tokens, {layers} layers, keys rotated; where it begins is not in it: "
         "give --first, if it is not the prompt's first chunk",
         outputs,
         named=True,
     )
-
-
-def _read(path: Path, offset: int, shape: tuple[int, int], kind: torch.dtype) -> Tensor:
-    count = math.prod(shape) * kind.itemsize
-    with path.open("rb") as file:
-        file.seek(offset)
-        return torch.frombuffer(bytearray(file.read(count)), dtype=kind).view(shape)

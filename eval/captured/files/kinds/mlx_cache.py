@@ -2,11 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from functools import partial
 
-from torch import Tensor
-
-from eval.captured.files.arrays import Entry
 from eval.captured.files.kinds.kind import INTEGERS, Capture, Source
 from eval.captured.files.stored import FLOAT_NAMES
 from eval.captured.files.tensors import Outputs, read_metadata
@@ -45,8 +41,7 @@ def read(source: Source) -> Capture:
             continue
         for part, entry in zip(parts, held, strict=True):
             if entry:
-                B, heads, _, width = entry.shape
-                cut = Entry((B, heads, rows, width), entry.kind, partial(_cut, entry, rows))
+                cut = entry.map(lambda x, rows=rows: x[:, :, :rows])
                 outputs[f"{part}.{layer + 1}"] = Outputs(cut)
     left = "; ".join(
         f"not read: layers {', '.join(map(str, layers))}, {why}" for why, layers in others.items()
@@ -103,7 +98,3 @@ def _number(source: Source, name: str, otherwise: str | None = None) -> int | No
     if entry and entry.kind in INTEGERS and not entry.shape:
         return int(entry.read())
     return int(otherwise) if otherwise and otherwise.isdecimal() else None
-
-
-def _cut(entry: Entry, rows: int) -> Tensor:
-    return entry.read()[:, :, :rows]

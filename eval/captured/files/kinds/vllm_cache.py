@@ -1,10 +1,6 @@
 """Keys and values that vLLM's ExampleConnector writes: a folder with a file for each layer."""
 
-import math
-from functools import partial
 from typing import Any
-
-from torch import Tensor
 
 from eval.captured.files.arrays import Entry
 from eval.captured.files.kinds.kind import Capture, Source, read_layer
@@ -45,12 +41,11 @@ def read(source: Source) -> Capture:
                 f"{NAME} of layer {layer} {entry}, of layer {min(found)} {first}; give one request"
             )
     T, layout, cuts = _find_layout(source, first)
-    outputs, width = dict[str, Outputs](), math.prod(first.shape) // (2 * T)
-    for layer, entry in sorted(found.items()):
-        for part, cut in cuts.items():
-            outputs[f"{part}.{layer + 1}"] = Outputs(
-                Entry((T, width), entry.kind, partial(_read, entry, cut))
-            )
+    outputs = {
+        f"{part}.{layer + 1}": Outputs(entry.map(lambda x, cut=cut: x[cut].flatten(1).contiguous()))
+        for layer, entry in sorted(found.items())
+        for part, cut in cuts.items()
+    }
     kind = f"vLLM keys and values (ExampleConnector): {T} tokens, {len(found)} layers, keys rotated"
     kind += f"; {first.shape} read as {layout}; tokens behind the last whole block are not in it"
     return Capture(kind, outputs, named=True)
@@ -84,7 +79,3 @@ def _find_layout(source: Source, entry: Entry) -> tuple[int, str, dict[str, Any]
         f"{NAME} {entry}: give {JOINED}, {TRITON} or {OLD}, T in whole blocks of {LEAST_BLOCK} "
         "tokens or more"
     )
-
-
-def _read(entry: Entry, cut: Any) -> Tensor:
-    return entry.read()[cut].flatten(1).contiguous()

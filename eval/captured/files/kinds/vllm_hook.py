@@ -4,24 +4,16 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from eval.captured.files.kinds.kind import (
-    Capture,
-    Source,
-    check_scale,
-    make_outputs,
-    mask_prompts,
-    pad_prompts,
-    read_layer,
-)
+from eval.captured.files.arrays import Entry, mask_prompts
+from eval.captured.files.kinds.kind import Capture, Source, read_layer
 from eval.captured.files.stored import FLOAT_NAMES, FLOATS, dtype_name
 from eval.captured.files.tensors import Outputs
 
 LENGTHS = "seq_lens"
 COMPANIONS = ("_scale", "_zp", "_qmeta")
-LARGEST_CODE = {"int8": 127, "int4": 7, "int2": 1}
-BITS = {"int4": 4, "int2": 2}
+BITS = {"int8": 8, "int4": 4, "int2": 2}
 FP8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
 
@@ -94,7 +86,7 @@ def _read_rows(source: Source, name: str) -> tuple[Tensor, Tensor | None]:
         return held, None
     about = about if isinstance(about, dict) else {}
     tag = str(about.get("tag"))
-    if tag in LARGEST_CODE and scale is not None:
+    if tag in BITS and scale is not None:
         codes = _read_codes(source, name, held, about, tag)
         return codes, _spread_scale(source, f"{name}_scale", scale.read(), codes, about)
     if tag in FP8 and scale is None and held.dtype == torch.uint8:
@@ -103,7 +95,7 @@ def _read_rows(source: Source, name: str) -> tuple[Tensor, Tensor | None]:
         return held, None
     raise source.refuse(
         f"{name}: {source.entries[name]}, {name}_scale {scale}, {name}_qmeta {str(about)[:100]}: "
-        f"known are {', '.join(LARGEST_CODE)} with a scale, {', '.join((*FP8, *FLOATS))} without"
+        f"known are {', '.join(BITS)} with a scale, {', '.join((*FP8, *FLOATS))} without"
     )
 
 
@@ -115,7 +107,7 @@ def _read_codes(source: Source, name: str, held: Tensor, about: dict[str, Any], 
         raise source.refuse(
             f"{name}_qmeta: orig_shape {str(about.get('orig_shape'))[:50]}; must be [rows, width]"
         ) from None
-    bits, largest = BITS.get(tag, 8), LARGEST_CODE[tag]
+    bits, largest = BITS[tag], 2 ** (BITS[tag] - 1) - 1
     kind = torch.int8 if bits == 8 else torch.uint8
     packed = T, math.ceil(width * bits / 8)
     if held.dtype != kind or tuple(held.shape) != packed or not held.numel():
@@ -138,7 +130,8 @@ def _spread_scale(
     """A scale for each code: of the tensor `(1,)`, tokens `(T,)` or groups `(T, groups)`."""
     (T, width), size = codes.shape, about.get("group_size")
     scale = scale.float()
-    check_scale(source, name, scale)
+    if (wrong := scale[~(scale.isfinite() & (scale > 0))]).numel():
+        raise source.refuse(f"{name}: a scale of {wrong[0]:g}; scales are numbers above 0")
     if scale.numel() == 1:
         return scale.reshape(1, 1).expand(T, width)
     if tuple(scale.shape) in ((T,), (T, 1)):
@@ -161,9 +154,8 @@ def _split(
     """
     B, total, shape = len(lengths), sum(lengths), tuple(rows.shape)
     if len(shape) == 2 and shape[0] == total:
-        padded = pad_prompts(rows, lengths)
-        scale = None if scale is None else pad_prompts(scale, lengths)
-        return make_outputs(padded, scale, mask_prompts(lengths))
+        padded = scale if scale is None else _pad(scale, lengths)
+        return Outputs(_pad(rows, lengths), padded, mask=Entry.of(mask_prompts(lengths)))
     if len(shape) == 2 and shape[0] == B:
         raise source.refuse(
             f"{name} {shape}: the last token of each of {B} prompts alone; save a row as a tensor "
@@ -173,5 +165,10 @@ def _split(
         mask = mask_prompts(lengths)
         if rows.float()[mask == 0].any():
             raise source.refuse(f"{name}: numbers behind {LENGTHS} {lengths}; pads are zeros there")
-        return make_outputs(rows, None, mask)
+        return Outputs(Entry.of(rows), mask=Entry.of(mask))
     raise source.refuse(f"{name} {shape}: {LENGTHS} {str(lengths)[:100]} say {total} tokens")
+
+
+def _pad(rows: Tensor, lengths: list[int]) -> Entry:
+    """Prompts one after another, `(sum of lengths, ...)`, as `(B, T, ...)` with zeros behind."""
+    return Entry.of(nn.utils.rnn.pad_sequence(list(rows.split(lengths)), batch_first=True))

@@ -1,6 +1,9 @@
 """Hidden states that vLLM writes: a file for each request, with its token ids beside them."""
 
-from eval.captured.files.arrays import Entry
+from functools import partial
+
+import torch
+
 from eval.captured.files.kinds.kind import INTEGERS, Capture, Source
 from eval.captured.files.stored import FLOAT_NAMES, FP8, dtype_name
 from eval.captured.files.tensors import MASK, Outputs
@@ -54,23 +57,16 @@ def read(source: Source) -> Capture:
         return Capture(f"vLLM: {ids.shape[0]} token ids", {}, [ids.read().tolist()], refusal=why)
     if ids.shape != (T,) or not T * layers * width:
         raise source.refuse(f"{IDS} {ids}: {STATES} {states} has {T} tokens; give both whole")
-    outputs = {f"{STATES}.{i}": _take(states, scale, i) for i in range(layers)}
-    stack = Entry((1, *states.shape), states.kind, lambda: states.read()[None])
+    of_token, of_stack = (
+        scale and scale.map(partial(torch.reshape, shape=shape)) for shape in ((T, 1), (T, 1, 1))
+    )
+    outputs = {
+        f"{STATES}.{i}": Outputs(states.map(lambda x, i=i: x[:, i].contiguous()), of_token)
+        for i in range(layers)
+    }
+    stack = Outputs(states.map(lambda x: x[None]), of_stack)
     kind = f"vLLM hidden states: {T} tokens, {layers} layers, {width} channels"
     if more := sorted(set(source.entries) - {STATES, IDS, SCALES}):
         kind += f"; not read: {', '.join(more)}"
-    held = ids.read().tolist()
-    stacks = {STATES: Outputs(stack, _view(scale, (T, 1, 1)))} if layers > 1 else {}
-    return Capture(kind[:900], outputs, [held], stacks)
-
-
-def _take(states: Entry, scale: Entry | None, layer: int) -> Outputs:
-    """The outputs of one layer, and their scale."""
-    T, _, width = states.shape
-    entry = Entry((T, width), states.kind, lambda: states.read()[:, layer].contiguous())
-    return Outputs(entry, _view(scale, (T, 1)))
-
-
-def _view(scale: Entry | None, shape: tuple[int, ...]) -> Entry | None:
-    """A scale, where there is one, in another shape."""
-    return scale and Entry(shape, scale.kind, lambda: scale.read().view(shape))
+    stacks = {STATES: stack} if layers > 1 else {}
+    return Capture(kind[:900], outputs, [ids.read().tolist()], stacks)

@@ -15,7 +15,6 @@ from eval import RequestError
 from eval.__main__ import main
 from eval.captured.files.recognise import read_capture
 from eval.captured.files.stored import read_stored
-from eval.messages import say_once
 from tests.arch.cases import byte_tokenizer
 from tests.eval.inversion.search_cases import TEXTS
 
@@ -49,7 +48,6 @@ def engine(directories) -> Engine:
 @pytest.fixture
 def ask(engine, opened_once, capsys) -> Callable[..., tuple[int, Any, str]]:
     """Runs the command on a file: its exit code, its rows, what it said on stderr."""
-    say_once.cache_clear()
 
     def ask(path: Path, *words: str, model: str = "") -> tuple[int, Any, str]:
         command = ["recover", str(path), "--model", model or engine.model, "--corpus", "toy:400"]

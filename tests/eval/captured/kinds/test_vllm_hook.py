@@ -1,7 +1,6 @@
 """Captures of IBM's vLLM-Hook: padded or concatenated, plain or quantised."""
 
 import json
-import pickle
 
 import numpy as np
 import pytest
@@ -109,20 +108,6 @@ def test_numbers_lie_within_half_a_step(engine, tmp_path, tag, gran, width):
         error = torch.cat([raw.scale[0], raw.scale[1, :12]]) / 2
     found = torch.cat([found[0], found[1, :12]])
     assert bool(((found - x).abs() <= error + 1e-5).all())
-
-
-def test_without_the_flag_a_torch_file_is_refused_and_nothing_is_run(engine, tmp_path):
-    file = write_torch(tmp_path / "a.pt", two_prompts(engine), "int8")
-    with one_line(RequestError, "pickle"):
-        read_capture(file)
-    trace = tmp_path / "trace"
-    dangerous = type("Dangerous", (), {"__reduce__": lambda self: (open, (str(trace), "w"))})
-    torch.save({NAME: dangerous()}, tmp_path / "b.pt")
-    (tmp_path / "c.safetensors").write_bytes(pickle.dumps(dangerous()))
-    for name in ("b.pt", "c.safetensors"):
-        with one_line(RequestError, "--torch-file"):
-            read_capture(tmp_path / name, torch_file=True)
-    assert not trace.exists()
 
 
 @pytest.mark.parametrize(

@@ -113,17 +113,17 @@ def make_row(
     return row | changes
 
 
-def make_rows(models=("flat", "llama"), steps=(0, 300), layers=(1, 2, 4), hidden=(0, 1, 3), count=8,
-              prompts=("story",)):  # fmt: skip
+def make_rows(
+    models=("flat", "llama"), steps=(0, 300), layers=(1, 2, 4), hidden=(0, 1, 3), count=8
+):
     """Everything the demo asks."""
     return [
-        make_row(model, step, layer, k, solver, prompt, prompts=kind)
+        make_row(model, step, layer, k, solver, prompt)
         for model in models
         for step in steps
         for layer in layers
         for k in hidden
         for solver in ("descent", "adam", "alternating" if k else "sweep")
-        for kind in prompts
         for prompt in range(count)
     ]
 

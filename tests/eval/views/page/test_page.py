@@ -347,6 +347,14 @@ def test_tokens_have_their_marks():
     assert [marks for _, marks in prompt.sheets[0].truth] == ["", "", "k", "k"]
 
 
+def test_a_text_of_two_numbers_is_one_prompt():
+    """As one that was asked of a second model in another order."""
+    rows = [make_row(model, prompt=1, prompts="text", key=model) for model in ("flat", "llama")]
+    rows[1]["prompt"] = 0
+    ((prompt,), known) = drawn(rows)
+    assert (prompt.name, known, len(prompt.sheets)) == ("Text 0", 1, 2)
+
+
 def kinds(row: dict[str, Any]) -> dict[str, Any]:
     """The fields, those of what is nested too; none of free form."""
     free = ("settings", "notes")
