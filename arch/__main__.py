@@ -202,17 +202,16 @@ def _describe(options: argparse.Namespace) -> None:
         raise ModelError(f"{path}: {error}") from error
     alike: dict[tuple, list[str]] = {}  # the same part of several blocks stands on one line
     for name, kind, shapes, work in parts:
-        alike.setdefault((name.split(".")[-1], kind, str(shapes), work), []).append(name)
-    rows = [("part", "kind", "shapes", "parameters", "FLOPs/token")]
-    shapes_of = {part.name: part.shapes for part in parts}
-    for (name, kind, _, work), (first, *more) in alike.items():
-        shapes = ", ".join(
+        listed = ", ".join(
             f"{tensor.removesuffix('.weight')} {'x'.join(map(str, shape))}"
-            for tensor, shape in shapes_of[first].items()
+            for tensor, shape in shapes.items()
         )
+        alike.setdefault((name.split(".")[-1], kind, listed, work), []).append(name)
+    rows = [("part", "kind", "shapes", "parameters", "FLOPs/token")]
+    for (name, kind, listed, work), (first, *more) in alike.items():
         count = 1 + len(more)
         figures = f"{count * work.parameters:,}", f"{count * work.flops:,}"
-        rows.append((f"{count} x {name}" if more else first, kind, shapes, *figures))
+        rows.append((f"{count} x {name}" if more else first, kind, listed, *figures))
     rows.append(("all", "", "", f"{cost.parameters:,}", f"{cost.flops:,}"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:

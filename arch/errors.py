@@ -1,5 +1,7 @@
 """The error that users of models read, and how texts of foreign files are shown in a line."""
 
+import sys
+
 LETTERS = 600
 """Of a text that is shown in a line, at most."""
 VALUE_LETTERS = 80
@@ -10,6 +12,11 @@ LARGEST = 3.4e38
 
 class ModelError(ValueError):
     """A model, its configuration or its directory is wrong; one line says how."""
+
+
+def say(line: str) -> None:
+    """Says a line on stderr, of what a user should know of a model that is read all the same."""
+    print(line, file=sys.stderr)
 
 
 def printable(text: object, letters: int = LETTERS) -> str:

@@ -40,7 +40,7 @@ def parse(
     """
     where = f"{what} {printable(repr(entry), 120)}"
     found = []
-    for name, given in _read_terms(entry, where):
+    for name, given in read_terms(entry, where):
         chosen = _find(name, registry, where, base)
         try:
             hints, parameters = (
@@ -59,16 +59,6 @@ def parse(
         given = {k: _checked(v, hints.get(k, Any), f"{where}: {k}") for k, v in given.items()}
         found.append((chosen, given))
     return found
-
-
-def find_foreign(entry: str, registry: Mapping[str, type], what: str) -> list[str]:
-    """The names in a pattern that the registry lacks; nothing is imported.
-
-    Raises:
-        ModelError: not an expression of this form.
-    """
-    where = f"{what} {printable(repr(entry), 120)}"
-    return [name for name, _ in _read_terms(entry, where) if name not in registry]
 
 
 def locate_module(name: str) -> list[Path]:
@@ -102,8 +92,8 @@ def _find_spec(name: str, folders: list[str] | None) -> ModuleSpec | None:
     return None
 
 
-def _read_terms(entry: str, source: str) -> list[tuple[str, dict[str, Any]]]:
-    """The names of a pattern and their arguments.
+def read_terms(entry: str, source: str) -> list[tuple[str, dict[str, Any]]]:
+    """The names of a pattern and their arguments; nothing is imported.
 
     Raises:
         ModelError: not an expression of this form.

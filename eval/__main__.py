@@ -271,17 +271,13 @@ def _meant(word: str, flags: list[str]) -> str:
     return f"did you mean {meant[0]}?" if meant else "see --help"
 
 
-def _parameters(name: str) -> Container[str]:
-    """The names of a command's parameters; none where there is no such command."""
-    return inspect.signature(command_function(name)).parameters if name in COMMANDS else ()
-
-
 def _describe(error: Exception, words: Sequence[str]) -> str:
     """An error in one line; where a file cannot be written, with the flag, the file and the fix."""
-    if isinstance(error, ArgumentError) and error.argument in _parameters(words[0]):
+    if isinstance(error, ArgumentError):  # of a command's function, or of one that it calls
         from eval.commands.flags import flag_name
 
-        return error.named(flag_name(error.argument))
+        own = error.argument in inspect.signature(command_function(words[0])).parameters
+        return error.named(flag_name(error.argument)) if own else str(error)
     if not (isinstance(error, OSError) and error.filename):
         return str(error)
     file, pairs = str(error.filename), pairwise(words)

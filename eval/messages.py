@@ -51,18 +51,10 @@ def say(line: object) -> None:
     print(printable(line, LONGEST_LINE), file=sys.stderr)
 
 
-@cache
-def say_once(line: str) -> None:
-    """Prints a line on stderr the first time that a question gives it."""
-    say(line)
-
-
-@cache
-def say_of_model(line: str) -> None:
-    """As `say_once`, of what is the same for all rows of a tensor, as model, format and corpus."""
-    say(line)
-
-
+say_once = cache(say)
+"""Prints a line on stderr the first time that a question gives it."""
+say_of_model = cache(say)
+"""The same, of what is alike for all rows of a tensor, as model, format and corpus."""
 _DEPTH: ContextVar[int] = ContextVar("depth", default=0)
 
 

@@ -115,30 +115,22 @@ def _count_pairs(texts: Iterable[str], source: str) -> Iterator[str]:
     Raises:
         CorpusError: A pair is more frequent.
     """
-    counts, batch, letters = np.zeros(1 << 16, np.int64), list[str](), 0
-    for text in texts:
-        batch.append(text)
-        letters += len(text)
-        if letters > LETTERS:
-            _add_pairs(counts, batch, source)
-            batch, letters = [], 0
-        yield text
-    _add_pairs(counts, batch, source)
-
-
-def _add_pairs(counts: np.ndarray, texts: list[str], source: str) -> None:
-    read = np.frombuffer("\0".join(texts).encode(errors="surrogatepass"), np.uint8)
-    for start in (0, 1):
-        pairs = read[start : start + (len(read) - start) // 2 * 2].view("<u2")
-        counts += np.bincount(pairs, minlength=len(counts))
-    counts[ACROSS] = 0
-    if (most := int(counts.max())) > COUNTED:
-        pair = int(counts.argmax()).to_bytes(2, "little")
-        raise CorpusError(
-            f"{source}: the pair {pair!r} stands there {most:,} times or more, and the library "
-            f"tokenizers counts to {COUNTED:,}; learn from fewer, by python -m tokenizer train "
-            "--limit N, and pack with what it makes"
-        )
+    counts = np.zeros(1 << 16, np.int64)
+    for batch in _batches((None, text) for text in texts):
+        words = [text for _, text in batch]
+        read = np.frombuffer("\0".join(words).encode(errors="surrogatepass"), np.uint8)
+        for start in (0, 1):
+            pairs = read[start : start + (len(read) - start) // 2 * 2].view("<u2")
+            counts += np.bincount(pairs, minlength=len(counts))
+        counts[ACROSS] = 0
+        if (most := int(counts.max())) > COUNTED:
+            pair = int(counts.argmax()).to_bytes(2, "little")
+            raise CorpusError(
+                f"{source}: the pair {pair!r} stands there {most:,} times or more, and the library "
+                f"tokenizers counts to {COUNTED:,}; learn from fewer, by python -m tokenizer train "
+                "--limit N, and pack with what it makes"
+            )
+        yield from words
 
 
 def _cut_words(stories: Iterable[str]) -> Iterator[str]:

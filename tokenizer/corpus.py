@@ -231,7 +231,7 @@ def _parts(source: str, field: str, stream: bool) -> dict[str, Read]:
         _say_cut(data)
         parts = {split: partial(data.stories, split) for split in SPLITS}
     elif path.is_dir():
-        parts = _directory_parts(path, field)
+        parts = {split: _files_part(files, field) for split, files in divide_folder(path).items()}
     elif not path.is_file():
         raise CorpusError(
             f"{source}: no such file or directory; a source is toy, a file ending in "
@@ -287,11 +287,6 @@ def _toy_parts(source: str) -> dict[str, Read]:
     counts = {"train": stories, "valid": max(2, stories // 20)}
     seed = int(match[2] or 0)
     return {split: partial(toy_stories, n, seed, split) for split, n in counts.items()}
-
-
-def _directory_parts(folder: Path, field: str) -> dict[str, Read]:
-    """Read `train.txt`, or parts such as `train-00000-of-00004.parquet` in order."""
-    return {split: _files_part(files, field) for split, files in divide_folder(folder).items()}
 
 
 def _files_part(files: list[Path], field: str) -> Read:

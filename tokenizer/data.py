@@ -328,14 +328,13 @@ class PackedData:
                 )
         return TokenLine(shards, self.meta["vocab_size"], made)
 
-    def tokens(self, split: str, limit: int | None = None) -> np.ndarray:
-        """Return the first ids of a split: uint16, (N,) when packed, (rows, context) in rows.
+    def tokens(self, split: str) -> np.ndarray:
+        """Return the ids of a split: uint16, (N,) when packed, (rows, context) in rows.
 
-        They are mapped into memory when one file holds them, and else copied into it. `limit`
-        counts tokens, or rows.
+        They are mapped into memory when one file holds them, and else copied into it.
         """
         line = self.line(split)
-        tokens = line.read(0, len(line) if limit is None else limit * self._width)
+        tokens = line.read(0, len(line))
         return tokens.reshape(-1, self._width) if self._width > 1 else tokens
 
     def stories(self, split: str) -> Iterator[str]:

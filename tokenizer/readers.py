@@ -62,7 +62,7 @@ def check_kind(path: Path) -> str:
 
 
 def read_batches(about: object, batches: Iterable[Any], field: str, stored: str) -> Iterator[str]:
-    """Yield the texts of one column of Arrow tables; `stored` says how datasets types it.
+    """Yield the texts of one column of Arrow's batches; `stored` says how datasets types it.
 
     datasets has the type Json for a column of several types: there a text is its JSON source.
 
@@ -324,13 +324,7 @@ def _read_parquet(path: Path, field: str) -> Iterator[str]:
         if field not in names:
             raise _no_column(path, field, names)
         batches = file.iter_batches(ROWS, columns=[field], use_threads=False)
-        yield from read_batches(path, _tables(batches), field, stored)
-
-
-def _tables(batches: Iterable[Any]) -> Iterator[Any]:
-    from pyarrow import Table
-
-    return (Table.from_batches([batch]) for batch in batches)
+        yield from read_batches(path, batches, field, stored)
 
 
 READERS = {

@@ -56,7 +56,7 @@ def _from_names(state: Mapping[str, Tensor], mixer: str | None, source: str) -> 
             raise ModelError(
                 f"{source}: {printable(name, 120)} is of type {kind}; allowed: {', '.join(FLOATS)}"
             )
-    prefix = common_prefix(list(state), source)
+    prefix = common_prefix(state, source)
     state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
     structured = EMBEDDING in state
     if mixer and not structured:

@@ -7,14 +7,13 @@ is opened.
 
 import math
 import re
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from arch.errors import ModelError, printable, show_value
+from arch.errors import ModelError, printable, say, show_value
 from arch.storage.files import read_json
 from arch.storage.weights import FLOATS, Shapes, read_header, say_newer_pickles
 
@@ -103,8 +102,8 @@ def read_settings(path: Path) -> dict[str, Any]:
                 )
         outer, inner = section.get("rope_theta"), rope.get("rope_theta")
         if None not in (outer, inner) and outer != inner and not scaling:
-            print(f"{path}: rope_theta is {outer:g}, and in rope_parameters {inner:g}, which alone"
-                  " is read", file=sys.stderr)  # fmt: skip
+            say(f"{path}: rope_theta is {outer:g}, and in rope_parameters {inner:g}, which alone is"
+                " read")  # fmt: skip
     return config
 
 
@@ -126,16 +125,13 @@ def say_unused_window(config: dict[str, Any], family: str, source: object) -> No
     window, context = config.get("sliding_window"), config.get("max_position_embeddings")
     off = config.get("use_sliding_window") is False
     if window and not off and window < (context or math.inf):
-        print(
+        say(
             f"{source}: config.json says sliding_window {window}, and transformers' {family} "
-            "computes no window in any layer; each token is read behind its whole text",
-            file=sys.stderr,
+            "computes no window in any layer; each token is read behind its whole text"
         )
 
 
-def say_own_code(
-    config: dict[str, Any], source: object, names: Callable[[str], bool] = lambda name: True
-) -> None:
+def say_own_code(config: dict[str, Any], source: object, names: Callable[[str], bool]) -> None:
     """Says on stderr that a model's own class, which may compute otherwise, does not compute it.
 
     So where `auto_map` names code of a model's own, or `architectures` a class that is none of the
@@ -148,10 +144,9 @@ def say_own_code(
     if not own and not any(map(names, others)):
         own = [f"the class {printable(name, 80)}" for name in others]
     if own:
-        print(
+        say(
             f"{source}: config.json names {own[0]}, which is not run; the model is computed as "
-            f"transformers computes a {config.get('model_type')}",
-            file=sys.stderr,
+            f"transformers computes a {config.get('model_type')}"
         )
 
 
@@ -337,14 +332,19 @@ def read_shapes(files: list[Path], quantised: bool) -> Shapes:
     return shapes
 
 
-def common_prefix(names: Iterator[str] | list[str], source: object) -> str:
+def common_prefix(names: Iterable[str], source: object) -> str:
     """What `PREFIXES` put before all names; said on stderr, as it is left out."""
     rest, prefix = list(names), ""
     while found := next((p for p in PREFIXES if rest and all(n.startswith(p) for n in rest)), ""):
         prefix, rest = prefix + found, [name.removeprefix(found) for name in rest]
     if prefix:
-        print(f"{source}: {prefix} is left out of the names of its weights", file=sys.stderr)
+        say(f"{source}: {prefix} is left out of the names of its weights")
     return prefix
+
+
+def is_off(value: object) -> bool:
+    """Whether a setting says that there is nothing: null, false or empty."""
+    return value is None or value is False or value in ("", [], {})
 
 
 def sections(config: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -7,7 +7,6 @@ its conventions, so only names differ. With norms of queries and keys the layout
 
 import dataclasses
 import json
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -18,12 +17,13 @@ from safetensors.torch import save
 from torch import Tensor
 
 from arch.config import ModelConfig
-from arch.errors import ModelError, printable, show_value
+from arch.errors import ModelError, printable, say, show_value
 from arch.formats.foreign import (
     HARMLESS,
     WITHOUT_EFFECT,
     common_prefix,
     describe_other_layout,
+    is_off,
     read_layout,
     read_settings,
     refuse_dangling,
@@ -210,7 +210,7 @@ def from_transformers(
     size = check_vocabulary(file, tokenizer_json, config.vocab_size, MULTIPLES)
     ours = {foreign: name for name, foreign in _NAMES.items()}
     held = weights()
-    prefix = common_prefix(list(held), source)
+    prefix = common_prefix(held, source)
     plain = {n.removeprefix(prefix): t for n, t in held.items() if not HARMLESS.search(n)}
     if "model.model.embed_tokens.weight" in plain:  # saved inside of a module of training
         plain = {name.removeprefix("model."): tensor for name, tensor in plain.items()}
@@ -220,8 +220,7 @@ def from_transformers(
     if config.tied and "head.weight" in tensors:  # safetensors keeps one of two names
         tensors.setdefault("embedding.weight", tensors["head.weight"])
     if config.tied and not is_tied(tensors):
-        print(f"{source}: tie_word_embeddings is true, but it has a head of its own, which is kept",
-              file=sys.stderr)  # fmt: skip
+        say(f"{source}: tie_word_embeddings is true, but it has a head of its own, which is kept")
         config = dataclasses.replace(config, tied=False)
     model = drop_padding(build_model(config, tensors, str(source)), size)
     attention: Any = model.blocks[0].token_mixer
@@ -373,7 +372,7 @@ def _refuse_other(given: dict[str, Any], rope: dict[str, Any], path: Path) -> No
 
 
 def _refuse_unknown(given: dict[str, Any], rope: dict[str, Any], path: Path) -> None:
-    """Refuses a setting that is not known, unless it is off: null, false or empty.
+    """Refuses a setting that is not known, unless it is off.
 
     `is_causal` is not off where it is false.
 
@@ -392,7 +391,7 @@ def _refuse_unknown(given: dict[str, Any], rope: dict[str, Any], path: Path) -> 
         if unknown.get(name) == 1:
             del unknown[name]
     for name, value in unknown.items():
-        if name == "is_causal" or not (value is None or value is False or value in ("", [], {})):
+        if name == "is_causal" or not is_off(value):
             raise ModelError(
                 f"{path}: {printable(name, 80)} is {show_value(value)}, which an import "
                 f"does not know; take it out if it changes nothing, or open hf:{path.parent}"

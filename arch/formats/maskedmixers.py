@@ -8,14 +8,12 @@ apart by their shapes. Its softmax mixers have the shapes of flat ones: know wha
 import re
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
-from arch.config import ModelConfig
 from arch.errors import ModelError
-from arch.formats.structured import NUMBER
+from arch.formats.structured import NUMBER, build_published, split_mixers
 from arch.model import LanguageModel
-from arch.storage.weights import build_model, is_tied, translate
+from arch.storage.weights import translate
 
 _CONV = re.compile(rf"mixerblocks\.{NUMBER}\.conv\.(.*)")
 _REFERENCE_NAMES = {  # theirs and ours, see renamed; the convolutions are for _token_mixer
@@ -34,13 +32,7 @@ def from_reference(state: Mapping[str, Tensor], source: str = "the state dict") 
     Raises:
         ModelError: names or shapes of another model.
     """
-    convolutions: dict[int, dict[str, Tensor]] = {}
-    others = {}
-    for name, tensor in state.items():
-        if match := _CONV.fullmatch(name):
-            convolutions.setdefault(int(match[1]), {})[match[2]] = tensor
-        else:
-            others[name] = tensor
+    convolutions, others = split_mixers(state, _CONV)
     if "wte.weight" not in state or state["wte.weight"].dim() != 2 or not convolutions:
         raise ModelError(
             f"{source} has no wte.weight and mixerblocks.0.*, as matrices: not a reference mixer"
@@ -52,21 +44,8 @@ def from_reference(state: Mapping[str, Tensor], source: str = "the state dict") 
         mixers.append(mixer)
         contexts.append(context)
         weights |= {f"blocks.{i}.token_mixer.{name}": t for name, t in tensors.items()}
-    up = weights.get("blocks.0.channel_mixer.up.weight")
-    vocab_size, d_model = state["wte.weight"].shape
-    config = ModelConfig(
-        vocab_size=vocab_size,
-        context=contexts[0],
-        d_model=d_model,
-        n_layers=len(mixers),
-        mixers=tuple(mixers) if len(set(mixers)) > 1 else (mixers[0],),
-        channel_mixer=f"gelu(bias={'blocks.0.channel_mixer.up.bias' in weights})",
-        d_ff=None if up is None else len(torch.atleast_1d(up)),
-        final_norm=False,
-        tied=is_tied(weights),
-        init="reference",
-    )
-    return build_model(config, weights, source)
+    channel_mixer = f"gelu(bias={'blocks.0.channel_mixer.up.bias' in weights})"
+    return build_published(weights, mixers, contexts[0], channel_mixer, source)
 
 
 def _token_mixer(conv: dict[str, Tensor], source: str) -> tuple[str, int, dict[str, Tensor]]:

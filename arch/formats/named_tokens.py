@@ -1,13 +1,13 @@
 """Tokens that files beside a tokenizer.json name: which of them the tokenizer itself lacks."""
 
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from arch.config import parse_object
-from arch.errors import printable, show_value
+from arch.errors import printable, say, show_value
+from arch.storage.directory import token_ids
 from arch.storage.files import read_json
 
 SETTINGS, ADDED_TOKENS = "tokenizer_config.json", "added_tokens.json"
@@ -29,12 +29,7 @@ def say_left_out_tokens(directory: Path, tokenizer_json: str) -> None:
         ModelError: one of them is no JSON.
     """
     known = parse_object(tokenizer_json, str(directory))
-    model, added = known.get("model"), known.get("added_tokens")
-    held = model.get("vocab") if isinstance(model, dict) else None
-    ids = dict(held) if isinstance(held, dict) else {}
-    if isinstance(held, list):
-        ids = {piece[0]: token for token, piece in enumerate(held) if piece}
-    ids |= {entry.get("content"): entry.get("id") for entry in added or ()}
+    ids = token_ids(known) | {e["content"]: e["id"] for e in known.get("added_tokens") or ()}
     for file in _existing(directory, _NAMING):
         held = read_json(file)
         named = _named_tokens(held, file.name)
@@ -47,10 +42,9 @@ def say_left_out_tokens(directory: Path, tokenizer_json: str) -> None:
         }
         ids |= dict.fromkeys(others)  # said once
         if others:
-            print(
+            say(
                 f"{directory}: {file.name} names {printable(', '.join([*others.values()][:3]))}, "
-                "which tokenizer.json does not; its tokens are those of tokenizer.json",
-                file=sys.stderr,
+                "which tokenizer.json does not; its tokens are those of tokenizer.json"
             )
 
 
@@ -115,24 +109,21 @@ def _say_what_is_added(held: dict[str, Any], tokenizer: dict[str, Any], file: Pa
     made = [step.get("add_prefix_space") for step in steps if isinstance(step, dict)]
     said = held.get("add_prefix_space")
     if isinstance(said, bool) and (not said) in made:
-        print(
+        say(
             f"{file.parent}: {file.name} says add_prefix_space {said}, tokenizer.json {not said}; "
-            "texts are read as tokenizer.json says",
-            file=sys.stderr,
+            "texts are read as tokenizer.json says"
         )
     for name in ("fast_tokenizer_files", "split_special_tokens"):
         if held.get(name):
-            print(
+            say(
                 f"{file.parent}: {file.name} says {name} {show_value(held[name])}; texts are read "
-                "as tokenizer.json says",
-                file=sys.stderr,
+                "as tokenizer.json says"
             )
     for role, token in named_roles(held).items():
         if held.get(f"add_{role}") is True and repr(token) not in around:
-            print(
+            say(
                 f"{file.parent}: {file.name} says add_{role}, tokenizer.json adds no "
-                f"{printable(token)} to a text; texts are asked without it",
-                file=sys.stderr,
+                f"{printable(token)} to a text; texts are asked without it"
             )
 
 
@@ -152,10 +143,9 @@ def _say_other_flags(held: dict[str, Any], tokenizer: dict[str, Any], file: Path
         if flag in about and about[flag] != entry.get(flag)
     ]
     if others:
-        print(
+        say(
             f"{file.parent}: {file.name} says {printable(', '.join(others[:3]))}, tokenizer.json "
-            "does not; texts are read as tokenizer.json says",
-            file=sys.stderr,
+            "does not; texts are read as tokenizer.json says"
         )
 
 

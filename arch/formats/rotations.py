@@ -5,7 +5,6 @@ of the model that was made of them.
 """
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from arch.errors import ModelError, printable, show_value
+from arch.errors import ModelError, printable, say, show_value
 from arch.formats.foreign import ROTATION, sections
 
 FREQUENCIES = re.compile(r"rotary_emb\.inv_freq$")
@@ -56,6 +55,11 @@ def read_frequencies(files: list[Path]) -> dict[str, Tensor]:
             names = [name for name in file.keys() if FREQUENCIES.search(name)]  # noqa: SIM118
             held |= {name: file.get_tensor(name) for name in names}
     return held
+
+
+def frequencies_of(model: Any) -> list[Tensor]:
+    """The tables of a model's rotations: by how much each pair of numbers is turned."""
+    return [table for name, table in model.named_buffers() if name.endswith("inv_freq")]
 
 
 def check_frequencies(held: dict[str, Tensor], own: list[Tensor], source: object) -> None:
@@ -146,18 +150,14 @@ def _say_unread(
             if value is not None and value not in IDLE.get(name, ())
         ]
         if unread:
-            print(
+            say(
                 f"{source}: a rotation says {', '.join(unread)}, which transformers does not read "
-                f"where its rope_type is {kind}; it is turned without",
-                file=sys.stderr,
+                f"where its rope_type is {kind}; it is turned without"
             )
         clear = len(stated) == 1 or (stated and len(parts) > 1)
         if LENGTH in read and kind in types and not clear:
-            found = printable(", ".join(map(str, sorted(stated))), 80)
-            print(
-                f"{source}: config.json says {found or 'no'} {LENGTH}; {part.get(LENGTH)} is taken",
-                file=sys.stderr,
-            )
+            found = printable(", ".join(map(str, sorted(stated))), 80) or "no"
+            say(f"{source}: config.json says {found} {LENGTH}; {part.get(LENGTH)} is taken")
 
 
 def say_missing_base(config: dict[str, Any], base: float, source: object) -> None:
@@ -170,7 +170,7 @@ def say_missing_base(config: dict[str, Any], base: float, source: object) -> Non
 
 def say_completed(name: str, value: object, source: object) -> None:
     """Says on stderr that a configuration lacks a setting, and which value it has then."""
-    print(f"{source}: {name} is missing; {value} is taken, as transformers does", file=sys.stderr)
+    say(f"{source}: {name} is missing; {value} is taken, as transformers does")
 
 
 def _list_bases(written: list[dict[str, Any]]) -> list[Any]:

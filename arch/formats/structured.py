@@ -56,13 +56,7 @@ def from_structured(state: Mapping[str, Tensor], mixer: str | None, source: str)
             "structured mixers, whose names and shapes are the same whatever their numbers mean; "
             f"give one of {', '.join(HELD)}"
         )
-    mixers: dict[int, Tensors] = {}
-    others: Tensors = {}
-    for name, tensor in state.items():
-        if match := _MIXER.fullmatch(name):
-            mixers.setdefault(int(match[1]), {})[match[2]] = tensor
-        else:
-            others[name] = tensor
+    mixers, others = split_mixers(state, _MIXER)
     weights = {  # the norm of a mixer goes with it to the next block
         _NORM.sub(lambda match: f"blocks.{int(match[1]) + 1}.norm_token", name): tensor
         for name, tensor in translate(others, _NAMES, source).items()
@@ -78,16 +72,40 @@ def from_structured(state: Mapping[str, Tensor], mixer: str | None, source: str)
         entry, context, tensors = _token_mixer(mixers[number], mixer, about)
         entries.append(entry)
         weights |= {f"blocks.{number + 1}.token_mixer.{name}": t for name, t in tensors.items()}
-    vocabulary, width = state[EMBEDDING].shape
-    _add_zeros(weights, count, width, context)
+    _add_zeros(weights, count, state[EMBEDDING].shape[1], context)
+    return build_published(weights, ["row(bias=false)", *entries], context, "silu", source)
+
+
+def split_mixers(
+    state: Mapping[str, Tensor], pattern: re.Pattern[str]
+) -> tuple[dict[int, Tensors], Tensors]:
+    """The tensors of each block's mixer, by its number and their names in it, and all others."""
+    mixers: dict[int, Tensors] = {}
+    others: Tensors = {}
+    for name, tensor in state.items():
+        if match := pattern.fullmatch(name):
+            mixers.setdefault(int(match[1]), {})[match[2]] = tensor
+        else:
+            others[name] = tensor
+    return mixers, others
+
+
+def build_published(
+    weights: Tensors, entries: list[str], context: int, channel_mixer: str, source: str
+) -> LanguageModel:
+    """The model of weights by our names, of published code: without a norm before the head.
+
+    `entries` are the mixers of its blocks.
+    """
+    vocabulary, width = weights["embedding.weight"].shape
     up = weights.get("blocks.0.channel_mixer.up.weight")
     config = ModelConfig(
         vocab_size=vocabulary,
         context=context,
         d_model=width,
-        n_layers=count + 1,
-        mixers=("row(bias=false)", *entries),
-        channel_mixer="silu",
+        n_layers=len(entries),
+        mixers=tuple(entries) if len(set(entries)) > 1 else (entries[0],),
+        channel_mixer=channel_mixer,
         d_ff=None if up is None else len(torch.atleast_1d(up)),
         final_norm=False,
         tied=is_tied(weights),

@@ -1,7 +1,7 @@
 """The family of token mixers: a name for each, and how a pattern becomes modules."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,12 @@ from arch.mixers.masked import (
     Triangle,
 )
 from arch.mixers.structured import Column, Combined, Mixed, Row, Structured, Toeplitz
-from arch.patterns import find_foreign, locate_module, parse
+from arch.patterns import locate_module, parse, read_terms
 from arch.storage.files import file_sha256
 
 __all__ = [
     "MIXERS", "CausalAttention", "Depthwise", "Structured", "TokenMixer", "Triangle", "build_mixer",
-    "has_foreign", "hash_foreign", "refuse_foreign", "rotate", "share_rotary",
+    "find_foreign", "has_foreign", "hash_foreign", "refuse_foreign", "rotate", "share_rotary",
     "without_numbers",
 ]  # fmt: skip
 MIXERS: dict[str, type[TokenMixer]] = {
@@ -62,12 +62,23 @@ def build_mixer(entry: str, d_model: int, context: int) -> TokenMixer:
     return built[0] if len(built) == 1 else SideBySide(built)
 
 
+def find_foreign(entries: Iterable[str], what: str = "mixer") -> Iterator[str]:
+    """Yields the names in a pattern that the family lacks; `what` begins an error.
+
+    Raises:
+        ModelError: an entry is not an expression of this form.
+    """
+    for entry in entries:
+        terms = read_terms(entry, f"{what} {printable(repr(entry), 120)}")
+        yield from (name for name, _ in terms if name not in MIXERS)
+
+
 def has_foreign(entries: Iterable[str]) -> bool:
     """Whether a pattern names classes of somebody else's, which may read the numbers they hold.
 
     Tensors without numbers, of the meta device or fake, serve the family alone.
     """
-    return any(find_foreign(entry, MIXERS, "mixer") for entry in entries)
+    return any(find_foreign(entries))
 
 
 def hash_foreign(entries: Iterable[str]) -> dict[str, str]:
@@ -75,8 +86,7 @@ def hash_foreign(entries: Iterable[str]) -> dict[str, str]:
 
     Files of classes that they inherit from, and of what they import, have no part in it.
     """
-    names = (name for entry in entries for name in find_foreign(entry, MIXERS, "mixer"))
-    modules = {name.rpartition(".")[0] for name in names} - {""}  # which is no class's
+    modules = {n.rpartition(".")[0] for n in find_foreign(entries)} - {""}  # which is no class's
     paths = {path for module in modules for path in locate_module(module)}
     hashes = sorted(file_sha256(path) for path in paths if path.is_file())
     digest = hashlib.sha256("".join(hashes).encode()).hexdigest()
@@ -137,20 +147,19 @@ def refuse_foreign(
     Raises:
         ModelError: a class that the caller does not trust, or whose code lies in the directory.
     """
-    for entry in dict.fromkeys(entries):
-        for name in find_foreign(entry, MIXERS, f"{source}: mixer"):
-            module, dot, _ = name.rpartition(".")
-            if not dot:
-                continue  # no class: building names what is known
-            shown = printable(name, 120)
-            if not trust_code:
+    for name in find_foreign(dict.fromkeys(entries), f"{source}: mixer"):
+        module, dot, _ = name.rpartition(".")
+        if not dot:
+            continue  # no class: building names what is known
+        shown = printable(name, 120)
+        if not trust_code:
+            raise ModelError(
+                f"{source}: mixer {shown} is code that is no part of this project, and is not run "
+                "unasked; give --trust_code if you trust it (in Python trust_code=True)"
+            )
+        for path in locate_module(module):
+            if directory and _lies_in(path, directory):
                 raise ModelError(
-                    f"{source}: mixer {shown} is code that is no part of this project, and is not "
-                    "run unasked; give --trust_code if you trust it (in Python trust_code=True)"
+                    f"{source}: mixer {shown} lies in the model directory ({path}), whose code is "
+                    "never run; put its file elsewhere if you trust it"
                 )
-            for path in locate_module(module):
-                if directory and _lies_in(path, directory):
-                    raise ModelError(
-                        f"{source}: mixer {shown} lies in the model directory ({path}), whose code "
-                        "is never run; put its file elsewhere if you trust it"
-                    )

@@ -246,10 +246,8 @@ class PretrainedConfig(ModelConfig):
         """Nothing to check: transformers did."""
 
 
-def describe_pretrained(
-    model: LanguageModel, kind: str, context: int, norm: nn.Module
-) -> PretrainedConfig:
-    """The configuration of a wrapped model of this family, with norms like this one."""
+def describe_pretrained(model: LanguageModel, kind: str, context: int) -> PretrainedConfig:
+    """The configuration of a wrapped model of this family, with norms like its last one."""
     return PretrainedConfig(
         vocab_size=model.embedding.num_embeddings,
         context=context,
@@ -257,7 +255,7 @@ def describe_pretrained(
         n_layers=len(model.blocks),
         mixers=(kind,),
         channel_mixer=kind,
-        norm="layernorm" if isinstance(norm, nn.LayerNorm) else "rmsnorm",
+        norm="layernorm" if isinstance(model.norm, nn.LayerNorm) else "rmsnorm",
         tied=model.head.weight is model.embedding.weight,
     )
 
@@ -285,7 +283,7 @@ class Decoder(LanguageModel):
                 f"{self.runner.kind} has no head to logits; give a causal language model"
             )
         context = _context(model.config.get_text_config())
-        self.config = describe_pretrained(self, self.runner.kind, context, self.norm)
+        self.config = describe_pretrained(self, self.runner.kind, context)
         _check(self)
 
     def with_positions(self, embeddings: Tensor, start: int = 0) -> Tensor:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from arch.errors import ModelError
 from arch.mixers import CausalAttention, rotate
-from arch.model import Block
+from arch.model import Block, LanguageModel
+from arch.pretrained.decoder import describe_pretrained
 
 
 class HalvesRotation(nn.Module):
@@ -65,17 +66,6 @@ class WrappedAttention(CausalAttention):
     def merge(self, y: Tensor) -> Tensor:
         """`(B, T, heads * width) -> (B, T, D)`."""
         return self.output(y)
-
-
-class ModelParts(NamedTuple):
-    """The parts of a model."""
-
-    embedding: nn.Embedding
-    blocks: list[Block]
-    norm: nn.Module  # before the head
-    head: nn.Module
-    context: int  # the most positions
-    positions: nn.Embedding | None = None  # a learnt vector for each, where the family has them
 
 
 class Family(NamedTuple):
@@ -142,11 +132,6 @@ def _number_hooks(tables: list[dict[int, Any]]) -> list[int]:
     ]
 
 
-def is_changed(part: nn.Module) -> bool:
-    """Whether hooks or another forward may change what a module computes: see `find_changes`."""
-    return bool(find_changes(part))
-
-
 def has_own_attention(model: nn.Module) -> bool:
     """Whether a model of transformers attends by a function that its user registered."""
     name = getattr(getattr(model, "config", None), "_attn_implementation", None)
@@ -159,47 +144,56 @@ def has_own_attention(model: nn.Module) -> bool:
     return getattr(function, "__module__", "transformers").partition(".")[0] != "transformers"
 
 
-def take_apart(model: Any) -> ModelParts:
-    """Takes a transformers causal model apart.
+class PretrainedModel(LanguageModel):
+    """A transformers causal model of known parts as a `LanguageModel`, around the same weights.
+
+    In evaluation mode: the dropout of the wrapped attention is left out.
 
     Raises:
         ModelError: a family, or a variant of one, whose parts are not known.
     """
-    config, kind = model.config, model.config.model_type
-    if kind not in FAMILIES:
-        raise ModelError(f"the parts of {kind!r} are not known; known: {', '.join(FAMILIES)}")
-    if has_own_attention(model):
-        raise ModelError(f"the attention {config._attn_implementation!r} is not known")
-    names = FAMILIES[kind]
-    if names is LLAMA and (rope := config.rope_parameters["rope_type"]) in ("dynamic", "longrope"):
-        raise ModelError(
-            f"rope_type is {rope!r}, whose angles depend on the length of the text; allowed: "
-            "default, linear, llama3, yarn"
-        )
-    body = model.get_submodule(names.body)
-    halves = HalvesRotation(body.rotary_emb) if names is LLAMA else None
 
-    def block(layer: Any) -> Block:
-        attention = getattr(layer, names.attention)
-        mixer = WrappedAttention(
-            [getattr(attention, name) for name in names.inputs.split()],
-            getattr(attention, names.output),
-            config.num_attention_heads,
-            attention.head_dim,
-            getattr(attention, "scaling", attention.head_dim**-0.5),
-            halves,
-            # A Llama has no window, whatever its configuration says.
-            config.sliding_window if kind == "mistral" else None,
-        )
-        norm_token, norm_channel = (getattr(layer, name) for name in names.norms)
-        return Block(norm_token, mixer, norm_channel, getattr(layer, names.channel))
+    def __init__(self, model: Any) -> None:
+        nn.Module.__init__(self)  # the parts are there already: build none
+        config, kind = model.config, model.config.model_type
+        if kind not in FAMILIES:
+            raise ModelError(f"the parts of {kind!r} are not known; known: {', '.join(FAMILIES)}")
+        if has_own_attention(model):
+            raise ModelError(f"the attention {config._attn_implementation!r} is not known")
+        names = FAMILIES[kind]
+        rope = config.rope_parameters["rope_type"] if names is LLAMA else ""
+        if rope in ("dynamic", "longrope"):
+            raise ModelError(
+                f"rope_type is {rope!r}, whose angles depend on the length of the text; allowed: "
+                "default, linear, llama3, yarn"
+            )
+        body = model.get_submodule(names.body)
+        halves = HalvesRotation(body.rotary_emb) if names is LLAMA else None
 
-    positions = getattr(body, names.positions) if names.positions else None
-    return ModelParts(
-        embedding=getattr(body, names.embedding),
-        blocks=[block(layer) for layer in getattr(body, names.layers)],
-        norm=getattr(body, names.norm),
-        head=model.lm_head,
-        context=config.max_position_embeddings,
-        positions=positions,
-    )
+        def block(layer: Any) -> Block:
+            attention = getattr(layer, names.attention)
+            mixer = WrappedAttention(
+                [getattr(attention, name) for name in names.inputs.split()],
+                getattr(attention, names.output),
+                config.num_attention_heads,
+                attention.head_dim,
+                getattr(attention, "scaling", attention.head_dim**-0.5),
+                halves,
+                # A Llama has no window, whatever its configuration says.
+                config.sliding_window if kind == "mistral" else None,
+            )
+            norm_token, norm_channel = (getattr(layer, name) for name in names.norms)
+            return Block(norm_token, mixer, norm_channel, getattr(layer, names.channel))
+
+        self.embedding, self.norm = getattr(body, names.embedding), getattr(body, names.norm)
+        self.blocks = nn.ModuleList(map(block, getattr(body, names.layers)))
+        self.positions = getattr(body, names.positions) if names.positions else None
+        self.head = model.lm_head
+        self.config = describe_pretrained(self, kind, config.max_position_embeddings)
+        self.eval()
+
+    def with_positions(self, embeddings: Tensor, start: int = 0) -> Tensor:
+        """Adds the learnt positions start ... start + T, where the family has them."""
+        if self.positions is None:
+            return embeddings
+        return embeddings + self.positions.weight[start : start + embeddings.shape[1]]

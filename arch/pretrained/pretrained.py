@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor, nn
 
 from arch.errors import ModelError
 from arch.formats.foreign import (
@@ -44,12 +43,13 @@ from arch.formats.llama import from_transformers
 from arch.formats.rotations import (
     check_frequencies,
     check_turned,
+    frequencies_of,
     is_plain,
     read_frequencies,
 )
 from arch.model import LanguageModel
-from arch.pretrained.decoder import Decoder, describe_pretrained, is_whole
-from arch.pretrained.families import is_changed, take_apart
+from arch.pretrained.decoder import Decoder, is_whole
+from arch.pretrained.families import PretrainedModel, find_changes
 from arch.pretrained.gguf.model import check_gguf_is_whole, refuse_factors, scale_rotation
 from arch.pretrained.gguf.reader import GGUF, check_gguf
 from arch.pretrained.gguf.tokens import read_own_tokenizer
@@ -70,29 +70,6 @@ from arch.pretrained.tokenizers import (
 )
 from arch.storage.directory import LoadedModel
 from arch.storage.weights import Shapes, check_finite, drop_padding, misfit, say_zeros
-
-
-class PretrainedModel(LanguageModel):
-    """A transformers causal model as a `LanguageModel`, around the same weights.
-
-    In evaluation mode: the dropout of the wrapped attention is left out.
-    """
-
-    def __init__(self, model: Any) -> None:
-        nn.Module.__init__(self)  # the parts are there already: build none
-        parts = take_apart(model)
-        self.embedding, self.norm, self.head = parts.embedding, parts.norm, parts.head
-        self.blocks = nn.ModuleList(parts.blocks)
-        self.positions = parts.positions
-        kind, norm = model.config.model_type, parts.blocks[0].norm_token
-        self.config = describe_pretrained(self, kind, parts.context, norm)
-        self.eval()
-
-    def with_positions(self, embeddings: Tensor, start: int = 0) -> Tensor:
-        """Adds the learnt positions start ... start + T, where the family has them."""
-        if self.positions is None:
-            return embeddings
-        return embeddings + self.positions.weight[start : start + embeddings.shape[1]]
 
 
 def load_pretrained(
@@ -174,7 +151,7 @@ def wrap_model(model: Any) -> LanguageModel:
     except (ModelError, AttributeError):  # a family, or a variant of one, of unknown parts
         return Decoder(model)
     skipped = {*model.modules()} - {*parts.modules()}  # whose hooks the parts would leave out
-    if any(map(is_changed, skipped)) or not is_whole(parts, model):  # as where no mask is causal
+    if any(map(find_changes, skipped)) or not is_whole(parts, model):  # as where no mask is causal
         return Decoder(model)
     return parts
 
@@ -193,7 +170,7 @@ def _read(name: str, dtype: torch.dtype) -> tuple[Any, Tokenizer, dict[str, Any]
 
     with TemporaryDirectory() as empty:
         directory, more, shapes = _locate(name, empty)
-        prefix = common_prefix(list(shapes), name)
+        prefix = common_prefix(shapes, name)
         config, settings, family = read_config(name, directory, more)
         with refusals(name):
             safe: dict[str, Any] = {**more, "trust_remote_code": False}
@@ -236,7 +213,7 @@ def _check_computed(name: str, model: Any, config: dict[str, Any], directory: Pa
         check_gguf_is_whole(Path(name), model)
         scale_rotation(Path(name), model)
         return
-    turned = [x for part, x in model.named_buffers() if part.endswith("inv_freq")]
+    turned = frequencies_of(model)
     if is_plain(config):
         check_frequencies(read_frequencies(weight_files(directory)), turned, name)
     with refusals(name):

@@ -3,7 +3,6 @@
 import inspect
 import math
 import re
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from typing import Any
 
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from arch.errors import ModelError, is_out_of_memory, printable, reason, show_value
+from arch.errors import ModelError, is_out_of_memory, printable, reason, say, show_value
 from arch.formats.foreign import (
     ACTIVATIONS,
     ROTATION,
@@ -146,10 +145,9 @@ def _say_unread(config: dict[str, Any], made: Any, source: object) -> None:
         and not _changes_nothing(value)
     ]
     if unread:
-        print(
+        say(
             f"{source}: config.json says {printable(', '.join(unread), 300)}, which transformers' "
-            f"{made.model_type} does not read; it is computed as every {made.model_type} is",
-            file=sys.stderr,
+            f"{made.model_type} does not read; it is computed as every {made.model_type} is"
         )
     kinds = getattr(made, "layer_types", None) if "layer_types" in known else None
     read = "sliding_window" in known and made.sliding_window == config.get("sliding_window")

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from arch.config import MOST
-from arch.errors import ModelError, printable, reason, show_value
+from arch.errors import ModelError, printable, reason, say, show_value
 from arch.formats.named_tokens import (
     SETTINGS,
     ends_of_text,
@@ -179,10 +178,9 @@ def check_pieces(file: object, pieces: Any, tokenizer: Tokenizer) -> None:
         if expected != encoding.ids
     ]
     if differs == [LED]:
-        print(
+        say(
             f"{file}: of a text that begins with blanks transformers makes other tokens than this "
-            "file says; a tokenizer.json of the model's own is read as it is",
-            file=sys.stderr,
+            "file says; a tokenizer.json of the model's own is read as it is"
         )
     elif differs:
         raise ModelError(
@@ -208,10 +206,9 @@ def fit_tokenizer(tokenizer: Tokenizer, rows: int, name: str) -> Tokenizer:
         tokenizer = read_tokenizer(drop_rowless(name, tokenizer.to_str(), rows), name)
     largest = largest_id(tokenizer)
     if largest + 1 < rows and rows not in {-(-(largest + 1) // n) * n for n in MULTIPLES}:
-        print(
+        say(
             f"{name}: its embedding has {rows} rows, the ids of its tokenizer end at {largest}; the"
-            " rows behind are left out (is it the tokenizer that the model was trained with?)",
-            file=sys.stderr,
+            " rows behind are left out (is it the tokenizer that the model was trained with?)"
         )
     if largest >= rows:
         raise ModelError(
@@ -234,11 +231,10 @@ def say_wrong_split(config: dict[str, Any], tokenizer: Tokenizer, source: object
         and tokenizer.get_vocab_size() > MISTRALS_TOKENS
         and GROUPED_DIGITS in repr(tokenizer.pre_tokenizer)
     ):
-        print(
+        say(
             f"{source}: its tokenizer splits texts by the pattern of Llama 3, as transformers "
             f"before 5 wrote it for a {config['model_type']}; tokens are others than in training; "
-            f"put a {TOKENIZER} there that was written since",
-            file=sys.stderr,
+            f"put a {TOKENIZER} there that was written since"
         )
 
 

@@ -9,7 +9,6 @@ import hashlib
 import json
 import math
 import platform
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 from safetensors.torch import save
 
 from arch.config import ModelConfig
-from arch.errors import ModelError, printable, show_value
+from arch.errors import ModelError, printable, say, show_value
 from arch.mixers import refuse_foreign
 from arch.model import LanguageModel
 from arch.storage.files import read_json, read_text, write_directory, write_file
@@ -226,13 +225,19 @@ def vocabulary_size(path: Path | str, tokenizer_json: str) -> int:
     """
     try:
         tokenizer = json.loads(tokenizer_json)
-        added, vocabulary = tokenizer["added_tokens"], tokenizer["model"]["vocab"]
-        if isinstance(vocabulary, list):  # of pieces and their scores, whose places are their ids
-            vocabulary = {piece[0]: token for token, piece in enumerate(vocabulary)}
-        names = {entry["content"] for entry in added} | set(vocabulary)
-        return max(len(names), 1 + max(map(int, vocabulary.values()), default=-1))
+        ids = token_ids(tokenizer)
+        names = {entry["content"] for entry in tokenizer["added_tokens"]} | set(ids)
+        return max(len(names), 1 + max(map(int, ids.values()), default=-1))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
         raise ModelError(f"{path} is not a tokenizer file") from None
+
+
+def token_ids(tokenizer: dict[str, Any]) -> dict[str, int]:
+    """The ids of the vocabulary in a `tokenizer.json`, added tokens left out."""
+    vocabulary = tokenizer["model"]["vocab"]
+    if isinstance(vocabulary, list):  # of pieces and their scores, whose places are their ids
+        return {piece[0]: token for token, piece in enumerate(vocabulary)}
+    return vocabulary
 
 
 def drop_rowless(path: Path | str, tokenizer_json: str, rows: int) -> str:
@@ -260,10 +265,9 @@ def drop_rowless(path: Path | str, tokenizer_json: str, rows: int) -> str:
     if vocabulary_size(path, fitting) > rows:
         return tokenizer_json
     names = ", ".join(f"{token['content']} ({token['id']})" for token in dropped)
-    print(
+    say(
         f"{path}: the embedding has {rows} rows, and none for {printable(names)}; these tokens are "
-        "left out, and a text that spells one is read as others",
-        file=sys.stderr,
+        "left out, and a text that spells one is read as others"
     )
     return fitting
 

@@ -3,7 +3,6 @@
 import dataclasses
 import re
 import struct
-import sys
 import threading
 from collections.abc import Container, Iterable, Mapping
 from functools import reduce
@@ -18,7 +17,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
 from arch.config import ModelConfig
-from arch.errors import ModelError, is_out_of_memory, printable
+from arch.errors import ModelError, is_out_of_memory, printable, say
 from arch.mixers import Triangle, has_foreign, without_numbers
 from arch.model import LanguageModel
 from arch.storage.files import refuse_pointer
@@ -229,11 +228,10 @@ def say_zeros(weights: Mapping[str, Tensor], source: object) -> None:
     """Says on stderr which matrices are zeros alone, as where a file was not downloaded whole."""
     zero = [name for name, tensor in weights.items() if tensor.dim() > 1 and not tensor.any()]
     if zero:
-        print(
+        say(
             f"{source}: {len(zero)} of {len(weights)} weights are all zeros "
             f"({printable(', '.join(zero[:3]))}); unless they were pruned, the file is damaged: "
-            "download it again",
-            file=sys.stderr,
+            "download it again"
         )
 
 
@@ -245,10 +243,9 @@ def say_newer_pickles(directory: Path, files: list[Path]) -> None:
     last = max(file.stat().st_mtime_ns for file in files)
     for pickle in sorted(directory.glob("pytorch_model*.bin")):
         if pickle.is_file() and pickle.stat().st_mtime_ns > last:
-            print(
+            say(
                 f"{directory}: {printable(pickle.name, 120)} is newer than {files[0].name}, which "
-                "is read; if it has the weights that are meant, save them as safetensors",
-                file=sys.stderr,
+                "is read; if it has the weights that are meant, save them as safetensors"
             )
             return
 

@@ -15,7 +15,6 @@ from eval.analysis.accepts import accepted, is_false_accept
 from eval.analysis.coordinates import (
     BITS,
     OF_LOSS,
-    fields,
     last_looks,
     of_bits,
     of_geometry,
@@ -75,19 +74,19 @@ class Kind(NamedTuple):
     """The coordinates and the quantities of a kind of rows.
 
     `read` gives a row's coordinates; `split` makes of a row measured at several of them a row each.
-    The coordinates of a lens are those that its rows have.
+    The coordinates are those that name a line of a table. Of recoveries words do, of a lens those
+    that its rows have.
     """
 
     coordinates: tuple[str, ...]
-    quantities: tuple[Quantity, ...] = ()
-    read: Callable[[Row], Coordinates] | None = None
+    quantities: tuple[Quantity, ...]
+    read: Callable[[Row], Coordinates]
     split: Callable[[Row], Iterable[Row]] = lambda row: (row,)
 
 
 def coordinates(row: Row) -> Coordinates:
     """Where and how a row was measured: equal for rows that differ in model, prompt or seed."""
-    kind = KINDS[row["kind"]]
-    return kind.read(row) if kind.read else fields(row, kind.coordinates)
+    return KINDS[row["kind"]].read(row)
 
 
 def quantities(lines: Frame) -> list[Quantity]:
@@ -294,8 +293,7 @@ def _graded(grade: str, row: Row) -> Measured | None:
 _OF_PROMPTS = {"set_recall": "in any order", "permuted": "", "criterion": ""}
 KINDS = {
     "recovery": Kind(
-        ("layer", "part", "slice", "hidden", "observed", "prompt_kind", "without", "noise",
-         "control", "padded", "solver", "family", "settings"),
+        (),
         (
             *_tokens("self", "shown"),
             *_tokens("nonself", "hidden"),
@@ -352,8 +350,8 @@ KINDS = {
             _seeds("tokens", main=False),
             _seeds("tokens_per_second", "tokens/s", main=False),
         ),
-        read=of_loss,
-        split=_parts,
+        of_loss,
+        _parts,
     ),
     "bits": Kind(
         BITS,
@@ -370,14 +368,14 @@ KINDS = {
         of_bits,
         _bits,
     ),
-    "lens": Kind((), read=of_lens),
+    "lens": Kind((), (), of_lens),
     "captured": Kind(
         ("tensor", "captured_site", "format", "solver"),
         tuple(Quantity(grade, "share", partial(_graded, grade), percent=True)
               for grade in ("certain", "likely", "unknown")),
-        read=lambda row: {"tensor": row["tensor"], "captured_site": row["site"],
-                          "format": row["format"], "solver": row["solver"]},
-        split=lambda row: ({**row, "cluster": ("captured", row["key"])},),
+        lambda row: {"tensor": row["tensor"], "captured_site": row["site"],
+                     "format": row["format"], "solver": row["solver"]},
+        lambda row: ({**row, "cluster": ("captured", row["key"])},),
     ),
 }  # fmt: skip
 """The coordinates and quantities of each kind of row."""

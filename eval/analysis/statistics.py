@@ -56,6 +56,7 @@ def clustered(
     weights: Sequence[float],
     prompts: Sequence[Hashable],
     models: Sequence[Hashable],
+    confidence: float = CONFIDENCE,
 ) -> Interval:
     """sum(values) / sum(weights), Student's interval for prompts and models drawn at random.
 
@@ -90,7 +91,7 @@ def clustered(
     if len(set(zip(prompts, models, strict=True))) > max(P, M):
         variance = sum(own for own, _ in spreads)
         freedom = variance**2 / sum(own**2 / own_freedom for own, own_freedom in spreads)
-    half = student_t(freedom) * variance**0.5
+    half = student_t(freedom, confidence) * variance**0.5
     return Interval(estimate, estimate - half, estimate + half)
 
 
@@ -132,19 +133,6 @@ def prompt_fraction(
     return Interval(estimate, min(interval.low, estimate), max(interval.high, estimate))
 
 
-def over_seeds(values: Sequence[float]) -> Interval | None:
-    """The mean of one figure of each of several models, with Student's t interval.
-
-    None for a single model.
-    """
-    if len(values) < 2:
-        return None
-    mean = float(np.mean(values))
-    spread = float(np.std(values, ddof=1)) / len(values) ** 0.5
-    half = student_t(len(values) - 1) * spread
-    return Interval(mean, mean - half, mean + half)
-
-
 class Difference(NamedTuple):
     """A difference of two ratios between its limits, its p, and how many pairs it is of."""
 
@@ -161,7 +149,6 @@ def paired_difference(
     counts: Sequence[float],
     fractions: bool = False,
     confidence: float = CONFIDENCE,
-    seed: int = 0,
 ) -> Difference | None:
     """sum(first - second) / sum(counts) of pairs: two models asked the same prompts or windows.
 
@@ -179,10 +166,10 @@ def paired_difference(
         fractions: whether the ratios are fractions of trials.
     """
     differences, sizes = np.subtract(first, second), np.asarray(counts, dtype=float)
-    n, whole = len(differences), float(np.sum(counts))
+    n = len(differences)
     if n < 2:
         return None
-    estimate = float(differences.sum()) / whole
+    estimate = float(differences.sum() / sizes.sum())
     if np.allclose(differences, estimate * sizes, rtol=0, atol=1e-9):
         if not fractions:
             return None
@@ -190,15 +177,13 @@ def paired_difference(
         low, high = estimate - room * (1 + estimate), estimate + room * (1 - estimate)
         return Difference(estimate, low, high, p, n)
     if n <= EXACT_PAIRS:
-        residuals = (differences - estimate * sizes) / whole
-        spread = (n / (n - 1) * float(np.square(residuals).sum())) ** 0.5
-        half = student_t(n - 1, confidence) * spread
+        _, low, high = clustered(differences.tolist(), counts, range(n), [0] * n, confidence)
         sums = np.zeros(1)
         for value in differences:
             sums = np.concatenate([sums + value, sums - value])
         far = np.abs(sums) >= abs(differences.sum()) * (1 - 1e-9)
-        return Difference(estimate, estimate - half, estimate + half, float(far.mean()), n)
-    draws = _draws(n, RESAMPLES, seed)
+        return Difference(estimate, low, high, float(far.mean()), n)
+    draws = _draws(n)
     ratios = (draws @ differences) / (draws @ sizes)
     low, high = np.quantile(ratios, [(1 - confidence) / 2, (1 + confidence) / 2])
     far = int((np.abs(ratios - estimate) >= abs(estimate)).sum())
@@ -250,7 +235,7 @@ def _numbered(names: Sequence[Hashable]) -> tuple[np.ndarray, int]:
 
 
 @lru_cache(maxsize=64)
-def _draws(n: int, resamples: int, seed: int) -> np.ndarray:
-    """How often each of n clusters is drawn in each resample, `(resamples, n)`."""
-    generator = np.random.default_rng([seed, n])
-    return generator.multinomial(n, np.full(n, 1 / n), size=resamples).astype(float)
+def _draws(n: int) -> np.ndarray:
+    """How often each of n clusters is drawn in each resample, `(RESAMPLES, n)`."""
+    generator = np.random.default_rng([0, n])
+    return generator.multinomial(n, np.full(n, 1 / n), size=RESAMPLES).astype(float)

@@ -12,13 +12,7 @@ from typing import Any
 import numpy as np
 
 from eval.analysis.frame import KINDS, LINE, MODEL, Frame, Quantity, frame, quantities
-from eval.analysis.statistics import (
-    Interval,
-    clustered,
-    over_seeds,
-    prompt_fraction,
-    token_fraction,
-)
+from eval.analysis.statistics import Interval, clustered, prompt_fraction, token_fraction
 from eval.drawing.tables import Column
 from eval.messages import RequestError
 from eval.rows.schema import Row
@@ -104,29 +98,27 @@ def _refuse_to_pool(lines: Frame, by: list[str], pool: Sequence[str]) -> None:
 def _clustered(
     estimate: Callable[..., Interval], *counts: str
 ) -> Callable[[dict[str, np.ndarray]], Estimate]:
-    """How lines are pooled; without an interval where nothing varies, as of two prompts alike."""
+    """How lines are pooled by an estimate over prompts and models."""
 
     def pooled(lines: dict[str, np.ndarray]) -> Estimate:
         prompts, models = lines["cluster"].tolist(), lines["weights"].tolist()
         found = estimate(*(lines[name].tolist() for name in counts), prompts, models)
-        alike = found.low == found.high or math.isclose(found.low, found.high, abs_tol=ALIKE)
-        low, high = (None, None) if alike else (found.low, found.high)
-        return found.estimate, low, high, len(set(prompts))
+        return _limited(found, len(set(prompts)))
 
     return pooled
+
+
+def _limited(found: Interval, n: int) -> Estimate:
+    """A figure of n; without an interval where nothing varies, as of two prompts alike."""
+    alike = math.isclose(found.low, found.high, abs_tol=ALIKE)
+    low, high = (None, None) if alike else (found.low, found.high)
+    return found.estimate, low, high, n
 
 
 def _mean(values: Sequence[float], prompts: Sequence[Any], models: Sequence[Any]) -> Interval:
     if not np.isfinite(values).all():
         return Interval(*[float(np.mean(values))] * 3)
     return clustered(values, [1.0] * len(values), prompts, models)
-
-
-def _ratio(lines: dict[str, np.ndarray]) -> Estimate:
-    """Hits over n of parts of one text; a single part of one model has no interval."""
-    if len(lines["hits"]) == 1:
-        return lines["value"][0], None, None, 1
-    return _clustered(clustered, "hits", "n")(lines)
 
 
 def _over_seeds(lines: dict[str, np.ndarray]) -> Estimate:
@@ -140,10 +132,8 @@ def _over_seeds(lines: dict[str, np.ndarray]) -> Estimate:
 
 def seeds_mean(values: Sequence[float]) -> Estimate:
     """The mean of one figure of each of some models; without an interval where they are alike."""
-    interval = over_seeds(values)
-    if interval is None or interval.low == interval.high:
-        return float(np.mean(values)), None, None, len(values)
-    return interval.estimate, interval.low, interval.high, len(values)
+    n = len(values)
+    return _limited(_mean(values, [0] * n, range(n)), n)
 
 
 def _plain(reduce: Callable[[np.ndarray], Any]) -> Callable[[dict[str, np.ndarray]], Estimate]:
@@ -155,7 +145,7 @@ def _plain(reduce: Callable[[np.ndarray], Any]) -> Callable[[dict[str, np.ndarra
 
 POOLS: dict[str, Callable[[dict[str, np.ndarray]], Estimate]] = {
     "share": _clustered(token_fraction, "hits", "n"),
-    "ratio": _ratio,
+    "ratio": _clustered(clustered, "hits", "n"),
     "whole": _clustered(prompt_fraction, "hits"),
     "mean": _clustered(_mean, "value"),
     "seeds": _over_seeds,

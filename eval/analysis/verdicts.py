@@ -93,12 +93,11 @@ def verdict_lines(lines: Frame, rows: Iterable[Row]) -> Frame:
     heads = lines.drop_duplicates("key").set_index("key")
     found = []
     for joined in join_rows(row for row in rows if row["kind"] == "recovery"):
-        keys = [row["key"] for row in joined.rows]
         for kind, hidden in TOKENS.items() if joined.decisive else ():
             count = joined.count(hidden)
             for verdict, name in SHORT.items() if count else ():
                 measured = counted(count[verdict], count.total())
-                found.append((keys[0], f"{kind}_{name}", *measured, "share"))
+                found.append((joined.rows[0]["key"], f"{kind}_{name}", *measured, "share"))
     names = ["key", "quantity", "hits", "n", "value", "low", "high", "pool"]
     table = pandas.DataFrame(found, columns=names).astype(dict.fromkeys(names[2:7], float))
     about = heads.drop(columns=[*OF_SOLVER, *names[1:]], errors="ignore")

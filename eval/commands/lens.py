@@ -138,7 +138,7 @@ def _prompts(
     from eval.models.text import drawn_prompts, held_out_text, text_prompts
 
     if texts:
-        return text_prompts(texts, checkpoint.tokenizer, checkpoint.config.context)
+        return text_prompts(texts, checkpoint)
     context = checkpoint.config.context
     length = length or min(64, context)
     checkpoint.check_length(length)

@@ -252,7 +252,7 @@ class Question:
         return [visible(piece) for piece in self.checkpoints[0].pieces(list(self.tokens))]
 
     def _tokens(self, checkpoint: Checkpoint) -> tuple[int, ...]:
-        return text_prompts([self.text], checkpoint.tokenizer, checkpoint.config.context)[0].tokens
+        return text_prompts([self.text], checkpoint)[0].tokens
 
     @cached_property
     def shown(self) -> Slice:

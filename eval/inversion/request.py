@@ -157,7 +157,7 @@ class Inversion:
         from eval.models.text import SETS, drawn_prompts, held_out_text, padded, text_prompts
 
         tokenizer, context = checkpoint.tokenizer, checkpoint.config.context
-        prompts = text_prompts(list(self.text), tokenizer, context)
+        prompts = text_prompts(list(self.text), checkpoint)
         sets = self.prompts or (() if self.text else ("story",))
         for kind in [kind for kind in SETS if kind in sets]:
             checkpoint.check_length(self.length)

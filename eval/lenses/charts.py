@@ -55,10 +55,10 @@ class Chart:
         """The figure of all checkpoints; None without numbers."""
         rows = self.records(tables)
         models = dict.fromkeys(row["model"] for row in rows)
-        panels = {}
+        panels, shown = {}, {"model", *self.fields, *VALUES}
         for model in models if "model" not in self.fields else [""]:
             of_model = [row for row in rows if model in ("", row["model"])]
-            chosen, labels = _choose(of_model, self._shown)
+            chosen, labels = _choose(of_model, shown)
             panels[": ".join(filter(None, [model, labels]))] = self.chart(chosen, rows)
         name = f"{lens}-{self.name or self.of}".replace(" ", "-").lower()
         return figures.Figure(name, self.title, self.about, panels) if rows else None
@@ -71,10 +71,6 @@ class Chart:
             for record in table.samples(self.of) if samples else table.means(self.of):
                 rows.append({"model": model, **record, **_token(table, record)})
         return rows
-
-    @property
-    def _shown(self) -> set[str]:
-        return {"model", *self.fields, *VALUES}
 
     def chart(self, rows: list[Record], every: list[Record]) -> plots.Chart:
         """A panel of some records; `every` are those of all panels, whose scale it has."""

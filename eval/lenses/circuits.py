@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from arch import LanguageModel, TokenMixer
@@ -117,10 +116,8 @@ def mixers_in(block: Any) -> dict[str, TokenMixer]:
 
 def by_lag(weights: Tensor) -> Tensor:
     """Mean size of the weight at each distance: `(..., T, T)` to `(..., T)`."""
-    T = weights.shape[-1]
-    # One number more in every row of T shears the matrix: lag k comes to stand in column k - 1.
-    sheared = F.pad(weights.tril().abs().flip(-1), (0, 1)).flatten(-2).unflatten(-1, (T + 1, T))
-    return sheared.sum(dim=-2).roll(1, dims=-1) / (T - torch.arange(T, device=weights.device))
+    diagonals = (weights.diagonal(-lag, -2, -1) for lag in range(weights.shape[-1]))
+    return torch.stack([weight.abs().mean(dim=-1) for weight in diagonals], dim=-1)
 
 
 @torch.no_grad()

@@ -143,10 +143,9 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
     begun = torch.tensor(begun_in(checkpoint, request, len(valid)))
     classes = torch.unique(torch.cat([train.flatten(), valid.flatten()]))
     layers = [0, *spaced_layers(len(model.blocks), LAYERS)]
-    about, make = {"lens": "detokenisation", "layers": layers}, partial(fit_layers, checkpoint)
-    tensors = fitted(
-        request.store, checkpoint, about, [train, classes], partial(make, layers, train, classes)
-    )
+    about = {"lens": "detokenisation", "layers": layers}
+    fit = partial(fit_layers, checkpoint, layers, train, classes)
+    tensors = fitted(request.store, checkpoint, about, [train, classes], fit)
     length, last = words_of(valid.cpu(), *alphabet(checkpoint.tokenizer, model.config.vocab_size))
     outputs = [outputs_of(Circuit(model, n), valid).flatten(0, 1) for n in layers]
     truth = torch.searchsorted(classes, valid).flatten()

@@ -12,10 +12,12 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from markupsafe import Markup
 
+from eval.drawing.figures import Figure
 from eval.lenses.charts import Chart, Tables, word_tables
 from eval.lenses.table import Record, Table
 from eval.lenses.trace import PromptBatch, gather
@@ -25,11 +27,6 @@ from eval.models.checkpoint import Checkpoint
 from eval.models.identity import hash_source
 from eval.models.text import Prompt
 from eval.rows.plugins import Registry, foreign_code
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
-
-    from eval.drawing.figures import Figure
 
 TOKENS = 8192
 ALL = "all"

@@ -169,17 +169,15 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
         other = batch_stories(checkpoint, [pair.swapped for pair in of_attribute])
         moved = log_odds_change(words, stories, plain.logits, other.logits)
         _add_effect(table, "swap effect of the text", of_attribute, moved)
-        old, start = (
-            [story.words[attribute] for story in stories],
-            [story.places[attribute] for story in stories],
-        )
+        old = [story.words[attribute] for story in stories]
+        start = torch.tensor([story.places[attribute] for story in stories]).to(plain.last)
         own = torch.tensor([pair.story.cue == attribute for pair in of_attribute])
         for column, layer in enumerate(layers):
             real = swap_vectors(directions[attribute][:, layer], known, old)
             noise = torch.randn(real.shape, generator=generator).to(real)
             noise *= real.norm(dim=-1, keepdim=True) / noise.norm(dim=-1, keepdim=True)
             both = torch.cat([noise, real], dim=1)
-            after = logits_after(plain, layer, both, torch.tensor(start).to(plain.last))
+            after = logits_after(plain, layer, both, start)
             for by, logits in zip(("random", "steered"), after.unbind(1), strict=True):
                 moved = log_odds_change(words, stories, plain.logits, logits)
                 _add_effect(table, "swap effect", of_attribute, moved, by=by, layer=layer)

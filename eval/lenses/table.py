@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from eval.analysis.coordinates import NOT_COORDINATES
-from eval.analysis.statistics import clustered, wilson
+from eval.analysis.statistics import clustered, token_fraction
 from eval.analysis.summary import COUNTS, MODEL, SAMPLED
 from eval.messages import RequestError
 
@@ -99,14 +99,10 @@ def mean_interval(sums: np.ndarray, counts: np.ndarray, share: bool) -> dict[str
     G, mean = len(sums), float(sums.sum() / counts.sum())
     if G == 1 or not math.isfinite(mean):
         return {"value": mean}
-    if share and mean in (0.0, 1.0):
-        limits = wilson(round(mean * G), G)
-    else:
-        limits = clustered(sums.tolist(), counts.tolist(), range(G), [0] * G)
-    if limits.high - limits.low <= 1e-9 * abs(mean):
-        return {"value": mean}
-    low, high = (max(limits.low, 0.0), min(limits.high, 1.0)) if share else limits[1:]
-    return {"value": mean, "low": low, "high": high}
+    estimate = token_fraction if share else clustered
+    _, low, high = estimate(sums.tolist(), counts.tolist(), range(G), [0] * G)
+    limits = {"low": low, "high": high} if high - low > 1e-9 * abs(mean) else {}
+    return {"value": mean, **limits}
 
 
 @dataclass

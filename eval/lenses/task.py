@@ -74,12 +74,9 @@ class LensTask:
 
     def _refuse_other(self, document: Document, results: Results) -> None:
         """Refuses a look at a model or a corpus that has other settings or another text now."""
-        own, corpus = self.checkpoint.settings_sha256, self.request.corpus
-        settings, text = (
-            document["checkpoint"].get("settings_sha256"),
-            document.get("corpus_hash"),
-        )
-        what = CHANGED * (settings not in (None, own))
+        settings = document["checkpoint"].get("settings_sha256")
+        text, corpus = document.get("corpus_hash"), self.request.corpus
+        what = CHANGED * (settings not in (None, self.checkpoint.settings_sha256))
         if text and corpus_hash(corpus) not in (None, text):
             what = f"another text of {corpus}"
         if what:

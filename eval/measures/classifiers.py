@@ -87,7 +87,7 @@ def token_means(moments: TokenMoments, embedding: Tensor) -> tuple[Tensor, Tenso
     offsets = E - n @ E / N
     spread = offsets.T @ (n[:, None] * offsets) / N
     cross = offsets.T @ (moments.total - n[:, None] * m) / N
-    guessed = m + offsets @ torch.linalg.solve(_loaded(spread, RIDGE), cross)
+    guessed = m + offsets @ torch.linalg.solve(add_ridge(spread, RIDGE), cross)
     means = (moments.total + PRIOR * guessed) / (n + PRIOR)[:, None]
     mixed = moments.total.T @ means
     within = (moments.second - mixed - mixed.T + means.T @ (n[:, None] * means)) / N
@@ -99,7 +99,7 @@ def gaussian(moments: TokenMoments, embedding: Tensor) -> Classifier:
     """The Gaussian classifier, every token held equally likely beforehand."""
     (means, within), center = token_means(moments, embedding), moments.mean
     offsets = means - center
-    weight = torch.linalg.solve(_loaded(within, SHRINK), offsets.T)
+    weight = torch.linalg.solve(add_ridge(within, SHRINK), offsets.T)
     bias = -0.5 * (offsets * weight.T).sum(dim=1)
     return Classifier(center.float(), weight.float(), bias.float())
 
@@ -131,6 +131,7 @@ def calibrated(classify: Classifier, log_share: Tensor, x: Tensor, y: Tensor) ->
     return Classifier(classify.center, factor * classify.weight, factor * classify.bias + log_share)
 
 
-def _loaded(matrix: Tensor, fraction: float) -> Tensor:
+def add_ridge(matrix: Tensor, fraction: float) -> Tensor:
+    """The matrix `(F, F)` with a fraction of its diagonal's mean added to the diagonal."""
     eye = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
     return matrix + fraction * matrix.diagonal().mean() * eye

@@ -74,7 +74,7 @@ def local_geometry(circuit: Circuit, tokens: Tensor, hidden: int) -> dict[str, A
         models compare: a gain of 1 moves the outputs by as many of theirs.
 
     Raises:
-        RequestError: k out of range, or outputs that are not finite.
+        RequestError: outputs that are not finite.
     """
     wide = exact(circuit)
     with NoSingle():

@@ -25,6 +25,7 @@ from eval.measures.classifiers import (
     SMOOTHING,
     Classifier,
     TokenMoments,
+    add_ridge,
     calibrated,
     gaussian,
     second_moment,
@@ -194,8 +195,7 @@ def _train(
     outputs: Tensor, tokens: Tensor, covariance: Tensor, start: Classifier, training: Training
 ) -> Classifier:
     """Softmax regression in whitened features, where one rate suits all directions."""
-    eye = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
-    root = torch.linalg.cholesky(covariance + 1e-6 * covariance.diagonal().mean() * eye)
+    root = torch.linalg.cholesky(add_ridge(covariance, 1e-6))
     whiten = torch.linalg.inv(root).T.float()
     weight = (root.T @ start.weight.double()).float().requires_grad_()
     bias = start.bias.clone().requires_grad_()

@@ -108,28 +108,13 @@ def measure_loss(
             not finite.
         CorpusError: the corpus cannot be read.
     """
-    import numpy as np
-    import torch
-
-    from eval.models.memory import windows_at_once
-
     tokens, owner, sizes = _tokens(checkpoint, corpus, stories, texts)
     T = length or _whole_context(checkpoint, len(tokens) - 1)
-    batch_size = batch_size or windows_at_once(checkpoint.model, T)
-    device = checkpoint.model.embedding.weight.device
-    started, losses = time.perf_counter(), []
-    whole = (len(tokens) - 1) // T * T
-    windows = [
-        (tokens[:whole].reshape(-1, T), tokens[1 : whole + 1].reshape(-1, T)),
-        (tokens[whole:-1][None], tokens[whole + 1 :][None]),
-    ]
-    for inputs, targets in windows:
-        for i in range(0, len(inputs) if inputs.size else 0, batch_size):
-            x, y = (torch.from_numpy(part[i : i + batch_size]).to(device)
-                    for part in (inputs, targets))  # fmt: skip
-            with torch.no_grad():
-                losses.append(_nats(checkpoint.model, x, y).cpu().numpy())
-    return _figures(checkpoint, np.concatenate(losses), owner[1:], sizes, started)
+    windows = [tokens[start : start + T + 1] for start in range(0, len(tokens) - 1, T)]
+    whole, started = (len(tokens) - 1) // T, time.perf_counter()
+    nats = _predict(checkpoint, windows[:whole], batch_size, T)
+    nats += _predict(checkpoint, windows[whole:], batch_size, T)
+    return _figures(checkpoint, nats, owner[1:], sizes, started)
 
 
 def measure_documents(
@@ -154,10 +139,7 @@ def measure_documents(
     such token.
     """
     import numpy as np
-    import torch
-    from torch.nn.utils.rnn import pad_sequence
 
-    from eval.models.memory import windows_at_once
     from eval.models.pieces import encode_text
     from eval.models.text import held_out_text
 
@@ -187,25 +169,13 @@ def measure_documents(
         )
     T = length or _whole_context(checkpoint, max(map(len, encoded), default=1) - 1)
     cut = [(part, count, i) for i, ids in enumerate(encoded) for part, count in _cut(ids, T)]
-    windows = sorted(cut, key=lambda window: len(window[0]))  # those of a batch are alike in length
-    if not windows:
+    if not cut:
         raise RequestError("there is nothing to predict; give stories with a token in them")
-    batch_size = batch_size or windows_at_once(checkpoint.model, T)
-    device, started, losses = checkpoint.model.embedding.weight.device, time.perf_counter(), []
-    for i in range(0, len(windows), batch_size):
-        batch = windows[i : i + batch_size]
-        tokens = pad_sequence([torch.tensor(part) for part, _, _ in batch], batch_first=True)
-        x, y = tokens[:, :-1].to(device), tokens[:, 1:].to(device)
-        with torch.no_grad():
-            found = _nats(checkpoint.model, x, y, _counts_padding(checkpoint))
-        nats = found.view(len(batch), -1).cpu().numpy()
-        ends = [len(part) - 1 for part, _, _ in batch]
-        losses += [
-            row[end - count : end]
-            for row, end, (_, count, _) in zip(nats, ends, batch, strict=True)
-        ]
-    owner = np.repeat([of for _, _, of in windows], [count for _, count, _ in windows])
-    return _figures(checkpoint, np.concatenate(losses), owner, sizes, started)
+    cut.sort(key=lambda window: len(window[0]))  # those of a batch are alike in length
+    (windows, counts, of), started = zip(*cut, strict=True), time.perf_counter()
+    nats = _predict(checkpoint, windows, batch_size, T, _counts_padding(checkpoint))
+    nats = [row[-count:] for row, count in zip(nats, counts, strict=True)]
+    return _figures(checkpoint, nats, np.repeat(of, counts), sizes, started)
 
 
 def _counts_padding(checkpoint: "Checkpoint") -> bool:
@@ -244,25 +214,85 @@ def _cut(ids: list[int], T: int) -> Iterator[tuple[list[int], int]]:
         yield ids[max(0, end - T) : end + 1], end - start
 
 
+def _predict(
+    checkpoint: "Checkpoint",
+    windows: "Sequence[Sequence[int] | np.ndarray]",
+    batch_size: int | None,
+    length: int,
+    padded: bool = False,
+) -> "list[np.ndarray]":
+    """Cross entropy of each token of each window but its first, in nats, in float64.
+
+    Windows of up to `length` + 1 tokens are padded at their ends to the longest of a batch. Logits
+    are made of a few positions at a time, so that a large vocabulary needs no more memory; where
+    the head is `padded`, the softmax counts the rows that were left out of it.
+    """
+    import torch
+    from torch.nn.functional import cross_entropy
+    from torch.nn.utils.rnn import pad_sequence
+
+    from eval.models.memory import windows_at_once
+
+    model, found = checkpoint.model, []
+    device, size = model.embedding.weight.device, batch_size or windows_at_once(model, length)
+    positions = max(1, LOGITS // model.config.vocab_size)
+    for i in range(0, len(windows), size):
+        batch = windows[i : i + size]
+        tokens = pad_sequence([torch.tensor(part) for part in batch], batch_first=True).to(device)
+        with torch.no_grad():
+            hidden = model.hidden(model.embed(tokens[:, :-1]), len(model.blocks)).flatten(0, 1)
+            parts = (x.split(positions) for x in (hidden, tokens[:, 1:].flatten()))
+            nats = [
+                cross_entropy(_logits(model, x, padded), y, reduction="none").double()
+                for x, y in zip(*parts, strict=True)
+            ]
+        by_window = torch.cat(nats).view(len(batch), -1).cpu().numpy()
+        found += [row[: len(part) - 1] for row, part in zip(by_window, batch, strict=True)]
+    return found
+
+
+def _logits(model: "LanguageModel", hidden: "Tensor", padded: bool) -> "Tensor":
+    """The logits `(N, V)` of outputs `(N, D)`, with those of the rows that were left out."""
+    import torch
+    from torch.nn import Parameter
+
+    logits = model.logits(hidden[None])[0].float()
+    if not padded:
+        return logits
+    tokens = {name: getattr(model.head, name) for name in model.padding_head}
+    try:
+        for name, rows in model.padding_head.items():
+            setattr(model.head, name, Parameter(rows.to(tokens[name]), requires_grad=False))
+        return torch.cat([logits, model.logits(hidden[None])[0].float()], dim=-1)
+    finally:
+        for name, parameter in tokens.items():
+            setattr(model.head, name, parameter)
+
+
 def _figures(
     checkpoint: "Checkpoint",
-    nats: "np.ndarray",
+    rows: "Sequence[np.ndarray]",
     owner: "np.ndarray",
     sizes: "np.ndarray",
     started: float,
 ) -> dict[str, Any]:
-    """The fields of a row: `nats` of each predicted token, its `owner`, each story's bytes.
+    """The fields of a row: nats of each predicted token, its `owner`, each story's bytes.
+
+    Parts of the text are of equally many stories each, at most `PARTS`.
 
     Raises:
         RequestError: a loss that is not finite.
     """
     import numpy as np
 
+    nats = np.concatenate(rows)
     if not np.isfinite(nats).all():
         raise RequestError(
             f"{checkpoint.path} gives probabilities that are not finite; its loss has no value"
         )
     total, mean, size = float(nats.sum()), float(nats.mean()), int(sizes.sum())
+    count = min(PARTS, len(sizes))
+    part = np.arange(len(sizes)) * count // len(sizes)
     return {
         "tokens": len(nats),
         "bytes": size,
@@ -271,57 +301,11 @@ def _figures(
         "perplexity": math.exp(min(mean, 700.0)),
         "tokens_per_second": len(nats) / (time.perf_counter() - started),
         "stories": len(sizes),
-        "parts": _parts(nats, owner, sizes),
-    }
-
-
-def _nats(model: "LanguageModel", x: "Tensor", y: "Tensor", padded: bool = False) -> "Tensor":
-    """Cross entropy of each next token of `(B, T)` tokens, `(B * T,)` in float64.
-
-    The softmax of a `padded` one counts the rows of the head that were left out. Logits are made of
-    a few positions at a time, so that a large vocabulary needs no more memory.
-    """
-    import torch
-    from torch.nn.functional import cross_entropy
-
-    hidden = model.hidden(model.embed(x), model.config.n_layers).flatten(0, 1)
-    count = max(1, LOGITS // model.config.vocab_size)
-    nats = []
-    for batch, tokens in zip(hidden.split(count), y.flatten().split(count), strict=True):
-        logits = model.logits(batch[None])[0].float()
-        if padded:
-            logits = torch.cat([logits, _padding_logits(model, batch[None])[0].float()], dim=-1)
-        nats.append(cross_entropy(logits, tokens, reduction="none").double())
-    return torch.cat(nats)
-
-
-def _padding_logits(model: "LanguageModel", hidden: "Tensor") -> "Tensor":
-    """The logits of the rows that were left out of the head, as those of its tokens are made."""
-    from torch.nn import Parameter
-
-    tokens = {name: getattr(model.head, name) for name in model.padding_head}
-    try:
-        for name, rows in model.padding_head.items():
-            setattr(model.head, name, Parameter(rows.to(tokens[name]), requires_grad=False))
-        return model.logits(hidden)
-    finally:
-        for name, parameter in tokens.items():
-            setattr(model.head, name, parameter)
-
-
-def _parts(nats: "np.ndarray", owner: "np.ndarray", sizes: "np.ndarray") -> dict[str, list[Any]]:
-    """Sums over parts of the text with equally many stories each, at most `PARTS`.
-
-    Of each predicted token its `nats` and its `owner`, a story; of each story its bytes.
-    """
-    import numpy as np
-
-    count = min(PARTS, len(sizes))
-    part = np.arange(len(sizes)) * count // len(sizes)
-    return {
-        "nats": [round(x, 4) for x in np.bincount(part[owner], nats, count).tolist()],
-        "tokens": np.bincount(part[owner], minlength=count).tolist(),
-        "bytes": np.bincount(part, sizes, count).astype(int).tolist(),
+        "parts": {
+            "nats": [round(x, 4) for x in np.bincount(part[owner], nats, count).tolist()],
+            "tokens": np.bincount(part[owner], minlength=count).tolist(),
+            "bytes": np.bincount(part, sizes, count).astype(int).tolist(),
+        },
     }
 
 
@@ -339,15 +323,13 @@ def _tokens(
     if given is None:
         held_out = list(text.held_out(limit))
         stories = text.encode(held_out)
-        packed = held_out and held_out[0].ids is not None
-        lengths = np.array(list(map(len, token_bytes(tokenizer)))) if packed else None
-        if lengths is None:
-            _say_changes(
-                checkpoint, held_out, [ids[: len(ids) - len(text.ends)] for ids in stories]
-            )
-            sizes = [len(story.encode()) for story in held_out]
-        else:
+        if held_out and held_out[0].ids is not None:  # as they were packed
+            lengths = np.array(list(map(len, token_bytes(tokenizer))))
             sizes = [int(lengths[ids].sum()) for ids in stories]
+        else:
+            bare = [ids[: len(ids) - len(text.ends)] for ids in stories]
+            _say_changes(checkpoint, held_out, bare)
+            sizes = [len(story.encode()) for story in held_out]
     else:
         texts = list(islice(given, limit))
         bare = [encode_text(tokenizer, story) for story in texts]

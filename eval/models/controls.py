@@ -3,9 +3,7 @@
 import copy
 import hashlib
 import re
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
 
 import torch
 from torch import nn
@@ -15,7 +13,6 @@ from eval.messages import RequestError
 from eval.models.checkpoint import Checkpoint, open_checkpoint
 from tokenizer import encode_alike
 
-Built = TypeVar("Built", bound=nn.Module)
 _SCALE = re.compile(r"scale=(\d*\.?\d+(?:e-?\d+)?)")
 OWN_DRAW = "own draw"
 """In the hashes of what is drawn by the model's: rows of earlier draws have other keys."""
@@ -65,16 +62,12 @@ def derive(checkpoint: Checkpoint, control: str) -> Checkpoint:
     )
 
 
-def draw(build: Callable[[], Built], seed: int) -> Built:
-    """A model that `build` makes with random weights of a seed; other draws are not disturbed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # and no other device's
-        return build().eval().requires_grad_(False)
-
-
 def _draw(checkpoint: Checkpoint, config: ModelConfig) -> LanguageModel:
-    """An untrained model, another one for each checkpoint."""
-    return draw(lambda: LanguageModel(config), int(checkpoint.weights_sha256[:15], 16))
+    """An untrained model, another one for each checkpoint; other draws are not disturbed."""
+    with torch.random.fork_rng(devices=[]):
+        seed = int(checkpoint.weights_sha256[:15], 16)
+        torch.default_generator.manual_seed(seed)  # and no other device's
+        return LanguageModel(config).eval().requires_grad_(False)
 
 
 def _with_embedding(checkpoint: Checkpoint, control: str) -> tuple[LanguageModel, str]:

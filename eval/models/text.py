@@ -19,19 +19,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, islice, repeat
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from eval.messages import RequestError, say_of_model, say_once
+from eval.models.checkpoint import Checkpoint
 from eval.models.corpora import corpus_hash, corpus_label, held_out_fraction, packed_data
 from eval.models.pieces import encode_text, encoding_of
 from tokenizer import PAD, VALID_FRACTION, encode_alike, load_tokenizer, open_corpus
-
-if TYPE_CHECKING:
-    from eval.models.checkpoint import Checkpoint
 
 SETS = ("story", "inside", "random")
 EVALUATED = 4096  # stories for evaluation, at most; more are never asked for
@@ -182,7 +180,7 @@ class HeldOutText:
                 yield story
 
 
-def held_out_text(checkpoint: "Checkpoint", corpus: str) -> HeldOutText:
+def held_out_text(checkpoint: Checkpoint, corpus: str) -> HeldOutText:
     """The stories of a corpus that a model was not trained on, kept until the model's release.
 
     What is computed of them may be kept under them: a corpus whose text changed has others.
@@ -305,19 +303,17 @@ def random_prompts(tokenizer: Tokenizer, count: int, length: int) -> list[Prompt
     return [Prompt("random", i, tuple(row)) for i, row in enumerate(allowed[picks].tolist())]
 
 
-def text_prompts(
-    texts: Sequence[str], tokenizer: Tokenizer, context: int | None = None
-) -> list[Prompt]:
+def text_prompts(texts: Sequence[str], checkpoint: Checkpoint) -> list[Prompt]:
     """Texts as prompts, each of all its tokens.
 
     Raises:
         RequestError: an empty text, one that is not valid Unicode, or one that cannot fit into the
-            context, if that is given.
+            context.
     """
-    prompts = []
-    longest = max(map(len, tokenizer.get_vocab())) if context else 0
+    tokenizer, context, prompts = checkpoint.tokenizer, checkpoint.config.context, []
+    longest = max(map(len, tokenizer.get_vocab()))
     for index, text in enumerate(texts):
-        if context and len(text) > 4 * longest * context:  # not tokenized first: that takes minutes
+        if len(text) > 4 * longest * context:  # not tokenized first: that takes minutes
             raise RequestError(
                 f"--text of {len(text):,} characters cannot fit into the model's context of "
                 f"{context} tokens; shorten it"

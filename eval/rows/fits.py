@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -13,15 +13,13 @@ from torch import Tensor
 
 from arch.storage.files import write_file
 from eval.messages import RequestError
+from eval.models.checkpoint import Checkpoint
 from eval.rows.store import row_key
-
-if TYPE_CHECKING:
-    from eval.models.checkpoint import Checkpoint
 
 
 def fitted(
     directory: str | Path | None,
-    checkpoint: "Checkpoint",
+    checkpoint: Checkpoint,
     about: Mapping[str, Any],
     text: Iterable[Tensor],
     fit: Callable[[], Mapping[str, Tensor]],

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from functools import cache
 from itertools import chain, groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -183,18 +184,15 @@ def _refuse_other_questions(tasks: Sequence[Task], results: Results) -> None:
                 f"{checkpoint.path}: has the name and weights of another model that is asked, and "
                 f"{CHANGED}; ask it alone"
             )
-    hashes: dict[str, str | None] = {}
+    hash_of = cache(corpus_hash)  # once for all tasks
     for task in tasks:
         corpus = getattr(task, "corpus", None)
         measured = {results.corpora.get(key) for key in task.keys} - {None}
-        if corpus and measured:
-            if corpus not in hashes:
-                hashes[corpus] = corpus_hash(corpus)
-            if measured - {hashes[corpus]} and hashes[corpus]:
-                raise RequestError(
-                    f"--out {results.directory}: its rows on --corpus {corpus} are of another text "
-                    "of that name; give another directory"
-                )
+        if corpus and measured and (known := hash_of(corpus)) and measured != {known}:
+            raise RequestError(
+                f"--out {results.directory}: its rows on --corpus {corpus} are of another text "
+                "of that name; give another directory"
+            )
 
 
 class _Bar(tqdm):

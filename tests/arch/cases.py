@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -96,6 +97,13 @@ def assert_model_continues(
     torch.testing.assert_close(found[::2], whole[:, b:], **near)
     other = model.hidden(torch.cat([x[:, :b], -x[:, b:]], dim=1), layer)
     torch.testing.assert_close(found[1::2], other[:, b:], **near)
+
+
+def edit(directory: Path, **changes: Any) -> None:
+    """Changes settings of a directory's config.json; `...` takes one out."""
+    path = directory / "config.json"
+    config = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({name: v for name, v in config.items() if v is not ...}))
 
 
 def tokenizer_json(size: int = 11) -> str:

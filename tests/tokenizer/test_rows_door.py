@@ -12,12 +12,9 @@ import pytest
 from tests.said import one_line
 from tokenizer import CorpusError, open_corpus
 from tokenizer.__main__ import main
-from tokenizer.readers import read_file
+from tokenizer.readers import POINTER, read_file
 
 TEXTS = [f'Day {i}.\nAnna said "good morning" to café {i}.' for i in range(400)]
-
-
-POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def read(path, **options):

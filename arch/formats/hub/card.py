@@ -113,7 +113,7 @@ def download(source: str, check: Callable[[Path], object]) -> Path:
     `check` sees its JSON files, a config.json among them, before its weights are fetched.
 
     Raises:
-        ModelError: no network, no such model, huggingface_hub is not installed, or as `check`.
+        ModelError: no network, no such model, or as `check`.
     """
     path = _fetch(source, _FILES[:1])
     if (path / "config.json").is_file():
@@ -132,12 +132,8 @@ def download(source: str, check: Callable[[Path], object]) -> Path:
 
 def _fetch(source: str, files: list[str]) -> Path:
     """Where a model of the hub lies, after the download of its files of these names."""
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise ModelError(
-            f"{source} needs huggingface_hub; fix: pip install huggingface_hub"
-        ) from None
+    from huggingface_hub import snapshot_download
+
     try:
         name = source.partition(":")[2]
         return Path(snapshot_download(name, allow_patterns=files, ignore_patterns=_OTHERS))

@@ -12,9 +12,8 @@ from arch.errors import ModelError
 from arch.formats.hub.card import write_card
 from arch.formats.hub.reader import FIELDS, HELD_OUT, MODEL_TYPE, PROVENANCE
 from arch.formats.llama import describe_tokenizer
-from arch.mixers import MIXERS
+from arch.mixers import MIXERS, find_foreign
 from arch.model import LanguageModel
-from arch.patterns import find_foreign
 from arch.storage.directory import as_json
 from arch.storage.files import write_directory
 from arch.storage.weights import weights_of
@@ -57,12 +56,11 @@ def export_hub(
         OSError: the disk is full or the place cannot be written; all is as it was.
     """
     directory, config, meta = Path(directory), model.config, meta or {}
-    for entry in config.mixers:
-        for name in find_foreign(entry, MIXERS, "mixer"):
-            raise ModelError(
-                f"--layout hub: mixer {name} is not built in, and its code does not go with the "
-                f"export; allowed: {', '.join(sorted(MIXERS))}"
-            )
+    for name in find_foreign(config.mixers):
+        raise ModelError(
+            f"--layout hub: mixer {name} is not built in, and its code does not go with the "
+            f"export; allowed: {', '.join(sorted(MIXERS))}"
+        )
     ids, tokenizer_files = describe_tokenizer(tokenizer_json, config.context, meta)
     fields = json.loads(config.to_json()) | {"d_ff": config.hidden_width}
     provenance = {name: meta[name] for name in PUBLIC if meta.get(name) is not None}

@@ -6,10 +6,9 @@ from typing import Any
 
 from arch.config import ModelConfig
 from arch.errors import ModelError, printable, show_value
-from arch.formats.foreign import WITHOUT_EFFECT, common_prefix, read_layout, read_settings
+from arch.formats.foreign import WITHOUT_EFFECT, common_prefix, is_off, read_layout, read_settings
 from arch.formats.named_tokens import read_ends
-from arch.mixers import MIXERS
-from arch.patterns import find_foreign
+from arch.mixers import MIXERS, find_foreign
 from arch.storage.directory import (
     META,
     MULTIPLES,
@@ -79,7 +78,7 @@ def import_hub(directory: str | Path) -> LoadedModel:
         meta |= read_ends(directory, tokenizer_json)
     files, _ = read_layout(given, directory)
     held = read_all_weights(files)
-    prefix = common_prefix(list(held), directory)
+    prefix = common_prefix(held, directory)
     weights = {name.removeprefix(prefix): tensor for name, tensor in held.items()}
     if config.tied and not is_tied(weights):
         raise ModelError(
@@ -112,7 +111,7 @@ def _read_config(given: dict[str, Any], path: Path) -> ModelConfig:
         raise ModelError(f"{path} lacks {', '.join(missing)}; export the model anew")
     for name, value in given.items():
         known = name in FIELDS or name in WITHOUT_EFFECT or name in ("model_type", PROVENANCE)
-        if not known and value is not None and value is not False and value not in ("", [], {}):
+        if not known and not is_off(value):
             raise ModelError(
                 f"{path}: {printable(name, 80)} is {show_value(value)}, which no model of remnant "
                 "has; take it out if it changes nothing"
@@ -121,10 +120,9 @@ def _read_config(given: dict[str, Any], path: Path) -> ModelConfig:
         config = ModelConfig(**{ours: given[name] for name, ours in FIELDS.items()})
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
-    for entry in config.mixers:
-        for name in find_foreign(entry, MIXERS, f"{path}: mixer"):
-            raise ModelError(
-                f"{path}: mixer {printable(name, 120)} is not built in; allowed: "
-                f"{', '.join(sorted(MIXERS))}"
-            )
+    for name in find_foreign(config.mixers, f"{path}: mixer"):
+        raise ModelError(
+            f"{path}: mixer {printable(name, 120)} is not built in; allowed: "
+            f"{', '.join(sorted(MIXERS))}"
+        )
     return config

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from arch.errors import ModelError, printable, show_value
-from arch.formats.rotations import turns_by
+from arch.formats.rotations import frequencies_of, turns_by
 from arch.pretrained.gguf.reader import family_of, open_gguf, read_gguf_shapes
 
 FREQUENCIES = "rope_freqs.weight"
@@ -89,7 +89,7 @@ def scale_rotation(file: Path, model: Any) -> None:
     """
     if (factors := _factors(file)) is None:
         return
-    tables = _frequencies(model)
+    tables = frequencies_of(model)
     if not tables or any(table.shape != factors.shape for table in tables):
         sizes = sorted({table.numel() for table in tables})
         raise ModelError(
@@ -155,7 +155,7 @@ def _refuse_ignored(file: Path, reader: Any, model: Any) -> None:
             off = value is True
         if name in BASES:
             known = isinstance(value, float)
-            off = known and any(turns_by(table, value) for table in _frequencies(model))
+            off = known and any(turns_by(table, value) for table in frequencies_of(model))
         if off or (numbers and math.isclose(value, made, rel_tol=1e-6)):
             continue
         raise ModelError(
@@ -167,26 +167,24 @@ def _refuse_ignored(file: Path, reader: Any, model: Any) -> None:
 def _settings_read(file: Path, family: str) -> Collection[str]:
     """The settings that transformers reads of a family, by their names in a file."""
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+    from transformers.integrations.gguf.gguf_config_mapping import (
+        GGUF_CONFIG_ARCHS,
+        get_gguf_config,
+    )
+    from transformers.integrations.gguf.reader import read_gguf_metadata
 
-    with suppress(ImportError):  # an older one has one reader for all families
-        from transformers.integrations.gguf.gguf_config_mapping import (
-            GGUF_CONFIG_ARCHS,
-            get_gguf_config,
-        )
-        from transformers.integrations.gguf.reader import read_gguf_metadata
-
-        if family in GGUF_CONFIG_ARCHS:
-            settings, tensors = read_gguf_metadata(str(file))
-            made, read = get_gguf_config(settings, tensors), set()
-            for key in settings:
-                without = {name: settings[name] for name in settings if name != key}
-                with suppress(KeyError):  # it needs the setting
-                    if get_gguf_config(without, tensors) == made:
-                        continue
-                read.add(key.removeprefix(f"{family}."))
-            return read
-    known = {_plain(name): names for name, names in GGUF_CONFIG_MAPPING.items()}
-    return known.get(_plain(family), ())
+    if family not in GGUF_CONFIG_ARCHS:
+        known = {_plain(name): names for name, names in GGUF_CONFIG_MAPPING.items()}
+        return known.get(_plain(family), ())
+    settings, tensors = read_gguf_metadata(str(file))
+    made, read = get_gguf_config(settings, tensors), set()
+    for key in settings:
+        without = {name: settings[name] for name in settings if name != key}
+        with suppress(KeyError):  # it needs the setting
+            if get_gguf_config(without, tensors) == made:
+                continue
+        read.add(key.removeprefix(f"{family}."))
+    return read
 
 
 def _check_rotation(file: Path, reader: Any, model: Any) -> None:
@@ -200,7 +198,7 @@ def _check_rotation(file: Path, reader: Any, model: Any) -> None:
             would be divided by the root of another number than the width of a head.
     """
     field = reader.fields.get(f"{family_of(reader)}.{TURNED}")
-    tables = {2 * table.numel() for table in _frequencies(model)}
+    tables = {2 * table.numel() for table in frequencies_of(model)}
     if field and tables and (turned := int(field.contents())) not in tables:
         raise ModelError(
             f"{file}: {TURNED} is {turned}, transformers turns {max(tables)} numbers of a head; "
@@ -213,11 +211,6 @@ def _check_rotation(file: Path, reader: Any, model: Any) -> None:
             f"{file} does not say query_pre_attn_scalar, for which transformers takes {scalar}; "
             f"its heads are {width} wide, so give the model in the layout of transformers"
         )
-
-
-def _frequencies(model: Any) -> list[Tensor]:
-    """The tables of a model's rotations: by how much each pair of numbers is turned."""
-    return [table for name, table in model.named_buffers() if name.endswith("inv_freq")]
 
 
 def _factors(file: Path) -> Tensor | None:

@@ -54,10 +54,8 @@ def check_gguf(file: Path) -> None:
 
 def is_kept_packed(file: Path) -> bool:
     """Whether transformers has a reader of this family that may leave its weights packed."""
-    try:
-        from transformers.integrations.gguf.utils import is_gguf_arch_supported
-    except ImportError:  # an older one
-        return False
+    from transformers.integrations.gguf.utils import is_gguf_arch_supported
+
     return is_gguf_arch_supported(family_of(open_gguf(file)))
 
 

@@ -1,7 +1,6 @@
 """The tokenizer that a GGUF file holds, as llama.cpp reads it."""
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,7 +8,7 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 
-from arch.errors import ModelError, show_value
+from arch.errors import ModelError, say, show_value
 from arch.pretrained.gguf.reader import open_gguf
 
 DIGITS_FIRST = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
@@ -175,10 +174,8 @@ def _say_how_text_is_split(file: Path, fields: Mapping[str, Any], kinds: Sequenc
 
     So where the file names a way that transformers does not know, or has no order of merges.
     """
-    try:
-        from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
-    except ImportError:  # an older one
-        GGUF_PRE_TOKENIZER_SPLITS = {}
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
     held, why = _describe_splits(fields), ""
     pre, model = held.get("pre"), held.get("model")
     if model == "gpt2" and pre not in (*LIKE_GPT2, *GGUF_PRE_TOKENIZER_SPLITS):
@@ -190,10 +187,9 @@ def _say_how_text_is_split(file: Path, fields: Mapping[str, Any], kinds: Sequenc
         if len(ordinary) > 1 == len({*ordinary}):
             why = f"scores are all {ordinary[0]:g}; the order of its merges is not known"
     if why:
-        print(
+        say(
             f"{file}: {KEY}{why}, and tokens may be others than the model's own; its "
-            "tokenizer.json is in the layout of transformers",
-            file=sys.stderr,
+            "tokenizer.json is in the layout of transformers"
         )
 
 

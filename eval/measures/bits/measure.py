@@ -27,7 +27,6 @@ from eval.measures.bits.posterior import (
     noise_evidence,
     quantise,
 )
-from eval.messages import RequestError
 from eval.models.memory import tokens_at_once
 from eval.sites.circuit import Circuit
 
@@ -95,7 +94,8 @@ def measure_bits(
     """All figures of one passage at one site.
 
     Args:
-        passage: whose token is asked about, which is one of the candidates.
+        passage: whose token is asked about, which is one of the candidates; it reaches as far as
+            the distances.
         largest: `(C,)` magnitudes of a calibration text, for the quantisers.
         rounding: how far rounding moves the passage's outputs, `(T, C)`
             (`eval.sites.rounding.capture`).
@@ -104,12 +104,9 @@ def measure_bits(
         The row's fields about the passage, the question and the answer: `rms`, `effect`,
         `effect_sampled`, and for `margin_bits` and each prior's `bits` the values at each reported
         distance, alone and cumulative; see `eval.analysis.frame.figure_lines`.
-
-    Raises:
-        RequestError: the token is no candidate, or the passage is too short for the distances.
     """
     tokens, reported = candidates.tokens, list(question.distances)
-    number = _number_of_truth(passage, tokens, max(reported))
+    number = tokens.tolist().index(passage.truth)
     stop = passage.place + 1 + max(reported)  # later outputs are not asked about
     outputs = candidate_outputs(circuit, replace(passage, tokens=passage.tokens[:stop]), tokens)
     truth, effect = outputs[number], spread(outputs)
@@ -154,19 +151,6 @@ def measure_bits(
             for k, name in enumerate(priors)
         },
     }
-
-
-def _number_of_truth(passage: Passage, candidates: Tensor, distance: int) -> int:
-    """Which candidate the passage's token is, after the passage is seen to be long enough."""
-    (numbers,) = torch.nonzero(candidates == passage.truth, as_tuple=True)
-    if not len(numbers):
-        raise RequestError(f"token {passage.truth} is none of the {len(candidates)} candidates")
-    after = len(passage.tokens) - passage.place - 1
-    if distance > after:
-        raise RequestError(
-            f"distance {distance}: the passage has {after} tokens after the one asked about"
-        )
-    return int(numbers[0])
 
 
 def spread(outputs: Tensor) -> Tensor:

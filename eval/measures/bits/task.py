@@ -106,7 +106,7 @@ class Design:
 
     def _of_text(self, text: str, checkpoint: Checkpoint, candidates: Candidates) -> list[Passage]:
         """Each token of a text in its place, if enough tokens stand after it."""
-        (prompt,) = text_prompts([text], checkpoint.tokenizer, checkpoint.config.context)
+        (prompt,) = text_prompts([text], checkpoint)
         count, least = len(prompt.tokens), min(self.question.distances)
         if count <= least:
             raise RequestError(
@@ -141,13 +141,9 @@ class BitsTask:
         """Whose text gives the candidates, and the passages where no text is asked about."""
         return self.design.corpus
 
-    @property
+    @cached_property
     def keys(self) -> list[str]:
         """The key of each passage's row."""
-        return self._keys
-
-    @cached_property
-    def _keys(self) -> list[str]:
         design, about = self.design, self.checkpoint.identity
         question = design.question, design.corpus, design.candidates, design.counted
         return [
@@ -196,7 +192,7 @@ def plan_bits(
     """
     context = checkpoint.config.context
     if design.text is not None:
-        (prompt,) = text_prompts([design.text], checkpoint.tokenizer, context)
+        (prompt,) = text_prompts([design.text], checkpoint)
         if len(prompt.tokens) > context:
             raise RequestError(
                 f"--text: it has {len(prompt.tokens)} tokens, the context of {checkpoint.path} is "

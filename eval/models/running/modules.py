@@ -19,12 +19,7 @@ from arch.errors import is_out_of_memory, reason
 from arch.formats.named_tokens import ends_of_text, read_stops
 from arch.mixers import has_foreign
 from arch.pretrained.decoder import PretrainedConfig
-from arch.pretrained.families import (
-    find_changes,
-    find_global_hooks,
-    has_own_attention,
-    is_changed,
-)
+from arch.pretrained.families import find_changes, find_global_hooks, has_own_attention
 from arch.storage.weights import Undrawn
 from eval.models.identity import KNOWN, weights_hash
 
@@ -137,7 +132,7 @@ def hash_module(module: nn.Module, model: nn.Module) -> str:
 def is_steered(module: nn.Module) -> bool:
     """Whether something changes what a module computes, in a way no hash tells.
 
-    Hooks or another forward may, see `is_changed`; hooks that torch runs for every module; an
+    Hooks or another forward may, see `find_changes`; hooks that torch runs for every module; an
     attention of its user's own; an adapter of PEFT, which can be switched off, merged or scaled;
     and a rotation whose frequencies are no longer those that it was made with.
     """
@@ -145,7 +140,7 @@ def is_steered(module: nn.Module) -> bool:
         bool(find_global_hooks())
         or has_own_attention(module)
         or any(
-            is_changed(part)
+            find_changes(part)
             or isinstance(getattr(part, "disable_adapters", None), bool)  # else a function
             or _turns_otherwise(dict(part.named_buffers(recurse=False)))
             for part in module.modules()

@@ -40,11 +40,9 @@ def patched_sites(model: LanguageModel, patches: Mapping[str, Patch]) -> Iterato
     with ExitStack() as stack:
         for name, patch in patches.items():
             part, _, layer = name.partition(".")
-            if layer == "0":
-                hook = model.embedding.register_forward_hook(_hook(name, patch))
-                stack.callback(hook.remove)
-            elif part == "final":
-                stack.callback(model.norm.register_forward_hook(_hook(name, patch)).remove)
+            if layer == "0" or part == "final":
+                module = model.norm if part == "final" else model.embedding
+                stack.callback(module.register_forward_hook(_hook(name, patch)).remove)
             else:
                 block: Any = model.blocks[int(layer) - 1]
                 _replace(stack, block, "site", _at(block.site, part, name, patch))

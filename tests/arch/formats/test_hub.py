@@ -18,7 +18,7 @@ from arch.formats.hub import modeling_remnant
 from arch.formats.hub.configuration_remnant import RemnantConfig
 from arch.formats.hub.modeling_remnant import RemnantForCausalLM
 from arch.pretrained.pretrained import wrap_model
-from tests.arch.cases import MIXERS, byte_tokenizer, random_tokens, small_model
+from tests.arch.cases import MIXERS, byte_tokenizer, edit, random_tokens, small_model
 from tests.said import complaint, one_line
 
 TOKENIZER = byte_tokenizer()
@@ -76,12 +76,6 @@ def auto(monkeypatch, tmp_path):
         return AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=True).eval()
 
     return load
-
-
-def edit(directory, **changes):
-    path = directory / "config.json"
-    config = {**json.loads(path.read_text()), **changes}
-    path.write_text(json.dumps({name: v for name, v in config.items() if v is not ...}))
 
 
 @pytest.mark.parametrize("mixer", MIXERS)

@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -25,7 +24,7 @@ from arch import (
     save_model,
 )
 from arch.formats.llama import open_directory
-from tests.arch.cases import byte_tokenizer, random_tokens, scramble, small_model
+from tests.arch.cases import byte_tokenizer, edit, random_tokens, scramble, small_model
 from tests.said import one_line
 
 TOKENIZER = byte_tokenizer()
@@ -83,12 +82,6 @@ def saved(model, directory):
 @pytest.fixture
 def llama_directory(tmp_path):
     return saved(their_model(**SHAPES["plain"]), tmp_path / "theirs")
-
-
-def edit(directory, **changes):
-    path = directory / "config.json"
-    config = {**json.loads(path.read_text()), **changes}
-    path.write_text(json.dumps({name: v for name, v in config.items() if v is not ...}))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -204,30 +197,6 @@ def test_a_llama_that_transformers_saved_says_it_too(tmp_path):
     for read in (import_transformers, load_pretrained):
         with one_line(ModelError, "config.json: valid_fraction is 'x'"):
             read(str(directory))
-
-
-def test_weights_may_be_in_several_files_and_hold_old_tables(llama_directory):
-    expected = import_transformers(llama_directory).model.state_dict()
-    weights = load_file(llama_directory / "model.safetensors")
-    weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = 0.1 ** torch.arange(4)
-    names = sorted(weights)
-    files = {"one.safetensors": names[::2], "two.safetensors": names[1::2]}
-    for file, part in files.items():
-        save_file({name: weights[name] for name in part}, llama_directory / file)
-    index = {"weight_map": {name: file for file, part in files.items() for name in part}}
-    (llama_directory / "model.safetensors.index.json").write_text(json.dumps(index))
-    (llama_directory / "model.safetensors").unlink()
-    found = import_transformers(llama_directory).model.state_dict()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-
-
-def test_a_configuration_of_transformers_four_is_read_too(llama_directory):
-    path = llama_directory / "config.json"
-    config = json.loads(path.read_text())
-    del config["rope_parameters"]
-    path.write_text(json.dumps({**config, "rope_theta": 123.0, "rope_scaling": None}))
-    config = import_transformers(llama_directory).config
-    assert "rope_base=123.0" in config.mixers[0]
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_a_text_that_spells_a_special_token_has_it_in_every_command(model):
     text, tokenizer = "Tom <|endoftext|> ran", checkpoint.tokenizer
     ids = encode_text(tokenizer, text)
     assert tokenizer.token_to_id("<|endoftext|>") in ids
-    assert list(text_prompts([text], tokenizer)[0].tokens) == ids
+    assert list(text_prompts([text], checkpoint)[0].tokens) == ids
     loss = measure_loss(checkpoint, "", texts=[text])
     assert loss["tokens"] == len(ids)  # and the end, without the first
     assert loss["bytes"] == len("Tom  ran")
@@ -107,7 +107,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(model, monkeyp
     checkpoint = open_checkpoint(model)
     monkeypatch.setattr("eval.models.text.encode_text", None)
     with one_line(RequestError, "5,000,000 characters"):
-        text_prompts(["word " * 1_000_000], checkpoint.tokenizer, checkpoint.config.context)
+        text_prompts(["word " * 1_000_000], checkpoint)
 
 
 def test_the_tokenizer_of_a_model_reads_texts_as_before_after_a_corpus(model, corpus):

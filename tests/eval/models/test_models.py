@@ -11,7 +11,7 @@ from torch.nn.utils import prune
 import eval as evals
 from arch import LanguageModel, ModelError, embedding_scale, load_model, save_model
 from eval.models.checkpoint import model_directory, open_checkpoint, open_model
-from eval.models.controls import derive, draw
+from eval.models.controls import derive
 from eval.models.identity import weights_hash
 from eval.models.memory import candidates_at_once, host_memory, rows_at_once
 from eval.rows.fits import fitted
@@ -269,8 +269,9 @@ def test_an_embedding_of_another_tokenizer_is_refused(small_model, small_tokeniz
 def test_controls_have_embeddings_of_their_own(small_model, small_tokenizer, monkeypatch):
     """One was what training with seed 0 starts from; an identity network's was 50 times shorter."""
     config = small_model(embedding_std=None).config
+    torch.manual_seed(0)
+    model = LanguageModel(config).requires_grad_(False)
     monkeypatch.setattr("torch.cuda.manual_seed_all", None)  # other devices' numbers stay
-    model = draw(lambda: LanguageModel(config), seed=0)
     opened = open_model(model, tokenizer=small_tokenizer)
     drawn = derive(opened, "embedding=untrained").model.embedding.weight
     assert not torch.allclose(drawn, model.embedding.weight, atol=0.1)
@@ -285,8 +286,8 @@ def test_controls_of_two_training_seeds_are_two_networks(control, small_model, s
     """One was counted as two."""
     config, drawn, keys = small_model().config, [], set()
     for seed in (0, 1):
-        model = draw(lambda: LanguageModel(config), seed)
-        opened = open_model(model, tokenizer=small_tokenizer)
+        torch.manual_seed(seed)
+        opened = open_model(LanguageModel(config), tokenizer=small_tokenizer)
         first, again = (derive(opened, control) for _ in range(2))
         assert torch.equal(first.model.embedding.weight, again.model.embedding.weight)
         drawn.append(first.model.embedding.weight)
