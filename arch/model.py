@@ -139,6 +139,8 @@ class LanguageModel(nn.Module):
     checkpoint_activations: bool = False
     padding_rows: int = 0
     """Rows of the embedding that no token had and that were left out."""
+    padding_head: dict[str, Tensor]
+    """The weight of the head in these rows, and its bias; only where there are some."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -281,13 +283,8 @@ def embedding_scale(model: LanguageModel) -> float:
     return float(model.embedding.weight.float().std())
 
 
-HOLDERS = (
-    nn.ModuleList,
-    nn.ModuleDict,
-    nn.ParameterList,
-    nn.ParameterDict,
-    parametrize.ParametrizationList,
-)
+HOLDERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict,
+           parametrize.ParametrizationList)  # fmt: skip
 """Modules that hold parameters and modules of their parent's, which says how they start."""
 
 

@@ -13,6 +13,7 @@ from arch.patterns import describe_kinds, list_alternatives
 from arch.storage.runs import without_seed
 from tokenizer import PackedData
 from train.settings import (
+    INIT_HASH,
     NOT_IN_MODEL_ID,
     RECORDED_UNLESS,
     UNRECORDED,
@@ -149,7 +150,8 @@ def model_id(name: str, config: ModelConfig, settings: dict[str, Any], data_sha2
     """Equal for the steps and the seeds of one recipe on the same data: `flat-3f2a91c07d`.
 
     It is the name without its seed, and ten hexadecimal digits. Fields of the configuration at
-    their defaults do not count, so that a field that is added changes no id.
+    their defaults do not count, so that a field that is added changes no id. Nor does the path of
+    weights that a run started from, where their hash is known.
 
     Args:
         settings: that the run began with; sections are dictionaries.
@@ -161,6 +163,8 @@ def model_id(name: str, config: ModelConfig, settings: dict[str, Any], data_sha2
         if value != defaults[name] and name not in NOT_IN_MODEL_ID
     }
     facts |= {flag: value for flag, value in flat(settings).items() if flag not in NOT_IN_MODEL_ID}
+    if INIT_HASH in facts:
+        del facts["init_from"]
     text = json.dumps(facts | {"data": data_sha256}, sort_keys=True, default=str)
     return f"{without_seed(name)}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 

@@ -32,6 +32,7 @@ from train.rundir.resume import changed_settings, changes_since, choose_start, l
 from train.rundir.rundir import RunDirectory
 from train.rundir.verify import find_wrong_tensor
 from train.settings import (
+    INIT_HASH,
     NOT_IN_MODEL_ID,
     PAIRS,
     RECORDED_UNLESS,
@@ -87,17 +88,16 @@ class Run:
         optimizer = build_optimizer(model, recipe.optimizer)
         find_fault = partial(find_wrong_tensor, model=model, optimizer=optimizer)
         self.start = choose_start(self.directory, settings.resume, recorded, fixed, find_fault)
-        identity = model_id(
-            self.directory.path.resolve().name, recipe.model, self.start.recipe, data.hash
-        )
-        about = {"model_id": identity, "parameters": count_parameters(model)}
-        about |= {"data_sha256": data.hash}
-        self.log = Log(self.directory, settings, recipe.plain() | about)
+        about = {"parameters": count_parameters(model), "data_sha256": data.hash}
+        self.log = Log(self.directory, settings, about := recipe.plain() | about)
         self.total, schedule, budget = recipe.trainer.max_steps, recipe.schedule, self._budget()
         if budget:
             self.total = budget.total(self.start.step, self.total)
             schedule = schedule.within(self.total)
         self._initial = self._load_initial(model, data.tokenizer_json, budget)
+        about["model_id"] = identity = model_id(
+            self.directory.path.resolve().name, recipe.model, self.start.recipe, data.hash
+        )
         check_causal(model)
         self.module = LanguageModule(model, recipe.optimizer, schedule, self.total)
         record = {**fixed, **self.start.settings}
@@ -134,9 +134,11 @@ class Run:
         if self.start.checkpoint or not settings.init_from:
             return None
         if settings.init_from != PAIRS:
-            return start_from_weights(
+            line, digest = start_from_weights(
                 model, settings.init_from, tokenizer_json, settings.trust_code
             )
+            self.start = self.start._replace(recipe=self.start.recipe | {INIT_HASH: digest})
+            return line
         began = time.perf_counter()
         line = start_from_pairs(model, self.datamodule.train_windows)
         if budget:

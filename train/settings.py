@@ -14,6 +14,8 @@ SEEDS = 2**32 - 1
 """Largest seed: numpy takes no larger one."""
 PAIRS = "pairs"
 """An `--init_from` that names no model."""
+INIT_HASH = "init_from_sha256"
+"""What a run records of the weights that it took of another model, whose path may hold others."""
 REMNANT = str(Path(__file__).resolve().parents[1] / "remnant.py")
 """Runs a command of a room, whatever the working directory holds, such as an eval.py."""
 BOUNDS = {"at least": ge, "at most": le, "above": gt, "below": lt}

@@ -38,7 +38,7 @@ from arch.formats.hub.reader import (
     read_provenance,
 )
 from arch.formats.named_tokens import read_ends, say_left_out_tokens
-from arch.formats.rotations import check_frequencies
+from arch.formats.rotations import check_frequencies, say_completed, say_missing_base
 from arch.mixers import Attention
 from arch.mixers.attention import QK_EPS
 from arch.model import LanguageModel, SwiGLU
@@ -226,6 +226,9 @@ def from_transformers(
     attention: Any = model.blocks[0].token_mixer
     turned = torch.arange(0, attention.head_width, 2) / attention.head_width
     check_frequencies(held, [attention.rope_base**-turned], source)
+    say_missing_base(config_json, attention.rope_base, source)
+    if "rms_norm_eps" not in config_json:
+        say_completed("rms_norm_eps", config.norm_eps, source)
     meta = {"name": source.absolute().name, "source": "transformers"}
     return LoadedModel(model, model.config, tokenizer_json, meta, source)
 

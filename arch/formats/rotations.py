@@ -23,6 +23,8 @@ FRACTIONS = ("rotary_pct", "rope_pct", "rotary_percentage")
 BASES = ("rotary_emb_base", "rope_base")
 """Names by which some families know rope_theta."""
 LENGTH = "original_max_position_embeddings"
+LENGTHS, OLDEST = ("max_position_embeddings", LENGTH), 4096
+"""Names of a context, and the longest of models whose configurations name no base."""
 READ = {
     "default": (), "linear": ("factor",), "dynamic": ("factor",), "proportional": ("factor",),
     "llama3": ("factor", LENGTH, "low_freq_factor", "high_freq_factor"),
@@ -103,6 +105,8 @@ def check_turned(config: dict[str, Any], own: list[Tensor], made: Any, source: o
             "the one form that this family's own models have"
         )
     _say_unread(config, [rope[name] for name in kinds] or [rope], made, source)
+    if base := (rope[kinds[0]] if kinds else rope).get("rope_theta"):
+        say_missing_base(config, base, source)
     section = config | (config.get("text_config") or {})
     whole = [section, *(section.get(name) or {} for name in ROTATION)]  # and not by kinds of layers
     if bases := [base for s in whole if (base := s.get("rope_theta"))]:
@@ -156,6 +160,29 @@ def _say_unread(
             say(f"{source}: config.json says {found} {LENGTH}; {part.get(LENGTH)} is taken")
 
 
+def say_missing_base(config: dict[str, Any], base: float, source: object) -> None:
+    """Says on stderr that `base` is taken, where others of such a context turn by several."""
+    written = [*sections(config)]
+    lengths = [section.get(name) or 0 for section in written for name in LENGTHS]
+    if max(lengths) > OLDEST and not _list_bases(written):
+        say_completed("rope_theta", base, source)
+
+
+def say_completed(name: str, value: object, source: object) -> None:
+    """Says on stderr that a configuration lacks a setting, and which value it has then."""
+    say(f"{source}: {name} is missing; {value} is taken, as transformers does")
+
+
+def _list_bases(written: list[dict[str, Any]]) -> list[Any]:
+    """The values of settings that name a base, as Gemma 3's rope_local_base_freq."""
+    return [
+        value
+        for section in written
+        for name, value in section.items()
+        if "theta" in name or "base" in name
+    ]
+
+
 def _check_bases(
     config: dict[str, Any], base: object, turns: dict[str, Any], made: Any, source: object
 ) -> None:
@@ -167,12 +194,7 @@ def _check_bases(
     Raises:
         ModelError: naming both.
     """
-    stated = [
-        value
-        for section in sections(config)
-        for name, value in section.items()
-        if "theta" in name or "base" in name  # as Gemma 3's rope_local_base_freq
-    ]
+    stated = _list_bases([*sections(config)])
     unsaid = {
         layers: found
         for layers, part in turns.items()

@@ -22,7 +22,7 @@ from arch.formats.foreign import (
     sections,
 )
 from arch.formats.hub.reader import MODEL_TYPE
-from arch.formats.rotations import ROTATIONS
+from arch.formats.rotations import ROTATIONS, say_completed
 from arch.pretrained.gguf.model import complete_settings, refuse_missing
 from arch.pretrained.gguf.reader import is_kept_packed, read_gguf_shapes
 from arch.pretrained.tokenizers import CODE
@@ -129,7 +129,7 @@ def say_unread_settings(config: dict[str, Any], made: Any, source: object) -> No
         usual = getattr(type(made), name, None)  # a Qwen3 takes its own only where a switch is on
         stated = not config.keys().isdisjoint((name, made.attribute_map.get(name)))
         if usual is not None and not stated and getattr(made, name) == usual:
-            say(f"{source}: {name} is missing; {usual} is taken, as transformers does")
+            say_completed(name, usual, source)
 
 
 def _say_unread(config: dict[str, Any], made: Any, source: object) -> None:

@@ -266,9 +266,8 @@ def drop_padding(model: LanguageModel, size: int) -> LanguageModel:
     head = model.head.weight
     tied = [part for part in model.modules() if getattr(part, "weight", None) is head]
     _cut(model.embedding, "weight", size)
-    _cut(model.head, "weight", size)
-    if getattr(model.head, "bias", None) is not None:
-        _cut(model.head, "bias", size)
+    held = [name for name in ("weight", "bias") if getattr(model.head, name, None) is not None]
+    model.padding_head = {name: _cut(model.head, name, size) for name in held}
     for part in tied:  # the embedding, or that of a model that scales it
         part.weight = model.head.weight
     model.embedding.num_embeddings = model.head.out_features = size
@@ -385,10 +384,11 @@ def misfit(source: object, wrong: list[str]) -> str:
     return f"{source}: the weights do not fit the configuration: {shown}{more}"
 
 
-def _cut(module: nn.Module, name: str, rows: int) -> None:
+def _cut(module: nn.Module, name: str, rows: int) -> Tensor:
     parameter = getattr(module, name)
     cut = parameter.detach()[:rows].clone()
     setattr(module, name, nn.Parameter(cut, requires_grad=parameter.requires_grad))
+    return parameter.detach()[rows:].clone()
 
 
 def _lower(model: LanguageModel, weights: dict[str, Tensor]) -> dict[str, Tensor]:

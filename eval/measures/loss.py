@@ -14,7 +14,9 @@ from eval.rows.store import Results, Row, row_key
 if TYPE_CHECKING:
     import numpy as np
     from tokenizers import Tokenizer
+    from torch import Tensor
 
+    from arch import LanguageModel
     from eval.models.checkpoint import Checkpoint
 
 PARTS = 500
@@ -44,6 +46,7 @@ class Measurement:
         if self.windows != "joined":
             begin = _begin(self.checkpoint)
             question += [self.windows, *([begin] if begin != "<|endoftext|>" else [])]
+            question += ["padding"] if _counts_padding(self.checkpoint) else []
         if self.length:
             question += [f"length {self.length}"]
         return [row_key(*self.checkpoint.identity, "loss", *question)]
@@ -129,7 +132,8 @@ def measure_documents(
     the tokenizer adds to a story are predicted with it, as a second BOS, but for a story that
     spells the first. A special token that is spelt in it is that token, and its bytes count.
     Windows do not overlap in what they predict; the last of a story keeps as many tokens before it
-    as a window holds.
+    as a window holds. The softmax of a model of transformers counts the rows of its head that no
+    token has.
 
     Args, returns and raises: as `measure_loss`; also a `RequestError` where the tokenizer has no
     such token.
@@ -169,9 +173,16 @@ def measure_documents(
         raise RequestError("there is nothing to predict; give stories with a token in them")
     cut.sort(key=lambda window: len(window[0]))  # those of a batch are alike in length
     (windows, counts, of), started = zip(*cut, strict=True), time.perf_counter()
-    nats = _predict(checkpoint, windows, batch_size, T)
+    nats = _predict(checkpoint, windows, batch_size, T, _counts_padding(checkpoint))
     nats = [row[-count:] for row, count in zip(nats, counts, strict=True)]
     return _figures(checkpoint, nats, np.repeat(of, counts), sizes, started)
+
+
+def _counts_padding(checkpoint: "Checkpoint") -> bool:
+    """Whether lm-eval's softmax has rows that no token has; exports of our models have none."""
+    from arch import LanguageModel
+
+    return bool(checkpoint.model.padding_rows) and type(checkpoint.model) is not LanguageModel
 
 
 def _begin(checkpoint: "Checkpoint") -> str:
@@ -208,11 +219,13 @@ def _predict(
     windows: "Sequence[Sequence[int] | np.ndarray]",
     batch_size: int | None,
     length: int,
+    padded: bool = False,
 ) -> "list[np.ndarray]":
     """Cross entropy of each token of each window but its first, in nats, in float64.
 
     Windows of up to `length` + 1 tokens are padded at their ends to the longest of a batch. Logits
-    are made of a few positions at a time, so that a large vocabulary needs no more memory.
+    are made of a few positions at a time, so that a large vocabulary needs no more memory; where
+    the head is `padded`, the softmax counts the rows that were left out of it.
     """
     import torch
     from torch.nn.functional import cross_entropy
@@ -230,12 +243,30 @@ def _predict(
             hidden = model.hidden(model.embed(tokens[:, :-1]), len(model.blocks)).flatten(0, 1)
             parts = (x.split(positions) for x in (hidden, tokens[:, 1:].flatten()))
             nats = [
-                cross_entropy(model.logits(x[None])[0].float(), y, reduction="none").double()
+                cross_entropy(_logits(model, x, padded), y, reduction="none").double()
                 for x, y in zip(*parts, strict=True)
             ]
         by_window = torch.cat(nats).view(len(batch), -1).cpu().numpy()
         found += [row[: len(part) - 1] for row, part in zip(by_window, batch, strict=True)]
     return found
+
+
+def _logits(model: "LanguageModel", hidden: "Tensor", padded: bool) -> "Tensor":
+    """The logits `(N, V)` of outputs `(N, D)`, with those of the rows that were left out."""
+    import torch
+    from torch.nn import Parameter
+
+    logits = model.logits(hidden[None])[0].float()
+    if not padded:
+        return logits
+    tokens = {name: getattr(model.head, name) for name in model.padding_head}
+    try:
+        for name, rows in model.padding_head.items():
+            setattr(model.head, name, Parameter(rows.to(tokens[name]), requires_grad=False))
+        return torch.cat([logits, model.logits(hidden[None])[0].float()], dim=-1)
+    finally:
+        for name, parameter in tokens.items():
+            setattr(model.head, name, parameter)
 
 
 def _figures(

@@ -216,6 +216,7 @@ class Checkpoint:
             "parameters": count_parameters(getattr(self.model, "whole", self.model)),
             "seed": identity.training_seed(self.meta),
             "max_steps": identity.training_length(self.meta),
+            **identity.training_code(self.meta),
             "val_loss": self.meta.get("val_loss"),
             **{n: getattr(self.config, n) for n in ("init", "embedding_std")},
             "weights_sha256": self.weights_sha256,

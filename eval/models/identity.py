@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from arch.storage.files import file_sha256, read_json
 from arch.storage.runs import BEST, MODELS_IN_RUN, run_of, without_seed
-from eval.messages import RequestError
+from eval.messages import RequestError, say_once
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -67,6 +67,14 @@ def training_length(meta: Mapping[str, Any]) -> int | None:
     trainer = recipe.get("trainer") if isinstance(recipe, dict) else None
     steps = trainer.get("max_steps") if isinstance(trainer, dict) else None
     return steps if type(steps) is int and not (recipe or {}).get("minutes") else None
+
+
+def training_code(meta: Mapping[str, Any]) -> dict[str, str]:
+    """As `code`, the hash of the files of a user's own mixers, where its training recorded it."""
+    recipe = meta.get("recipe")
+    machine = recipe.get("machine") if isinstance(recipe, dict) else None
+    code = machine.get("code") if isinstance(machine, dict) else None
+    return {"code": str(code)} if code else {}
 
 
 def weights_hash(model: "Module") -> str:
@@ -226,6 +234,7 @@ def labels(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """
     known = [row["checkpoint"] for row in rows]
     _refuse_two_trainings(known)
+    _say_two_codes(known)
     names: dict[str, set[str]] = {}
     mixers: dict[str, str] = {}
     for about in known:
@@ -267,6 +276,23 @@ def _refuse_two_trainings(known: Iterable[Mapping[str, Any]]) -> None:
                 f"twice, with other weights at step {about['step']}, and would count as two seeds; "
                 "give one of the two, or train one of them in a --run of another name"
             )
+
+
+def _say_two_codes(known: Iterable[Mapping[str, Any]]) -> None:
+    """Says on stderr which seeds of one model were trained by two versions of a user's own mixer.
+
+    The code is no part of a `model_id`, as an edit may change nothing that is learnt.
+    """
+    first: dict[str, Mapping[str, Any]] = {}
+    for about in known:
+        if about.get("code"):
+            other = first.setdefault(about["model_id"], about)
+            if other["code"] != about["code"]:
+                pair = [home_of(Path(c.get("path") or c["name"])) for c in (other, about)]
+                say_once(
+                    f"{pair[0]} and {pair[1]}: two versions of the code of a mixer trained them; "
+                    "they count as one model"
+                )
 
 
 def home_of(model: Path) -> Path:

@@ -22,6 +22,7 @@ class OfDirectory(TypedDict, total=False):
     settings_sha256: str
     seed: int | None
     max_steps: int | None
+    code: str
 
 
 class About(OfDirectory):

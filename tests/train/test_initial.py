@@ -1,6 +1,7 @@
 """Weights to start from, and when a run ends or keeps a model by its validations."""
 
 import csv
+import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -53,7 +54,8 @@ def test_a_run_starts_from_the_weights_of_another(data, trained, tmp_path, trans
         torch.equal(tensor, state[name]) for name, tensor in step_0(tmp_path / "run").items()
     )
     weights = sum(parameter.numel() for parameter in loaded.model.parameters())
-    line = f"from {source}: {len(state)} tensors of {len(state)}, {weights:,} weights\n"
+    step = "" if transformers else ", step 2"
+    line = f"from {source}{step}: {len(state)} tensors of {len(state)}, {weights:,} weights\n"
     assert line in capsys.readouterr().out
     # Going on reads the checkpoint, and not these weights again.
     flags[-1] = str(tmp_path / "gone")
@@ -71,6 +73,46 @@ def test_a_hybrid_takes_what_fits(data, trained, tmp_path, capsys):
     mixing = "blocks.1.token_mixer."
     assert all(torch.equal(hybrid[name], state[name]) for name in state if mixing not in name)
     assert any(name.startswith(mixing) for name in hybrid)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("[attention(heads=4),flat]", "its mixers is"),
+        ("[attention(heads=2,rope_base=100),flat]", "its mixers is"),
+        ("[attention(heads=4,kv_heads=2)]", "its mixers is"),
+        ("[attention(heads=2)] --model.n_layers 3 --model.norm_eps 0.1", "its norm_eps is 1e-05"),
+        ("[flat] --model.channel_mixer swiglu(bias=true)", "its channel_mixer is"),
+        ("[attention(heads=2,kv_heads=2,bias=false),flat]", ""),
+    ],
+)
+def test_weights_of_which_some_fit_and_compute_something_else(
+    data, trained, tmp_path, capsys, flags, said
+):
+    """Where one tensor kept its initial values, nothing was said of the others."""
+    words = f"{LLAMA} --trainer.max_steps 1 --model.mixers {flags} --init_from".split()
+    assert fit(data, tmp_path / "run", *words, trained) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "from /" in line)
+    assert "initial weights of their own: " in line
+    assert said in line
+    assert ("computes otherwise" in line) == bool(said)
+
+
+def test_a_model_is_known_by_the_weights_that_it_started_from(data, trained, tmp_path):
+    """Two bases of one path were one model, and one base of two paths was two."""
+    base, flags = tmp_path / "base", [*LLAMA.split(), "--trainer.max_steps", "1"]
+    shutil.copytree(trained, base)
+    assert fit(data, tmp_path / "a-s0", *flags, "--init_from", base) == 0
+    assert fit(data, tmp_path / "a-s1", *flags, "--seed", "1", "--init_from", trained) == 0
+    shutil.copytree(trained.with_name("step-000000"), base, dirs_exist_ok=True)
+    assert fit(data, tmp_path / "a-s2", *flags, "--seed", "2", "--init_from", base) == 0
+    flags[-1] = "2"
+    assert fit(data, tmp_path / "a-s0", *flags, "--init_from", base, "--resume", "auto") == 0
+    models = [load_model(tmp_path / f"a-s{n}" / "models" / f"step-{step:06d}").meta
+              for n, step in ((0, 1), (0, 2), (1, 1), (2, 1))]  # fmt: skip
+    first, later, alike, other = (meta["model_id"] for meta in models)
+    assert first == later == alike != other
+    assert "init_from" not in str(models[1]["history"])
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from train.recipe import flat
 from train.rundir.checkpoints import RECORD, Unreadable, read_checkpoint
 from train.rundir.rundir import RunDirectory
 from train.rundir.verify import find_wrong_entry
-from train.settings import FIXED, GROUPS, RunError
+from train.settings import FIXED, GROUPS, INIT_HASH, RunError
 
 FindFault = Callable[[dict[str, Any]], str | None]
 
@@ -134,7 +134,8 @@ def read_start(
         raise Unreadable(path, fault)
     record, step = content[RECORD], content["global_step"]
     first, history = record["recipe"], record["history"]
-    settings = {**settings, "init_from": first.get("init_from")}  # those weights are used no more
+    known = {name: first[name] for name in (INIT_HASH,) if name in first}
+    settings = {**settings, "init_from": first.get("init_from"), **known}  # used no more
     last = _last_settings({**first, **{name: record[name] for name in fixed}}, history)
     changed = _differences(last, flat({**settings, **fixed}))
     if changed.get("machine.code", [""])[0] is None:  # older versions did not record it

@@ -18,7 +18,7 @@ from arch.storage.runs import SHIPPED, find_model, run_of, walk_folders
 from arch.storage.values import YamlLoader
 from eval.messages import RequestError, say_once
 from eval.models import TRUST_CODE
-from eval.models.identity import model_id, training_length, training_seed
+from eval.models.identity import model_id, training_code, training_length, training_seed
 from eval.rows.misfits import parse_json
 from eval.rows.store import SHARDS, Row, read_rows, whole_lines
 
@@ -327,7 +327,7 @@ def _checkpoint(
 ) -> dict[str, Any]:
     about = {"name": meta["name"], "step": int(meta["step"]), "model_id": model_id(meta, digest)}
     about |= {"path": str(path), "seed": training_seed(meta), "val_loss": meta.get("val_loss")}
-    about |= {"max_steps": training_length(meta)}
+    about |= {"max_steps": training_length(meta)} | training_code(meta)
     about |= {"mixers": list(config.mixers) if config else []}
     about |= {n: getattr(config, n, None) for n in SIZES}
     return about | ({"parameters": _cost(config.to_json()).parameters} if config else {})

@@ -10,10 +10,10 @@ from eval.views.comparison.gather import Saved
 
 SECTIONS = ("model", "batch", "optimizer", "schedule", "trainer")
 """Of a run's settings, those with settings of their own."""
-ALONE = ("data", "dropout", "precision", "minutes")
+ALONE = ("data", "init_from", "dropout", "precision", "minutes")
 """Single settings that change what is learnt."""
-MACHINE = ("accelerator", "strategy", "devices", "num_nodes", "deterministic")
-"""Settings of the trainer that change what it runs on, not what is learnt."""
+MACHINE = ("micro", "accelerator", "strategy", "devices", "num_nodes", "deterministic")
+"""Settings that change what a run computes on, not what is learnt."""
 FIRST = ("model.mixers", "model.d_model", "model.n_layers", "optimizer.lr", "batch.size")
 """Shown first, in this order."""
 SIZES = ("mixers", "d_model", "n_layers", "context")
@@ -31,7 +31,8 @@ def settings_of(saved: Saved) -> Settings:
     if saved.config:
         given["model"] = json.loads(saved.config.to_json())
     elif "model" not in given:
-        given["model"] = {name: saved.checkpoint.get(name) for name in SIZES}
+        known = ((name, saved.checkpoint.get(name)) for name in SIZES)
+        given["model"] = {name: value for name, value in known if value is not None}
     for section in SECTIONS:
         if not isinstance(given.get(section) or {}, dict):
             where = saved.run.path / "config.yaml" if saved.run else saved.path
@@ -42,10 +43,12 @@ def settings_of(saved: Saved) -> Settings:
         for name, value in (given.get(section) or {}).items()
         if name not in MACHINE
     }
-    found |= {name: given[name] for name in ALONE if given.get(name) is not None}
-    if "data" in found:
+    found |= {name: given[name] for name in ALONE if name in given}
+    if found.get("data"):
         found["data"] = _describe_data(Path(str(found["data"])), saved.meta)
-    return {name: _written(value) for name, value in found.items() if value is not None}
+    if found.get("init_from") and (digest := saved.recipe.get("init_from_sha256")):
+        found["init_from"] = f"{found['init_from']} ({str(digest)[:8]})"
+    return {name: _written(name, value) for name, value in found.items()}
 
 
 def shared_settings(models: Sequence[Saved]) -> Settings:
@@ -73,8 +76,10 @@ def _describe_data(path: Path, meta: Settings) -> str:
     return f"{name} ({str(known)[:8]})" if known else name
 
 
-def _written(value: Any) -> Any:
-    """A setting as a cell of a table; text of what is no plain value."""
+def _written(name: str, value: Any) -> Any:
+    """A setting as a cell of a table; text of what is no plain value, a word for none."""
+    if value is None:
+        return "random" if name == "init_from" else "unset"
     if isinstance(value, list):
         return " ".join(map(str, value))
     return value if isinstance(value, str | int | float) else str(value)

@@ -65,6 +65,33 @@ def test_what_is_completed_as_transformers_does_is_said(family, name, llama, cap
         assert capsys.readouterr().err.count(f"{name} is missing; ") == said
 
 
+def test_what_is_completed_is_said_of_an_import_too(llama, capsys):
+    import_transformers(llama(config={"rms_norm_eps": KeyError}))
+    assert capsys.readouterr().err.count("rms_norm_eps is missing; 1e-06 is taken") == 1
+
+
+NO_BASE = {"rope_parameters": KeyError, "rope_theta": KeyError}
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"max_position_embeddings": 8192}, True),
+        ({"max_position_embeddings": 4096}, False),  # as of a Llama 2
+        ({"max_position_embeddings": 8192, "rope_theta": 5e5}, False),
+        ({"max_position_embeddings": 8192, "rope_parameters": {"rope_theta": 5e5}}, False),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0, LENGTH: 8192}}, True),
+    ],
+)
+def test_a_base_that_is_missing_is_said_of_models_that_have_several(config, said, llama, capsys):
+    """A Llama 3 without it was computed as a Llama 2."""
+    directory = llama(config=NO_BASE | config)
+    for read in (load_pretrained, *([] if "rope_scaling" in config else [import_transformers])):
+        capsys.readouterr()
+        read(str(directory))
+        assert capsys.readouterr().err.count("rope_theta is missing; 10000.0 is taken") == said
+
+
 def test_a_text_part_that_is_the_whole_model_is_read_by_its_section(llama, capsys):
     """Its rms_norm_eps was missing, as the section beside it was searched, and its scale unsaid."""
     rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,

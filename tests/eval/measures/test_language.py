@@ -24,6 +24,8 @@ from eval.models import corpora, identity
 from eval.models.checkpoint import Checkpoint, open_checkpoint
 from eval.rows.store import read_rows
 from tests.arch.cases import byte_tokenizer
+from tests.arch.pretrained.test_decoder import CACHED
+from tests.arch.pretrained.test_pretrained import V, random_model, saved
 from tests.eval.views.page.cases import about, every_kind
 from tests.said import one_line
 from tokenizer import load_tokenizer, pack
@@ -85,6 +87,22 @@ def test_the_loss_as_lm_eval_cuts_text(length, model_directory, tmp_path):
     spelt = measure_documents(checkpoint, "", texts=["A <|endoftext|>B"])
     ids = tokenizer.encode("A <|endoftext|>B").ids
     assert (spelt["tokens"], spelt["bytes"]) == (len(ids), 16)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gptj", "gemma2", "cohere"])
+def test_the_loss_as_lm_eval_counts_rows_of_no_token(family, tmp_path):
+    """Of a head that is tied, has a bias, and whose logits are capped or scaled."""
+    name, settings = CACHED[family]
+    theirs = random_model(name, torch.float32, settings | {"vocab_size": V + 14})
+    path, text, tokenizer = saved(theirs, tmp_path / "m"), "Tom had a red ball.", byte_tokenizer()
+    ids = torch.tensor([[256, *tokenizer.encode(text).ids]])
+    nats = F.cross_entropy(theirs(ids).logits[0, :-1], ids[0, 1:])
+    opened = open_checkpoint(f"hf:{path}"), open_model(theirs, tokenizer=tokenizer)
+    for checkpoint in opened:
+        head = checkpoint.model.head.weight
+        loss = measure_documents(checkpoint, "", texts=[text])
+        assert loss["nats_per_token"] == pytest.approx(float(nats), rel=1e-5)
+        assert checkpoint.model.head.weight is head
 
 
 def test_white_space_around_the_text_of_a_row_is_predicted_as_lm_eval_does(

@@ -131,6 +131,22 @@ def test_trainings_of_two_lengths_are_no_seeds_of_one_model(save, tmp_path, caps
     assert [record["seeds"] for record in compared(*minutes)] == [2]
 
 
+def test_seeds_that_two_versions_of_a_mixer_trained_are_said(save, tmp_path, capsys):
+    """Their mean and its interval stood as those of one model, in silence."""
+    for edited in (False, True):
+        place = tmp_path / str(edited)
+        codes = [{"machine": {"code": code}} for code in ("a", "b" if edited else "a")]
+        models = [save(f"{edited}/flat-s{seed}", recipe={"seed": seed} | recipe)
+                  for seed, recipe in enumerate(codes)]  # fmt: skip
+        Results(place / "out").append(rows_about(*models))
+        for words in (["compare", *models], ["compare", place / "out"], ["summary", place / "out"]):
+            capsys.readouterr()
+            assert main(list(map(str, words))) == 0
+            said = [line for line in capsys.readouterr().err.splitlines() if "the code of" in line]
+            assert len(said) == edited
+            assert all(f"flat-s{seed}" in line for seed in (0, 1) for line in said)
+
+
 def test_models_of_transformers_are_known_by_their_weights(tmp_path):
     """A fine-tuned copy is another model; a copy elsewhere is the same."""
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer())
