@@ -141,9 +141,13 @@ class BitsTask:
         """Whose text gives the candidates, and the passages where no text is asked about."""
         return self.design.corpus
 
-    @cached_property
+    @property
     def keys(self) -> list[str]:
         """The key of each passage's row."""
+        return self._keys
+
+    @cached_property
+    def _keys(self) -> list[str]:
         design, about = self.design, self.checkpoint.identity
         question = design.question, design.corpus, design.candidates, design.counted
         return [
