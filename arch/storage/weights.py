@@ -309,14 +309,14 @@ def read_header(path: Path) -> tuple[Shapes, dict[str, str]]:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file.
+    """The tensors of a safetensors file, copied: a file written in place changes no open model.
 
     Raises:
         ModelError: missing, truncated or another kind of file.
     """
     try:
         refuse_pointer(path)
-        return load_file(path)
+        return load_file(path, backend="pread")
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{path} cannot be read: {printable(error, 160)}") from None
 

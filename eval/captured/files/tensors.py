@@ -310,7 +310,7 @@ def _list_safetensors(path: Path) -> dict[str, Entry]:
 
     def read(name: str) -> Tensor:
         try:
-            with safe_open(path, "pt") as file:
+            with safe_open(path, "pt", backend="pread") as file:  # no view of what may be rewritten
                 return file.get_tensor(name)
         except (SafetensorError, ValueError, TypeError, RuntimeError, OSError) as error:
             raise RequestError(f"{path}: {name}: {first_line(error)}") from None
