@@ -1,6 +1,7 @@
 """The model card of an export, its upload to the hub, and models downloaded from there."""
 
 import io
+import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr
 from pathlib import Path
@@ -131,7 +132,11 @@ def download(source: str, check: Callable[[Path], object]) -> Path:
 
 
 def _fetch(source: str, files: list[str]) -> Path:
-    """Where a model of the hub lies, after the download of its files of these names."""
+    """Where a model of the hub lies, after the download of its files of these names.
+
+    Offline that is its copy in the cache. Where files are known to be missing there, which may be
+    those that name tokens, a line on stderr says so of the whole model.
+    """
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
@@ -143,5 +148,7 @@ def _fetch(source: str, files: list[str]) -> Path:
         return Path(snapshot_download(name, allow_patterns=files, ignore_patterns=_OTHERS))
     except Exception as error:  # of the hub, of files, or of the HTTP library, one by version
         if held := getattr(error, "snapshot_path", None):  # offline, a part of it
+            if files is _FILES:
+                print(f"{source}: {reason(error, 400)}", file=sys.stderr)
             return Path(held)
         raise ModelError(f"{source} cannot be had: {reason(error)}") from None
