@@ -20,7 +20,7 @@ from pathlib import Path
 from arch.errors import reason
 from arch.storage.runs import walk_folders
 from eval.messages import RequestError, say_once
-from eval.rows.misfits import find_fault, parse_json
+from eval.rows.misfits import find_fault, parse_json, to_json
 from eval.rows.schema import KINDS, SCHEMA, Row
 
 ROWS, SHARDS = "rows.jsonl", "rows*.jsonl"
@@ -191,7 +191,7 @@ def whole_lines(path: Path) -> list[bytes]:
 def _line(row: Row) -> str:
     if row.get("kind") not in KINDS:
         raise ValueError(f"row {row['key']}: kind {row.get('kind')!r}; it is one of {[*KINDS]}")
-    line = json.dumps(row)
+    line = to_json(row)
     fault = find_fault(row)
     if not fault:
         try:
