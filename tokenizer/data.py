@@ -29,6 +29,7 @@ from tokenizer.bpe import (
     CorpusError,
     count_ids,
     load_tokenizer,
+    refuse_pointer,
     token_bytes,
     tokenizer_hash,
 )
@@ -72,6 +73,8 @@ class Shard:
                 f"{self.path}: cannot be read ({error.strerror}); mend that, or pack the data again"
             ) from error
         if size != expected:
+            if size:
+                refuse_pointer(self.path)
             raise CorpusError(
                 f"{self.path}: {size} bytes, {expected} expected (incomplete copy?); "
                 "copy it again, or pack the data again"
