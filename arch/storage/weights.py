@@ -300,7 +300,7 @@ def read_header(path: Path) -> tuple[Shapes, dict[str, str]]:
     """
     try:
         refuse_pointer(path)
-        with safe_open(path, "pt") as file:
+        with safe_open(path, "pt", backend="pread") as file:
             slices = {name: file.get_slice(name) for name in file.offset_keys()}
             shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
             return shapes, {name: part.get_dtype() for name, part in slices.items()}

@@ -186,7 +186,7 @@ def read_metadata(path: Path) -> dict[str, str]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, "np") as file:
+        with safe_open(path, "np", backend="pread") as file:
             return file.metadata() or {}
     except (SafetensorError, OSError):
         return {}
@@ -318,7 +318,7 @@ def _list_safetensors(path: Path) -> dict[str, Entry]:
 
     found = {}
     try:
-        with safe_open(path, "pt") as file:
+        with safe_open(path, "pt", backend="pread") as file:
             for name in file.keys():  # noqa: SIM118 - it is no mapping
                 about = file.get_slice(name)
                 kind = str(about.get_dtype())
