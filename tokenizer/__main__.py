@@ -60,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of the pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0 if options.run is _inspect or options.out.exists() else 2
     except (CorpusError, OSError) as error:
         print(f"error: {printable(error)}", file=sys.stderr)  # names of columns may hold anything
         return 2

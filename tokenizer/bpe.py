@@ -34,6 +34,7 @@ LARGEST = 2**16  # what a uint16 can name
 BATCH = 1024  # stories encoded at a time
 LETTERS = 2 << 20  # in a batch, so that memory stays bounded where stories are books
 LONGEST = 1000  # letters of a word that is learnt from: the time grows with their square
+POINTER = b"version https://git-lfs.github.com/spec/"
 KINDS = (r"[^\W\d_]", r"\d", r"(?:[^\w\s]|_)", r"\s")  # letters that make words, each its own
 LONG, WORD = (re.compile("|".join(f"{kind}{n}" for kind in KINDS)) for n in (f"{{{LONGEST}}}", "+"))
 COUNTED = 2**31 - 1  # of a pair, at most
@@ -55,6 +56,17 @@ Key = TypeVar("Key")
 
 class CorpusError(ValueError):
     """Bad input, in one line: what was given, what is allowed, and the fix."""
+
+
+def refuse_pointer(path: Path) -> None:
+    """Refuse the few lines that git keeps of a large file, and leaves where its LFS is missing.
+
+    Raises:
+        CorpusError: The file holds them.
+    """
+    with path.open("rb") as file:
+        if file.read(len(POINTER)) == POINTER:
+            raise CorpusError(f"{path}: a pointer of Git LFS, not the file; fetch it: git lfs pull")
 
 
 def printable(text: object) -> str:
@@ -194,6 +206,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     except (KeyboardInterrupt, SystemExit, OSError):
         raise
     except BaseException as error:  # the library's own are plain Exceptions, or panics of Rust
+        refuse_pointer(file)
         raise CorpusError(f"{file}: not a tokenizer file ({reason(error)})") from None
     tokenizer.no_padding()
     tokenizer.no_truncation()

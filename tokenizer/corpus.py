@@ -48,6 +48,8 @@ from tokenizer.splits import (
 from tokenizer.toy import toy_stories
 
 TOY_STORIES = 20_000
+LATEST = datetime(9999, 12, 31, tzinfo=timezone.utc).timestamp()
+"""Times of files may lie beyond the calendar."""
 CACHED = ("datasets.load", "datasets.packaged_modules.cache.cache")
 """Loggers that say which copy of a dataset is read, where the hub is out of reach."""
 LARGE = 1 << 26
@@ -165,7 +167,8 @@ def describe_files(source: str) -> str | None:
     if not found or kind == "toy":
         return None
     stats = [path.stat() for path in found]
-    changed = datetime.fromtimestamp(max(stat.st_mtime for stat in stats), timezone.utc)
+    written = min(max(stat.st_mtime for stat in stats), LATEST)
+    changed = datetime.fromtimestamp(written, timezone.utc)
     size = sum(stat.st_size for stat in stats)
     return f"{len(found):,} of {size:,} bytes, written until {changed.isoformat(' ')}"
 

@@ -29,6 +29,7 @@ from tokenizer.bpe import (
     CorpusError,
     count_ids,
     load_tokenizer,
+    refuse_pointer,
     token_bytes,
     tokenizer_hash,
 )
@@ -72,6 +73,8 @@ class Shard:
                 f"{self.path}: cannot be read ({error.strerror}); mend that, or pack the data again"
             ) from error
         if size != expected:
+            if size:
+                refuse_pointer(self.path)
             raise CorpusError(
                 f"{self.path}: {size} bytes, {expected} expected (incomplete copy?); "
                 "copy it again, or pack the data again"
@@ -173,10 +176,13 @@ def open_shard(shard: Shard) -> FileIO:
 
 
 def _read_into(window: np.ndarray, shard: Shard, first: int) -> None:
-    file = open_shard(shard).fileno()
-    if os.preadv(file, [window.data], first * DTYPE.itemsize) != window.nbytes:
-        shard.check()
-        raise CorpusError(f"{shard.path}: cannot be read to its end; copy it again")
+    file, content, done = open_shard(shard).fileno(), window.data.cast("B"), 0
+    while done < window.nbytes:  # one call gives 2 GiB at most
+        got = os.preadv(file, [content[done:]], first * DTYPE.itemsize + done)
+        if not got:
+            shard.check()
+            raise CorpusError(f"{shard.path}: cannot be read to its end; copy it again")
+        done += got
 
 
 class TokenLine:
@@ -209,23 +215,22 @@ class TokenLine:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Return tokens `start` to `stop`: `(stop - start,)`, mapped where one file holds them.
+        """Return tokens `start` to `stop`, or to the last: `(stop - start,)`.
+
+        They are read, not mapped: of a file that is cut off meanwhile, a mapping ends the process.
 
         Raises:
             CorpusError: A file cannot be read, or is not what was written.
         """
-        parts = []
+        tokens, done = np.empty(max(0, min(stop, len(self)) - start), DTYPE), 0
         for shard, first, last in self._parts(start, stop):
             shard.check()
-            # A plain view: slicing a memmap itself is several times slower.
-            mapped = np.memmap(open_shard(shard), DTYPE, "r", shape=(shard.tokens,))
-            parts.append(mapped.view(np.ndarray)[first:last])
-        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, DTYPE), *parts])
+            _read_into(tokens[done : done + last - first], shard, first)
+            done += last - first
+        return tokens
 
     def windows(self, starts: np.ndarray, width: int) -> np.ndarray:
         """Return the stretches of `width` tokens that begin at `starts`: `(len(starts), width)`.
-
-        They are read, not mapped: of a file that is cut off meanwhile, a mapping ends the process.
 
         Raises:
             CorpusError: A file cannot be read, or is not what was written.
@@ -329,10 +334,7 @@ class PackedData:
         return TokenLine(shards, self.meta["vocab_size"], made)
 
     def tokens(self, split: str) -> np.ndarray:
-        """Return the ids of a split: uint16, (N,) when packed, (rows, context) in rows.
-
-        They are mapped into memory when one file holds them, and else copied into it.
-        """
+        """Return the ids of a split: uint16, (N,) when packed, (rows, context) in rows."""
         line = self.line(split)
         tokens = line.read(0, len(line))
         return tokens.reshape(-1, self._width) if self._width > 1 else tokens

@@ -33,21 +33,28 @@ FULL = {
 def whole_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path; when the block ends without an error, it becomes `path`.
 
+    What a link leads to is written, and the link stays. Of a pipe or a device `path` is yielded.
+
     Raises:
         CorpusError: The place cannot be written, or its disk is full.
     """
     if path.is_dir():
         raise CorpusError(f"--out {path}: is a directory; give the name of a file")
-    temporary = path.with_name(f".{path.name}.tmp")
+    if path.exists() and not path.is_file():
+        with _reported(path, only_full=True):
+            yield path
+        return
     with _reported(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        target = Path(os.path.realpath(path))
+        temporary = target.with_name(f".{target.name}.tmp")
+        target.parent.mkdir(parents=True, exist_ok=True)
         temporary.touch()
     try:
         with _reported(path, only_full=True):
             yield temporary
             sync(temporary)
-            temporary.replace(path)
-            sync(path.parent)
+            temporary.replace(target)
+            sync(target.parent)
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -19,7 +19,7 @@ from itertools import chain, dropwhile
 from pathlib import Path
 from typing import Any
 
-from tokenizer.bpe import END_OF_TEXT, CorpusError, check_text, reason
+from tokenizer.bpe import END_OF_TEXT, CorpusError, check_text, reason, refuse_pointer
 from tokenizer.data import BLOCK
 from tokenizer.splits import ENDINGS, PACKED, say_once
 
@@ -31,7 +31,6 @@ SEPARATORS = (
 )
 """What divides a text file: the first of them that it has."""
 ROWS = 1000  # of a table, at a time
-POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def read_file(path: Path, field: str, source: Path | None = None) -> Iterator[str]:
@@ -173,8 +172,8 @@ def _lines(path: Path) -> Iterator[str]:
 def _refuse_other_than_text(path: Path, block: bytes, start: int) -> None:
     if start == 0 and block[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         raise CorpusError(f"{path}: UTF-16, not UTF-8; convert the file to UTF-8")
-    if start == 0 and block.startswith(POINTER):
-        raise CorpusError(f"{path}: a pointer of Git LFS, not the text; fetch it: git lfs pull")
+    if start == 0:
+        refuse_pointer(path)
     if (position := block.find(0)) >= 0:
         raise CorpusError(
             f"{path}: holds a NUL byte at {start + position} (UTF-16, or no text); convert the "
@@ -317,6 +316,7 @@ def _read_parquet(path: Path, field: str) -> Iterator[str]:
         kind = kinds.get(field)  # a list, where datasets before 4 describes one
         stored = kind.get("_type", "") if isinstance(kind, dict) else ""
     except Exception as error:  # the library raises many kinds, OSError and ValueError among them
+        refuse_pointer(path)
         raise CorpusError(
             f"{path}: cannot be loaded ({reason(error)}); mend or convert it"
         ) from error

@@ -51,7 +51,7 @@ def read_frequencies(files: list[Path]) -> dict[str, Tensor]:
     """The frequencies of a rotation that weights' files hold beside the weights."""
     held: dict[str, Tensor] = {}
     for path in files:
-        with safe_open(path, "pt") as file:
+        with safe_open(path, "pt", backend="pread") as file:
             names = [name for name in file.keys() if FREQUENCIES.search(name)]  # noqa: SIM118
             held |= {name: file.get_tensor(name) for name in names}
     return held

@@ -16,7 +16,7 @@ import ctypes
 import io
 import os
 import sys
-from typing import TextIO
+from typing import Any, TextIO
 
 SPINS = "10000"
 """Turns of waiting after which a thread sleeps; libgomp's own default is 300,000."""
@@ -36,10 +36,22 @@ def keep_memory() -> None:
         allocate(MAP, 2**31 - 1)
 
 
+class _Unheard(io.FileIO):
+    """A file whose reader may go, as `head` does: the rest goes nowhere, and no work ends."""
+
+    def write(self, data: Any) -> Any:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            discard_output(self)
+            return len(data)
+
+
 def prepare_streams() -> None:
     """Lets any text be printed: nowhere, where a user has closed the stream.
 
-    What the console's encoding lacks is printed by its code, as `\\xe9`.
+    What the console's encoding lacks is printed by its code, as `\\xe9`. On stderr, which holds no
+    answer, it is no error that nobody reads.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -47,9 +59,13 @@ def prepare_streams() -> None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - to the end
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    if sys.stderr is sys.__stderr__ and isinstance(sys.stderr, io.TextIOWrapper):
+        raw = _Unheard(sys.stderr.fileno(), "w", closefd=False)
+        sys.stderr = io.TextIOWrapper(io.BufferedWriter(raw), sys.stderr.encoding,
+                                      "backslashreplace", line_buffering=True)  # fmt: skip
 
 
-def discard_output(stream: TextIO) -> None:
+def discard_output(stream: TextIO | io.FileIO) -> None:
     """Sends nowhere what is still printed to a stream, if a file is behind it."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

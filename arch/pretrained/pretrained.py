@@ -94,6 +94,9 @@ def load_pretrained(
     tokenizer = fit_tokenizer(tokenizer, wrapped.embedding.num_embeddings, name)
     # Ids may have gaps, but none is beyond the last token's.
     wrapped = drop_padding(wrapped, 1 + largest_id(tokenizer))
+    if torch.device(device).type == "cpu":  # transformers gives views of the file
+        for tensor in (*wrapped.parameters(), *wrapped.buffers()):
+            tensor.data = tensor.data.clone()
     meta = {
         "name": Path(os.path.abspath(name)).name,
         "source": "transformers",

@@ -87,7 +87,7 @@ def save_model(
     check_vocabulary(directory / FILES[2], tokenizer_json, model.config.vocab_size)
     meta = {
         "schema": SCHEMA,
-        "name": directory.name,
+        "name": directory.absolute().name,
         **meta,
         "tokenizer_sha256": _sha256(tokenizer_json),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},

@@ -24,23 +24,29 @@ POINTER = b"version https://git-lfs.github.com/spec/"
 def write_file(path: Path, content: bytes | memoryview) -> None:
     """Writes a file by way of a temporary sibling, a flush to the disk, and one rename.
 
+    What a link leads to is written, and the link stays; a pipe or a device is written into.
+
     Raises:
         OSError: the disk is full or the place cannot be written; nothing is left behind, and a file
             that was there stays as it was. Its `filename` is the path.
     """
     name = None
     try:
-        make_directory(path.parent)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            path.write_bytes(content)
+            return
+        target = Path(os.path.realpath(path))
+        make_directory(target.parent)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=target.parent)
         with open(handle, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         with suppress(OSError):  # a file system without permissions
             os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, path)
+        os.replace(name, target)
         name = None
-        _flush(path.parent)
+        _flush(target.parent)
     except OSError as error:
         error.filename = str(path)
         raise

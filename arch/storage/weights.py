@@ -296,7 +296,7 @@ def read_header(path: Path) -> tuple[Shapes, dict[str, str]]:
     """
     try:
         refuse_pointer(path)
-        with safe_open(path, "pt") as file:
+        with safe_open(path, "pt", backend="pread") as file:
             slices = {name: file.get_slice(name) for name in file.offset_keys()}
             shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
             return shapes, {name: part.get_dtype() for name, part in slices.items()}
@@ -305,14 +305,14 @@ def read_header(path: Path) -> tuple[Shapes, dict[str, str]]:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file.
+    """The tensors of a safetensors file, copied: a file written in place changes no open model.
 
     Raises:
         ModelError: missing, truncated or another kind of file.
     """
     try:
         refuse_pointer(path)
-        return load_file(path)
+        return load_file(path, backend="pread")
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{path} cannot be read: {printable(error, 160)}") from None
 

@@ -7,7 +7,6 @@ derived from it; a lens that has its document is not run again.
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -21,6 +20,7 @@ from eval.messages import RequestError, say_once
 from eval.models.checkpoint import Checkpoint
 from eval.models.corpora import corpus_hash
 from eval.models.identity import CHANGED, hash_source
+from eval.rows.misfits import to_json
 from eval.rows.schema import SCHEMA
 from eval.rows.store import Results, Row, row_key
 
@@ -67,7 +67,7 @@ class LensTask:
                 say_once(f"{self.lens.name} left out: {refusal}")
                 return []
             document = self._document(found, time.perf_counter() - started)
-            write_text(self.path(results.directory), json.dumps(document, allow_nan=False))
+            write_text(self.path(results.directory), to_json(document, allow_nan=False))
         document = self.read(results)
         self._refuse_other(document, results)
         return self._rows(document)

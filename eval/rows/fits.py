@@ -43,7 +43,8 @@ def fitted(
     path = Path(directory or "", "artefacts", f"{row_key(*checkpoint.identity, about)}.safetensors")
     if directory is not None and path.exists():
         try:
-            return load_file(path, device=str(checkpoint.model.embedding.weight.device))
+            device = str(checkpoint.model.embedding.weight.device)
+            return load_file(path, device=device, backend="pread")
         except SafetensorError as error:
             raise RequestError(f"{path}: damaged ({error}); delete it and run again") from None
     tensors = {name: tensor.detach().clone(memory_format=torch.contiguous_format)

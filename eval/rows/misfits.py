@@ -1,6 +1,7 @@
 """JSON from a file: read strictly, and whether a value is of a declared type, or a row is whole."""
 
 import json
+import re
 import types
 import typing
 from collections.abc import Callable
@@ -16,6 +17,20 @@ MOST_POSITIONS = 1 << 20
 """Of a prompt that a row may be about."""
 BY_POSITION = ("truth", "found", "truth_text", "found_text", "rank", "verdict")
 """Lists of a recovery that have an entry for each of its `length` positions."""
+
+
+def to_json(value: Any, allow_nan: bool = True) -> str:
+    """JSON in ASCII; bytes of a file's name that are no UTF-8 are spelt out, as `printable` does.
+
+    Raises:
+        ValueError: it holds a value that JSON has not.
+    """
+    text = json.dumps(value, allow_nan=allow_nan)
+    if "\\udc" in text:  # half a character, or the second half of one
+        whole = json.dumps(value, ensure_ascii=False)
+        spelt = re.sub("[\udc80-\udcff]", lambda half: rf"\\u{ord(half[0]):x}", whole)
+        text = json.dumps(json.loads(spelt))
+    return text
 
 
 def parse_json(source: bytes) -> Any:

@@ -18,9 +18,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from arch.errors import reason
+from arch.storage.files import refuse_pointer
 from arch.storage.runs import walk_folders
 from eval.messages import RequestError, say_once
-from eval.rows.misfits import find_fault, parse_json
+from eval.rows.misfits import find_fault, parse_json, to_json
 from eval.rows.schema import KINDS, SCHEMA, Row
 
 ROWS, SHARDS = "rows.jsonl", "rows*.jsonl"
@@ -172,6 +173,7 @@ def _lines(path: Path) -> list[bytes]:
     if path.suffix == ".parquet" or start == PARQUET:
         import pandas
 
+        refuse_pointer(path)
         try:
             return [line.encode() for line in pandas.read_parquet(path)["row"]]
         except Exception as error:  # of many kinds, by what is damaged
@@ -183,7 +185,12 @@ def _lines(path: Path) -> list[bytes]:
 
 
 def whole_lines(path: Path) -> list[bytes]:
-    """The lines of a JSONL file, but for a last one that is being written, and a mark of UTF-8."""
+    """The lines of a JSONL file, but for a last one that is being written, and a mark of UTF-8.
+
+    Raises:
+        ModelError: as `refuse_pointer`.
+    """
+    refuse_pointer(path)
     content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     return content[: _whole(content)].splitlines()
 
@@ -191,7 +198,7 @@ def whole_lines(path: Path) -> list[bytes]:
 def _line(row: Row) -> str:
     if row.get("kind") not in KINDS:
         raise ValueError(f"row {row['key']}: kind {row.get('kind')!r}; it is one of {[*KINDS]}")
-    line = json.dumps(row)
+    line = to_json(row)
     fault = find_fault(row)
     if not fault:
         try:

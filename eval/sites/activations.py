@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from arch.kernels.arithmetic import plain_arithmetic
+from arch.storage.files import write_file
 from eval.messages import ArgumentError, RequestError
 from eval.models.checkpoint import Checkpoint, open_models
 from eval.models.memory import rows_at_once
@@ -117,7 +118,7 @@ def activations(
 
 def _written(batches: Iterator[Activations], out: Path) -> Iterator[Activations]:
     """The batches, each of whose texts is in a file of its own by then."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     number = 0
     for batch in batches:
@@ -125,8 +126,8 @@ def _written(batches: Iterator[Activations], out: Path) -> Iterator[Activations]
         stack = torch.stack([batch.outputs[name] for name in names], dim=2)
         for tokens, states, T in zip(batch.tokens, stack, batch.lengths.tolist(), strict=True):
             held = {"hidden_states": states[:T], "token_ids": tokens[:T]}
-            path = out / FILE.format(number)
-            save_file({name: part.contiguous().cpu() for name, part in held.items()}, path)
+            content = save({name: part.contiguous().cpu() for name, part in held.items()})
+            write_file(out / FILE.format(number), content)
             number += 1
         yield batch
 

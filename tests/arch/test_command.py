@@ -194,6 +194,7 @@ def test_import_from_the_hub(llama, hub, tmp_path, capsys):
         loaded = load_model(tmp_path / "new" / name)
         assert loaded.meta["name"] == name
         assert torch.equal(loaded.model(tokens), model(tokens))
+    assert "hub:me/part: offline" in capsys.readouterr().err
     for name in ("pickles", "packed"):
         line = failed(capsys, "import", f"hub:me/{name}", tmp_path / "none")
         assert line.startswith(f"error: hub:me/{name}: no *.safetensors")

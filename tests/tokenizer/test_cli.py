@@ -148,6 +148,15 @@ def test_closed_streams_are_no_error(file, tmp_path, monkeypatch):
     assert PackedData(tmp_path / "data").meta["source"] == "toy:40"
 
 
+def test_what_was_not_written_before_a_pipe_closed_is_an_error(file, tmp_path, monkeypatch):
+    def unheard(*_, **__):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("tokenizer.__main__.pack", unheard)
+    monkeypatch.setattr(os, "dup2", lambda *_: None)
+    assert main(["pack", "toy:40", "--tokenizer", str(file), "--out", str(tmp_path / "data")]) == 2
+
+
 def test_a_pipe_that_closes_early_is_no_error(file):
     words = f"{sys.executable} -m tokenizer inspect {file} --corpus toy:40"
     done = run(f"{words} | true; echo ${{PIPESTATUS[0]}}")

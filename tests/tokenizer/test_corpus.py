@@ -235,6 +235,15 @@ def test_a_folder_is_read_as_it_is_whatever_its_times_say(hub):
         assert list(open_corpus(f"hub:{hub}", "train")) == stories
 
 
+def test_a_time_beyond_the_calendar_is_no_error(tmp_path, monkeypatch):
+    """As of a disk's clock that was wrong."""
+    write(tmp_path / "a.jsonl", STORIES)
+    at = (tmp_path / "a.jsonl").stat()
+    late = os.stat_result((*at[:8], 10**12, at.st_ctime))
+    monkeypatch.setattr("tokenizer.corpus.Path.stat", lambda path, **_: late)
+    assert "9999-12-31" in str(describe_files(str(tmp_path / "a.jsonl")))
+
+
 def test_plain_text_of_a_dataset_is_said_and_its_mark_refused(hub, caplog):
     """datasets makes a story of each line, and text of the mark that ends one."""
     (hub / "data" / "train.txt").write_text("A first\nstory\n\nAnother\n")

@@ -36,6 +36,21 @@ def test_data_packed_again_at_the_same_place_is_read_anew(tokenizer, tmp_path):
         shutil.rmtree(data.path)
 
 
+def test_tokens_stay_what_was_read_when_their_file_is_written_in_place(data):
+    tokens = PackedData(data).tokens("valid")
+    held = tokens.copy()
+    with (data / "valid-00000.bin").open("r+b") as file:
+        file.write(bytes(tokens.nbytes))
+    np.testing.assert_array_equal(tokens, held)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "valid-00000.bin"])
+def test_a_pointer_of_git_is_named(data, name):
+    (data / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 1\n")
+    with one_line(CorpusError, f"{name}: a pointer of Git LFS"):
+        PackedData(data)
+
+
 def test_bytes_that_changed_are_refused_when_a_split_is_read(data):
     file = data / "train-00000.bin"
     ids = np.fromfile(file, "<u2")

@@ -148,6 +148,7 @@ REFUSED = {
     "nested in a line.json": (b'{"version": 1, "data": [{"text": "a"}]}', "version, data"),
     "pointer.txt": (POINTER + b"v1\noid sha256:4d7a\nsize 12345\n", "Git LFS"),
     "pointer.csv": (POINTER + b"v1\noid sha256:4d7a\nsize 12345\n", "Git LFS"),
+    "pointer.parquet": (POINTER + b"v1\noid sha256:4d7a\nsize 12345\n", "Git LFS"),
 }
 
 

@@ -220,6 +220,18 @@ def test_a_text_file_becomes_a_model_by_one_command(tmp_path, capsys):
         assert f"run/data was packed from {text}; choose" in capsys.readouterr().err
 
 
+def test_a_start_that_waits_for_another_leaves_its_record(tmp_path, monkeypatch):
+    """It was emptied before the lock was there, and no change of the text was said any more."""
+    run, text, records = tmp_path / "run", tmp_path / "book.txt", []
+    run.mkdir()
+    (run / ".data.lock").write_text('{"a": "record"}')
+    text.write_text("\n\n".join(f"Once upon a time there were {n} cats." for n in range(150)))
+    monkeypatch.setattr("fcntl.lockf", lambda *_: records.append((run / ".data.lock").read_text()))
+    assert fit(text, run, "--model.vocab_size", "300") == 0
+    assert records[0] == '{"a": "record"}'
+    assert json.loads((run / ".data.lock").read_text())["size"] == text.stat().st_size
+
+
 def test_a_folder_of_text_is_packed_as_its_names_divide_it(tmp_path, monkeypatch, capsys):
     """A relative path of it is another one in another folder."""
     folder, run = tmp_path / "texts", tmp_path / "run"

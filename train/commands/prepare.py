@@ -141,9 +141,10 @@ def _pack(recipe: Recipe, source: str, run: Path) -> None:
             f"--valid_fraction {fraction}: {source} sets stories aside itself; leave it out"
         )
     make_directory(run)
-    with (run / LOCK).open("w") as lock:
+    with (run / LOCK).open("a", encoding="utf-8") as lock:
         with suppress(OSError):  # a file system without locks
             fcntl.lockf(lock, fcntl.LOCK_EX)
+        lock.truncate(0)
         request: dict[str, Any] = {VOCABULARY: recipe.model.vocab_size, **_describe(source)}
         if "size" in request:
             request["sha256"] = file_sha256(Path(source))

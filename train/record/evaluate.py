@@ -139,7 +139,7 @@ class Evaluations(Callback):
             about, work = self._waiting.pop(0)
             try:
                 figures, said = work.result()
-            except OSError as error:  # such as of a full disk for temporary files
+            except Exception as error:  # such as of a full disk for temporary files
                 figures, said = {}, f"eval failed: {error}"
             if figures:
                 self._log.add(about | {PREFIX + name: value for name, value in figures.items()})
@@ -180,7 +180,7 @@ def measure(
 def _read_figures(table: Path, model: Path) -> dict[str, float]:
     """The figures of one step in a table of `eval compare`, with their counts."""
     step = int(model.name.removeprefix("step-"))
-    with table.open(newline="") as file:
+    with table.open(newline="", encoding="utf-8") as file:
         lines = [line for line in csv.DictReader(file) if line["step"] == str(step)]
     names = [name for figure in FIGURES for name in (figure, f"{figure}_n")]
     found = {name: line[name] for line in lines[:1] for name in names if line.get(name)}
@@ -211,6 +211,7 @@ def _run(environment: dict[str, str], stopped: Callable[[], bool], *words: str) 
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        errors="replace",  # a library may print in another encoding
         env=environment,
     )
     said = None

@@ -128,7 +128,7 @@ class Windows:
 
 
 class PackedDataModule(LightningDataModule):
-    """Feeds a model from memory-mapped tokens.
+    """Feeds a model from packed tokens.
 
     The order of samples depends on the seed alone, not on the number of devices or of accumulated
     parts, so `samples_seen` is all the state that resuming needs. It counts samples that were

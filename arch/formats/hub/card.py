@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from arch.config import ModelConfig
-from arch.errors import ModelError, reason
+from arch.errors import ModelError, reason, say
 
 _FILES, _OTHERS = ["*.json", "*.safetensors", "*.model", "*.txt"], ["*/*", "consolidated*"]
 """What is downloaded, and what of it is not: the same weights in layouts that are not read."""
@@ -131,7 +131,11 @@ def download(source: str, check: Callable[[Path], object]) -> Path:
 
 
 def _fetch(source: str, files: list[str]) -> Path:
-    """Where a model of the hub lies, after the download of its files of these names."""
+    """Where a model of the hub lies, after the download of its files of these names.
+
+    Offline that is its copy in the cache. Where files are known to be missing there, which may be
+    those that name tokens, a line on stderr says so of the whole model.
+    """
     from huggingface_hub import snapshot_download
 
     try:
@@ -139,5 +143,7 @@ def _fetch(source: str, files: list[str]) -> Path:
         return Path(snapshot_download(name, allow_patterns=files, ignore_patterns=_OTHERS))
     except Exception as error:  # of the hub, of files, or of the HTTP library, one by version
         if held := getattr(error, "snapshot_path", None):  # offline, a part of it
+            if files is _FILES:
+                say(f"{source}: {reason(error, 400)}")
             return Path(held)
         raise ModelError(f"{source} cannot be had: {reason(error)}") from None

@@ -80,7 +80,7 @@ def export_hub(
     weights = weights_of(model)
     for name in {"embedding.weight", "head.weight"} & weights.keys():
         weights[name] = weights[name][: config.vocab_size].contiguous()
-    address = address or directory.name
+    address = address or directory.absolute().name
     card = write_card(config, count_parameters(model), meta, address, license, recovered)
     code = resources("arch.formats.hub")
     write_directory(directory, {

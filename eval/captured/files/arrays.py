@@ -211,6 +211,8 @@ def list_columns(folder: Path) -> tuple[dict[str, Entry], dict[str, list[list[in
     entries, ids, unlike = dict[str, Entry](), dict[str, list[list[int]]](), list[str]()
     try:
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        if state.get("_indices_data_files"):  # as datasets before 1.12 chose rows
+            raise ValueError("its rows are chosen by a file of indices; load it, and save it anew")
         names = [Path(entry["filename"]).name for entry in state["_data_files"]]
         tables = [pyarrow.ipc.open_stream(folder / name).read_all() for name in names]
         table = pyarrow.concat_tables(tables)

@@ -1,10 +1,11 @@
 """Whose file it is: each kind looks at the content, and the one that knows it reads it."""
 
 import codecs
+import fcntl
 import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -382,17 +383,13 @@ def locked(path: Path) -> Iterator[None]:
     Raises:
         RequestError: it is being written.
     """
-    lock = path.with_name(path.name + ".lock")
-    if not lock.is_file():
-        yield
-        return
-    import fcntl
-
-    with lock.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError as error:
-            raise RequestError(
-                f"{lock}: {error.strerror}: {path.name} is being written; try again later"
-            ) from None
+    lock = Path(f"{path.absolute()}.lock")
+    with ExitStack() as opened:
+        if lock.is_file():
+            try:
+                fcntl.flock(opened.enter_context(lock.open("rb")), fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RequestError(f"{lock}: {path} is being written; try again later") from None
+            except OSError as error:  # a disk without locks, or a lock of another user's
+                say_once(f"{lock}: {error.strerror}: whether {path} is written yet is not known")
         yield

@@ -44,6 +44,7 @@ OTHERS = {
     b"\x89HDF": "HDF5", b"PAR1": "Parquet", b"ARROW1": "Arrow", b"GGUF": "GGUF",
     b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ": "xz", b"BZh": "bzip2",
     b"<": "HTML or XML", b"{": "JSON", b"[": "JSON",
+    b"\xff\xff\xff\xff": "a file of datasets: give its folder",
     b"version https://git-lfs": "a pointer of Git LFS, not the file itself",
 }  # fmt: skip
 """Files of other kinds by their first bytes."""
@@ -185,7 +186,7 @@ def read_metadata(path: Path) -> dict[str, str]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, "np") as file:
+        with safe_open(path, "np", backend="pread") as file:
             return file.metadata() or {}
     except (SafetensorError, OSError):
         return {}
@@ -309,14 +310,14 @@ def _list_safetensors(path: Path) -> dict[str, Entry]:
 
     def read(name: str) -> Tensor:
         try:
-            with safe_open(path, "pt") as file:
+            with safe_open(path, "pt", backend="pread") as file:  # no view of what may be rewritten
                 return file.get_tensor(name)
         except (SafetensorError, ValueError, TypeError, RuntimeError, OSError) as error:
             raise RequestError(f"{path}: {name}: {first_line(error)}") from None
 
     found = {}
     try:
-        with safe_open(path, "pt") as file:
+        with safe_open(path, "pt", backend="pread") as file:
             for name in file.keys():  # noqa: SIM118 - it is no mapping
                 about = file.get_slice(name)
                 kind = str(about.get_dtype())

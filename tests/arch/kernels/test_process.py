@@ -57,5 +57,24 @@ def test_what_a_user_has_set_stays():
     assert python("-c", RUN.format("train", "recipes") + OF_TENSORS, **chosen) == "None given back"
 
 
+@pytest.mark.parametrize(
+    ("words", "code", "answer"),
+    [
+        (["-c", "import sys; from arch.kernels.process import prepare_streams; prepare_streams()\n"
+          "for n in range(3): print(n, file=sys.stderr)\nprint('answer')"], 0, "answer\n"),
+        (["-m", "eval", "nothing"], 2, ""),
+    ],
+)  # fmt: skip
+def test_work_goes_on_where_nobody_hears_what_is_said(words, code, answer):
+    """It ended, with code 0 and half its rows: `eval ... 2>&1 | head -1`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, *words], stdout=subprocess.PIPE, stderr=writer, text=True, check=False
+    )
+    os.close(writer)
+    assert (done.returncode, done.stdout) == (code, answer)
+
+
 def test_nothing_is_set_by_an_import():
     assert python("-c", f"import arch, eval, tokenizer, train\n{OF_BYTES}") == "None given back"

@@ -8,6 +8,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
+from huggingface_hub.errors import IncompleteSnapshotError
 from tokenizers import Tokenizer
 
 from arch import ModelError, generate, load_pretrained, save_model
@@ -206,6 +207,21 @@ def test_another_kind_of_model_is_refused_before_its_weights_are_fetched(
     assert main(["import", f"hub:{name}", str(tmp_path / "out")]) == 2
     assert f"model_type is '{kind['model_type']}'" in capsys.readouterr().err
     assert set(fetched) == {"*.json"}
+
+
+def test_an_incomplete_copy_in_the_cache_is_said(llama, cache, monkeypatch, capsys):
+    """Names of tokens, and so figures, were others than with the network, without a word."""
+    name, fetch = cache(llama()), huggingface_hub.snapshot_download
+    load_pretrained(name)
+    assert "incomplete" not in capsys.readouterr().err
+
+    def fetch_a_part(name, *, allow_patterns, **more):
+        held = fetch(name, allow_patterns=allow_patterns, **more)
+        raise IncompleteSnapshotError("is incomplete: tokenizer_config.json", snapshot_path=held)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch_a_part)
+    load_pretrained(name)
+    assert capsys.readouterr().err.count("tokenizer_config.json") == 1
 
 
 def test_without_transformers_the_fix_is_named(monkeypatch):

@@ -52,6 +52,13 @@ def test_what_is_loaded_is_what_was_saved_bit_for_bit(tmp_path, mixer):
     assert all(parameter.requires_grad for parameter in loaded.parameters())
 
 
+def test_the_working_directory_gives_a_model_its_name(tmp_path, monkeypatch):
+    (tmp_path / "m").mkdir()
+    monkeypatch.chdir(tmp_path / "m")
+    save_model(".", small_model("flat"), tokenizer_json(), {})
+    assert load_model(tmp_path / "m").meta["name"] == "m"
+
+
 @pytest.mark.parametrize("write", [save_model, export_hub])
 def test_a_compiled_model_is_written_as_it_is(tmp_path, write):
     """What was written could not be opened, or its weights were not used."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 from torch import nn
 from torch.distributed import DistBackendError  # pyright: ignore[reportPrivateImportUsage]
 
@@ -25,6 +25,7 @@ from arch import (
 from arch.__main__ import main
 from arch.errors import is_out_of_memory, printable, show_value
 from arch.mixers.base import TokenMixer
+from arch.pretrained.pretrained import load_pretrained
 from tests.arch.cases import byte_tokenizer, random_tokens, small_model, tokenizer_json
 from tests.said import one_line
 
@@ -168,6 +169,21 @@ def test_weights_of_two_types_are_read_in_the_wider(directory):
     name = "blocks.1.token_mixer.q_proj.weight"
     save_file(weights | {name: weights[name].double()}, directory / "model.safetensors")
     assert torch.equal(load_model(directory).model(tokens), expected)
+
+
+@pytest.mark.parametrize("theirs", [False, True])
+def test_an_open_model_stays_what_it_was_when_its_file_is_written_in_place(
+    theirs, directory, llama
+):
+    """Its weights were views of the file: `cp` of a newer one over it changed them."""
+    place = llama() if theirs else directory
+    model = (load_pretrained(str(place)) if theirs else load_model(place)).model
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    file = place / "model.safetensors"
+    content = save({name: w + 1 for name, w in load_file(file).items()})
+    with file.open("r+b") as opened:
+        opened.write(content)
+    assert all(torch.equal(w, before[name]) for name, w in model.state_dict().items())
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

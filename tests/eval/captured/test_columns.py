@@ -1,5 +1,6 @@
 """Folders of datasets: columns of arrays, of ids and of masks, and what is said of any other."""
 
+import json
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,18 @@ def test_a_folder_of_data_sets_is_refused_by_the_name_of_one(tmp_path):
     with one_line(RequestError, f"give one of them: {tmp_path / 'train'}"):
         read_capture(tmp_path)
     assert list(read_capture(tmp_path / "train").outputs) == ["states"]
+
+
+def test_rows_that_another_file_chooses_are_refused(tmp_path):
+    """As datasets before 1.12 saved a selection: rows that it leaves out were recovered."""
+    import datasets
+
+    datasets.Dataset.from_dict({"states": X[None].repeat(2, 0)}).save_to_disk(tmp_path)
+    state = json.loads((tmp_path / "state.json").read_text())
+    state["_indices_data_files"] = [{"filename": "indices.arrow"}]
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    with one_line(RequestError, "indices"):
+        read_capture(tmp_path)
 
 
 @pytest.mark.parametrize("number", [int, float])

@@ -51,6 +51,16 @@ def test_an_array_of_any_order_is_read(tmp_path, array, ending):
 S = torch.from_numpy(X)
 
 
+def test_outputs_stay_what_was_read_when_their_file_is_written_in_place(tmp_path):
+    """They were a view of the file: a search ended with another prompt's outputs."""
+    path = tmp_path / "a.safetensors"
+    save_file({"block.1": S.clone()}, path)
+    held = read(path)["block.1"].outputs
+    with path.open("r+b") as file:
+        file.write(save({"block.1": S + 1}))
+    assert torch.equal(held, S)
+
+
 def test_arrays_of_an_archive_are_read_by_name(tmp_path, capsys):
     codes = X.astype(np.int8)
     arrays = {"block.1": X, "block.2": codes, "block.2.scale": X[:, :1]}
@@ -134,6 +144,7 @@ DAMAGED = {
     "header.safetensors": (b"\xff" * 7 + b"\x00{", "header.safetensors"),
     "nothing.safetensors": (save({}), "holds nothing"),
     "gguf.safetensors": (b"GGUF" + bytes(100), "(GGUF)"),
+    "data.arrow": (b"\xff" * 4 + b"\xf8\x01" + bytes(100), "give its folder"),
     "h5.safetensors": (b"\x89HDF\r\n" + bytes(100), "(HDF5); save its numbers as one"),
     "states.npy.gz": (b"\x1f\x8b\x08" + bytes(100), "(gzip); decompress it first"),
     "states.zst": (b"\x28\xb5\x2f\xfd" + bytes(100), "(zstd); decompress it first"),

@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +52,23 @@ def test_invert_writes_rows_and_report_makes_a_page(model_directory, tmp_path, c
     page = tmp_path / "page.html"
     assert main(["report", str(out), "--out", str(page)]) == 0
     assert "<html" in page.read_text()
+
+
+def test_files_whose_names_are_not_utf8_are_measured(model_directory, tmp_path):
+    """The row was refused after the work, as of numbers that grew too large."""
+    model = tmp_path / os.fsdecode(b"caf\xe9")
+    corpus, out = f"{model}.txt", tmp_path / "out"
+    try:
+        model_directory("flat").rename(model)
+        Path(corpus).write_text("\n\n".join(f"Tom ran {n}." for n in range(100)))
+    except OSError as error:
+        pytest.skip(f"no such names here: {error}")
+    for words in (["loss", model, "--corpus", corpus], ["lens", model, "--text", "Tom ran."]):
+        more = ["--lens", "logit"] if words[0] == "lens" else []
+        assert main([*map(str, words), *more, "--out", str(out)]) == 0
+    named = {str(row["checkpoint"]["path"]) for row in read_rows([out])}
+    assert named == {f"{tmp_path}/caf\\udce9"}
+    assert main(["report", str(out), "--out", str(tmp_path / "page.html")]) == 0
 
 
 def failing(number):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from arch.storage.files import POINTER
 from eval import RequestError
 from eval.__main__ import main
 from eval.analysis.frame import frame
@@ -153,6 +154,13 @@ def test_a_line_that_is_no_row_is_refused_by_its_number(line, tmp_path, capsys):
     (tmp_path / "rows.jsonl").write_bytes(text.encode("utf-8", "surrogatepass"))
     assert main(["summary", str(tmp_path)]) == 2
     assert f"{tmp_path / 'rows.jsonl'}, line 2: " in complaint(capsys)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+def test_a_pointer_of_git_is_fetched_and_no_line_of_it_deleted(name, tmp_path, capsys):
+    (tmp_path / name).write_bytes(POINTER + b"v1\noid sha256:4d\nsize 12345\n")
+    assert main(["summary", str(tmp_path / name)]) == 2
+    assert "git lfs pull" in complaint(capsys)
 
 
 def test_a_mark_of_utf_8_and_empty_lines_are_passed_over(tmp_path):

@@ -76,7 +76,7 @@ def test_saved_models_are_evaluated_as_by_hand_and_the_run_has_the_figures(
     assert len(in_this_process) == 8
 
 
-@pytest.mark.parametrize("error", [None, OSError("no space left")])
+@pytest.mark.parametrize("error", [None, OSError("no space left"), ValueError("no space left")])
 def test_an_evaluation_that_fails_is_a_line(data, tmp_path, monkeypatch, capsys, error):
     """Training goes on; every third step and the last have an evaluation."""
     measured = []

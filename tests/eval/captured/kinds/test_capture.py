@@ -1,5 +1,7 @@
 """Captured here and audited there: the files that `capture` writes are vLLM's."""
 
+import resource
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -44,6 +46,20 @@ def test_files_of_an_earlier_capture_are_not_mixed_with_others(model_directory, 
     assert main([*words, "The dog."]) == 2
     assert f"--out {out}: " in capsys.readouterr().err
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_a_full_disk_is_an_error_that_names_the_file(model_directory, tmp_path, capsys):
+    """It was a traceback."""
+    model, out = str(model_directory()), tmp_path / "captured"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))  # no file may grow further
+    try:
+        code = main(["capture", model, "--text", *TEXTS, "--out", str(out)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert code == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"error: {out}/text-0.safetensors: ")
+    assert not any(out.iterdir())
 
 
 def test_a_text_beyond_the_context_is_named(model_directory, tmp_path, capsys):

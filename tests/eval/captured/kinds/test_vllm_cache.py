@@ -36,6 +36,12 @@ def test_keys_and_values_of_any_layout_are_read(engine, tmp_path, layout):
             assert torch.equal(held, rows[:16].flatten(1))
 
 
+def test_the_working_directory_is_a_folder_as_others(engine, tmp_path, monkeypatch):
+    """Its name is empty, which was a traceback."""
+    monkeypatch.chdir(write(tmp_path / "a", engine))
+    assert read_capture(".").outputs.keys() == read_capture(tmp_path / "a").outputs.keys()
+
+
 @pytest.mark.first(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_keys_and_values_of_a_folder_give_the_text(engine, ask, tmp_path, layout):

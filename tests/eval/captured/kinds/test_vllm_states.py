@@ -1,7 +1,10 @@
 """vLLM's hidden states: the ids in clear are read, and the answer of an inversion beside them."""
 
+import errno
 import fcntl
 import json
+import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -87,6 +90,23 @@ def test_a_file_that_is_being_written_is_refused(ask, file):
         assert code == 2
         assert "is being written" in said.splitlines()[-1]
     assert ask(file)[0] == 0
+
+
+@pytest.mark.parametrize(("where", "number"), [("fcntl.flock", errno.ENOLCK),
+                                               ("pathlib.Path.open", errno.EACCES)])  # fmt: skip
+def test_a_lock_that_cannot_be_taken_is_said(file, monkeypatch, capsys, where, number):
+    """A disk without locks, or a lock of another user's: the file was refused for ever."""
+    Path(f"{file}.lock").touch()
+    used = Path.open if where.endswith("open") else fcntl.flock
+
+    def refuse(path, *more):
+        if where.endswith("open") and not str(path).endswith(".lock"):
+            return used(path, *more)
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(where, refuse)
+    assert read_capture(file).outputs
+    assert f"{file}.lock: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
