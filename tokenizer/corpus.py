@@ -52,6 +52,8 @@ LATEST = datetime(9999, 12, 31, tzinfo=timezone.utc).timestamp()
 """Times of files may lie beyond the calendar."""
 CACHED = ("datasets.load", "datasets.packaged_modules.cache.cache")
 """Loggers that say which copy of a dataset is read, where the hub is out of reach."""
+NAMED = 1000
+"""Files of a split that are known by what they hold, at most."""
 LARGE = 1 << 26
 """Bytes of a file up to which it is hashed whole."""
 PIECES, PIECE = 64, 1 << 16
@@ -83,10 +85,10 @@ class Corpus:
         """Yield all stories, those of both splits; where rows have an end twice, that is said."""
         for text in self.read():
             story = text.strip()
-            if story.endswith(END_OF_TEXT):  # of rows: in a .txt file it divides stories
+            if self.bare and story.endswith(END_OF_TEXT):  # in a .txt file it divides stories
                 say_once(
-                    f"{self.source}: its rows end with {END_OF_TEXT}, which is packed as letters, "
-                    "before the end that each story gets; take it out of the rows"
+                    f"{self.source}: a row ends with {END_OF_TEXT}, which is read as letters, "
+                    "before the end that each story gets; take it out of all rows"
                 )
             if story:
                 yield story if self.bare else text
@@ -176,18 +178,20 @@ def describe_files(source: str) -> str | None:
 def hash_sources(source: str) -> dict[str, str]:
     """Return the split of each file that is read of a source, by the hash of what the file holds.
 
-    What is not divided is `train`. Packed data have the files of what was packed. The generator and
-    datasets of the hub have none.
+    What is not divided is `train`. Of a split of many files those of the least hashes are named,
+    which of any other folder with the same files are the same ones. Packed data have the files of
+    what was packed. The generator and datasets of the hub have none.
     """
     kind, _, name = source.partition(":")
     path = Path(name.partition(":")[0] if kind == "hub" else source)
     if kind == "toy":
         return {}
-    if path.is_file():
-        return {hash_content(path): "train"}
     if kind != "hub" and PackedData.stands_in(path):
         return PackedData(path).meta.get("source_files", {})
-    return {hash_content(file): split for split in SPLITS for file in text_files(path, split)}
+    divided = {split: text_files(path, split) for split in SPLITS}
+    files = {"train": [path]} if path.is_file() else divided
+    hashes = {split: sorted({hash_content(file)[:16] for file in files[split]}) for split in files}
+    return {digest: split for split in files for digest in hashes[split][:NAMED]}
 
 
 def hash_content(file: Path) -> str:

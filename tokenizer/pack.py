@@ -17,6 +17,7 @@ files of the source, or the revision of a dataset of the hub, were changed in be
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
@@ -100,8 +101,8 @@ def pack(
         tokenizer: Path of a `tokenizer.json`.
         layout: How to lay the tokens out; packed unless given.
         valid_fraction: Fraction set aside for `valid` when the source sets none aside itself.
-        limit: Stop after so many stories of each split, and of `valid` not before its fraction of
-            as many.
+        limit: Stop after so many stories of each split; of a source that is not divided, when
+            `train` has so many, and `valid` its fraction of as many, two at least.
         field: Name of the stories' column.
         shard_tokens: Tokens in a file, pads not counted.
         story_tokens: Neighbours of a split are joined by a blank line, until they and these lines,
@@ -130,7 +131,7 @@ def pack(
     options: Any = {"valid_fraction": valid_fraction, "limit": limit, "field": field}
     given = {"shard-tokens": shard_tokens, "story-tokens": story_tokens}
     given |= {name.replace("_", "-"): value for name, value in options.items()}
-    given["files"] = describe_files(source)
+    given["files"], hashes = describe_files(source), hash_sources(source)
     with whole_directory(out, meta | given) as folder, ExitStack() as files:
         corpora = {split: open_corpus(source, split, **options, stream=True) for split in SPLITS}
         writers = {split: _Writer(folder, split, loaded, layout, shard_tokens) for split in SPLITS}
@@ -146,7 +147,8 @@ def pack(
                     writer.add(encoded)
                     report(split, writer.stories)
         splits = {split: writer.finish() for split, writer in writers.items()}
-        about = meta | _training_of(source, corpora["train"].fraction) | {"splits": splits}
+        training = _training_of(source, hashes, corpora["train"].fraction)
+        about = meta | training | {"splits": splits}
         (folder / "tokenizer.json").write_text(loaded.to_str(pretty=True), "utf-8")
         (folder / "meta.json").write_text(json.dumps(about, indent=2) + "\n", "utf-8")
     return PackedData(out)
@@ -177,16 +179,18 @@ def _load_special(tokenizer: str | Path, layout: Layout) -> tuple[Tokenizer, int
     return loaded, size
 
 
-def _training_of(source: str, fraction: float | None) -> dict[str, Any]:
+def _training_of(source: str, files: dict[str, str], fraction: float | None) -> dict[str, Any]:
     """Tell which text training reads, so that no reader of the same text takes it for held out.
 
     The fraction is null where the source is divided. What packed data were made of stays known.
     """
-    if fraction is None and PackedData.stands_in(source):
+    kind = source.partition(":")[0]
+    if fraction is None and kind != "toy" and PackedData.stands_in(source):
         fraction = PackedData(source).meta.get("valid_fraction")
-    files = hash_sources(source)
-    if fraction and source.startswith("hub:"):
-        files = files or {source: "train"}
+    if fraction and kind == "hub":
+        files = files or {hashlib.sha256(source.encode()).hexdigest()[:16]: "train"}
+    if fraction is None and "valid" not in files.values():
+        files = {}  # a folder that datasets divides by its own rules
     return {"valid_fraction": fraction, "source_files": files}
 
 

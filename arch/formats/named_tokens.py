@@ -29,7 +29,7 @@ def say_left_out_tokens(directory: Path, tokenizer_json: str) -> None:
         ModelError: one of them is no JSON.
     """
     known = parse_object(tokenizer_json, str(directory))
-    ids = token_ids(known) | {e["content"]: e["id"] for e in known.get("added_tokens") or ()}
+    ids = token_ids(known) | {e["content"]: e.get("id") for e in known.get("added_tokens") or ()}
     for file in _existing(directory, _NAMING):
         held = read_json(file)
         named = _named_tokens(held, file.name)

@@ -104,9 +104,10 @@ def check_turned(config: dict[str, Any], own: list[Tensor], made: Any, source: o
             f"{printable(', '.join(others), 120)}, of all layers, and does not read both; write "
             "the one form that this family's own models have"
         )
-    _say_unread(config, [rope[name] for name in kinds] or [rope], made, source)
-    if base := (rope[kinds[0]] if kinds else rope).get("rope_theta"):
-        say_missing_base(config, base, source)
+    turns = [rope[name] for name in kinds] or [rope]
+    _say_unread(config, turns, made, source)
+    if taken := dict.fromkeys(base for turn in turns if (base := turn.get("rope_theta"))):
+        say_missing_base(config, " and ".join(map(str, taken)), source)
     section = config | (config.get("text_config") or {})
     whole = [section, *(section.get(name) or {} for name in ROTATION)]  # and not by kinds of layers
     if bases := [base for s in whole if (base := s.get("rope_theta"))]:
@@ -160,7 +161,7 @@ def _say_unread(
             say(f"{source}: config.json says {found} {LENGTH}; {part.get(LENGTH)} is taken")
 
 
-def say_missing_base(config: dict[str, Any], base: float, source: object) -> None:
+def say_missing_base(config: dict[str, Any], base: object, source: object) -> None:
     """Says on stderr that `base` is taken, where others of such a context turn by several."""
     written = [*sections(config)]
     lengths = [section.get(name) or 0 for section in written for name in LENGTHS]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from eval.models.checkpoint import Checkpoint
 
 WINDOWS = 8, 32  # of background text, and tokens of each
+FEWEST = 8  # tokens of background text on which rounding is seen: experts may flip at one
 USUAL = 0.9  # fraction of tokens that a lower precision changes as usual; the others up to 10 times
 
 
@@ -75,9 +76,9 @@ class Arithmetic:
         """The largest rounding floor of background text, as a fraction of an output's length."""
 
         def largest() -> float:
-            window = take_windows(self.checkpoint, self.corpus, 1, length)
+            window = take_windows(self.checkpoint, self.corpus, 1, max(length, FEWEST))
             ((outputs, rounding),) = capture([circuit], window)
-            outputs, rounding = visible.select(outputs), visible.select(rounding)
+            outputs, rounding = (visible.select(x[:, :length]) for x in (outputs, rounding))
             return float((rounding.norm(dim=-1) / outputs.norm(dim=-1)).max())
 
         key = "floor fraction", circuit.name, self._text, str(visible), length

@@ -216,8 +216,8 @@ def _site(name: str, layer: Any, part: str | None) -> dict[str, Any]:
     from eval.captured.files.tensors import name_site
 
     named = name_site(name)
-    if named and layer in (None, named[0]) and part in (None, named[1]):
-        layer, part = named
+    if named and part in (None, named[1]):
+        layer, part = named[0] if layer is None else layer, named[1]
     return {"layer": layer, "part": part}
 
 

@@ -63,7 +63,7 @@ def _token(piece: str, score: float, largest: float) -> Markup:
     shade = round(SHADES * abs(score) / largest) / SHADES if shown else 0
     side = ("f" if score > 0 else "a") if shade else ""
     text = "".join(BREAKS.get(letter, letter) for letter in piece)
-    number = f"{score:+.3g}".replace("-", "−")
+    number = "no score" if math.isnan(score) else f"{score:+.3g}".replace("-", "−")
     span = '<span tabindex="0" class="{}" style="--shade:{}" title="{}" data-score="{}">{}</span>'
     return Markup(span).format(side, shade, f"{number} {piece!r}", number, text)
 

@@ -60,8 +60,9 @@ def heated(logits: Tensor, temperatures: tuple[float, ...]) -> Tensor:
 
 
 def rising(values: Tensor) -> Tensor:
-    """Which of the N curves `(S, N)` never fall, but for rounding, where they have numbers."""
-    return ~(values.diff(dim=0) < -SLACK).any(dim=0)
+    """Which of the N curves `(S, N)` never fall, but for rounding; NaN of one without numbers."""
+    never_falls = ~(values.diff(dim=0) < -SLACK).any(dim=0)
+    return never_falls.float().masked_fill(values.isnan().all(dim=0), torch.nan)
 
 
 def plane(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
@@ -167,11 +168,11 @@ def _add_confidence(table: Table, batch: PromptBatch) -> None:
     by_scale = torch.stack([scaled(model, hidden, SCALES, axes) for axes in PLACES])
     heat = heated(model.logits(hidden), TEMPERATURES)
     entropy, best = by_scale[0].unbind(-1)
-    if best.isnan().any():
+    if lost := int(by_scale.isnan().any(dim=-1).flatten(0, 1).any(dim=0).sum()):
         say_once(
             f"direction: vectors scaled by up to {SCALES[-1]:g} are more than {hidden.dtype} holds "
-            f"at {int(best.isnan().any(dim=0).sum())} of {len(hidden)} positions, which have no "
-            "figures there; open the model in float32"
+            f"at {lost} of {len(hidden)} positions, which have no figures there; open the model in "
+            "float32"
         )
     for name, values in {
         "entropy at length 0": entropy[0],

@@ -46,7 +46,6 @@ class Measurement:
         if self.windows != "joined":
             begin = _begin(self.checkpoint)
             question += [self.windows, *([begin] if begin != "<|endoftext|>" else [])]
-            question += ["padding"] if _counts_padding(self.checkpoint) else []
         if self.length:
             question += [f"length {self.length}"]
         return [row_key(*self.checkpoint.identity, "loss", *question)]
@@ -256,14 +255,18 @@ def _logits(model: "LanguageModel", hidden: "Tensor", padded: bool) -> "Tensor":
     import torch
     from torch.nn import Parameter
 
-    logits = model.logits(hidden[None])[0].float()
+    logits = [model.logits(hidden[None])[0].float()]
     if not padded:
-        return logits
+        return logits[0]
     tokens = {name: getattr(model.head, name) for name in model.padding_head}
+    size = model.config.vocab_size  # of so many rows the model gives logits, at most
     try:
-        for name, rows in model.padding_head.items():
-            setattr(model.head, name, Parameter(rows.to(tokens[name]), requires_grad=False))
-        return torch.cat([logits, model.logits(hidden[None])[0].float()], dim=-1)
+        for start in range(0, model.padding_rows, size):
+            for name, rows in model.padding_head.items():
+                part = rows[start : start + size].to(tokens[name])
+                setattr(model.head, name, Parameter(part, requires_grad=False))
+            logits.append(model.logits(hidden[None])[0].float())
+        return torch.cat(logits, dim=-1)
     finally:
         for name, parameter in tokens.items():
             setattr(model.head, name, parameter)

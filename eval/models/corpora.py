@@ -2,12 +2,12 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from arch.storage.files import file_sha256
 from eval.messages import RequestError, say, say_once
@@ -120,13 +120,18 @@ def held_out_fraction(checkpoint: "Checkpoint", corpus: str) -> float | None:
             all stories, or held out a smaller fraction.
     """
     meta = checkpoint.meta
-    known, trained = meta.get("valid_fraction"), meta.get("source_files") or {}
+    known, trained = meta.get("valid_fraction"), _files_read(meta, meta.get("data_source"))
     fraction = known or VALID_FRACTION
+    if not corpus or not trained:  # a text of one's own, or a model that says nothing of its data
+        whole = Path(corpus).is_file() and is_named_valid(Path(corpus))
+        return None if whole else fraction
     if data := packed_data(corpus):
         about = data.meta
-        if about.get("field", "text") != (meta.get("field") or "text"):
-            return fraction  # texts that training did not read
-        files, held_out = about.get("source_files", {}), about.get("valid_fraction") or fraction
+        same = data.hash == meta.get("data_sha256")
+        if same or about.get("field", "text") != (meta.get("field") or "text"):
+            return fraction  # what training held out, or texts that it did not read
+        files = _files_read(about, about["source"])
+        held_out = about.get("valid_fraction") or fraction
     else:
         files, held_out = hash_sources(corpus), fraction
     if divided := "valid" in files.values():
@@ -141,10 +146,18 @@ def held_out_fraction(checkpoint: "Checkpoint", corpus: str) -> float | None:
     if known:
         part = f"all but {known:g} of it"
         mend = f"pack the text of its training with --valid-fraction {known:g} or less"
+    what = "a file" if divided else f"{held_out:g} of a text"
     raise RequestError(
-        f"--corpus {corpus}: holds out {held_out:g} of a text, and {checkpoint.path} was trained "
-        f"on {part}; {mend}"
+        f"--corpus {corpus}: holds out {what}, and {checkpoint.path} was trained on {part}; {mend}"
     )
+
+
+def _files_read(meta: "Mapping[str, Any]", source: str | None) -> dict[str, str]:
+    """The files that a model or packed data were made of; where they do not say, those of now."""
+    files = meta.get("source_files")
+    if files is None and source and "valid_fraction" in meta:  # of before files were recorded
+        return hash_sources(source)
+    return files or {}
 
 
 def packed_data(corpus: str) -> PackedData | None:

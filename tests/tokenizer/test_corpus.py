@@ -62,7 +62,7 @@ def test_rows_that_bring_an_end_of_their_own_are_named_once(tmp_path, name, capl
     ended = [f"{text}<|endoftext|>\n" for text in STORIES]
     found = list(open_corpus(str(write(tmp_path / name, ended)), "train"))
     assert found == [text.strip() for text in ended]
-    assert [f"{tmp_path / name}: its rows end with" in line for line in caplog.messages] == [True]
+    assert [f"{tmp_path / name}: a row ends with" in line for line in caplog.messages] == [True]
     caplog.clear()
     inside = [f"{text} <|endoftext|> and more" for text in STORIES]
     assert list(open_corpus(str(write(tmp_path / name, inside)), "train")) == inside

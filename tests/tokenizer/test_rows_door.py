@@ -12,7 +12,8 @@ import pytest
 from tests.said import one_line
 from tokenizer import CorpusError, open_corpus
 from tokenizer.__main__ import main
-from tokenizer.readers import POINTER, read_file
+from tokenizer.bpe import POINTER
+from tokenizer.readers import read_file
 
 TEXTS = [f'Day {i}.\nAnna said "good morning" to café {i}.' for i in range(400)]
 

@@ -1,6 +1,7 @@
 """Weights to start from, and when a run ends or keeps a model by its validations."""
 
 import csv
+import json
 import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -84,6 +85,7 @@ def test_a_hybrid_takes_what_fits(data, trained, tmp_path, capsys):
         ("[attention(heads=2)] --model.n_layers 3 --model.norm_eps 0.1", "its norm_eps is 1e-05"),
         ("[flat] --model.channel_mixer swiglu(bias=true)", "its channel_mixer is"),
         ("[attention(heads=2,kv_heads=2,bias=false),flat]", ""),
+        ("[identity,flat]", "its mixers is"),
     ],
 )
 def test_weights_of_which_some_fit_and_compute_something_else(
@@ -113,6 +115,20 @@ def test_a_model_is_known_by_the_weights_that_it_started_from(data, trained, tmp
     first, later, alike, other = (meta["model_id"] for meta in models)
     assert first == later == alike != other
     assert "init_from" not in str(models[1]["history"])
+
+
+def test_a_run_of_before_the_weights_were_recorded_stays_as_it_is(data, trained, tmp_path, capsys):
+    """It was said to have had other settings, where its checkpoints were gone."""
+    run, words = tmp_path / "old", [*LLAMA.split(), "--trainer.max_steps", "1"]
+    asked = [*words, "--init_from", trained]
+    assert fit(data, run, *asked) == 0
+    for file in run.glob("models/*/meta.json"):
+        meta = json.loads(file.read_text())
+        del meta["recipe"]["init_from_sha256"]
+        file.write_text(json.dumps(meta))
+    shutil.rmtree(run / "checkpoints")
+    assert fit(data, run, *asked, "--resume", "auto") == 0
+    assert "is complete" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
@@ -103,7 +103,11 @@ def read_command(command: str, words: Sequence[Any]) -> Recipe:
         if is_first():
             said = f"{STEPS} has no effect: --minutes {minutes:g} ends the run; give one of them"
             print(said, file=sys.stderr)
-    sections = {name: section(**values[name].as_dict()) for name, section in SECTIONS.items()}
+    given_by_section = {name: values[name].as_dict() for name in SECTIONS}
+    _refuse_nulls(RunSettings, settings, "")
+    for name, section in SECTIONS.items():
+        _refuse_nulls(section, given_by_section[name], f"{name}.")
+    sections = {name: section(**given_by_section[name]) for name, section in SECTIONS.items()}
     return Recipe(run=RunSettings(**settings), **sections)
 
 
@@ -134,6 +138,13 @@ def _follow_moved(config: Path, settings: dict[str, Any], given: list[str]) -> N
     packed = here / "data"
     if "--data" not in given and settings["data"] == str(named / "data") and packed.is_dir():
         settings["data"] = str(packed)
+
+
+def _refuse_nulls(section: Any, values: dict[str, Any], prefix: str) -> None:
+    """Refuses settings without a value, such as an empty `lr:`, that cannot do without one."""
+    for field in dataclasses.fields(section):
+        if values[field.name] is None and type(None) not in get_args(field.type):
+            raise RunError(f"--{prefix}{field.name} is null; give a value, or leave it out")
 
 
 def _refuse_clock_times(words: list[str], values: Namespace) -> None:

@@ -59,8 +59,10 @@ class TolerantWandbLogger(WandbLogger):
             return
         import wandb
 
+        about = {name: value for name, value in meta.items() if name != "source_files"}
+
         def add() -> None:
-            artifact = wandb.Artifact(f"model-{self._run.id}", type="model", metadata=meta)
+            artifact = wandb.Artifact(f"model-{self._run.id}", type="model", metadata=about)
             artifact.add_dir(str(path))
             self._run.log_artifact(artifact, aliases=["latest", path.name])
 

@@ -165,7 +165,10 @@ def changes_since(record: dict[str, Any], start: ResumePoint) -> dict[str, list[
         saved = _last_settings(record["recipe"], record["history"])
     except (AttributeError, KeyError, TypeError, ValueError):
         saved = {}
-    return _differences(saved, _last_settings(start.recipe, start.history))
+    changed = _differences(saved, _last_settings(start.recipe, start.history))
+    if changed.get(INIT_HASH, [""])[0] is None:  # older versions did not record it
+        del changed[INIT_HASH]
+    return changed
 
 
 def last_model(directory: RunDirectory, start: ResumePoint) -> int:

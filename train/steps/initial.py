@@ -68,7 +68,9 @@ def start_from_weights(
         digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     taken = f"{len(copied)} tensors of {len(copied) + len(different)}, {count:,} weights"
     step = f", step {loaded.meta['step']}" if "step" in loaded.meta else ""
+    model.eval()
     rest = _describe_difference(model, loaded.model, different) + rest
+    model.train()
     return f"from {source}{step}: {taken}{rest}", digest.hexdigest()
 
 
@@ -92,10 +94,10 @@ def _copy_weights(
 @torch.no_grad()
 def _describe_difference(model: LanguageModel, theirs: LanguageModel, different: list[str]) -> str:
     """A part of a line, where weights of another model, but for `different`, compute otherwise."""
-    configs = model.config, theirs.float().config
+    configs = model.config, theirs.config
     length, size = min(COMPARED, *(c.context for c in configs)), configs[1].vocab_size
     tokens = torch.arange(length)[None] * 7 % size
-    if not different and _are_alike(model(tokens)[..., :size], theirs(tokens)):
+    if not different and _are_alike(model(tokens)[..., :size], theirs.float()(tokens)):
         return ""
     here, there = (json.loads(config.to_json()) for config in configs)
     differing = [
@@ -115,9 +117,9 @@ def _has_alike_parts(
     D, length = model.config.d_model, min(COMPARED, model.config.context, theirs.config.context)
     x = torch.arange(length * D).sin().view(1, length, D)
     for i, (block, other) in enumerate(zip(model.blocks, theirs.blocks, strict=False)):
-        ours, held = getattr(block, part), getattr(other, part)
+        ours, held = getattr(block, part), getattr(other, part).float()
         names = {f"blocks.{i}.{part}.{name}" for name in ours.state_dict()}
-        if names <= different:
+        if names and names <= different:
             continue
         if names & different or theirs.config.d_model != D or not _are_alike(ours(x), held(x)):
             return False

@@ -103,7 +103,9 @@ def _list_layers(cache: Any) -> Sequence[Any]:
         held = cache
     if not isinstance(held, Sequence):
         raise ArgumentError(
-            "outputs", f"a {_name(cache)}; give a tensor, or a decoder's cache of transformers"
+            "outputs",
+            f"a {_name(cache)}; give a tensor, a decoder's cache of transformers 5, or a pair of "
+            "keys and values for each layer",
         )
     return held
 

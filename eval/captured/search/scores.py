@@ -199,6 +199,8 @@ class _Search:
 
     def _run(self, more: Tensor, tokens: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens and their outputs `(N, D)`, with those of more tokens."""
+        if not len(more):  # all of a small vocabulary have run
+            return tokens, outputs
         (ran,) = run_candidates(self.circuit, more[None], self.state)
         return torch.cat([tokens, more]), torch.cat([outputs, ran])
 

@@ -41,6 +41,13 @@ def write_plot(
     """
     import altair as alt
 
+    field, title, *_ = AXES[axis]
+    measured = [r for r in [*records, *curves] if any(r[f.name] is not None for f in PANELS)]
+    if unknown := dict.fromkeys(record["model"] for record in measured if record[field] is None):
+        say_once(
+            f"--x {axis}: left out of the plot: figures of {', '.join(unknown)}, whose {title} are "
+            "not known at all points; --x step is known of all"
+        )
     panels = {figure: plot_data(records, curves, figure, axis) for figure in PANELS}
     points = Counter((p["model"], figure) for figure, panel in panels.items() for p in panel)
     if max(points.values(), default=0) < 2:
@@ -62,26 +69,20 @@ def plot_data(
 ) -> list[dict[str, Any]]:
     """The points of a panel: model, x, value, low, high, and `of` what bits per byte are.
 
-    Bits per byte are those of `curves`, of the models that have such. A line names the models of
-    which the axis does not know where figures stand.
+    Bits per byte are those of `curves`, of the models that have such. Figures of which the axis
+    does not know where they stand are left out.
     """
     if figure is BITS:
         known = [record for record in curves if record[BITS.name] is not None]
         models = {record["model"] for record in known}
         records = [*(record for record in records if record["model"] not in models), *known]
-    field, title, unit, _ = AXES[axis]
-    records = [record for record in records if record[figure.name] is not None]
-    if unknown := dict.fromkeys(r["model"] for r in records if r[field] is None):
-        say_once(
-            f"--x {axis}: left out of the plot: figures of {', '.join(unknown)} at unknown {title};"
-            " --x step is known of all"
-        )
+    field, _, unit, _ = AXES[axis]
     points = [
         {"of": record["bits_per_byte_of"], "model": record["model"], "x": record[field] / unit,
          "value": record[figure.name], "low": record[f"{figure.name}_low"],
          "high": record[f"{figure.name}_high"]}
         for record in records
-        if record[field] is not None
+        if record[figure.name] is not None and record[field] is not None
     ]  # fmt: skip
     last = dict[str, float]()
     for point in points:
@@ -107,6 +108,6 @@ def _panel(figure: Figure, points: list[Record], names: list[str], axis: str) ->
         sources = {point["of"] for point in points}
         names_of = {"validation": "training's validation", "loss": "eval loss"}
         heading += f" of {' or '.join(names_of[of] for of in names_of if of in sources)}"
-        skipped = f"without the first {100 * SKIPPED:g} % of training"
+        skipped = f"without the first {100 * SKIPPED:g} % of each training"
         return chart.properties(title=[heading, skipped])
     return chart.properties(title=heading)

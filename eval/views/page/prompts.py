@@ -55,7 +55,7 @@ def draw_prompts(
         lines: of `eval.views.page.recoveries.select_lines`.
         records: of the questions that are drawn, by phase.
     """
-    words = {_question(record): record for record in records}
+    words = {_question(r | {"solver": r["solver_name"]}): r for r in records}
     by_key = {row["key"]: row for row in rows}
     prompts: dict[tuple[Any, ...], dict[tuple[Any, ...], list[tuple[Record, Row]]]] = {}
     numbers: dict[tuple[Any, ...], int] = {}  # the least that a prompt has in any command

@@ -59,7 +59,8 @@ def recoveries(lines: Frame, over: str = "phase") -> list[Record]:
 
     Each has the coordinates of `QUESTION` and `over`; `top1` with `_low` and `_high`; the numbers
     of `prompts` and training seeds (`models`); and in words `tokens` (those asked for), `site`,
-    `departs` (in what the question is not plain) and `solver`.
+    `departs` (in what the question is not plain) and `solver`, with its settings where it was asked
+    with several; `solver_name` is without them.
 
     Args:
         lines: of `select_lines`.
@@ -84,7 +85,7 @@ def recoveries(lines: Frame, over: str = "phase") -> list[Record]:
             "prompts": record["n"], "tokens": _tokens(record), "departures": departs,
             "departs": ", ".join(departs.values()), "site": site(record),
             "channels": _first_channels(record),
-            "solver": name,
+            "solver": name, "solver_name": record["solver"],
             "rank": rank(record),
         })  # fmt: skip
 

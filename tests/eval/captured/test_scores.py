@@ -7,7 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
+from arch import LanguageModel, ModelConfig
 from eval import RequestError, open_model, recover_scores
 from eval.__main__ import main
 from eval.captured.certainty.likelihood import limit_chances
@@ -41,6 +44,21 @@ def test_a_prompt_is_recovered_from_the_best_scores(scored, places):
     assert found.texts == [TEXT]
     assert found.tokens[0].tolist() == tokens
     assert all(found.certificates[0])
+
+
+@pytest.mark.parametrize("mixer", ["flat", "attention(heads=2)"])
+def test_a_small_vocabulary_is_run_whole(mixer):
+    """Without tokens that had not been run, the search ended in a traceback."""
+    config = ModelConfig(vocab_size=30, d_model=8, n_layers=1, context=16, mixers=(mixer,))
+    torch.manual_seed(0)
+    words = {chr(97 + i): i for i in range(30)}
+    letters = Tokenizer(WordLevel(words, unk_token="a"))  # pyright: ignore[reportCallIssue]
+    checkpoint = open_model(LanguageModel(config), tokenizer=letters)
+    tokens = torch.tensor([[3, 1, 4, 15, 9]])
+    with torch.no_grad():
+        best = checkpoint.model(tokens)[0].log_softmax(dim=-1).topk(K)
+    found = recover_scores(checkpoint, best.indices, printed(best.values, 6), corpus="toy:400")
+    assert found.tokens.tolist() == tokens.tolist()
 
 
 def test_ids_and_values_of_8_bits_are_numbers(scored):

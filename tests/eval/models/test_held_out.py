@@ -101,6 +101,51 @@ def test_what_was_trained_on_is_known_by_what_it_is(fraction, trained, read, mon
     assert own == set(open_corpus("../book.txt", "valid", valid_fraction=float(fraction)))
 
 
+@pytest.mark.parametrize("data", ["tales 0.05", "book.txt 0.05"])
+def test_models_and_data_of_before_files_were_recorded_go_by_what_lies_there(data, trained, read):
+    model, recorded = trained(data), read("book.txt 0.3")
+    del model.meta["source_files"]
+    meta = Path(recorded, "meta.json")
+    old = json.loads(meta.read_text())
+    del old["source_files"]
+    meta.write_text(json.dumps(old))
+    for corpus in {"tales/train.txt", recorded} if data.startswith("tales") else {recorded}:
+        with pytest.raises(RequestError, match="holds out "):
+            held_out_text(model, corpus)
+    (Path("valid.txt")).write_bytes(Path("tales", "train.txt").read_bytes())
+    own = trained("valid.txt 0.3")
+    del own.meta["source_files"]
+    assert held_out_text(own, "valid.txt").fraction == 0.3
+
+
+def test_a_text_of_ones_own_is_asked_of_beside_the_text_of_training(trained, monkeypatch):
+    """The files of the working directory were read for it, and refused."""
+    model = trained("tales 0.05")
+    monkeypatch.chdir("tales")
+    for corpus in ("", "toy:400"):
+        assert held_out_text(model, corpus).fraction == 0.05
+
+
+def test_a_folder_that_datasets_divides_by_its_card_is_asked_about(trained, read, monkeypatch):
+    """All its files were taken for training, so that a model was refused its own held-out text."""
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    folder = Path("cards")
+    folder.mkdir()
+    for name, stories in (("a", TALES), ("b", OTHERS)):
+        lines = "".join(json.dumps({"text": story}) + "\n" for story in stories)
+        (folder / f"{name}.jsonl").write_text(lines)
+    splits = "".join(
+        f"  - split: {split}\n    path: {name}.jsonl\n"
+        for split, name in (("train", "a"), ("validation", "b"))
+    )
+    card = f"---\nconfigs:\n- config_name: default\n  data_files:\n{splits}---\n"
+    (folder / "README.md").write_text(card)
+    pack("hub:cards", "t.json", "packed")
+    model = trained("packed")
+    for corpus in ("packed", "hub:cards"):
+        assert set(held_out_text(model, corpus).held_out()) == set(OTHERS)
+
+
 def test_data_packed_from_packed_data_keep_what_was_held_out(trained, read, capsys):
     """The text that the first packing read was not known any more."""
     pack(read("book.txt 0.02"), "t.json", "rows", Layout("rows", 33))

@@ -54,5 +54,5 @@ def test_a_model_that_the_axis_does_not_know_is_named(tmp_path, capsys):
     for axis, left_out in (("time", True), ("step", False)):
         say_once.cache_clear()
         assert run_compare(*runs, "--plot", tmp_path / "plot.svg", "--x", axis) == 0
-        said = "--x time: left out of the plot: figures of untold at unknown hours"
+        said = "--x time: left out of the plot: figures of untold, whose hours"
         assert (said in capsys.readouterr().err) == left_out

@@ -33,5 +33,5 @@ def test_weights_of_one_path_are_told_apart_by_their_hash(tmp_path, model_direct
         recipe = {"init_from": "runs/base", "init_from_sha256": run.name * 64}
         meta.write_text(json.dumps(json.loads(meta.read_text()) | {"recipe": recipe}))
     assert [record["settings"] for record in compared(*runs)] == [
-        {"init_from": f"runs/base ({run.name * 8})"} for run in runs
+        {"init_from": f"base ({run.name * 8})"} for run in runs
     ]

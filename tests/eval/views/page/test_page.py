@@ -355,6 +355,15 @@ def test_a_text_of_two_numbers_is_one_prompt():
     assert (prompt.name, known, len(prompt.sheets)) == ("Text 0", 1, 2)
 
 
+def test_a_solver_of_two_settings_has_its_answers_in_the_prompts():
+    """Named with its settings, it was not found among the questions."""
+    given = ({"steps": 5}, {"steps": 9})
+    rows = [make_row(solver="adam", settings=one, key=str(one)) for one in given]
+    ((prompt,), _) = drawn(rows)
+    (sheet,) = prompt.sheets
+    assert len({strip.solver for strip in sheet.strips}) == len(sheet.strips) == 2
+
+
 def kinds(row: dict[str, Any]) -> dict[str, Any]:
     """The fields, those of what is nested too; none of free form."""
     free = ("settings", "notes")
