@@ -18,6 +18,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -64,7 +65,7 @@ def refuse_pointer(path: Path) -> None:
     Raises:
         CorpusError: The file holds them.
     """
-    with path.open("rb") as file:
+    with suppress(OSError), path.open("rb") as file:
         if file.read(len(POINTER)) == POINTER:
             raise CorpusError(f"{path}: a pointer of Git LFS, not the file; fetch it: git lfs pull")
 

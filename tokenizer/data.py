@@ -334,7 +334,10 @@ class PackedData:
         return TokenLine(shards, self.meta["vocab_size"], made)
 
     def tokens(self, split: str) -> np.ndarray:
-        """Return the ids of a split: uint16, (N,) when packed, (rows, context) in rows."""
+        """Return the ids of a split: uint16, (N,) when packed, (rows, context) in rows.
+
+        All are read into memory; `line(split).read` gives a part.
+        """
         line = self.line(split)
         tokens = line.read(0, len(line))
         return tokens.reshape(-1, self._width) if self._width > 1 else tokens

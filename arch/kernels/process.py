@@ -60,9 +60,12 @@ def prepare_streams() -> None:
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     if sys.stderr is sys.__stderr__ and isinstance(sys.stderr, io.TextIOWrapper):
-        raw = _Unheard(sys.stderr.fileno(), "w", closefd=False)
-        sys.stderr = io.TextIOWrapper(io.BufferedWriter(raw), sys.stderr.encoding,
-                                      "backslashreplace", line_buffering=True)  # fmt: skip
+        raw: Any = _Unheard(sys.stderr.fileno(), "w", closefd=False)
+        plain = sys.stderr.write_through  # as PYTHONUNBUFFERED asks for
+        sys.stderr = io.TextIOWrapper(
+            raw if plain else io.BufferedWriter(raw), sys.stderr.encoding, "backslashreplace",
+            line_buffering=True, write_through=plain,
+        )  # fmt: skip
 
 
 def discard_output(stream: TextIO | io.FileIO) -> None:

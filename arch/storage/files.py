@@ -21,10 +21,11 @@ UNWRITTEN = re.compile(
 POINTER = b"version https://git-lfs.github.com/spec/"
 
 
-def write_file(path: Path, content: bytes | memoryview) -> None:
+def write_file(path: Path, content: bytes | memoryview, flush: bool = True) -> None:
     """Writes a file by way of a temporary sibling, a flush to the disk, and one rename.
 
-    What a link leads to is written, and the link stays; a pipe or a device is written into.
+    A pipe or a device is written into. Without the flush, which takes milliseconds, a crash of the
+    machine may lose the file.
 
     Raises:
         OSError: the disk is full or the place cannot be written; nothing is left behind, and a file
@@ -35,18 +36,19 @@ def write_file(path: Path, content: bytes | memoryview) -> None:
         if path.exists() and not (path.is_file() or path.is_dir()):
             path.write_bytes(content)
             return
-        target = Path(os.path.realpath(path))
-        make_directory(target.parent)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=target.parent)
+        make_directory(path.parent)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         with open(handle, "wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            if flush:
+                os.fsync(file.fileno())
         with suppress(OSError):  # a file system without permissions
             os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, target)
+        os.replace(name, path)
         name = None
-        _flush(target.parent)
+        if flush:
+            _flush(path.parent)
     except OSError as error:
         error.filename = str(path)
         raise
@@ -56,8 +58,13 @@ def write_file(path: Path, content: bytes | memoryview) -> None:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Writes UTF-8 as `write_file` does; lone surrogates are spelt out."""
-    write_file(Path(path), text.encode("utf-8", errors="backslashreplace"))
+    """Writes UTF-8 as `write_file` does, or the file that a link leads to.
+
+    Lone surrogates are spelt out.
+    """
+    path = Path(path)
+    target = path.resolve() if path.is_symlink() else path
+    write_file(target, text.encode("utf-8", errors="backslashreplace"))
 
 
 def make_directory(path: Path) -> None:

@@ -127,7 +127,7 @@ def _written(batches: Iterator[Activations], out: Path) -> Iterator[Activations]
         for tokens, states, T in zip(batch.tokens, stack, batch.lengths.tolist(), strict=True):
             held = {"hidden_states": states[:T], "token_ids": tokens[:T]}
             content = save({name: part.contiguous().cpu() for name, part in held.items()})
-            write_file(out / FILE.format(number), content)
+            write_file(out / FILE.format(number), content, flush=False)  # it can be made again
             number += 1
         yield batch
 

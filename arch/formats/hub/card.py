@@ -9,7 +9,8 @@ from typing import Any
 from arch.config import ModelConfig
 from arch.errors import ModelError, reason, say
 
-_FILES, _OTHERS = ["*.json", "*.safetensors", "*.model", "*.txt"], ["*/*", "consolidated*"]
+_FILES = ["*.json", "*.safetensors", "*.model", "merges.txt", "vocab.txt"]
+_OTHERS = ["*/*", "consolidated*"]
 """What is downloaded, and what of it is not: the same weights in layouts that are not read."""
 USE = """\
 ```python

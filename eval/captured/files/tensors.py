@@ -44,7 +44,7 @@ OTHERS = {
     b"\x89HDF": "HDF5", b"PAR1": "Parquet", b"ARROW1": "Arrow", b"GGUF": "GGUF",
     b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ": "xz", b"BZh": "bzip2",
     b"<": "HTML or XML", b"{": "JSON", b"[": "JSON",
-    b"\xff\xff\xff\xff": "a file of datasets: give its folder",
+    b"\xff\xff\xff\xff": "an Arrow stream, as of datasets, whose folder is read",
     b"version https://git-lfs": "a pointer of Git LFS, not the file itself",
 }  # fmt: skip
 """Files of other kinds by their first bytes."""

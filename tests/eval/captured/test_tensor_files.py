@@ -144,7 +144,7 @@ DAMAGED = {
     "header.safetensors": (b"\xff" * 7 + b"\x00{", "header.safetensors"),
     "nothing.safetensors": (save({}), "holds nothing"),
     "gguf.safetensors": (b"GGUF" + bytes(100), "(GGUF)"),
-    "data.arrow": (b"\xff" * 4 + b"\xf8\x01" + bytes(100), "give its folder"),
+    "data.arrow": (b"\xff" * 4 + b"\xf8\x01" + bytes(100), "whose folder is read"),
     "h5.safetensors": (b"\x89HDF\r\n" + bytes(100), "(HDF5); save its numbers as one"),
     "states.npy.gz": (b"\x1f\x8b\x08" + bytes(100), "(gzip); decompress it first"),
     "states.zst": (b"\x28\xb5\x2f\xfd" + bytes(100), "(zstd); decompress it first"),
