@@ -153,10 +153,15 @@ def held_out_fraction(checkpoint: "Checkpoint", corpus: str) -> float | None:
 
 
 def _files_read(meta: "Mapping[str, Any]", source: str | None) -> dict[str, str]:
-    """The files that a model or packed data were made of; where they do not say, those of now."""
+    """The files that a model or packed data were made of.
+
+    Where they do not say, as those of earlier versions, they are the files of the source now, if it
+    is a file or lies below the working directory: no other folder is walked unasked.
+    """
     files = meta.get("source_files")
-    if files is None and source and "valid_fraction" in meta:  # of before files were recorded
-        return hash_sources(source)
+    if files is None and source and "valid_fraction" in meta:
+        here = _lies_here(source) or Path(source).is_file()
+        return hash_sources(source) if here else {}
     return files or {}
 
 
