@@ -222,12 +222,9 @@ def _parser() -> Parser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         added.set_defaults(run=run)
-        added.add_argument(
-            "--limit",
-            help="stop after N stories of a split; of a text that is not divided, valid gets its "
-            "fraction of as many",
-            **count,
-        )
+        beside = "; of a text that is not divided, valid gets its fraction of as many"
+        about = "stop after N stories of a split" + beside * (name == "pack")
+        added.add_argument("--limit", help=about, **count)
         column = "the stories' column (%(default)s)"
         added.add_argument("--field", default="text", metavar="NAME", help=column)
         return added.add_argument

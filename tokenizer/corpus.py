@@ -52,8 +52,6 @@ LATEST = datetime(9999, 12, 31, tzinfo=timezone.utc).timestamp()
 """Times of files may lie beyond the calendar."""
 CACHED = ("datasets.load", "datasets.packaged_modules.cache.cache")
 """Loggers that say which copy of a dataset is read, where the hub is out of reach."""
-NAMED = 1000
-"""Files of a split that are known by what they hold, at most."""
 LARGE = 1 << 26
 """Bytes of a file up to which it is hashed whole."""
 PIECES, PIECE = 64, 1 << 16
@@ -178,9 +176,8 @@ def describe_files(source: str) -> str | None:
 def hash_sources(source: str) -> dict[str, str]:
     """Return the split of each file that is read of a source, by the hash of what the file holds.
 
-    What is not divided is `train`. Of a split of many files those of the least hashes are named,
-    which of any other folder with the same files are the same ones. Packed data have the files of
-    what was packed. The generator and datasets of the hub have none.
+    What is not divided is `train`. Packed data have the files of what was packed. The generator and
+    datasets of the hub have none.
     """
     kind, _, name = source.partition(":")
     path = Path(name.partition(":")[0] if kind == "hub" else source)
@@ -190,8 +187,7 @@ def hash_sources(source: str) -> dict[str, str]:
         return PackedData(path).meta.get("source_files", {})
     divided = {split: text_files(path, split) for split in SPLITS}
     files = {"train": [path]} if path.is_file() else divided
-    hashes = {split: sorted({hash_content(file)[:16] for file in files[split]}) for split in files}
-    return {digest: split for split in files for digest in hashes[split][:NAMED]}
+    return {hash_content(file)[:16]: split for split in files for file in files[split]}
 
 
 def hash_content(file: Path) -> str:

@@ -51,6 +51,7 @@ from tokenizer.files import SCHEMA, SPLITS, sync, whole_directory
 VALID_FRACTION = 0.05
 BETWEEN = "\n\n"  # of stories that are joined
 SHARD = 100_000_000  # tokens
+NAMED = 1000  # files of a split, at most
 Report = Callable[[str, int], None]
 
 
@@ -131,8 +132,9 @@ def pack(
     options: Any = {"valid_fraction": valid_fraction, "limit": limit, "field": field}
     given = {"shard-tokens": shard_tokens, "story-tokens": story_tokens}
     given |= {name.replace("_", "-"): value for name, value in options.items()}
-    given["files"], hashes = describe_files(source), hash_sources(source)
+    given["files"] = describe_files(source)
     with whole_directory(out, meta | given) as folder, ExitStack() as files:
+        hashes = hash_sources(source)
         corpora = {split: open_corpus(source, split, **options, stream=True) for split in SPLITS}
         writers = {split: _Writer(folder, split, loaded, layout, shard_tokens) for split in SPLITS}
         for writer in writers.values():
@@ -182,7 +184,8 @@ def _load_special(tokenizer: str | Path, layout: Layout) -> tuple[Tokenizer, int
 def _training_of(source: str, files: dict[str, str], fraction: float | None) -> dict[str, Any]:
     """Tell which text training reads, so that no reader of the same text takes it for held out.
 
-    The fraction is null where the source is divided. What packed data were made of stays known.
+    The fraction is null where the source is divided. What packed data were made of stays known. Of
+    more than `NAMED` files of a split those of the least hashes are named.
     """
     kind = source.partition(":")[0]
     if fraction is None and kind != "toy" and PackedData.stands_in(source):
@@ -191,7 +194,11 @@ def _training_of(source: str, files: dict[str, str], fraction: float | None) -> 
         files = files or {hashlib.sha256(source.encode()).hexdigest()[:16]: "train"}
     if fraction is None and "valid" not in files.values():
         files = {}  # a folder that datasets divides by its own rules
-    return {"valid_fraction": fraction, "source_files": files}
+    hashes = {
+        split: sorted(h for h, of in files.items() if of == split)[:NAMED] for split in SPLITS
+    }
+    named = {digest: split for split in SPLITS for digest in hashes[split]}
+    return {"valid_fraction": fraction, "source_files": named}
 
 
 def _stories(corpora: dict[str, Corpus]) -> Iterator[tuple[str, str]]:

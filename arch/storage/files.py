@@ -63,7 +63,8 @@ def write_text(path: str | Path, text: str) -> None:
     Lone surrogates are spelt out.
     """
     path = Path(path)
-    target = path.resolve() if path.is_symlink() else path
+    special = path.exists() and not path.is_file()  # a pipe may have no other name
+    target = Path(os.path.realpath(path)) if path.is_symlink() and not special else path
     write_file(target, text.encode("utf-8", errors="backslashreplace"))
 
 

@@ -182,7 +182,7 @@ def _add_confidence(table: Table, batch: PromptBatch) -> None:
         "best probability at T 0.001": heat[0],
         "best probability at T 1000": heat[-1],
     }.items():
-        table.add(name, values, prompt=prompts)
+        table.add(name, values, prompt=prompts, share=name.startswith("confidence"))
     axes: dict[str, Any] = {"part": PLACES, "scale": SCALES, "prompt": prompts}
     table.add("entropy by scale", by_scale[..., 0], rows=False, **axes)
     name, axes = "best probability by temperature", {"temperature": TEMPERATURES}

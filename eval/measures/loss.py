@@ -234,7 +234,7 @@ def _predict(
 
     model, found = checkpoint.model, []
     device, size = model.embedding.weight.device, batch_size or windows_at_once(model, length)
-    positions = max(1, LOGITS // model.config.vocab_size)
+    positions = max(1, LOGITS // (model.config.vocab_size + padded * model.padding_rows))
     for i in range(0, len(windows), size):
         batch = windows[i : i + size]
         tokens = pad_sequence([torch.tensor(part) for part in batch], batch_first=True).to(device)

@@ -46,7 +46,7 @@ def _say_texts(checkpoints: "Sequence[Checkpoint]", corpus: str) -> None:
     tables = hub or any(file.suffix.lower() in TABLES for file in files)
     columns = {c.meta.get("field") or "text": c for c in checkpoints}
     fractions = dict[float, "Checkpoint"]()
-    if files and not hub and "valid" not in hash_sources(corpus).values():
+    if files and not hub and not text_files(Path(corpus), "valid"):
         fractions = {held_out_fraction(c, corpus) or 1.0: c for c in checkpoints}
     for what, flag, known in (
         ("columns", "field NAME", columns if tables else {}),
@@ -112,34 +112,34 @@ def held_out_fraction(checkpoint: "Checkpoint", corpus: str) -> float | None:
 
     It is the fraction that the model's training held out (`valid_fraction` in its meta.json), or
     packing's default. None stands for the whole of a file that its name, such as valid.txt, tells
-    to be held out, and that is no file of the model's training.
+    to be held out, and that is no file of the model's training, as far as its meta.json says.
 
     Raises:
         RequestError: the corpus holds out stories that the model was trained on: files that have
-            the contents of its training (`source_files` in its meta.json), of which training read
-            all stories, or held out a smaller fraction.
+            the contents of its training (`source_files` in its meta.json, else `_files_read`), of
+            which training read all stories, or held out a smaller fraction.
     """
-    meta = checkpoint.meta
-    known, trained = meta.get("valid_fraction"), _files_read(meta, meta.get("data_source"))
-    fraction = known or VALID_FRACTION
-    if not corpus or not trained:  # a text of one's own, or a model that says nothing of its data
-        whole = Path(corpus).is_file() and is_named_valid(Path(corpus))
-        return None if whole else fraction
+    meta, known = checkpoint.meta, checkpoint.meta.get("valid_fraction")
+    fraction, path = known or VALID_FRACTION, Path(corpus)
+    unread = None if path.is_file() and is_named_valid(path) else fraction
     if data := packed_data(corpus):
         about = data.meta
         same = data.hash == meta.get("data_sha256")
         if same or about.get("field", "text") != (meta.get("field") or "text"):
             return fraction  # what training held out, or texts that it did not read
-        files = _files_read(about, about["source"])
-        held_out = about.get("valid_fraction") or fraction
+    if not corpus or not (trained := _files_read(meta, meta.get("data_source"), corpus)):
+        return unread
+    files, held_out = {}, fraction
+    if data:
+        files = _files_read(data.meta, data.meta["source"])
+        held_out = data.meta.get("valid_fraction") or fraction
     else:
-        files, held_out = hash_sources(corpus), fraction
+        files = hash_sources(corpus)
     if divided := "valid" in files.values():
         held_out = 1.0
     read = [digest for digest, split in files.items() if split == "valid" or not divided]
     if not any(trained.get(digest) == "train" for digest in read):
-        whole = not data and Path(corpus).is_file() and is_named_valid(Path(corpus))
-        return None if whole else fraction
+        return unread
     if held_out <= (known or 0):
         return fraction
     part, mend = "all of it", "give text that it was not trained on"
@@ -152,17 +152,23 @@ def held_out_fraction(checkpoint: "Checkpoint", corpus: str) -> float | None:
     )
 
 
-def _files_read(meta: "Mapping[str, Any]", source: str | None) -> dict[str, str]:
-    """The files that a model or packed data were made of.
+def _files_read(meta: "Mapping[str, Any]", source: str | None, corpus: str = "") -> dict[str, str]:
+    """The files that a model or packed data were made of, by their hashes.
 
     Where they do not say, as those of earlier versions, they are the files of the source now, if it
-    is a file or lies below the working directory: no other folder is walked unasked.
+    is a file, lies below the working directory, or holds the corpus that is asked about: no other
+    folder is walked. Else the name of the source stands for them.
     """
     files = meta.get("source_files")
-    if files is None and source and "valid_fraction" in meta:
-        here = _lies_here(source) or Path(source).is_file()
-        return hash_sources(source) if here else {}
-    return files or {}
+    if files is not None or not source or "valid_fraction" not in meta:
+        return files or {}
+    with suppress(OSError, ValueError):  # it cannot be read here
+        folder, place = Path(source).resolve(), Path(corpus).resolve()
+        outside = folder not in (Path.cwd(), *Path.cwd().parents)
+        holds = folder.exists() and outside and folder in (place, *place.parents)
+        if holds or _lies_here(source) or Path(source).is_file():
+            return hash_sources(source)
+    return {source: "train"} if meta["valid_fraction"] else {}
 
 
 def packed_data(corpus: str) -> PackedData | None:
@@ -184,7 +190,7 @@ def _open_packed(path: Path, size: int, changed_ns: int) -> PackedData:
 
 
 def _path_of(source: str) -> Path | None:
-    """Where a source lies; None of the generator, of no source, and of a dataset of the hub."""
+    """Where a source lies, or would if it is the hub's; None of the generator and of no source."""
     kind, _, name = source.partition(":")
     path = name.partition(":")[0] if kind == "hub" else source
     return None if kind == "toy" or not path else Path(path)

@@ -46,7 +46,7 @@ def write_plot(
     if unknown := dict.fromkeys(record["model"] for record in measured if record[field] is None):
         say_once(
             f"--x {axis}: left out of the plot: figures of {', '.join(unknown)}, whose {title} are "
-            "not known at all points; --x step is known of all"
+            "not known at some points; --x step is known of all"
         )
     panels = {figure: plot_data(records, curves, figure, axis) for figure in PANELS}
     points = Counter((p["model"], figure) for figure, panel in panels.items() for p in panel)

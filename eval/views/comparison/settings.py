@@ -47,7 +47,7 @@ def settings_of(saved: Saved) -> Settings:
     if found.get("data"):
         found["data"] = _describe_data(Path(str(found["data"])), saved.meta)
     if found.get("init_from") and (digest := saved.recipe.get("init_from_sha256")):
-        found["init_from"] = f"{Path(str(found['init_from'])).name} ({str(digest)[:8]})"
+        found["init_from"] = f"{Path(str(found['init_from'])).resolve().name} ({str(digest)[:8]})"
     return {name: _written(name, value) for name, value in found.items()}
 
 

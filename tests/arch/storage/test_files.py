@@ -42,6 +42,9 @@ def test_what_is_no_file_is_written_into(tmp_path, write):
         write(tmp_path / name, "new")
         reader.join(5)
         assert seen == ["new"]
+    read_end, write_end = os.pipe()
+    write(Path(f"/dev/fd/{write_end}"), "new")  # as /dev/stdout in a pipe, and >(...) of a shell
+    assert os.read(read_end, 9) == b"new"
     assert (tmp_path / "pipe").is_fifo()
     assert (tmp_path / "link").is_symlink()
     assert len(list(tmp_path.iterdir())) == 2

@@ -165,6 +165,9 @@ def test_the_plane_that_is_drawn_is_that_of_the_last_prompt():
     assert "text 1" in heading
     drawn = [(row["x"], row["y"]) for row in chart.to_dict()["data"]["values"]]
     assert drawn == [pytest.approx((float(x), float(y))) for x, y, _ in last]
+    for name in ("confidence rises with length", "confidence falls with heat"):
+        (row,) = figures(found, name)
+        assert 0 <= row["low"] <= row["value"] <= row["high"] <= 1
 
 
 def test_the_control_of_an_answer_is_another_answer():
