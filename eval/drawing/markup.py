@@ -19,6 +19,8 @@ SHADES = 8  # of a colour
 EMPTY = "∅"
 """A token without a letter: a part of a character that a later token completes."""
 BREAKS = {"\n": "↵\n", "\r": "␍", "\t": "⇥\t"}
+_MARKS = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
+_SEEN = _MARKS | {mark: ascii(mark)[1:-1] for mark in (*_MARKS.values(), EMPTY)}
 
 STYLE = Markup(
     """
@@ -62,7 +64,7 @@ def _token(piece: str, score: float, largest: float) -> Markup:
     shown = largest and math.isfinite(score)
     shade = round(SHADES * abs(score) / largest) / SHADES if shown else 0
     side = ("f" if score > 0 else "a") if shade else ""
-    text = "".join(BREAKS.get(letter, letter) for letter in piece)
+    text = "".join(BREAKS.get(letter, letter) for letter in piece) or EMPTY
     number = "no score" if math.isnan(score) else f"{score:+.3g}".replace("-", "−")
     span = '<span tabindex="0" class="{}" style="--shade:{}" title="{}" data-score="{}">{}</span>'
     return Markup(span).format(side, shade, f"{number} {piece!r}", number, text)
@@ -91,7 +93,6 @@ def codes(pieces: Iterable[str]) -> Markup:
 
 
 def visible(piece: str) -> str:
-    """A token whose blanks and control characters can be seen."""
-    marks = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
-    marked = "".join(marks.get(c, c) for c in piece)
+    """A token whose blanks and control characters can be seen; their marks are spelt out in it."""
+    marked = "".join(_SEEN.get(c, c) for c in piece)
     return printable(marked, len(marked)) or EMPTY

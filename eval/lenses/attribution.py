@@ -86,10 +86,10 @@ def highlight(tables: Tables) -> list[Markup]:
             empty = [math.nan] * len(table.pieces[r["prompt"]])
             methods.setdefault(r["method"], empty)[r["position"]] = r["value"]
         for (prompt, output), methods in scores.items():
-            title = f"{model}, {prompt}: {output}"
-            answer = markup.visible(table.notes["answers"][prompt])
+            answer = table.notes["answers"][prompt] if output == OWN else output
+            title = f"{model}, {prompt}: {OWN if output == OWN else 'word'}"
             tokens = markup.highlighted(table.pieces[prompt], methods)
-            shown.append(markup.highlights(title, answer, tokens, opened=not shown))
+            shown.append(markup.highlights(title, markup.visible(answer), tokens, not shown))
     return shown
 
 

@@ -27,7 +27,8 @@ from eval.sites.circuit import widened
 TOP = 5
 WIDEST = 1 << 25  # numbers of a distribution held at once
 SHOWN = 8  # last positions in the table
-PICTURED = 14  # positions of that figure, the last ones
+PICTURED = 14  # positions of the figure, the last ones
+WIDE = 9  # letters of a token for which a cell of it has room
 
 Read = Callable[[int, Tensor], Tensor]
 """Layer and its stream `(B, T, D)` to logits `(B, T, V)`."""
@@ -126,7 +127,8 @@ def draw_words(lens: str, tables: Tables) -> list[figures.Figure]:
             if row["prompt"] == prompt and at >= len(pieces) - PICTURED:
                 best = markup.visible(table.notes["top"][prompt][row["layer"]][at][0])
                 heading = f"{at} {markup.visible(pieces[at])}"
-                rows.append(row | {"place": heading, "says": best[:9]})
+                says = best if len(best) <= WIDE else f"{best[: WIDE - 1]}…"
+                rows.append(row | {"place": heading, "says": says})
         panels[f"{model}: {prompt}"] = plots.cells(
             rows, "layer", "place", "probability", text="says", domain=(0, 1), size=(230, 280)
         )

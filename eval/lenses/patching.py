@@ -199,7 +199,7 @@ def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table:
     sums: dict[str, dict[str, Tensor]] = {}
     lines = []
     for pair in pairs:
-        other = checkpoint.tokenizer.decode(pair.source.tolist())
+        other = checkpoint.tokenizer.decode(pair.source.tolist(), skip_special_tokens=False)
         traced = causal_trace(checkpoint.model, pair.source, pair.target, pair.answers)
         if traced is None:
             lines.append([pair.label, other, "answered alike: left out"])

@@ -185,7 +185,7 @@ def add_bigrams(
     for token, likely in zip(common.tolist(), best, strict=True):
         after = Counter(tokens[1:][tokens[:-1] == token].tolist()).most_common(TOP)
         lines.append(
-            [*map(checkpoint.pieces, ([token], [follower for follower, _ in after], likely))]
+            [*map(checkpoint.words, ([token], [follower for follower, _ in after], likely))]
         )
     columns = ("after", "in the corpus", "by W_E W_U'")
     table.say("what follows the most frequent tokens", columns, lines)

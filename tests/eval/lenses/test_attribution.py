@@ -88,6 +88,15 @@ def test_a_score_that_is_no_number_leaves_the_others_their_places_and_colours():
     assert drawn == [("", "0"), ("f", "0.5"), ("", "0"), ("a", "1.0")]
 
 
+def test_tokens_stand_below_the_answer_that_they_are_of():
+    """Below a word that was followed stood the model's own answer, and ` a` read as `a`."""
+    table = Table(pieces={"text 0": [*"ab"]}, notes={"answers": {"text 0": "mine"}})
+    where: Any = {"prompt": ["text 0"], "position": range(2), "output": [" a", "a"]}
+    table.add("attribution", torch.rand(1, 2, 2), rows=False, method="gradient", **where)
+    shown = lenses()["attribution"].html({"flat at 0": table})
+    assert [re.findall("<code>(.*?)</code>", text) for text in shown] == [["·a"], ["a"]]
+
+
 def test_the_lens_tells_every_method_and_how_they_agree(model_directory):
     checkpoint = open_checkpoint(model_directory(mixers=("attention",)))
     model, prompts = checkpoint.model, ([9, 30, 61, 17, 250, 3, 77, 12, 5], [5, 6, 7, 8])

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 
 from eval.drawing.markup import visible
 from eval.lenses import tuned
-from eval.lenses.logit import read_layers, token_energy
+from eval.lenses.logit import draw_words, read_layers, token_energy
+from eval.lenses.table import Table
 from eval.lenses.trace import readers, trace
 from eval.lenses.tuned import RIDGE, fit_tuned, least_squares, tuned_read
 from eval.models.checkpoint import open_checkpoint
@@ -141,3 +142,15 @@ def test_what_an_affine_map_undoes_is_undone(small_model, monkeypatch):
     found = fit_tuned(model, *texts(model, 8, 8, 8))
     assert not found["learnt"].any()
     assert torch.equal(found["plain"], found["tuned"])
+
+
+def test_a_token_that_is_cut_says_so():
+    """It looked like a token of nine letters, which `internati` may be."""
+    words = "elephant", "elephants", "international"
+    table = Table(pieces={"text 0": [*"abc"]}, notes={"top": {"text 0": [[[w] for w in words]]}})
+    where: Any = {"layer": [0], "prompt": ["text 0"], "position": range(3)}
+    table.add("top probability", torch.rand(1, 1, 3), rows=False, **where)
+    (figure,) = draw_words("logit", {"flat at 0": table})
+    (chart,) = figure.panels.values()
+    says = [row["says"] for row in chart.to_dict()["data"]["values"]]
+    assert says == ["elephant", "elephants", "internat…"]

@@ -234,3 +234,11 @@ def test_logits_of_stories_are_those_of_steered_models():
     own, moved = told[0].words["name"], after - before
     expected = moved[0, stories.following(words["name"], own)] - moved[0, own]
     torch.testing.assert_close(log_odds_change(words, told, before, after)[0], expected)
+
+
+def test_special_tokens_of_a_pair_are_shown():
+    checkpoint = story_checkpoint()
+    end = checkpoint.tokenizer.token_to_id("<|endoftext|>")
+    found = look("patching", checkpoint, (end, 40, 41), (end, 50, 51))
+    (text,) = found.texts
+    assert text["lines"][0][1].startswith("<|endoftext|>")

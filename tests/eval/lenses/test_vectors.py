@@ -33,6 +33,8 @@ from eval.lenses.vectors import (
 )
 from eval.messages import RequestError
 from eval.models.checkpoint import open_checkpoint
+from eval.models.pieces import Pieces
+from tests.arch.cases import byte_tokenizer
 from tests.arch.pretrained.test_decoder import GROUPED
 from tests.arch.pretrained.test_pretrained import random_model
 from tests.eval.lenses.cases import figures, look, of, story_checkpoint
@@ -211,3 +213,17 @@ def test_a_table_made_of_bigrams_is_told_from_chance(model_directory):
     assert chance["low"] > 0.3
     (text,) = found.texts
     assert len(text["lines"][0][1]) == len(text["lines"][0][2]) == 5
+
+
+def test_followers_are_no_text():
+    """Bytes of a character that follow a token each by itself were read as that character."""
+    tokenizer = byte_tokenizer()
+    a, *parts = tokenizer.encode("a日").ids
+    numbers = [n for count, part in zip((4, 3, 2), parts, strict=True) for n in [a, part] * count]
+    pieces = Pieces(tokenizer)
+    reading = {"words": lambda ids: [*map(pieces.alone, ids)], "pieces": pieces.of}
+    checkpoint: Any = SimpleNamespace(**reading)
+    size = tokenizer.get_vocab_size()
+    add_bigrams(found := Table(), checkpoint, torch.rand(2, size, size), torch.tensor(numbers), 0)
+    (text,) = found.texts
+    assert text["lines"][0][:2] == [["a"], ["\\xe6", "\\x97", "\\xa5"]]

@@ -11,7 +11,7 @@ from arch import LanguageModel, ModelConfig
 from arch.storage.directory import save_model
 from eval.__main__ import main
 from eval.drawing.figures import write_figures
-from eval.drawing.markup import highlighted
+from eval.drawing.markup import highlighted, visible
 from eval.lenses.documents import read_documents
 from eval.lenses.lens import lenses
 from eval.lenses.table import Table
@@ -80,6 +80,18 @@ def test_text_stays_text_and_every_token_says_its_number_to_mouse_and_keyboard()
     assert all(span.get("tabindex") == "0" for span in spans)
     assert [span.get("data-score") for span in spans] == ["+0", "+1", "−2", "+0.5", "+0.123"]
     assert spans[1].get("title") == "+1 " + repr("alert('\"")
+
+
+def test_a_part_of_a_character_has_its_colour():
+    """It had no letter, so that neither colour nor number could be seen."""
+    page = ElementTree.fromstring(str(highlighted(["", "日"], {"gradient": [1.0, 0.5]})))
+    assert [span.text for span in page.iter("span")] == ["∅", "日"]
+
+
+def test_letters_that_stand_for_blanks_are_no_blanks():
+    marks = [visible(piece) for piece in (" ", "\n", "\t", "\r", "")]
+    assert marks == ["·", "⏎", "⇥", "␍", "∅"]
+    assert [visible(mark) for mark in marks] == [ascii(mark)[1:-1] for mark in marks]
 
 
 @pytest.fixture(scope="module")
