@@ -105,7 +105,8 @@ def lines(
         layers.append(limits.encode(y=alt.Y(field="low", **upright), y2=alt.Y2(field="high")))
     if any(r["marked"] for r in records):
         if not ordered:
-            base = base.encode(shape=_channel(alt.Shape, records, colour, names, MARKS))
+            marks = [MARKS[(i + i // len(SERIES)) % len(MARKS)] for i in range(len(names))]
+            base = base.encode(shape=_channel(alt.Shape, records, colour, names, marks))
         base = base.transform_filter("datum.marked")
         layers += _points(base, options(records, dash) if dash else [], dash)
     return alt.layer(*layers)

@@ -5,6 +5,7 @@ records of figures also go into CSV. A number reads the same in all.
 """
 
 import math
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -75,14 +76,14 @@ def number_text(value: float) -> str:
 
 
 def text(value: Any, percent: bool = False) -> str:
-    """A figure or a field in a cell; a dash where there is none."""
+    """A figure or a field in a cell; a dash where there is none, `·` for blanks at its ends."""
     if value is None or value != value:
         return NONE
     if isinstance(value, bool):
         return "yes" if value else ""
     if isinstance(value, int | float):
         return percent_text(value) if percent else number_text(value)
-    return str(value)
+    return re.sub("^ +| +$", lambda blanks: "·" * len(blanks[0]), str(value))
 
 
 def interval_text(value: Any, low: Any, high: Any, percent: bool = False) -> str:
@@ -227,9 +228,13 @@ def markdown(table: Table) -> str:
     table = _legible(table)
     rule = ["---:" if table.numeric(i) else "---" for i in range(len(table.headings))]
     lines = [f"### {table.title}", ""] if table.title else []
-    lines += ["| " + " | ".join(word.replace("|", "\\|") for word in line) + " |"
+    lines += ["| " + " | ".join(_MARKS.sub(r"\\\g<0>", word) for word in line) + " |"
               for line in (table.headings, rule, *table.lines)]  # fmt: skip
     return "\n".join([*lines, *(["", f"{table.note}."] if table.note else [])]) + "\n"
+
+
+_MARKS = re.compile(r"[`|]|\*(?=\S)|<(?=[A-Za-z/!?])|\\(?=[!-/:-@[-`{-~])")
+"""What Markdown would not show in a cell as it is."""
 
 
 def to_csv(records: Sequence[Record]) -> str:

@@ -13,7 +13,7 @@ from eval.__main__ import main
 from eval.commands.language import loss
 from eval.commands.result import Result
 from eval.drawing.figures import inline
-from eval.drawing.tables import Table, markdown, terminal
+from eval.drawing.tables import Table, lay_out, markdown, terminal
 from eval.models.checkpoint import open_model
 from eval.models.corpora import own_corpus
 
@@ -127,6 +127,30 @@ def test_a_pipe_of_forced_colours_is_as_wide_as_any(monkeypatch):
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.setenv(name, "1")
         assert len(terminal(table).strip().splitlines()) == 5
+
+
+@pytest.mark.parametrize(
+    ("word", "shown", "escaped"),
+    [
+        (" a", "·a", "·a"),
+        ("a", "a", "a"),
+        ("a  ", "a··", "a··"),
+        ("<pad>", "<pad>", "\\<pad>"),
+        ("</s>", "</s>", "\\</s>"),
+        ("<0.1", "<0.1", "<0.1"),
+        ("a|b", "a|b", "a\\|b"),
+        ("a\\|b", "a\\|b", "a\\\\\\|b"),
+        ("a\\b", "a\\b", "a\\b"),
+        ("*a*", "*a*", "\\*a*"),
+        ("1.2*", "1.2*", "1.2*"),
+        ("`", "`", "\\`"),
+    ],
+)
+def test_a_word_in_a_cell_is_shown_as_it_is(word, shown, escaped):
+    """` a` read as `a`, and where Markdown is drawn nothing was seen of `<pad>`."""
+    table = lay_out([{"word": word}], ["word"], [])
+    assert terminal(table).splitlines()[-1].strip() == shown
+    assert markdown(table).splitlines()[-1] == f"| {escaped} |"
 
 
 def test_words_between_colons_stay():

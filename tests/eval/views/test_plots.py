@@ -56,3 +56,13 @@ def test_a_model_that_the_axis_does_not_know_is_named(tmp_path, capsys):
         assert run_compare(*runs, "--plot", tmp_path / "plot.svg", "--x", axis) == 0
         said = "--x time: left out of the plot: figures of untold, whose hours"
         assert (said in capsys.readouterr().err) == left_out
+
+
+def test_lines_beyond_the_colours_have_other_marks():
+    """Of more solvers than colours two had one colour and one mark, before and after training."""
+    names = [f"solver {n}" for n in range(12)]
+    records = [{"x": x, "value": 0.5, "solver": name, "phase": phase, "tip": ""}
+               for name in names for phase in ("before", "after") for x in (1, 2)]  # fmt: skip
+    marks = plots.lines(records, "x", "", "solver", "phase", names=names).to_dict()["layer"][-1]
+    drawn = [marks["encoding"][channel]["scale"]["range"] for channel in ("color", "shape")]
+    assert len({*zip(*drawn, strict=True)}) == len(names)
