@@ -170,6 +170,7 @@ const ask = async (kind) => {
   state.kind = kind;
   write();
   say("asking …");
+  at("results").replaceChildren(); // of another question, also where this one is refused
   const started = performance.now();
   const seconds = () => `${((performance.now() - started) / 1000).toFixed(1)} s`;
   at("stop").disabled = false;
@@ -181,7 +182,6 @@ const ask = async (kind) => {
       if (running !== mine) return;
       if (event.type === "question") {
         sentence = event; // the form may hold another one by the time of the answer
-        at("results").replaceChildren();
         show[kind].prepare?.(event);
       }
       if (event.type === "waiting") say(event.before ? `waiting; ${event.before} before you` : "");

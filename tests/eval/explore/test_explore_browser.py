@@ -164,3 +164,15 @@ def test_bits_and_a_lens_on_a_telephone_in_the_dark(opened):
     page.select_option("#lens", "residual")
     expect(page.locator("#copied")).to_be_hidden()  # it was of another question
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
+
+
+def test_a_question_that_is_refused_leaves_no_answer_of_another(opened):
+    page = opened()
+    typed(page, TEXT)
+    page.click("#invert")
+    expect(page.locator("#status")).to_have_text(DONE, timeout=WAIT)
+    typed(page, "Tom ran")
+    page.route("**/ask", lambda route: route.fulfill(status=400, json={"error": "busy"}))
+    page.click("#invert")
+    expect(page.locator("#status")).to_have_text("busy", timeout=WAIT)
+    assert not page.locator("#results > *").count()
