@@ -114,7 +114,7 @@ def _shown(document: dict[str, Any], rows: "list[Row]") -> str:
     for row in rows:
         where = {n: v for n, v in coordinates(row).items() if n not in COMMON}
         layer = where.pop("layer", None)
-        named = [v if isinstance(v, str) else f"{n} {text(v)}" for n, v in where.items()]
+        named = [f"{n} " * (not isinstance(v, str)) + text(v) for n, v in where.items()]
         name = ", ".join([row["figure"], *named])
         if layer is not None:
             layered.append({"by layer": name, "layer": layer, "value": row["value"]})

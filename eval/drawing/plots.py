@@ -223,7 +223,7 @@ def bars(records: Sequence[Record], x: str, y: str, group: str, names: Sequence[
     """Bars of `value` under the title `y`, coloured by `x`, with intervals as upright lines.
 
     Those of one `group`, if that is not empty, stand together. `names` are all values of `x`, in
-    the order of colours.
+    the order of colours, which are shades where they are many.
     """
     alt = open_altair()
 
@@ -232,7 +232,8 @@ def bars(records: Sequence[Record], x: str, y: str, group: str, names: Sequence[
         x=alt.X(field=group or x, type="nominal", sort=options(records, group or x),
                 axis=alt.Axis(**slant)),
         y=alt.Y(field="value", type="quantitative", title=y, axis=alt.Axis(tickCount=4)),
-        color=_channel(alt.Color, records, x, names, SERIES) if group else alt.value(SERIES[0]),
+        color=_channel(alt.Color, records, x, names, SERIES, len(names) > len(SERIES))
+        if group else alt.value(SERIES[0]),
         description=alt.Description(field="tip", type="nominal"),
     )  # fmt: skip
     if group:

@@ -195,3 +195,10 @@ def test_a_look_at_other_settings_or_another_text_is_refused(model_directory, tm
     corpus.write_text(corpus.read_text().replace("balls", "dogs"))
     assert look(path, *words) == 2
     assert f"{told} another text of {corpus}; give another directory" in capsys.readouterr().err
+
+
+def test_words_keep_their_blanks(model_directory, capsys):
+    asked = ("--lens", "logit", "--text", "Tom ran", "--words", " a", "a", *FAST)
+    assert look(model_directory(), *asked) == 0
+    printed = capsys.readouterr().out
+    assert all(f"probability at the end, {word} " in printed for word in ("·a", "a"))

@@ -66,3 +66,11 @@ def test_lines_beyond_the_colours_have_other_marks():
     marks = plots.lines(records, "x", "", "solver", "phase", names=names).to_dict()["layer"][-1]
     drawn = [marks["encoding"][channel]["scale"]["range"] for channel in ("color", "shape")]
     assert len({*zip(*drawn, strict=True)}) == len(names)
+
+
+def test_bars_beyond_the_colours_have_shades_of_their_own():
+    """Of twelve heads each had the colour of another, in one group and in the legend."""
+    heads = [f"head {n}" for n in range(12)]
+    records = [{"layer": 1, "part": head, "value": 1.0, "tip": head} for head in heads]
+    drawn = figures.inline(plots.bars(records, "part", "score", "layer", heads), "heads")
+    assert len({*re.findall(r'<path [^>]*fill="(#\w+)"[^>]*><title>', drawn)}) == len(heads)
