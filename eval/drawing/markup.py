@@ -20,7 +20,8 @@ EMPTY = "∅"
 """A token without a letter: a part of a character that a later token completes."""
 BREAKS = {"\n": "↵\n", "\r": "␍", "\t": "⇥\t"}
 _MARKS = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
-_SEEN = _MARKS | {mark: ascii(mark)[1:-1] for mark in (*_MARKS.values(), EMPTY)}
+_UNSEEN = [*map(chr, range(0x80, 0xA1)), "\xad"]  # a lone byte reads as `\xa0`
+_SEEN = _MARKS | {c: f"\\u{ord(c):04x}" for c in (*_MARKS.values(), EMPTY, *_UNSEEN)}
 
 STYLE = Markup(
     """
