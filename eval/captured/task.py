@@ -28,7 +28,7 @@ from eval.messages import ArgumentError, RequestError, first_of, legible, say, s
 from eval.models.checkpoint import Checkpoint
 from eval.rows.store import Results, finite_or_none, row_key
 
-UNCERTAIN = 10  # positions that the terminal lists, at most
+UNCERTAIN, LETTERS = 10, 10_000  # positions, and of a text, that the terminal shows, at most
 FLAGS = {
     "outputs": "", "shown": "--positions", "format": "--stored", "first": "--first",
     "computed": "--computed", "layer": "--layer", "part": "--part",
@@ -333,7 +333,10 @@ def describe_rows(name: str, rows: list[dict[str, Any]]) -> str:
 
 def _describe_prompt(row: dict[str, Any]) -> list[str]:
     """The text of one prompt, how sure it is, and what is not."""
-    lines = [f"  {row['text']!r}"[:10_000], f"  {_count_grades(row)}"]
+    text = repr(row["text"])
+    lines = [f"  {text[:LETTERS]}", f"  {_count_grades(row)}"]
+    if len(text) > LETTERS:
+        lines.insert(1, f"    and {len(text) - LETTERS:,} letters more; --format json has all")
     if "differs" in row:
         lines.append(f"    {describe(row['differs'], row['uncaptured'])}")
     if tail := row["left_out"]:
@@ -365,8 +368,8 @@ def _count_grades(row: dict[str, Any]) -> str:
     is_noisy = row["relative_residual"] and grades.count("likely")
     if "certain" not in grades and is_noisy and not row.get("elsewhere"):
         said += (
-            f", half of the outputs {row['relative_residual']:.1%} or more of their length off:"
-            " noise, a coarse format, or other weights"
+            f", half of the outputs {100 * row['relative_residual']:.2g} % or more of their length"
+            " off: noise, a coarse format, or other weights"
         )
     if "right" in row:
         said += f"; {row['right']} right, {row['named']} more named, {row['false_certain']} false"

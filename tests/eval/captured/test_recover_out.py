@@ -11,6 +11,7 @@ from arch import save_model
 from eval import activations, open_model
 from eval.__main__ import main
 from eval.captured import task as searching
+from eval.captured.task import LETTERS, describe_rows
 from eval.inversion.solver import SOLVERS, solvers
 
 TEXTS = "Tom had a red ball.", "The hen ran home to"
@@ -316,3 +317,16 @@ def test_a_scale_that_the_file_holds_is_not_overruled_in_silence(words, tmp_path
     save_file({"block.1": 0.1 * codes.float(), "units": torch.ones(3, 1)}, file)
     assert main(["recover", str(file), *words[1:], "--scale", "units"]) == 2
     assert "--scale units: " in capsys.readouterr().err
+
+
+def test_a_long_text_that_is_cut_and_a_little_noise_are_said():
+    """A text ended amid a word without a line, and 0.03 % was 0.0 %."""
+    row = {
+        "prompt": 0, "site": "block.1", "format": "fp32", "solver": "propose", "sites_tried": [],
+        "text": "a" * (LETTERS + 998), "left_out": [], "grades": ["likely"],
+        "residual_over_floor": {"0": 40.0}, "relative_residual": 3e-4,
+    }  # fmt: skip
+    said = describe_rows("x", [row])
+    assert "\n    and 1,000 letters more" in said
+    assert "half of the outputs 0.03 % or more" in said
+    assert "letters more" not in describe_rows("x", [row | {"text": "a" * (LETTERS - 2)}])
