@@ -1,8 +1,11 @@
 """Charts by what a reader sees: signs and sizes, lines of few points, every model."""
 
+import json
 import re
+from pathlib import Path
 
 import pytest
+import vl_convert
 
 from eval.drawing import figures, plots
 from eval.messages import say_once
@@ -74,3 +77,16 @@ def test_bars_beyond_the_colours_have_shades_of_their_own():
     records = [{"layer": 1, "part": head, "value": 1.0, "tip": head} for head in heads]
     drawn = figures.inline(plots.bars(records, "part", "score", "layer", heads), "heads")
     assert len({*re.findall(r'<path [^>]*fill="(#\w+)"[^>]*><title>', drawn)}) == len(heads)
+
+
+def test_each_step_of_the_chart_for_wandb_has_a_colour_of_its_own():
+    """The fifth step had that of the first."""
+    file = Path(__file__).parents[3] / "docs" / "wandb-recovery.vl.json"
+    chart = json.loads(file.read_text())
+    same = {"kind": "recovery", "quantity": "nonself", "layer": 2, "n_layers": 2, "part": "block",
+            "slice": "[:, 1:, :]", "prompt_kind": "story", "solver": "sweep", "settings": "",
+            "model": "flat", "value": 0.5, "low": 0.4, "high": 0.6}  # fmt: skip
+    chart["data"] = {"values": [same | {"step": step} for step in range(8)]}
+    drawn = vl_convert.vegalite_to_svg(chart)
+    bars = re.findall(r'roledescription="bar"[^>]* fill="([^"]+)"', drawn)
+    assert len({*bars}) == len(bars) == 8
