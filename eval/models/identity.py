@@ -208,7 +208,7 @@ def seed_labels(rows: Iterable[Mapping[str, Any]]) -> dict[Training, str]:
         RequestError: as `labels`.
     """
     known = [row["checkpoint"] for row in rows]
-    _refuse_two_trainings(known)
+    refuse_two_trainings(known)
     trainings = dict.fromkeys(map(training_of, known))
     seeds = Counter((key, name) for key, name, seed in trainings if seed is not None)
     names = {
@@ -233,7 +233,7 @@ def labels(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
         RequestError: two trainings of one seed would be two seeds of one model.
     """
     known = [row["checkpoint"] for row in rows]
-    _refuse_two_trainings(known)
+    refuse_two_trainings(known)
     _say_two_codes(known)
     names: dict[str, set[str]] = {}
     mixers: dict[str, str] = {}
@@ -247,7 +247,7 @@ def labels(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     return _tell_apart(plain, lambda key: key)
 
 
-def _refuse_two_trainings(known: Iterable[Mapping[str, Any]]) -> None:
+def refuse_two_trainings(known: Iterable[Mapping[str, Any]]) -> None:
     """Refuses two lengths of one model's trainings, and two trainings of one seed.
 
     Runs of two lengths, or of one that went on in two places, have one `model_id`, and are no seeds
