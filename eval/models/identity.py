@@ -208,7 +208,7 @@ def seed_labels(rows: Iterable[Mapping[str, Any]]) -> dict[Training, str]:
         RequestError: as `labels`.
     """
     known = [row["checkpoint"] for row in rows]
-    _refuse_two_trainings(known)
+    refuse_two_trainings(known)
     trainings = dict.fromkeys(map(training_of, known))
     seeds = Counter((key, name) for key, name, seed in trainings if seed is not None)
     names = {
@@ -233,7 +233,7 @@ def labels(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
         RequestError: two trainings of one seed would be two seeds of one model.
     """
     known = [row["checkpoint"] for row in rows]
-    _refuse_two_trainings(known)
+    refuse_two_trainings(known)
     _say_two_codes(known)
     names: dict[str, set[str]] = {}
     mixers: dict[str, str] = {}
@@ -247,11 +247,12 @@ def labels(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     return _tell_apart(plain, lambda key: key)
 
 
-def _refuse_two_trainings(known: Iterable[Mapping[str, Any]]) -> None:
-    """Refuses two lengths of one model's trainings, and two losses of one seed in two places.
+def refuse_two_trainings(known: Iterable[Mapping[str, Any]]) -> None:
+    """Refuses two lengths of one model's trainings, and two trainings of one seed.
 
     Runs of two lengths, or of one that went on in two places, have one `model_id`, and are no seeds
-    of it. A copy has the loss of the first.
+    of it. Nor are runs of two names, such as `flat-s0` and `flat-s1`, that were given one --seed. A
+    copy has the name and the loss of the first.
     """
     first: dict[Hashable, Mapping[str, Any]] = {}
     for about in known:
@@ -267,14 +268,16 @@ def _refuse_two_trainings(known: Iterable[Mapping[str, Any]]) -> None:
                 )
         if None in (about.get("path"), about.get("seed"), about.get("val_loss")):
             continue
-        which = about["model_id"], about["name"], about["seed"], about["step"]
+        which = about["model_id"], about["seed"], about["step"]
         other = first.setdefault(which, about)
         places = [home_of(Path(checkpoint["path"])) for checkpoint in (other, about)]
-        if other["val_loss"] != about["val_loss"] and places[0].resolve() != places[1].resolve():
+        elsewhere = places[0].resolve() != places[1].resolve()
+        anew = elsewhere and other["val_loss"] != about["val_loss"]
+        if anew or other["name"] != about["name"]:
             raise RequestError(
-                f"{places[0]} and {places[1]}: {about['name']} of seed {about['seed']} was trained "
-                f"twice, with other weights at step {about['step']}, and would count as two seeds; "
-                "give one of the two, or train one of them in a --run of another name"
+                f"{places[0]} and {places[1]}: both were trained with --seed {about['seed']} to "
+                f"step {about['step']}, and would count as two seeds; give one of the two, or "
+                "train one of them with another --seed, or in a --run of another name"
             )
 
 

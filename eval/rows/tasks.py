@@ -21,7 +21,7 @@ from tqdm import tqdm
 from eval.drawing.tables import duration_text
 from eval.messages import RequestError, say
 from eval.models.corpora import corpus_hash, hashed_files
-from eval.models.identity import CHANGED
+from eval.models.identity import CHANGED, refuse_two_trainings
 from eval.rows.progress import Progress, report_progress, watched
 from eval.rows.store import Results, Row
 
@@ -159,7 +159,8 @@ def run_tasks(tasks: Sequence[Task], results: Results, what: str, limit: int | N
 def _refuse_other_questions(tasks: Sequence[Task], results: Results) -> None:
     """Refuses rows of a model or a corpus that has other settings or another text now.
 
-    Rows that lie among the files of a corpus would make it another text.
+    Rows that lie among the files of a corpus would make it another text. Models whose rows could
+    not be pooled are refused before they are asked.
 
     Raises:
         RequestError: naming it.
@@ -170,6 +171,8 @@ def _refuse_other_questions(tasks: Sequence[Task], results: Results) -> None:
                 f"--out {results.directory}: its rows would lie among the files of --corpus "
                 f"{corpus}, and make it another text; give a directory elsewhere"
             )
+    checkpoints = {id(task.checkpoint): task.checkpoint for task in tasks}
+    refuse_two_trainings(checkpoint.provenance for checkpoint in checkpoints.values())
     settings: dict[str, str] = {}
     for task in tasks:
         checkpoint = task.checkpoint

@@ -24,7 +24,7 @@ from train.commands.yaml_file import read_yaml
 from train.recipe import Recipe, flat
 from train.settings import NOT_IN_MODEL_ID, REMNANT, UNRECORDED, RunError
 
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 """Signals that end a run of `fit` after its step, saved; after one of them no other run begins."""
 COMPARED = {"seed", "trainer.max_steps", "data", "valid_fraction"}
 """Settings that a run of a sweep shares with its trial, beside those of its model's id."""

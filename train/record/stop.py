@@ -15,13 +15,16 @@ from lightning.pytorch.trainer.states import TrainerFn
 from arch.kernels.process import discard_output
 from train.steps.module import ends_step
 
+ANNOUNCED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals by which schedulers announce the end of a job's time: SIGUSR2 is LSF's, Grid Engine's and
+submitit's."""
+
 
 class StopOnSignal(Callback):
-    """SIGTERM, SIGUSR1, SIGHUP and Ctrl-C end the run after the current step, saved.
+    """SIGTERM, SIGUSR1, SIGUSR2, SIGHUP and Ctrl-C end the run after the current step, saved.
 
     A second signal of these kinds ends it at once, but for SIGHUP, which a shell repeats when its
-    terminal is closed; a run under `nohup` goes on. Schedulers announce the end of a job's time by
-    SIGUSR1, or whatever they are configured for. Several devices stop after the same step: the
+    terminal is closed; a run under `nohup` goes on. Several devices stop after the same step: the
     first at which they agree, every `every` steps. Asking at every step would have each of them
     wait for the others, and for its own work.
 
@@ -47,7 +50,7 @@ class StopOnSignal(Callback):
         """
         if threading.current_thread() is not threading.main_thread():
             return
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        for number in (*ANNOUNCED, signal.SIGINT):
             signal.signal(number, self._note)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
             signal.signal(signal.SIGHUP, self._note)
@@ -68,8 +71,8 @@ class StopOnSignal(Callback):
         if number == signal.SIGHUP:
             signal.signal(number, signal.SIG_IGN)
             _leave_terminal()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        for announced in ANNOUNCED:
+            signal.signal(announced, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -111,6 +111,18 @@ def test_two_trainings_of_one_seed_are_no_seeds_of_one_model(save, tmp_path, cap
     assert seeds_of(rows_about(models[0], models[2]), tmp_path / "two") == [2]
 
 
+def test_one_seed_under_two_names_is_no_two_seeds(save, tmp_path, capsys):
+    """Where --seed was forgotten, two equal models were two seeds, with an interval and a p."""
+    models = [save(f"flat-s{number}", recipe={"seed": 0}, val_loss=3.0) for number in (0, 1)]
+    Results(tmp_path / "out").append(rows_about(*models))
+    asked = ["loss", *models, "--text", "Tom ran.", "--out", tmp_path / "asked"]
+    for words in (["compare", *models], ["summary", tmp_path / "out"], asked):
+        assert main(list(map(str, words))) == 2
+        line = complaint(capsys)
+        assert all(word in line for word in ("flat-s0 and", "flat-s1: ", "--seed 0"))
+    assert not list((tmp_path / "asked").glob("*.jsonl"))  # refused before they are asked
+
+
 def test_trainings_of_two_lengths_are_no_seeds_of_one_model(save, tmp_path, capsys):
     """At a step that both have saved their rates had fallen by as much as their lengths tell."""
 

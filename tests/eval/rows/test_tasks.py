@@ -144,7 +144,7 @@ def test_shards_share_the_prompts_of_one_site(model_directory, tmp_path):
     assert [len(path.read_text().splitlines()) for path in files] == [1, 1]
 
 
-MODEL = SimpleNamespace(settings_sha256="")
+MODEL = SimpleNamespace(settings_sha256="", provenance={"step": 0})
 
 
 def work(*keys: str) -> Any:

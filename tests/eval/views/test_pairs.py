@@ -142,6 +142,18 @@ def test_the_command_pairs_two_lines_or_two_named(tmp_path, capsys):
     assert "there are flat@0, flat@300" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("given", [{}, {"max_steps": 612}], ids=str)
+def test_a_seed_that_was_interrupted_is_said(tmp_path, capsys, given):
+    """A killed run of a sweep was averaged with those that ended, as if it were one of them."""
+    ends = enumerate((598, 612, 612))
+    known = [about(step, str(seed), f"a-s{seed}") | given for seed, step in ends]
+    Results(tmp_path).append([loss_row(checkpoint, [3.0]) for checkpoint in known])
+    assert run_compare(tmp_path, "--last") == 0
+    told = capsys.readouterr()
+    assert "598-612" in told.out
+    assert ("598-612" in told.err) == bool(given)
+
+
 def test_a_model_without_a_step_is_the_last_step_of_each_of_its_seeds(tmp_path, capsys):
     """It was the seed with the most steps."""
     rows, ends = [], {"a": [(598, 3.0), (605, 3.1), (612, 3.8)], "b": [(600, 3.2), (620, 3.1)]}

@@ -317,13 +317,13 @@ def test_ctrl_c_lets_the_run_end_and_then_says_how_to_go_on(
     assert signal.getsignal(signal.SIGINT) is interruptible
 
 
-TRAINS = """trap 'trap - TERM USR1; sleep 0.3; touch saved; exit 143' TERM USR1
+TRAINS = """trap 'trap - TERM USR2; sleep 0.3; touch saved; exit 143' TERM USR2
 touch begun; while :; do sleep 0.02; done"""
 """A program that ends as `fit` does by one signal, and unsaved by two."""
 
 
 # the second as by systemd, or by timeout, which sends it to a group
-@pytest.mark.parametrize(("number", "both"), [(signal.SIGTERM, False), (signal.SIGUSR1, True)])
+@pytest.mark.parametrize(("number", "both"), [(signal.SIGTERM, False), (signal.SIGUSR2, True)])
 def test_a_signal_to_the_sweep_ends_its_run_once(file, tmp_path, monkeypatch, number, both):
     """Its run went on, and the same command began the next one beside it."""
     monkeypatch.chdir(tmp_path)

@@ -65,16 +65,19 @@ def test_an_interrupted_run_goes_on_to_the_bit(data, tmp_path, at_step, flags, n
     assert rows(parts) == rows(whole)
 
 
-def test_after_one_signal_another_ends_the_run_at_once(data, tmp_path, at_step):
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_after_one_signal_another_ends_the_run_at_once(data, tmp_path, at_step, number):
+    """SIGUSR2, by which LSF, Grid Engine and submitit announce the end, ended it unsaved."""
     handlers = []
 
     def act(loss):
-        os.kill(os.getpid(), signal.SIGUSR1)
-        handlers.extend(map(signal.getsignal, (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)))
+        assert callable(signal.getsignal(number))  # or this process would end
+        os.kill(os.getpid(), number)
+        handlers.extend(map(signal.getsignal, (number, signal.SIGTERM, signal.SIGINT)))
         return loss
 
     at_step(3, act)
-    assert fit(data, tmp_path / "run") == 128 + signal.SIGUSR1
+    assert fit(data, tmp_path / "run") == 128 + number
     assert handlers == [signal.SIG_DFL, signal.SIG_DFL, signal.default_int_handler]
 
 
