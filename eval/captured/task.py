@@ -22,7 +22,7 @@ from eval.captured.files.tensors import Outputs, Raw
 from eval.captured.locate import Match
 from eval.captured.recover import recover
 from eval.captured.search.scores import recover_scores
-from eval.drawing.tables import chance_text
+from eval.drawing.tables import chance_text, number_text
 from eval.inversion.solver import parse_solvers
 from eval.messages import ArgumentError, RequestError, first_of, legible, say, say_once, span
 from eval.models.checkpoint import Checkpoint
@@ -368,8 +368,8 @@ def _count_grades(row: dict[str, Any]) -> str:
     is_noisy = row["relative_residual"] and grades.count("likely")
     if "certain" not in grades and is_noisy and not row.get("elsewhere"):
         said += (
-            f", half of the outputs {100 * row['relative_residual']:.2g} % or more of their length"
-            " off: noise, a coarse format, or other weights"
+            f", half of the outputs {number_text(100 * row['relative_residual'])} % or more of"
+            " their length off: noise, a coarse format, or other weights"
         )
     if "right" in row:
         said += f"; {row['right']} right, {row['named']} more named, {row['false_certain']} false"

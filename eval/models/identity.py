@@ -208,7 +208,7 @@ def seed_labels(rows: Iterable[Mapping[str, Any]]) -> dict[Training, str]:
         RequestError: as `labels`.
     """
     known = [row["checkpoint"] for row in rows]
-    refuse_two_trainings(known)
+    refuse_two_trainings(known, by_name=True)
     trainings = dict.fromkeys(map(training_of, known))
     seeds = Counter((key, name) for key, name, seed in trainings if seed is not None)
     names = {
@@ -247,8 +247,10 @@ def labels(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     return _tell_apart(plain, lambda key: key)
 
 
-def refuse_two_trainings(known: Iterable[Mapping[str, Any]]) -> None:
+def refuse_two_trainings(known: Iterable[Mapping[str, Any]], by_name: bool = False) -> None:
     """Refuses two lengths of one model's trainings, and two trainings of one seed.
+
+    With `by_name` runs of two names are kept apart, and may have one seed.
 
     Runs of two lengths, or of one that went on in two places, have one `model_id`, and are no seeds
     of it. Nor are runs of two names, such as `flat-s0` and `flat-s1`, that were given one --seed. A
@@ -268,12 +270,12 @@ def refuse_two_trainings(known: Iterable[Mapping[str, Any]]) -> None:
                 )
         if None in (about.get("path"), about.get("seed"), about.get("val_loss")):
             continue
-        which = about["model_id"], about["seed"], about["step"]
+        name = about["name"] if by_name else None
+        which = about["model_id"], name, about["seed"], about["step"]
         other = first.setdefault(which, about)
         places = [home_of(Path(checkpoint["path"])) for checkpoint in (other, about)]
-        elsewhere = places[0].resolve() != places[1].resolve()
-        anew = elsewhere and other["val_loss"] != about["val_loss"]
-        if anew or other["name"] != about["name"]:
+        differs = any(other[key] != about[key] for key in ("name", "val_loss"))
+        if differs and places[0].resolve() != places[1].resolve():
             raise RequestError(
                 f"{places[0]} and {places[1]}: both were trained with --seed {about['seed']} to "
                 f"step {about['step']}, and would count as two seeds; give one of the two, or "

@@ -172,7 +172,8 @@ def _refuse_other_questions(tasks: Sequence[Task], results: Results) -> None:
                 f"{corpus}, and make it another text; give a directory elsewhere"
             )
     checkpoints = {id(task.checkpoint): task.checkpoint for task in tasks}
-    refuse_two_trainings(checkpoint.provenance for checkpoint in checkpoints.values())
+    trained = (checkpoint.provenance for checkpoint in checkpoints.values())
+    refuse_two_trainings(trained, by_name=True)
     settings: dict[str, str] = {}
     for task in tasks:
         checkpoint = task.checkpoint

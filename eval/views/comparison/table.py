@@ -112,11 +112,12 @@ def pool_ends(
         if len(steps) > 1 and 0 in steps and not others:
             steps.remove(0)
             say_once(f"left out: training seeds of {model} that are at step 0 yet")
-        timed = not any(about.get("max_steps") for about in known if label(about) == model)
-        if len(steps) > 1 and not (timed or others):
+        if len(steps) < 2 or others:
+            continue
+        if any(about.get("max_steps") for about in known if label(about) == model):
             say_once(
                 f"training seeds of {model} end at steps {min(steps)}-{max(steps)}: one that was "
-                "interrupted, stopped early or was to be longer counts as it is"
+                "interrupted, stopped early or not asked at its end counts as it is"
             )
 
     def moved(about: dict[str, Any]) -> dict[str, Any] | None:

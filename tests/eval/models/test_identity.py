@@ -115,12 +115,17 @@ def test_one_seed_under_two_names_is_no_two_seeds(save, tmp_path, capsys):
     """Where --seed was forgotten, two equal models were two seeds, with an interval and a p."""
     models = [save(f"flat-s{number}", recipe={"seed": 0}, val_loss=3.0) for number in (0, 1)]
     Results(tmp_path / "out").append(rows_about(*models))
-    asked = ["loss", *models, "--text", "Tom ran.", "--out", tmp_path / "asked"]
-    for words in (["compare", *models], ["summary", tmp_path / "out"], asked):
+    for words in (["compare", *models], ["summary", tmp_path / "out"]):
         assert main(list(map(str, words))) == 2
         line = complaint(capsys)
         assert all(word in line for word in ("flat-s0 and", "flat-s1: ", "--seed 0"))
-    assert not list((tmp_path / "asked").glob("*.jsonl"))  # refused before they are asked
+    apart = ["loss", *models, "--text", "Tom ran."], ["compare", *models, "--every_seed"]
+    for words in apart:  # a line each
+        assert main(list(map(str, words))) == 0
+    renamed = rows_about(save("one/flat", recipe={"seed": 0}))
+    renamed.append(renamed[0] | {"key": "later", "checkpoint": {
+        **renamed[0]["checkpoint"], "name": "flat-s0", "val_loss": 2.0}})  # fmt: skip
+    assert seeds_of(renamed, tmp_path / "renamed") == [1]
 
 
 def test_trainings_of_two_lengths_are_no_seeds_of_one_model(save, tmp_path, capsys):
