@@ -36,7 +36,7 @@ LLAMA: dict[str, Any] = {
     "norm": "rmsnorm",
 }
 ABOUT = """\
-- **python -m train**: a run as `python -m train fit` makes it, Lightning, memory-mapped data,
+- **python -m train**: a run as `python -m train fit` makes it, Lightning, packed data,
   progress lines and all, on the recipe that comes with the project; on a GPU compiled, in bf16.
 - **transformers' Trainer**: its defaults, on its own `LlamaForCausalLM` of the same shape;
   `torch_compile=True` where it says compiled.
