@@ -334,9 +334,10 @@ def describe_rows(name: str, rows: list[dict[str, Any]]) -> str:
 def _describe_prompt(row: dict[str, Any]) -> list[str]:
     """The text of one prompt, how sure it is, and what is not."""
     text = repr(row["text"])
-    lines = [f"  {text[:LETTERS]}", f"  {_count_grades(row)}"]
+    lines = [f"  {text[:LETTERS]}"]
     if len(text) > LETTERS:
-        lines.insert(1, f"    and {len(text) - LETTERS:,} letters more; --format json has all")
+        lines.append(f"    and {len(text) - LETTERS:,} letters more; --format json has all")
+    lines.append(f"  {_count_grades(row)}")
     if "differs" in row:
         lines.append(f"    {describe(row['differs'], row['uncaptured'])}")
     if tail := row["left_out"]:

@@ -228,12 +228,12 @@ def markdown(table: Table) -> str:
     table = _legible(table)
     rule = ["---:" if table.numeric(i) else "---" for i in range(len(table.headings))]
     lines = [f"### {table.title}", ""] if table.title else []
-    lines += ["| " + " | ".join(_MARKS.sub(r"\\\g<0>", word) for word in line) + " |"
+    lines += ["| " + " | ".join(_MARKDOWN.sub(r"\\\g<0>", word) for word in line) + " |"
               for line in (table.headings, rule, *table.lines)]  # fmt: skip
     return "\n".join([*lines, *(["", f"{table.note}."] if table.note else [])]) + "\n"
 
 
-_MARKS = re.compile(r"[`|]|\*(?=\S)|<(?=[A-Za-z/!?])|\\(?=[!-/:-@[-`{-~])")
+_MARKDOWN = re.compile(r"[`|]|\*(?=\S)|<(?=[A-Za-z/!?])|\\(?=[!-/:-@[-`{-~])")
 """What Markdown would not show in a cell as it is."""
 
 

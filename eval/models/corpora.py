@@ -163,9 +163,9 @@ def _files_read(meta: "Mapping[str, Any]", source: str | None, corpus: str = "")
     if files is not None or not source or "valid_fraction" not in meta:
         return files or {}
     with suppress(OSError, ValueError):  # it cannot be read here
-        folder, place = Path(source).resolve(), Path(corpus).resolve()
+        folder, target = Path(source).resolve(), Path(corpus).resolve()
         outside = folder not in (Path.cwd(), *Path.cwd().parents)
-        holds = folder.exists() and outside and folder in (place, *place.parents)
+        holds = folder.exists() and outside and folder in (target, *target.parents)
         if holds or _lies_here(source) or Path(source).is_file():
             return hash_sources(source)
     return {source: "train"} if meta["valid_fraction"] else {}

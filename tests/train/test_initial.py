@@ -120,14 +120,14 @@ def test_a_model_is_known_by_the_weights_that_it_started_from(data, trained, tmp
 def test_a_run_of_before_the_weights_were_recorded_stays_as_it_is(data, trained, tmp_path, capsys):
     """It was said to have had other settings, where its checkpoints were gone."""
     run, words = tmp_path / "old", [*LLAMA.split(), "--trainer.max_steps", "1"]
-    asked = [*words, "--init_from", trained]
-    assert fit(data, run, *asked) == 0
+    flags = [*words, "--init_from", trained]
+    assert fit(data, run, *flags) == 0
     for file in run.glob("models/*/meta.json"):
         meta = json.loads(file.read_text())
         del meta["recipe"]["init_from_sha256"]
         file.write_text(json.dumps(meta))
     shutil.rmtree(run / "checkpoints")
-    assert fit(data, run, *asked, "--resume", "auto") == 0
+    assert fit(data, run, *flags, "--resume", "auto") == 0
     assert "is complete" in capsys.readouterr().out
 
 

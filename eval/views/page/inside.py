@@ -44,9 +44,9 @@ def lens_sections(documents: Sequence[Document], rows: Sequence[Row] = ()) -> li
         shared, digest = alike[about["name"], about["step"]] > 1, about["weights_sha256"][:10]
         return {**document, "checkpoint": about | {"name": about["name"] + f" ({digest})" * shared}}
 
-    known, asked = lenses(), dict.fromkeys(lens for lens, *_ in last)
+    known, found = lenses(), dict.fromkeys(lens for lens, *_ in last)
     parts = []
-    for name in [*(n for n in known if n in asked), *(n for n in asked if n not in known)]:
+    for name in [*(n for n in known if n in found), *(n for n in found if n not in known)]:
         of_lens = [named(last[which]) for which in sorted(last) if which[0] == name]
         about = of_lens[0]["about"]
         about = f"{about[:1].upper()}{about[1:]}{'' if about.endswith('?') else '.'}"

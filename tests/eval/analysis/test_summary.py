@@ -12,7 +12,7 @@ from eval.analysis.accepts import hidden_positions, is_false_accept
 from eval.analysis.frame import coordinates, frame
 from eval.analysis.statistics import at_most, clustered, wilson
 from eval.analysis.summary import summarise, summarise_rows, summary_records
-from eval.analysis.verdicts import QUANTITIES, SHORT, accepts, join_rows, verdict_lines
+from eval.analysis.verdicts import QUANTITIES, accepts, verdict_lines
 from eval.commands.views import summary
 from eval.drawing.tables import (
     duration_text,
@@ -255,56 +255,6 @@ def test_other_prompts_with_the_same_outputs_are_counted_beside():
     found = accepts(rows)
     assert (found.wrong, found.answers, found.ambiguous) == (0, 107, 72)
     assert sum(record["false_accepts"] for record in summarise_rows(rows)) == 0
-
-
-GRADIENT, SEARCH, AMBIGUOUS, NOT_FOUND = SHORT
-
-
-def row_of(solver, found, **changes):
-    """A row of four tokens, two of them hidden; the verdicts are those of one solver alone."""
-    truth = [1, 2, 3, 4]
-    verdict = ["recovered" if a == b else "not found" for a, b in zip(found, truth, strict=True)]
-    own = {"truth": truth, "found": found, "verdict": verdict} | changes
-    made = make_row(solver=solver, length=4, hidden=2, **own)
-    return made | {"key": f"{made['key']} {found}"}
-
-
-def test_each_token_has_the_verdict_of_all_methods():
-    descent = row_of("descent", [1, 9, 9, 9])
-    search = row_of("alternating", [8, 2, 3, 8])
-    search["verdict"] = ["not found", "recovered", "ambiguous", "not found"]
-    (joined,) = join_rows([descent, search])
-    assert joined.verdicts == [GRADIENT, SEARCH, AMBIGUOUS, NOT_FOUND]
-    assert joined.decisive
-    assert joined.count(hidden=True) == {GRADIENT: 1, SEARCH: 1}
-    assert joined.count(hidden=False) == {AMBIGUOUS: 1, NOT_FOUND: 1}
-
-
-def test_any_gradient_method_will_do_but_ambiguous_stands_above_a_lucky_find():
-    rows = [
-        row_of("descent", [9, 9, 3, 4]),
-        row_of("adam", [1, 9, 9, 9]),
-        row_of("adam", [9, 2, 9, 9]),
-    ]
-    (joined,) = join_rows([*rows, row_of("alternating", [1, 2, 3, 4])])
-    assert joined.verdicts == [GRADIENT] * 4
-    lucky = row_of("descent", [1, 2, 3, 4])
-    search = row_of("alternating", [1, 2, 3, 4], verdict=["ambiguous"] + ["recovered"] * 3)
-    (joined,) = join_rows([lucky, search])
-    assert joined.verdicts == [AMBIGUOUS, GRADIENT, GRADIENT, GRADIENT]
-
-
-def test_a_text_is_one_question_whatever_its_number_in_a_command():
-    """Its number parted the solvers, and it had no verdict."""
-    descent = row_of("descent", [9, 9, 3, 4], prompts="text", prompt=1)
-    (joined,) = join_rows([descent, row_of("alternating", [1, 2, 3, 4], prompts="text", prompt=0)])
-    assert joined.decisive
-    assert joined.verdicts == [SEARCH, SEARCH, GRADIENT, GRADIENT]
-
-
-@pytest.mark.parametrize("changes", [{"control": "shuffled"}, {"family": "probe"}])
-def test_a_control_with_nothing_to_find_and_a_reader_have_no_verdict(changes):
-    assert join_rows([row_of("descent", [1, 2, 3, 4], **changes)]) == []
 
 
 def test_positions_that_padding_hides():

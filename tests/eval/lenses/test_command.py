@@ -198,6 +198,6 @@ def test_a_look_at_other_settings_or_another_text_is_refused(model_directory, tm
 
 
 def test_words_keep_their_blanks(model_directory, capsys):
-    asked = ("--lens", "logit", "--text", "Tom ran", "--words", " a", *FAST)
-    assert look(model_directory(), *asked) == 0
+    flags = ("--lens", "logit", "--text", "Tom ran", "--words", " a", *FAST)
+    assert look(model_directory(), *flags) == 0
     assert "probability at the end, ·a " in capsys.readouterr().out

@@ -60,8 +60,8 @@ def test_texts_are_paired_by_what_they_are_and_not_by_their_number():
     """Of models that were asked in another order a text was paired with none, and not a line."""
     texts: dict = {"prompts": "text", "solver": "alternating"}
     rows = [make_row("flat", prompt=number, **texts) for number in range(3)]
-    asked = [make_row("llama", prompt=number, **texts) for number in (2, 0)]
-    rows += [row | {"prompt": number} for number, row in enumerate(asked)]
+    others = [make_row("llama", prompt=number, **texts) for number in (2, 0)]
+    rows += [row | {"prompt": number} for number, row in enumerate(others)]
     pair = ("flat", 300), ("llama", 300)
     (record,) = paired_records(frame(rows), *pair, margin=5, prompts="text")
     assert (record["figure"], record["n"]) == ("hidden 3", 2)
